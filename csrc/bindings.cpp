@@ -1,0 +1,396 @@
+// The only file that knows Python: check the arguments, release the GIL, call a kernel.
+#include <pybind11/numpy.h>
+#include <pybind11/pybind11.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "megaindex/blending.hpp"
+#include "megaindex/divisor.hpp"
+#include "megaindex/mapping.hpp"
+#include "megaindex/mt19937.hpp"
+#include "megaindex/sample_index.hpp"
+#include "megaindex/shuffle.hpp"
+
+namespace py = pybind11;
+using namespace megaindex;
+
+namespace {
+
+struct BadArgument : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+void require(bool fine, const std::string& rule) {
+  if (!fine) throw BadArgument(rule);
+}
+
+std::string describe(const py::array& a) {
+  return std::string(py::str(a.dtype())) + std::string(py::str(a.attr("shape")));
+}
+
+// A C-contiguous array of exactly this dtype: nothing is ever converted into a silent copy.
+template <class T>
+void check_array(const py::array& a, py::ssize_t ndim, const char* name) {
+  require(py::isinstance<py::array_t<T>>(a) && a.ndim() == ndim,
+          std::string(name) + ": expected a " + std::to_string(ndim) + "-dimensional " +
+              std::string(py::str(py::dtype::of<T>())) + " array, got " + describe(a) +
+              "; convert it with numpy.ascontiguousarray(…, dtype)");
+  require(a.flags() & py::array::c_style,
+          std::string(name) + ": expected a contiguous array; use numpy.ascontiguousarray");
+}
+
+template <class T>
+void check_aligned(const py::array& a, const char* name) {
+  require(reinterpret_cast<uintptr_t>(a.data()) % alignof(T) == 0,
+          std::string(name) + ": expected an aligned array; use a copy");
+}
+
+template <class T>
+const T* input(const py::array& a, const char* name, py::ssize_t ndim = 1) {
+  check_array<T>(a, ndim, name);
+  check_aligned<T>(a, name);
+  return static_cast<const T*>(a.data());
+}
+
+template <class T>
+T* output(py::array& a, const char* name, py::ssize_t ndim = 1) {
+  check_array<T>(a, ndim, name);
+  check_aligned<T>(a, name);
+  require(a.writeable(), std::string(name) + ": the array is read-only; pass one to write into");
+  return static_cast<T*>(a.mutable_data());
+}
+
+template <class T>
+bool is(const py::array& a) {
+  return py::isinstance<py::array_t<T>>(a);
+}
+
+// Lets Ctrl-C through now and then; runs without the GIL.
+struct Signals {
+  void operator()() const {
+    py::gil_scoped_acquire gil;
+    if (PyErr_CheckSignals() != 0) throw py::error_already_set();
+  }
+};
+
+// ---- numpy's legacy stream -------------------------------------------------------------------
+
+uint32_t* stream_state(py::array& state) {
+  uint32_t* words = output<uint32_t>(state, "state");
+  require(state.size() == Mt19937::kStateWords && words[Mt19937::kWords] <= Mt19937::kWords,
+          "state: expected uint32[625], the last a position of at most 624; make it with seed_state");
+  return words;
+}
+
+py::array_t<uint32_t> seed_state(int64_t seed) {
+  require(seed >= 0 && seed <= 0xffffffffLL,
+          "seed: must be from 0 to 2**32 - 1, got " + std::to_string(seed));
+  py::array_t<uint32_t> state(Mt19937::kStateWords);
+  Mt19937(static_cast<uint32_t>(seed)).save(state.mutable_data());
+  return state;
+}
+
+// Runs body(rng) on the stream without the GIL and stores where the stream got to.
+template <class Body>
+void with_stream(py::array& state, Body&& body) {
+  uint32_t* words = stream_state(state);
+  py::gil_scoped_release unlocked;
+  Mt19937 rng(words);
+  body(rng);
+  rng.save(words);
+}
+
+// Calls body with a pointer of the array's own integer type.
+template <class Body>
+void with_shuffle_array(py::array& a, const char* name, Body&& body) {
+  if (is<int32_t>(a)) return body(output<int32_t>(a, name));
+  if (is<uint32_t>(a)) return body(output<uint32_t>(a, name));
+  body(output<int64_t>(a, name));
+}
+
+void shuffle_array(py::array& state, py::array& array, int num_threads) {
+  with_shuffle_array(array, "array", [&](auto* x) {
+    const int64_t size = array.size();
+    with_stream(state, [&](Mt19937& rng) { shuffle(rng, x, size, num_threads, Signals{}); });
+  });
+}
+
+void fill_shuffled_range(py::array& state, int64_t first, py::array& out, int num_threads) {
+  with_shuffle_array(out, "out", [&](auto* x) {
+    const int64_t size = out.size();
+    with_stream(state, [&](Mt19937& rng) {
+      shuffled_range(rng, first, size, x, num_threads, Signals{});
+    });
+  });
+}
+
+void fill_shuffled_documents(py::array& state, const py::object& documents, int64_t first_document,
+                             int64_t num_epochs, py::array& out, int num_threads) {
+  int32_t* x = output<int32_t>(out, "out");
+  require(num_epochs >= 1 && out.size() % num_epochs == 0,
+          "out: must hold num_epochs equal rows, got " + std::to_string(out.size()) + " cells for " +
+              std::to_string(num_epochs) + " epochs");
+  const int64_t count = out.size() / num_epochs;
+  const int32_t* ids = nullptr;
+  if (documents.is_none()) {
+    require(first_document >= 0 && first_document + count <= 0x80000000LL,
+            "first_document: sequence ids must be from 0 to 2**31 - 1");
+  } else {
+    const auto array = py::reinterpret_borrow<py::array>(documents);
+    ids = input<int32_t>(array, "documents");
+    require(array.size() == count, "documents: must be as many as a row of out holds");
+  }
+  const auto first = static_cast<int32_t>(first_document);
+  with_stream(state, [&](Mt19937& rng) {
+    shuffled_documents(rng, ids, first, count, num_epochs, x, num_threads, Signals{});
+  });
+}
+
+py::array_t<uint64_t> positions(py::array& state, int64_t first, int64_t count) {
+  require(count >= 0 && count <= first, "count: must be from 0 to first");
+  py::array_t<uint64_t> drawn(count);
+  uint64_t* out = drawn.mutable_data();
+  with_stream(state, [&](Mt19937& rng) {
+    rng.draw_positions(static_cast<uint64_t>(first), count, out);
+  });
+  return drawn;
+}
+
+// ---- sample_index ----------------------------------------------------------------------------
+
+void cut(const py::array& lengths, const py::array& document_index, int64_t sequence_length,
+         int64_t extra, int64_t num_samples, int64_t total_tokens, py::array& out,
+         int num_threads) {
+  check_array<int32_t>(lengths, 1, "lengths");
+  const auto* sizes = static_cast<const unsigned char*>(lengths.data());
+  const auto* documents = input<int32_t>(document_index, "document_index");
+  const SampleGeometry g{sequence_length, extra, num_samples, total_tokens};
+  require(sequence_length >= 1 && (extra == 0 || extra == 1) && num_samples >= 0 &&
+              total_tokens >= 0 && num_samples <= total_tokens / sequence_length + 1,
+          "sequence_length must be >= 1, extra 0 or 1, num_samples what total_tokens allow");
+  require(document_index.size() > 0, "document_index: is empty");
+  require(out.ndim() == 2 && out.shape(0) == num_samples + 1 && out.shape(1) == 2,
+          "out: expected shape (num_samples + 1, 2), got " + describe(out));
+  auto run = [&](auto* rows) {
+    const int64_t n = lengths.size(), m = document_index.size();
+    py::gil_scoped_release unlocked;
+    cut_samples(sizes, n, documents, m, g, num_threads, rows);
+  };
+  if (is<int32_t>(out)) return run(output<int32_t>(out, "out", 2));
+  run(output<int64_t>(out, "out", 2));
+}
+
+// ---- blending --------------------------------------------------------------------------------
+
+// The arrays of one stretch [begin, end) of a blend; either output may be None.
+struct BlendOutputs {
+  int64_t* counts;
+  void* dataset_index = nullptr;
+  bool wide_index = true;  // int16, else GPT-NeoX's uint8
+  int64_t* dataset_sample_index = nullptr;
+
+  BlendOutputs(int64_t num_datasets, int64_t begin, int64_t end, py::array& counts_,
+               const py::object& index, const py::object& sample_index)
+      : counts(output<int64_t>(counts_, "counts")) {
+    require(counts_.size() == num_datasets && num_datasets >= 1,
+            "counts: one per dataset is needed, and at least one dataset");
+    require(0 <= begin && begin <= end, "begin, end: must be 0 <= begin <= end");
+    if (!index.is_none()) {
+      auto array = py::reinterpret_borrow<py::array>(index);
+      check_length(array, end - begin, "dataset_index");
+      wide_index = !is<uint8_t>(array);
+      dataset_index = wide_index ? static_cast<void*>(output<int16_t>(array, "dataset_index"))
+                                 : output<uint8_t>(array, "dataset_index");
+      require(num_datasets <= (wide_index ? 32767 : 255),
+              "dataset_index: its dtype has no room for this many datasets");
+    }
+    if (!sample_index.is_none()) {
+      auto array = py::reinterpret_borrow<py::array>(sample_index);
+      check_length(array, end - begin, "dataset_sample_index");
+      dataset_sample_index = output<int64_t>(array, "dataset_sample_index");
+    }
+  }
+
+  // Calls body(index pointer of its own type) without the GIL.
+  template <class Body>
+  void fill(Body&& body) const {
+    py::gil_scoped_release unlocked;
+    if (wide_index) {
+      body(static_cast<int16_t*>(dataset_index));
+    } else {
+      body(static_cast<uint8_t*>(dataset_index));
+    }
+  }
+
+ private:
+  static void check_length(const py::array& a, int64_t length, const char* name) {
+    require(a.size() == length, std::string(name) + ": must hold end - begin = " +
+                                    std::to_string(length) + " entries, got " + describe(a));
+  }
+};
+
+void greedy(const py::array& weights, int64_t begin, int64_t end, py::array& counts,
+            const py::object& dataset_index, const py::object& dataset_sample_index) {
+  const double* w = input<double>(weights, "weights");
+  const int64_t n = weights.size();
+  const BlendOutputs out(n, begin, end, counts, dataset_index, dataset_sample_index);
+  out.fill([&](auto* index) {
+    blend_greedy(w, n, begin, end, out.counts, index, out.dataset_sample_index, Signals{});
+  });
+}
+
+void exhaustive(const py::array& sizes, int64_t begin, int64_t end, py::array& counts,
+                const py::object& dataset_index, const py::object& dataset_sample_index) {
+  const int64_t* s = input<int64_t>(sizes, "sizes");
+  const int64_t n = sizes.size();
+  const BlendOutputs out(n, begin, end, counts, dataset_index, dataset_sample_index);
+  int64_t total = 0, drawn = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    require(0 <= out.counts[i] && out.counts[i] <= s[i] && s[i] <= INT64_MAX - total,
+            "sizes, counts: must be 0 <= counts <= sizes, and their sum below 2**63");
+    total += s[i];
+    drawn += out.counts[i];
+  }
+  require(drawn == begin && end <= total, "begin, end: begin must be the sum of counts and end at "
+                                          "most the sum of sizes");
+  out.fill([&](auto* index) {
+    blend_exhaustive(s, n, begin, end, out.counts, index, out.dataset_sample_index, Signals{});
+  });
+}
+
+py::array_t<int64_t> checkpoints(const py::array& weights, int64_t size, int64_t stride) {
+  const double* w = input<double>(weights, "weights");
+  require(size >= 0 && stride >= 1, "size must be >= 0 and stride >= 1");
+  const int64_t n = weights.size();
+  py::array_t<int64_t> rows(py::array::ShapeContainer{size / stride + 1, n});
+  int64_t* out = rows.mutable_data();
+  py::gil_scoped_release unlocked;
+  blend_checkpoints(w, n, size, stride, out, Signals{});
+  return rows;
+}
+
+void divisor(const py::array& weights, int64_t begin, int64_t end, py::array& counts,
+             const py::object& dataset_index, const py::object& dataset_sample_index) {
+  const uint64_t* w = input<uint64_t>(weights, "weights");
+  const int64_t n = weights.size();
+  const BlendOutputs out(n, begin, end, counts, dataset_index, dataset_sample_index);
+  out.fill([&](auto* index) {
+    divisor_fill(w, n, begin, end, out.counts, index, out.dataset_sample_index);
+  });
+}
+
+py::array_t<int64_t> divisor_counts_at(const py::array& weights, int64_t position) {
+  const uint64_t* w = input<uint64_t>(weights, "weights");
+  require(position >= 0, "position: must be >= 0");
+  py::array_t<int64_t> counts(weights.size());
+  int64_t* out = counts.mutable_data();
+  const int64_t n = weights.size();
+  py::gil_scoped_release unlocked;
+  divisor_counts(w, n, position, out);
+  return counts;
+}
+
+// ---- sentence mappings -----------------------------------------------------------------------
+
+MappingArgs mapping_args(const py::array& docs, const py::array& sizes, int64_t num_epochs,
+                         int64_t max_num_samples, int64_t max_seq_length, int64_t seed,
+                         int64_t min_num_sent) {
+  const auto* bounds = input<int64_t>(docs, "docs");
+  const auto* lengths = input<int32_t>(sizes, "sizes");
+  require(docs.size() >= 1 && bounds[0] >= 0, "docs: needs at least one bound, the first >= 0");
+  for (int64_t d = 1; d < docs.size(); ++d) {
+    require(bounds[d - 1] <= bounds[d] && bounds[d] <= sizes.size(),
+            "docs: bounds must not decrease nor pass the end of sizes");
+  }
+  require(INT32_MIN <= seed && seed <= INT32_MAX, "seed: must fit in 32 bits");
+  require(2 <= max_seq_length && max_seq_length <= INT32_MAX && max_num_samples >= 0,
+          "max_seq_length must be from 2 to 2**31 - 1, max_num_samples >= 0");
+  return {bounds,          docs.size() - 1, lengths,
+          num_epochs,      max_num_samples, max_seq_length,
+          static_cast<int32_t>(seed), min_num_sent};
+}
+
+template <class Index, class Kind>
+py::array mapped(const Mapping<Kind>& mapping, int64_t num_samples) {
+  py::array_t<Index> rows(py::array::ShapeContainer{num_samples, int64_t{Kind::kWidth}});
+  Index* out = rows.mutable_data();
+  py::gil_scoped_release unlocked;
+  mapping.fill(out, Signals{});
+  return rows;
+}
+
+// Ids of sentences are uint32 while they fit, as in the peer.
+template <class Kind>
+py::array map_sentences(Mapping<Kind> mapping, int64_t num_sentences) {
+  int64_t num_samples = 0;
+  {
+    py::gil_scoped_release unlocked;
+    num_samples = mapping.count(Signals{});
+  }
+  if (num_sentences > int64_t{UINT32_MAX}) return mapped<uint64_t>(mapping, num_samples);
+  return mapped<uint32_t>(mapping, num_samples);
+}
+
+py::array sentence_mapping(const py::array& docs, const py::array& sizes, int64_t num_epochs,
+                           int64_t max_num_samples, int64_t max_seq_length, double short_seq_prob,
+                           int64_t seed, int64_t min_num_sent) {
+  const MappingArgs args = mapping_args(docs, sizes, num_epochs, max_num_samples, max_seq_length,
+                                        seed, min_num_sent);
+  require(short_seq_prob >= 0 && short_seq_prob <= 1, "short_seq_prob: must be from 0 to 1");
+  return map_sentences(Mapping<SentenceMapping>(args, short_seq_prob), sizes.size());
+}
+
+py::array blocks_mapping(const py::array& docs, const py::array& sizes,
+                         const py::array& titles_sizes, int64_t num_epochs, int64_t max_num_samples,
+                         int64_t max_seq_length, int64_t seed, bool use_one_sent_blocks) {
+  const MappingArgs args = mapping_args(docs, sizes, num_epochs, max_num_samples, max_seq_length,
+                                        seed, use_one_sent_blocks ? 1 : 2);
+  const auto* titles = input<int32_t>(titles_sizes, "titles_sizes");
+  require(titles_sizes.size() >= args.num_docs, "titles_sizes: one per document is needed");
+  return map_sentences(Mapping<BlockMapping>(args, titles), sizes.size());
+}
+
+void raise_invalid_argument(const std::exception& error) {
+  const auto type = py::module_::import("megaindex.errors").attr("InvalidArgument");
+  PyErr_SetString(type.ptr(), error.what());
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_native, m) {
+  m.doc() = "megaindex's native core; megaindex.kernels chooses it when it is there";
+  py::register_exception_translator([](std::exception_ptr error) {
+    try {
+      if (error) std::rethrow_exception(error);
+    } catch (const BadArgument& e) {
+      raise_invalid_argument(e);
+    } catch (const SampleIndexError& e) {
+      raise_invalid_argument(e);
+    }
+  });
+
+  using namespace py::literals;
+  m.def("seed_state", &seed_state, "seed"_a);
+  m.def("shuffle", &shuffle_array, "state"_a, "array"_a, "num_threads"_a = 1);
+  m.def("shuffled_range", &fill_shuffled_range, "state"_a, "first"_a, "out"_a, "num_threads"_a = 1);
+  m.def("shuffled_documents", &fill_shuffled_documents, "state"_a, "documents"_a,
+        "first_document"_a, "num_epochs"_a, "out"_a, "num_threads"_a = 1);
+  m.def("draw_positions", &positions, "state"_a, "first"_a, "count"_a);
+  m.def("cut_samples", &cut, "lengths"_a, "document_index"_a, "sequence_length"_a, "extra"_a,
+        "num_samples"_a, "total_tokens"_a, "out"_a, "num_threads"_a = 1);
+  m.def("blend_greedy", &greedy, "weights"_a, "begin"_a, "end"_a, "counts"_a, "dataset_index"_a,
+        "dataset_sample_index"_a);
+  m.def("blend_exhaustive", &exhaustive, "sizes"_a, "begin"_a, "end"_a, "counts"_a,
+        "dataset_index"_a, "dataset_sample_index"_a);
+  m.def("blend_checkpoints", &checkpoints, "weights"_a, "size"_a, "stride"_a);
+  m.def("divisor_fill", &divisor, "weights"_a, "begin"_a, "end"_a, "counts"_a, "dataset_index"_a,
+        "dataset_sample_index"_a);
+  m.def("build_mapping", &sentence_mapping, "docs"_a, "sizes"_a, "num_epochs"_a,
+        "max_num_samples"_a, "max_seq_length"_a, "short_seq_prob"_a, "seed"_a,
+        "min_num_sent"_a = 2);
+  m.def("build_blocks_mapping", &blocks_mapping, "docs"_a, "sizes"_a, "titles_sizes"_a,
+        "num_epochs"_a, "max_num_samples"_a, "max_seq_length"_a, "seed"_a,
+        "use_one_sent_blocks"_a);
+  m.def("divisor_counts", &divisor_counts_at, "weights"_a, "position"_a);
+}

@@ -1,0 +1,281 @@
+// sample_index: where every sample begins when documents are read one after another.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace megaindex {
+
+// Row k of the index is (position in document_index, offset in that document) of the last token
+// that sample k shares with sample k-1: token k*S - 1 + extra of the concatenated documents, with
+// the offset counted one further when no token is shared (extra = 0).
+//
+//   lengths 3 0 4, S = 2, extra = 1:   tokens  a b c | | d e f g
+//   rows (0,0) (0,2) (2,1) (2,3):      samples a b c / c d e / e f g
+struct SampleGeometry {
+  int64_t sequence_length;  // S >= 1
+  int64_t extra;            // 1 if a sample holds one token more for the shifted label, else 0
+  int64_t num_samples;      // rows - 1
+  int64_t total_tokens;     // of all documents, as the caller counted them
+};
+
+struct SampleIndexError : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
+namespace detail {
+
+constexpr int64_t kLookAhead = 32;  // documents between the request of a length and its use
+
+// Lengths of documents in the order of document_index, requested from memory well ahead. In an
+// .idx file they begin at byte 34, so they are read as bytes: int32 would have to be aligned.
+class LengthReader {
+ public:
+  LengthReader(const unsigned char* lengths, int64_t num_lengths, const int32_t* documents)
+      : lengths_(lengths), num_lengths_(static_cast<uint64_t>(num_lengths)), documents_(documents) {}
+
+  void request(int64_t position) const {
+    const auto document = static_cast<uint64_t>(int64_t{documents_[position]});
+    __builtin_prefetch(lengths_ + sizeof(int32_t) * (document < num_lengths_ ? document : 0));
+  }
+  int64_t at(int64_t position) const {
+    const auto document = static_cast<uint64_t>(int64_t{documents_[position]});
+    if (__builtin_expect(document >= num_lengths_, 0)) {
+      throw SampleIndexError("document_index names a sequence that has no length");
+    }
+    int32_t length;
+    std::memcpy(&length, lengths_ + sizeof(length) * document, sizeof(length));
+    if (__builtin_expect(length < 0, 0)) throw SampleIndexError("a length is negative");
+    return length;
+  }
+
+ private:
+  const unsigned char* lengths_;
+  const uint64_t num_lengths_;
+  const int32_t* documents_;
+};
+
+// Calls visit(position, length) for begin, begin+1, ..., end-1.
+template <class Visit>
+void forward(const LengthReader& lengths, int64_t begin, int64_t end, Visit&& visit) {
+  for (int64_t d = begin; d < std::min(end, begin + kLookAhead); ++d) lengths.request(d);
+  int64_t d = begin;
+  for (; d < end - kLookAhead; ++d) {
+    lengths.request(d + kLookAhead);
+    visit(d, lengths.at(d));
+  }
+  for (; d < end; ++d) visit(d, lengths.at(d));
+}
+
+template <class Visit>
+void backward(const LengthReader& lengths, int64_t begin, int64_t end, Visit&& visit) {
+  for (int64_t d = end - 1; d >= std::max(begin, end - kLookAhead); --d) lengths.request(d);
+  int64_t d = end - 1;
+  for (; d >= begin + kLookAhead; --d) {
+    lengths.request(d - kLookAhead);
+    visit(d, lengths.at(d));
+  }
+  for (; d >= begin; --d) visit(d, lengths.at(d));
+}
+
+template <class T>
+void put(T* rows, int64_t row, int64_t document, int64_t offset) {
+  rows[2 * row] = static_cast<T>(document);
+  rows[2 * row + 1] = static_cast<T>(offset);
+}
+
+// Whether a document holds the next boundary is a coin toss that no branch predictor wins, so its
+// row is written always and kept or not. The rows gather here first: a row that is not kept must
+// not touch memory that another thread fills.
+template <class T, int Step>  // Step: +1 rows ascend, -1 rows descend
+class RowStage {
+ public:
+  RowStage(T* rows, int64_t next_row) : rows_(rows), next_row_(next_row) {}
+
+  void offer(int64_t document, int64_t offset, bool keep) {
+    put(stage_, Step > 0 ? kept_ : kCapacity - 1 - kept_, document, offset);
+    kept_ += keep;
+    if (__builtin_expect(kept_ == kCapacity, 0)) flush();
+  }
+  void flush() {
+    const int64_t first = Step > 0 ? next_row_ : next_row_ - kept_ + 1;
+    const T* from = stage_ + 2 * (Step > 0 ? 0 : kCapacity - kept_);
+    std::copy(from, from + 2 * kept_, rows_ + 2 * first);
+    next_row_ += Step * kept_;
+    kept_ = 0;
+  }
+  // `count` rows in one document, `stride` tokens apart.
+  void fill(int64_t document, int64_t offset, int64_t stride, int64_t count) {
+    flush();
+    for (int64_t j = 0; j < count; ++j) {
+      put(rows_, next_row_ + Step * j, document, offset + stride * j);
+    }
+    next_row_ += Step * count;
+  }
+
+ private:
+  static constexpr int64_t kCapacity = 512;
+  T stage_[2 * kCapacity];
+  T* const rows_;
+  int64_t next_row_;
+  int64_t kept_ = 0;
+};
+
+// Cuts documents [begin, end), the first of which starts at token `start`; returns where the last
+// one ends. Writes rows 1 ... num_samples as far as they fall inside.
+template <class T>
+int64_t cut_forward(const LengthReader& lengths, const SampleGeometry& g, int64_t begin,
+                    int64_t end, int64_t start, T* rows) {
+  const int64_t S = g.sequence_length;
+  const int64_t shift = 1 - g.extra;
+  // The first row k >= 1 whose token k*S - 1 + extra is at or after `start`.
+  const int64_t row = std::max<int64_t>(1, (start + shift + S - 1) / S);
+  int64_t left = g.num_samples + 1 - row;           // rows still to write
+  int64_t ahead = row * S - 1 + g.extra - start;    // tokens from here to the next row's token
+  RowStage<T, +1> stage(rows, row);
+  int64_t position = start;
+  forward(lengths, begin, end, [&](int64_t d, int64_t length) {
+    position += length;
+    const bool hit = (ahead < length) & (left > 0);
+    stage.offer(d, ahead + shift, hit);
+    left -= hit;
+    ahead += (hit ? S : 0) - length;
+    if (__builtin_expect((ahead < 0) & (left > 0), 0)) {  // a long document holds several rows
+      const int64_t more = std::min((S - 1 - ahead) / S, left);
+      stage.fill(d, ahead + length + shift, S, more);
+      left -= more;
+      ahead += more * S;
+    }
+  });
+  stage.flush();
+  return position;
+}
+
+// The same rows from the other side: the last document ends before token `stop`. Returns where
+// the first one starts.
+template <class T>
+int64_t cut_backward(const LengthReader& lengths, const SampleGeometry& g, int64_t begin,
+                     int64_t end, int64_t stop, T* rows) {
+  const int64_t S = g.sequence_length;
+  const int64_t shift = 1 - g.extra;
+  // The last row whose token lies before `stop`; rows 1 ... row are still to write.
+  int64_t row = std::min(g.num_samples, (stop - g.extra) / S);
+  int64_t behind = stop - (row * S - 1 + g.extra);  // tokens from that token to here
+  RowStage<T, -1> stage(rows, row);
+  int64_t position = stop;
+  backward(lengths, begin, end, [&](int64_t d, int64_t length) {
+    position -= length;
+    const bool hit = (behind <= length) & (row > 0);
+    stage.offer(d, length - behind + shift, hit);
+    row -= hit;
+    behind += hit ? S : 0;
+    if (__builtin_expect((behind <= length) & (row > 0), 0)) {
+      const int64_t more = std::min((length - behind) / S + 1, row);
+      stage.fill(d, length - behind + shift, -S, more);
+      row -= more;
+      behind += more * S;
+    }
+    behind -= length;
+  });
+  stage.flush();
+  return position;
+}
+
+inline int64_t sum_lengths(const LengthReader& lengths, int64_t begin, int64_t end) {
+  int64_t sum = 0;
+  forward(lengths, begin, end, [&](int64_t, int64_t length) { sum += length; });
+  return sum;
+}
+
+// Runs task(0) ... task(count - 1), one thread each, the last on the caller's; rethrows.
+template <class Task>
+void run_parallel(int64_t count, Task&& task) {
+  std::vector<std::exception_ptr> errors(static_cast<size_t>(count));
+  auto guarded = [&](int64_t i) {
+    try {
+      task(i);
+    } catch (...) {
+      errors[static_cast<size_t>(i)] = std::current_exception();
+    }
+  };
+  std::vector<std::thread> threads;
+  for (int64_t i = 0; i + 1 < count; ++i) threads.emplace_back(guarded, i);
+  guarded(count - 1);
+  for (auto& thread : threads) thread.join();
+  for (const auto& error : errors) {
+    if (error) std::rethrow_exception(error);
+  }
+}
+
+// Cuts [0, n) with `threads` >= 2 threads. The total is known, so one thread cuts from the front
+// and one from the back at once; the blocks between them are summed meanwhile and cut after.
+// Returns false if the two sides do not meet: the total was not that of these documents.
+template <class T>
+bool cut_parallel(const LengthReader& lengths, const SampleGeometry& g, int64_t n, int threads,
+                  T* rows) {
+  const int64_t blocks = threads;
+  auto bound = [&](int64_t b) { return n / blocks * b + std::min(b, n % blocks); };
+  std::vector<int64_t> tokens(static_cast<size_t>(blocks));  // of each block; last: its start
+  run_parallel(blocks, [&](int64_t b) {
+    const auto i = static_cast<size_t>(b);
+    if (b == 0) {
+      tokens[i] = cut_forward(lengths, g, bound(0), bound(1), 0, rows);
+    } else if (b == blocks - 1) {
+      tokens[i] = cut_backward(lengths, g, bound(b), n, g.total_tokens, rows);
+    } else {
+      tokens[i] = sum_lengths(lengths, bound(b), bound(b + 1));
+    }
+  });
+  std::vector<int64_t> starts(static_cast<size_t>(blocks), 0);
+  for (size_t b = 1; b < starts.size(); ++b) starts[b] = starts[b - 1] + tokens[b - 1];
+  if (starts.back() != tokens.back()) return false;
+  if (blocks > 2) {
+    run_parallel(blocks - 2, [&](int64_t b) {
+      cut_forward(lengths, g, bound(b + 1), bound(b + 2), starts[static_cast<size_t>(b) + 1], rows);
+    });
+  }
+  return true;
+}
+
+// drop_last_partial=false: the last row ends at the last token there is.
+template <class T>
+void put_last_partial(const LengthReader& lengths, const SampleGeometry& g, int64_t n, T* rows) {
+  int64_t d = n - 1;
+  // An empty document has no last token to share.
+  if (g.extra == 1) {
+    while (d > 0 && lengths.at(d) == 0) --d;
+  }
+  put(rows, g.num_samples, d, lengths.at(d) - g.extra);
+}
+
+}  // namespace detail
+
+// Fills rows[num_samples + 1][2]. `lengths` holds int32, aligned or not. Throws SampleIndexError if an id, a length or the number of
+// tokens does not fit; rows is unspecified then.
+template <class T>
+void cut_samples(const unsigned char* lengths, int64_t num_lengths, const int32_t* document_index,
+                 int64_t num_documents, const SampleGeometry& g, int num_threads, T* rows) {
+  const detail::LengthReader reader(lengths, num_lengths, document_index);
+  detail::put(rows, 0, 0, 0);
+  constexpr int64_t kWorthAThread = 1 << 16;
+  const auto threads = static_cast<int>(
+      std::min<int64_t>(std::max(num_threads, 1), 1 + num_documents / kWorthAThread));
+  int64_t tokens = g.total_tokens;
+  if (threads == 1 || !detail::cut_parallel(reader, g, num_documents, threads, rows)) {
+    tokens = detail::cut_forward(reader, g, 0, num_documents, 0, rows);
+  }
+  const int64_t needed = g.num_samples * g.sequence_length + g.extra;
+  if (tokens < std::min(needed, g.total_tokens)) {
+    throw SampleIndexError("the documents hold fewer tokens than num_epochs * tokens_per_epoch");
+  }
+  if (tokens < needed && g.num_samples > 0) {
+    detail::put_last_partial(reader, g, num_documents, rows);
+  }
+}
+
+}  // namespace megaindex

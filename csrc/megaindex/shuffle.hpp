@@ -1,0 +1,138 @@
+// numpy.random.RandomState.shuffle for one-dimensional integer arrays, bit for bit.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <thread>
+#include <utility>
+
+#include "megaindex/mt19937.hpp"
+#include "megaindex/poll.hpp"
+
+namespace megaindex {
+
+// Fisher-Yates spends nearly all its time waiting for memory: step i swaps x[i] with x[j], j random.
+// The positions j do not depend on the data, so they are drawn a chunk ahead and their cache lines
+// requested long before the swaps need them.
+constexpr int64_t kShuffleChunk = 8192;
+constexpr int64_t kPrefetchAhead = 48;
+
+template <class T, class Position>
+void swap_chunk(T* x, int64_t first, int64_t count, const Position* positions) {
+  const int64_t ahead = std::min(kPrefetchAhead, count);
+  for (int64_t k = 0; k < ahead; ++k) __builtin_prefetch(x + positions[k], 1);
+  for (int64_t k = 0; k + ahead < count; ++k) {
+    __builtin_prefetch(x + positions[k + ahead], 1);
+    std::swap(x[first - k], x[positions[k]]);
+  }
+  for (int64_t k = count - ahead; k < count; ++k) std::swap(x[first - k], x[positions[k]]);
+}
+
+// One thread draws positions into a ring of chunks while the caller swaps: the order of draws and
+// of swaps is that of one thread, only the waiting is shared.
+template <class Position>
+class PositionStream {
+ public:
+  PositionStream(Mt19937& rng, int64_t size, bool threaded)
+      : rng_(rng), first_(size - 1), buffer_(new Position[kRing * kShuffleChunk]) {
+    if (threaded) worker_ = std::thread([this] { produce(); });
+  }
+  PositionStream(const PositionStream&) = delete;
+  PositionStream& operator=(const PositionStream&) = delete;
+  ~PositionStream() {
+    stop_.store(true, std::memory_order_relaxed);
+    if (worker_.joinable()) worker_.join();
+  }
+
+  // Positions of the steps chunk*kShuffleChunk ...; valid until `release`.
+  const Position* acquire(int64_t chunk) {
+    if (!worker_.joinable()) {
+      draw(chunk);
+    } else {
+      while (produced_.load(std::memory_order_acquire) <= chunk) std::this_thread::yield();
+    }
+    return slot(chunk);
+  }
+  void release(int64_t chunk) { consumed_.store(chunk + 1, std::memory_order_release); }
+
+  int64_t chunks() const { return (first_ + kShuffleChunk - 1) / kShuffleChunk; }
+  int64_t first_of(int64_t chunk) const { return first_ - chunk * kShuffleChunk; }
+  int64_t count_of(int64_t chunk) const { return std::min(kShuffleChunk, first_of(chunk)); }
+
+ private:
+  static constexpr int64_t kRing = 8;
+
+  Position* slot(int64_t chunk) { return buffer_.get() + chunk % kRing * kShuffleChunk; }
+  void draw(int64_t chunk) {
+    rng_.draw_positions(static_cast<uint64_t>(first_of(chunk)), count_of(chunk), slot(chunk));
+  }
+  void produce() {
+    for (int64_t chunk = 0; chunk < chunks(); ++chunk) {
+      while (chunk - consumed_.load(std::memory_order_acquire) >= kRing) {
+        if (stop_.load(std::memory_order_relaxed)) return;
+        std::this_thread::yield();
+      }
+      draw(chunk);
+      produced_.store(chunk + 1, std::memory_order_release);
+    }
+  }
+
+  Mt19937& rng_;
+  const int64_t first_;
+  std::unique_ptr<Position[]> buffer_;
+  std::atomic<int64_t> produced_{0};
+  std::atomic<int64_t> consumed_{0};
+  std::atomic<bool> stop_{false};
+  std::thread worker_;
+};
+
+template <class Position, class T, class Poll>
+void shuffle_with(Mt19937& rng, T* x, int64_t size, bool threaded, Poll& poll) {
+  PositionStream<Position> stream(rng, size, threaded);
+  for (int64_t chunk = 0; chunk < stream.chunks(); ++chunk) {
+    const Position* positions = stream.acquire(chunk);
+    swap_chunk(x, stream.first_of(chunk), stream.count_of(chunk), positions);
+    stream.release(chunk);
+    if (chunk % 128 == 127) poll();  // about every million swaps
+  }
+}
+
+// Shuffles x in place and leaves `rng` where RandomState.shuffle would leave it.
+template <class T, class Poll = NoPoll>
+void shuffle(Mt19937& rng, T* x, int64_t size, int num_threads, Poll poll = {}) {
+  if (size < 2) return;
+  const bool threaded = num_threads > 1 && size >= 16 * kShuffleChunk;
+  if (static_cast<uint64_t>(size - 1) <= 0xffffffffULL) {
+    shuffle_with<uint32_t>(rng, x, size, threaded, poll);
+  } else {
+    shuffle_with<uint64_t>(rng, x, size, threaded, poll);
+  }
+}
+
+// out = first, first+1, ..., shuffled: one of Megatron's two shuffle_index ranges.
+template <class T, class Poll = NoPoll>
+void shuffled_range(Mt19937& rng, int64_t first, int64_t size, T* out, int num_threads,
+                    Poll poll = {}) {
+  for (int64_t i = 0; i < size; ++i) out[i] = static_cast<T>(first + i);
+  shuffle(rng, out, size, num_threads, poll);
+}
+
+// out = the documents, `num_epochs` times over, shuffled together. `documents` may be null: then
+// they are first_document, first_document+1, ... and no array of them is needed.
+template <class Poll = NoPoll>
+void shuffled_documents(Mt19937& rng, const int32_t* documents, int32_t first_document,
+                        int64_t num_documents, int64_t num_epochs, int32_t* out, int num_threads,
+                        Poll poll = {}) {
+  for (int64_t epoch = 0; epoch < num_epochs; ++epoch) {
+    int32_t* row = out + epoch * num_documents;
+    if (documents != nullptr) {
+      std::copy(documents, documents + num_documents, row);
+    } else {
+      for (int64_t i = 0; i < num_documents; ++i) row[i] = static_cast<int32_t>(first_document + i);
+    }
+  }
+  shuffle(rng, out, num_epochs * num_documents, num_threads, poll);
+}
+
+}  // namespace megaindex

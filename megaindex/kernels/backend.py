@@ -1,0 +1,101 @@
+"""The interface every backend implements; argument meanings are in `megaindex.kernels.reference`."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from megaindex.kernels.types import F64, I32, I64, U32, U64, DatasetIndex, IntArray
+
+
+class Backend(Protocol):
+    """One implementation of all kernels: reference, jit (Numba) or native."""
+
+    def seed_state(self, seed: int) -> U32: ...
+
+    def shuffle(self, state: U32, array: IntArray, num_threads: int = 1) -> None: ...
+
+    def shuffled_range(
+        self, state: U32, first: int, out: IntArray, num_threads: int = 1
+    ) -> None: ...
+
+    def shuffled_documents(
+        self,
+        state: U32,
+        documents: I32 | None,
+        first_document: int,
+        num_epochs: int,
+        out: I32,
+        num_threads: int = 1,
+    ) -> None: ...
+
+    def draw_positions(self, state: U32, first: int, count: int) -> U64: ...
+
+    def cut_samples(
+        self,
+        lengths: I32,
+        document_index: I32,
+        sequence_length: int,
+        extra: int,
+        num_samples: int,
+        total_tokens: int,
+        out: IntArray,
+        num_threads: int = 1,
+    ) -> None: ...
+
+    def blend_greedy(
+        self,
+        weights: F64,
+        begin: int,
+        end: int,
+        counts: I64,
+        dataset_index: DatasetIndex | None,
+        dataset_sample_index: I64 | None,
+    ) -> None: ...
+
+    def blend_exhaustive(
+        self,
+        sizes: I64,
+        begin: int,
+        end: int,
+        counts: I64,
+        dataset_index: DatasetIndex | None,
+        dataset_sample_index: I64 | None,
+    ) -> None: ...
+
+    def blend_checkpoints(self, weights: F64, size: int, stride: int) -> I64: ...
+
+    def divisor_counts(self, weights: U64, position: int) -> I64: ...
+
+    def divisor_fill(
+        self,
+        weights: U64,
+        begin: int,
+        end: int,
+        counts: I64,
+        dataset_index: DatasetIndex | None,
+        dataset_sample_index: I64 | None,
+    ) -> None: ...
+
+    def build_mapping(
+        self,
+        docs: I64,
+        sizes: I32,
+        num_epochs: int,
+        max_num_samples: int,
+        max_seq_length: int,
+        short_seq_prob: float,
+        seed: int,
+        min_num_sent: int = 2,
+    ) -> IntArray: ...
+
+    def build_blocks_mapping(
+        self,
+        docs: I64,
+        sizes: I32,
+        titles_sizes: I32,
+        num_epochs: int,
+        max_num_samples: int,
+        max_seq_length: int,
+        seed: int,
+        use_one_sent_blocks: bool,
+    ) -> IntArray: ...

@@ -1,0 +1,34 @@
+"""The kernels in Numba, compiled on first use and cached on disk; bit-identical to the reference."""
+
+from megaindex.kernels.jit.blending import (
+    blend_checkpoints,
+    blend_exhaustive,
+    blend_greedy,
+    divisor_counts,
+    divisor_fill,
+)
+from megaindex.kernels.jit.mapping import build_blocks_mapping, build_mapping
+from megaindex.kernels.jit.samples import cut_samples
+from megaindex.kernels.jit.shuffle import (
+    draw_positions,
+    seed_state,
+    shuffle,
+    shuffled_documents,
+    shuffled_range,
+)
+
+__all__ = [
+    "blend_checkpoints",
+    "blend_exhaustive",
+    "blend_greedy",
+    "build_blocks_mapping",
+    "build_mapping",
+    "cut_samples",
+    "divisor_counts",
+    "divisor_fill",
+    "draw_positions",
+    "seed_state",
+    "shuffle",
+    "shuffled_documents",
+    "shuffled_range",
+]

@@ -1,0 +1,34 @@
+"""The written specification: obvious loops over NumPy arrays, slow and sure."""
+
+from megaindex.kernels.reference.blending import (
+    blend_checkpoints,
+    blend_exhaustive,
+    blend_greedy,
+    divisor_counts,
+    divisor_fill,
+)
+from megaindex.kernels.reference.mapping import build_blocks_mapping, build_mapping
+from megaindex.kernels.reference.samples import cut_samples
+from megaindex.kernels.reference.shuffle import (
+    draw_positions,
+    seed_state,
+    shuffle,
+    shuffled_documents,
+    shuffled_range,
+)
+
+__all__ = [
+    "blend_checkpoints",
+    "blend_exhaustive",
+    "blend_greedy",
+    "build_blocks_mapping",
+    "build_mapping",
+    "cut_samples",
+    "divisor_counts",
+    "divisor_fill",
+    "draw_positions",
+    "seed_state",
+    "shuffle",
+    "shuffled_documents",
+    "shuffled_range",
+]

@@ -1,0 +1,20 @@
+"""Names of the array types that kernels take and give."""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+I8: TypeAlias = NDArray[np.int8]
+I16: TypeAlias = NDArray[np.int16]
+I32: TypeAlias = NDArray[np.int32]
+I64: TypeAlias = NDArray[np.int64]
+U8: TypeAlias = NDArray[np.uint8]
+U16: TypeAlias = NDArray[np.uint16]
+U32: TypeAlias = NDArray[np.uint32]
+U64: TypeAlias = NDArray[np.uint64]
+F64: TypeAlias = NDArray[np.float64]
+IntArray: TypeAlias = NDArray[Any]
+DatasetIndex: TypeAlias = NDArray[np.int16] | NDArray[np.uint8]

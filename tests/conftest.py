@@ -1,0 +1,66 @@
+"""Fixtures that every test folder shares."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, settings
+
+from megaindex.kernels import load
+
+settings.register_profile(
+    "megaindex",
+    derandomize=True,
+    max_examples=int(os.environ.get("MEGAINDEX_TEST_EXAMPLES", "50")),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("megaindex")
+
+BACKENDS = ("reference", "numba", "native")
+
+
+@pytest.fixture(params=BACKENDS, scope="session")
+def backend(request: pytest.FixtureRequest) -> Any:
+    """Every kernel test runs on each backend."""
+    if request.param == "native" and os.environ.get("MEGAINDEX_NO_NATIVE") == "1":
+        pytest.skip("installed without the native core")
+    return load(request.param)
+
+
+@pytest.fixture(scope="session")
+def megatron_helpers() -> ModuleType:
+    """megatron-core's compiled helpers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.datasets import helpers_cpp
+    return helpers_cpp
+
+
+@pytest.fixture(scope="session")
+def megatron_datasets() -> Any:
+    """megatron-core's dataset modules, with the names used here."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.datasets import gpt_dataset, helpers, indexed_dataset, utils
+
+    class Namespace:
+        GPTDataset = gpt_dataset.GPTDataset
+        GPTDatasetConfig = gpt_dataset.GPTDatasetConfig
+        IndexedDataset = indexed_dataset.IndexedDataset
+        IndexedDatasetBuilder = indexed_dataset.IndexedDatasetBuilder
+        Split = utils.Split
+
+    Namespace.helpers = helpers
+    return Namespace
+
+
+@pytest.fixture
+def rng() -> Iterator[np.random.Generator]:
+    yield np.random.default_rng(20260101)

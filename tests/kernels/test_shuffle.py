@@ -1,0 +1,109 @@
+"""The legacy stream of numpy.random.RandomState, on every backend."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaindex.errors import InvalidArgument
+from megaindex.kernels import load
+
+# around chunk sizes, powers of two, and from the size on at which a second thread helps
+SIZES = (0, 1, 2, 3, 4, 5, 255, 256, 257, 4095, 4097, 8191, 8193, 65537, 140_000)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.uint32, np.int64])
+@pytest.mark.parametrize("threads", [1, 3])
+def test_two_shuffles_of_one_stream_are_numpys(backend: Any, dtype: type, threads: int) -> None:
+    for size in SIZES:
+        stream = np.random.RandomState(size + 5)
+        state = backend.seed_state(size + 5)
+        for _ in range(2):
+            expected = np.arange(size, dtype=dtype)
+            actual = expected.copy()
+            stream.shuffle(expected)
+            backend.shuffle(state, actual, threads)
+            np.testing.assert_array_equal(actual, expected)
+        key, position = stream.get_state(legacy=True)[1:3]
+        np.testing.assert_array_equal(state[:-1], key)
+        assert state[-1] == position
+
+
+@given(seed=st.integers(0, 2**32 - 1), words=st.integers(0, 1300), size=st.integers(0, 700))
+def test_a_stream_is_taken_over_from_numpy_and_given_back(
+    backend: Any, seed: int, words: int, size: int
+) -> None:
+    ours, numpys = np.random.RandomState(seed), np.random.RandomState(seed)
+    for stream in (ours, numpys):
+        stream.bytes(4 * words)
+    key, position = ours.get_state(legacy=True)[1:3]
+    state = np.append(key, np.uint32(position)).astype(np.uint32)
+    actual = np.arange(size, dtype=np.int64)
+    expected = actual.copy()
+    backend.shuffle(state, actual)
+    numpys.shuffle(expected)
+    np.testing.assert_array_equal(actual, expected)
+    ours.set_state(("MT19937", state[:-1], int(state[-1])))
+    assert ours.bytes(64) == numpys.bytes(64)
+
+
+@pytest.mark.parametrize("first", [1, 2, 700, 2**31, 2**32 - 2, 2**32 + 300, 2**33, 2**52 + 1])
+def test_positions_follow_numpys_bounded_draws_below_and_above_32_bits(
+    backend: Any, first: int
+) -> None:
+    count = min(first, 600)
+    state = backend.seed_state(11)
+    positions = backend.draw_positions(state, first, count)
+    assert positions.dtype == np.uint64
+    # numpy's own masked rejection draws the same words: randint(0, step + 1) for each step
+    if first > 2**32 + 600 or first < 2**32:
+        stream = np.random.RandomState(11)
+        dtype = np.int64 if first >= 2**32 else np.uint32
+        steps = [first - k for k in range(count)]
+        expected = [int(stream.randint(0, step + 1, dtype=dtype)) for step in steps]
+        assert positions.tolist() == expected
+    reference = load("reference")
+    again = reference.seed_state(11)
+    np.testing.assert_array_equal(positions, reference.draw_positions(again, first, count))
+    np.testing.assert_array_equal(state, again)
+
+
+def test_a_shuffled_range_starts_where_asked(backend: Any) -> None:
+    state, stream = backend.seed_state(3), np.random.RandomState(3)
+    out = np.empty(1000, np.uint32)
+    backend.shuffled_range(state, 50, out)
+    expected = np.arange(50, 1050, dtype=np.uint32)
+    stream.shuffle(expected)
+    np.testing.assert_array_equal(out, expected)
+
+
+@pytest.mark.parametrize("as_array", [False, True])
+def test_documents_of_several_epochs_are_shuffled_together(backend: Any, as_array: bool) -> None:
+    documents = np.arange(20, 170, dtype=np.int32)
+    out = np.empty(3 * documents.size, np.int32)
+    state = backend.seed_state(9)
+    backend.shuffled_documents(state, documents if as_array else None, 20, 3, out)
+    expected = np.tile(documents, 3)
+    np.random.RandomState(9).shuffle(expected)
+    np.testing.assert_array_equal(out, expected)
+
+
+def test_the_native_core_refuses_what_it_cannot_use() -> None:
+    native = load("native")
+    state = native.seed_state(1)
+    with pytest.raises(InvalidArgument, match="seed"):
+        native.seed_state(2**32)
+    with pytest.raises(InvalidArgument, match="array: expected a 1-dimensional int64 array"):
+        native.shuffle(state, np.zeros(3, np.float64))  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="contiguous"):
+        native.shuffle(state, np.zeros(6, np.int32)[::2])
+    frozen = np.zeros(3, np.int32)
+    frozen.flags.writeable = False
+    with pytest.raises(InvalidArgument, match="read-only"):
+        native.shuffle(state, frozen)
+    with pytest.raises(InvalidArgument, match="state"):
+        native.shuffle(np.full(625, 700, np.uint32), np.zeros(3, np.int32))
