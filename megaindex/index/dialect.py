@@ -1,0 +1,199 @@
+"""What differs between the frameworks, as data: one frozen row per order.
+
+Float expressions here are the frameworks' own, kept to the bit because their rounding decides how
+many samples are built: megatron-core 0.16.1 (``_get_size_per_split_per_dataset``, ``normalize``,
+``convert_split_vector_to_split_matrix``), GPT-NeoX (``get_normalized_weights_and_num_samples``,
+``get_train_valid_test_split_``), Megatron-DeepSpeed and PaddleNLP (same names).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from megaindex.errors import InvalidArgument
+from megaindex.index.arithmetic import INT32_MAX
+
+Split = Literal["train", "valid", "test"]
+SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+DEFAULT_SPLIT = "969,30,1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dialect:
+    """How one framework turns a request into index arrays."""
+
+    order: str
+    """Name of the order in megaindex."""
+    framework: str
+    """Framework and version the row was read from."""
+    request: Literal["megatron", "neox", "paddlenlp", "exact"]
+    """Samples asked of a source of weight w for N samples; see `samples_requested`."""
+    buffer_weighted: float
+    """variance_buffer the framework applies to sources with explicit weights."""
+    buffer_single: float = 1.0
+    """variance_buffer it applies to one path without a weight."""
+    final_epoch: Literal["auto", "never"] = "never"
+    """auto: the last epoch is shuffled apart below the threshold; never: all epochs together."""
+    final_epoch_threshold: float = 0.80
+    split_rule: Literal["megatron", "neox"] = "megatron"
+    blend_size: Literal["requested", "built", "samples"] = "samples"
+    """Length of a weighted blend: sum of the unbuffered requests (megatron), sum of what the
+    sources built (neox, megatron-legacy), or exactly N (ours)."""
+    weight_sum: Literal["numpy", "python", "exact"] = "numpy"
+    width_rule: Literal["megatron", "neox"] = "megatron"
+    file_dialect: Literal["megatron", "neox", "paddlenlp"] = "megatron"
+    """Which dtypes the codes 6, 7, 9 and 10 of an .idx stand for."""
+    carries_left_over: bool = True
+    """Whether a sample may span two epochs."""
+
+    @property
+    def is_framework(self) -> bool:
+        return self.request != "exact"
+
+    def default_buffer(self, *, weighted: bool) -> float:
+        return self.buffer_weighted if weighted else self.buffer_single
+
+    def samples_requested(
+        self, num_samples: int, weight: float, buffer: float, num_sources: int
+    ) -> int:
+        """Samples asked of a source whose normalised weight is ``weight``."""
+        if self.request == "megatron":
+            return math.ceil(math.ceil(num_samples * weight) * buffer)
+        if self.request == "paddlenlp":
+            surplus = 20 if num_sources > 1 else 0
+            return math.ceil(num_samples * weight * buffer) + surplus
+        return math.ceil(num_samples * weight * buffer)
+
+    def sample_index_dtype(self, num_documents: int, tokens: int, sequence_length: int) -> str:
+        """Width of sample_index for ``num_documents`` entries of document_index (all epochs)."""
+        if self.width_rule == "megatron":
+            return "int32" if num_documents <= INT32_MAX else "int64"
+        return "int32" if 2 * ((tokens - 1) / sequence_length + 1) < INT32_MAX else "int64"
+
+    def split_bounds(self, split: str, num_sequences: int) -> list[tuple[int, int]]:
+        """[begin, end) of train, valid and test among ``num_sequences`` sequences."""
+        if self.split_rule == "neox":
+            return _neox_bounds(parse_split(split), num_sequences)
+        return _megatron_bounds(parse_split(split), num_sequences)
+
+
+DIALECTS: dict[str, Dialect] = {
+    row.order: row
+    for row in (
+        Dialect(
+            order="megatron",
+            framework="Megatron-LM (megatron-core 0.16.1)",
+            request="megatron",
+            buffer_weighted=1 + 0.005,
+            final_epoch="auto",
+            blend_size="requested",
+        ),
+        Dialect(
+            order="neox",
+            framework="GPT-NeoX (main, 2026-05)",
+            request="neox",
+            buffer_weighted=1.005,
+            split_rule="neox",
+            blend_size="built",
+            weight_sum="python",
+            width_rule="neox",
+            file_dialect="neox",
+        ),
+        Dialect(
+            order="megatron-legacy",
+            framework="Megatron-DeepSpeed",
+            request="neox",
+            buffer_weighted=1.005,
+            final_epoch="auto",
+            split_rule="neox",
+            blend_size="built",
+            weight_sum="python",
+        ),
+        Dialect(
+            order="paddlenlp",
+            framework="PaddleNLP",
+            request="paddlenlp",
+            buffer_weighted=1.005,
+            final_epoch="auto",
+            split_rule="neox",
+            blend_size="built",
+            weight_sum="python",
+            file_dialect="paddlenlp",
+        ),
+        Dialect(
+            order="epoch",
+            framework="megaindex",
+            request="exact",
+            buffer_weighted=1.0,
+            weight_sum="exact",
+            carries_left_over=False,
+        ),
+        Dialect(
+            order="window",
+            framework="megaindex",
+            request="exact",
+            buffer_weighted=1.0,
+            weight_sum="exact",
+            carries_left_over=False,
+        ),
+    )
+}
+
+
+def dialect(order: str) -> Dialect:
+    """The row of an order.
+
+    Raises:
+        InvalidArgument: no such order.
+    """
+    try:
+        return DIALECTS[order]
+    except KeyError:
+        names = ", ".join(DIALECTS)
+        raise InvalidArgument(f"order must be one of {names}, got {order!r}") from None
+
+
+def parse_split(split: str) -> list[float]:
+    """``"969,30,1"`` as three non-negative weights, missing ones 0; ``/`` separates too.
+
+    Raises:
+        InvalidArgument: not numbers, more than three, or a sum of zero.
+    """
+    try:
+        parts = [float(part) for part in re.split(r"[,/]", split)]
+    except ValueError:
+        parts = []
+    parts += [0.0] * (len(SPLITS) - len(parts))
+    if len(parts) != len(SPLITS) or not sum(parts) > 0 or min(parts) < 0 or math.isinf(sum(parts)):
+        raise InvalidArgument(
+            "split must be up to three non-negative numbers with a positive sum, such as "
+            f"{DEFAULT_SPLIT!r}, got {split!r}"
+        )
+    return parts
+
+
+def _megatron_bounds(weights: Sequence[float], num_sequences: int) -> list[tuple[int, int]]:
+    """Each boundary of the normalised, cumulated split is rounded by itself."""
+    import numpy as np
+
+    values = np.array(weights, np.float64)
+    cumulated = [0.0]
+    for part in (values / np.sum(values)).tolist():
+        cumulated.append(cumulated[-1] + part)
+    rounded = [int(round(bound * float(num_sequences))) for bound in cumulated]
+    return list(zip(rounded[:-1], rounded[1:], strict=True))
+
+
+def _neox_bounds(weights: Sequence[float], num_sequences: int) -> list[tuple[int, int]]:
+    """Each part is rounded by itself; what they exceed together is taken off every boundary."""
+    total = sum(weights)
+    bounds = [0]
+    for weight in weights:
+        bounds.append(bounds[-1] + int(round(weight / total * float(num_sequences))))
+    excess = bounds[-1] - num_sequences
+    bounds[1:] = [bound - excess for bound in bounds[1:]]
+    return list(zip(bounds[:-1], bounds[1:], strict=True))

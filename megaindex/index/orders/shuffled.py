@@ -1,0 +1,154 @@
+"""The frameworks' orders: documents of all epochs shuffled, cut into samples, samples shuffled.
+
+One implementation serves `megatron`, `neox`, `megatron-legacy` and `paddlenlp`: what differs
+between them is data in `dialect`.
+"""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from megaindex.index.arithmetic import FinalEpoch, final_epoch, samples_in, shuffle_dtype
+from megaindex.index.dialect import Dialect
+from megaindex.kernels import active, num_threads
+from megaindex.kernels.types import I32, U32, IntArray
+
+
+class Sink(Protocol):
+    """Where the arrays of an index are put: memory, or a cache entry being written."""
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
+        """An uninitialised, C-contiguous array to fill."""
+        ...
+
+    def done(self, name: str) -> None:
+        """The array of that name is filled and will not change again."""
+        ...
+
+
+class Memory:
+    """A sink that only keeps the arrays."""
+
+    def __init__(self) -> None:
+        self.arrays: dict[str, IntArray] = {}
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
+        self.arrays[name] = np.empty(shape, dtype)
+        return self.arrays[name]
+
+    def done(self, name: str) -> None:
+        pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShuffledOrder:
+    """Everything that decides the three arrays, apart from the lengths themselves."""
+
+    dialect: Dialect
+    documents: range | I32
+    """Sequence ids of one epoch, in file order."""
+    sequence_length: int
+    seed: int
+    num_samples: int
+    """Samples asked for; the arrays hold all samples of ``num_epochs`` epochs."""
+    num_epochs: int
+    tokens_per_epoch: int
+    add_extra_token: int = 1
+    drop_last_partial: bool = True
+    separate_final_epoch: str = "auto"
+    final_epoch_threshold: float = 0.80
+
+    @property
+    def num_documents(self) -> int:
+        """Entries of document_index."""
+        return self.num_epochs * len(self.documents)
+
+    @property
+    def total_tokens(self) -> int:
+        return self.num_epochs * self.tokens_per_epoch
+
+    @property
+    def samples_built(self) -> int:
+        return samples_in(
+            self.total_tokens,
+            self.sequence_length,
+            self.add_extra_token,
+            drop_last_partial=self.drop_last_partial,
+        )
+
+    @property
+    def final(self) -> FinalEpoch:
+        return final_epoch(
+            self.num_samples,
+            self.num_epochs,
+            self.tokens_per_epoch,
+            self.sequence_length,
+            self.add_extra_token,
+            policy=self.separate_final_epoch,
+            threshold=self.final_epoch_threshold,
+        )
+
+
+def build(order: ShuffledOrder, lengths: I32, sink: Sink) -> None:
+    """Fill document_index, sample_index and shuffle_index of ``order`` in ``sink``.
+
+    All three come from one random stream: first the documents of all epochs (or of all but the
+    last, then of the last), then the samples in the same ranges.
+    """
+    kernels = active()
+    state = kernels.seed_state(order.seed)
+    document_index = sink.allocate("document_index", (order.num_documents,), "int32")
+    apart = order.final.apart
+    head = (order.num_epochs - 1) * len(order.documents) if apart else order.num_documents
+    _shuffle_documents(order, state, document_index[:head])
+    if apart:
+        _shuffle_documents(order, state, document_index[head:])
+    sink.done("document_index")
+
+    # The number of samples is known before they are cut, so both arrays are made side by side.
+    with ThreadPoolExecutor(1, "megaindex-shuffle") as pool:
+        shuffled = pool.submit(_shuffle_samples, order, state, sink)
+        _cut_samples(order, lengths, document_index, sink)
+        shuffled.result()
+
+
+def _shuffle_documents(order: ShuffledOrder, state: U32, out: I32) -> None:
+    documents = order.documents
+    epochs = out.size // len(documents)
+    if isinstance(documents, range):
+        active().shuffled_documents(state, None, documents.start, epochs, out, num_threads())
+    else:
+        active().shuffled_documents(state, documents, 0, epochs, out, num_threads())
+
+
+def _shuffle_samples(order: ShuffledOrder, state: U32, sink: Sink) -> None:
+    built = order.samples_built
+    out = sink.allocate("shuffle_index", (built,), shuffle_dtype(built))
+    head = order.final.samples_before if order.final.apart else built
+    threads = max(1, num_threads() - 1)
+    active().shuffled_range(state, 0, out[:head], threads)
+    active().shuffled_range(state, head, out[head:], threads)
+    sink.done("shuffle_index")
+
+
+def _cut_samples(order: ShuffledOrder, lengths: I32, document_index: I32, sink: Sink) -> None:
+    built = order.samples_built
+    dtype = order.dialect.sample_index_dtype(
+        order.num_documents, order.total_tokens, order.sequence_length
+    )
+    out = sink.allocate("sample_index", (built + 1, 2), dtype)
+    active().cut_samples(
+        lengths,
+        document_index,
+        order.sequence_length,
+        order.add_extra_token,
+        built,
+        order.total_tokens,
+        out,
+        num_threads(),
+    )
+    sink.done("sample_index")

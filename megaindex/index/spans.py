@@ -1,0 +1,96 @@
+"""What every index answers: where the tokens of a sample lie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex.errors import OutOfRange
+from megaindex.kernels.types import I32, I64, IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class Spans:
+    """Runs of tokens, in the order in which samples read them; no run is empty.
+
+    Unpacks as ``source, document, offset, length``. The runs of the k-th sample asked for are
+    ``row_splits[k]:row_splits[k + 1]``.
+    """
+
+    source: I32
+    """int32[n]: which source, 0 where there is one."""
+    document: I64
+    """int64[n]: sequence id in that source."""
+    offset: I64
+    """int64[n]: first token, counted from the start of the sequence."""
+    length: I64
+    """int64[n]: tokens, at least 1."""
+    row_splits: I64
+    """int64[samples + 1]: where each sample's runs begin."""
+
+    def __iter__(self) -> Iterator[IntArray]:
+        return iter((self.source, self.document, self.offset, self.length))
+
+    def __len__(self) -> int:
+        return int(self.document.size)
+
+
+class Index(Protocol):
+    """The one door: planner, loader, audit and demo use an index through this alone."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that can be located: 0 ... num_samples - 1, in the order of training."""
+        ...
+
+    @property
+    def num_epochs(self) -> int:
+        """Epochs the index was built for."""
+        ...
+
+    @property
+    def tokens_per_epoch(self) -> int:
+        """Tokens of the documents, once each."""
+        ...
+
+    @property
+    def sequence_length(self) -> int:
+        """Tokens per sample, the shifted label's extra token not counted."""
+        ...
+
+    @property
+    def add_extra_token(self) -> int:
+        """1 if samples hold one token more for the shifted label, else 0."""
+        ...
+
+    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
+        """Where the tokens of these samples lie, the extra token included.
+
+        Raises:
+            OutOfRange: an id below 0 or not below ``num_samples``.
+        """
+        ...
+
+
+def check_sample_ids(sample_ids: npt.ArrayLike, num_samples: int) -> I64:
+    """The ids as int64[n].
+
+    Raises:
+        OutOfRange: an id below 0 or not below ``num_samples``.
+    """
+    ids = np.atleast_1d(np.asarray(sample_ids))
+    if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
+        raise OutOfRange(
+            f"sample ids must be integers in one dimension, got {ids.dtype} of shape {ids.shape}"
+        )
+    wrong = (ids < 0) | (ids >= num_samples)
+    if wrong.any():
+        raise OutOfRange(
+            f"sample {int(ids[wrong][0])} was asked for, the index holds samples 0 to "
+            f"{num_samples - 1}; nothing is served in its place"
+        )
+    return ids.astype(np.int64)

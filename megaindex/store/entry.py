@@ -1,0 +1,148 @@
+"""A cache entry while it is written: arrays appear under a temporary name, then all at once."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import logging
+import mmap
+import os
+import secrets
+import shutil
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from megaindex.io.failures import as_storage_error
+from megaindex.kernels.types import IntArray
+from megaindex.store.fingerprint import array_bytes
+from megaindex.store.manifest import MANIFEST, ArrayRecord, Manifest
+
+logger = logging.getLogger("megaindex")
+
+DURABLE = "durable"
+
+
+class EntryWriter:
+    """A sink for index arrays that publishes them as ``<cache_dir>/<key>/`` or not at all.
+
+    Arrays are files mapped into memory, so that what a kernel writes is already in place; their
+    checksums are taken in the background while the next kernel runs. `publish` writes the
+    manifest last and renames the directory. Whoever comes second drops its copy: both are equal.
+    """
+
+    def __init__(self, cache_dir: str | os.PathLike[str], key: str) -> None:
+        self._root = Path(cache_dir)
+        self._key = key
+        self._tmp = self._root / f"tmp.{key}.{secrets.token_hex(8)}"
+        self._arrays: dict[str, tuple[IntArray, int]] = {}
+        self._checksums: dict[str, Future[str]] = {}
+        self._pool = ThreadPoolExecutor(1, "megaindex-checksum")
+
+    def __enter__(self) -> EntryWriter:
+        with as_storage_error(str(self._root), "cannot create a cache entry in it"):
+            self._root.mkdir(parents=True, exist_ok=True)
+            self._tmp.mkdir()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._arrays.clear()
+        shutil.rmtree(self._tmp, ignore_errors=True)
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
+        path = self._tmp / f"{name}.npy"
+        header = npy_header(shape, dtype)
+        size = len(header) + int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
+        with as_storage_error(str(path), f"cannot reserve {size} bytes"):
+            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            try:
+                # A full disk must be an error here, not a signal in the middle of a kernel.
+                os.posix_fallocate(fd, 0, size)
+                os.pwrite(fd, header, 0)
+                mapping = mmap.mmap(fd, size)
+            finally:
+                os.close(fd)
+        array = np.frombuffer(mapping, dtype, offset=len(header)).reshape(shape)
+        self._arrays[name] = array, len(header)
+        return array
+
+    def done(self, name: str) -> None:
+        array, _ = self._arrays[name]
+        self._checksums[name] = self._pool.submit(
+            lambda: xxhash.xxh3_128_hexdigest(array_bytes(array))
+        )
+
+    def publish(self, parameters: dict[str, Any]) -> None:
+        """Make the entry visible under its key."""
+        manifest = Manifest(
+            key=self._key,
+            parameters=parameters,
+            arrays={name: self._record(name) for name in self._arrays},
+            boot_id=boot_id(),
+        )
+        path = self._tmp / MANIFEST
+        with as_storage_error(str(path), "cannot write"):
+            path.write_text(manifest.dumps())
+        target = self._root / self._key
+        with as_storage_error(str(target), "cannot publish the cache entry"):
+            try:
+                os.rename(self._tmp, target)
+            except OSError:
+                if not (target / MANIFEST).exists():
+                    raise
+                logger.info("%s: another process published it first, using that one", target)
+                return
+        make_durable_later(target)
+
+    def _record(self, name: str) -> ArrayRecord:
+        array, offset = self._arrays[name]
+        return ArrayRecord(
+            file=f"{name}.npy",
+            dtype=array.dtype.name,
+            shape=array.shape,
+            offset=offset,
+            checksum=self._checksums[name].result(),
+        )
+
+
+def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:
+    """The .npy header, so that ``numpy.load`` reads the arrays of an entry too."""
+    buffer = io.BytesIO()
+    fields = {
+        "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
+        "fortran_order": False,
+        "shape": shape,
+    }
+    np.lib.format.write_array_header_1_0(buffer, fields)
+    return buffer.getvalue()
+
+
+def boot_id() -> str:
+    """Identifies this boot of this machine: pages written under it are still in its memory."""
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    except OSError:
+        return "unknown"
+
+
+def make_durable_later(entry: Path) -> None:
+    """Bring an entry to disk in the background, then mark it: a loader need not verify it."""
+    threading.Thread(
+        target=_make_durable, args=(entry,), name="megaindex-durable", daemon=True
+    ).start()
+
+
+def _make_durable(entry: Path) -> None:
+    with contextlib.suppress(OSError):  # unmarked, it is verified once by its first reader
+        for path in [*entry.iterdir(), entry]:
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(fd)
+            finally:
+                os.close(fd)
+        (entry / DURABLE).touch()

@@ -1,0 +1,59 @@
+"""What identifies a corpus and a request: content, never path, time or position."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+import xxhash
+
+from megaindex.kernels.types import I32, I64, IntArray
+
+CACHE_FORMAT = 1  # raise when the arrays of an entry would mean something else
+
+
+class Corpus(Protocol):
+    """The part of an IndexedDataset that decides its index arrays."""
+
+    @property
+    def sequence_lengths(self) -> I32: ...
+    @property
+    def document_indices(self) -> I64: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def nbytes(self) -> int: ...
+    @property
+    def index_nbytes(self) -> int: ...
+
+
+def corpus_fingerprint(dataset: Corpus) -> str:
+    """XXH3-128, as 32 hex digits, of both file sizes, the lengths and the document bounds.
+
+    The tokens themselves are not read: a corpus rewritten with equal lengths keeps its indices,
+    and its indices keep serving whatever tokens it holds.
+    """
+    digest = xxhash.xxh3_128()
+    sizes = (dataset.nbytes, dataset.index_nbytes, dataset.sequence_lengths.size)
+    digest.update(np.array(sizes, "<i8").tobytes())
+    digest.update(array_bytes(dataset.sequence_lengths))
+    digest.update(array_bytes(dataset.document_indices))
+    return digest.hexdigest()
+
+
+def array_bytes(array: IntArray) -> memoryview:
+    """The bytes of an array, without a copy where it is contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
+
+
+def entry_key(parameters: Mapping[str, Any]) -> str:
+    """Name of the cache entry that holds what ``parameters`` describe: 32 hex digits."""
+    text = canonical_json({"cache_format": CACHE_FORMAT, **parameters})
+    return xxhash.xxh3_128_hexdigest(text.encode())
+
+
+def canonical_json(value: Mapping[str, Any]) -> str:
+    """One text for one value, whatever the order its keys were given in."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -1,0 +1,89 @@
+"""manifest.json: what a cache entry holds, so that it can be verified before it is used."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from megaindex.errors import FormatError
+from megaindex.store.fingerprint import CACHE_FORMAT, canonical_json
+
+MANIFEST = "manifest.json"
+ARRAY_DTYPES = ("int16", "int32", "int64", "uint8", "uint32")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayRecord:
+    """One array file of an entry."""
+
+    file: str
+    dtype: str
+    shape: tuple[int, ...]
+    offset: int
+    """Bytes of the .npy header before the first element."""
+    checksum: str
+    """XXH3-128 of the elements' bytes."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the elements."""
+        return math.prod(self.shape) * np.dtype(self.dtype).itemsize
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """The parameters an entry was built from, its arrays, and the boot it was written under."""
+
+    key: str
+    parameters: dict[str, Any]
+    arrays: dict[str, ArrayRecord]
+    boot_id: str
+
+    def dumps(self) -> str:
+        body = {"cache_format": CACHE_FORMAT, **asdict(self)}
+        body = json.loads(canonical_json(body))  # tuples become the lists that a reader sees
+        return canonical_json({**body, "checksum": _checksum(body)})
+
+
+def read_manifest(entry: Path) -> Manifest:
+    """The manifest of the entry directory ``entry``.
+
+    Raises:
+        FormatError: missing, unreadable, of another format, or not what was written.
+    """
+    path = entry / MANIFEST
+    try:
+        body = json.loads(path.read_bytes())
+        if body.pop("checksum") != _checksum(body):
+            raise ValueError("its checksum does not match its content")
+        if body.pop("cache_format") != CACHE_FORMAT:
+            raise ValueError("it has another cache format")
+        arrays = {name: _record(name, fields) for name, fields in body.pop("arrays").items()}
+        return Manifest(**body, arrays=arrays)
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise FormatError(
+            f"{path}: the manifest of a cache entry must be as megaindex wrote it, but {error}; "
+            "remove the directory, it will be rebuilt"
+        ) from error
+
+
+def _record(name: str, fields: dict[str, Any]) -> ArrayRecord:
+    record = ArrayRecord(**{**fields, "shape": tuple(fields["shape"])})
+    if record.file != f"{name}.npy" or Path(record.file).name != record.file:
+        raise ValueError(f"array {name!r} names the file {record.file!r}")
+    if record.dtype not in ARRAY_DTYPES:
+        raise ValueError(f"array {name!r} has dtype {record.dtype!r}")
+    sizes = (*record.shape, record.offset)
+    if not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
+        raise ValueError(f"array {name!r} has shape {record.shape!r}, offset {record.offset!r}")
+    return record
+
+
+def _checksum(body: dict[str, Any]) -> str:
+    return xxhash.xxh3_128_hexdigest(canonical_json(body).encode())

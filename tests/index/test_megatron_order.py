@@ -1,0 +1,148 @@
+"""The three arrays against megatron-core's GPTDataset."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from corpora import write_corpus
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron_dataset import megatron_dataset
+
+import megaindex
+from megaindex.format import IndexedDataset
+from megaindex.index.dialect import SPLITS, dialect
+
+
+def assert_equal_arrays(index: Any, theirs: Any) -> None:
+    for name in ("document_index", "sample_index", "shuffle_index"):
+        ours, expected = getattr(index, name), getattr(theirs, name)
+        assert ours.dtype == expected.dtype, name
+        np.testing.assert_array_equal(ours, expected, err_msg=name)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> IndexedDataset:
+    generator = np.random.default_rng(1)
+    lengths = generator.integers(0, 90, 400)
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "c", lengths)
+
+
+@given(
+    num_samples=st.none() | st.integers(1, 4000),
+    sequence_length=st.integers(2, 100),
+    seed=st.integers(0, 2**32 - 1),
+    split=st.sampled_from(["1", "969,30,1", "8,1,1", "50,50", "99,0,1"]),
+    subset=st.sampled_from(SPLITS),
+    extra=st.booleans(),
+    drop=st.booleans(),
+)
+def test_arrays_are_gptdatasets(
+    corpus: IndexedDataset,
+    megatron_datasets: Any,
+    num_samples: int | None,
+    sequence_length: int,
+    seed: int,
+    split: str,
+    subset: str,
+    extra: bool,
+    drop: bool,
+) -> None:
+    begin, end = dialect("megatron").split_bounds(split, len(corpus))[SPLITS.index(subset)]
+    tokens = int(corpus.sequence_lengths[begin:end].sum())
+    if tokens < sequence_length + extra:
+        with pytest.raises(megaindex.InvalidArgument, match=r"tokens, one sample needs|holds none"):
+            megaindex.build_index(
+                corpus, sequence_length=sequence_length, seed=seed, split=split, subset=subset,
+                add_extra_token=int(extra),
+            )  # fmt: skip
+        return
+    if subset == "valid" and not drop and corpus.sequence_lengths[begin:end].min() == 0 and extra:
+        return  # the peer fails its own assertion where empty documents come last
+    theirs = megatron_dataset(
+        megatron_datasets, corpus.path_prefix, num_samples=num_samples,
+        sequence_length=sequence_length, seed=seed, split=split, subset=subset,
+        add_extra_token_to_sequence=extra, drop_last_partial_validation_sequence=drop,
+    )  # fmt: skip
+    ours = megaindex.build_index(
+        corpus, num_samples=num_samples, sequence_length=sequence_length, seed=seed, split=split,
+        subset=subset, add_extra_token=int(extra),
+        drop_last_partial=drop if subset == "valid" else True,
+    )  # fmt: skip
+    assert_equal_arrays(ours, theirs)
+    assert ours.num_samples == len(theirs)
+
+
+@given(epochs=st.fractions(1, 4), seed=st.integers(0, 9))
+def test_locate_reads_what_gptdataset_reads(
+    corpus: IndexedDataset, megatron_datasets: Any, epochs: Any, seed: int
+) -> None:
+    ours = megaindex.build_index(corpus, epochs=epochs, sequence_length=64, seed=seed)
+    wanted = int((epochs * corpus.num_tokens - 1) // 64)
+    theirs = megatron_dataset(
+        megatron_datasets, corpus.path_prefix, num_samples=wanted, sequence_length=64, seed=seed
+    )
+    assert_equal_arrays(ours, theirs)
+    ids = np.random.default_rng(seed).integers(0, ours.num_samples, 20)
+    spans = ours.locate(ids)
+    for k, sample in enumerate(ids.tolist()):
+        expected, _ = theirs._query_document_sample_shuffle_indices(sample)
+        rows = slice(spans.row_splits[k], spans.row_splits[k + 1])
+        pieces = zip(spans.document[rows], spans.offset[rows], spans.length[rows], strict=True)
+        actual = np.concatenate([corpus.get(d, o, n) for d, o, n in pieces])
+        np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("backend_name", ["reference", "numba", "native"])
+def test_every_backend_builds_the_same(
+    corpus: IndexedDataset, backend_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from megaindex.index.orders import shuffled
+    from megaindex.kernels import load
+
+    expected = megaindex.build_index(corpus, epochs="2.3", sequence_length=32, seed=5)
+    monkeypatch.setattr(shuffled, "active", lambda: load(backend_name))
+    assert_equal_arrays(
+        megaindex.build_index(corpus, epochs="2.3", sequence_length=32, seed=5), expected
+    )
+
+
+def test_locate_refuses_samples_that_do_not_exist(corpus: IndexedDataset) -> None:
+    index = megaindex.build_index(corpus, sequence_length=32, seed=1)
+    for wrong in (index.num_samples, -1):
+        with pytest.raises(megaindex.OutOfRange, match=f"sample {wrong} was asked for"):
+            index.locate([0, wrong])
+    with pytest.raises(megaindex.OutOfRange, match="integers in one dimension"):
+        index.locate([0.5])
+    source, document, offset, length = index.locate([])
+    assert source.size == document.size == offset.size == length.size == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sequence_length": 0}, "sequence_length must be from 1"),
+        ({"seed": -1}, r"seed must be from 0 to 2\*\*32 - 1"),
+        ({"num_samples": 0}, "num_samples must be at least 1"),
+        ({"num_samples": 5, "epochs": 1}, "num_samples and epochs both set the length"),
+        ({"epochs": "two"}, "epochs must be a positive number"),
+        ({"epochs": 0}, "epochs must be a positive number"),
+        ({"order": "random"}, "order must be one of megatron, neox"),
+        ({"documents": [0, 400]}, "documents must be from 0 to 399, its sequences, got 400"),
+        ({"documents": [0.5]}, "documents must be integers in one dimension"),
+        ({"documents": [], "order": "neox"}, "holds none of the 400 sequences"),
+        ({"documents": [1], "split": "1"}, "give one of them"),
+        ({"split": "1,2,3,4"}, "split must be up to three non-negative numbers"),
+        ({"split": "1", "subset": "dev"}, "subset must be train, valid or test"),
+        ({"documents": range(2)}, "tokens, one sample needs 1025"),
+        ({"separate_final_epoch": "maybe"}, "separate_final_epoch must be auto, always or never"),
+        ({"add_extra_token": 2}, "add_extra_token must be 0 or 1"),
+    ],
+)
+def test_bad_arguments_are_named(
+    corpus: IndexedDataset, arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(megaindex.InvalidArgument, match=message):
+        megaindex.build_index(corpus, **{"sequence_length": 1024, "seed": 1, **arguments})
