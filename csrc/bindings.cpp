@@ -304,8 +304,8 @@ MappingArgs mapping_args(const py::array& docs, const py::array& sizes, int64_t 
             "docs: bounds must not decrease nor pass the end of sizes");
   }
   require(INT32_MIN <= seed && seed <= INT32_MAX, "seed: must fit in 32 bits");
-  require(2 <= max_seq_length && max_seq_length <= INT32_MAX && max_num_samples >= 0,
-          "max_seq_length must be from 2 to 2**31 - 1, max_num_samples >= 0");
+  require(1 <= max_seq_length && max_seq_length <= INT32_MAX && max_num_samples >= 0,
+          "max_seq_length must be from 1 to 2**31 - 1, max_num_samples >= 0");
   return {bounds,          docs.size() - 1, lengths,
           num_epochs,      max_num_samples, max_seq_length,
           static_cast<int32_t>(seed), min_num_sent};
@@ -337,7 +337,8 @@ py::array sentence_mapping(const py::array& docs, const py::array& sizes, int64_
                            int64_t seed, int64_t min_num_sent) {
   const MappingArgs args = mapping_args(docs, sizes, num_epochs, max_num_samples, max_seq_length,
                                         seed, min_num_sent);
-  require(short_seq_prob >= 0 && short_seq_prob <= 1, "short_seq_prob: must be from 0 to 1");
+  require(short_seq_prob == 0 || (0 < short_seq_prob && short_seq_prob <= 1 && max_seq_length > 1),
+          "short_seq_prob: must be from 0 to 1, and 0 if max_seq_length is 1");
   return map_sentences(Mapping<SentenceMapping>(args, short_seq_prob), sizes.size());
 }
 

@@ -1,4 +1,4 @@
-"""What megaindex raises: every message names the file or setting, the rule, the value, the remedy."""
+"""What megaindex raises: each message names file or setting, rule, value and remedy."""
 
 
 class MegaIndexError(Exception):

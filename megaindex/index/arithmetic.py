@@ -11,29 +11,9 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from megaindex.errors import InvalidArgument
-
-INT32_MAX = 2**31 - 1
-INT64_MAX = 2**63 - 1
-
-
-def ceil_div(numerator: int, denominator: int) -> int:
-    """Quotient rounded up, exact for integers of any size."""
-    return -(-numerator // denominator)
-
-
-def samples_in(
-    tokens: int, sequence_length: int, extra: int = 1, *, drop_last_partial: bool = True
-) -> int:
-    """Samples that ``tokens`` tokens hold, read one after another.
-
-    With ``drop_last_partial=False`` a last, shorter sample counts too. megatron-core counts that
-    case in float32 and is wrong from 2**24 tokens on: 16777218 tokens at S = 2048 hold 8193
-    samples, it says 8192.
-    """
-    available = max(0, tokens - extra)
-    if drop_last_partial:
-        return available // sequence_length
-    return ceil_div(available, sequence_length)
+from megaindex.kernels.sizes import INT32_MAX as INT32_MAX
+from megaindex.kernels.sizes import INT64_MAX as INT64_MAX
+from megaindex.kernels.sizes import ceil_div, samples_in
 
 
 def tokens_for(num_samples: int, sequence_length: int, extra: int = 1) -> int:

@@ -8,6 +8,7 @@ many samples are built: megatron-core 0.16.1 (``_get_size_per_split_per_dataset`
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -184,8 +185,8 @@ def _megatron_bounds(weights: Sequence[float], num_sequences: int) -> list[tuple
     cumulated = [0.0]
     for part in (values / np.sum(values)).tolist():
         cumulated.append(cumulated[-1] + part)
-    rounded = [int(round(bound * float(num_sequences))) for bound in cumulated]
-    return list(zip(rounded[:-1], rounded[1:], strict=True))
+    rounded = [round(bound * float(num_sequences)) for bound in cumulated]
+    return list(itertools.pairwise(rounded))
 
 
 def _neox_bounds(weights: Sequence[float], num_sequences: int) -> list[tuple[int, int]]:
@@ -193,7 +194,7 @@ def _neox_bounds(weights: Sequence[float], num_sequences: int) -> list[tuple[int
     total = sum(weights)
     bounds = [0]
     for weight in weights:
-        bounds.append(bounds[-1] + int(round(weight / total * float(num_sequences))))
+        bounds.append(bounds[-1] + round(weight / total * float(num_sequences)))
     excess = bounds[-1] - num_sequences
     bounds[1:] = [bound - excess for bound in bounds[1:]]
-    return list(zip(bounds[:-1], bounds[1:], strict=True))
+    return list(itertools.pairwise(bounds))

@@ -1,4 +1,4 @@
-"""The interface every backend implements; argument meanings are in `megaindex.kernels.reference`."""
+"""The interface of every backend; what arguments mean is in `megaindex.kernels.reference`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kernels in Numba, compiled on first use and cached on disk; bit-identical to the reference."""
+"""The kernels in Numba, compiled on first use and cached on disk."""
 
 from megaindex.kernels.jit.blending import (
     blend_checkpoints,

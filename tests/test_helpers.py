@@ -1,0 +1,127 @@
+"""The peers' call forms: positional signatures, values and dtypes of megatron-core's helpers."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+import megaindex.helpers as ours
+from megaindex.errors import InvalidArgument
+
+
+def test_sample_idx_forms(megatron_datasets: Any, rng: np.random.Generator) -> None:
+    theirs = megatron_datasets.helpers
+    lengths = rng.integers(0, 50, 200).astype(np.int32)
+    documents = rng.permutation(np.tile(np.arange(200, dtype=np.int32), 3))
+    tokens = int(lengths.sum())
+    arguments = (lengths, documents, 16, 3, tokens)
+    for name in ("build_sample_idx", "build_sample_idx_int32", "build_sample_idx_int64"):
+        # the peer's typed forms have no defaults
+        for flags in ((True, 1), (True, 0), (False, 0)):
+            expected = getattr(theirs, name)(*arguments, *flags)
+            actual = getattr(ours, name)(*arguments, *flags)
+            assert actual.dtype == expected.dtype
+            np.testing.assert_array_equal(actual, expected)
+    five = ours.build_sample_idx_int32(*arguments)  # GPT-NeoX's form
+    np.testing.assert_array_equal(five, theirs.build_sample_idx(*arguments))
+
+
+@pytest.mark.parametrize("dtype", [np.int16, np.uint8])
+def test_blending_fills_what_it_is_given(
+    megatron_helpers: ModuleType, rng: np.random.Generator, dtype: type
+) -> None:
+    weights = rng.dirichlet(np.ones(7))
+    expected = np.zeros(1000, np.int16), np.zeros(1000, np.int64)
+    actual = np.zeros(1000, dtype), np.zeros(1000, np.int64)
+    megatron_helpers.build_blending_indices(*expected, weights, 7, 1000, False)
+    ours.build_blending_indices(*actual, weights.tolist(), 7, 1000, False)
+    np.testing.assert_array_equal(actual[0], expected[0])
+    np.testing.assert_array_equal(actual[1], expected[1])
+    sizes = [3, 500, 7]
+    megatron_helpers.build_exhaustive_blending_indices(
+        *(e[:510] for e in expected), np.array(sizes), 3
+    )
+    ours.build_exhaustive_blending_indices(*(a[:510] for a in actual), sizes, 3)
+    np.testing.assert_array_equal(actual[0], expected[0])
+    np.testing.assert_array_equal(actual[1], expected[1])
+
+
+def test_mappings(megatron_helpers: ModuleType, rng: np.random.Generator) -> None:
+    sizes = rng.integers(1, 60, 300).astype(np.int32)
+    docs = np.unique(np.concatenate(([0, 300], rng.integers(0, 300, 60)))).astype(np.int64)
+    titles = rng.integers(1, 9, docs.size - 1).astype(np.int32)
+    expected = megatron_helpers.build_mapping(docs, sizes, 2, 1000, 128, 0.1, 7, False, 2)
+    for actual in (
+        ours.build_mapping(docs, sizes, 2, 1000, 128, 0.1, 7, False, 2),
+        ours.build_mapping(docs, sizes, 2, 1000, 128, 0.1, 7, False),  # GPT-NeoX's form
+    ):
+        assert actual.dtype == expected.dtype
+        np.testing.assert_array_equal(actual, expected)
+    np.testing.assert_array_equal(
+        ours.build_blocks_mapping(docs, sizes, titles, 2, 1000, 128, 7, False, True),
+        megatron_helpers.build_blocks_mapping(docs, sizes, titles, 2, 1000, 128, 7, False, True),
+    )
+
+
+def test_writes_are_never_lost_in_a_converted_copy(megatron_helpers: ModuleType) -> None:
+    """The peer converts an int32 dataset_index into an int16 copy and fills that."""
+    lost = np.full(4, 9, np.int32)
+    megatron_helpers.build_blending_indices(lost, np.zeros(4, np.int64), [0.5, 0.5], 2, 4, False)
+    assert (lost == 9).all()
+    with pytest.raises(InvalidArgument, match="dataset_index must be an int16 or uint8 array"):
+        ours.build_blending_indices(lost, np.zeros(4, np.int64), [0.5, 0.5], 2, 4, False)  # type: ignore[arg-type]
+    with pytest.raises(InvalidArgument, match="dataset_sample_index must be an int64 array"):
+        ours.build_blending_indices(
+            np.zeros(4, np.int16), np.zeros(4, np.int32), [0.5, 0.5], 2, 4, False
+        )
+
+
+@pytest.mark.parametrize(
+    ("weights", "num_datasets", "size", "message"),
+    [
+        ([0.5, np.nan], 2, 4, "weights must be finite"),
+        ([0.5, -1], 2, 4, "weights must be finite and >= 0"),
+        ([0.5, 0.5], 3, 4, "at most the 2 weights given, got 3"),
+        ([0.5, 0.5], 0, 4, "num_datasets must be from 1"),
+        ([0.5, 0.5], 2, 5, "must hold 5 draws, got 4 and 4"),
+        ([1.0] * 256, 256, 4, "from 1 to 255, what uint8 has room for"),
+    ],
+)
+def test_blends_that_cannot_be_are_refused(
+    weights: list[float], num_datasets: int, size: int, message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        ours.build_blending_indices(
+            np.zeros(4, np.uint8), np.zeros(4, np.int64), weights, num_datasets, size
+        )
+
+
+def test_an_empty_dataset_is_never_drawn() -> None:
+    index, sample = np.zeros(5, np.int16), np.zeros(5, np.int64)
+    ours.build_exhaustive_blending_indices(index, sample, [0, 3, 0, 2], 4)
+    assert np.bincount(index, minlength=4).tolist() == [0, 3, 0, 2]
+    with pytest.raises(InvalidArgument, match="sizes must be >= 0"):
+        ours.build_exhaustive_blending_indices(index, sample, [-1, 6], 2)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "documents", "S", "epochs", "tokens", "message"),
+    [
+        ([2**31], [0], 4, 1, 9, "sizes must fit int32"),
+        ([1.5], [0], 4, 1, 9, "sizes must be integers"),
+        ([9], [0], 0, 1, 9, "sequence_length must be from 1"),
+        ([9], [], 4, 1, 9, "document_idx not empty"),
+        ([9], [0], 4, 0, 9, "num_epochs must be >= 1"),
+        ([9], [0], 4, 1, 10**12, "cannot hold the 1000000000000 tokens"),
+        ([9], [0], 4, 1, 18, "fewer tokens than num_epochs"),
+        ([9], [1], 4, 1, 9, "names a sequence that has no length"),
+    ],
+)
+def test_sample_indices_that_cannot_be_are_refused(
+    sizes: list[int], documents: list[int], S: int, epochs: int, tokens: int, message: str
+) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        ours.build_sample_idx(sizes, documents, S, epochs, tokens)
