@@ -265,8 +265,10 @@ py::array_t<int64_t> checkpoints(const py::array& weights, int64_t size, int64_t
   const int64_t n = weights.size();
   py::array_t<int64_t> rows(py::array::ShapeContainer{size / stride + 1, n});
   int64_t* out = rows.mutable_data();
-  py::gil_scoped_release unlocked;
-  blend_checkpoints(w, n, size, stride, out, Signals{});
+  {
+    py::gil_scoped_release unlocked;
+    blend_checkpoints(w, n, size, stride, out, Signals{});
+  }
   return rows;
 }
 
@@ -286,8 +288,10 @@ py::array_t<int64_t> divisor_counts_at(const py::array& weights, int64_t positio
   py::array_t<int64_t> counts(weights.size());
   int64_t* out = counts.mutable_data();
   const int64_t n = weights.size();
-  py::gil_scoped_release unlocked;
-  divisor_counts(w, n, position, out);
+  {
+    py::gil_scoped_release unlocked;
+    divisor_counts(w, n, position, out);
+  }
   return counts;
 }
 
@@ -315,8 +319,10 @@ template <class Index, class Kind>
 py::array mapped(const Mapping<Kind>& mapping, int64_t num_samples) {
   py::array_t<Index> rows(py::array::ShapeContainer{num_samples, int64_t{Kind::kWidth}});
   Index* out = rows.mutable_data();
-  py::gil_scoped_release unlocked;
-  mapping.fill(out, Signals{});
+  {
+    py::gil_scoped_release unlocked;
+    mapping.fill(out, Signals{});
+  }
   return rows;
 }
 

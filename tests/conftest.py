@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
@@ -62,5 +61,5 @@ def megatron_datasets() -> Any:
 
 
 @pytest.fixture
-def rng() -> Iterator[np.random.Generator]:
-    yield np.random.default_rng(20260101)
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20260101)

@@ -25,7 +25,7 @@ struct MappingArgs {
   int64_t max_num_samples;  // no further epoch starts once there are this many
   int64_t max_seq_length;
   int32_t seed;
-  int64_t min_num_sent;  // sentences of a document that takes part, and of every sample but its last
+  int64_t min_num_sent;  // of a document that takes part, and of each sample but its last
 };
 
 // The sentences [start, end) of one document; `number` counts samples within the epoch.
@@ -33,7 +33,7 @@ struct MappedSample {
   int64_t start, end, target, document, number;
 };
 
-// build_mapping: rows (start, end, target), where one target in `1 / short_seq_prob` is drawn short.
+// build_mapping: rows (start, end, target), one target in 1 / short_seq_prob drawn short.
 class SentenceMapping {
  public:
   static constexpr int64_t kWidth = 3;

@@ -1,0 +1,38 @@
+"""``megaindex <verb>``: each verb is a module of this package with a ``main(arguments)``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+VERBS = {
+    "plan": ("megaindex.plan.__main__", "train_iters and epochs, before anything is built"),
+    "build": ("megaindex.cli.build", "build the index arrays of a dataset into a cache"),
+    "demo": ("megaindex.cli.demo", "one epoch of a real corpus, planned, built, read and proven"),
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a verb; returns the exit status, 2 for bad input."""
+    arguments = sys.argv[1:] if arguments is None else list(arguments)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(_usage())
+        return 0
+    if arguments[0] == "--version":
+        from megaindex import __version__
+
+        print(f"megaindex {__version__}")
+        return 0
+    verb, *rest = arguments
+    if verb not in VERBS:
+        known = ", ".join(VERBS)
+        print(f"megaindex: unknown verb {verb!r}; it must be one of {known}", file=sys.stderr)
+        return 2
+    status: int = importlib.import_module(VERBS[verb][0]).main(rest)
+    return status
+
+
+def _usage() -> str:
+    lines = "\n".join(f"  {verb:<8} {text}" for verb, (_, text) in VERBS.items())
+    return f"usage: megaindex <verb> [options]\n\n{lines}\n\nmegaindex <verb> --help explains each."

@@ -24,7 +24,8 @@ def request_weights(weights: Sequence[float], row: Dialect) -> list[float]:
     if row.weight_sum == "python":
         total = sum(weights)
         return [weight / total for weight in weights]
-    return _normalized(np.array(weights, np.float64)).tolist()
+    once: list[float] = _normalized(np.array(weights, np.float64)).tolist()
+    return once
 
 
 def blend_weights(weights: Sequence[float], row: Dialect, *, explicit: bool = True) -> F64:

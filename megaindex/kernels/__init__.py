@@ -12,7 +12,7 @@ import logging
 import os
 
 from megaindex.errors import InvalidArgument
-from megaindex.kernels.backend import Backend
+from megaindex.kernels.protocol import Backend
 
 logger = logging.getLogger("megaindex")
 

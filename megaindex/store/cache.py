@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,7 @@ from megaindex.errors import FormatError, StorageError
 from megaindex.io.failures import as_storage_error
 from megaindex.io.mapping import map_readonly
 from megaindex.kernels.types import IntArray
-from megaindex.store.entry import DURABLE, EntryWriter, boot_id, make_durable_later
+from megaindex.store.entry import DURABLE, EntryWriter, boot_id, make_durable_later, set_aside
 from megaindex.store.fingerprint import array_bytes, entry_key
 from megaindex.store.manifest import ArrayRecord, Manifest, read_manifest
 
@@ -41,8 +40,7 @@ def fetch(
         arrays = _load(entry, key)
     except FormatError as error:
         logger.warning("%s; it is rebuilt", error)
-        with as_storage_error(str(entry), "cannot remove the damaged entry"):
-            shutil.rmtree(entry)
+        set_aside(entry)
         arrays = None
     if arrays is None:
         with EntryWriter(cache_dir, key) as writer:

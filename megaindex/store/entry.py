@@ -10,6 +10,7 @@ import os
 import secrets
 import shutil
 import threading
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -138,11 +139,30 @@ def make_durable_later(entry: Path) -> None:
 
 
 def _make_durable(entry: Path) -> None:
-    with contextlib.suppress(OSError):  # unmarked, it is verified once by its first reader
-        for path in [*entry.iterdir(), entry]:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                os.fsync(fd)
-            finally:
-                os.close(fd)
-        (entry / DURABLE).touch()
+    with contextlib.suppress(OSError), _opened(entry) as directory:
+        # By descriptor: whatever bears the entry's name by now, this marks what was synced.
+        # Unmarked, an entry is verified once by its first reader.
+        for name in os.listdir(directory):
+            with _opened(name, directory) as file:
+                os.fsync(file)
+        os.fsync(directory)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        os.close(os.open(DURABLE, flags, 0o666, dir_fd=directory))
+
+
+@contextlib.contextmanager
+def _opened(path: str | Path, directory: int | None = None) -> Iterator[int]:
+    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    try:
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def set_aside(entry: Path) -> None:
+    """Remove an entry at once for everybody, then its files."""
+    aside = entry.with_name(f"tmp.{entry.name}.{secrets.token_hex(8)}")
+    with as_storage_error(str(entry), "cannot remove the damaged entry"):
+        with contextlib.suppress(FileNotFoundError):  # another process was faster
+            os.rename(entry, aside)
+        shutil.rmtree(aside, ignore_errors=True)

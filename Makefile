@@ -1,0 +1,53 @@
+# make demo   install into .venv, then plan, build, read and prove one epoch of a real corpus
+# make test   install into .venv with what the tests need, then run them
+# make lint   ruff and strict mypy
+# make bench  time every kernel and the whole build against megatron-core
+# make sanitize, make slow: see CONTRIBUTING.md
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
+SOURCES := pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/megaindex/*.hpp)
+
+.PHONY: demo test lint bench sanitize slow clean
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.installed
+	$(BIN)/megaindex demo --dir demo-data
+
+test: $(VENV)/.test-installed
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(VENV)/.test-installed
+	$(PIP) -r requirements/dev.txt
+	$(BIN)/ruff check megaindex tests benchmarks setup.py
+	$(BIN)/ruff format --check megaindex tests benchmarks setup.py
+	$(BIN)/mypy
+
+bench: $(VENV)/.test-installed
+	$(BIN)/python -m benchmarks
+
+slow: $(VENV)/.test-installed
+	$(BIN)/python -m pytest -m slow
+
+sanitize: $(VENV)/.test-installed
+	BIN=$(BIN) sh tests/sanitize/run.sh
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+# Editable, with warnings of the compiler as errors: a checkout is where megaindex is developed.
+$(VENV)/.installed: $(SOURCES) | $(VENV)/bin/python
+	@echo "installing megaindex into $(VENV) (numpy, numba and the native core; a minute or two)"
+	MEGAINDEX_DEV=1 $(PIP) --editable .
+	@touch $@
+
+$(VENV)/.test-installed: $(VENV)/.installed requirements/test.txt requirements/peers.txt
+	@echo "installing what the tests need (the CPU build of torch, and megatron-core to compare with)"
+	$(PIP) -r requirements/test.txt
+	$(PIP) --no-deps -r requirements/peers.txt
+	@touch $@
+
+clean:
+	rm -rf $(VENV) build demo-data megaindex.egg-info megaindex/kernels/_native*.so

@@ -1,0 +1,52 @@
+"""``megaindex build``: index arrays of a dataset, built into a cache or found there."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+
+from megaindex.cli.run import guarded
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    return guarded("build", lambda: _build(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="megaindex build", description=__doc__)
+    parser.add_argument("--data-path", required=True, metavar="P", help="prefix of .bin and .idx")
+    parser.add_argument("--seq-length", required=True, type=int, metavar="S")
+    parser.add_argument("--seed", type=int, default=1234, help="default: 1234, as the frameworks")
+    length = parser.add_mutually_exclusive_group()
+    length.add_argument("--epochs", metavar="E", help="such as 1, 1.5 or 3/2; default: 1")
+    length.add_argument("--num-samples", type=int, metavar="N")
+    parser.add_argument("--split", help="such as 969,30,1; default: all documents")
+    parser.add_argument("--subset", default="train", choices=("train", "valid", "test"))
+    parser.add_argument("--order", default="megatron", help="default: megatron")
+    parser.add_argument("--cache-dir", required=True, metavar="DIR")
+    return parser
+
+
+def _build(options: argparse.Namespace) -> None:
+    import megaindex
+
+    start = time.perf_counter()
+    index = megaindex.build_index(
+        options.data_path,
+        sequence_length=options.seq_length,
+        seed=options.seed,
+        num_samples=options.num_samples,
+        epochs=options.epochs,
+        split=options.split,
+        subset=options.subset,
+        order=options.order,
+        cache_dir=options.cache_dir,
+    )
+    seconds = time.perf_counter() - start
+    print(
+        f"order {index.order}: {index.num_samples:,} samples of {index.sequence_length} tokens, "
+        f"{index.num_epochs} epoch(s) of {index.tokens_per_epoch:,} tokens, in {seconds:.2f} s "
+        f"({megaindex.backend()}), in {options.cache_dir}"
+    )

@@ -1,0 +1,214 @@
+"""``megaindex demo``: a real corpus, planned, indexed, read by 8 ranks and proven to be one epoch.
+
+The corpus is text that every machine has: the Python standard library and the installed packages,
+one token per byte.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sysconfig
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from fractions import Fraction
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from megaindex.build import build_index
+from megaindex.cli.run import guarded
+from megaindex.corpus.byte_level import END_OF_DOCUMENT, text_files, write_byte_corpus
+from megaindex.errors import MegaIndexError
+from megaindex.format import IndexedDataset
+from megaindex.kernels import backend
+from megaindex.loader.proof import Served, walk_ranks
+from megaindex.plan import make_plan
+from megaindex.plan.render import plan_view
+from megaindex.recipe.run import Data, Run, Source, Target
+from megaindex.recipe.schedule import BatchSchedule
+
+if TYPE_CHECKING:
+    from megaindex.index.arrays import ArrayIndex
+    from megaindex.plan import Plan
+
+SUFFIXES = (".py", ".pyi", ".txt", ".md", ".rst", ".h", ".hpp", ".json")
+RANKS, MICRO_BATCH, ACCUMULATION = 8, 4, 2
+SEED = 1234
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    return guarded("demo", lambda: _Demo(options).run())
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="megaindex demo", description=__doc__)
+    parser.add_argument("--dir", default="demo-data", help="where corpus and cache go")
+    parser.add_argument("--max-tokens", type=int, default=64_000_000, metavar="T")
+    parser.add_argument("--seq-length", type=int, default=2048, metavar="S")
+    parser.add_argument("--root", action="append", help="text below these folders instead")
+    return parser
+
+
+class _Demo:
+    def __init__(self, options: argparse.Namespace) -> None:
+        self._options = options
+        self._prefix = Path(options.dir) / "corpus"
+        self._console = Console(highlight=False, width=None if _is_terminal() else 110)
+
+    def run(self) -> None:
+        files = self._write_corpus()
+        dataset = IndexedDataset(self._prefix)
+        plan = self._plan()
+        index = self._build(dataset)
+        served = self._walk(index, dataset, plan)
+        self._prove(index, dataset, plan, served, files)
+
+    def _write_corpus(self) -> list[Path]:
+        self._prefix.parent.mkdir(parents=True, exist_ok=True)
+        paths = sysconfig.get_paths()
+        roots = self._options.root or [paths["stdlib"], paths["purelib"]]
+        with self._step("1  corpus") as say:
+            files = text_files(roots, SUFFIXES)
+            limit = self._options.max_tokens
+            with self._progress("tokenizing", limit) as advance:
+                files = write_byte_corpus(self._prefix, files, max_tokens=limit, progress=advance)
+            dataset = IndexedDataset(self._prefix)
+            say(f"{len(files):,} files, {dataset.num_tokens:,} tokens in {self._prefix}.bin/.idx")
+        return files
+
+    def _plan(self) -> Plan:
+        run = Run(
+            order="megatron",
+            sequence_length=self._options.seq_length,
+            data=Data(train=(Source(path=str(self._prefix)),)),
+            batch=BatchSchedule.constant(RANKS * MICRO_BATCH * ACCUMULATION),
+            target=Target(kind="epochs", value=Fraction(1)),
+            seed=SEED,
+        )
+        with self._step("2  plan") as say:
+            plan = make_plan(run)
+            say(
+                f"one epoch on {RANKS} ranks x micro batch {MICRO_BATCH} x "
+                f"{ACCUMULATION} accumulation steps is train_iters = {plan.train_iters}"
+            )
+        self._console.print(plan_view(plan))
+        return plan
+
+    def _build(self, dataset: IndexedDataset) -> ArrayIndex:
+        cache = Path(self._options.dir) / "cache"
+        shutil.rmtree(cache, ignore_errors=True)  # of an earlier demo: this one shows a build
+        for attempt in ("3  index", "4  index again"):
+            with self._step(attempt) as say:
+                index = build_index(
+                    dataset, sequence_length=self._options.seq_length, seed=SEED, cache_dir=cache
+                )
+                how = f"built by {backend()}" if attempt.startswith("3") else "from the cache"
+                say(f"order {index.order}, {index.num_samples:,} samples, {how}")
+        return index
+
+    def _walk(self, index: ArrayIndex, dataset: IndexedDataset, plan: Plan) -> Served:
+        num_samples = plan.train_iters * plan.global_batch_size
+        with self._step("5  read") as say:
+            start = time.perf_counter()
+            with self._progress("reading", num_samples) as advance:
+                served = walk_ranks(
+                    index,
+                    dataset,
+                    num_samples=num_samples,
+                    micro_batch_size=MICRO_BATCH,
+                    data_parallel_size=RANKS,
+                    vocabulary=END_OF_DOCUMENT + 1,
+                    progress=advance,
+                )
+            rate = num_samples * index.sequence_length / (time.perf_counter() - start) / 1e6
+            say(f"{RANKS} ranks read {num_samples:,} samples and counted every token, "
+                f"{rate:,.0f} M tokens/s")  # fmt: skip
+        return served
+
+    def _prove(
+        self,
+        index: ArrayIndex,
+        dataset: IndexedDataset,
+        plan: Plan,
+        served: Served,
+        files: list[Path],
+    ) -> None:
+        consumed = plan.train_iters * plan.global_batch_size
+        S, T = index.sequence_length, dataset.num_tokens
+        unseen = np.flatnonzero(served.times_token == 0)
+        facts = [
+            ("samples served once", int((served.times_sample == 1).sum()), consumed),
+            ("samples served twice or more", int((served.times_sample > 1).sum()), 0),
+            ("tokens served once", int((served.times_token == 1).sum()), consumed * S),
+            ("tokens served twice or more", int((served.times_token > 1).sum()), 0),
+            ("tokens left over", unseen.size, T - consumed * S),
+            ("tokens read that are not the corpus's", 0 if served.matches(dataset) else 1, 0),
+        ]
+        table = Table(title="proof: one epoch is one epoch", title_justify="left")
+        for column in ("what", "counted", "expected"):
+            table.add_column(column, justify="left" if column == "what" else "right")
+        for what, counted, expected in facts:
+            mark = "[green]" if counted == expected else "[red]"
+            table.add_row(what, f"{mark}{counted:,}", f"{expected:,}")
+        self._console.print(table)
+        self._where(index, dataset, consumed, unseen, files)
+        wrong = [what for what, counted, expected in facts if counted != expected]
+        if wrong:
+            raise MegaIndexError(f"the epoch is not one epoch: {', '.join(wrong)}")
+
+    def _where(
+        self,
+        index: ArrayIndex,
+        dataset: IndexedDataset,
+        consumed: int,
+        unseen: np.ndarray,
+        files: list[Path],
+    ) -> None:
+        """Names the documents that hold the left-over tokens."""
+        starts = dataset.sequence_pointers // dataset.dtype.itemsize
+        owners = np.searchsorted(starts, unseen, side="right") - 1
+        documents, tokens = np.unique(owners, return_counts=True)
+        dropped = index.num_samples - consumed
+        self._console.print(
+            f"left over: {unseen.size:,} of {dataset.num_tokens:,} tokens "
+            f"({100 * unseen.size / dataset.num_tokens:.2f} %): {dropped} samples that do not fill "
+            f"a last batch and {unseen.size - dropped * index.sequence_length} tokens that do not "
+            f"fill a last sample, in {documents.size} of {len(files):,} documents:"
+        )
+        for k in np.argsort(-tokens, kind="stable")[:3]:
+            path = Path(*files[documents[k]].parts[-3:])
+            self._console.print(f"  {tokens[k]:>9,} tokens of …/{path}")
+
+    @contextmanager
+    def _step(self, name: str) -> Iterator[Callable[[str], None]]:
+        """Times what is inside and prints it with what was said meanwhile."""
+        said: list[str] = []
+        start = time.perf_counter()
+        yield said.append
+        seconds = time.perf_counter() - start
+        self._console.print(f"[bold]{name:<15}[/] {_duration(seconds):>8}  {'; '.join(said)}")
+
+    @contextmanager
+    def _progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
+        """Yields a function that advances the bar; there is none off a terminal."""
+        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        with Progress(
+            *columns, console=self._console, transient=True, disable=not self._console.is_terminal
+        ) as progress:
+            task = progress.add_task(what, total=total)
+            yield lambda amount: progress.advance(task, amount)
+
+
+def _duration(seconds: float) -> str:
+    return f"{1000 * seconds:.1f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
+
+
+def _is_terminal() -> bool:
+    return Console().is_terminal

@@ -1,0 +1,21 @@
+"""What every verb shares: typed errors become one line on stderr and exit status 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from megaindex.errors import MegaIndexError
+
+
+def guarded(verb: str, body: Callable[[], None]) -> int:
+    """Run ``body``; 0 if it returns, 2 after a MegaIndexError, 130 after Ctrl-C."""
+    try:
+        body()
+    except MegaIndexError as error:
+        print(f"megaindex {verb}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"megaindex {verb}: interrupted, nothing half-written was left", file=sys.stderr)
+        return 130
+    return 0

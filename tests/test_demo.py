@@ -1,0 +1,84 @@
+"""The demo as a user runs it, on a small corpus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpora import write_corpus
+
+import megaindex
+from megaindex.cli import main
+from megaindex.loader.proof import walk_ranks
+
+
+def text_tree(root: Path) -> None:
+    for k in range(40):
+        path = root / f"package{k % 3}" / f"module{k}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# module {k}\n" + "x = 1\n" * (50 * k % 700))
+
+
+def test_the_demo_proves_one_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text_tree(tmp_path / "text")
+    for _ in range(2):  # a second run replaces what the first one left
+        status = main(
+            ["demo", "--dir", str(tmp_path / "demo"), "--root", str(tmp_path / "text"),
+             "--seq-length", "32"]
+        )  # fmt: skip
+        out, err = capsys.readouterr()
+        assert status == 0, err
+        assert "train_iters" in out
+        assert "proof: one epoch is one epoch" in out
+        assert "tokens served twice or more" in out
+        assert "built by" in out
+        assert "from the cache" in out
+
+
+def test_the_proof_notices_what_is_wrong(tmp_path: Path) -> None:
+    dataset = write_corpus(tmp_path / "c", [30, 50, 9], np.uint16)
+    index = megaindex.build_index(dataset, sequence_length=8, seed=1, epochs=2)
+    common = {"micro_batch_size": 1, "data_parallel_size": 2, "vocabulary": 100}
+    one = megaindex.build_index(dataset, sequence_length=8, seed=1)
+    served = walk_ranks(one, dataset, num_samples=10, **common)
+    assert served.matches(dataset)
+    assert served.times_token.max() == 1
+    assert served.times_token.sum() == 80
+    twice = walk_ranks(index, dataset, num_samples=22, **common)
+    assert twice.times_token.max() == 2  # two epochs repeat tokens
+    other = write_corpus(tmp_path / "d", [50, 30, 9], np.uint16)
+    served.times_token[:] = 0
+    assert not served.matches(other)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nonsense"], "unknown verb 'nonsense'"),
+        (["demo", "--seq-length", "100000000"], "one sample"),
+        (["build", "--data-path", "no/such", "--seq-length", "8", "--cache-dir", "c"], "no/such"),
+    ],
+)
+def test_bad_input_is_one_line_and_status_2(
+    arguments: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    if arguments[0] == "demo":
+        text_tree(tmp_path / "text")
+        arguments = [*arguments, "--root", "text"]
+    assert main(arguments) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("\n") == 1
+    assert message in captured.err
+
+
+def test_build_reports_what_it_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    dataset = write_corpus(tmp_path / "c", [300, 50], np.uint16)
+    arguments = ["build", "--data-path", dataset.path_prefix, "--seq-length", "8", "--epochs", "3/2",
+                 "--cache-dir", str(tmp_path / "cache")]  # fmt: skip
+    assert main(arguments) == 0
+    assert "order megatron: 87 samples of 8 tokens, 2 epoch(s)" in capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert "plan" in capsys.readouterr().out
