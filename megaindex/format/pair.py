@@ -1,0 +1,134 @@
+"""Map the two files of a pair and check, at O(1) cost, that they belong together."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex.errors import FormatError, MissingFile
+from megaindex.format.dtypes import dtype_of_code, get_dialect
+from megaindex.format.header import HEADER_BYTES, IndexHeader, has_modes, parse_header
+from megaindex.format.paths import check_not_a_half, pair_paths
+from megaindex.format.validate import check_bound_ends, check_bounds, check_sequences
+from megaindex.io.mapping import map_readonly
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MappedPair:
+    """A .bin and its .idx as read-only arrays, each of which owns its mapping."""
+
+    bin_path: str
+    idx_path: str
+    header: IndexHeader
+    dtype: np.dtype[Any]
+    lengths: npt.NDArray[np.int32]
+    """int32[n], tokens of each sequence."""
+    pointers: npt.NDArray[np.int64]
+    """int64[n], where each sequence begins, in bytes."""
+    bounds: npt.NDArray[np.int64]
+    """int64[m], in sequences."""
+    modes: npt.NDArray[np.int8] | None
+    """int8[n], if the file holds them."""
+    tokens: npt.NDArray[Any]
+    """The whole .bin, as `dtype`."""
+    idx_nbytes: int
+    bin_nbytes: int
+
+    def check_sequences(self, start: int, stop: int) -> int:
+        """Check sequences start..stop and return their tokens; FormatError names the first bad."""
+        return check_sequences(
+            self.lengths[start:stop],
+            self.pointers[start:stop],
+            itemsize=self.dtype.itemsize,
+            bin_size=self.bin_nbytes,
+            idx_path=self.idx_path,
+            first=start,
+        )
+
+    def check_everything(self) -> int:
+        """Check every entry of the .idx and return the tokens of all sequences."""
+        check_bounds(self.bounds, self.header.num_sequences, self.idx_path)
+        return self.check_sequences(0, self.header.num_sequences)
+
+
+def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> MappedPair:
+    """Map both files and check header, sizes, first and last bound, and the last sequence."""
+    dialect = get_dialect(dialect_name)
+    bin_path, idx_path = pair_paths(path_prefix)
+    _require_both_files(path_prefix, bin_path, idx_path)
+
+    index = map_readonly(idx_path)
+    header = parse_header(index[:HEADER_BYTES].tobytes(), idx_path)
+    with_modes = has_modes(header, index.size, idx_path)
+    if multimodal and not with_modes:
+        raise FormatError(
+            f"{idx_path}: ends after the document bounds, without the {header.num_sequences} modes "
+            f"of a multimodal file; open it with multimodal=False"
+        )
+    dtype = dtype_of_code(header.dtype_code, dialect, idx_path)
+    data = map_readonly(bin_path)
+    pair = MappedPair(
+        bin_path=bin_path,
+        idx_path=idx_path,
+        header=header,
+        dtype=dtype,
+        lengths=index[header.lengths_offset : header.pointers_offset].view(np.int32),
+        pointers=index[header.pointers_offset : header.bounds_offset].view(np.int64),
+        bounds=index[header.bounds_offset : header.modes_offset].view(np.int64),
+        modes=index[header.modes_offset :].view(np.int8) if with_modes else None,
+        tokens=data[: data.size - data.size % dtype.itemsize].view(dtype),
+        idx_nbytes=index.size,
+        bin_nbytes=data.size,
+    )
+    check_bound_ends(pair.bounds, header.num_sequences, dialect, idx_path)
+    _check_last_sequence(pair)
+    return pair
+
+
+def _require_both_files(path_prefix: str, bin_path: str, idx_path: str) -> None:
+    missing = [path for path in (bin_path, idx_path) if not os.path.exists(path)]
+    if not missing:
+        return
+    check_not_a_half(path_prefix)
+    if len(missing) == 2:
+        raise MissingFile(
+            f"{path_prefix}: neither {bin_path} nor {idx_path} exists; check the path: it is the "
+            f"part that both names share"
+        )
+    present = idx_path if missing == [bin_path] else bin_path
+    raise MissingFile(
+        f"{missing[0]}: missing, although {present} exists; put the missing half of the pair "
+        f"beside it, or write the pair again"
+    )
+
+
+def _check_last_sequence(pair: MappedPair) -> None:
+    count = pair.header.num_sequences
+    end = 0
+    if count:
+        pair.check_sequences(count - 1, count)
+        end = int(pair.pointers[-1]) + int(pair.lengths[-1]) * pair.dtype.itemsize
+    if end < pair.bin_nbytes:
+        logger.warning(
+            "%s: the last sequence ends at byte %d of %d; unless other sequences lie there, the %d "
+            "bytes after it are never read",
+            pair.bin_path,
+            end,
+            pair.bin_nbytes,
+            pair.bin_nbytes - end,
+        )
+    if pair.bounds[-1] != count:
+        logger.warning(
+            "%s: document bounds end at sequence %d of %d, as in files that GPT-NeoX merged; its "
+            "sequences are complete, its documents are not to be relied on",
+            pair.idx_path,
+            pair.bounds[-1],
+            count,
+        )

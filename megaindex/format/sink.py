@@ -1,0 +1,78 @@
+"""The unfinished pair behind a writer: a .bin that grows, an .idx that waits, one fate for both."""
+
+from __future__ import annotations
+
+import os
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex.errors import StorageError
+from megaindex.format.cast import CHUNK
+from megaindex.format.spool import IndexSpool
+from megaindex.io.atomic import AtomicFiles
+from megaindex.io.failures import storage_error
+
+
+class PairSink:
+    """Appends go inside `with sink:`. What fails there may have written half of an entry, so the
+    sink then refuses to publish, even if the caller survives the exception."""
+
+    def __init__(
+        self,
+        bin_path: str,
+        idx_path: str,
+        dtype: np.dtype[Any],
+        *,
+        multimodal: bool,
+        overwrite: bool,
+    ) -> None:
+        self._idx_path = idx_path
+        self._bin_path = bin_path
+        self._dtype = dtype
+        self._broken = False
+        self._files = AtomicFiles((bin_path, idx_path), overwrite=overwrite)
+        try:
+            self._bin = self._files.open(bin_path)
+            self.index = IndexSpool(os.path.dirname(bin_path) or ".", multimodal=multimodal)
+        except BaseException:
+            self._files.discard()
+            raise
+
+    def write_tokens(self, tokens: npt.NDArray[Any]) -> None:
+        """Append token values that are known to fit, whatever type and layout they come in."""
+        for start in range(0, tokens.size, CHUNK):
+            chunk = tokens[start : start + CHUNK]
+            self._bin.write(np.ascontiguousarray(chunk, dtype=self._dtype).data)
+
+    def publish(self, dtype_code: int) -> None:
+        """Write the .idx, sync both files and give them their names."""
+        if self._broken:
+            raise StorageError(
+                f"{self._bin_path}: not published: an earlier write failed and left it incomplete; "
+                f"write the pair again"
+            )
+        with self:
+            self.index.assemble(self._files.open(self._idx_path), dtype_code, self._dtype.itemsize)
+        self._files.publish()
+
+    def discard(self) -> None:
+        """Remove everything that has not been published; harmless after `publish`."""
+        self._files.discard()
+        self.index.close()
+
+    def __enter__(self) -> PairSink:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._broken = True
+        if isinstance(error, OSError) and not isinstance(error, StorageError):
+            raise storage_error(error, self._bin_path, "cannot write the pair") from error

@@ -1,0 +1,1 @@
+"""Read-only mappings, atomic publication, and typed errors for what goes wrong on disk."""

@@ -1,0 +1,227 @@
+"""One test per rule that a pair can break: which type, and file, rule, values, remedy in words."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
+from megaindex.format import IndexedDataset
+
+RawPair = Callable[..., str]
+TOO_MANY = 2**64 - 1
+
+
+def refuses(kind: type[Exception], prefix: str, *parts: str, **options: Any) -> None:
+    """Opening must fail with `kind` and say each of `parts`."""
+    with pytest.raises(kind) as caught:
+        IndexedDataset(prefix, **options)
+    says(caught.value, *parts)
+
+
+def says(error: Exception, *parts: str) -> None:
+    for part in parts:
+        assert part in str(error), f"{part!r} is not in {str(error)!r}"
+
+
+@pytest.mark.parametrize(("gone", "there"), [(".bin", ".idx"), (".idx", ".bin")])
+def test_half_a_pair_is_missing(raw_pair: RawPair, gone: str, there: str) -> None:
+    prefix = raw_pair()
+    Path(prefix + gone).unlink()
+    refuses(
+        MissingFile,
+        prefix,
+        f"train{gone}: missing, although",
+        f"train{there} exists",
+        "put the missing half of the pair beside it",
+    )
+
+
+def test_both_files_are_missing(tmp_path: Path) -> None:
+    refuses(MissingFile, str(tmp_path / "no"), "no.bin nor", "no.idx exists", "check the path")
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_path_of_a_file_instead_of_the_prefix(raw_pair: RawPair, suffix: str) -> None:
+    prefix = raw_pair()
+    refuses(InvalidArgument, prefix + suffix, "names one file", f"pass the prefix {prefix!r}")
+
+
+def test_unknown_dialect(raw_pair: RawPair) -> None:
+    parts = ("dialect='fairseq'", "choose one of megatron, neox, paddlenlp")
+    refuses(InvalidArgument, raw_pair(), *parts, dialect="fairseq")
+
+
+def test_not_a_regular_file(raw_pair: RawPair) -> None:
+    prefix = raw_pair()
+    Path(prefix + ".bin").unlink()
+    Path(prefix + ".bin").mkdir()
+    refuses(StorageError, prefix, "train.bin: cannot map: not a regular file", "check the path")
+
+
+def test_wrong_magic(raw_pair: RawPair) -> None:
+    refuses(
+        FormatError,
+        raw_pair(magic=b"PK\3\4....."),
+        "train.idx: begins with b'PK\\x03\\x04.....'",
+        "must begin with b'MMIDIDX\\x00\\x00'",
+        "check the path",
+    )
+
+
+def test_the_old_format_is_named(raw_pair: RawPair) -> None:
+    prefix = raw_pair(magic=b"TNTIDX\0\0\1")
+    refuses(FormatError, prefix, "the old 'lazy'/'cached' format", "--dataset-impl mmap")
+
+
+def test_wrong_version(raw_pair: RawPair) -> None:
+    prefix = raw_pair(version=2)
+    refuses(FormatError, prefix, "train.idx: has format version 2", "only version 1", "restore")
+
+
+@pytest.mark.parametrize("code", [0, 11, 255])
+def test_unknown_dtype_code(raw_pair: RawPair, code: int) -> None:
+    parts = (f"train.idx: dtype code {code} is unknown", "8 uint16", "restore the file")
+    refuses(FormatError, raw_pair(code=code), *parts)
+
+
+def test_dtype_code_of_another_dialect(raw_pair: RawPair) -> None:
+    refuses(FormatError, raw_pair(code=9), "dtype code 9", "open it with dialect='paddlenlp'")
+
+
+@pytest.mark.parametrize("size", [0, 1, 33])
+def test_index_shorter_than_its_header(raw_pair: RawPair, size: int) -> None:
+    refuses(FormatError, raw_pair(cut=size), f"train.idx: has {size} bytes", "takes 34", "restore")
+
+
+@pytest.mark.parametrize("change", [{"cut": 60}, {"cut": -1}, {"tail": b"x"}, {"tail": b"1234"}])
+def test_truncated_or_over_long_index(raw_pair: RawPair, change: dict[str, Any]) -> None:
+    prefix = raw_pair([3, 0, 2], **change)
+    refuses(
+        FormatError,
+        prefix,
+        "train.idx: header promises 3 sequences and 4 document bounds",
+        "(34 + 12·3 + 8·4 = 102 bytes, or 105 with modes)",
+        f"file has {Path(prefix + '.idx').stat().st_size}",
+        "restore the file or write the pair again",
+    )
+
+
+@pytest.mark.parametrize("counts", [(TOO_MANY, 4), (3, TOO_MANY), (2**62, 2**61), (2, 4), (3, 5)])
+def test_counts_that_the_file_cannot_hold(raw_pair: RawPair, counts: tuple[int, int]) -> None:
+    promise = f"promises {counts[0]} sequences and {counts[1]} document bounds"
+    refuses(FormatError, raw_pair([3, 0, 2], counts=counts), promise, "file has 102")
+
+
+def test_no_document_bounds(raw_pair: RawPair) -> None:
+    refuses(FormatError, raw_pair([], bounds=[]), "train.idx: header promises 0 document bounds")
+
+
+def test_first_document_bound(raw_pair: RawPair) -> None:
+    refuses(FormatError, raw_pair(bounds=[1, 3]), "train.idx: document bound 0 is 1 and must be 0")
+
+
+@pytest.mark.parametrize("last", [2, 4, -1])
+def test_last_document_bound(raw_pair: RawPair, last: int) -> None:
+    prefix = raw_pair(bounds=[0, last])
+    refuses(FormatError, prefix, f"last document bound is {last}", "sequences, 3", "dialect='neox'")
+
+
+@pytest.mark.parametrize("last", [4, -1])
+def test_last_document_bound_of_neox(raw_pair: RawPair, last: int) -> None:
+    prefix = raw_pair(bounds=[0, last])
+    refuses(FormatError, prefix, f"last document bound is {last}", dialect="neox")
+
+
+def test_multimodal_without_modes(raw_pair: RawPair) -> None:
+    parts = ("train.idx: ends after the document bounds", "3 modes", "multimodal=False")
+    refuses(FormatError, raw_pair(), *parts, multimodal=True)
+
+
+def test_truncated_bin(raw_pair: RawPair) -> None:
+    refuses(
+        FormatError,
+        raw_pair([3, 0, 2], data=bytes(19)),
+        "train.idx: sequence 2 takes bytes 12 to 12 + 2·4 = 20 of the .bin, which has 19",
+        "restore",
+    )
+
+
+def test_empty_bin(raw_pair: RawPair) -> None:
+    refuses(FormatError, raw_pair([1], data=b""), "= 4 of the .bin, which has 0")
+
+
+BAD_ENTRIES = [
+    ({"lengths": [1, -1, 2]}, "sequence 1 has length -1; lengths are never negative"),
+    ({"pointers": [0, -4, 4]}, "sequence 1 takes bytes -4 to -4 + 1·4 = 0 of the .bin"),
+    ({"pointers": [0, 16, 4]}, "sequence 1 takes bytes 16 to 16 + 1·4 = 20"),
+    ({"pointers": [0, 2**63 - 1, 4]}, f"sequence 1 takes bytes {2**63 - 1} to"),
+    ({"pointers": [0, 2, 4]}, "sequence 1 begins at byte 2 of the .bin, inside a token"),
+]
+
+
+@pytest.mark.parametrize(("change", "rule"), BAD_ENTRIES)
+def test_bad_entries_are_found_by_validate_and_by_reading(
+    raw_pair: RawPair, change: dict[str, Any], rule: str
+) -> None:
+    prefix = raw_pair(**{"lengths": [1, 1, 2], "pointers": [0, 4, 8], "data": bytes(16), **change})
+    dataset = IndexedDataset(prefix)  # opening costs O(1) and cannot see the middle
+    assert dataset[0].tolist() == [0]
+    for trust in (dataset.validate, dataset.validate, lambda: dataset.num_tokens):
+        with pytest.raises(FormatError, match=re.escape(f"train.idx: {rule}")) as caught:
+            trust()
+        says(caught.value, "restore the file or write the pair again")
+    for read in (lambda: dataset[1], lambda: dataset[:], lambda: dataset.get(1, 0, 0)):
+        with pytest.raises(FormatError, match=re.escape(rule)):
+            read()
+
+
+def test_bad_last_sequence_is_found_at_open(raw_pair: RawPair) -> None:
+    refuses(FormatError, raw_pair([1, -5], data=bytes(4)), "sequence 1 has length -5")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "rule"),
+    [
+        ([0, 2, 1, 3], "document bound 2 is 1, after 2"),
+        ([0, 4, 3], "document bound 1 is 4, after 0"),
+        ([0, -1, 3], "document bound 1 is -1, after 0"),
+    ],
+)
+def test_bad_document_bounds(raw_pair: RawPair, bounds: list[int], rule: str) -> None:
+    dataset = IndexedDataset(raw_pair(bounds=bounds))
+    with pytest.raises(FormatError) as caught:
+        dataset.validate()
+    says(caught.value, f"train.idx: {rule}", "never decrease", "number of sequences, 3", "restore")
+
+
+def test_bad_entries_beyond_the_first_chunk(raw_pair: RawPair) -> None:
+    """Validation goes in chunks of 2^17: numbers in messages count from the beginning."""
+    count, bad = (1 << 17) + 10, (1 << 17) + 5
+    lengths = np.zeros(count, dtype=np.int32)
+    lengths[bad] = -7
+    zeros = np.zeros(count, dtype=np.int64)
+    with pytest.raises(FormatError, match=rf"sequence {bad} has length -7"):
+        IndexedDataset(raw_pair(lengths, pointers=zeros, data=b"")).validate()
+    bounds = np.arange(count + 1)
+    bounds[1 << 17] = 3  # the first of its chunk: compared with the last of the one before
+    prefix = raw_pair(zeros, pointers=zeros, bounds=bounds, data=b"")
+    with pytest.raises(FormatError, match=rf"bound {1 << 17} is 3, after {(1 << 17) - 1}"):
+        IndexedDataset(prefix).validate()
+
+
+def test_success_is_remembered(raw_pair: RawPair) -> None:
+    prefix = raw_pair()
+    dataset = IndexedDataset(prefix)
+    dataset.validate()
+    with Path(prefix + ".idx").open("r+b") as stream:  # the mapping sees this
+        stream.seek(34)
+        stream.write(np.int32(-1).tobytes())
+    assert dataset.sequence_lengths[0] == -1
+    dataset.validate()
+    assert dataset.num_tokens == 5

@@ -1,0 +1,128 @@
+"""A pair appears whole or not at all, and never over what is there already."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megaindex.errors import StorageError
+from megaindex.format import IndexedDataset, IndexedDatasetWriter
+
+FailCall = Callable[[str, int, Callable[[], Any]], None]
+OLD, NEW = [1, 1], [2, 2, 2]
+
+
+def write(prefix: Path, tokens: list[int], **options: Any) -> None:
+    with IndexedDatasetWriter(prefix, np.uint8, **options) as writer:
+        writer.add_document(tokens)
+
+
+def read(prefix: Path) -> list[int]:
+    tokens: list[int] = IndexedDataset(prefix)[0].tolist()
+    return tokens
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+def test_nothing_is_visible_before_the_end_and_only_the_pair_after(tmp_path: Path) -> None:
+    with IndexedDatasetWriter(tmp_path / "a") as writer:
+        writer.add_document([1])
+        assert not IndexedDataset.exists(tmp_path / "a")
+        assert [name.startswith("a.bin.tmp.") for name in names(tmp_path)] == [True]
+    assert names(tmp_path) == ["a.bin", "a.idx"]
+
+
+def test_relative_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(Path("a"), NEW)
+    assert read(Path("a")) == NEW
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_permissions_follow_the_umask(tmp_path: Path, umask: int) -> None:
+    before = os.umask(umask)
+    try:
+        write(tmp_path / "a", NEW)
+    finally:
+        os.umask(before)
+    for path in tmp_path.iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~umask
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_an_exception_in_the_body_leaves_nothing(tmp_path: Path, error: type) -> None:
+    def stop() -> None:
+        with IndexedDatasetWriter(tmp_path / "a") as writer:
+            writer.add_document([1])
+            raise error
+
+    with pytest.raises(error):
+        stop()
+    assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize("there", [".bin", ".idx"])
+def test_existing_files_are_refused_before_any_work(tmp_path: Path, there: str) -> None:
+    (tmp_path / f"a{there}").write_bytes(b"precious")
+    with pytest.raises(StorageError, match=rf"a{there}: already exists.*overwrite=True") as caught:
+        IndexedDatasetWriter(tmp_path / "a").__enter__()
+    assert caught.value.errno == errno.EEXIST
+    assert names(tmp_path) == [f"a{there}"]
+    assert (tmp_path / f"a{there}").read_bytes() == b"precious"
+
+
+def test_overwrite(tmp_path: Path) -> None:
+    write(tmp_path / "a", OLD)
+    old = IndexedDataset(tmp_path / "a")
+    write(tmp_path / "a", NEW, overwrite=True)
+    assert read(tmp_path / "a") == NEW
+    assert old[0].tolist() == OLD  # its mapping holds the old files
+    assert names(tmp_path) == ["a.bin", "a.idx"]
+    with pytest.raises(ZeroDivisionError), IndexedDatasetWriter(tmp_path / "a", overwrite=True):
+        raise ZeroDivisionError
+    assert read(tmp_path / "a") == NEW
+
+
+@pytest.mark.parametrize("hard_links", [True, False])
+def test_the_second_of_two_writers_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hard_links: bool
+) -> None:
+    if not hard_links:
+
+        def refuse(*paths: str) -> None:
+            raise OSError(errno.EPERM, "no hard links here")
+
+        monkeypatch.setattr(os, "link", refuse)
+    late = IndexedDatasetWriter(tmp_path / "a", np.uint8)
+    late.__enter__()
+    late.add_document(OLD)
+    write(tmp_path / "a", NEW)
+    with pytest.raises(StorageError, match=r"a\.bin: already exists"):
+        late.__exit__(None, None, None)
+    assert read(tmp_path / "a") == NEW
+    assert names(tmp_path) == ["a.bin", "a.idx"]
+
+
+def test_a_writer_that_loses_between_look_and_link_is_refused(
+    tmp_path: Path, fail_call: FailCall
+) -> None:
+    """What a check before a rename cannot see: the link itself refuses."""
+
+    def lose() -> None:
+        (tmp_path / "a.bin").write_bytes(b"theirs")
+        raise FileExistsError(errno.EEXIST, "File exists")
+
+    fail_call("link", 1, lose)
+    with pytest.raises(StorageError, match=r"a\.bin: already exists"):
+        write(tmp_path / "a", NEW)
+    assert names(tmp_path) == ["a.bin"]
+    assert (tmp_path / "a.bin").read_bytes() == b"theirs"

@@ -1,0 +1,159 @@
+"""What the writer takes and refuses, and that it does so in constant memory."""
+
+from __future__ import annotations
+
+import tracemalloc
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megaindex.errors import FormatError, InvalidArgument, MegaIndexError
+from megaindex.format import IndexedDataset, IndexedDatasetWriter
+
+RawPair = Callable[..., str]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "rule"),
+    [
+        (([1, 2, 3], [1, 1]), r"lengths: add up to 2, and there are 3 tokens"),
+        (([1, 2, 3], []), r"lengths: add up to 0, and there are 3"),
+        (([1], [2, -1]), r"lengths\[1\]=-1: must be in 0\.\.2147483647"),
+        (([1], [2**31]), r"lengths\[0\]=2147483648: must be in"),
+        (([1], [1.0]), r"lengths: must be a list of integers"),
+        (([1], 1), r"lengths: must be a list of integers, and has shape \(\)"),
+        (([1], None, [0]), r"modes: .*stores none; pass multimodal=True"),
+    ],
+)
+def test_refused_arguments_leave_the_writer_usable(
+    tmp_path: Path, arguments: Any, rule: str
+) -> None:
+    with IndexedDatasetWriter(tmp_path / "a", np.uint8) as writer:
+        writer.add_document([1])
+        with pytest.raises(InvalidArgument, match=rule):
+            writer.add_document(*arguments)
+        with pytest.raises(InvalidArgument, match=r"tokens\[0\]=-5"):
+            writer.add_documents([-5], [1])
+        writer.add_document([2])
+    assert [s.tolist() for s in IndexedDataset(tmp_path / "a")] == [[1], [2]]
+
+
+def test_modes(tmp_path: Path) -> None:
+    with IndexedDatasetWriter(tmp_path / "a", multimodal=True) as writer:
+        writer.add_document([1, 2, 3], lengths=[2, 1], modes=[-128, 127])
+        writer.add_document([4])
+        writer.add_documents([5, 6], [1, 1], modes=[1, 2])
+        with pytest.raises(InvalidArgument, match=r"modes: 1 given for 2 sequences"):
+            writer.add_document([1, 2], lengths=[1, 1], modes=[0])
+        with pytest.raises(InvalidArgument, match=r"modes\[0\]=128: must be in -128\.\.127"):
+            writer.add_document([1], modes=[128])
+    dataset = IndexedDataset(tmp_path / "a", multimodal=True)
+    assert dataset.sequence_modes is not None
+    assert dataset.sequence_modes.tolist() == [-128, 127, 0, 1, 2]
+    assert dataset.document_indices.tolist() == [0, 2, 3, 4, 5]
+
+
+def test_documents_without_sequences_and_sequences_without_tokens(tmp_path: Path) -> None:
+    with IndexedDatasetWriter(tmp_path / "a") as writer:
+        writer.add_document([], lengths=[])
+        writer.add_document([])
+        writer.add_documents([], [])
+        writer.add_documents([], [0, 0])
+    dataset = IndexedDataset(tmp_path / "a")
+    assert dataset.sequence_lengths.tolist() == [0, 0, 0]
+    assert dataset.document_indices.tolist() == [0, 0, 1, 2, 3]
+
+
+def test_an_empty_corpus(tmp_path: Path) -> None:
+    with IndexedDatasetWriter(tmp_path / "a"):
+        pass
+    dataset = IndexedDataset(tmp_path / "a")
+    assert (len(dataset), dataset.document_indices.tolist()) == (0, [0])
+
+
+@pytest.mark.parametrize(
+    ("options", "rule"),
+    [
+        ({"dtype": np.uint32}, "dtype=uint32: the megatron dialect has no code.*8 uint16"),
+        ({"dtype": np.float16}, "dtype=float16"),
+        ({"dtype": "tokens"}, "dtype='tokens': not a NumPy dtype"),
+        ({"dialect": "fairseq"}, "dialect='fairseq': unknown"),
+    ],
+)
+def test_unknown_types(tmp_path: Path, options: Any, rule: str) -> None:
+    with pytest.raises(InvalidArgument, match=rule):
+        IndexedDatasetWriter(tmp_path / "a", **options)
+
+
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_a_prefix_has_no_suffix(tmp_path: Path, suffix: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"names one file of the pair.* pass the prefix"):
+        IndexedDatasetWriter(str(tmp_path / "a") + suffix)
+
+
+def test_a_writer_is_used_once_and_inside_with(tmp_path: Path) -> None:
+    writer = IndexedDatasetWriter(tmp_path / "a")
+    with pytest.raises(InvalidArgument, match=r"a: the writer is not open; use it inside `with"):
+        writer.add_document([1])
+    with writer, pytest.raises(InvalidArgument, match="the writer is already in use"):
+        writer.__enter__()
+    with pytest.raises(InvalidArgument, match="not open"):
+        writer.add_document([1])
+
+
+def test_add_index_follows_the_pointers(raw_pair: RawPair, tmp_path: Path) -> None:
+    source = raw_pair([2, 2, 1], pointers=[12, 0, 16], bounds=[0, 2, 3])
+    with IndexedDatasetWriter(tmp_path / "a") as writer:
+        writer.add_document([9])
+        writer.add_index(source)
+        writer.add_index(raw_pair([], name="empty"))
+    dataset = IndexedDataset(tmp_path / "a")
+    assert [s.tolist() for s in dataset] == [[9], [103, 104], [100, 101], [104]]
+    assert dataset.sequence_pointers.tolist() == [0, 4, 12, 20]
+    assert dataset.document_indices.tolist() == [0, 1, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "kind", "rule"),
+    [
+        ({}, {"dtype": np.uint16}, InvalidArgument, "holds int32 and .* is written as uint16"),
+        ({}, {"multimodal": True}, InvalidArgument, "has no sequence modes.*multimodal=False"),
+        ({"modes": [1, 2, 3]}, {}, InvalidArgument, "has sequence modes.*multimodal=True"),
+        ({"bounds": [0]}, {"dialect": "neox"}, FormatError, "documents end at sequence 0 of 3"),
+        ({"bounds": [0, 2, 1, 3]}, {}, FormatError, "document bound 2 is 1, after 2"),
+    ],
+)
+def test_add_index_refuses_what_does_not_match(
+    raw_pair: RawPair, tmp_path: Path, change: Any, options: Any, kind: type, rule: str
+) -> None:
+    source = raw_pair([3, 0, 2], **change)
+    with IndexedDatasetWriter(tmp_path / "a", **options) as writer:
+        with pytest.raises(MegaIndexError, match=rule) as caught:
+            writer.add_index(source)
+        assert type(caught.value) is kind
+        writer.add_document([7])
+    dialect = options.get("dialect", "megatron")
+    assert IndexedDataset(tmp_path / "a", dialect=dialect)[0].tolist() == [7]
+
+
+def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
+    """200,000 documents of 20 tokens: 16 MB of tokens and 4 MB of index."""
+    document = np.arange(20, dtype=np.int32)
+    tracemalloc.start()
+    try:
+        with IndexedDatasetWriter(tmp_path / "a") as writer:
+            writer.add_document(document)
+            before = tracemalloc.get_traced_memory()[0]
+            tracemalloc.reset_peak()
+            for _ in range(200_000):
+                writer.add_document(document)
+            grown = tracemalloc.get_traced_memory()[1] - before
+            assert grown < 100_000
+        # Assembling the .idx holds a chunk of lengths and of pointers, never all of them.
+        assert tracemalloc.get_traced_memory()[1] - before < 12_000_000
+    finally:
+        tracemalloc.stop()
+    assert IndexedDataset(tmp_path / "a").num_tokens == 20 * 200_001
