@@ -1,0 +1,64 @@
+"""Corpora of billions of tokens that take no room: real .idx files over sparse .bin files."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Documents of a corpus, and how often they are read."""
+
+    name: str
+    documents: int
+    mean_tokens: int
+    epochs: int
+    sequence_length: int = 2048
+    lognormal: bool = True
+
+    def lengths(self) -> np.ndarray:
+        """int32[documents], at least 1, drawn once from a fixed seed."""
+        if not self.lognormal:
+            return np.full(self.documents, self.mean_tokens, np.int32)
+        sigma = 1.0
+        drawn = np.random.default_rng(20260101).lognormal(
+            np.log(self.mean_tokens) - sigma**2 / 2, sigma, self.documents
+        )
+        return np.clip(drawn, 1, 2**31 - 1).astype(np.int32)
+
+
+# lognormal lengths of mean 1000: 1 M documents are a billion tokens
+SHAPES = {
+    shape.name: shape
+    for shape in (
+        Shape(name="1B", documents=1_000_000, mean_tokens=1000, epochs=1),
+        Shape(name="10B", documents=10_000_000, mean_tokens=1000, epochs=1),
+        Shape(name="40B", documents=10_000_000, mean_tokens=1000, epochs=4),
+        Shape(name="100M-short", documents=100_000_000, mean_tokens=30, epochs=1),
+        Shape(name="100k-long", documents=100_000, mean_tokens=100_000, epochs=1, lognormal=False),
+    )
+}
+
+
+def write_sparse(directory: Path, shape: Shape) -> Path:
+    """Prefix of the corpus in ``directory``, written if it is not there yet."""
+    prefix = directory / shape.name
+    if prefix.with_suffix(".idx").exists():
+        return prefix
+    lengths = shape.lengths()
+    pointers = np.zeros(lengths.size, np.int64)
+    np.cumsum(lengths[:-1], dtype=np.int64, out=pointers[1:])
+    tokens = int(lengths.sum(dtype=np.int64))
+    itemsize, code = 2, 8  # uint16
+    with open(prefix.with_suffix(".bin"), "wb") as file:
+        file.truncate(tokens * itemsize)
+    with open(prefix.with_suffix(".tmp"), "wb") as file:
+        file.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, lengths.size, lengths.size + 1))
+        for array in (lengths, pointers * itemsize, np.arange(lengths.size + 1, dtype=np.int64)):
+            array.tofile(file)
+    prefix.with_suffix(".tmp").rename(prefix.with_suffix(".idx"))
+    return prefix

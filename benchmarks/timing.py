@@ -1,0 +1,87 @@
+"""Fair timing of two sides: each once unmeasured, then in turn; medians of what was measured."""
+
+from __future__ import annotations
+
+import statistics
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """Seconds of both sides for the same work."""
+
+    what: str
+    ours: list[float]
+    peer: list[float]
+    items: int
+    """Documents, samples or draws: what ns figures are per."""
+    unit: str
+    asked: float | None = None
+    output_bytes: int = 0
+
+    @property
+    def ratio(self) -> float:
+        """How many times faster ours is: the ratio of medians."""
+        return statistics.median(self.peer) / statistics.median(self.ours)
+
+    def nanoseconds(self, side: list[float]) -> float:
+        return statistics.median(side) / self.items * 1e9
+
+
+def alternate(
+    ours: Callable[[], object], peer: Callable[[], object], rounds: int
+) -> tuple[list[float], list[float]]:
+    """Seconds of ``rounds`` runs of each side, after one unmeasured run of each."""
+    ours()
+    peer()
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(rounds):
+        seconds[0].append(timed(ours))
+        seconds[1].append(timed(peer))
+    return seconds
+
+
+def timed(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    result = run()
+    seconds = time.perf_counter() - start
+    del result  # freeing is not part of the work
+    return seconds
+
+
+class PeakMemory:
+    """Peak of this process's anonymous memory inside a ``with``, in bytes above its start.
+
+    Pages of mapped files do not count: they are the input, or an output that is already in place.
+    """
+
+    def __enter__(self) -> PeakMemory:
+        self._start = self._peak = _anonymous()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._peak = max(self._peak, _anonymous())
+
+    @property
+    def bytes(self) -> int:
+        return self._peak - self._start
+
+    def _watch(self) -> None:
+        while not self._stop.wait(0.001):
+            self._peak = max(self._peak, _anonymous())
+
+
+def _anonymous() -> int:
+    for line in Path("/proc/self/status").read_text().splitlines():
+        if line.startswith("RssAnon:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status has no RssAnon line")
