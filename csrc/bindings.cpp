@@ -298,7 +298,7 @@ py::array_t<int64_t> divisor_counts_at(const py::array& weights, int64_t positio
 // ---- sentence mappings -----------------------------------------------------------------------
 
 MappingArgs mapping_args(const py::array& docs, const py::array& sizes, int64_t num_epochs,
-                         int64_t max_num_samples, int64_t max_seq_length, int64_t seed,
+                         uint64_t max_num_samples, int64_t max_seq_length, int64_t seed,
                          int64_t min_num_sent) {
   const auto* bounds = input<int64_t>(docs, "docs");
   const auto* lengths = input<int32_t>(sizes, "sizes");
@@ -308,10 +308,10 @@ MappingArgs mapping_args(const py::array& docs, const py::array& sizes, int64_t 
             "docs: bounds must not decrease nor pass the end of sizes");
   }
   require(INT32_MIN <= seed && seed <= INT32_MAX, "seed: must fit in 32 bits");
-  require(1 <= max_seq_length && max_seq_length <= INT32_MAX && max_num_samples >= 0,
-          "max_seq_length must be from 1 to 2**31 - 1, max_num_samples >= 0");
-  return {bounds,          docs.size() - 1, lengths,
-          num_epochs,      max_num_samples, max_seq_length,
+  require(1 <= max_seq_length && max_seq_length <= INT32_MAX,
+          "max_seq_length must be from 1 to 2**31 - 1");
+  const auto most = static_cast<int64_t>(std::min<uint64_t>(max_num_samples, INT64_MAX));
+  return {bounds, docs.size() - 1, lengths, num_epochs, most, max_seq_length,
           static_cast<int32_t>(seed), min_num_sent};
 }
 
@@ -339,7 +339,7 @@ py::array map_sentences(Mapping<Kind> mapping, int64_t num_sentences) {
 }
 
 py::array sentence_mapping(const py::array& docs, const py::array& sizes, int64_t num_epochs,
-                           int64_t max_num_samples, int64_t max_seq_length, double short_seq_prob,
+                           uint64_t max_num_samples, int64_t max_seq_length, double short_seq_prob,
                            int64_t seed, int64_t min_num_sent) {
   const MappingArgs args = mapping_args(docs, sizes, num_epochs, max_num_samples, max_seq_length,
                                         seed, min_num_sent);
@@ -349,7 +349,7 @@ py::array sentence_mapping(const py::array& docs, const py::array& sizes, int64_
 }
 
 py::array blocks_mapping(const py::array& docs, const py::array& sizes,
-                         const py::array& titles_sizes, int64_t num_epochs, int64_t max_num_samples,
+                         const py::array& titles_sizes, int64_t num_epochs, uint64_t max_num_samples,
                          int64_t max_seq_length, int64_t seed, bool use_one_sent_blocks) {
   const MappingArgs args = mapping_args(docs, sizes, num_epochs, max_num_samples, max_seq_length,
                                         seed, use_one_sent_blocks ? 1 : 2);

@@ -1,9 +1,12 @@
 // numpy.random.RandomState.shuffle for one-dimensional integer arrays, bit for bit.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <utility>
 
@@ -29,62 +32,70 @@ void swap_chunk(T* x, int64_t first, int64_t count, const Position* positions) {
   for (int64_t k = count - ahead; k < count; ++k) std::swap(x[first - k], x[positions[k]]);
 }
 
-// One thread draws positions into a ring of chunks while the caller swaps: the order of draws and
-// of swaps is that of one thread, only the waiting is shared.
+// Positions in chunks, drawn ahead by a second thread while the caller swaps: the order of draws and
+// of swaps is that of one thread, only the waiting is shared. A caller that finds no chunk draws it
+// itself, so a machine with one busy core loses nothing.
 template <class Position>
 class PositionStream {
  public:
   PositionStream(Mt19937& rng, int64_t size, bool threaded)
       : rng_(rng), first_(size - 1), buffer_(new Position[kRing * kShuffleChunk]) {
-    if (threaded) worker_ = std::thread([this] { produce(); });
+    if (threaded) helper_ = std::thread([this] { draw_ahead(); });
   }
   PositionStream(const PositionStream&) = delete;
   PositionStream& operator=(const PositionStream&) = delete;
   ~PositionStream() {
     stop_.store(true, std::memory_order_relaxed);
-    if (worker_.joinable()) worker_.join();
+    if (helper_.joinable()) helper_.join();
   }
 
-  // Positions of the steps chunk*kShuffleChunk ...; valid until `release`.
+  // Positions of the steps of this chunk; valid until `release`.
   const Position* acquire(int64_t chunk) {
-    if (!worker_.joinable()) {
-      draw(chunk);
-    } else {
-      while (produced_.load(std::memory_order_acquire) <= chunk) std::this_thread::yield();
+    if (drawn_.load(std::memory_order_acquire) <= chunk) {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (drawn_.load(std::memory_order_relaxed) <= chunk) draw_next();
     }
     return slot(chunk);
   }
-  void release(int64_t chunk) { consumed_.store(chunk + 1, std::memory_order_release); }
+  void release(int64_t chunk) { used_.store(chunk + 1, std::memory_order_release); }
 
   int64_t chunks() const { return (first_ + kShuffleChunk - 1) / kShuffleChunk; }
   int64_t first_of(int64_t chunk) const { return first_ - chunk * kShuffleChunk; }
   int64_t count_of(int64_t chunk) const { return std::min(kShuffleChunk, first_of(chunk)); }
 
  private:
-  static constexpr int64_t kRing = 8;
+  static constexpr int64_t kRing = 32;
 
   Position* slot(int64_t chunk) { return buffer_.get() + chunk % kRing * kShuffleChunk; }
-  void draw(int64_t chunk) {
+
+  void draw_next() {  // under the mutex
+    const int64_t chunk = drawn_.load(std::memory_order_relaxed);
     rng_.draw_positions(static_cast<uint64_t>(first_of(chunk)), count_of(chunk), slot(chunk));
+    drawn_.store(chunk + 1, std::memory_order_release);
   }
-  void produce() {
-    for (int64_t chunk = 0; chunk < chunks(); ++chunk) {
-      while (chunk - consumed_.load(std::memory_order_acquire) >= kRing) {
-        if (stop_.load(std::memory_order_relaxed)) return;
-        std::this_thread::yield();
+  bool is_full() const {
+    return drawn_.load(std::memory_order_relaxed) - used_.load(std::memory_order_acquire) >= kRing;
+  }
+  void draw_ahead() {
+    while (!stop_.load(std::memory_order_relaxed)) {
+      if (is_full()) {  // a full ring lasts longer than this, and the caller need not wake anybody
+        std::this_thread::sleep_for(std::chrono::microseconds(200));
+        continue;
       }
-      draw(chunk);
-      produced_.store(chunk + 1, std::memory_order_release);
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (drawn_.load(std::memory_order_relaxed) == chunks()) return;
+      draw_next();
     }
   }
 
   Mt19937& rng_;
   const int64_t first_;
   std::unique_ptr<Position[]> buffer_;
-  std::atomic<int64_t> produced_{0};
-  std::atomic<int64_t> consumed_{0};
+  std::atomic<int64_t> drawn_{0};  // chunks drawn
+  std::atomic<int64_t> used_{0};   // chunks no longer needed
   std::atomic<bool> stop_{false};
-  std::thread worker_;
+  std::mutex mutex_;  // of rng_ and of the step from one chunk to the next
+  std::thread helper_;
 };
 
 template <class Position, class T, class Poll>

@@ -81,6 +81,13 @@ class ShuffledOrder:
         )
 
     @property
+    def sample_dtype(self) -> str:
+        """Of sample_index: int32 or int64, by the framework's own rule."""
+        return self.dialect.sample_index_dtype(
+            self.num_documents, self.total_tokens, self.sequence_length
+        )
+
+    @property
     def final(self) -> FinalEpoch:
         return final_epoch(
             self.num_samples,
@@ -99,9 +106,13 @@ def build(order: ShuffledOrder, lengths: I32, sink: Sink) -> None:
     All three come from one random stream: first the documents of all epochs (or of all but the
     last, then of the last), then the samples in the same ranges.
     """
-    kernels = active()
-    state = kernels.seed_state(order.seed)
+    # All at once: a sink may bring their pages in while the first kernel runs.
     document_index = sink.allocate("document_index", (order.num_documents,), "int32")
+    sample_index = sink.allocate("sample_index", (order.samples_built + 1, 2), order.sample_dtype)
+    shuffle_index = sink.allocate(
+        "shuffle_index", (order.samples_built,), shuffle_dtype(order.samples_built)
+    )
+    state = active().seed_state(order.seed)
     apart = order.final.apart
     head = (order.num_epochs - 1) * len(order.documents) if apart else order.num_documents
     _shuffle_documents(order, state, document_index[:head])
@@ -111,9 +122,11 @@ def build(order: ShuffledOrder, lengths: I32, sink: Sink) -> None:
 
     # The number of samples is known before they are cut, so both arrays are made side by side.
     with ThreadPoolExecutor(1, "megaindex-shuffle") as pool:
-        shuffled = pool.submit(_shuffle_samples, order, state, sink)
-        _cut_samples(order, lengths, document_index, sink)
+        shuffled = pool.submit(_shuffle_samples, order, state, shuffle_index)
+        _cut_samples(order, lengths, document_index, sample_index)
+        sink.done("sample_index")
         shuffled.result()
+        sink.done("shuffle_index")
 
 
 def _shuffle_documents(order: ShuffledOrder, state: U32, out: I32) -> None:
@@ -125,30 +138,21 @@ def _shuffle_documents(order: ShuffledOrder, state: U32, out: I32) -> None:
         active().shuffled_documents(state, documents, 0, epochs, out, num_threads())
 
 
-def _shuffle_samples(order: ShuffledOrder, state: U32, sink: Sink) -> None:
-    built = order.samples_built
-    out = sink.allocate("shuffle_index", (built,), shuffle_dtype(built))
-    head = order.final.samples_before if order.final.apart else built
+def _shuffle_samples(order: ShuffledOrder, state: U32, out: IntArray) -> None:
+    head = order.final.samples_before if order.final.apart else out.size
     threads = max(1, num_threads() - 1)
     active().shuffled_range(state, 0, out[:head], threads)
     active().shuffled_range(state, head, out[head:], threads)
-    sink.done("shuffle_index")
 
 
-def _cut_samples(order: ShuffledOrder, lengths: I32, document_index: I32, sink: Sink) -> None:
-    built = order.samples_built
-    dtype = order.dialect.sample_index_dtype(
-        order.num_documents, order.total_tokens, order.sequence_length
-    )
-    out = sink.allocate("sample_index", (built + 1, 2), dtype)
+def _cut_samples(order: ShuffledOrder, lengths: I32, document_index: I32, out: IntArray) -> None:
     active().cut_samples(
         lengths,
         document_index,
         order.sequence_length,
         order.add_extra_token,
-        built,
+        order.samples_built,
         order.total_tokens,
         out,
         num_threads(),
     )
-    sink.done("sample_index")
