@@ -172,10 +172,14 @@ void cut(const py::array& lengths, const py::array& document_index, int64_t sequ
   require(document_index.size() > 0, "document_index: is empty");
   require(out.ndim() == 2 && out.shape(0) == num_samples + 1 && out.shape(1) == 2,
           "out: expected shape (num_samples + 1, 2), got " + describe(out));
+  const int64_t n = lengths.size(), m = document_index.size();
+  // numpy's allocator puts large arrays on huge pages
+  const bool compact = short_lengths_pay(n, m, num_samples);
+  py::array_t<uint16_t> room(compact ? n : 0);
+  uint16_t* short_lengths = compact ? room.mutable_data() : nullptr;
   auto run = [&](auto* rows) {
-    const int64_t n = lengths.size(), m = document_index.size();
     py::gil_scoped_release unlocked;
-    cut_samples(sizes, n, documents, m, g, num_threads, rows);
+    cut_samples(sizes, n, documents, m, g, num_threads, short_lengths, rows);
   };
   if (is<int32_t>(out)) return run(output<int32_t>(out, "out", 2));
   run(output<int64_t>(out, "out", 2));

@@ -32,37 +32,75 @@ namespace detail {
 
 constexpr int64_t kLookAhead = 32;  // documents between the request of a length and its use
 
-// Lengths of documents in the order of document_index, requested from memory well ahead. In an
-// .idx file they begin at byte 34, so they are read as bytes: int32 would have to be aligned.
+// The int32 lengths of an .idx file. They begin at byte 34 there, so they are read as bytes: int32
+// would have to be aligned.
+struct FileLengths {
+  const unsigned char* bytes;
+  int64_t count;
+
+  const void* address(uint64_t document) const { return bytes + sizeof(int32_t) * document; }
+  int64_t operator[](uint64_t document) const {
+    int32_t length;
+    std::memcpy(&length, address(document), sizeof(length));
+    return length;
+  }
+};
+
+// The same lengths in half the room, which more of the cache can hold: what does not fit in 16 bits
+// (and what is negative) is looked up in the file.
+struct ShortLengths {
+  const uint16_t* values;
+  FileLengths file;
+  int64_t count;
+
+  static constexpr uint16_t kInFile = 0xffff;
+
+  ShortLengths(const FileLengths& from, uint16_t* room)
+      : values(room), file(from), count(from.count) {
+    for (int64_t i = 0; i < count; ++i) {
+      const auto length = static_cast<uint64_t>(file[static_cast<uint64_t>(i)]);
+      room[i] = length < kInFile ? static_cast<uint16_t>(length) : kInFile;
+    }
+  }
+  const void* address(uint64_t document) const { return values + document; }
+  int64_t operator[](uint64_t document) const {
+    const uint16_t value = values[document];
+    return __builtin_expect(value == kInFile, 0) ? file[document] : value;
+  }
+};
+
+// Lengths of documents in the order of document_index, requested from memory well ahead.
+template <class Lengths>
 class LengthReader {
  public:
-  LengthReader(const unsigned char* lengths, int64_t num_lengths, const int32_t* documents)
-      : lengths_(lengths), num_lengths_(static_cast<uint64_t>(num_lengths)), documents_(documents) {}
+  LengthReader(const Lengths& lengths, const int32_t* documents)
+      : lengths_(lengths), documents_(documents) {}
 
   void request(int64_t position) const {
     const auto document = static_cast<uint64_t>(int64_t{documents_[position]});
-    __builtin_prefetch(lengths_ + sizeof(int32_t) * (document < num_lengths_ ? document : 0));
+    __builtin_prefetch(lengths_.address(exists(document) ? document : 0));
   }
   int64_t at(int64_t position) const {
     const auto document = static_cast<uint64_t>(int64_t{documents_[position]});
-    if (__builtin_expect(document >= num_lengths_, 0)) {
+    if (__builtin_expect(!exists(document), 0)) {
       throw SampleIndexError("document_index names a sequence that has no length");
     }
-    int32_t length;
-    std::memcpy(&length, lengths_ + sizeof(length) * document, sizeof(length));
+    const int64_t length = lengths_[document];
     if (__builtin_expect(length < 0, 0)) throw SampleIndexError("a length is negative");
     return length;
   }
 
  private:
-  const unsigned char* lengths_;
-  const uint64_t num_lengths_;
+  // A negative id is a very high one.
+  bool exists(uint64_t document) const { return document < static_cast<uint64_t>(lengths_.count); }
+
+  const Lengths lengths_;
   const int32_t* documents_;
 };
 
 // Calls visit(position, length) for begin, begin+1, ..., end-1.
-template <class Visit>
-void forward(const LengthReader& lengths, int64_t begin, int64_t end, Visit&& visit) {
+template <class Reader, class Visit>
+void forward(const Reader& lengths, int64_t begin, int64_t end, Visit&& visit) {
   for (int64_t d = begin; d < std::min(end, begin + kLookAhead); ++d) lengths.request(d);
   int64_t d = begin;
   for (; d < end - kLookAhead; ++d) {
@@ -72,8 +110,8 @@ void forward(const LengthReader& lengths, int64_t begin, int64_t end, Visit&& vi
   for (; d < end; ++d) visit(d, lengths.at(d));
 }
 
-template <class Visit>
-void backward(const LengthReader& lengths, int64_t begin, int64_t end, Visit&& visit) {
+template <class Reader, class Visit>
+void backward(const Reader& lengths, int64_t begin, int64_t end, Visit&& visit) {
   for (int64_t d = end - 1; d >= std::max(begin, end - kLookAhead); --d) lengths.request(d);
   int64_t d = end - 1;
   for (; d >= begin + kLookAhead; --d) {
@@ -83,19 +121,24 @@ void backward(const LengthReader& lengths, int64_t begin, int64_t end, Visit&& v
   for (; d >= begin; --d) visit(d, lengths.at(d));
 }
 
-template <class T>
-void put(T* rows, int64_t row, int64_t document, int64_t offset) {
-  rows[2 * row] = static_cast<T>(document);
-  rows[2 * row + 1] = static_cast<T>(offset);
+// Row `row` = (document, offset), in one store.
+inline void put(int32_t* rows, int64_t row, int64_t document, int64_t offset) {
+  const uint64_t pair = static_cast<uint32_t>(document) | static_cast<uint64_t>(offset) << 32;
+  std::memcpy(rows + 2 * row, &pair, sizeof(pair));
+}
+inline void put(int64_t* rows, int64_t row, int64_t document, int64_t offset) {
+  rows[2 * row] = document;
+  rows[2 * row + 1] = offset;
 }
 
 // Whether a document holds the next boundary is a coin toss that no branch predictor wins, so its
 // row is written always and kept or not. The rows gather here first: a row that is not kept must
-// not touch memory that another thread fills.
+// not touch memory that another thread fills. Rows outside 1 ... last_row are dropped.
 template <class T, int Step>  // Step: +1 rows ascend, -1 rows descend
 class RowStage {
  public:
-  RowStage(T* rows, int64_t next_row) : rows_(rows), next_row_(next_row) {}
+  RowStage(T* rows, int64_t next_row, int64_t last_row)
+      : rows_(rows), next_row_(next_row), last_row_(last_row) {}
 
   void offer(int64_t document, int64_t offset, bool keep) {
     put(stage_, Step > 0 ? kept_ : kCapacity - 1 - kept_, document, offset);
@@ -103,16 +146,22 @@ class RowStage {
     if (__builtin_expect(kept_ == kCapacity, 0)) flush();
   }
   void flush() {
-    const int64_t first = Step > 0 ? next_row_ : next_row_ - kept_ + 1;
-    const T* from = stage_ + 2 * (Step > 0 ? 0 : kCapacity - kept_);
-    std::copy(from, from + 2 * kept_, rows_ + 2 * first);
+    const int64_t count = allowed(kept_);
+    const int64_t first = Step > 0 ? next_row_ : next_row_ - count + 1;
+    const T* from = stage_ + 2 * (Step > 0 ? 0 : kCapacity - count);
+    std::copy(from, from + 2 * count, rows_ + 2 * first);
     next_row_ += Step * kept_;
     kept_ = 0;
   }
   // `count` rows in one document, `stride` tokens apart.
   void fill(int64_t document, int64_t offset, int64_t stride, int64_t count) {
+    if (count <= 8) {
+      for (int64_t j = 0; j < count; ++j) offer(document, offset + stride * j, true);
+      return;
+    }
     flush();
-    for (int64_t j = 0; j < count; ++j) {
+    const int64_t writable = allowed(count);
+    for (int64_t j = 0; j < writable; ++j) {
       put(rows_, next_row_ + Step * j, document, offset + stride * j);
     }
     next_row_ += Step * count;
@@ -120,35 +169,39 @@ class RowStage {
 
  private:
   static constexpr int64_t kCapacity = 512;
+
+  int64_t allowed(int64_t count) const {
+    const int64_t room = Step > 0 ? last_row_ + 1 - next_row_ : next_row_;
+    return std::max<int64_t>(0, std::min(count, room));
+  }
+
   T stage_[2 * kCapacity];
   T* const rows_;
   int64_t next_row_;
+  const int64_t last_row_;
   int64_t kept_ = 0;
 };
 
 // Cuts documents [begin, end), the first of which starts at token `start`; returns where the last
-// one ends. Writes rows 1 ... num_samples as far as they fall inside.
-template <class T>
-int64_t cut_forward(const LengthReader& lengths, const SampleGeometry& g, int64_t begin,
+// one ends. Writes the rows from 1 to num_samples that fall inside.
+template <class Reader, class T>
+int64_t cut_forward(const Reader& lengths, const SampleGeometry& g, int64_t begin,
                     int64_t end, int64_t start, T* rows) {
   const int64_t S = g.sequence_length;
   const int64_t shift = 1 - g.extra;
   // The first row k >= 1 whose token k*S - 1 + extra is at or after `start`.
   const int64_t row = std::max<int64_t>(1, (start + shift + S - 1) / S);
-  int64_t left = g.num_samples + 1 - row;           // rows still to write
-  int64_t ahead = row * S - 1 + g.extra - start;    // tokens from here to the next row's token
-  RowStage<T, +1> stage(rows, row);
+  int64_t ahead = row * S - 1 + g.extra - start;  // tokens from here to the next row's token
+  RowStage<T, +1> stage(rows, row, g.num_samples);
   int64_t position = start;
   forward(lengths, begin, end, [&](int64_t d, int64_t length) {
     position += length;
-    const bool hit = (ahead < length) & (left > 0);
+    const bool hit = ahead < length;
     stage.offer(d, ahead + shift, hit);
-    left -= hit;
     ahead += (hit ? S : 0) - length;
-    if (__builtin_expect((ahead < 0) & (left > 0), 0)) {  // a long document holds several rows
-      const int64_t more = std::min((S - 1 - ahead) / S, left);
+    if (__builtin_expect(ahead < 0, 0)) {  // a long document holds several rows
+      const int64_t more = (S - 1 - ahead) / S;
       stage.fill(d, ahead + length + shift, S, more);
-      left -= more;
       ahead += more * S;
     }
   });
@@ -158,35 +211,33 @@ int64_t cut_forward(const LengthReader& lengths, const SampleGeometry& g, int64_
 
 // The same rows from the other side: the last document ends before token `stop`. Returns where
 // the first one starts.
-template <class T>
-int64_t cut_backward(const LengthReader& lengths, const SampleGeometry& g, int64_t begin,
+template <class Reader, class T>
+int64_t cut_backward(const Reader& lengths, const SampleGeometry& g, int64_t begin,
                      int64_t end, int64_t stop, T* rows) {
   const int64_t S = g.sequence_length;
   const int64_t shift = 1 - g.extra;
-  // The last row whose token lies before `stop`; rows 1 ... row are still to write.
-  int64_t row = std::min(g.num_samples, (stop - g.extra) / S);
+  // The last row whose token lies before `stop`.
+  const int64_t row = std::min(g.num_samples, (stop - g.extra) / S);
   int64_t behind = stop - (row * S - 1 + g.extra);  // tokens from that token to here
-  RowStage<T, -1> stage(rows, row);
+  RowStage<T, -1> stage(rows, row, g.num_samples);
   int64_t position = stop;
   backward(lengths, begin, end, [&](int64_t d, int64_t length) {
     position -= length;
-    const bool hit = (behind <= length) & (row > 0);
+    const bool hit = behind <= length;
     stage.offer(d, length - behind + shift, hit);
-    row -= hit;
-    behind += hit ? S : 0;
-    if (__builtin_expect((behind <= length) & (row > 0), 0)) {
-      const int64_t more = std::min((length - behind) / S + 1, row);
-      stage.fill(d, length - behind + shift, -S, more);
-      row -= more;
+    behind += (hit ? S : 0) - length;
+    if (__builtin_expect(behind <= 0, 0)) {
+      const int64_t more = -behind / S + 1;
+      stage.fill(d, shift - behind, -S, more);
       behind += more * S;
     }
-    behind -= length;
   });
   stage.flush();
   return position;
 }
 
-inline int64_t sum_lengths(const LengthReader& lengths, int64_t begin, int64_t end) {
+template <class Reader>
+int64_t sum_lengths(const Reader& lengths, int64_t begin, int64_t end) {
   int64_t sum = 0;
   forward(lengths, begin, end, [&](int64_t, int64_t length) { sum += length; });
   return sum;
@@ -215,8 +266,8 @@ void run_parallel(int64_t count, Task&& task) {
 // Cuts [0, n) with `threads` >= 2 threads. The total is known, so one thread cuts from the front
 // and one from the back at once; the blocks between them are summed meanwhile and cut after.
 // Returns false if the two sides do not meet: the total was not that of these documents.
-template <class T>
-bool cut_parallel(const LengthReader& lengths, const SampleGeometry& g, int64_t n, int threads,
+template <class Reader, class T>
+bool cut_parallel(const Reader& lengths, const SampleGeometry& g, int64_t n, int threads,
                   T* rows) {
   const int64_t blocks = threads;
   auto bound = [&](int64_t b) { return n / blocks * b + std::min(b, n % blocks); };
@@ -236,15 +287,16 @@ bool cut_parallel(const LengthReader& lengths, const SampleGeometry& g, int64_t 
   if (starts.back() != tokens.back()) return false;
   if (blocks > 2) {
     run_parallel(blocks - 2, [&](int64_t b) {
-      cut_forward(lengths, g, bound(b + 1), bound(b + 2), starts[static_cast<size_t>(b) + 1], rows);
+      const int64_t start = starts[static_cast<size_t>(b) + 1];
+      cut_forward(lengths, g, bound(b + 1), bound(b + 2), start, rows);
     });
   }
   return true;
 }
 
 // drop_last_partial=false: the last row ends at the last token there is.
-template <class T>
-void put_last_partial(const LengthReader& lengths, const SampleGeometry& g, int64_t n, T* rows) {
+template <class Reader, class T>
+void put_last_partial(const Reader& lengths, const SampleGeometry& g, int64_t n, T* rows) {
   int64_t d = n - 1;
   // An empty document has no last token to share.
   if (g.extra == 1) {
@@ -253,28 +305,50 @@ void put_last_partial(const LengthReader& lengths, const SampleGeometry& g, int6
   put(rows, g.num_samples, d, lengths.at(d) - g.extra);
 }
 
-}  // namespace detail
-
-// Fills rows[num_samples + 1][2]. `lengths` holds int32, aligned or not. Throws SampleIndexError if an id, a length or the number of
-// tokens does not fit; rows is unspecified then.
-template <class T>
-void cut_samples(const unsigned char* lengths, int64_t num_lengths, const int32_t* document_index,
-                 int64_t num_documents, const SampleGeometry& g, int num_threads, T* rows) {
-  const detail::LengthReader reader(lengths, num_lengths, document_index);
-  detail::put(rows, 0, 0, 0);
+template <class Reader, class T>
+void cut(const Reader& reader, int64_t num_documents, const SampleGeometry& g, int num_threads,
+         T* rows) {
+  put(rows, 0, 0, 0);
   constexpr int64_t kWorthAThread = 1 << 16;
   const auto threads = static_cast<int>(
       std::min<int64_t>(std::max(num_threads, 1), 1 + num_documents / kWorthAThread));
   int64_t tokens = g.total_tokens;
-  if (threads == 1 || !detail::cut_parallel(reader, g, num_documents, threads, rows)) {
-    tokens = detail::cut_forward(reader, g, 0, num_documents, 0, rows);
+  if (threads == 1 || !cut_parallel(reader, g, num_documents, threads, rows)) {
+    tokens = cut_forward(reader, g, 0, num_documents, 0, rows);
   }
   const int64_t needed = g.num_samples * g.sequence_length + g.extra;
   if (tokens < std::min(needed, g.total_tokens)) {
     throw SampleIndexError("the documents hold fewer tokens than num_epochs * tokens_per_epoch");
   }
-  if (tokens < needed && g.num_samples > 0) {
-    detail::put_last_partial(reader, g, num_documents, rows);
+  if (tokens < needed && g.num_samples > 0) put_last_partial(reader, g, num_documents, rows);
+}
+
+}  // namespace detail
+
+// Whether `short_lengths` of cut_samples is worth its memory: 2 bytes a length, asked for only where
+// each is looked up several times and they are under a twelfth of the arrays they belong to.
+inline bool short_lengths_pay(int64_t num_lengths, int64_t num_documents, int64_t num_samples) {
+  constexpr int64_t kFitsAnyCache = 1 << 20;
+  const int64_t arrays = 4 * num_documents + 8 * num_samples;
+  return num_lengths > kFitsAnyCache && num_documents >= 3 * num_lengths &&
+         12 * 2 * num_lengths <= arrays;
+}
+
+// Fills rows[num_samples + 1][2]. `lengths` holds int32, aligned or not; `short_lengths` is null or
+// room for as many uint16. Throws SampleIndexError if an id, a length or the number of tokens does
+// not fit; rows is unspecified then.
+template <class T>
+void cut_samples(const unsigned char* lengths, int64_t num_lengths, const int32_t* document_index,
+                 int64_t num_documents, const SampleGeometry& g, int num_threads,
+                 uint16_t* short_lengths, T* rows) {
+  const detail::FileLengths file{lengths, num_lengths};
+  if (short_lengths == nullptr) {
+    detail::cut(detail::LengthReader<detail::FileLengths>(file, document_index), num_documents, g,
+                num_threads, rows);
+  } else {
+    const detail::ShortLengths compact(file, short_lengths);
+    detail::cut(detail::LengthReader<detail::ShortLengths>(compact, document_index), num_documents,
+                g, num_threads, rows);
   }
 }
 

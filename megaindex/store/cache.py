@@ -14,7 +14,8 @@ from megaindex.errors import FormatError, StorageError
 from megaindex.io.failures import as_storage_error
 from megaindex.io.mapping import map_readonly
 from megaindex.kernels.types import IntArray
-from megaindex.store.entry import DURABLE, EntryWriter, boot_id, make_durable_later, set_aside
+from megaindex.store.durable import DURABLE, make_durable_later
+from megaindex.store.entry import EntryWriter, boot_id, set_aside
 from megaindex.store.fingerprint import array_bytes, entry_key
 from megaindex.store.manifest import ArrayRecord, Manifest, read_manifest
 

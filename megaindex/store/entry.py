@@ -10,8 +10,6 @@ import mmap
 import os
 import secrets
 import shutil
-import threading
-from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,12 +19,11 @@ import xxhash
 
 from megaindex.io.failures import as_storage_error
 from megaindex.kernels.types import IntArray
+from megaindex.store.durable import make_durable_later
 from megaindex.store.fingerprint import array_bytes
 from megaindex.store.manifest import MANIFEST, ArrayRecord, Manifest
 
 logger = logging.getLogger("megaindex")
-
-DURABLE = "durable"
 
 
 class EntryWriter:
@@ -147,34 +144,6 @@ def boot_id() -> str:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
         return "unknown"
-
-
-def make_durable_later(entry: Path) -> None:
-    """Bring an entry to disk in the background, then mark it: a loader need not verify it."""
-    threading.Thread(
-        target=_make_durable, args=(entry,), name="megaindex-durable", daemon=True
-    ).start()
-
-
-def _make_durable(entry: Path) -> None:
-    with contextlib.suppress(OSError), _opened(entry) as directory:
-        # By descriptor: whatever bears the entry's name by now, this marks what was synced.
-        # Unmarked, an entry is verified once by its first reader.
-        for name in os.listdir(directory):
-            with _opened(name, directory) as file:
-                os.fsync(file)
-        os.fsync(directory)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
-        os.close(os.open(DURABLE, flags, 0o666, dir_fd=directory))
-
-
-@contextlib.contextmanager
-def _opened(path: str | Path, directory: int | None = None) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
-    try:
-        yield fd
-    finally:
-        os.close(fd)
 
 
 def set_aside(entry: Path) -> None:

@@ -104,6 +104,25 @@ def test_threads_do_not_change_a_row(rng: np.random.Generator, threads: int, mea
     np.testing.assert_array_equal(cut(native, lengths, documents, 2048), numba)
 
 
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_lengths_looked_up_in_short_form_are_the_same(
+    rng: np.random.Generator, threads: int
+) -> None:
+    """Above a million lengths, each read several times, 16 bits a length are read instead of 32."""
+    count = 2**20 + 1
+    lengths = rng.integers(0, 9, count).astype(np.int32)
+    lengths[rng.integers(0, count, 50)] = [65_534, 65_535, 65_536, 2**30, 70_000] * 10
+    documents = rng.integers(0, count, 3 * count).astype(np.int32)
+    rows = cut(load("native"), lengths, documents, 4096, threads=threads)
+    np.testing.assert_array_equal(rows, cut(load("numba"), lengths, documents, 4096))
+    lengths[documents[-1]] = -5
+    out = np.empty_like(rows)
+    with pytest.raises(InvalidArgument, match="a length is negative"):
+        load("native").cut_samples(
+            lengths, documents, 4096, 1, len(rows) - 1, 4096 * len(rows), out, threads
+        )
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_more_tokens_than_counted_are_cut_from_the_front(threads: int) -> None:
     """Megatron is told tokens_per_epoch; documents beyond that are left alone."""

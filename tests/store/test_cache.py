@@ -18,6 +18,7 @@ import megaindex
 from megaindex.format import IndexedDataset
 from megaindex.index.orders import shuffled
 from megaindex.store import entry as entry_module
+from megaindex.store.durable import make_durable
 
 
 @pytest.fixture
@@ -176,7 +177,7 @@ def test_after_a_reboot_bytes_are_verified_until_they_were_synced(
 
 def test_durable_is_marked_after_syncing(tmp_path: Path) -> None:
     (tmp_path / "array.npy").write_bytes(b"x")
-    entry_module._make_durable(tmp_path)
+    make_durable(tmp_path)
     assert (tmp_path / "durable").exists()
 
 
