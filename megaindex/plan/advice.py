@@ -1,0 +1,232 @@
+"""What a plan warns of, and what each warning says to change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from megaindex.index.arithmetic import final_epoch
+from megaindex.index.dialect import DEFAULT_SPLIT
+from megaindex.plan.model import Plan, Row
+from megaindex.plan.sizing import Sizing
+from megaindex.recipe.run import Run
+
+_NOTICEABLE = 0.01
+
+
+def warnings(run: Run, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
+    """Everything worth changing, most harmful first."""
+    texts = (
+        *_blend(sizing, plan),
+        *_repeats(sizing, plan),
+        *_loader_ends(run, plan),
+        *_splits(run, plan),
+        *_setup(run, sizing, plan),
+        *run.notes,
+    )
+    return tuple(dict.fromkeys(texts))
+
+
+def _blend(sizing: Sizing, plan: Plan) -> Iterator[str]:
+    """Sources drawn more often than built, in any split or phase."""
+    if not sizing.row.is_framework:
+        return
+    for rows in _blends(plan):
+        if len(rows) > 1 and all(row.built is not None for row in rows):
+            unweighted = rows[0].weight is None and sizing.row.order == "megatron"
+            whole = unweighted and sizing.buffer != "exact"
+            yield from _dry_blend(plan, rows) if whole else _short_blend(sizing, rows)
+
+
+def _blends(plan: Plan) -> list[list[Row]]:
+    """Rows that are blended with each other: those of one split, or of one phase of it."""
+    blends: dict[tuple[str, int | None], list[Row]] = {}
+    for row in plan.datasets:
+        blends.setdefault((row.split, row.phase), []).append(row)
+    return list(blends.values())
+
+
+def _dry_blend(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+    """Megatron builds sources without weights for one epoch, however long the run."""
+    split, phase = rows[0].split, rows[0].phase
+    held = sum(row.built or 0 for row in rows)
+    wanted = plan.samples_consumed if phase is None else plan.phases[phase - 1].samples
+    if split != "train" and plan.evaluation is not None:
+        evaluation = plan.evaluation
+        wanted = evaluation.valid_samples if split == "valid" else evaluation.test_samples
+    if wanted > held:
+        last = f" after {plan.max_train_iters_without_repeat} iterations" * (split == "train")
+        yield (
+            f"{split}: Megatron builds one epoch of sources without weights, {held} samples, and "
+            f"{wanted} are wanted: its loader runs dry{last}; give weights, or ask for less"
+        )
+
+
+def _short_blend(sizing: Sizing, rows: Sequence[Row]) -> Iterator[str]:
+    short = [row for row in rows if (row.drawn_by_blend or 0) > (row.built or 0)]
+    if not short:
+        return
+    worst = max(short, key=lambda row: (row.drawn_by_blend or 0) - (row.built or 0))
+    outcome = {
+        "megatron": "Megatron stops with an IndexError",
+        "neox": "NeoX silently serves other samples instead",
+    }.get(sizing.row.order, "the framework reads beyond the index")
+    yield (
+        f"variance_buffer {sizing.buffer} is too small: {worst.split} draws {len(short)} of "
+        f"{len(rows)} sources more often than they are built, such as {worst.name} "
+        f"({worst.drawn_by_blend} of {worst.built}); {outcome}: pass --variance-buffer "
+        f"{_enough(sizing, rows)}, or exact"
+    )
+
+
+def _enough(sizing: Sizing, rows: Sequence[Row]) -> str:
+    """A buffer, in thousandths, under which every source is asked for as often as drawn."""
+    assert isinstance(sizing.buffer, float)
+    shares = [(row.requested or 0) / sizing.buffer for row in rows]
+    ratio = max((row.drawn_by_blend or 0) / max(1, n) for row, n in zip(rows, shares, strict=True))
+    return f"{int(ratio * 1000) / 1000 + 0.002:.3f}"
+
+
+def _repeats(sizing: Sizing, plan: Plan) -> Iterator[str]:
+    """Frameworks: epochs that the draws do not need, or mixed so that tokens stay unseen."""
+    rows = [row for row in _train(plan) if (row.epochs or 0) > 1 and row.drawn is not None]
+    if not sizing.row.is_framework or not rows:
+        return
+    worst = max(rows, key=lambda row: (_unseen(row), row.epochs))
+    blend = next(rows for rows in _blends(plan) if worst in rows)
+    needed = sizing.epochs([row.drawn or 0 for row in blend])[blend.index(worst)]
+    surplus = (worst.epochs or 0) - needed
+    apart = _last_apart(sizing, worst)
+    if _unseen(worst) < _NOTICEABLE and (surplus == 0 or apart):
+        return
+    cause = f", {surplus} more than drawn, for variance_buffer {sizing.buffer}," if surplus else ""
+    mixed = "shuffles the last apart" if apart else "shuffles them together"
+    yield (
+        f"{sizing.row.framework} builds {worst.epochs} epochs of {worst.name}{cause} and {mixed}"
+        f"{_harm(worst)}; {_remedy(sizing, plan, needed)}"
+    )
+
+
+def _harm(row: Row) -> str:
+    if _unseen(row) < _NOTICEABLE:
+        return ""
+    twice = 1 - sum(row.coverage.tokens[:2])
+    return f": {_unseen(row):.1%} of its tokens stay unseen, {twice:.1%} come twice or more"
+
+
+def _remedy(sizing: Sizing, plan: Plan, needed: int) -> str:
+    last = plan.max_train_iters_without_repeat
+    if last == 0 or (needed > 1 and not sizing.single):
+        return "change the weights, or use --order epoch, which completes each epoch in turn"
+    return f"at most {last} iterations repeat nothing"
+
+
+def _last_apart(sizing: Sizing, row: Row) -> bool:
+    final = final_epoch(
+        row.requested or 0,
+        row.epochs or 1,
+        row.tokens_per_epoch,
+        sizing.sequence_length,
+        policy=sizing.row.final_epoch,
+        threshold=sizing.row.final_epoch_threshold,
+    )
+    return final.apart
+
+
+def _unseen(row: Row) -> float:
+    return row.coverage.tokens[0] if row.coverage.tokens else 0.0
+
+
+def _loader_ends(run: Run, plan: Plan) -> Iterator[str]:
+    """NeoX's datasets report one sample less than they hold, and its loader starts over."""
+    if run.order != "neox" or plan.samples_built is None or run.consumed_samples:
+        return
+    train = _train(plan)
+    held = plan.samples_built - len(train)
+    unit = (run.micro_batch_size or 1) * (run.data_parallel_size or 1)
+    if run.micro_batch_size is None or run.data_parallel_size is None:
+        unit = plan.global_batch_size
+    if held // unit * unit < plan.samples_consumed:
+        yield (
+            f"NeoX counts {held} of {plan.samples_built} samples (each dataset's length is one "
+            f"short), so its loader starts over before iteration {plan.train_iters} ends: "
+            f"train {plan.train_iters - 1} iterations"
+        )
+
+
+def _splits(run: Run, plan: Plan) -> Iterator[str]:
+    data = run.data
+    if data.split is None and not data.valid and not data.test and data.train[0].path:
+        yield (
+            f"no --split: all documents are train, while the frameworks default to "
+            f"{DEFAULT_SPLIT}; pass --split {DEFAULT_SPLIT} to plan what they would do"
+        )
+    for split in ("valid", "test"):
+        rows = [row for row in plan.datasets if row.split == split]
+        yield from _evaluation_rows([row for row in rows if row.drawn])
+        yield from _empty_sources(run, [row for row in rows if row.samples_per_epoch == 0])
+
+
+def _evaluation_rows(rows: Sequence[Row]) -> Iterator[str]:
+    repeated = [row for row in rows if row.samples_per_epoch and (row.epochs or 0) > 1]
+    if repeated:
+        worst = max(repeated, key=lambda row: row.epochs or 0)
+        yield (
+            f"{worst.split}: {len(repeated)} of {len(rows)} sources are repeated, such as "
+            f"{worst.name} ({worst.drawn} drawn, {worst.samples_per_epoch} in an epoch); lower "
+            "--eval-iters or widen --split to evaluate on each sample once"
+        )
+
+
+def _empty_sources(run: Run, rows: Sequence[Row]) -> Iterator[str]:
+    """Sources with less than one sample in a split that was asked for."""
+    none = [row for row in rows if row.tokens_per_epoch == 0]
+    few = [row for row in rows if row.tokens_per_epoch > 0]
+    if none:
+        effect = "and no evaluation of it"
+        if run.order == "megatron":
+            effect = "for which Megatron counts epochs without end"
+        yield f"{none[0].split}: no token in {_names(none)}, {effect}: widen --split"
+    if few:
+        yield (
+            f"{few[0].split}: less than one sample of {run.sequence_length + 1} tokens in "
+            f"{_names(few)}: widen --split"
+        )
+
+
+def _names(rows: Sequence[Row]) -> str:
+    names = ", ".join(row.name for row in rows[:3])
+    return names if len(rows) <= 3 else f"{names} and {len(rows) - 3} more"
+
+
+def _setup(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
+    if plan.train_iters == 0:
+        yield (
+            f"no full iteration: the target leaves {plan.samples_left_over} samples, one batch is "
+            f"{plan.global_batch_size}; aim higher or use --tail pad"
+        )
+    if not sizing.row.is_framework and run.variance_buffer not in (None, "exact"):
+        yield f"order {run.order} sizes sources exactly; --variance-buffer has no effect"
+    if sizing.one_epoch_only and run.variance_buffer is not None:
+        yield "Megatron ignores a buffer for sources without weights; remove --variance-buffer"
+    if plan.phases:
+        yield (
+            "each phase builds its datasets anew with the same seed: a later phase repeats the "
+            "data of an earlier one unless its --data-path changes"
+        )
+    unit = (run.micro_batch_size or 1) * (run.data_parallel_size or 1)
+    for _, size in plan.batch_schedule:
+        if size % unit:
+            yield (
+                f"batch size {size} is not a multiple of micro batch x data-parallel size {unit}: "
+                "the framework refuses it; change the schedule or the cluster"
+            )
+    if any(row.drawn is None for row in plan.datasets):
+        limits = "" if plan.max_train_iters_exact else ", and max_train_iters safe lower bounds"
+        yield (
+            f"the blend is too long to count unasked: draws are bounds{limits}; pass "
+            "--blend-counts exact to count them, about a minute for 10^9 samples"
+        )
+
+
+def _train(plan: Plan) -> list[Row]:
+    return [row for row in plan.datasets if row.split == "train"]

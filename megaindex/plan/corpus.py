@@ -1,0 +1,64 @@
+"""Sizes of a corpus: one pass over the lengths of an .idx, in constant memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import BinaryIO
+
+import numpy as np
+
+from megaindex.errors import FormatError
+from megaindex.format import IndexedDataset
+from megaindex.format.header import HEADER_BYTES
+from megaindex.index.dialect import Dialect
+from megaindex.recipe.run import Source
+
+_CHUNK = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class Part:
+    """The sequences [begin, end) of one source, as far as one split uses them."""
+
+    source: Source
+    begin: int
+    end: int
+    tokens: int
+
+    @property
+    def sequences(self) -> int:
+        return self.end - self.begin
+
+
+def measure(source: Source, row: Dialect, split: str | None) -> list[Part]:
+    """Parts of a source: all of it, or the train, valid and test parts of ``split``.
+
+    Raises:
+        MissingFile, StorageError, FormatError: the pair cannot be read, or a length is negative.
+    """
+    if source.tokens is not None:
+        return [Part(source=source, begin=0, end=0, tokens=source.tokens)]
+    dataset = IndexedDataset(source.path, dialect=row.file_dialect)
+    bounds = [(0, len(dataset))] if split is None else row.split_bounds(split, len(dataset))
+    with open(f"{source.path}.idx", "rb") as file:
+        sums = [_sum(file, begin, end, file.name) for begin, end in bounds]
+    return [
+        Part(source=source, begin=begin, end=end, tokens=tokens)
+        for (begin, end), tokens in zip(bounds, sums, strict=True)
+    ]
+
+
+def _sum(file: BinaryIO, begin: int, end: int, path: str) -> int:
+    """Tokens of the sequences [begin, end), read in blocks: a mapping would count as memory."""
+    total = 0
+    file.seek(HEADER_BYTES + begin * 4)
+    for start in range(begin, end, _CHUNK):
+        lengths = np.frombuffer(file.read(4 * min(_CHUNK, end - start)), "<i4")
+        if len(lengths) and int(lengths.min()) < 0:
+            at = int(np.argmax(lengths < 0))
+            raise FormatError(
+                f"{path}: sequence {start + at} has the length {int(lengths[at])}; lengths are "
+                ">= 0: write the file again"
+            )
+        total += int(lengths.sum(dtype=np.int64))
+    return total

@@ -1,0 +1,176 @@
+"""How often a blend draws from each source, and how long it runs before one is spent."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from megaindex.kernels.types import F64, I64, U64
+
+Progress = Callable[[int, int], None]
+"""Called with the samples counted so far and in all."""
+
+# Work, about nanoseconds of the native kernel, that a blend is walked for without being asked.
+FREE_WORK = 5 * 10**9
+_CHUNK_WORK = 2 * 10**8
+
+
+class Draws(Protocol):
+    """Draws of one blend at any length."""
+
+    def counts(self, samples: int) -> list[int] | None:
+        """Draws of each source among the first ``samples``; None where counting takes too long."""
+
+    def bounds(self, samples: int) -> list[tuple[int, int]]:
+        """Least and most draws of each source among the first ``samples``, without a walk."""
+
+    def longest(self, limits: Sequence[int]) -> tuple[int, bool]:
+        """Most samples before any source is drawn more than its limit, and whether it is exact.
+
+        Where it is not exact, at least so many.
+        """
+
+
+@dataclass(frozen=True)
+class SingleDraws:
+    """One source: every sample is drawn from it."""
+
+    def counts(self, samples: int) -> list[int]:
+        return [samples]
+
+    def bounds(self, samples: int) -> list[tuple[int, int]]:
+        return [(samples, samples)]
+
+    def longest(self, limits: Sequence[int]) -> tuple[int, bool]:
+        return limits[0], True
+
+
+@dataclass(frozen=True)
+class DivisorDraws:
+    """Webster's rule: counts at any position without a walk."""
+
+    weights: U64
+
+    def counts(self, samples: int) -> list[int]:
+        from megaindex.kernels import active
+
+        return [int(count) for count in active().divisor_counts(self.weights, samples)]
+
+    def bounds(self, samples: int) -> list[tuple[int, int]]:
+        return [(count, count) for count in self.counts(samples)]
+
+    def longest(self, limits: Sequence[int]) -> tuple[int, bool]:
+        """Draw k of a source (from 0) comes at time (2k + 1) / weight, lowest index first.
+
+        The first draw beyond a limit is the earliest of (2 limit + 1) / weight; before it come
+        the draws of every source at earlier times, compared by cross-multiplication.
+        """
+        weights = [int(weight) for weight in self.weights]
+        first = 0
+        for i in range(1, len(weights)):
+            if (2 * limits[i] + 1) * weights[first] < (2 * limits[first] + 1) * weights[i]:
+                first = i
+        odd, weight = 2 * limits[first] + 1, weights[first]
+        before = 0
+        for i, other in enumerate(weights):
+            ties_count = i < first
+            last_odd = (odd * other - (0 if ties_count else 1)) // weight
+            before += (last_odd + 1) // 2
+        return before, True
+
+
+@dataclass
+class GreedyDraws:
+    """The frameworks' greedy blend: exact counts take a walk, kept up to where it got."""
+
+    weights: F64
+    walk: str = "auto"
+    """auto: count up to FREE_WORK; exact: count anything; bounds: never count."""
+    progress: Progress | None = None
+    _position: int = 0
+    _counts: I64 = field(init=False)
+    _known: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._counts = np.zeros(len(self.weights), np.int64)
+
+    def counts(self, samples: int) -> list[int] | None:
+        if samples in self._known:
+            return self._known[samples]
+        if not self._may_walk(samples):
+            return None
+        if samples < self._position:
+            self._position = 0
+            self._counts[:] = 0
+        for end in self._steps(samples):
+            self._advance(end, samples)
+        self._known[samples] = [int(count) for count in self._counts]
+        return self._known[samples]
+
+    def bounds(self, samples: int) -> list[tuple[int, int]]:
+        """Provable: no source is drawn more than ceil(weight * samples) times."""
+        most = [int(value) for value in np.ceil(self.weights * samples)]
+        surplus = sum(most) - samples
+        return [(max(0, count - surplus), min(count, samples)) for count in most]
+
+    def longest(self, limits: Sequence[int]) -> tuple[int, bool]:
+        if not self._may_walk(sum(limits)):
+            return self._certain(limits), False
+        self._position = 0
+        self._counts[:] = 0
+        limit, last = np.array(limits, np.int64), sum(limits) + 1
+        for end in self._steps(last):
+            before, start = self._counts.copy(), self._position
+            self._advance(end, last)
+            if (self._counts > limit).any():
+                return self._bisect(limit, before, start, end), True
+        raise AssertionError("one sample more than all limits together keeps within each")
+
+    def _certain(self, limits: Sequence[int]) -> int:
+        """Samples for which ceil(weight * samples) stays within every limit."""
+        low, high = 0, sum(limits)
+        while low < high:
+            middle = (low + high + 1) // 2
+            most = np.ceil(self.weights * middle)
+            if all(int(m) <= limit for m, limit in zip(most, limits, strict=True)):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _bisect(self, limit: I64, counts: I64, start: int, end: int) -> int:
+        """Last position in [start, end) whose counts keep to the limit, by halving the walk."""
+        while end - start > 1:
+            middle = (start + end) // 2
+            self._position, self._counts = start, counts.copy()
+            self._advance(middle, middle)
+            if (self._counts > limit).any():
+                end = middle
+            else:
+                start, counts = middle, self._counts
+        self._position, self._counts = start, counts
+        return start
+
+    @property
+    def _work_per_sample(self) -> int:
+        return min(8 + len(self.weights), 80)
+
+    def _may_walk(self, samples: int) -> bool:
+        affordable = samples * self._work_per_sample <= FREE_WORK
+        return self.walk == "exact" or (self.walk == "auto" and affordable)
+
+    def _steps(self, samples: int) -> list[int]:
+        chunk = max(1, _CHUNK_WORK // self._work_per_sample)
+        return [*range(self._position + chunk, samples, chunk), samples]
+
+    def _advance(self, end: int, goal: int) -> None:
+        from megaindex.kernels import active
+
+        if end > self._position:
+            active().blend_greedy(self.weights, self._position, end, self._counts, None, None)
+            self._position = end
+            if self.progress is not None:
+                self.progress(end, goal)

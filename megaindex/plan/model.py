@@ -1,0 +1,187 @@
+"""What a plan says. `Plan.to_json` is the contract of ``--json``: fields keep their names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """How often tokens are served, among the first S tokens of each sample consumed."""
+
+    method: str
+    """closed-form (exact), built (exact: counted in the built index), expected, or none."""
+    tokens: tuple[float, ...] = ()
+    """Fraction of the tokens served 0, 1, 2, … times."""
+    documents: tuple[float, ...] = ()
+    """Fraction of the non-empty documents of which a token was served in 0, 1, 2, … of the built
+    epochs; only where the index was built."""
+
+    def to_json(self) -> dict[str, float]:
+        seen = {f"seen_{times}": share for times, share in enumerate(self.tokens)}
+        documents = {f"documents_seen_{times}": v for times, v in enumerate(self.documents)}
+        return {**seen, **documents}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One source in one split."""
+
+    split: str
+    phase: int | None
+    """Which of Megatron's phases, from 1; None for a run of one piece."""
+    source: int
+    """Its place in the blend, from 1."""
+    path: str
+    """Empty where only tokens were given."""
+    weight: float | None
+    tokens_per_epoch: int
+    samples_per_epoch: int
+    requested: int | None
+    """Samples the order asks of the source; None where it would take a walk not made."""
+    drawn: int | None
+    """Samples of it among those consumed."""
+    drawn_bounds: tuple[int, int]
+    drawn_by_blend: int | None
+    """Samples of it in the whole blend that the framework fills, which may be longer."""
+    built: int | None
+    epochs: int | None
+    repeated: int | None
+    """Samples drawn beyond its first epoch."""
+    coverage: Coverage
+
+    @property
+    def name(self) -> str:
+        """What to call the source in text."""
+        return self.path or f"source {self.source}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **vars(self),
+            "drawn_bounds": list(self.drawn_bounds),
+            "coverage": self.coverage.to_json(),
+            "coverage_method": self.coverage.method,
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Neighbour:
+    """What a number of iterations would build."""
+
+    train_iters: int
+    num_epochs_built: int
+    samples_built: int
+    begins: str
+    """The first source that has an epoch more than in the plan, empty if none has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tail:
+    """What a tail policy does to the samples of the target."""
+
+    policy: str
+    train_iters: int
+    samples_consumed: int
+    samples_dropped: int
+    samples_masked: int
+    samples_repeated: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BufferEffect:
+    """What a variance buffer would have done to the same run."""
+
+    variance_buffer: float
+    num_epochs_built: int
+    samples_built: int
+    max_train_iters_without_repeat: int
+    short: tuple[str, ...] | None
+    """Sources drawn more often than built; None where draws were not counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Phase:
+    """Iterations [begin, end) of Megatron, with datasets, and rows, of their own."""
+
+    begin: int
+    end: int
+    first_sample: int
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluations:
+    """Evaluation of the whole run."""
+
+    rounds: int
+    valid_samples: int
+    test_samples: int
+    batch_size: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ranks:
+    """Share of one data-parallel rank."""
+
+    data_parallel_size: int
+    samples_per_rank: int
+    micro_batches_per_rank: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """The answer; top-level figures are those of the train split."""
+
+    order: str
+    framework: str
+    sequence_length: int
+    variance_buffer: float | str
+    tail: str
+    target: str
+    train_iters: int
+    global_batch_size: int
+    batch_schedule: tuple[tuple[int, int], ...]
+    tokens_per_epoch: int
+    samples_per_epoch: int
+    samples_consumed: int
+    """Position in the stream after the last iteration, `consumed_samples` included."""
+    consumed_samples: int
+    samples_built: int | None
+    samples_left_over: int
+    tokens_consumed: int
+    tokens_left_over: int
+    num_epochs_built: int | None
+    max_train_iters_without_repeat: int
+    max_train_iters_same_epochs: int
+    max_train_iters_exact: bool
+    """False where the two are safe lower bounds, because draws were not counted."""
+    neighbours: tuple[Neighbour, ...]
+    tails: tuple[Tail, ...]
+    datasets: tuple[Row, ...]
+    evaluation: Evaluations | None
+    ranks: Ranks | None
+    phases: tuple[Phase, ...]
+    buffer_effect: BufferEffect | None
+    warnings: tuple[str, ...] = ()
+    check_failures: tuple[str, ...] = ()
+    """Why ``--check`` fails: data repeated, or more than a batch unseen. Empty: it passes."""
+
+    def to_json(self) -> dict[str, Any]:
+        """One object of plain values, as ``--json`` prints it."""
+        result: dict[str, Any] = {}
+        for name, value in vars(self).items():
+            result[name] = _plain(value)
+        return result
+
+
+def _plain(value: Any) -> Any:
+    if hasattr(value, "to_json"):
+        return _plain(value.to_json())
+    if isinstance(value, dict):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    if hasattr(value, "__dataclass_fields__"):
+        return {key: _plain(item) for key, item in vars(value).items()}
+    return value

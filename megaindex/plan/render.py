@@ -1,0 +1,174 @@
+"""The plan as a table: what was asked, the answer, its neighbours, every source, what to change."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from megaindex.plan.draws import Progress
+from megaindex.plan.model import Plan
+from megaindex.plan.tables import coverage, epochs_text, sources, totals
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+_PIPED_WIDTH = 110
+
+
+def print_plan(plan: Plan, file: TextIO | None = None) -> None:
+    """Prints the plan; the same layout on a terminal and in a pipe, colours on a terminal only."""
+    out = file or sys.stdout
+    width = None if out.isatty() else _PIPED_WIDTH
+    console = Console(file=out, width=width, highlight=False)
+    with console.capture() as text:
+        console.print(plan_view(plan))
+    out.write("\n".join(line.rstrip() for line in text.get().split("\n")))
+
+
+@contextmanager
+def counting() -> Iterator[Progress | None]:
+    """A progress bar on stderr while draws or coverage are counted, on a terminal only."""
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.progress import Progress as Bar
+
+    bar = Bar(console=Console(stderr=True), transient=True)
+    task = bar.add_task("counting samples", total=None)
+
+    def advance(done: int, goal: int) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=goal)
+
+    try:
+        yield advance
+    finally:
+        bar.stop()
+
+
+def plan_view(plan: Plan) -> RenderableType:
+    """All parts of the printed plan."""
+    parts: list[RenderableType] = [_answer(plan), totals(plan), sources(plan)]
+    parts += [view for view in (coverage(plan), _facts(plan)) if view is not None]
+    parts += [_warning(text) for text in plan.warnings]
+    blank = Text()
+    spaced = [item for part in parts for item in (part, blank)]
+    return Padding(Group(*spaced[:-1]), (0, 1), expand=False)
+
+
+def _warning(text: str) -> RenderableType:
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(Text("!", "bold yellow"), Text(text, "yellow"))
+    return grid
+
+
+def _answer(plan: Plan) -> RenderableType:
+    asked = Text.assemble(
+        (plan.target, "bold"),
+        f" in order {plan.order} of {plan.framework}, {plan.sequence_length} tokens a sample, "
+        f"{_batch(plan)} samples an iteration",
+    )
+    answer = Text.assemble("train_iters ", (str(plan.train_iters), "bold green"))
+    body = Group(asked, Text(), answer, *_limits(plan))
+    return Panel(body, box=box.ROUNDED, border_style="green", title="plan", title_align="left")
+
+
+def _batch(plan: Plan) -> str:
+    sizes = [str(size) for _, size in plan.batch_schedule]
+    if len(sizes) > 4:
+        sizes = [*sizes[:2], "…", sizes[-1]]
+    return " → ".join(sizes)
+
+
+def _limits(plan: Plan) -> list[Text]:
+    """``8063 stays in one epoch, 8064 begins a second``, and the last without repeats if lower."""
+    lines = []
+    if len(plan.neighbours) == 2:
+        last, beyond = plan.neighbours
+        stays, begins = " builds no epoch more, ", f" begins another of {beyond.begins}"
+        if last.num_epochs_built < beyond.num_epochs_built:
+            stays = f" stays in {epochs_text(last.num_epochs_built)}, "
+            begins = f" begins {_ordinal(beyond.num_epochs_built)}"
+        if not beyond.begins:
+            begins = " runs dry"
+        built = f": {beyond.samples_built:,} samples built"
+        last_one, next_one = (str(n.train_iters) for n in plan.neighbours)
+        lines.append(Text.assemble((last_one, "bold"), stays, (next_one, "bold"), begins, built))
+    if plan.max_train_iters_without_repeat != plan.max_train_iters_same_epochs:
+        lines.append(
+            Text(f"at most {plan.max_train_iters_without_repeat} iterations repeat nothing")
+        )
+    return lines
+
+
+def _ordinal(epoch: int) -> str:
+    return {2: "a second", 3: "a third"}.get(epoch, f"epoch {epoch}")
+
+
+def _facts(plan: Plan) -> RenderableType | None:
+    """Short facts under the tables, each with a name."""
+    facts = [*_tail_facts(plan), *_buffer_fact(plan), *_run_facts(plan)]
+    if not facts:
+        return None
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="dim", no_wrap=True)
+    grid.add_column()
+    for name, text in facts:
+        grid.add_row(name, text)
+    return grid
+
+
+def _tail_facts(plan: Plan) -> list[tuple[str, str]]:
+    facts = []
+    for tail in plan.tails:
+        cost = {
+            "drop": f"leaves {tail.samples_dropped:,} samples unseen",
+            "pad": f"masks the loss of {tail.samples_masked:,} samples",
+            "wrap": f"repeats {tail.samples_repeated:,} samples",
+        }[tail.policy]
+        chosen = ", as planned" if tail.policy == plan.tail else ""
+        facts.append((f"tail {tail.policy}", f"{tail.train_iters} iterations, {cost}{chosen}"))
+    return facts
+
+
+def _buffer_fact(plan: Plan) -> list[tuple[str, str]]:
+    effect = plan.buffer_effect
+    if effect is None:
+        return []
+    short = f"; too small for {len(effect.short)} sources" if effect.short else ""
+    text = (
+        f"would build {epochs_text(effect.num_epochs_built)} ({effect.samples_built:,} samples); "
+        f"at most {effect.max_train_iters_without_repeat} iterations repeat nothing{short}"
+    )
+    return [(f"buffer {effect.variance_buffer}", text)]
+
+
+def _run_facts(plan: Plan) -> list[tuple[str, str]]:
+    facts = []
+    if plan.evaluation is not None:
+        evaluation = plan.evaluation
+        text = (
+            f"{evaluation.rounds:,} rounds draw {evaluation.valid_samples:,} validation samples, "
+            f"the test draws {evaluation.test_samples:,}"
+        )
+        facts.append(("evaluation", text))
+    if plan.ranks is not None:
+        ranks = plan.ranks
+        text = f"{ranks.samples_per_rank:,} samples on each of {ranks.data_parallel_size} ranks"
+        facts.append(("data parallel", text))
+    for number, phase in enumerate(plan.phases, 1):
+        text = (
+            f"iterations {phase.begin} to {phase.end}, {phase.samples:,} samples from "
+            f"{phase.first_sample:,} on"
+        )
+        facts.append((f"phase {number}", text))
+    return facts

@@ -1,0 +1,167 @@
+"""Samples asked of every source of a blend, and the epochs a framework builds for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cached_property
+
+from megaindex.errors import InvalidArgument
+from megaindex.index.arithmetic import epochs_for, samples_for_epochs
+from megaindex.index.dialect import Dialect
+from megaindex.index.weights import blend_weights, divisor_weights, request_weights
+from megaindex.kernels.sizes import ceil_div
+from megaindex.plan.draws import DivisorDraws, Draws, GreedyDraws, Progress, SingleDraws
+from megaindex.recipe.run import Buffer
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizing:
+    """One split of one blend: how requests become epochs."""
+
+    row: Dialect
+    sequence_length: int
+    names: tuple[str, ...]
+    tokens: tuple[int, ...]
+    """Tokens of one epoch of each source, positive."""
+    weights: tuple[float | int, ...] | None
+    """Explicit weights, or None."""
+    buffer: Buffer
+    walk: str = "auto"
+    progress: Progress | None = None
+
+    def __post_init__(self) -> None:
+        for name, tokens in zip(self.names, self.tokens, strict=True):
+            if tokens < 1:
+                raise InvalidArgument(
+                    f"{name} holds no tokens for this split; leave it out, or change --split"
+                )
+            if not self.row.carries_left_over and self.per_epoch([tokens])[0] < 1:
+                raise InvalidArgument(
+                    f"{name} holds {tokens} tokens, one sample needs {self.sequence_length + 1} "
+                    f"(--seq-length {self.sequence_length} + 1); lower --seq-length"
+                )
+
+    def per_epoch(self, tokens: Sequence[int] | None = None) -> list[int]:
+        """Samples of one epoch of each source."""
+        return self.samples_of([1] * len(self.tokens if tokens is None else tokens), tokens)
+
+    def samples_of(
+        self, epochs: Sequence[Fraction | int], tokens: Sequence[int] | None = None
+    ) -> list[int]:
+        """Samples that so many epochs of each source hold."""
+        return [
+            samples_for_epochs(
+                count, size, self.sequence_length, carry_left_over=self.row.carries_left_over
+            )
+            for count, size in zip(epochs, self.tokens if tokens is None else tokens, strict=True)
+        ]
+
+    @property
+    def single(self) -> bool:
+        return len(self.tokens) == 1
+
+    @property
+    def one_epoch_only(self) -> bool:
+        """Megatron builds several paths without weights for one epoch, whatever is asked."""
+        return (
+            self.row.request == "megatron"
+            and not self.single
+            and self.weights is None
+            and self.buffer != "exact"
+        )
+
+    @property
+    def exact(self) -> bool:
+        """Whether a source is asked for what the blend draws, and nothing more."""
+        return not self.row.is_framework or self.buffer == "exact"
+
+    @cached_property
+    def draws(self) -> Draws:
+        if self.single:
+            return SingleDraws()
+        if not self.row.is_framework:
+            return DivisorDraws(divisor_weights(self._weights))
+        weights = blend_weights(self._weights, self.row, explicit=self._explicit)
+        return GreedyDraws(weights, self.walk, self.progress)
+
+    @property
+    def _explicit(self) -> bool:
+        return self.weights is not None or self.row.request != "megatron"
+
+    @property
+    def _weights(self) -> Sequence[float | int]:
+        """Without weights: Megatron and our orders blend by size, the others evenly."""
+        if self.weights is not None:
+            return self.weights
+        by_size = self.row.request in ("megatron", "exact")
+        return self.per_epoch() if by_size else [1.0] * len(self.tokens)
+
+    @cached_property
+    def request_weights(self) -> list[float]:
+        return [1.0] if self.single else request_weights(self._weights, self.row)
+
+    def requested(self, samples: int) -> list[int] | None:
+        """Samples asked of each source for ``samples`` of the blend; None: not counted."""
+        if self.exact:
+            return self.draws.counts(samples)
+        if self.one_epoch_only:
+            return self.per_epoch()
+        return [self._request(i, samples) for i in range(len(self.tokens))]
+
+    def blend_size(self, samples: int) -> int:
+        """Positions that the framework fills for ``samples`` of the blend, and checks."""
+        if self.row.blend_size != "requested" or self.exact or self.one_epoch_only or self.single:
+            return samples
+        return sum(
+            self.row.samples_requested(samples, weight, 1.0, len(self.tokens))
+            for weight in self.request_weights
+        )
+
+    def _request(self, i: int, samples: int) -> int:
+        assert not isinstance(self.buffer, str)
+        return self.row.samples_requested(
+            samples, self.request_weights[i], self.buffer, len(self.tokens)
+        )
+
+    def epochs(self, requested: Sequence[int]) -> list[int]:
+        """Epochs that hold so many samples of each source."""
+        if self.row.carries_left_over:
+            return [
+                epochs_for(count, size, self.sequence_length)
+                for count, size in zip(requested, self.tokens, strict=True)
+            ]
+        return [
+            max(1, ceil_div(count, size))
+            for count, size in zip(requested, self.per_epoch(), strict=True)
+        ]
+
+    def longest(self, epochs: Sequence[int]) -> tuple[int, bool]:
+        """Most samples of the blend for which no source needs more than its ``epochs``.
+
+        The second value is False where it is a safe lower bound.
+        """
+        limits = self.samples_of(epochs)
+        if self.one_epoch_only:
+            return sum(limits), True
+        if self.exact:
+            return self.draws.longest(limits)
+        return min(self._longest_request(i, limit) for i, limit in enumerate(limits)), True
+
+    def _longest_request(self, i: int, limit: int) -> int:
+        """Largest n whose request is within ``limit``; requests never fall as n grows."""
+        if self._request(i, 0) > limit:
+            return 0
+        assert not isinstance(self.buffer, str)
+        low, step = 0, max(1, int(limit / (self.request_weights[i] * self.buffer)))
+        while self._request(i, low + step) <= limit:
+            low += step
+        # Now low is within the limit and low + step is not.
+        while step > 1:
+            half = step // 2
+            if self._request(i, low + half) <= limit:
+                low, step = low + half, step - half
+            else:
+                step = half
+        return low

@@ -1,0 +1,114 @@
+"""From a target and a tail policy to iterations and the samples they consume."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from megaindex.plan.model import Tail
+from megaindex.plan.sizing import Sizing
+from megaindex.recipe.run import Run
+
+# Frameworks with a train_samples of their own: it, not whole batches, is asked of the datasets.
+_TAKES_SAMPLES = ("megatron", "megatron-legacy")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aim:
+    """What a run will consume."""
+
+    train_iters: int
+    """Iterations from the samples consumed already."""
+    samples_consumed: int
+    """Real samples consumed in all: masked ones of a padded last batch do not count."""
+    samples_requested: int
+    """Samples asked of the blend."""
+    samples_in_view: int
+    """Samples of the epochs aimed at, or of the whole epochs that the target reaches into."""
+    tokens_in_view: int
+    """Tokens of those epochs."""
+
+
+def aim_of(run: Run, sizing: Sizing) -> Aim:
+    """Resolves the target of a run."""
+    wanted = _wanted(run, sizing)
+    iterations = _iterations(run, wanted, run.tail)
+    consumed = _consumed(run, wanted, iterations, run.tail)
+    requested = consumed
+    if run.target.kind == "samples" and run.order in _TAKES_SAMPLES:
+        requested = max(wanted, consumed)
+    if run.target.kind == "epochs":
+        tokens = sum(
+            int(epochs * size) for epochs, size in zip(_epochs(run), sizing.tokens, strict=True)
+        )
+        in_view = wanted
+    else:
+        epochs = whole_epochs(sizing, consumed)
+        tokens = epochs * sum(sizing.tokens)
+        in_view = sum(sizing.samples_of([epochs] * len(sizing.tokens)))
+    return Aim(
+        train_iters=iterations,
+        samples_consumed=consumed,
+        samples_requested=requested,
+        samples_in_view=in_view,
+        tokens_in_view=tokens,
+    )
+
+
+def tails_of(run: Run, sizing: Sizing) -> tuple[Tail, ...]:
+    """What each tail policy would cost; none for a target of iterations, which has no tail."""
+    if run.target.kind == "iterations":
+        return ()
+    wanted = _wanted(run, sizing)
+    tails = []
+    for policy in ("drop", "pad", "wrap"):
+        iterations = _iterations(run, wanted, policy)
+        served = run.batch.samples_after(iterations, run.consumed_samples)
+        beyond = max(0, served - wanted)
+        tails.append(
+            Tail(
+                policy=policy,
+                train_iters=iterations,
+                samples_consumed=_consumed(run, wanted, iterations, policy),
+                samples_dropped=max(0, wanted - served),
+                samples_masked=beyond if policy == "pad" else 0,
+                samples_repeated=beyond if policy == "wrap" else 0,
+            )
+        )
+    return tuple(tails)
+
+
+def whole_epochs(sizing: Sizing, samples: int) -> int:
+    """Least whole number of epochs, at least one, of all sources that hold ``samples`` samples."""
+    size = len(sizing.tokens)
+    epochs = max(1, samples * sizing.sequence_length // sum(sizing.tokens))
+    while sum(sizing.samples_of([epochs] * size)) < samples:
+        epochs += 1
+    return epochs
+
+
+def _epochs(run: Run) -> tuple[Fraction, ...]:
+    return run.target.per_source or (run.target.value,) * len(run.data.train)
+
+
+def _wanted(run: Run, sizing: Sizing) -> int:
+    """Samples the target amounts to, from the very first on."""
+    target = run.target
+    if target.kind == "epochs":
+        return sum(sizing.samples_of(_epochs(run)))
+    value = int(target.value)
+    if target.kind == "iterations":
+        return run.batch.samples_after(value, run.consumed_samples)
+    return value if target.kind == "samples" else value // run.sequence_length
+
+
+def _iterations(run: Run, wanted: int, tail: str) -> int:
+    start = run.consumed_samples
+    iterations = run.batch.iterations_within(wanted, start)
+    short = run.batch.samples_after(iterations, start) < wanted
+    return iterations + (short and tail != "drop")
+
+
+def _consumed(run: Run, wanted: int, iterations: int, tail: str) -> int:
+    served = run.batch.samples_after(iterations, run.consumed_samples)
+    return min(served, max(wanted, run.consumed_samples)) if tail == "pad" else served

@@ -1,0 +1,63 @@
+"""Blends as the frameworks' command lines write them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from megaindex.errors import InvalidArgument
+from megaindex.recipe.run import Source
+from megaindex.recipe.schedule import parse_count
+
+
+def parse_blend(
+    words: Sequence[str], weights: Sequence[str] | None, flag: str
+) -> tuple[Source, ...]:
+    """``P``, ``P P …`` or ``w P w P …`` as sources, read as Megatron reads them.
+
+    An even number of words with a number in every odd place is a weighted blend; ``weights`` gives
+    the weights apart.
+    """
+    pairs = list(zip(words[::2], words[1::2], strict=False))
+    numbers = [_number(weight) for weight, _ in pairs]
+    inline = bool(pairs) and len(words) % 2 == 0 and None not in numbers
+    if not inline and any(number is not None for number in numbers):
+        raise InvalidArgument(
+            f"{flag}: {' '.join(words)!r} mixes weights and bare paths; write a weight before "
+            "every path, or none"
+        )
+    if inline and weights is not None:
+        raise InvalidArgument(f"{flag} has weights already; remove --weights")
+    if inline:
+        return tuple(
+            Source(path=path.strip(), weight=number)
+            for number, (_, path) in zip(numbers, pairs, strict=True)
+        )
+    parsed = _weights(weights, len(words))
+    return tuple(Source(path=p.strip(), weight=w) for p, w in zip(words, parsed, strict=True))
+
+
+def parse_tokens(words: Sequence[str], weights: Sequence[str] | None) -> tuple[Source, ...]:
+    """``T``, ``T T …`` as sources without files."""
+    parsed = _weights(weights, len(words))
+    return tuple(
+        Source(tokens=parse_count(word, "--tokens-per-epoch"), weight=weight)
+        for word, weight in zip(words, parsed, strict=True)
+    )
+
+
+def _weights(weights: Sequence[str] | None, count: int) -> list[float | None]:
+    if weights is None:
+        return [None] * count
+    numbers = [_number(weight) for weight in weights]
+    if len(numbers) != count or None in numbers:
+        raise InvalidArgument(
+            f"--weights: {' '.join(weights)!r} must be {count} numbers, one for each source"
+        )
+    return numbers
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text)
+    except ValueError:
+        return None

@@ -1,0 +1,163 @@
+"""GPT-NeoX configuration files as settings.
+
+Keys are read as NeoX reads them: several files make one configuration, hyphens equal underscores,
+keys that do not concern the data are ignored.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.index.dialect import DEFAULT_SPLIT
+from megaindex.recipe.hosts import gpus_of_hosts
+from megaindex.recipe.settings import Settings
+
+_SPLITS = ("train", "valid", "test")
+
+
+def read_neox(paths: Sequence[str | os.PathLike[str]]) -> Settings:
+    """Settings of one or several NeoX files.
+
+    Raises:
+        MissingFile, StorageError: a file cannot be read.
+        InvalidArgument: a file is not a mapping, repeats a key of another, or asks for what the
+            planner cannot size.
+    """
+    return neox_settings(merged_files(paths))
+
+
+def merged_files(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
+    """All keys of the files, with underscores.
+
+    NeoX compares a key as written with the converted keys it has: ``train_iters`` a second time is
+    an error, ``train-iters`` silently replaces.
+    """
+    config: dict[str, Any] = {}
+    for path in paths:
+        for key, value in _load(os.fspath(path)).items():
+            if key in config:
+                raise InvalidArgument(
+                    f"{os.fspath(path)}: {key} is set by an earlier file too, which NeoX refuses; "
+                    "remove one of them"
+                )
+            config[str(key).replace("-", "_")] = value
+    return config
+
+
+def _load(path: str) -> Mapping[str, Any]:
+    import yaml
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            content = yaml.safe_load(file)
+    except FileNotFoundError:
+        raise MissingFile(f"--neox-config: {path} does not exist; check the path") from None
+    except OSError as error:
+        raise StorageError(f"--neox-config: {path} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        reason = " ".join(str(error).split())
+        raise InvalidArgument(f"--neox-config: {path} is not YAML: {reason}") from None
+    if not isinstance(content, Mapping):
+        raise InvalidArgument(
+            f"--neox-config: {path} holds a {type(content).__name__}; a NeoX file is a mapping of "
+            "settings to values"
+        )
+    return content
+
+
+def neox_settings(config: Mapping[str, Any]) -> Settings:
+    """The planner's settings in a merged NeoX configuration."""
+    _refuse_other_packing(config)
+    epochs = _whole(config, "train_epochs")
+    return Settings(
+        order="neox",
+        **_data(config),
+        seq_length=_whole(config, "seq_length"),
+        micro_batch_size=_whole(config, "train_micro_batch_size_per_gpu"),
+        gradient_accumulation_steps=_whole(config, "gradient_accumulation_steps"),
+        global_batch_size=_whole(config, "train_batch_size"),
+        world_size=_whole(config, "global_num_gpus") or gpus_of_hosts(config),
+        tensor_model_parallel_size=max(1, _whole(config, "model_parallel_size") or 1),
+        pipeline_model_parallel_size=max(1, _whole(config, "pipe_parallel_size") or 1),
+        train_iters=_whole(config, "train_iters"),
+        # With train_epochs NeoX asks for one epoch, without a buffer, however many it is to train.
+        epochs=None if epochs is None else "1",
+        variance_buffer=None if epochs is None else "1.0",
+        seed=_whole(config, "seed"),
+        eval_interval=_whole(config, "eval_interval"),
+        eval_iters=_whole(config, "eval_iters"),
+        notes=_notes(epochs),
+    )
+
+
+def _data(config: Mapping[str, Any]) -> dict[str, Any]:
+    paths = {f"{split}_data_path": _blend(config, split) for split in _SPLITS}
+    single = config.get("data_path")
+    if single is not None and any(paths.values()):
+        raise InvalidArgument(
+            "data_path and train_data_paths exclude each other in NeoX; remove one of them"
+        )
+    if single is None:
+        return paths
+    if not isinstance(single, str):
+        raise InvalidArgument(f"data_path must be one path, got {single!r}; use train_data_paths")
+    split = config.get("split", DEFAULT_SPLIT)
+    return {"data_path": (single,), "split": str(split).replace(" ", "")}
+
+
+def _blend(config: Mapping[str, Any], split: str) -> tuple[str, ...] | None:
+    """``weight path weight path …`` of a split; NeoX weighs all alike where it is told nothing."""
+    paths = _list(config, f"{split}_data_paths")
+    if not paths:
+        return None
+    weights = _list(config, f"{split}_data_weights") or [1.0] * len(paths)
+    if len(weights) != len(paths):
+        raise InvalidArgument(
+            f"{split}_data_weights has {len(weights)} entries for {len(paths)} {split}_data_paths; "
+            "give one weight for each path"
+        )
+    return tuple(str(word) for pair in zip(weights, paths, strict=True) for word in pair)
+
+
+def _refuse_other_packing(config: Mapping[str, Any]) -> None:
+    for key, known in (("pack_impl", "packed"), ("dataset_impl", "gpt2")):
+        if config.get(key, known) != known:
+            raise InvalidArgument(
+                f"{key}: {config[key]!r} is not planned; only {known!r} packs tokens into samples "
+                "whose number can be known ahead"
+            )
+    if config.get("weight_by_num_documents"):
+        raise InvalidArgument(
+            "weight_by_num_documents replaces the weights by ones it computes; write those into "
+            "train_data_weights and turn it off"
+        )
+
+
+def _notes(epochs: int | None) -> tuple[str, ...]:
+    if epochs is None or epochs <= 1:
+        return ()
+    return (
+        f"train_epochs {epochs}: NeoX builds one epoch and replays it in the same order; this plan "
+        "is of one pass. Use train_iters for epochs with orders of their own",
+    )
+
+
+def _list(config: Mapping[str, Any], key: str) -> list[Any]:
+    value = config.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise InvalidArgument(f"{key} must be a list, got {value!r}; write [{value!r}]")
+    return value
+
+
+def _whole(config: Mapping[str, Any], key: str) -> int | None:
+    value = config.get(key)
+    if value is None or value == "auto":
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise InvalidArgument(f"{key} must be a whole number, got {value!r}")
+    return value

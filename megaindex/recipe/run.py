@@ -1,0 +1,159 @@
+"""What a plan takes: one training run, complete and validated.
+
+`megaindex.recipe.settings.resolve` makes a `Run` from loose settings; code can also write one:
+
+>>> Run(order="neox", sequence_length=2048, data=Data(train=(Source(tokens=2113896210),)),
+...     batch=BatchSchedule.constant(128), target=Target(kind="epochs", value=Fraction(1)))
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Literal
+
+from megaindex.errors import InvalidArgument
+from megaindex.index.dialect import DEFAULT_SPLIT, dialect
+from megaindex.recipe.schedule import BatchSchedule
+
+Tail = Literal["drop", "pad", "wrap"]
+Buffer = float | Literal["exact"]
+TargetKind = Literal["epochs", "iterations", "samples", "tokens"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One corpus of a blend: a path prefix, or only the tokens of its epoch."""
+
+    path: str = ""
+    weight: float | None = None
+    """Explicit weight, positive and finite; None everywhere in a blend means no weights."""
+    tokens: int | None = None
+    """Tokens of one epoch, where there is no file to read."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data:
+    """Sources of each split."""
+
+    train: tuple[Source, ...]
+    valid: tuple[Source, ...] = ()
+    test: tuple[Source, ...] = ()
+    split: str | None = None
+    """Divides the train sources among train, valid and test; None leaves each split its own."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Target:
+    """How long to train."""
+
+    kind: TargetKind
+    value: Fraction
+    per_source: tuple[Fraction, ...] = ()
+    """Epochs of each source instead of `value`; they also set the weights."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """When and how long a run evaluates."""
+
+    interval: int = 1000
+    iterations: int = 100
+    batch_size: int | None = None
+    """Global batch size of evaluation; None: that of training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """Everything a plan depends on."""
+
+    order: str
+    sequence_length: int
+    data: Data
+    batch: BatchSchedule
+    target: Target
+    variance_buffer: Buffer | None = None
+    """None: what the framework itself applies; "exact": what the blend really draws."""
+    tail: Tail = "drop"
+    seed: int = 1234
+    evaluation: Evaluation = Evaluation()
+    data_parallel_size: int | None = None
+    micro_batch_size: int | None = None
+    gradient_accumulation_steps: int | None = None
+    consumed_samples: int = 0
+    """Samples the run had consumed when it stopped; iterations are counted from there."""
+    phases: tuple[int, ...] = ()
+    """Iterations at which Megatron builds its datasets anew."""
+    coverage: Literal["auto", "exact", "expected", "none"] = "auto"
+    blend_counts: Literal["auto", "exact", "bounds"] = "auto"
+    """Whether the draws of a long greedy blend are counted or bounded."""
+    notes: tuple[str, ...] = ()
+    """What the reader of the settings wants said with the plan."""
+
+    def __post_init__(self) -> None:
+        dialect(self.order)
+        if self.sequence_length < 1:
+            raise InvalidArgument(f"--seq-length must be at least 1, got {self.sequence_length}")
+        if self.batch.stages[0][1] < 1:
+            raise InvalidArgument(f"--global-batch-size must be at least 1, got {self.batch}")
+        if not 0 <= self.seed < 2**32:
+            raise InvalidArgument(f"--seed must be in [0, 2**32), got {self.seed}")
+        self._check_buffer()
+        self._check_target()
+        for name in ("train", "valid", "test"):
+            _check_sources(getattr(self.data, name), name)
+        if not self.data.train:
+            raise InvalidArgument("no training data: give --data-path or --tokens-per-epoch")
+
+    def _check_buffer(self) -> None:
+        buffer = self.variance_buffer
+        if isinstance(buffer, float) and not 1 <= buffer < math.inf:
+            raise InvalidArgument(
+                f"--variance-buffer must be a number >= 1 or exact, got {buffer}; 1.0 is none"
+            )
+
+    def _check_target(self) -> None:
+        target = self.target
+        values = target.per_source or (target.value,)
+        if min(values) < 0 or (target.kind == "epochs" and min(values) == 0):
+            raise InvalidArgument(
+                f"target of {target.kind} must be positive, got {', '.join(map(str, values))}"
+            )
+        if target.per_source and len(target.per_source) != len(self.data.train):
+            raise InvalidArgument(
+                f"--epochs has {len(target.per_source)} values for {len(self.data.train)} sources; "
+                "give one for all, or one each"
+            )
+        if target.per_source and self.data.train[0].weight is not None:
+            raise InvalidArgument(
+                "--epochs per source sets the weights; remove the weights from --data-path"
+            )
+
+
+def _check_sources(sources: tuple[Source, ...], split: str) -> None:
+    weights = [source.weight for source in sources]
+    if any(weight is None for weight in weights) and any(w is not None for w in weights):
+        raise InvalidArgument(f"{split} data: give every source a weight, or none")
+    for source in sources:
+        name = source.path or "a source without a path"
+        if source.weight is not None and not 0 < source.weight < math.inf:
+            raise InvalidArgument(
+                f"{split} data: the weight of {name} must be positive and finite, got "
+                f"{source.weight}; leave out a source that is not used"
+            )
+        if source.tokens is not None and source.tokens < 1:
+            raise InvalidArgument(f"--tokens-per-epoch must be at least 1, got {source.tokens}")
+
+
+__all__ = [
+    "DEFAULT_SPLIT",
+    "BatchSchedule",
+    "Buffer",
+    "Data",
+    "Evaluation",
+    "Run",
+    "Source",
+    "Tail",
+    "Target",
+]

@@ -1,0 +1,131 @@
+"""Global batch size as a function of the samples consumed so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from megaindex.errors import InvalidArgument
+from megaindex.kernels.sizes import ceil_div
+
+_SUFFIX = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSchedule:
+    """Stages (first sample, batch size): a stage holds from the first iteration at or past it.
+
+    ((0, 2), (5, 3)) consumes 2, 2, 2, 3, 3, … samples: after three iterations 6 >= 5 are consumed.
+    """
+
+    stages: tuple[tuple[int, int], ...]
+
+    @classmethod
+    def constant(cls, size: int) -> BatchSchedule:
+        return cls(stages=((0, size),))
+
+    @property
+    def is_constant(self) -> bool:
+        return len(self.stages) == 1
+
+    @property
+    def final(self) -> int:
+        """Batch size of the last stage."""
+        return self.stages[-1][1]
+
+    def samples_after(self, iterations: int, start: int = 0) -> int:
+        """Samples consumed once ``iterations`` iterations have run from ``start`` samples on."""
+        position = start
+        for (_, size), end in self._bounds():
+            steps = iterations
+            if end is not None:
+                steps = min(steps, ceil_div(max(0, end - position), size))
+            position += steps * size
+            iterations -= steps
+        return position
+
+    def iterations_within(self, samples: int, start: int = 0) -> int:
+        """Most iterations from ``start`` on that consume no more than ``samples`` in all."""
+        position, iterations = start, 0
+        for (_, size), end in self._bounds():
+            steps = max(0, samples - position) // size
+            if end is not None:
+                steps = min(steps, ceil_div(max(0, end - position), size))
+            position += steps * size
+            iterations += steps
+            if end is None or position < end:
+                break
+        return iterations
+
+    def _bounds(self) -> list[tuple[tuple[int, int], int | None]]:
+        ends = [first for first, _ in self.stages[1:]]
+        return list(zip(self.stages, [*ends, None], strict=True))
+
+
+def parse_count(text: str, setting: str) -> int:
+    """A whole number, or one with K, M, B or T (powers of 1000): ``"250B"``, ``"1.5M"``.
+
+    Raises:
+        InvalidArgument: not such a number, or not whole, or negative.
+    """
+    clean = text.strip().upper().replace("_", "")
+    factor = _SUFFIX.get(clean[-1:], 1)
+    try:
+        value = Fraction(clean[:-1] if factor > 1 else clean) * factor
+    except (ValueError, ZeroDivisionError):
+        value = Fraction(-1)
+    if value.denominator != 1 or value < 0:
+        raise InvalidArgument(
+            f"{setting}: {text!r} is not a whole number >= 0; write one such as 1000 or 250B"
+        )
+    return int(value)
+
+
+def parse_schedule(text: str, sequence_length: int, setting: str) -> BatchSchedule:
+    """Megatron's ``"0:768 250B:1536"``: from that many tokens on, that batch size.
+
+    Thresholds become samples by ``tokens // sequence_length``.
+    """
+    stages = []
+    for entry in text.replace(",", " ").split():
+        first, colon, size = entry.partition(":")
+        if not colon:
+            raise InvalidArgument(
+                f"{setting}: {entry!r} is not TOKENS:BATCH; write for example '0:768 250B:1536'"
+            )
+        threshold = parse_count(first, setting) // sequence_length
+        stages.append((threshold, parse_count(size, setting)))
+    stages.sort()
+    firsts = [first for first, _ in stages]
+    if not stages or firsts[0] != 0 or len(set(firsts)) != len(firsts):
+        raise InvalidArgument(
+            f"{setting}: thresholds must start at 0 and differ by at least one sample of "
+            f"{sequence_length} tokens, got {text!r}"
+        )
+    if min(size for _, size in stages) < 1:
+        raise InvalidArgument(f"{setting}: every batch size must be at least 1, got {text!r}")
+    return BatchSchedule(stages=tuple(stages))
+
+
+def ramp_up(start: int, increment: int, samples: int, final: int, setting: str) -> BatchSchedule:
+    """Megatron's ``--rampup-batch-size start increment samples`` up to the batch size ``final``.
+
+    At ``c`` samples it has made ``int(c / (samples / increments))`` increments, in doubles.
+    """
+    span = final - start
+    if start < 1 or increment < 1 or samples < 0 or span < 0 or span % increment:
+        raise InvalidArgument(
+            f"{setting}: start {start} must reach the global batch size {final} in whole steps "
+            f"of {increment} over {samples} >= 0 samples; change start or increment"
+        )
+    increments = span // increment
+    if increments == 0 or samples == 0:
+        return BatchSchedule.constant(final)
+    per_increment = samples / increments
+    stages = [(0, start)]
+    for step in range(1, increments + 1):
+        first = max(0, ceil_div(step * samples, increments) - 1)
+        while int(first / per_increment) < step:
+            first += 1
+        stages.append((first, start + step * increment))
+    return BatchSchedule(stages=tuple(stages))

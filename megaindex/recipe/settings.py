@@ -1,0 +1,245 @@
+"""Loose settings, as flags and framework files give them, and how they become a `Run`.
+
+Each reader fills the `Settings` it finds and leaves the rest None; `merged` lays flags over files;
+`resolve` derives sizes, checks contradictions and names what is missing by its flag.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from fractions import Fraction
+from typing import Any
+
+from megaindex.errors import InvalidArgument
+from megaindex.recipe.batch import batch_sizes
+from megaindex.recipe.data import parse_blend, parse_tokens
+from megaindex.recipe.run import Data, Evaluation, Run, Source, Target, TargetKind
+from megaindex.recipe.schedule import BatchSchedule, parse_count, parse_schedule, ramp_up
+
+_TARGETS: dict[str, TargetKind] = {
+    "epochs": "epochs",
+    "train_iters": "iterations",
+    "train_samples": "samples",
+    "train_tokens": "tokens",
+}
+# Fields that answer one question: a flag for one of them replaces all that a file says on it.
+_GROUPS = (
+    tuple(_TARGETS),
+    ("data_path", "tokens_per_epoch", "train_data_path", "valid_data_path", "test_data_path"),
+    ("data_parallel_size", "world_size"),
+    ("batch_schedule", "rampup_batch_size"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """Settings under the names of the planner's flags; None where nothing was said."""
+
+    order: str | None = None
+    data_path: tuple[str, ...] | None = None
+    """Paths, or weights and paths in turn."""
+    train_data_path: tuple[str, ...] | None = None
+    valid_data_path: tuple[str, ...] | None = None
+    test_data_path: tuple[str, ...] | None = None
+    tokens_per_epoch: tuple[str, ...] | None = None
+    weights: tuple[str, ...] | None = None
+    split: str | None = None
+    seq_length: int | None = None
+    micro_batch_size: int | None = None
+    data_parallel_size: int | None = None
+    gradient_accumulation_steps: int | None = None
+    global_batch_size: int | None = None
+    world_size: int | None = None
+    tensor_model_parallel_size: int | None = None
+    pipeline_model_parallel_size: int | None = None
+    context_parallel_size: int | None = None
+    batch_schedule: str | None = None
+    rampup_batch_size: tuple[int, ...] | None = None
+    epochs: str | None = None
+    train_iters: int | None = None
+    train_samples: str | None = None
+    train_tokens: str | None = None
+    variance_buffer: str | None = None
+    tail: str | None = None
+    seed: int | None = None
+    eval_interval: int | None = None
+    eval_iters: int | None = None
+    eval_global_batch_size: int | None = None
+    consumed_samples: str | None = None
+    phase_transition_iterations: tuple[int, ...] | None = None
+    coverage: str | None = None
+    blend_counts: str | None = None
+    notes: tuple[str, ...] = ()
+
+
+def merged(base: Settings, over: Settings) -> Settings:
+    """``over`` where it says something, else ``base``; alternatives are replaced together."""
+    said = {f.name for f in fields(Settings) if getattr(over, f.name) not in (None, ())}
+    changes: dict[str, Any] = {name: getattr(over, name) for name in said}
+    for group in _GROUPS:
+        if said.intersection(group):
+            changes.update({name: getattr(over, name) for name in group})
+    changes["notes"] = base.notes + over.notes
+    return replace(base, **changes)
+
+
+def resolve(settings: Settings) -> Run:
+    """The run that the settings describe.
+
+    Raises:
+        InvalidArgument: a setting is missing, malformed, or contradicts another.
+    """
+    if settings.seq_length is None:
+        raise InvalidArgument("--seq-length is missing: tokens per sample, such as 2048")
+    sizes = batch_sizes(settings)
+    return Run(
+        order=settings.order or "megatron",
+        sequence_length=settings.seq_length,
+        data=_data(settings),
+        batch=_schedule(settings, sizes.global_batch),
+        target=_target(settings),
+        variance_buffer=_buffer(settings.variance_buffer),
+        tail=_choice("--tail", settings.tail or "drop", ("drop", "pad", "wrap")),
+        seed=1234 if settings.seed is None else settings.seed,
+        evaluation=_evaluation(settings),
+        data_parallel_size=sizes.data_parallel,
+        micro_batch_size=sizes.micro_batch,
+        gradient_accumulation_steps=sizes.accumulation,
+        consumed_samples=parse_count(settings.consumed_samples or "0", "--consumed-samples"),
+        phases=_phases(settings),
+        coverage=_choice(
+            "--coverage", settings.coverage or "auto", ("auto", "exact", "expected", "none")
+        ),
+        blend_counts=_choice(
+            "--blend-counts", settings.blend_counts or "auto", ("auto", "exact", "bounds")
+        ),
+        notes=settings.notes + _unused(settings),
+    )
+
+
+def _unused(settings: Settings) -> tuple[str, ...]:
+    if settings.tokens_per_epoch is None or settings.split is None:
+        return ()
+    return (
+        f"--tokens-per-epoch counts training tokens: split {settings.split} divides documents and "
+        "is not applied; give --data-path to plan validation and test",
+    )
+
+
+def _data(settings: Settings) -> Data:
+    per_split = {
+        name: getattr(settings, f"{name}_data_path") or () for name in ("train", "valid", "test")
+    }
+    given = [
+        flag
+        for flag, value in (
+            ("--data-path", settings.data_path),
+            ("--tokens-per-epoch", settings.tokens_per_epoch),
+            ("--train-data-path", any(per_split.values())),
+        )
+        if value
+    ]
+    if len(given) != 1:
+        found = " and ".join(given) if given else "none"
+        raise InvalidArgument(
+            "give the data once: --data-path, --train-data-path (with --valid-data-path, "
+            f"--test-data-path) or --tokens-per-epoch; found {found}"
+        )
+    if given == ["--train-data-path"]:
+        train, valid, test = (
+            parse_blend(paths, None, f"--{name}-data-path") for name, paths in per_split.items()
+        )
+        return Data(train=train, valid=valid, test=test)
+    sources: tuple[Source, ...]
+    if settings.tokens_per_epoch:
+        sources = parse_tokens(settings.tokens_per_epoch, settings.weights)
+        return Data(train=sources)
+    sources = parse_blend(settings.data_path or (), settings.weights, "--data-path")
+    return Data(train=sources, split=settings.split)
+
+
+def _schedule(settings: Settings, final: int) -> BatchSchedule:
+    if settings.batch_schedule is not None and settings.rampup_batch_size is not None:
+        raise InvalidArgument("--batch-schedule and --rampup-batch-size exclude each other")
+    if settings.batch_schedule is not None:
+        assert settings.seq_length is not None
+        return parse_schedule(settings.batch_schedule, settings.seq_length, "--batch-schedule")
+    if settings.rampup_batch_size is not None:
+        if len(settings.rampup_batch_size) != 3:
+            raise InvalidArgument(
+                "--rampup-batch-size takes three numbers, START INCREMENT SAMPLES, got "
+                f"{settings.rampup_batch_size}"
+            )
+        return ramp_up(*settings.rampup_batch_size, final=final, setting="--rampup-batch-size")
+    return BatchSchedule.constant(final)
+
+
+def _target(settings: Settings) -> Target:
+    given = [name for name in _TARGETS if getattr(settings, name) is not None]
+    flags = ["--" + name.replace("_", "-") for name in given]
+    if len(given) != 1:
+        found = " and ".join(flags) if flags else "none"
+        raise InvalidArgument(
+            "give exactly one of --epochs, --train-iters, --train-samples and --train-tokens; "
+            f"found {found}"
+        )
+    name, flag = given[0], flags[0]
+    value = getattr(settings, name)
+    if name != "epochs":
+        return Target(kind=_TARGETS[name], value=Fraction(parse_count(str(value), flag)))
+    parts = tuple(_fraction(part, flag) for part in str(value).split(","))
+    per_source = parts if len(parts) > 1 else ()
+    return Target(kind="epochs", value=max(parts), per_source=per_source)
+
+
+def _fraction(text: str, flag: str) -> Fraction:
+    try:
+        return Fraction(text.strip())
+    except (ValueError, ZeroDivisionError):
+        raise InvalidArgument(
+            f"{flag}: {text!r} is neither a decimal nor a fraction; write 2, 1.5 or 3/2"
+        ) from None
+
+
+def _buffer(text: str | None) -> Any:
+    if text is None or text == "exact":
+        return text
+    try:
+        return float(text)
+    except ValueError:
+        raise InvalidArgument(
+            f"--variance-buffer: {text!r} is neither a number >= 1 nor exact; write 1.005"
+        ) from None
+
+
+def _evaluation(settings: Settings) -> Evaluation:
+    default = Evaluation()
+    interval, iterations = settings.eval_interval, settings.eval_iters
+    evaluation = Evaluation(
+        interval=default.interval if interval is None else interval,
+        iterations=default.iterations if iterations is None else iterations,
+        batch_size=settings.eval_global_batch_size,
+    )
+    if evaluation.interval < 1 or evaluation.iterations < 0:
+        raise InvalidArgument(
+            "--eval-interval must be at least 1 and --eval-iters at least 0, got "
+            f"{evaluation.interval} and {evaluation.iterations}"
+        )
+    if evaluation.batch_size is not None and evaluation.batch_size < 1:
+        raise InvalidArgument("--eval-global-batch-size must be at least 1")
+    return evaluation
+
+
+def _phases(settings: Settings) -> tuple[int, ...]:
+    phases = settings.phase_transition_iterations or ()
+    if any(a >= b for a, b in zip((0, *phases), phases, strict=False)):
+        raise InvalidArgument(
+            f"--phase-transition-iterations must be positive and rising, got {list(phases)}"
+        )
+    return tuple(phases)
+
+
+def _choice(flag: str, value: str, choices: tuple[str, ...]) -> Any:
+    if value not in choices:
+        raise InvalidArgument(f"{flag} must be one of {', '.join(choices)}, got {value!r}")
+    return value

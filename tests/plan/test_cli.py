@@ -1,0 +1,283 @@
+"""The command line: outputs, exit codes, what it loads, and what every bad input is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpora import write_corpus
+from planning import cli, plan_json
+
+from megaindex.recipe.megatron import read_megatron
+from megaindex.recipe.neox import read_neox
+
+TOKENS = ["--tokens-per-epoch", 100_000, "--seq-length", 64]
+SIZED = [*TOKENS, "--global-batch-size", 8]
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    root = tmp_path_factory.mktemp("cli")
+    rng = np.random.default_rng(1)
+    prefixes = [root / name for name in ("web", "code", "math")]
+    for prefix, count in zip(prefixes, (3000, 700, 200), strict=True):
+        write_corpus(prefix, rng.integers(1, 300, count))
+    return prefixes
+
+
+def blend(paths: list[Path]) -> list[object]:
+    return ["--data-path", 0.7, paths[0], 0.2, paths[1], 0.1, paths[2]]
+
+
+def test_the_contract_of_json(paths: list[Path]) -> None:
+    plan = plan_json(
+        *blend(paths), "--split", "90,8,2", "--seq-length", 64, "--micro-batch-size", 2,
+        "--data-parallel-size", 4, "--gradient-accumulation-steps", 3, "--train-iters", 100,
+        "--eval-interval", 50, "--eval-iters", 2,
+    )  # fmt: skip
+    for name in (
+        "order", "variance_buffer", "train_iters", "global_batch_size", "tokens_per_epoch",
+        "samples_per_epoch", "samples_consumed", "samples_built", "samples_left_over",
+        "num_epochs_built", "max_train_iters_without_repeat", "max_train_iters_same_epochs",
+    ):  # fmt: skip
+        assert name in plan, name
+    assert plan["global_batch_size"] == 24
+    assert plan["samples_consumed"] == 2400
+    rows = plan["datasets"]
+    assert [row["split"] for row in rows] == ["train"] * 3 + ["valid"] * 3 + ["test"] * 3
+    for row in rows:
+        assert set(row) >= {"path", "requested", "drawn", "built", "epochs", "coverage_method"}
+        assert sum(v for k, v in row["coverage"].items() if k.startswith("seen_")) == (
+            pytest.approx(1)
+        )
+    assert sum(row["drawn"] for row in rows[:3]) == 2400
+    assert plan["ranks"] == {
+        "data_parallel_size": 4, "samples_per_rank": 600, "micro_batches_per_rank": 300,
+    }  # fmt: skip
+
+
+def test_a_blend_is_a_table_without_colours_in_a_pipe(paths: list[Path]) -> None:
+    status, out, err = cli(
+        *blend(paths), "--seq-length", 64, "--global-batch-size", 8, "--epochs", 1
+    )
+    assert (status, err) == (0, "")
+    assert "\x1b" not in out
+    assert max(map(len, out.splitlines())) <= 110
+    for text in ("train_iters ", "web", "code", "math", "repeated", "pass --split 969,30,1"):
+        assert text in out
+
+
+def test_it_loads_neither_torch_nor_numba() -> None:
+    code = (
+        "import sys; from megaindex.plan.__main__ import main; main(sys.argv[1:]); "
+        "print(sorted({'torch', 'numba', 'yaml'} & set(sys.modules)))"
+    )
+    words = [str(word) for word in [*SIZED, "--epochs", 1, "--order", "neox"]]
+    shown = subprocess.run(
+        [sys.executable, "-c", code, *words], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_module_run_exits_with_the_status_and_no_traceback() -> None:
+    command = [sys.executable, "-m", "megaindex.plan"]
+    for words, status in ((["--epochs", "1"], 0), (["--epochs", "0"], 2), (["--epochs"], 2)):
+        given = [*command, *map(str, SIZED), *words]
+        shown = subprocess.run(given, capture_output=True, text=True, check=False)
+        assert shown.returncode == status
+        assert "Traceback" not in shown.stderr
+
+
+def test_neox_yaml_to_paste_gives_the_same_plan(paths: list[Path], tmp_path: Path) -> None:
+    for words in (
+        ["--data-path", paths[0], "--split", "90,8,2"],
+        ["--train-data-path", 2, paths[0], 1, paths[1], "--valid-data-path", 1, paths[2]],
+    ):
+        settings = [
+            *words, "--seq-length", 64, "--micro-batch-size", 2, "--data-parallel-size", 4,
+            "--gradient-accumulation-steps", 3, "--order", "neox", "--epochs", "1.3", "--seed", 7,
+        ]  # fmt: skip
+        _, text, _ = cli(*settings, "--print-config", "neox")
+        file = tmp_path / "paste.yml"
+        file.write_text(text)
+        assert read_neox([file]).seed == 7
+        pasted = plan_json("--neox-config", file, "--world-size", 4)
+        assert pasted["datasets"] == plan_json(
+            *settings[:-4], "--train-iters", pasted["train_iters"], "--seed", 7
+        )["datasets"]  # fmt: skip
+
+
+def test_megatron_flags_to_paste_give_the_same_plan(paths: list[Path]) -> None:
+    for words in (
+        ["--data-path", paths[0], "--split", "90,8,2", "--global-batch-size", 12],
+        [*blend(paths), "--variance-buffer", 1.25, "--global-batch-size", 12],
+        ["--data-path", paths[0], "--split", "90,8,2", "--batch-schedule", "0:4 9600:12"],
+    ):
+        settings = [*words, "--seq-length", 64, "--epochs", "1.3"]
+        _, text, _ = cli(*settings, "--print-config", "megatron")
+        assert read_megatron(text, {}).seq_length == 64
+        planned, pasted = plan_json(*settings), plan_json("--megatron-args", text)
+        assert pasted["train_iters"] == planned["train_iters"]
+        train = [row for row in pasted["datasets"] if row["split"] == "train"]
+        assert train == [row for row in planned["datasets"] if row["split"] == "train"]
+
+
+def test_a_batch_schedule_changes_the_iterations() -> None:
+    plan = plan_json(
+        *TOKENS, "--batch-schedule", "0:4 640:8 1280:16", "--train-samples", 1000
+    )  # fmt: skip
+    # 3 x 4 = 12 samples pass 10, 1 x 8 = 20 reach 20, then 61 x 16 = 976.
+    assert plan["train_iters"] == 3 + 1 + 61
+    assert plan["samples_consumed"] == 996
+    assert plan["global_batch_size"] == 16
+    assert plan["batch_schedule"] == [[0, 4], [10, 8], [20, 16]]
+
+
+def test_a_run_under_way_counts_from_what_it_consumed() -> None:
+    whole = plan_json(*SIZED, "--epochs", 1)
+    rest = plan_json(*TOKENS, "--global-batch-size", 16, "--epochs", 1, "--consumed-samples", 800)
+    assert rest["train_iters"] == (whole["samples_per_epoch"] - 800) // 16
+    assert rest["samples_consumed"] == 800 + rest["train_iters"] * 16
+    assert rest["max_train_iters_without_repeat"] == rest["train_iters"]
+    over = plan_json(*SIZED, "--epochs", 1, "--consumed-samples", 5000)
+    assert over["train_iters"] == 0
+
+
+def test_phases_build_their_datasets_anew() -> None:
+    plan = plan_json(
+        *SIZED, "--train-iters", 300, "--phase-transition-iterations", 100, 250
+    )  # fmt: skip
+    assert [(p["begin"], p["end"], p["samples"]) for p in plan["phases"]] == [
+        (0, 100, 800), (100, 250, 1200), (250, 300, 400),
+    ]  # fmt: skip
+    rows = plan["datasets"]
+    assert [(row["phase"], row["requested"], row["epochs"]) for row in rows] == [
+        (1, 800, 1), (2, 1200, 1), (3, 400, 1),
+    ]  # fmt: skip
+    # An epoch holds 1562 samples, 195 iterations: phase 3 may last until 250 + 195.
+    assert plan["max_train_iters_without_repeat"] == 445
+    longer = plan_json(
+        *SIZED, "--train-iters", 300, "--phase-transition-iterations", 10, 250
+    )  # fmt: skip
+    assert longer["num_epochs_built"] == 2
+    assert longer["max_train_iters_without_repeat"] == 10 + 195
+    assert any("each phase builds its datasets anew" in text for text in plan["warnings"])
+
+
+def test_empty_and_tiny_evaluation_sets_are_forecast(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "few", [200] * 40)
+    words = ["--data-path", tmp_path / "few", "--seq-length", 64, "--global-batch-size", 8]
+    plan = plan_json(*words, "--train-iters", 5, "--split", "97,2,1", "--eval-iters", 1)
+    assert any("test: no token in" in text and "without end" in text for text in plan["warnings"])
+    assert any("valid: 1 of 1 sources are repeated" in text for text in plan["warnings"])
+    neox = plan_json(*words, "--train-iters", 5, "--split", "969,30,1", "--order", "neox")
+    assert any("no evaluation of it" in text for text in neox["warnings"])
+
+
+def test_neox_loader_is_one_sample_short(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "even", [64 * 80 + 1])
+    words = ["--data-path", tmp_path / "even", "--seq-length", 64, "--order", "neox"]
+    plan = plan_json(*words, "--global-batch-size", 8, "--epochs", 1)
+    assert plan["train_iters"] == 10
+    assert any("NeoX counts 79 of 80 samples" in text for text in plan["warnings"])
+    plan = plan_json(*words, "--global-batch-size", 9, "--epochs", 1)
+    assert not any("NeoX counts" in text for text in plan["warnings"])
+
+
+def test_our_orders_size_exactly_and_say_what_1_005_would_have_done() -> None:
+    words = ["--tokens-per-epoch", *["100K"] * 30, "--weights", *range(1, 31)]
+    plan = plan_json(*words, "--seq-length", 64, "--global-batch-size", 8, "--epochs", "1",
+                     "--order", "epoch")  # fmt: skip
+    assert plan["variance_buffer"] == "exact"
+    assert all(row["requested"] == row["drawn"] for row in plan["datasets"])
+    assert plan["buffer_effect"]["variance_buffer"] == 1.005
+
+
+BAD = [
+    ([], "--seq-length is missing"),
+    ([*SIZED], "give exactly one of --epochs"),
+    ([*SIZED, "--epochs", 1, "--train-iters", 5], "found --epochs and --train-iters"),
+    ([*TOKENS, "--epochs", 1], "the batch size is missing"),
+    ([*SIZED, "--micro-batch-size", 3, "--data-parallel-size", 1, "--epochs", 1], "is not --micro"),
+    ([*SIZED, "--weights", 0, "--epochs", 1], "must be positive and finite"),
+    ([*SIZED, "--weights", "nan", "--epochs", 1], "must be positive and finite"),
+    ([*SIZED, "--epochs", 1, "--order", "x"], "order must be one of"),
+    ([*SIZED, "--epochs", 1, "--variance-buffer", 0.5], "--variance-buffer must be a number >= 1"),
+    ([*SIZED, "--epochs", 1, "--print-config", "x"], "--print-config must be neox or megatron"),
+    (["--data-path", "/none", "--seq-length", 8, "--global-batch-size", 1, "--epochs", 1],
+     "/none: neither"),
+    (["--neox-config", "/none.yml"], "--neox-config: /none.yml does not exist"),
+    (["--megatron-args", "/none.sh"], "--megatron-args: /none.sh does not exist"),
+    (["--megatron-args", "--seq-length 8", "--neox-config", "x"], "exclude each other"),
+    (["--data-path", "/x", "--split", "a,b", "--seq-length", 8, "--global-batch-size", 1,
+      "--epochs", 1], "split must be up to three"),
+    (["--tokens-per-epoch", 9, "--seq-length", 64, "--global-batch-size", 1, "--epochs", 1,
+      "--order", "epoch"], "holds 9 tokens, one sample needs 65"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "reason"), BAD, ids=range(len(BAD)))
+def test_bad_input_is_one_line_and_status_2(words: list[object], reason: str) -> None:
+    status, out, err = cli(*words)
+    assert status == 2
+    assert out == ""
+    assert err.startswith("error: ")
+    assert reason in err
+    assert err.count("\n") == 1
+
+
+def test_a_bad_split_or_an_empty_train_part_is_refused(paths: list[Path]) -> None:
+    words = ["--data-path", paths[0], "--seq-length", 64, "--global-batch-size", 1, "--epochs", 1]
+    for split, reason in (("a,b", "split must be"), ("0,1", "no training data")):
+        status, _, err = cli(*words, "--split", split)
+        assert status == 2
+        assert reason in err
+
+
+def test_unknown_arguments_are_one_line_too() -> None:
+    status, _, err = cli(*SIZED, "--epoch", 1)
+    assert status == 2
+    assert err.startswith("error: unrecognized arguments: --epoch")
+    assert err.count("\n") == 1
+
+
+def test_tokens_given_are_training_tokens_whatever_the_split() -> None:
+    plan = plan_json(*SIZED, "--split", "90,10,0", "--epochs", 1)
+    assert plan["tokens_per_epoch"] == 100_000
+    assert any("divides documents and is not applied" in text for text in plan["warnings"])
+
+
+def test_long_blends_are_bounded_until_counted() -> None:
+    words = ["--tokens-per-epoch", "100B", "30B", "--weights", 2, 1, "--seq-length", 2048,
+             "--global-batch-size", 512, "--train-iters", 1000]  # fmt: skip
+    counted = plan_json(*words, "--blend-counts", "exact")
+    bounded = plan_json(*words, "--blend-counts", "bounds", "--variance-buffer", "exact")
+    assert not bounded["max_train_iters_exact"]
+    assert any("--blend-counts exact" in text for text in bounded["warnings"])
+    assert not any("--blend-counts exact" in text for text in counted["warnings"])
+    for row, bound in zip(counted["datasets"], bounded["datasets"], strict=True):
+        assert bound["drawn"] is None
+        assert bound["drawn_bounds"][0] <= row["drawn"] <= bound["drawn_bounds"][1]
+    assert cli(*words, "--blend-counts", "bounds")[0] == 0
+
+
+def test_a_run_of_very_many_epochs_is_planned_without_coverage() -> None:
+    plan = plan_json(*SIZED, "--epochs", "1e9")
+    assert plan["num_epochs_built"] == 10**9
+    assert plan["datasets"][0]["coverage_method"] == "none"
+
+
+def test_a_damaged_index_is_named(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "c", [5, 6, 7])
+    raw = bytearray((tmp_path / "c.idx").read_bytes())
+    raw[34:38] = (-5).to_bytes(4, "little", signed=True)
+    (tmp_path / "c.idx").write_bytes(raw)
+    status, _, err = cli("--data-path", tmp_path / "c", "--seq-length", 2, "--epochs", 1,
+                         "--global-batch-size", 1)  # fmt: skip
+    assert status == 2
+    assert "c.idx: sequence 0 has the length -5" in err
+    assert json.dumps(err).count("\\n") == 1

@@ -1,0 +1,180 @@
+"""Coverage against counting token by token."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpora import write_corpus
+from hypothesis import given
+from hypothesis import strategies as st
+from planning import plan_json
+
+from megaindex.build import build_index
+from megaindex.index.dialect import dialect
+from megaindex.plan import counting
+from megaindex.plan import coverage as coverage_module
+from megaindex.plan.corpus import Part
+from megaindex.recipe.run import Source
+
+NUMBERS = itertools.count()
+LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=25).filter(lambda x: sum(x) > 20)
+
+
+def count_by_token(index: Any, served: int, lengths: np.ndarray) -> tuple[list[int], list[int]]:
+    """Tokens, and documents by their most served token, by times served."""
+    times = [np.zeros(length, np.int64) for length in lengths]
+    for sample in range(served):
+        left = index.sequence_length
+        _, documents, offsets, spans = index.locate([sample])
+        for document, offset, length in zip(documents, offsets, spans, strict=True):
+            taken = min(left, int(length))
+            times[document][offset : offset + taken] += 1
+            left -= taken
+    tokens = np.bincount(np.concatenate(times))
+    documents = np.bincount([t.max() for t in times if t.size])
+    return tokens.tolist(), documents.tolist()
+
+
+@given(
+    lengths=LENGTHS,
+    sequence_length=st.integers(1, 18),
+    share=st.floats(0, 1),
+    epochs=st.integers(1, 4),
+    order=st.sampled_from(["megatron", "neox"]),
+    at_once=st.sampled_from([1, 7, 1000]),
+)
+def test_counting_runs_equals_counting_tokens(
+    tmp_path: Path,
+    lengths: list[int],
+    sequence_length: int,
+    share: float,
+    epochs: int,
+    order: str,
+    at_once: int,
+) -> None:
+    dataset = write_corpus(tmp_path / f"c{next(NUMBERS)}", lengths)
+    index = build_index(
+        dataset, sequence_length=sequence_length, seed=5, epochs=epochs, order=order
+    )
+    served = round(share * index.num_samples)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(counting, "_SAMPLES_AT_ONCE", at_once)
+        patch.setattr(counting, "_DOCUMENTS_AT_ONCE", at_once)
+        tokens, documents = counting.count_served(index, served, dataset.sequence_lengths, 0)
+    expected_tokens, expected_documents = count_by_token(index, served, np.array(lengths))
+    assert np.trim_zeros(tokens, "b").tolist() == expected_tokens
+    assert np.trim_zeros(documents, "b").tolist() == expected_documents
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    prefix = tmp_path_factory.mktemp("coverage") / "c"
+    write_corpus(prefix, np.random.default_rng(2).integers(1, 60, 500))
+    return prefix
+
+
+def shares(row: dict[str, Any]) -> list[float]:
+    return [share for name, share in row["coverage"].items() if name.startswith("seen_")]
+
+
+def plan_of(corpus: Path, iterations: int, *words: object) -> dict[str, Any]:
+    return plan_json(
+        "--data-path", corpus, "--seq-length", 24, "--global-batch-size", 4,
+        "--train-iters", iterations, *words,
+    )  # fmt: skip
+
+
+@given(iterations=st.integers(0, 260))
+@pytest.mark.parametrize("order", ["megatron", "neox"])
+def test_closed_form_equals_the_built_index(corpus: Path, order: str, iterations: int) -> None:
+    """Up to one epoch, and under megatron up to the first of two kept apart."""
+    auto = plan_of(corpus, iterations, "--order", order)["datasets"][0]
+    exact = plan_of(corpus, iterations, "--order", order, "--coverage", "exact")["datasets"][0]
+    np.testing.assert_allclose(shares(auto), shares(exact), atol=1e-12)
+    if auto["epochs"] == 1:
+        assert auto["coverage_method"] == "closed-form"
+        assert exact["coverage_method"] == ("built" if iterations else "closed-form")
+
+
+@pytest.mark.parametrize("order", ["megatron", "neox"])
+@pytest.mark.parametrize("iterations", [100, 170, 240, 300, 440, 700])
+def test_expectation_is_the_mean_over_seeds(corpus: Path, order: str, iterations: int) -> None:
+    told = plan_of(corpus, iterations, "--order", order, "--coverage", "expected")["datasets"][0]
+    counted = [
+        shares(
+            plan_of(corpus, iterations, "--order", order, "--coverage", "exact", "--seed", seed)[
+                "datasets"
+            ][0]
+        )
+        for seed in range(12)
+    ]
+    width = max(len(told["coverage"]), *map(len, counted))
+    padded = [np.pad(row, (0, width - len(row))) for row in [shares(told), *counted]]
+    np.testing.assert_allclose(padded[0], np.mean(padded[1:], axis=0), atol=0.02)
+
+
+@pytest.mark.parametrize("iterations", [1, 50, 151, 152, 400, 607])
+def test_windows_in_closed_form(corpus: Path, iterations: int) -> None:
+    plan = plan_of(corpus, iterations, "--order", "window")
+    tokens, per_epoch = plan["tokens_per_epoch"], plan["samples_per_epoch"]
+    times = np.zeros(tokens, np.int64)
+    for sample in range(plan["samples_consumed"]):
+        begin = sample % per_epoch * 24
+        times[begin : begin + 24] += 1
+    expected = np.bincount(times) / tokens
+    row = plan["datasets"][0]
+    assert row["coverage_method"] == "closed-form"
+    np.testing.assert_allclose(np.trim_zeros(shares(row), "b"), np.trim_zeros(expected, "b"))
+
+
+def test_complete_passes_in_the_epoch_order(corpus: Path) -> None:
+    """Two and a half passes: half of the tokens three times, the rest twice, left-overs aside."""
+    plan = plan_of(corpus, 0, "--order", "epoch")
+    per_epoch = plan["samples_per_epoch"]
+    plan = plan_json(
+        "--data-path", corpus, "--seq-length", 24, "--global-batch-size", 1, "--order", "epoch",
+        "--epochs", "5/2",
+    )  # fmt: skip
+    assert plan["samples_consumed"] == per_epoch * 5 // 2
+    assert plan["num_epochs_built"] == 3
+    seen = shares(plan["datasets"][0])
+    np.testing.assert_allclose(seen, [0, 0, 0.5, 0.5], atol=0.01)
+    assert sum(seen) == pytest.approx(1)
+
+
+@given(st.integers(1, 40), st.floats(0, 1), st.integers(1, 10**6))
+def test_expected_shares_sum_to_one_and_have_the_right_mean(
+    copies: int, share: float, tokens: int
+) -> None:
+    built = max(0, (copies * tokens - 1) // 64)
+    served = round(share * built)
+    draw = coverage_module.Draw(
+        row=dialect("neox"), part=Part(source=Source(tokens=tokens), begin=0, end=0, tokens=tokens),
+        sequence_length=64, seed=0, requested=built, epochs=copies, built=built,
+        per_epoch=(tokens - 1) // 64, drawn=served, counted=True,
+    )  # fmt: skip
+    seen = coverage_module.expected(draw).tokens
+    assert sum(seen) == pytest.approx(1)
+    assert sum(k * p for k, p in enumerate(seen)) == pytest.approx(served * 64 / tokens, rel=1e-6)
+
+
+def test_none_computes_no_coverage(corpus: Path) -> None:
+    row = plan_of(corpus, 400, "--coverage", "none")["datasets"][0]
+    assert row["coverage_method"] == "none"
+    assert row["coverage"] == {}
+
+
+def test_a_quarter_of_the_tokens_unseen_after_one_sample_too_many(tmp_path: Path) -> None:
+    """NeoX, 20,000 documents: one sample more than an epoch, and a quarter is never seen."""
+    write_corpus(tmp_path / "c", np.random.default_rng(7).integers(20, 400, 20_000))
+    words = ["--data-path", tmp_path / "c", "--seq-length", 128, "--global-batch-size", 1]
+    whole = plan_json(*words, "--order", "neox", "--epochs", 1)
+    plan = plan_json(*words, "--order", "neox", "--train-iters", whole["train_iters"] + 1)
+    row = plan["datasets"][0]
+    assert row["coverage_method"] == "built"
+    np.testing.assert_allclose(shares(row), [0.25, 0.5, 0.25], atol=0.01)
+    assert any("stay unseen" in text for text in plan["warnings"])

@@ -1,0 +1,201 @@
+"""Against megatron-core's own builder on small corpora: epochs, samples, draws, splits."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpora import write_corpus
+from megatron_dataset import Tokenizer
+from planning import plan_json
+
+SEQ = 16
+SPLITS = ("train", "valid", "test")
+
+
+@pytest.fixture(scope="module")
+def core() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.datasets import blended_megatron_dataset_builder as builder
+        from megatron.core.datasets import gpt_dataset
+    return builder.BlendedMegatronDatasetBuilder, gpt_dataset
+
+
+@pytest.fixture(scope="module")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    root = tmp_path_factory.mktemp("corpora")
+    rng = np.random.default_rng(3)
+    prefixes = [root / name for name in "abcd"]
+    for prefix, count in zip(prefixes, (300, 120, 60, 30), strict=True):
+        write_corpus(prefix, rng.integers(1, 40, count))
+    return [str(prefix) for prefix in prefixes]
+
+
+def build(core: Any, sizes: list[int], **config: Any) -> list[Any]:
+    """The datasets of train, valid and test, None where a split has none."""
+    builder, gpt = core
+    settings = gpt.GPTDatasetConfig(
+        random_seed=1234,
+        sequence_length=SEQ,
+        tokenizer=Tokenizer(),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        **config,
+    )
+    result: list[Any] = builder(gpt.GPTDataset, sizes, lambda: True, settings).build()
+    return result
+
+
+def sources_of(dataset: Any) -> list[Any]:
+    return list(getattr(dataset, "datasets", [dataset]))
+
+
+def epochs_of(source: Any) -> int:
+    return len(source.document_index) // len(source.indices)
+
+
+def assert_as_built(plan: dict[str, Any], split: str, dataset: Any) -> None:
+    rows = [row for row in plan["datasets"] if row["split"] == split]
+    sources = sources_of(dataset)
+    assert [row["path"] for row in rows] == [source.dataset.path_prefix for source in sources]
+    assert [row["built"] for row in rows] == [len(source) for source in sources]
+    assert [row["epochs"] for row in rows] == [epochs_of(source) for source in sources]
+    if hasattr(dataset, "dataset_index"):
+        taken = sum(row["drawn"] for row in rows)
+        drawn = np.bincount(dataset.dataset_index[:taken], minlength=len(sources))
+        assert [row["drawn"] for row in rows] == drawn.tolist()
+
+
+def words(paths: list[str], weights: list[float] | None) -> list[object]:
+    if weights is None:
+        return list(paths)
+    return [word for pair in zip(weights, paths, strict=True) for word in pair]
+
+
+@pytest.mark.parametrize("weights", [[0.5, 0.3, 0.2], [3.0, 1.0, 7.0], [0.01, 0.98, 0.01]])
+@pytest.mark.parametrize("iterations", [1, 37, 150, 400])
+@pytest.mark.parametrize("surplus", [None, 0.0, 0.05])
+def test_weighted_blend_with_splits(
+    core: Any, paths: list[str], weights: list[float], iterations: int, surplus: float | None
+) -> None:
+    batch, interval, evals = 4, 50, 2
+    plan = plan_json(
+        "--data-path", *words(paths[:3], weights), "--split", "70,20,10", "--seq-length", SEQ,
+        "--global-batch-size", batch, "--train-iters", iterations, "--eval-interval", interval,
+        "--eval-iters", evals, "--coverage", "none",
+        *([] if surplus is None else ["--variance-buffer", repr(1 + surplus)]),
+    )  # fmt: skip
+    rounds = (iterations // interval + 1) * evals
+    sizes = [iterations * batch, rounds * batch, evals * batch]
+    config = {} if surplus is None else {"mid_level_dataset_surplus": surplus}
+    try:
+        built = build(core, sizes, blend=(paths[:3], weights), split="70,20,10", **config)
+    except IndexError:
+        # The builder finds a source drawn more often than built: the plan must have warned.
+        assert any("too small" in text for text in plan["warnings"])
+        return
+    assert not any("too small" in text for text in plan["warnings"])
+    for split, dataset in zip(SPLITS, built, strict=True):
+        assert_as_built(plan, split, dataset)
+
+
+@pytest.mark.parametrize("iterations", [1, 60, 230, 600])
+@pytest.mark.parametrize("weight", [None, 1.0])
+def test_one_path_with_and_without_a_weight(
+    core: Any, paths: list[str], iterations: int, weight: float | None
+) -> None:
+    """`--data-path 1.0 P` is buffered, `--data-path P` is not."""
+    weights = None if weight is None else [weight]
+    plan = plan_json(
+        "--data-path", *words(paths[:1], weights), "--split", "100,0,0", "--seq-length", SEQ,
+        "--global-batch-size", 2, "--train-iters", iterations, "--coverage", "none",
+    )  # fmt: skip
+    assert plan["variance_buffer"] == (1.0 if weight is None else 1.005)
+    train, valid, test = build(
+        core, [iterations * 2, 0, 0], blend=(paths[:1], weights), split="100,0,0"
+    )
+    assert valid is None
+    assert test is None
+    assert_as_built(plan, "train", train)
+    # The plan's limits are those of the builder: the next iteration begins another epoch.
+    for limit in ("max_train_iters_without_repeat", "max_train_iters_same_epochs"):
+        epochs = [
+            max(epochs_of(s) for s in sources_of(build(
+                core, [n * 2, 0, 0], blend=(paths[:1], weights), split="100,0,0")[0]))
+            for n in (plan[limit], plan[limit] + 1)
+        ]  # fmt: skip
+        assert epochs[1] == epochs[0] + 1
+
+
+@pytest.mark.parametrize("iterations", [10, 200, 239, 240, 400])
+def test_paths_without_weights_are_built_for_one_epoch(
+    core: Any, paths: list[str], iterations: int
+) -> None:
+    plan = plan_json(
+        "--data-path", *paths[:2], "--split", "100,0,0", "--seq-length", SEQ,
+        "--global-batch-size", 2, "--train-iters", iterations, "--coverage", "none",
+    )  # fmt: skip
+    train = build(core, [iterations * 2, 0, 0], blend=(paths[:2], None), split="100,0,0")[0]
+    rows = plan["datasets"]
+    assert [row["built"] for row in rows] == [len(s) for s in train.datasets]
+    assert [row["epochs"] for row in rows] == [1, 1]
+    dry = len(train) < iterations * 2
+    assert dry == (iterations > plan["max_train_iters_without_repeat"])
+    assert dry == any("runs dry" in text for text in plan["warnings"])
+
+
+def test_each_split_with_its_own_blend(core: Any, paths: list[str]) -> None:
+    plan = plan_json(
+        "--train-data-path", 2, paths[0], 1, paths[1], "--valid-data-path", 1.0, paths[2],
+        "--test-data-path", paths[3], "--seq-length", SEQ, "--global-batch-size", 4,
+        "--train-iters", 90, "--eval-interval", 30, "--eval-iters", 3, "--coverage", "none",
+    )  # fmt: skip
+    blends = [([paths[0], paths[1]], [2.0, 1.0]), ([paths[2]], [1.0]), ([paths[3]], None)]
+    sizes = [90 * 4, (90 // 30 + 1) * 3 * 4, 3 * 4]
+    for split, dataset in zip(SPLITS, build(core, sizes, blend_per_split=blends), strict=True):
+        assert_as_built(plan, split, dataset)
+
+
+def test_many_sources_exceed_the_buffer_as_megatron_says(core: Any, tmp_path: Path) -> None:
+    """64 lognormal weights and sources of a few samples: Megatron raises for most weights."""
+    rng = np.random.default_rng(0)
+    prefixes = [str(tmp_path / f"{i:02}") for i in range(64)]
+    for prefix in prefixes:
+        write_corpus(Path(prefix), [SEQ + 1])
+    outcomes = set()
+    for sigma in (0.1, 0.5, 1.0, 1.0, 2.0):
+        weights = [float(w) for w in rng.lognormal(0, sigma, 64)]
+        plan = plan_json(
+            "--data-path", *words(prefixes, weights), "--split", "100,0,0", "--seq-length", SEQ,
+            "--global-batch-size", 1, "--train-iters", 1000, "--coverage", "none",
+        )  # fmt: skip
+        warned = any("too small" in text for text in plan["warnings"])
+        try:
+            build(core, [1000, 0, 0], blend=(prefixes, weights), split="100,0,0")
+            raised = False
+        except IndexError:
+            raised = True
+        assert warned == raised, sigma
+        outcomes.add(raised)
+    assert outcomes == {True, False}
+
+
+def test_unweighted_validation_that_runs_dry_is_forecast(core: Any, paths: list[str]) -> None:
+    words_ = [
+        "--train-data-path", paths[0], "--valid-data-path", *paths[1:4], "--seq-length", SEQ,
+        "--global-batch-size", 4, "--train-iters", 20, "--coverage", "none", "--eval-interval", 10,
+    ]  # fmt: skip
+    for evals, dry in ((1, False), (100, True)):
+        plan = plan_json(*words_, "--eval-iters", evals)
+        sizes = [80, 3 * evals * 4, evals * 4]
+        blends = [([paths[0]], None), (paths[1:4], None), None]
+        valid = build(core, sizes, blend_per_split=blends)[1]
+        assert (len(valid) < sizes[1]) == dry
+        assert (
+            any(text.startswith("valid: Megatron builds one") for text in plan["warnings"]) == dry
+        )

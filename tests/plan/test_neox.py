@@ -1,0 +1,63 @@
+"""Against what GPT-NeoX's own code built; tests/golden/neox_plan.json says how it was made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpora import write_corpus
+from planning import plan_json
+
+from megaindex.index.dialect import dialect
+from megaindex.index.weights import request_weights
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_plan.json").read_text())
+
+
+@pytest.mark.parametrize("case", GOLDEN["datasets"], ids=range(len(GOLDEN["datasets"])))
+def test_one_dataset(case: dict[str, Any], tmp_path: Path) -> None:
+    write_corpus(tmp_path / "c", case["sizes"])
+    plan = plan_json(
+        "--data-path", tmp_path / "c", "--seq-length", case["seq_length"], "--seed", case["seed"],
+        "--global-batch-size", 1, "--order", "neox", "--train-iters", case["num_samples"],
+        "--coverage", "exact",
+    )  # fmt: skip
+    assert plan["num_epochs_built"] == case["num_epochs"]
+    assert plan["samples_built"] == case["samples_built"]
+    row = plan["datasets"][0]
+    assert row["coverage_method"] == "built"
+    shares = [row["coverage"].get(f"seen_{k}", 0.0) for k in range(len(case["served"]))]
+    np.testing.assert_allclose(shares, np.array(case["served"]) / sum(case["served"]), atol=1e-15)
+
+
+@pytest.mark.parametrize("case", GOLDEN["blends"], ids=range(len(GOLDEN["blends"])))
+def test_blend(case: dict[str, Any]) -> None:
+    plan = plan_json(
+        "--tokens-per-epoch", *case["tokens"], "--weights", *case["weights"],
+        "--seq-length", case["seq_length"], "--global-batch-size", 1, "--order", "neox",
+        "--train-iters", case["num_samples"],
+    )  # fmt: skip
+    assert plan["variance_buffer"] == 1.005
+    rows = plan["datasets"]
+    assert [row["requested"] for row in rows] == case["requested"]
+    assert [row["epochs"] for row in rows] == case["num_epochs"]
+    assert [row["built"] for row in rows] == case["built"]
+    assert [row["drawn"] for row in rows] == case["drawn"]
+
+
+@pytest.mark.parametrize("case", GOLDEN["splits"], ids=range(len(GOLDEN["splits"])))
+def test_split(case: dict[str, Any]) -> None:
+    bounds = dialect("neox").split_bounds(case["split"], case["size"])
+    assert [0, *[end for _, end in bounds]] == case["bounds"]
+
+
+def test_paths_without_weights_are_weighed_alike() -> None:
+    assert request_weights([1.0] * 3, dialect("neox")) == [1 / 3] * 3
+    plan = plan_json(
+        "--tokens-per-epoch", 5000, 5000, "--seq-length", 10, "--global-batch-size", 1,
+        "--order", "neox", "--train-iters", 100,
+    )  # fmt: skip
+    assert [row["requested"] for row in plan["datasets"]] == [51, 51]

@@ -1,0 +1,168 @@
+"""Laws every plan keeps."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from megaindex.index.dialect import DIALECTS
+from megaindex.plan import Plan, make_plan
+from megaindex.recipe.run import BatchSchedule, Data, Evaluation, Run, Source, Target
+
+ORDERS = st.sampled_from(sorted(DIALECTS))
+TOKENS = st.lists(st.integers(40, 4000), min_size=1, max_size=4)
+BUFFERS = st.sampled_from([None, 1.0, 1.005, 1.1, 2.0, "exact"])
+
+
+def sources(tokens: list[int], weights: list[float] | None) -> tuple[Source, ...]:
+    held = weights or [None] * len(tokens)
+    return tuple(Source(tokens=t, weight=w) for t, w in zip(tokens, held, strict=True))
+
+
+def plan_of(
+    order: str, tokens: list[int], kind: Any, value: Any, weights: list[float] | None = None,
+    **changes: Any,
+) -> Plan:  # fmt: skip
+    settings = {
+        "order": order,
+        "sequence_length": 8,
+        "data": Data(train=sources(tokens, weights)),
+        "batch": BatchSchedule.constant(4),
+        "target": Target(kind=kind, value=Fraction(value)),
+        "coverage": "none",
+    }
+    return make_plan(Run(**{**settings, **changes}))
+
+
+@st.composite
+def blends(draw: st.DrawFn) -> tuple[list[int], list[float] | None]:
+    tokens = draw(TOKENS)
+    weighted = draw(st.booleans())
+    weight = st.floats(0.05, 20)
+    count = len(tokens)
+    return tokens, draw(st.lists(weight, min_size=count, max_size=count)) if weighted else None
+
+
+@given(ORDERS, blends(), st.fractions("1/4", 3, max_denominator=8), BUFFERS)
+def test_iterations_planned_from_epochs_plan_the_same(
+    order: str, blend: Any, epochs: Fraction, buffer: Any
+) -> None:
+    tokens, weights = blend
+    first = plan_of(order, tokens, "epochs", epochs, weights, variance_buffer=buffer)
+    again = plan_of(order, tokens, "iterations", first.train_iters, weights, variance_buffer=buffer)
+    for name in (
+        "train_iters", "samples_consumed", "samples_built", "num_epochs_built",
+        "max_train_iters_without_repeat", "max_train_iters_same_epochs", "neighbours",
+    ):  # fmt: skip
+        assert getattr(again, name) == getattr(first, name), name
+    assert [row.requested for row in again.datasets] == [row.requested for row in first.datasets]
+    if epochs == 1:
+        assert again.samples_left_over == first.samples_left_over
+
+
+@given(ORDERS, blends(), st.integers(0, 300), BUFFERS)
+def test_limits_are_what_trying_every_number_finds(
+    order: str, blend: Any, iterations: int, buffer: Any
+) -> None:
+    tokens, weights = blend
+
+    def epochs(count: int) -> list[int | None]:
+        made = plan_of(order, tokens, "iterations", count, weights, variance_buffer=buffer)
+        return [row.epochs for row in made.datasets]
+
+    plan = plan_of(order, tokens, "iterations", iterations, weights, variance_buffer=buffer)
+    one_epoch_only = order == "megatron" and len(tokens) > 1 and not weights and buffer != "exact"
+    assume(not one_epoch_only)
+    now = [row.epochs for row in plan.datasets]
+    once = [1] * len(tokens)
+    last = plan.max_train_iters_without_repeat
+    assert last == 0 or epochs(last) == once
+    assert epochs(last + 1) != once
+    same = plan.max_train_iters_same_epochs
+    assert all(a <= b for a, b in zip(epochs(same), now, strict=True)) or same == 0
+    assert any(a > b for a, b in zip(epochs(same + 1), now, strict=True))
+
+
+@given(ORDERS, blends(), BUFFERS)
+def test_more_iterations_never_ask_for_less(order: str, blend: Any, buffer: Any) -> None:
+    tokens, weights = blend
+    plans = [
+        plan_of(order, tokens, "iterations", count, weights, variance_buffer=buffer)
+        for count in range(0, 60, 4)
+    ]
+    for less, more in itertools.pairwise(plans):
+        for a, b in zip(less.datasets, more.datasets, strict=True):
+            assert (a.requested, a.epochs, a.built) <= (b.requested, b.epochs, b.built)
+            assert a.drawn <= b.drawn
+
+
+@given(ORDERS, st.integers(40, 3000), st.integers(1, 400), st.fractions("1/3", 3))
+def test_more_tokens_never_mean_fewer_iterations(
+    order: str, tokens: int, more: int, epochs: Fraction
+) -> None:
+    few = plan_of(order, [tokens], "epochs", epochs)
+    many = plan_of(order, [tokens + more], "epochs", epochs)
+    assert many.train_iters >= few.train_iters
+    assert many.samples_per_epoch >= few.samples_per_epoch
+    assert many.max_train_iters_without_repeat >= few.max_train_iters_without_repeat
+    longer = plan_of(order, [tokens], "epochs", epochs + 1)
+    assert longer.train_iters >= few.train_iters
+
+
+@given(blends(), st.integers(0, 200), st.sampled_from([1.0, 1.005, 1.3]), st.floats(0, 1))
+@pytest.mark.parametrize("order", ["megatron", "neox", "megatron-legacy", "paddlenlp"])
+def test_a_larger_buffer_never_builds_less(
+    order: str, blend: Any, iterations: int, buffer: float, more: float
+) -> None:
+    tokens, weights = blend
+    small = plan_of(order, tokens, "iterations", iterations, weights, variance_buffer=buffer)
+    large = plan_of(order, tokens, "iterations", iterations, weights, variance_buffer=buffer + more)
+    for a, b in zip(small.datasets, large.datasets, strict=True):
+        assert a.built <= b.built
+    assert small.max_train_iters_without_repeat >= large.max_train_iters_without_repeat
+
+
+@given(blends(), st.integers(1, 200))
+@pytest.mark.parametrize("order", ["megatron", "neox", "epoch", "window"])
+def test_the_exact_buffer_builds_what_is_drawn(order: str, blend: Any, iterations: int) -> None:
+    tokens, weights = blend
+    plan = plan_of(order, tokens, "iterations", iterations, weights, variance_buffer="exact")
+    assert sum(row.drawn for row in plan.datasets) == plan.samples_consumed
+    for row in plan.datasets:
+        assert row.requested == row.drawn <= row.built
+        assert row.epochs == 1 or row.built - row.samples_per_epoch - 1 < row.drawn
+
+
+@given(st.lists(st.fractions("1/4", 4, max_denominator=4), min_size=2, max_size=4), ORDERS)
+def test_epochs_of_each_source_set_its_draws(epochs: list[Fraction], order: str) -> None:
+    target = Target(kind="epochs", value=max(epochs), per_source=tuple(epochs))
+    tokens = [4001] * len(epochs)
+    plan = plan_of(
+        order, tokens, "epochs", 1, target=target, batch=BatchSchedule.constant(1),
+        variance_buffer="exact",
+    )  # fmt: skip
+    per_epoch = plan.datasets[0].samples_per_epoch
+    for row, wanted in zip(plan.datasets, epochs, strict=True):
+        assert abs(row.drawn - wanted * per_epoch) <= len(epochs) + 1
+
+
+@given(st.integers(0, 5000), st.integers(1, 400), st.integers(1, 50))
+def test_evaluations_are_counted_as_megatron_counts_them(
+    iterations: int, interval: int, evals: int
+) -> None:
+    data = Data(train=sources([9000], None), valid=sources([900], None), test=sources([90], None))
+    plan = plan_of(
+        "megatron", [], "iterations", iterations, data=data,
+        evaluation=Evaluation(interval=interval, iterations=evals, batch_size=6),
+    )  # fmt: skip
+    assert plan.evaluation is not None
+    assert plan.evaluation.valid_samples == (iterations // interval + 1) * evals * 6
+    assert plan.evaluation.test_samples == evals * 6
+    assert [row.drawn for row in plan.datasets[1:]] == [
+        plan.evaluation.valid_samples, plan.evaluation.test_samples,
+    ]  # fmt: skip
