@@ -51,6 +51,4 @@ def megatron_index(
         path_to_cache=str(cache),
     )
     documents = np.arange(len(dataset), dtype=np.int32)
-    return GPTDataset(
-        dataset, dataset.path_prefix, documents, num_samples, Split.train, config
-    )
+    return GPTDataset(dataset, dataset.path_prefix, documents, num_samples, Split.train, config)

@@ -33,9 +33,15 @@ def backend(request: pytest.FixtureRequest) -> Any:
     return load(request.param)
 
 
+def _skip_without_peers() -> None:
+    if os.environ.get("MEGAINDEX_SANITIZE") == "1":
+        pytest.skip("torch does not run under the sanitizers")
+
+
 @pytest.fixture(scope="session")
 def megatron_helpers() -> ModuleType:
     """megatron-core's compiled helpers."""
+    _skip_without_peers()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron.core.datasets import helpers_cpp
@@ -45,6 +51,7 @@ def megatron_helpers() -> ModuleType:
 @pytest.fixture(scope="session")
 def megatron_datasets() -> Any:
     """megatron-core's dataset modules, with the names used here."""
+    _skip_without_peers()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron.core.datasets import gpt_dataset, helpers, indexed_dataset, utils

@@ -13,7 +13,8 @@ from fractions import Fraction
 from megaindex.errors import InvalidArgument
 from megaindex.kernels.sizes import INT32_MAX as INT32_MAX
 from megaindex.kernels.sizes import INT64_MAX as INT64_MAX
-from megaindex.kernels.sizes import ceil_div, samples_in
+from megaindex.kernels.sizes import ceil_div
+from megaindex.kernels.sizes import samples_in as samples_in
 
 
 def tokens_for(num_samples: int, sequence_length: int, extra: int = 1) -> int:

@@ -107,8 +107,8 @@ DEVIATIONS = (
     Deviation(
         case="cached index arrays",
         framework=f"{_CORE}, GPT-NeoX",
-        theirs="found by path and settings, loaded with pickle allowed: a corpus rewritten in place "
-        "keeps its old indices; the key omits add_extra_token_to_sequence and "
+        theirs="found by path and settings, loaded with pickle allowed: a corpus rewritten in "
+        "place keeps its old indices; the key omits add_extra_token_to_sequence and "
         "drop_last_partial_validation_sequence",
         ours="keyed by content and every parameter, verified, loaded without pickle",
         test="tests/store/test_cache.py",

@@ -9,7 +9,15 @@ from megaindex.errors import InvalidArgument
 from megaindex.kernels.reference.samples import _last_partial
 from megaindex.kernels.types import I32, IntArray
 
-_NO_LENGTH, _NEGATIVE = -1, -2
+_NEGATIVE, _NO_LENGTH = -1, -2
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _length(lengths, document_index, d):  # type: ignore[no-untyped-def]
+    document = document_index[d]
+    if document < 0 or document >= lengths.size:
+        return np.int64(_NO_LENGTH)
+    return max(np.int64(lengths[document]), np.int64(_NEGATIVE))
 
 
 @numba.njit(cache=True, nogil=True)
@@ -18,20 +26,30 @@ def _cut(lengths, document_index, S, extra, num_samples, out):  # type: ignore[n
     row = np.int64(1)
     position = np.int64(0)
     ahead = S - 1 + extra  # tokens from here to the next row's token
-    for d in range(document_index.size):
-        document = document_index[d]
-        if document < 0 or document >= lengths.size:
-            return _NO_LENGTH
-        length = np.int64(lengths[document])
+    d = 0
+    while d < document_index.size and row <= num_samples:
+        length = _length(lengths, document_index, d)
         if length < 0:
-            return _NEGATIVE
+            return length
         position += length
-        while ahead < length and row <= num_samples:
+        # Written always and kept if the token is in this document: whether it is cannot be
+        # predicted. A long document holds more rows, S tokens apart.
+        out[row, 0] = d
+        out[row, 1] = ahead + 1 - extra
+        hit = np.int64(ahead < length)
+        row += hit
+        ahead += S * hit - length
+        while ahead < 0 and row <= num_samples:
             out[row, 0] = d
-            out[row, 1] = ahead + 1 - extra
+            out[row, 1] = ahead + length + 1 - extra
             row += 1
             ahead += S
-        ahead -= length
+        d += 1
+    for rest in range(d, document_index.size):
+        length = _length(lengths, document_index, rest)
+        if length < 0:
+            return length
+        position += length
     return position
 
 

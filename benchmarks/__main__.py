@@ -1,0 +1,145 @@
+"""``python -m benchmarks``: one run of everything, a table, and JSON beside it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import tempfile
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+import megaindex
+from benchmarks import index_build, kernels
+from benchmarks.timing import Comparison, timed
+
+Job = Callable[[], Comparison]
+
+
+def main() -> None:
+    options = _parser().parse_args()
+    console = Console(width=None if Console().is_terminal else 130, highlight=False)
+    with tempfile.TemporaryDirectory(dir=options.dir, prefix="megaindex-bench-") as temporary:
+        directory = Path(temporary)
+        rows = []
+        for group, job in _jobs(options, directory):
+            if options.only and not any(part in group for part in options.only):
+                continue
+            row = job()
+            rows.append(row)
+            console.print(f"  {row.what}: {row.ratio:.2f}x", style="dim")
+        memory = [
+            (name, index_build.memory(name, directory))
+            for name in options.memory
+            if not options.only
+        ]
+        copies = _roofline(rows)
+    console.print(_table(rows, copies))
+    for name, sides in memory:
+        console.print(_memory_line(name, sides))
+    report = _report(rows, memory, copies)
+    options.json.parent.mkdir(parents=True, exist_ok=True)
+    options.json.write_text(json.dumps(report, indent=1))
+    console.print(f"written to {options.json}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument("--rounds", type=int, default=5, help="measured runs of each side")
+    parser.add_argument("--dir", help="where corpora and caches go; default: the system's")
+    parser.add_argument("--json", type=Path, default=Path("benchmarks/results/latest.json"))
+    parser.add_argument("--only", nargs="+", help="index, sample_index, shuffle, blend, exhaustive")
+    parser.add_argument("--memory", nargs="*", default=["40B"], help="corpora to measure memory on")
+    return parser
+
+
+def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, Job]]:
+    rounds = options.rounds
+    for name in ("1B", "10B", "40B", "100M-short", "100k-long"):
+        yield "index", lambda name=name: index_build.compare(name, directory, rounds)
+    for name in ("1B", "40B", "100M-short", "100k-long"):
+        yield "sample_index", lambda name=name: kernels.sample_index(name, directory, rounds)
+    yield "shuffle", lambda: kernels.shuffle(rounds)
+    for count in (2, 3, 8, 100, 1000, 4000):
+        for family in kernels.FAMILIES:
+            yield "blend", lambda f=family, c=count: kernels.greedy(f, c, rounds)
+    for count in (8, 100, 1000, 4000):
+        yield "exhaustive", lambda c=count: kernels.exhaustive(c, rounds)
+
+
+def _roofline(rows: list[Comparison]) -> dict[int, tuple[float, float]]:
+    """Seconds to copy each output's bytes into fresh and into reused memory."""
+    copies = {}
+    for nbytes in {row.output_bytes for row in rows}:
+        source, target = np.ones(nbytes, np.uint8), np.empty(nbytes, np.uint8)
+        np.copyto(target, source)
+        fresh = statistics.median(timed(source.copy) for _ in range(3))
+        reused = statistics.median(timed(partial(np.copyto, target, source)) for _ in range(3))
+        copies[nbytes] = fresh, reused
+    return copies
+
+
+def _table(rows: list[Comparison], copies: dict[int, tuple[float, float]]) -> Table:
+    table = Table(title="against megatron-core 0.16.1, medians of alternating runs, answers equal")
+    for column in ("what", "ours", "peer", "ratio", "asked", "ns", "peer ns", "x fresh copy"):
+        table.add_column(column, justify="left" if column == "what" else "right")
+    for row in rows:
+        ours, peer = statistics.median(row.ours), statistics.median(row.peer)
+        missed = row.asked is not None and row.ratio < row.asked
+        table.add_row(
+            row.what,
+            f"{ours * 1e3:,.1f} ms",
+            f"{peer * 1e3:,.1f} ms",
+            f"{'[red]' if missed else '[green]'}{row.ratio:.2f}",
+            "" if row.asked is None else f"{row.asked:g}",
+            f"{row.nanoseconds(row.ours):,.1f}",
+            f"{row.nanoseconds(row.peer):,.1f}",
+            f"{ours / copies[row.output_bytes][0]:.1f}",
+        )
+    return table
+
+
+def _memory_line(name: str, sides: dict[str, dict[str, float]]) -> str:
+    ours, peer = sides["ours"], sides["peer"]
+    return (
+        f"peak memory beyond the arrays of {name} ({ours['outputs'] / 1e6:,.0f} MB), each in its "
+        f"own process: {100 * ours['share']:.1f} % here, {100 * peer['share']:.1f} % there"
+    )
+
+
+def _report(
+    rows: list[Comparison], memory: list[tuple[str, object]], copies: dict[int, tuple[float, float]]
+) -> dict[str, object]:
+    return {
+        "megaindex": megaindex.__version__,
+        "backend": megaindex.backend(),
+        "threads": kernels.num_threads(),
+        "python": platform.python_version(),
+        "numpy": np.__version__,
+        "peer": "megatron-core 0.16.1",
+        "rows": [
+            {
+                "what": row.what,
+                "ratio": row.ratio,
+                "asked": row.asked,
+                "ours_seconds": row.ours,
+                "peer_seconds": row.peer,
+                f"ns_per_{row.unit}": row.nanoseconds(row.ours),
+                "output_bytes": row.output_bytes,
+                "copy_fresh_seconds": copies[row.output_bytes][0],
+                "copy_reused_seconds": copies[row.output_bytes][1],
+            }
+            for row in rows
+        ],
+        "memory": dict(memory),
+    }
+
+
+if __name__ == "__main__":
+    main()
