@@ -1,0 +1,153 @@
+// Which dataset each position of a blend is drawn from, as the frameworks' greedy rule has it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "megaindex/blending_avx2.hpp"
+#include "megaindex/blending_window.hpp"
+#include "megaindex/poll.hpp"
+
+namespace megaindex {
+
+constexpr int64_t kBlendPollEvery = int64_t{1} << 16;
+
+// The products of weights and draws that counts can be told from.
+constexpr double kMostBehind = static_cast<double>(int64_t{1} << 50);
+
+// Windows bound rounding errors by those of products, and tell counts apart by 1. For weights that
+// are too large or too close to the smallest doubles the plain scan is right.
+inline bool fits_windows(const BlendRule& rule, int64_t end) {
+  constexpr double kLeast = 1e-270;
+  const double draws = blend_multiplier(end);
+  return draws <= kMostBehind &&
+         std::all_of(rule.weights, rule.weights + rule.num_datasets, [draws](double w) {
+           return w == 0 || (w >= kLeast && w * draws <= kMostBehind);
+         });
+}
+
+template <class Vector, class Index, class Poll>
+void scan_blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* counts,
+                const BlendOutput<Index>& out, Poll& poll) {
+  ScanBlend<Vector> scan(rule, counts);
+  for (int64_t n = begin; n < end;) {
+    const int64_t stop = std::min(end, n + kBlendPollEvery);
+    scan.advance(n, stop, out);
+    n = stop;
+    poll();
+  }
+}
+
+// Windows, with stretches of the plain scan where they do not pay.
+template <class Vector, class Index, class Poll>
+void window_blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* counts,
+                  const BlendOutput<Index>& out, Poll& poll) {
+  WindowBlend<Vector> window(rule, counts);
+  if (!window.in_turn()) return scan_blend<Vector>(rule, begin, end, counts, out, poll);
+  constexpr int64_t kShortest = 64;
+  int64_t stretch = kShortest;
+  window.load();
+  for (int64_t n = begin; n < end;) {
+    const int64_t from = n;
+    const int64_t stop = std::min(end, n + kBlendPollEvery);
+    n = window.advance(n, stop, out);
+    if (n - from > 64 * stretch) stretch = kShortest;
+    if (n < stop) {
+      const int64_t resume = std::min(end, n + stretch);
+      scan_blend<Vector>(rule, n, resume, counts, out, poll);
+      stretch = std::min(2 * stretch, kBlendPollEvery);
+      n = resume;
+      window.load();
+    } else {
+      poll();
+    }
+  }
+}
+
+template <class Vector, class Index, class Poll>
+void walk_blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* counts,
+                const BlendOutput<Index>& out, Poll& poll) {
+  // Sorting many datasets takes as long as about a thousand draws of the scan.
+  constexpr int64_t kFewDraws = 1024;
+  if (rule.num_datasets <= kMaxLanes || (end - begin > kFewDraws && fits_windows(rule, end))) {
+    window_blend<Vector>(rule, begin, end, counts, out, poll);
+  } else {
+    scan_blend<Vector>(rule, begin, end, counts, out, poll);
+  }
+}
+
+// The dataset that takes every draw, or -1. After n draws of which it had at most n, a dataset is
+// ahead of any other by n * (its weight - 1 - the other's) or more. Weights that sum to one never
+// have such a dataset unless it is alone.
+inline int64_t only_drawn(const BlendRule& rule, int64_t begin, int64_t end,
+                          const int64_t* counts) {
+  const double* heaviest = std::max_element(rule.weights, rule.weights + rule.num_datasets);
+  const int64_t i = heaviest - rule.weights;
+  if (rule.num_datasets == 1) return i;
+  if (rule.limits != nullptr || counts[i] > begin) return -1;
+  if (*heaviest * blend_multiplier(end) > kMostBehind) return -1;
+  constexpr double kRounding = 1e-9;  // far more than there is
+  const double above = *heaviest * (1 - kRounding) - 1;
+  const auto lighter = [above](double w) { return w < above; };
+  const int64_t others = std::count_if(rule.weights, rule.weights + rule.num_datasets, lighter);
+  return others == rule.num_datasets - 1 ? i : -1;
+}
+
+template <class Index, class Poll>
+void blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* counts,
+           const BlendOutput<Index>& out, Poll& poll) {
+  const int64_t only = only_drawn(rule, begin, end, counts);
+  if (only >= 0) {
+    for (int64_t n = begin; n < end; ++n) out.write(n, only, counts[only]++);
+    return;
+  }
+#ifdef MEGAINDEX_BLEND_AVX2
+  if (__builtin_cpu_supports("avx2")) {
+    return walk_blend<Avx2Vector>(rule, begin, end, counts, out, poll);
+  }
+#endif
+  walk_blend<PortableVector>(rule, begin, end, counts, out, poll);
+}
+
+// Draws positions begin ... end - 1. counts[i] is how often dataset i was drawn before `begin`, and
+// is advanced to `end`. Either output may be null. Weights are finite, not negative, of any sum.
+template <class Index, class Poll = NoPoll>
+void blend_greedy(const double* weights, int64_t num_datasets, int64_t begin, int64_t end,
+                  int64_t* counts, Index* dataset_index, int64_t* dataset_sample_index,
+                  Poll poll = {}) {
+  blend(BlendRule{weights, nullptr, num_datasets}, begin, end, counts,
+        BlendOutput<Index>{dataset_index, dataset_sample_index, begin}, poll);
+}
+
+// As blend_greedy with weights sizes[i] / sum, each dataset sizes[i] times: `end` is at most the
+// sum. An empty dataset is never drawn.
+template <class Index, class Poll = NoPoll>
+void blend_exhaustive(const int64_t* sizes, int64_t num_datasets, int64_t begin, int64_t end,
+                      int64_t* counts, Index* dataset_index, int64_t* dataset_sample_index,
+                      Poll poll = {}) {
+  int64_t total = 0;
+  for (int64_t i = 0; i < num_datasets; ++i) total += sizes[i];
+  std::vector<double> weights(static_cast<size_t>(num_datasets));
+  for (int64_t i = 0; i < num_datasets; ++i) {
+    at(weights, i) = static_cast<double>(sizes[i]) / static_cast<double>(total);
+  }
+  blend(BlendRule{weights.data(), sizes, num_datasets}, begin, end, counts,
+        BlendOutput<Index>{dataset_index, dataset_sample_index, begin}, poll);
+}
+
+// `out` has size / stride + 1 rows of num_datasets counts: row k is the state before position
+// k * stride, from which blend_greedy goes on.
+template <class Poll = NoPoll>
+void blend_checkpoints(const double* weights, int64_t num_datasets, int64_t size, int64_t stride,
+                       int64_t* out, Poll poll = {}) {
+  std::fill(out, out + num_datasets, 0);
+  for (int64_t k = 1; k <= size / stride; ++k) {
+    int64_t* row = out + k * num_datasets;
+    std::copy(row - num_datasets, row, row);
+    blend_greedy<int16_t>(weights, num_datasets, (k - 1) * stride, k * stride, row, nullptr,
+                          nullptr, poll);
+  }
+}
+
+}  // namespace megaindex

@@ -1,0 +1,115 @@
+// Datasets of one weight, drawn in turn, as one entry.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+#include <numeric>
+#include <vector>
+
+#include "megaindex/blending_walk.hpp"
+
+namespace megaindex {
+
+// Among datasets of the same weight (and limit) and count, the lowest index comes first, and then
+// its count is one more than theirs. So they take turns: an entry is their weight, the count of the
+// member that is next, and which member that is. With few datasets each is its own entry.
+class BlendEntries {
+ public:
+  BlendEntries(const BlendRule& rule, const int64_t* counts, bool group)
+      : rule_(rule), counts_(counts), member_(static_cast<size_t>(rule.num_datasets)) {
+    std::vector<int32_t> entry(member_.size());
+    std::iota(entry.begin(), entry.end(), 0);
+    size_ = group ? number_entries(entry) : rule.num_datasets;
+    start_.assign(static_cast<size_t>(size_ + 1), 0);
+    for (const int32_t e : entry) ++at(start_, e + 1);
+    std::partial_sum(start_.begin(), start_.end(), start_.begin());
+    next_ = start_;
+    for (int64_t i = 0; i < rule.num_datasets; ++i) {
+      at(member_, at(next_, at(entry, i))++) = static_cast<int32_t>(i);
+    }
+    next_ = start_;
+  }
+
+  int64_t size() const { return size_; }
+  bool all_single() const { return size_ == rule_.num_datasets; }
+  bool single(int64_t e) const { return at(start_, e + 1) - at(start_, e) == 1; }
+  int64_t first(int64_t e) const { return at(member_, at(start_, e)); }
+  double weight(int64_t e) const { return rule_.weights[first(e)]; }
+  int64_t next(int64_t e) const { return at(member_, at(next_, e)); }
+
+  // Takes over the counts of entry e as they stand; returns the count of the member that is next.
+  double load(int64_t e) {
+    const int64_t last = at(member_, at(start_, e + 1) - 1);
+    at(next_, e) = at(start_, e);
+    while (counts_[next(e)] > counts_[last]) ++at(next_, e);
+    return rule_.entry_count(last, counts_[last]);
+  }
+
+  // Moves on to the next member, once the count of this one is up; true if it was the last.
+  bool turn(int64_t e) {
+    if (++at(next_, e) < at(start_, e + 1)) return false;
+    at(next_, e) = at(start_, e);
+    return true;
+  }
+
+  // Whether members stand as their turns leave them, after those before them one draw more. Counts
+  // from elsewhere may not.
+  bool in_turn() const {
+    for (int64_t e = 0; e < size_; ++e) {
+      const int64_t low = counts_[at(member_, at(start_, e + 1) - 1)];
+      int64_t ahead = 1;
+      for (int64_t k = at(start_, e); k < at(start_, e + 1); ++k) {
+        const int64_t lead = counts_[at(member_, k)] - low;
+        if (lead < 0 || lead > ahead) return false;
+        ahead = lead;
+      }
+    }
+    return true;
+  }
+
+ private:
+  // Numbers the entries in the order of their first members, which leaves single datasets in order;
+  // writes each dataset's and returns how many there are.
+  int64_t number_entries(std::vector<int32_t>& entry) const {
+    const int64_t n = rule_.num_datasets;
+    int shift = 62;
+    while (n * 4 > int64_t{1} << (64 - shift)) --shift;
+    std::vector<int32_t> table(size_t{1} << (64 - shift), -1);  // first member of an entry, hashed
+    int64_t size = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      auto slot = static_cast<int64_t>(hash(i) >> shift);
+      while (at(table, slot) >= 0 && !alike(i, at(table, slot))) {
+        slot = (slot + 1) % static_cast<int64_t>(table.size());
+      }
+      if (at(table, slot) < 0) {
+        at(table, slot) = static_cast<int32_t>(i);
+        at(entry, i) = static_cast<int32_t>(size++);
+      } else {
+        at(entry, i) = at(entry, at(table, slot));
+      }
+    }
+    return size;
+  }
+
+  int64_t limit(int64_t i) const { return rule_.limits == nullptr ? 0 : rule_.limits[i]; }
+  bool alike(int64_t i, int64_t j) const {
+    return rule_.weights[i] == rule_.weights[j] && limit(i) == limit(j);
+  }
+  uint64_t hash(int64_t i) const {
+    const double weight = rule_.weights[i] + 0.0;  // one zero
+    uint64_t bits;
+    std::memcpy(&bits, &weight, sizeof bits);
+    bits ^= static_cast<uint64_t>(limit(i)) << 1;
+    bits *= 0x9E3779B97F4A7C15u;
+    return (bits ^ bits >> 32) * 0x9E3779B97F4A7C15u;
+  }
+
+  BlendRule rule_;
+  const int64_t* counts_;
+  int64_t size_ = 0;
+  std::vector<int32_t> member_;  // datasets, those of an entry together
+  std::vector<int64_t> start_;   // of each entry in member_
+  std::vector<int64_t> next_;    // of each entry: its next member, in member_
+};
+
+}  // namespace megaindex
