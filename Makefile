@@ -35,18 +35,18 @@ sanitize: $(VENV)/.test-installed
 	BIN=$(BIN) sh tests/sanitize/run.sh
 
 $(VENV)/bin/python:
-	$(PYTHON) -m venv $(VENV)
+	@$(PYTHON) -m venv $(VENV)
 
 # Editable, with warnings of the compiler as errors: a checkout is where megaindex is developed.
 $(VENV)/.installed: $(SOURCES) | $(VENV)/bin/python
 	@echo "installing megaindex into $(VENV) (numpy, numba and the native core; a minute or two)"
-	MEGAINDEX_DEV=1 $(PIP) --editable .
+	@MEGAINDEX_DEV=1 $(PIP) --editable .
 	@touch $@
 
 $(VENV)/.test-installed: $(VENV)/.installed requirements/test.txt requirements/peers.txt
 	@echo "installing what the tests need (the CPU build of torch, and megatron-core to compare with)"
-	$(PIP) -r requirements/test.txt
-	$(PIP) --no-deps -r requirements/peers.txt
+	@$(PIP) -r requirements/test.txt
+	@$(PIP) --no-deps -r requirements/peers.txt
 	@touch $@
 
 clean:

@@ -51,9 +51,14 @@ class PositionStream {
 
   // Positions of the steps of this chunk; valid until `release`.
   const Position* acquire(int64_t chunk) {
-    if (drawn_.load(std::memory_order_acquire) <= chunk) {
-      const std::lock_guard<std::mutex> lock(mutex_);
-      if (drawn_.load(std::memory_order_relaxed) <= chunk) draw_next();
+    // A chunk takes microseconds to draw: too short to sleep for.
+    while (drawn_.load(std::memory_order_acquire) <= chunk) {
+      const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
+      if (!lock.owns_lock()) {
+        std::this_thread::yield();
+      } else if (drawn_.load(std::memory_order_relaxed) <= chunk) {
+        draw_next();
+      }
     }
     return slot(chunk);
   }

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import io
 import logging
+import math
 import mmap
 import os
 import secrets
@@ -18,6 +19,7 @@ import numpy as np
 import xxhash
 
 from megaindex.io.failures import as_storage_error
+from megaindex.io.filesystem import is_local
 from megaindex.kernels.types import IntArray
 from megaindex.store.durable import make_durable_later
 from megaindex.store.fingerprint import array_bytes
@@ -29,9 +31,10 @@ logger = logging.getLogger("megaindex")
 class EntryWriter:
     """A sink for index arrays that publishes them as ``<cache_dir>/<key>/`` or not at all.
 
-    Arrays are files mapped into memory, so that what a kernel writes is already in place. In the
-    background their pages are brought in ahead of the kernels, and a filled array's checksum is
-    taken while the next kernel runs. `publish` writes the
+    On a local file system arrays are mapped files: what a kernel writes is already in place, and
+    their pages are brought in ahead of the kernels. Elsewhere they are written from memory, one
+    after another. Either way, and for the checksums, this happens while the next kernel runs.
+    `publish` writes the
     manifest last and renames the directory. Whoever comes second drops its copy: both are equal.
     """
 
@@ -39,14 +42,16 @@ class EntryWriter:
         self._root = Path(cache_dir)
         self._key = key
         self._tmp = self._root / f"tmp.{key}.{secrets.token_hex(8)}"
-        self._arrays: dict[str, tuple[IntArray, int]] = {}
+        self._mapped = True
+        self._arrays: dict[str, IntArray] = {}
         self._checksums: dict[str, Future[str]] = {}
-        self._pool = ThreadPoolExecutor(1, "megaindex-checksum")
+        self._pool = ThreadPoolExecutor(1, "megaindex-publish")
 
     def __enter__(self) -> EntryWriter:
         with as_storage_error(str(self._root), "cannot create a cache entry in it"):
             self._root.mkdir(parents=True, exist_ok=True)
             self._tmp.mkdir()
+        self._mapped = is_local(self._tmp)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -55,28 +60,21 @@ class EntryWriter:
         shutil.rmtree(self._tmp, ignore_errors=True)
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
-        path = self._tmp / f"{name}.npy"
-        header = npy_header(shape, dtype)
-        size = len(header) + int(np.prod(shape, dtype=object)) * np.dtype(dtype).itemsize
-        with as_storage_error(str(path), f"cannot reserve {size} bytes"):
-            fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-            try:
-                # A full disk must be an error here, not a signal in the middle of a kernel.
-                os.posix_fallocate(fd, 0, size)
-                os.pwrite(fd, header, 0)
-                mapping = mmap.mmap(fd, size)
-            finally:
-                os.close(fd)
-        array: IntArray = np.frombuffer(mapping, dtype, offset=len(header)).reshape(shape)
-        self._arrays[name] = array, len(header)
-        self._pool.submit(populate, array)
+        if self._mapped:
+            array = map_new(self._file(name), shape, dtype)
+            self._pool.submit(populate, array)
+        else:
+            array = np.empty(shape, dtype)
+        self._arrays[name] = array
         return array
 
     def done(self, name: str) -> None:
-        array, _ = self._arrays[name]
-        self._checksums[name] = self._pool.submit(
-            lambda: xxhash.xxh3_128_hexdigest(array_bytes(array))
-        )
+        array = self._arrays[name]
+        if self._mapped:
+            task = self._pool.submit(lambda: xxhash.xxh3_128_hexdigest(array_bytes(array)))
+        else:
+            task = self._pool.submit(write_new, self._file(name), array)
+        self._checksums[name] = task
 
     def publish(self, parameters: dict[str, Any]) -> None:
         """Make the entry visible under its key."""
@@ -100,15 +98,52 @@ class EntryWriter:
                 return
         make_durable_later(target)
 
+    def _file(self, name: str) -> Path:
+        return self._tmp / f"{name}.npy"
+
     def _record(self, name: str) -> ArrayRecord:
-        array, offset = self._arrays[name]
+        array = self._arrays[name]
         return ArrayRecord(
             file=f"{name}.npy",
             dtype=array.dtype.name,
             shape=array.shape,
-            offset=offset,
+            offset=len(npy_header(array.shape, array.dtype.name)),
             checksum=self._checksums[name].result(),
         )
+
+
+def map_new(path: Path, shape: tuple[int, ...], dtype: str) -> IntArray:
+    """A new .npy file of that shape, mapped for writing; its room on the disk is reserved."""
+    header = npy_header(shape, dtype)
+    size = len(header) + math.prod(shape) * np.dtype(dtype).itemsize
+    with as_storage_error(str(path), f"cannot reserve {size} bytes"):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            # A full disk must be an error here, not a signal in the middle of a kernel.
+            os.posix_fallocate(fd, 0, size)
+            os.pwrite(fd, header, 0)
+            mapping = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+    array: IntArray = np.frombuffer(mapping, dtype, offset=len(header)).reshape(shape)
+    return array
+
+
+def write_new(path: Path, array: IntArray) -> str:
+    """Write a new .npy file from its first byte to its last; returns the elements' checksum."""
+    data = array_bytes(array)
+    digest = xxhash.xxh3_128()
+    with as_storage_error(str(path), "cannot write"), open(path, "xb", buffering=0) as file:
+        file.write(npy_header(array.shape, array.dtype.name))
+        for begin in range(0, len(data), _WRITE_BYTES):
+            part = data[begin : begin + _WRITE_BYTES]
+            digest.update(part)
+            while part:  # a write may take less than it was given
+                part = part[file.write(part) :]
+    return digest.hexdigest()
+
+
+_WRITE_BYTES = 8 << 20
 
 
 def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:

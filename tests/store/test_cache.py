@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import pickle
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,44 @@ def test_arrays_of_an_entry_are_numpy_files(corpus: IndexedDataset, tmp_path: Pa
     index = build(corpus, tmp_path / "cache")
     path = only_entry(tmp_path / "cache") / "sample_index.npy"
     np.testing.assert_array_equal(np.load(path, allow_pickle=False), index.sample_index)
+
+
+def test_written_and_mapped_entries_hold_the_same_bytes(
+    corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    build(corpus, tmp_path / "mapped")
+    monkeypatch.setattr(entry_module, "is_local", lambda path: False)
+    monkeypatch.setattr(entry_module, "_WRITE_BYTES", 1000)
+    build(corpus, tmp_path / "written")
+    mapped, written = only_entry(tmp_path / "mapped"), only_entry(tmp_path / "written")
+    for path in mapped.iterdir():
+        assert path.read_bytes() == (written / path.name).read_bytes(), path.name
+
+
+def test_a_disk_that_fills_while_writing_is_named(
+    corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, array: Any) -> str:
+        with entry_module.as_storage_error(str(path), "cannot write"):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(entry_module, "is_local", lambda path: False)
+    monkeypatch.setattr(entry_module, "write_new", full)
+    with pytest.raises(megaindex.StorageError, match=r"document_index\.npy: cannot write: No"):
+        megaindex.StorageError, match=r"document_index\.npy: cannot write: No space"
+    ):
+        build(corpus, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_datasets_are_built_in_parallel_by_threads(tmp_path: Path) -> None:
+    corpora = [write_corpus(tmp_path / str(k), np.full(300 + k, 37)) for k in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        futures = [pool.submit(build, each, tmp_path / "cache") for each in corpora]
+        for each, future in zip(corpora, futures, strict=True):
+            alone = megaindex.build_index(each, sequence_length=16, seed=1)
+            np.testing.assert_array_equal(future.result().sample_index, alone.sample_index)
+            np.testing.assert_array_equal(future.result().shuffle_index, alone.shuffle_index)
 
 
 @pytest.mark.parametrize(
