@@ -213,13 +213,6 @@ def _setup(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
             "each phase builds its datasets anew with the same seed: a later phase repeats the "
             "data of an earlier one unless its --data-path changes"
         )
-    unit = (run.micro_batch_size or 1) * (run.data_parallel_size or 1)
-    for _, size in plan.batch_schedule:
-        if size % unit:
-            yield (
-                f"batch size {size} is not a multiple of micro batch x data-parallel size {unit}: "
-                "the framework refuses it; change the schedule or the cluster"
-            )
     if any(row.drawn is None for row in plan.datasets):
         limits = "" if plan.max_train_iters_exact else ", and max_train_iters safe lower bounds"
         yield (

@@ -99,12 +99,22 @@ class Run:
             raise InvalidArgument(f"--global-batch-size must be at least 1, got {self.batch}")
         if not 0 <= self.seed < 2**32:
             raise InvalidArgument(f"--seed must be in [0, 2**32), got {self.seed}")
+        self._check_batch()
         self._check_buffer()
         self._check_target()
         for name in ("train", "valid", "test"):
             _check_sources(getattr(self.data, name), name)
         if not self.data.train:
             raise InvalidArgument("no training data: give --data-path or --tokens-per-epoch")
+
+    def _check_batch(self) -> None:
+        unit = (self.micro_batch_size or 1) * (self.data_parallel_size or 1)
+        for _, size in self.batch.stages:
+            if size % unit:
+                raise InvalidArgument(
+                    f"global batch size {size} must be a multiple of micro batch x data-parallel "
+                    f"size = {unit}; change --global-batch-size, the schedule or the cluster"
+                )
 
     def _check_buffer(self) -> None:
         buffer = self.variance_buffer

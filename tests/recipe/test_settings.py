@@ -64,6 +64,7 @@ def test_epochs_of_each_source() -> None:
         ({"micro_batch_size": -1}, "--micro-batch-size must be at least 1, got -1"),
         ({"micro_batch_size": 3, "data_parallel_size": 1}, "4 is not --micro-batch-size 3 x"),
         ({"micro_batch_size": 8, "data_parallel_size": 1}, "4 is not --micro-batch-size 8 x"),
+        ({"micro_batch_size": 3}, "4 must be a multiple of micro batch x data-parallel size = 3"),
         ({"world_size": 6, "tensor_model_parallel_size": 4}, "--world-size 6 is not a multiple"),
         ({"world_size": 6, "data_parallel_size": 4}, "4 contradicts --world-size 6"),
         ({"batch_schedule": "0:4"}, "--batch-schedule sets the global batch size"),
