@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
+from corpora import write_corpus
+from megatron_dataset import megatron_dataset
 
 import megaindex.helpers as ours
 from megaindex.errors import InvalidArgument
@@ -64,6 +68,31 @@ def test_mappings(megatron_helpers: ModuleType, rng: np.random.Generator) -> Non
         ours.build_blocks_mapping(docs, sizes, titles, 2, 1000, 128, 7, False, True),
         megatron_helpers.build_blocks_mapping(docs, sizes, titles, 2, 1000, 128, 7, False, True),
     )
+
+
+def test_it_stands_in_for_megatrons_module(
+    megatron_datasets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    corpus = write_corpus(tmp_path / "c", np.arange(300) % 50)
+    settings = {"num_samples": 300, "sequence_length": 32, "seed": 3}
+    theirs = megatron_dataset(megatron_datasets, corpus.path_prefix, **settings)
+    import megatron.core.datasets as package
+
+    calls = []
+
+    def counted(*arguments: Any) -> np.ndarray:
+        calls.append(arguments)
+        return ours.build_sample_idx(*arguments)
+
+    stand_in = ModuleType("helpers")
+    stand_in.__dict__.update({name: getattr(ours, name) for name in ours.__all__})
+    stand_in.build_sample_idx = counted  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "megatron.core.datasets.helpers", stand_in)
+    monkeypatch.setattr(package, "helpers", stand_in)
+    with_ours = megatron_dataset(megatron_datasets, corpus.path_prefix, **settings)
+    assert len(calls) == 1
+    np.testing.assert_array_equal(with_ours.sample_index, theirs.sample_index)
+    np.testing.assert_array_equal(with_ours.shuffle_index, theirs.shuffle_index)
 
 
 def test_writes_are_never_lost_in_a_converted_copy(megatron_helpers: ModuleType) -> None:
