@@ -31,9 +31,9 @@ logger = logging.getLogger("megaindex")
 class EntryWriter:
     """A sink for index arrays that publishes them as ``<cache_dir>/<key>/`` or not at all.
 
-    On a local file system arrays are mapped files: what a kernel writes is already in place, and
-    their pages are brought in ahead of the kernels. Elsewhere they are written from memory, one
-    after another. Either way, and for the checksums, this happens while the next kernel runs.
+    Large arrays on a local file system are mapped files: what a kernel writes is already in place,
+    and their pages are brought in ahead of the kernels. Others are written from memory. Either way,
+    and for the checksums, this happens while the next kernel runs.
     `publish` writes the
     manifest last and renames the directory. Whoever comes second drops its copy: both are equal.
     """
@@ -42,7 +42,7 @@ class EntryWriter:
         self._root = Path(cache_dir)
         self._key = key
         self._tmp = self._root / f"tmp.{key}.{secrets.token_hex(8)}"
-        self._mapped = True
+        self._local = True
         self._arrays: dict[str, IntArray] = {}
         self._checksums: dict[str, Future[str]] = {}
         self._pool = ThreadPoolExecutor(1, "megaindex-publish")
@@ -51,7 +51,7 @@ class EntryWriter:
         with as_storage_error(str(self._root), "cannot create a cache entry in it"):
             self._root.mkdir(parents=True, exist_ok=True)
             self._tmp.mkdir()
-        self._mapped = is_local(self._tmp)
+        self._local = is_local(self._tmp)
         return self
 
     def __exit__(self, *exc: object) -> None:
@@ -60,17 +60,16 @@ class EntryWriter:
         shutil.rmtree(self._tmp, ignore_errors=True)
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
-        if self._mapped:
+        array: IntArray = np.empty(shape, dtype)  # takes no memory before it is touched
+        if self._is_mapped(array):
             array = map_new(self._file(name), shape, dtype)
             self._pool.submit(populate, array)
-        else:
-            array = np.empty(shape, dtype)
         self._arrays[name] = array
         return array
 
     def done(self, name: str) -> None:
         array = self._arrays[name]
-        if self._mapped:
+        if self._is_mapped(array):
             task = self._pool.submit(lambda: xxhash.xxh3_128_hexdigest(array_bytes(array)))
         else:
             task = self._pool.submit(write_new, self._file(name), array)
@@ -97,6 +96,9 @@ class EntryWriter:
                 logger.info("%s: another process published it first, using that one", target)
                 return
         make_durable_later(target)
+
+    def _is_mapped(self, array: IntArray) -> bool:
+        return self._local and array.nbytes >= _WORTH_MAPPING
 
     def _file(self, name: str) -> Path:
         return self._tmp / f"{name}.npy"
@@ -144,6 +146,7 @@ def write_new(path: Path, array: IntArray) -> str:
 
 
 _WRITE_BYTES = 8 << 20
+_WORTH_MAPPING = 32 << 20  # bytes; page faults of fewer cost more than writing them
 
 
 def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:

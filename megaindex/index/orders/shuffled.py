@@ -120,13 +120,25 @@ def build(order: ShuffledOrder, lengths: I32, sink: Sink) -> None:
         _shuffle_documents(order, state, document_index[head:])
     sink.done("document_index")
 
-    # The number of samples is known before they are cut, so both arrays are made side by side.
-    with ThreadPoolExecutor(1, "megaindex-shuffle") as pool:
-        shuffled = pool.submit(_shuffle_samples, order, state, shuffle_index)
-        _cut_samples(order, lengths, document_index, sample_index)
+    def cut(threads: int) -> None:
+        _cut_samples(order, lengths, document_index, sample_index, threads)
         sink.done("sample_index")
-        shuffled.result()
+
+    def shuffle() -> None:
+        _shuffle_samples(order, state, shuffle_index)
         sink.done("shuffle_index")
+
+    # The number of samples is known before they are cut, so both arrays can be made side by side;
+    # but a shuffle keeps two threads busy, so only where there are enough of them.
+    others = num_threads() - 2
+    if others < 2:
+        cut(num_threads())
+        shuffle()
+    else:
+        with ThreadPoolExecutor(1, "megaindex-shuffle") as pool:
+            shuffled = pool.submit(shuffle)
+            cut(others)
+            shuffled.result()
 
 
 def _shuffle_documents(order: ShuffledOrder, state: U32, out: I32) -> None:
@@ -140,12 +152,13 @@ def _shuffle_documents(order: ShuffledOrder, state: U32, out: I32) -> None:
 
 def _shuffle_samples(order: ShuffledOrder, state: U32, out: IntArray) -> None:
     head = order.final.samples_before if order.final.apart else out.size
-    threads = max(1, num_threads() - 1)
-    active().shuffled_range(state, 0, out[:head], threads)
-    active().shuffled_range(state, head, out[head:], threads)
+    active().shuffled_range(state, 0, out[:head], num_threads())
+    active().shuffled_range(state, head, out[head:], num_threads())
 
 
-def _cut_samples(order: ShuffledOrder, lengths: I32, document_index: I32, out: IntArray) -> None:
+def _cut_samples(
+    order: ShuffledOrder, lengths: I32, document_index: I32, out: IntArray, threads: int
+) -> None:
     active().cut_samples(
         lengths,
         document_index,
@@ -154,5 +167,5 @@ def _cut_samples(order: ShuffledOrder, lengths: I32, document_index: I32, out: I
         order.samples_built,
         order.total_tokens,
         out,
-        num_threads(),
+        threads,
     )
