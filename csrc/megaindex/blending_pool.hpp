@@ -5,6 +5,7 @@
 #include <cmath>
 #include <cstdint>
 #include <functional>
+#include <initializer_list>
 #include <limits>
 #include <vector>
 
@@ -23,6 +24,7 @@ struct BlendPool {
   Line floor;
   double last = -1;
   int64_t width = 0;            // draws the floor should last
+  int64_t fitting = 0;          // draws of late, when the candidates for `width` are too many
 
   // To lay the next floor: the slowest entry at or above this one, and how far this one is below
   // the best.
@@ -49,18 +51,17 @@ inline void make_slots(BlendPool& from, int64_t width) {
   from.slots.resize(static_cast<size_t>(padded(3 * width)));
 }
 
-// A level that `wanted` of the slots reach, and not many more.
+// A level that `wanted` of the slots reach, and not half as many more. `guesses` are tried first.
 template <class Vector>
-double floor_level(Doubles& slots, int64_t wanted, double guess, double depth) {
+double floor_level(Doubles& slots, int64_t wanted, std::initializer_list<double> guesses) {
   const auto size = static_cast<int64_t>(slots.size());
-  const int64_t most = wanted + wanted / 2;
   const auto reached = [&](double level) {
     return Vector::count_at_least(slots.data(), size, level);
   };
-  const auto fits = [&](int64_t count) { return count >= wanted && count <= most; };
-  // Where the last floor has come to, or as far below that as it was below the best.
-  if (fits(reached(guess))) return guess;
-  if (fits(reached(guess - depth))) return guess - depth;
+  const auto fits = [&](int64_t count) { return count >= wanted && count <= wanted + wanted / 2; };
+  for (const double guess : guesses) {
+    if (fits(reached(guess))) return guess;
+  }
   double low = kNever;
   double high = -kNever;
   for (const double slot : slots) {
@@ -83,10 +84,16 @@ double floor_level(Doubles& slots, int64_t wanted, double guess, double depth) {
 template <class Vector>
 void lay_floor(BlendPool& from, BlendPool& to, double d, int64_t width) {
   constexpr double kLowest = -1e300;  // above entries that are spent
+  const int64_t wanted = width + 1;
+  // Where the last floor has come to, or a little further below that than it was below the best.
+  const double before = to.floor.at(d);
   const double level =
-      floor_level<Vector>(from.slots, width + 1, to.floor.at(d), to.depth);
-  to.floor = {d, std::max(level, kLowest), to.slowest};
-  to.depth = *std::max_element(from.slots.begin(), from.slots.end()) - to.floor.level;
+      std::max(kLowest, floor_level<Vector>(from.slots, wanted, {before, before - 1.2 * to.depth}));
+  const int64_t above =
+      Vector::count_at_least(from.slots.data(), static_cast<int64_t>(from.slots.size()), level);
+  const double best = *std::max_element(from.slots.begin(), from.slots.end());
+  to.depth = (best - level) * static_cast<double>(wanted) / static_cast<double>(above + 1);
+  to.floor = {d, level, to.slowest};
   to.last = std::min(d + static_cast<double>(width - 1), from.last);
 }
 
@@ -102,7 +109,7 @@ void pick(const BlendPool& from, BlendPool& to) {
                     {to.floor.level - slack, to.floor.at(to.last) - slack}};
   to.size = Vector::within(from.values.data(), from.slope.data(), from.size, reach,
                            to.parent.data());
-  to.slowest = kNever;
+  double slowest = kNever;
   for (int64_t k = 0; k < to.size; ++k) {
     const int64_t place = at(to.parent, k);
     at(to.slope, k) = at(from.slope, place);
@@ -110,8 +117,9 @@ void pick(const BlendPool& from, BlendPool& to) {
     // looked up, because a branch on this would be mispredicted
     const double unless_above[2] = {kNever, 0};
     const bool above = at(from.values, place) >= to.floor.level;
-    to.slowest = std::min(to.slowest, at(to.slope, k) + unless_above[above]);
+    slowest = std::min(slowest, at(to.slope, k) + unless_above[above]);
   }
+  to.slowest = slowest;
   for (; to.size % kBlendPad != 0; ++to.size) {
     at(to.slope, to.size) = 0;
     at(to.count, to.size) = kNever;
@@ -124,8 +132,9 @@ template <class Vector>
 bool narrow(BlendPool& from, BlendPool& to, double d, int64_t most) {
   Vector::spread(from.slope.data(), from.count.data(), from.size, d, from.values.data(),
                  from.slots.data(), static_cast<int64_t>(from.slots.size()));
-  for (int64_t width = to.width; width > 0; width /= 2) {
-    lay_floor<Vector>(from, to, d, width);
+  to.fitting = std::min(to.width, to.fitting + 1);
+  for (; to.fitting > 0; to.fitting = to.fitting * 3 / 4) {
+    lay_floor<Vector>(from, to, d, to.fitting);
     pick<Vector>(from, to);
     if (to.size <= most) return true;
   }

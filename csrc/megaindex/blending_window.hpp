@@ -24,13 +24,11 @@ class WindowBlend {
  public:
   WindowBlend(const BlendRule& rule, int64_t* counts)
       : rule_(rule), counts_(counts), entries_(rule, counts, rule.num_datasets > kMaxLanes) {
-    std::vector<int64_t> widths;
-    if (entries_.size() > 1500) widths.push_back(entries_.size() > 16384 ? 512 : 256);
-    if (entries_.size() > kMaxLanes) widths.push_back(entries_.size() > 256 ? 20 : 16);
+    const std::vector<int64_t> widths = pool_widths(entries_.size());
     pools_.resize(widths.size() + 1);
     for (BlendPool& pool : pools_) pool.resize(entries_.size());
     for (size_t k = 0; k < widths.size(); ++k) {
-      pools_[k + 1].width = widths[k];
+      pools_[k + 1].width = pools_[k + 1].fitting = widths[k];
       make_slots(pools_[k], widths[k]);
     }
     pools_[0].size = padded(entries_.size());
@@ -64,6 +62,14 @@ class WindowBlend {
   }
 
  private:
+  // How many draws each pool but the widest should last: picking more candidates less often pays
+  // where there are more to pick from.
+  static std::vector<int64_t> pool_widths(int64_t entries) {
+    if (entries <= kMaxLanes) return {};
+    if (entries <= 1500) return {entries <= 256 ? 16 : 20};
+    return {entries <= 16384 ? 256 : 512, 16};
+  }
+
   // Makes sure that the field holds whoever is drawn at n. False if too many are too close.
   bool choose_field(int64_t n) {
     const double d = blend_multiplier(n);
@@ -91,7 +97,8 @@ class WindowBlend {
     if (quota_ == 0) mark_special();
     int64_t draws = std::min(end - n, quota_);
     if (n == 0) draws = 1;  // positions 0 and 1 have the same multiplier
-    if (field.last - d < kMaxDraws) draws = std::min(draws, static_cast<int64_t>(field.last - d) + 1);
+    const double left = field.last - d;  // infinite where there is no floor
+    if (left < kMaxDraws) draws = std::min(draws, static_cast<int64_t>(left) + 1);
     const BlendPool& wider = pools_[pools_.size() > 1 ? pools_.size() - 2 : 0];
     const Race race{field.slope.data(), field.count.data(), std::min(field.size, entries_.size()),
                     special_, {field.floor, wider.floor}};
@@ -161,16 +168,18 @@ class WindowBlend {
   void mark_special() {
     special_ = 0;
     quota_ = kMaxDraws;
-    if (entries_.all_single() && rule_.limits == nullptr) return;
+    const bool all_single = entries_.all_single();
+    if (all_single && rule_.limits == nullptr) return;
     constexpr int64_t kFewest = 16;
     const BlendPool& field = pools_.back();
     for (int64_t lane = 0; lane < std::min(field.size, entries_.size()); ++lane) {
       if (at(field.count, lane) == kNever) continue;
       const int64_t e = entry_of(lane);
-      const int64_t left = draws_left(entries_.next(e));
+      const int64_t left = draws_left(all_single ? e : entries_.next(e));
       if (left <= 0) set_count(lane, kNever);
-      if (left >= kFewest) quota_ = std::min(quota_, left);
-      special_ |= static_cast<uint64_t>(left < kFewest || !entries_.single(e)) << lane;
+      quota_ = std::min(quota_, left < kFewest ? kMaxDraws : left);
+      const bool special = left < kFewest || !(all_single || entries_.single(e));
+      special_ |= static_cast<uint64_t>(special) << lane;
     }
   }
 

@@ -8,13 +8,12 @@ their first element on, and either may be None.
 
 from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
+from fractions import Fraction
 
-F64 = npt.NDArray[np.float64]
-I64 = npt.NDArray[np.int64]
-U64 = npt.NDArray[np.uint64]
-DatasetIndex = npt.NDArray[np.int16] | npt.NDArray[np.uint8]
+import numpy as np
+
+from megaindex.errors import InvalidArgument
+from megaindex.kernels.types import F64, I64, U64, DatasetIndex
 
 
 def blend_greedy(
@@ -34,7 +33,8 @@ def blend_greedy(
     With weights 0.5, 0.25, 0.25 the datasets drawn are 0 1 2 0, 0 1 2 0, …
     """
     for position in range(begin, end):
-        behind = weights * float(max(position, 1)) - counts
+        with np.errstate(over="ignore"):  # equally far behind: infinitely
+            behind = weights * float(max(position, 1)) - counts
         _draw(int(np.argmax(behind)), position - begin, counts, dataset_index, dataset_sample_index)
 
 
@@ -81,13 +81,18 @@ def divisor_fill(
 ) -> None:
     """Webster's divisor rule: draw argmax weights[i] / (2 * counts[i] + 1), lowest index first.
 
-    Compared exactly, by cross-multiplication. Each weight is below 2**53, their sum below 2**63
-    and positive.
+    Compared exactly, by cross-multiplication.
 
     With weights 2, 1, 1 the first four are 0 1 2 0: the quotients are 2 1 1, then 2/3 1 1, then
     2/3 1/3 1, then 2/3 1/3 1/3.
+
+    Raises:
+        InvalidArgument: a weight of 2**53 or more, a sum that is 0 or reaches 2**63, an `end` above
+            2**60, or counts that are not what `divisor_counts` gives for `begin`.
     """
+    check_divisor(weights, end)
     shares = [int(weight) for weight in weights]
+    _check_divisor_counts(shares, begin, [int(count) for count in counts])
     odd = [2 * int(count) + 1 for count in counts]
     for position in range(begin, end):
         best = 0
@@ -105,7 +110,11 @@ def divisor_counts(weights: U64, position: int) -> I64:
     time m / sum exactly floor((weights[i] * m + sum) / (2 * sum)) draws of i are over. Rounding
     moves each of these by at most a half: at m = 2 * position - n, between position - n and
     position draws are over, and at most n are left to walk.
+
+    Raises:
+        InvalidArgument: weights or a position that `divisor_fill` would refuse.
     """
+    check_divisor(weights, position)
     total = sum(int(weight) for weight in weights)
     time = max(2 * position - len(weights), 0)
     counts = np.array(
@@ -113,6 +122,35 @@ def divisor_counts(weights: U64, position: int) -> I64:
     )
     divisor_fill(weights, int(counts.sum()), position, counts, None, None)
     return counts
+
+
+def check_divisor(weights: U64, position: int) -> None:
+    total = sum(int(weight) for weight in weights)
+    if max(map(int, weights)) >= 2**53 or not 0 < total < 2**63:
+        raise InvalidArgument(
+            "weights: each must be below 2**53, and their sum positive and below 2**63"
+        )
+    if not 0 <= position <= 2**60:
+        raise InvalidArgument(f"position: must be from 0 to 2**60, got {position}")
+
+
+def wrong_divisor_counts() -> InvalidArgument:
+    return InvalidArgument(
+        "counts: are not those of the divisor rule before `begin`; take them from divisor_counts"
+    )
+
+
+def _check_divisor_counts(shares: list[int], position: int, counts: list[int]) -> None:
+    drawn, ahead = [], []  # times of each dataset's last draw and of its next
+    for i, (share, count) in enumerate(zip(shares, counts, strict=True)):
+        if count < 0 or (share == 0 and count > 0):
+            raise wrong_divisor_counts()
+        if count > 0:
+            drawn.append((Fraction(2 * count - 1, share), i))
+        if share > 0:
+            ahead.append((Fraction(2 * count + 1, share), i))
+    if sum(counts) != position or (drawn and max(drawn) > min(ahead)):
+        raise wrong_divisor_counts()
 
 
 def _draw(

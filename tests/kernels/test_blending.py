@@ -1,0 +1,368 @@
+"""Blends, on every backend, against megatron-core's compiled helpers."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaindex.errors import InvalidArgument
+from megaindex.kernels import load
+from megaindex.kernels.types import F64, I64, U64
+
+REFERENCE = load("reference")
+
+
+def equal(rng: np.random.Generator, n: int) -> F64:
+    return np.ones(n)
+
+
+def nearly_equal(rng: np.random.Generator, n: int) -> F64:
+    return 1 + rng.random(n) * 10.0 ** -rng.integers(6, 16)
+
+
+def neighbours(rng: np.random.Generator, n: int) -> F64:
+    """Weights one unit in the last place apart."""
+    return 1 + rng.permutation(n) * np.finfo(np.float64).eps
+
+
+def lognormal(rng: np.random.Generator, n: int) -> F64:
+    return rng.lognormal(0, rng.choice([0.5, 1.0, 2.0]), n)
+
+
+def zipf(rng: np.random.Generator, n: int) -> F64:
+    return 1 / np.arange(1, n + 1)
+
+
+def dominated(rng: np.random.Generator, n: int) -> F64:
+    weights = 1 + rng.random(n)
+    weights[rng.integers(n)] = 9.0 * n
+    return weights
+
+
+def integers(rng: np.random.Generator, n: int) -> F64:
+    """Many equal weights, and many exact ties between others."""
+    return rng.integers(1, 6, n).astype(np.float64)
+
+
+def ramp(rng: np.random.Generator, n: int) -> F64:
+    """All are equally far behind whenever the draws are a multiple of the sum."""
+    return np.arange(1.0, n + 1)
+
+
+def with_zeros(rng: np.random.Generator, n: int) -> F64:
+    weights = rng.random(n) * (rng.random(n) < 0.5)
+    weights[rng.integers(n)] = 1
+    return weights
+
+
+def two_sizes(rng: np.random.Generator, n: int) -> F64:
+    """Nearly equal ones among very light ones."""
+    return np.where(rng.random(n) < 0.5, 1 + rng.random(n) * 1e-9, 1e-4 * rng.random(n))
+
+
+FAMILIES = (
+    equal,
+    nearly_equal,
+    neighbours,
+    lognormal,
+    zipf,
+    dominated,
+    integers,
+    ramp,
+    with_zeros,
+    two_sizes,
+)
+
+# what the weights sum to; the frameworks' own sum to 1 but for rounding
+SUMS = (1.0, 0.5, 2.0, 100.0, 1e-12)
+
+
+def make_weights(family: Any, n: int, total: float, seed: int) -> F64:
+    weights: F64 = family(np.random.default_rng(seed), n)
+    return weights / weights.sum() * total
+
+
+def blend(kernel: Any, what: F64 | I64, begin: int, end: int, counts: I64) -> tuple[Any, Any]:
+    index, samples = np.full(end - begin, -1, np.int16), np.full(end - begin, -1, np.int64)
+    kernel(what, begin, end, counts, index, samples)
+    return index, samples
+
+
+def peers_greedy(helpers: ModuleType, weights: F64, size: int) -> tuple[Any, Any]:
+    index, samples = np.zeros(size, np.int16), np.zeros(size, np.int64)
+    helpers.build_blending_indices(index, samples, weights, len(weights), size, False)
+    return index, samples
+
+
+def peers_exhaustive(helpers: ModuleType, sizes: I64) -> tuple[Any, Any]:
+    index, samples = np.zeros(sizes.sum(), np.int16), np.zeros(sizes.sum(), np.int64)
+    helpers.build_exhaustive_blending_indices(index, samples, sizes, len(sizes))
+    return index, samples
+
+
+def assert_same(actual: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
+    for ours, theirs in zip(actual, expected, strict=True):
+        assert ours.dtype == theirs.dtype
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@given(
+    family=st.sampled_from(FAMILIES),
+    n=st.integers(1, 20) | st.integers(60, 300),
+    total=st.sampled_from(SUMS),
+    size=st.integers(0, 200) | st.integers(1025, 3000),
+    seed=st.integers(0, 2**32),
+)
+def test_greedy_is_the_peers(
+    backend: Any,
+    megatron_helpers: ModuleType,
+    family: Any,
+    n: int,
+    total: float,
+    size: int,
+    seed: int,
+) -> None:
+    weights = make_weights(family, n, total, seed)
+    counts = np.zeros(n, np.int64)
+    index, samples = blend(backend.blend_greedy, weights, 0, size, counts)
+    assert_same((index, samples), peers_greedy(megatron_helpers, weights, size))
+    np.testing.assert_array_equal(counts, np.bincount(index, minlength=n))
+
+
+# where the native core changes its ways: lanes, windows, two levels of windows
+@pytest.mark.parametrize("n", [1, 2, 4, 5, 8, 9, 17, 33, 49, 64, 65, 257, 1501, 4000, 17000])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_greedy_of_any_number_of_datasets(
+    backend: Any, megatron_helpers: ModuleType, family: Any, n: int
+) -> None:
+    if backend is REFERENCE and n > 300:
+        pytest.skip("minutes long in the reference")
+    weights = make_weights(family, n, 1.0, n)
+    size = min(5000, 40_000_000 // n)
+    actual = blend(backend.blend_greedy, weights, 0, size, np.zeros(n, np.int64))
+    assert_same(actual, peers_greedy(megatron_helpers, weights, size))
+
+
+@pytest.mark.parametrize("n", [3, 70])
+@pytest.mark.parametrize("magnitude", [5e-324, 1e-300, 1e-17, 1e17, 1e307])
+def test_weights_at_the_ends_of_the_doubles(
+    backend: Any, megatron_helpers: ModuleType, n: int, magnitude: float
+) -> None:
+    weights = np.random.default_rng(n).integers(0, 9, n) * magnitude
+    actual = blend(backend.blend_greedy, weights, 0, 2000, np.zeros(n, np.int64))
+    assert_same(actual, peers_greedy(megatron_helpers, weights, 2000))
+
+
+@given(
+    family=st.sampled_from(FAMILIES),
+    n=st.integers(1, 10) | st.integers(60, 150),
+    cuts=st.lists(st.integers(0, 4000), min_size=1, max_size=3),
+    seed=st.integers(0, 2**32),
+)
+def test_a_blend_goes_on_from_its_counts(
+    backend: Any, family: Any, n: int, cuts: list[int], seed: int
+) -> None:
+    weights = make_weights(family, n, 1.0, seed)
+    whole_counts, counts = np.zeros(n, np.int64), np.zeros(n, np.int64)
+    whole = blend(backend.blend_greedy, weights, 0, 4000, whole_counts)
+    bounds = [0, *sorted(cuts), 4000]
+    parts = [
+        blend(backend.blend_greedy, weights, begin, end, counts)
+        for begin, end in itertools.pairwise(bounds)
+    ]
+    assert_same(tuple(np.concatenate(part) for part in zip(*parts, strict=True)), whole)
+    np.testing.assert_array_equal(counts, whole_counts)
+
+
+@given(
+    family=st.sampled_from(FAMILIES),
+    n=st.integers(2, 10) | st.integers(65, 150),
+    begin=st.integers(0, 2**40),
+    seed=st.integers(0, 2**32),
+    off=st.booleans(),
+)
+def test_products_and_differences_are_rounded_apart(
+    backend: Any, family: Any, n: int, begin: int, seed: int, off: bool
+) -> None:
+    """Far from the start, a fused multiply-add would choose differently again and again."""
+    weights = make_weights(family, n, 1.0, seed)
+    start = (weights * begin).astype(np.int64)
+    if off:  # counts that no blend has reached
+        start += np.random.default_rng(seed).integers(0, 3, n)
+    counts, expected_counts = start.copy(), start.copy()
+    actual = blend(backend.blend_greedy, weights, begin, begin + 1500, counts)
+    expected = blend(REFERENCE.blend_greedy, weights, begin, begin + 1500, expected_counts)
+    assert_same((*actual, counts), (*expected, expected_counts))
+
+
+@pytest.mark.parametrize("n", [3, 80])
+def test_outputs_are_optional_and_an_index_may_be_one_byte(backend: Any, n: int) -> None:
+    weights = make_weights(lognormal, n, 1.0, 3)
+    counts = np.zeros(n, np.int64)
+    index, samples = blend(backend.blend_greedy, weights, 0, 2000, counts)
+    small, alone = np.zeros(2000, np.uint8), np.zeros(2000, np.int64)
+    for outputs in ((small, None), (None, alone), (None, None)):
+        again = np.zeros(n, np.int64)
+        backend.blend_greedy(weights, 0, 2000, again, *outputs)
+        np.testing.assert_array_equal(again, counts)
+    np.testing.assert_array_equal(small, index)
+    np.testing.assert_array_equal(alone, samples)
+
+
+@given(
+    family=st.sampled_from(FAMILIES),
+    n=st.integers(1, 5) | st.just(70),
+    size=st.integers(0, 3000),
+    stride=st.integers(1, 3000),
+)
+def test_checkpoints_are_the_counts_on_the_way(
+    backend: Any, family: Any, n: int, size: int, stride: int
+) -> None:
+    weights = make_weights(family, n, 1.0, size)
+    rows = backend.blend_checkpoints(weights, size, stride)
+    assert rows.dtype == np.int64
+    assert rows.shape == (size // stride + 1, n)
+    index, _ = blend(backend.blend_greedy, weights, 0, size, np.zeros(n, np.int64))
+    for row, position in zip(rows, range(0, size + 1, stride), strict=True):
+        np.testing.assert_array_equal(row, np.bincount(index[:position], minlength=n))
+
+
+@given(
+    family=st.sampled_from(FAMILIES),
+    n=st.integers(1, 20) | st.integers(60, 300),
+    size=st.integers(1, 4000),
+    seed=st.integers(0, 2**32),
+    split=st.floats(0, 1),
+)
+def test_exhaustive_is_the_peers_on_what_is_not_empty(
+    backend: Any,
+    megatron_helpers: ModuleType,
+    family: Any,
+    n: int,
+    size: int,
+    seed: int,
+    split: float,
+) -> None:
+    """The peer never strikes out an empty dataset, and draws samples from it that do not exist."""
+    sizes = np.round(make_weights(family, n, size, seed)).astype(np.int64)
+    sizes[seed % n] += 1
+    filled = np.flatnonzero(sizes)
+    packed, samples = peers_exhaustive(megatron_helpers, sizes[filled])
+    total = int(sizes.sum())
+    middle, counts = int(split * total), np.zeros(n, np.int64)
+    parts = [
+        blend(backend.blend_exhaustive, sizes, begin, end, counts)
+        for begin, end in ((0, middle), (middle, total))
+    ]
+    actual = tuple(np.concatenate(part) for part in zip(*parts, strict=True))
+    assert_same(actual, (filled[packed].astype(np.int16), samples))
+    np.testing.assert_array_equal(counts, sizes)
+
+
+@pytest.mark.parametrize("n", [64, 65, 1501, 4000])
+@pytest.mark.parametrize("family", [equal, nearly_equal, lognormal, integers])
+def test_exhaustive_of_many_datasets(
+    backend: Any, megatron_helpers: ModuleType, family: Any, n: int
+) -> None:
+    if backend is REFERENCE and n > 300:
+        pytest.skip("minutes long in the reference")
+    sizes = np.ceil(make_weights(family, n, max(3 * n, 3000), n)).astype(np.int64)
+    actual = blend(backend.blend_exhaustive, sizes, 0, int(sizes.sum()), np.zeros(n, np.int64))
+    assert_same(actual, peers_exhaustive(megatron_helpers, sizes))
+
+
+divisor_weights = st.lists(
+    st.integers(0, 8) | st.integers(0, 2**53 - 1) | st.integers(2**53 - 4, 2**53 - 1),
+    min_size=1,
+    max_size=12,
+).filter(any)
+
+
+def webster(weights: list[int], size: int) -> list[int]:
+    """Datasets in the order of their draws' times, (2k + 1) / weight."""
+    times = [
+        (Fraction(2 * k + 1, weight), i)
+        for i, weight in enumerate(weights)
+        if weight
+        for k in range(size)
+    ]
+    return [i for _, i in sorted(times)[:size]]
+
+
+@given(weights=divisor_weights, size=st.integers(0, 60), cut=st.integers(0, 60))
+def test_divisor_draws_the_largest_quotient(
+    backend: Any, weights: list[int], size: int, cut: int
+) -> None:
+    words, counts = np.array(weights, np.uint64), np.zeros(len(weights), np.int64)
+    bounds = (0, min(cut, size), size)
+    parts = [
+        blend(backend.divisor_fill, words, begin, end, counts)
+        for begin, end in itertools.pairwise(bounds)
+    ]
+    index, samples = (np.concatenate(part) for part in zip(*parts, strict=True))
+    expected = webster(weights, size)
+    assert index.tolist() == expected
+    assert samples.tolist() == [expected[:k].count(i) for k, i in enumerate(expected)]
+    for position in range(size + 1):
+        at = backend.divisor_counts(words, position)
+        assert at.dtype == np.int64
+        np.testing.assert_array_equal(at, np.bincount(index[:position], minlength=len(weights)))
+
+
+@given(weights=divisor_weights, position=st.integers(0, 2**60), ahead=st.integers(0, 300))
+def test_divisor_counts_anywhere_are_reached_by_filling(
+    backend: Any, weights: list[int], position: int, ahead: int
+) -> None:
+    words = np.array(weights, np.uint64)
+    counts = backend.divisor_counts(words, position)
+    assert counts.sum() == position
+    # every draw that is over comes before every draw that is not
+    over, left = [], []
+    for i, (weight, count) in enumerate(zip(weights, counts.tolist(), strict=True)):
+        over += [(Fraction(2 * count - 1, weight), i)] if count else []
+        left += [(Fraction(2 * count + 1, weight), i)] if weight else []
+    assert not over or max(over) < min(left)
+    backend.divisor_fill(words, position, position + ahead, counts, None, None)
+    np.testing.assert_array_equal(counts, backend.divisor_counts(words, position + ahead))
+
+
+@pytest.mark.parametrize("n", [300, 9000])
+def test_divisor_of_many_datasets(backend: Any, n: int) -> None:
+    if backend is REFERENCE:
+        pytest.skip("minutes long in the reference")
+    rng = np.random.default_rng(n)
+    words: U64 = rng.integers(0, 1000, n).astype(np.uint64)
+    counts = np.zeros(n, np.int64)
+    index, _ = blend(backend.divisor_fill, words, 0, 20_000, counts)
+    held = [(Fraction(2 * k + 1, int(words[i])), i) for i in range(n) for k in range(counts[i])]
+    assert index.tolist() == [i for _, i in sorted(held)]
+    np.testing.assert_array_equal(counts, backend.divisor_counts(words, 20_000))
+
+
+@pytest.mark.parametrize("counts", [[1, 0, 0], [0, 2, 0], [3, 0, 0], [2, 1, 1], [-1, 1, 1]])
+def test_divisor_counts_of_another_blend_are_refused(backend: Any, counts: list[int]) -> None:
+    words = np.array([2, 3, 0], np.uint64)
+    with pytest.raises(InvalidArgument, match="divisor_counts"):
+        backend.divisor_fill(words, 1, 9, np.array(counts, np.int64), None, None)
+
+
+@pytest.mark.parametrize("weights", [[0, 0], [2**53, 1], [2**53 - 1] * 1025])
+def test_divisor_weights_out_of_range_are_refused(backend: Any, weights: list[int]) -> None:
+    words, counts = np.array(weights, np.uint64), np.zeros(len(weights), np.int64)
+    with pytest.raises(InvalidArgument, match=r"below 2\*\*53"):
+        backend.divisor_fill(words, 0, 1, counts, None, None)
+    with pytest.raises(InvalidArgument, match=r"below 2\*\*53"):
+        backend.divisor_counts(words, 1)
+
+
+def test_divisor_positions_out_of_range_are_refused(backend: Any) -> None:
+    words = np.array([1, 2], np.uint64)
+    with pytest.raises(InvalidArgument, match=r"2\*\*60"):
+        backend.divisor_counts(words, 2**60 + 1)
