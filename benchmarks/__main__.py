@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import megaindex
-from benchmarks import index_build, kernels
+from benchmarks import backends, index_build, kernels
 from benchmarks.timing import Comparison, timed
 
 Job = Callable[[], Comparison]
@@ -54,7 +54,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--rounds", type=int, default=5, help="measured runs of each side")
     parser.add_argument("--dir", help="where corpora and caches go; default: the system's")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/latest.json"))
-    parser.add_argument("--only", nargs="+", help="index, sample_index, shuffle, blend, exhaustive")
+    parser.add_argument(
+        "--only", nargs="+", help="index, sample_index, shuffle, blend, exhaustive, numba"
+    )
     parser.add_argument("--memory", nargs="*", default=["40B"], help="corpora to measure memory on")
     return parser
 
@@ -71,6 +73,11 @@ def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, J
             yield "blend", lambda f=family, c=count: kernels.greedy(f, c, rounds)
     for count in (8, 100, 1000, 4000):
         yield "exhaustive", lambda c=count: kernels.exhaustive(c, rounds)
+    yield "numba", lambda: backends.sample_index(directory, rounds)
+    yield "numba", lambda: backends.shuffle(rounds)
+    for count in (8, 1000):
+        yield "numba", lambda c=count: backends.blend(c, rounds)
+        yield "numba", lambda c=count: backends.exhaustive(c, rounds)
 
 
 def _roofline(rows: list[Comparison]) -> dict[int, tuple[float, float]]:

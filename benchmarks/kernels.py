@@ -80,7 +80,7 @@ def shuffle(rounds: int, size: int = 40_000_000) -> Comparison:
     )
 
 
-def _weights(family: str, count: int) -> np.ndarray:
+def weights_of(family: str, count: int) -> np.ndarray:
     generator = np.random.default_rng(count)
     drawn = {
         "lognormal": lambda: generator.lognormal(0, 1, count),
@@ -98,7 +98,7 @@ FAMILIES = ("lognormal", "equal", "nearly equal", "zipf")
 def greedy(family: str, count: int, rounds: int) -> Comparison:
     from benchmarks import peer
 
-    weights = _weights(family, count)
+    weights = weights_of(family, count)
     size = max(100_000, 80_000_000 // count) if count > 8 else 10_000_000
     outputs = [(np.empty(size, np.int16), np.empty(size, np.int64)) for _ in range(2)]
 
@@ -116,7 +116,7 @@ def exhaustive(count: int, rounds: int) -> Comparison:
     from benchmarks import peer
 
     size = max(100_000, 40_000_000 // count) if count > 8 else 5_000_000
-    sizes = np.maximum((_weights("lognormal", count) * size).astype(np.int64), 1)
+    sizes = np.maximum((weights_of("lognormal", count) * size).astype(np.int64), 1)
     size = int(sizes.sum())
     outputs = [(np.empty(size, np.int16), np.empty(size, np.int64)) for _ in range(2)]
 
