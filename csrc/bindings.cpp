@@ -2,13 +2,18 @@
 #include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 
+#include <cmath>
 #include <stdexcept>
 #include <string>
 
+#include "megaindex/bijection.hpp"
 #include "megaindex/blending.hpp"
 #include "megaindex/divisor.hpp"
+#include "megaindex/epoch.hpp"
+#include "megaindex/least_seen.hpp"
 #include "megaindex/mapping.hpp"
 #include "megaindex/mt19937.hpp"
+#include "megaindex/receipt.hpp"
 #include "megaindex/sample_index.hpp"
 #include "megaindex/shuffle.hpp"
 
@@ -32,10 +37,13 @@ std::string describe(const py::array& a) {
 // A C-contiguous array of exactly this dtype: nothing is ever converted into a silent copy.
 template <class T>
 void check_array(const py::array& a, py::ssize_t ndim, const char* name) {
-  require(py::isinstance<py::array_t<T>>(a) && a.ndim() == ndim,
-          std::string(name) + ": expected a " + std::to_string(ndim) + "-dimensional " +
-              std::string(py::str(py::dtype::of<T>())) + " array, got " + describe(a) +
-              "; convert it with numpy.ascontiguousarray(…, dtype)");
+  // the message takes microseconds to write: only where it is needed
+  if (!py::isinstance<py::array_t<T>>(a) || a.ndim() != ndim) {
+    throw BadArgument(std::string(name) + ": expected a " + std::to_string(ndim) +
+                      "-dimensional " + std::string(py::str(py::dtype::of<T>())) +
+                      " array, got " + describe(a) +
+                      "; convert it with numpy.ascontiguousarray(…, dtype)");
+  }
   require(a.flags() & py::array::c_style,
           std::string(name) + ": expected a contiguous array; use numpy.ascontiguousarray");
 }
@@ -185,6 +193,181 @@ void cut(const py::array& lengths, const py::array& document_index, int64_t sequ
   run(output<int64_t>(out, "out", 2));
 }
 
+// ---- keyed bijections and passes -------------------------------------------------------------
+
+const uint64_t* bijection_key(const py::array& key, int64_t n) {
+  const auto* words = input<uint64_t>(key, "key");
+  require(key.size() == 2, "key: expected uint64[2]");
+  require(0 <= n && n <= kBijectionMost, "n: must be from 0 to 2**62, got " + std::to_string(n));
+  return words;
+}
+
+// Calls map(bijection, x) for every x of an int64 or uint64 array.
+template <class Map>
+py::array_t<int64_t> bijected(const py::array& key, int64_t n, const py::array& given, Map&& map) {
+  const auto* words = bijection_key(key, n);
+  const bool wide = is<uint64_t>(given);
+  const auto* x = wide ? input<uint64_t>(given, "indices")
+                       : reinterpret_cast<const uint64_t*>(input<int64_t>(given, "indices"));
+  const int64_t count = given.size();
+  py::array_t<int64_t> result(count);
+  int64_t* out = result.mutable_data();
+  bool inside = true;
+  {
+    py::gil_scoped_release unlocked;
+    const Bijection bijection(words, n);
+    for (int64_t k = 0; k < count && inside; ++k) {
+      inside = x[k] < static_cast<uint64_t>(n);  // a negative one is very high
+      if (inside) out[k] = map(bijection, static_cast<int64_t>(x[k]));
+    }
+  }
+  require(inside, "indices: must be from 0 to n - 1, n is " + std::to_string(n));
+  return result;
+}
+
+py::array_t<int64_t> apply_bijection(const py::array& key, int64_t n, const py::array& indices) {
+  return bijected(key, n, indices, [](const Bijection& b, int64_t x) { return b.at(x); });
+}
+
+py::array_t<int64_t> invert_bijection(const py::array& key, int64_t n, const py::array& values) {
+  return bijected(key, n, values, [](const Bijection& b, int64_t x) { return b.invert(x); });
+}
+
+void fill_bijection_range(const py::array& key, int64_t n, int64_t begin, py::array& out) {
+  const auto* words = bijection_key(key, n);
+  const int64_t count = out.size();
+  require(0 <= begin && begin <= n && count <= n - begin,
+          "begin, out: begin ... begin + len(out) must lie in 0 ... n");
+  const auto run = [&](auto* x) {
+    py::gil_scoped_release unlocked;
+    Bijection(words, n).range(begin, count, x);
+  };
+  if (!is<int32_t>(out)) return run(output<int64_t>(out, "out"));
+  require(n <= int64_t{1} << 31, "out: int32 holds values below 2**31, use int64");
+  run(output<int32_t>(out, "out"));
+}
+
+PermutedDocuments permuted_documents(const py::array& key, const py::array& lengths, int64_t copies,
+                                     int64_t stride) {
+  check_array<int32_t>(lengths, 1, "lengths");
+  require(lengths.size() >= 1 && 1 <= copies && copies <= kBijectionMost / lengths.size(),
+          "lengths, copies: need at least one document, and at most 2**62 positions");
+  require(1 <= stride && stride <= 1 << 20, "stride: must be from 1 to 2**20");
+  const auto* words = bijection_key(key, copies * lengths.size());
+  const auto* bytes = static_cast<const unsigned char*>(lengths.data());
+  return {detail::FileLengths{bytes, lengths.size()}, copies, words};
+}
+
+void check_starts(const py::array& starts, const PermutedDocuments& documents, int64_t stride) {
+  const int64_t entries = (documents.size() + stride - 1) / stride + 1;
+  require(starts.size() == entries, "starts: must hold " + std::to_string(entries) + " entries");
+}
+
+void fill_epoch_starts(const py::array& key, const py::array& lengths, int64_t copies,
+                       int64_t stride, py::array& out, int num_threads) {
+  const auto documents = permuted_documents(key, lengths, copies, stride);
+  int64_t* starts = output<int64_t>(out, "out");
+  check_starts(out, documents, stride);
+  py::gil_scoped_release unlocked;
+  epoch_starts(documents, stride, num_threads, starts);
+}
+
+py::array_t<int64_t> as_array(const std::vector<int64_t>& values) {
+  return py::array_t<int64_t>(static_cast<py::ssize_t>(values.size()), values.data());
+}
+
+py::tuple find_epoch_spans(const py::array& key, const py::array& lengths, int64_t copies,
+                           int64_t stride, const py::array& starts, const py::array& begins,
+                           const py::array& ends) {
+  const auto documents = permuted_documents(key, lengths, copies, stride);
+  const auto* table = input<int64_t>(starts, "starts");
+  check_starts(starts, documents, stride);
+  const auto* first = input<int64_t>(begins, "begins");
+  const auto* last = input<int64_t>(ends, "ends");
+  const int64_t rows = starts.size(), requests = begins.size();
+  require(ends.size() == requests, "begins, ends: must be as many");
+  for (int64_t k = 0; k < requests; ++k) {
+    require(table[0] <= first[k] && first[k] < last[k] && last[k] <= table[rows - 1],
+            "begins, ends: must be 0 <= begin < end <= tokens of the pass");
+  }
+  EpochSpans spans;
+  {
+    py::gil_scoped_release unlocked;
+    epoch_spans(documents, stride, table, rows, first, last, requests, spans);
+  }
+  return py::make_tuple(as_array(spans.documents), as_array(spans.offsets), as_array(spans.lengths),
+                        as_array(spans.row_splits));
+}
+
+// ---- receipts --------------------------------------------------------------------------------
+
+template <class T>
+const T* spans_array(const py::array& a, const char* name, int64_t size) {
+  const T* data = input<T>(a, name);
+  require(a.size() == size, std::string(name) + ": expected " + std::to_string(size) +
+                                " entries, got " + describe(a));
+  return data;
+}
+
+void add_receipts(const py::array& positions, const py::array& source, const py::array& document,
+                  const py::array& offset, const py::array& length, const py::array& row_splits,
+                  const py::array& keys, const py::array& blocks, py::array& sums) {
+  const int64_t n = positions.size(), runs = document.size();
+  const int64_t* at = input<int64_t>(positions, "positions");
+  const ReceiptSpans spans{spans_array<int32_t>(source, "source", runs),
+                           spans_array<int64_t>(document, "document", runs),
+                           spans_array<int64_t>(offset, "offset", runs),
+                           spans_array<int64_t>(length, "length", runs),
+                           spans_array<int64_t>(row_splits, "row_splits", n + 1)};
+  const uint64_t* words = input<uint64_t>(keys, "keys", 2);
+  uint64_t* sum = output<uint64_t>(sums, "sums", 2);
+  const int64_t* block = spans_array<int64_t>(blocks, "blocks", n);
+  const int64_t num_blocks = sums.shape(0), sources = keys.shape(0);
+  require(keys.shape(1) == 2 && sums.shape(1) == 2,
+          "keys, sums: expected two words for each source and each block");
+  bool inside = spans.row_splits[0] == 0 && spans.row_splits[n] == runs;
+  for (int64_t k = 0; k < n; ++k) {
+    inside &= spans.row_splits[k] <= spans.row_splits[k + 1];
+    inside &= 0 <= block[k] && block[k] < num_blocks;
+  }
+  for (int64_t k = 0; k < runs; ++k) inside &= 0 <= spans.source[k] && spans.source[k] < sources;
+  require(inside, "row_splits, source, blocks: must lie inside the runs, keys and sums");
+  py::gil_scoped_release unlocked;
+  receipt_add(at, n, spans, words, block, sum);
+}
+
+// ---- extension -------------------------------------------------------------------------------
+
+py::array_t<int64_t> least_seen_order(const py::array& begins, const py::array& ends,
+                                      const py::array& row_splits, const py::array& widths,
+                                      py::array& counts, int64_t num_samples) {
+  const int64_t runs = begins.size(), segments = widths.size(), samples = row_splits.size() - 1;
+  const SegmentRuns covered{spans_array<int64_t>(begins, "begins", runs),
+                            spans_array<int64_t>(ends, "ends", runs),
+                            input<int64_t>(row_splits, "row_splits"), samples};
+  const int64_t* tokens = input<int64_t>(widths, "widths");
+  int64_t* seen = output<int64_t>(counts, "counts");
+  require(counts.size() == segments, "counts: one for each segment is needed");
+  require(0 <= num_samples && num_samples <= samples,
+          "num_samples: must be from 0 to the samples there are");
+  bool inside = covered.row_splits[0] == 0 && covered.row_splits[samples] == runs;
+  for (int64_t k = 0; k < samples; ++k) {
+    inside &= covered.row_splits[k] <= covered.row_splits[k + 1];
+  }
+  for (int64_t r = 0; r < runs; ++r) {
+    inside &= 0 <= covered.begins[r] && covered.begins[r] <= covered.ends[r] &&
+              covered.ends[r] <= segments;
+  }
+  require(inside, "begins, ends, row_splits: must lie inside the segments and runs");
+  py::array_t<int64_t> order(num_samples);
+  int64_t* out = order.mutable_data();
+  {
+    py::gil_scoped_release unlocked;
+    least_seen(covered, tokens, seen, num_samples, out, Signals{});
+  }
+  return order;
+}
+
 // ---- blending --------------------------------------------------------------------------------
 
 // The arrays of one stretch [begin, end) of a blend; either output may be None.
@@ -234,9 +417,18 @@ struct BlendOutputs {
   }
 };
 
+// The kernel looks for the largest product of a weight: one that is not a number has none.
+const double* blend_weights(const py::array& weights) {
+  const double* w = input<double>(weights, "weights");
+  for (int64_t i = 0; i < weights.size(); ++i) {
+    require(std::isfinite(w[i]) && w[i] >= 0, "weights: must be finite and >= 0");
+  }
+  return w;
+}
+
 void greedy(const py::array& weights, int64_t begin, int64_t end, py::array& counts,
             const py::object& dataset_index, const py::object& dataset_sample_index) {
-  const double* w = input<double>(weights, "weights");
+  const double* w = blend_weights(weights);
   const int64_t n = weights.size();
   const BlendOutputs out(n, begin, end, counts, dataset_index, dataset_sample_index);
   out.fill([&](auto* index) {
@@ -264,7 +456,7 @@ void exhaustive(const py::array& sizes, int64_t begin, int64_t end, py::array& c
 }
 
 py::array_t<int64_t> checkpoints(const py::array& weights, int64_t size, int64_t stride) {
-  const double* w = input<double>(weights, "weights");
+  const double* w = blend_weights(weights);
   require(size >= 0 && stride >= 1, "size must be >= 0 and stride >= 1");
   const int64_t n = weights.size();
   py::array_t<int64_t> rows(py::array::ShapeContainer{size / stride + 1, n});
@@ -378,6 +570,8 @@ PYBIND11_MODULE(_native, m) {
       raise_invalid_argument(e);
     } catch (const SampleIndexError& e) {
       raise_invalid_argument(e);
+    } catch (const DivisorError& e) {
+      raise_invalid_argument(e);
     }
   });
 
@@ -390,6 +584,17 @@ PYBIND11_MODULE(_native, m) {
   m.def("draw_positions", &positions, "state"_a, "first"_a, "count"_a);
   m.def("cut_samples", &cut, "lengths"_a, "document_index"_a, "sequence_length"_a, "extra"_a,
         "num_samples"_a, "total_tokens"_a, "out"_a, "num_threads"_a = 1);
+  m.def("bijection_apply", &apply_bijection, "key"_a, "n"_a, "indices"_a);
+  m.def("bijection_invert", &invert_bijection, "key"_a, "n"_a, "values"_a);
+  m.def("bijection_range", &fill_bijection_range, "key"_a, "n"_a, "begin"_a, "out"_a);
+  m.def("epoch_starts", &fill_epoch_starts, "key"_a, "lengths"_a, "copies"_a, "stride"_a, "out"_a,
+        "num_threads"_a = 1);
+  m.def("epoch_spans", &find_epoch_spans, "key"_a, "lengths"_a, "copies"_a, "stride"_a, "starts"_a,
+        "begins"_a, "ends"_a);
+  m.def("receipt_add", &add_receipts, "positions"_a, "source"_a, "document"_a, "offset"_a,
+        "length"_a, "row_splits"_a, "keys"_a, "blocks"_a, "sums"_a);
+  m.def("least_seen", &least_seen_order, "begins"_a, "ends"_a, "row_splits"_a, "widths"_a,
+        "counts"_a, "num_samples"_a);
   m.def("blend_greedy", &greedy, "weights"_a, "begin"_a, "end"_a, "counts"_a, "dataset_index"_a,
         "dataset_sample_index"_a);
   m.def("blend_exhaustive", &exhaustive, "sizes"_a, "begin"_a, "end"_a, "counts"_a,

@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping
 from fractions import Fraction
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy.typing as npt
 import xxhash
@@ -15,13 +15,29 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.arithmetic import INT32_MAX, epochs_for, samples_for_epochs, samples_in
 from megaindex.index.arrays import ArrayIndex
-from megaindex.index.dialect import Split, dialect
+from megaindex.index.dialect import DIALECTS, Split, dialect
 from megaindex.index.orders import shuffled
+from megaindex.index.orders.epoch import EpochIndex, LeftOver
 from megaindex.index.orders.shuffled import ShuffledOrder
+from megaindex.index.orders.window import WindowIndex
 from megaindex.index.selection import count_tokens, select_documents
-from megaindex.kernels.types import IntArray
+from megaindex.kernels.sizes import ceil_div
+from megaindex.kernels.types import I32, IntArray
 from megaindex.store.cache import fetch
 from megaindex.store.fingerprint import array_bytes, corpus_fingerprint
+
+BuiltIndex: TypeAlias = ArrayIndex | EpochIndex | WindowIndex
+
+_FRAMEWORKS = tuple(order for order, row in DIALECTS.items() if row.is_framework)
+_SETTINGS = {
+    "separate_final_epoch": _FRAMEWORKS,
+    "final_epoch_threshold": _FRAMEWORKS,
+    "exact_num_epochs": _FRAMEWORKS,
+    "drop_last_partial": _FRAMEWORKS,
+    "epochs_mixed": ("epoch",),
+    "left_over": ("epoch",),
+    "source_name": ("epoch", "window"),
+}
 
 
 def build_index(
@@ -37,11 +53,15 @@ def build_index(
     order: str = "megatron",
     separate_final_epoch: str | None = None,
     final_epoch_threshold: float | None = None,
+    exact_num_epochs: int | None = None,
     drop_last_partial: bool = True,
     add_extra_token: int = 1,
+    epochs_mixed: int = 1,
+    left_over: LeftOver | None = None,
+    source_name: str | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
-) -> ArrayIndex:
-    """The document, sample and shuffle index of one dataset.
+) -> BuiltIndex:
+    """The index of one dataset: which tokens each sample of the run reads.
 
     Args:
         path_prefix_or_dataset: prefix of the ``.bin``/``.idx`` pair, or the open dataset.
@@ -53,12 +73,20 @@ def build_index(
         documents: sequence ids to use, a range or integers in [0, sequences). Default: all.
         split: ``"969,30,1"`` instead of ``documents``: use the part named by ``subset``.
         subset: train, valid or test.
-        order: megatron, neox, megatron-legacy or paddlenlp.
+        order: megatron, neox, megatron-legacy or paddlenlp, which have arrays; or epoch or window,
+            which are computed sample by sample.
         separate_final_epoch: auto, always or never. Default: what the framework does.
         final_epoch_threshold: the share of an epoch below which auto shuffles it apart.
+        exact_num_epochs: build so many epochs, of whose last ``num_samples`` decides the shuffle,
+            as Megatron-DeepSpeed's ``--train-data-exact-num-epochs``.
         drop_last_partial: False keeps a shorter last sample, as Megatron can for validation.
         add_extra_token: 1 (samples overlap by one token, for the shifted label) or 0.
-        cache_dir: where to keep the arrays. Default: in memory only.
+        epochs_mixed: order epoch: complete epochs that are shuffled together.
+        left_over: order epoch: "drop" the tokens at the end of an epoch that fill no sample (the
+            default), or "carry" them into the next.
+        source_name: orders epoch and window: what the order depends on besides the seed. Default:
+            a hash of the corpus's lengths, so that a copy elsewhere keeps its order.
+        cache_dir: where to keep the arrays. Default: in memory only. Computed orders store none.
 
     Returns:
         The index; ``locate(sample_ids)`` tells where the tokens of samples lie.
@@ -69,25 +97,54 @@ def build_index(
         StorageError: the dataset cannot be read or the cache not written.
     """
     row = dialect(order)
-    if not row.is_framework:
-        raise InvalidArgument(f"order {order!r} has no index arrays to build; it is computed")
     _check_integers(sequence_length, seed, add_extra_token)
+    _check_settings(
+        order,
+        separate_final_epoch=separate_final_epoch is not None,
+        final_epoch_threshold=final_epoch_threshold is not None,
+        exact_num_epochs=exact_num_epochs is not None,
+        drop_last_partial=not drop_last_partial,
+        epochs_mixed=epochs_mixed != 1,
+        left_over=left_over is not None,
+        source_name=source_name is not None,
+    )
     dataset = _open(path_prefix_or_dataset)
-    dataset.validate()
     name = str(dataset.path_prefix)
     chosen = select_documents(
         len(dataset), name, row, documents=documents, split=split, subset=subset
     )
+    common: dict[str, int] = {
+        "sequence_length": sequence_length,
+        "seed": seed,
+        "add_extra_token": add_extra_token,
+    }
+    whole = _epochs(num_samples, epochs)
+    if order == "window":
+        window = _window_index(dataset, chosen, source_name, **common)
+        return _for_length(window, num_samples, whole)
+    dataset.validate()
     tokens = count_tokens(dataset.sequence_lengths, chosen)
     _check_one_sample(name, tokens, sequence_length, add_extra_token)
-    wanted = _num_samples(num_samples, epochs, tokens, sequence_length, add_extra_token)
+    if order == "epoch":
+        block = EpochIndex(
+            sequence_lengths=dataset.sequence_lengths,
+            documents=chosen,
+            tokens_per_epoch=tokens,
+            source_name=corpus_fingerprint(dataset) if source_name is None else source_name,
+            num_epochs=epochs_mixed,
+            epochs_mixed=epochs_mixed,
+            left_over=left_over or "drop",
+            **common,
+        )
+        return _for_length(block, num_samples, whole)
+    wanted = _num_samples(num_samples, whole, tokens, sequence_length, add_extra_token)
     request = ShuffledOrder(
         dialect=row,
         documents=chosen,
         sequence_length=sequence_length,
         seed=seed,
         num_samples=wanted,
-        num_epochs=epochs_for(wanted, tokens, sequence_length, add_extra_token),
+        num_epochs=_num_epochs(exact_num_epochs, wanted, tokens, sequence_length, add_extra_token),
         tokens_per_epoch=tokens,
         add_extra_token=add_extra_token,
         drop_last_partial=drop_last_partial,
@@ -124,29 +181,79 @@ def _check_one_sample(name: str, tokens: int, sequence_length: int, extra: int) 
 
 
 def _num_samples(
-    num_samples: int | None,
-    epochs: int | float | str | Fraction | None,
-    tokens: int,
-    sequence_length: int,
-    extra: int,
+    num_samples: int | None, wanted: Fraction, tokens: int, sequence_length: int, extra: int
 ) -> int:
+    if num_samples is not None:
+        return num_samples
+    return samples_for_epochs(wanted, tokens, sequence_length, extra)
+
+
+def _epochs(num_samples: int | None, epochs: int | float | str | Fraction | None) -> Fraction:
+    """Epochs asked for; the length of the run is ``num_samples`` where that is given."""
     if num_samples is not None and epochs is not None:
         raise InvalidArgument("num_samples and epochs both set the length; give one of them")
-    if num_samples is not None:
-        if num_samples < 1:
-            raise InvalidArgument(f"num_samples must be at least 1, got {num_samples}")
-        return num_samples
-    if epochs is None:
-        return samples_in(tokens, sequence_length, extra)
+    if num_samples is not None and num_samples < 1:
+        raise InvalidArgument(f"num_samples must be at least 1, got {num_samples}")
     try:
-        wanted = Fraction(str(epochs))
+        wanted = Fraction(1 if epochs is None else str(epochs))
     except (ValueError, ZeroDivisionError):
         wanted = Fraction(0)
     if wanted <= 0:
         raise InvalidArgument(
             f"epochs must be a positive number such as 1, 1.5 or 3/2, got {epochs!r}"
         )
-    return samples_for_epochs(wanted, tokens, sequence_length, extra)
+    return wanted
+
+
+def _check_settings(order: str, **given: bool) -> None:
+    """Refuses settings that mean nothing in an order."""
+    for setting, is_given in given.items():
+        orders = _SETTINGS[setting]
+        if is_given and order not in orders:
+            raise InvalidArgument(
+                f"{setting} is a setting of order {' and '.join(orders)}, the order is {order}; "
+                "leave it out, or choose another order"
+            )
+
+
+def _window_index(
+    dataset: IndexedDataset, documents: range | I32, name: str | None, **settings: Any
+) -> WindowIndex:
+    if not isinstance(documents, range):
+        raise InvalidArgument(
+            f"{dataset.path_prefix}: order window reads the .bin as it lies, so documents must be "
+            "a range or a split; use order epoch for any others"
+        )
+    return WindowIndex(
+        dataset=dataset,
+        documents=documents,
+        source_name=corpus_fingerprint(dataset) if name is None else name,
+        **settings,
+    )
+
+
+def _for_length(
+    index: EpochIndex | WindowIndex, num_samples: int | None, epochs: Fraction
+) -> EpochIndex | WindowIndex:
+    """Of so many whole epochs that what is asked for is in them."""
+    if num_samples is not None:
+        return index.extend(index.epochs_for(num_samples))
+    return index.extend(ceil_div(epochs.numerator, epochs.denominator))
+
+
+def _num_epochs(
+    exact: int | None, num_samples: int, tokens: int, sequence_length: int, extra: int
+) -> int:
+    if exact is None:
+        return epochs_for(num_samples, tokens, sequence_length, extra)
+    least = samples_in((exact - 1) * tokens, sequence_length, extra)
+    most = samples_in(exact * tokens, sequence_length, extra)
+    if exact < 1 or not least <= num_samples <= most:
+        raise InvalidArgument(
+            f"exact_num_epochs={exact}: so many epochs hold {most} samples, and all but the last "
+            f"{least}; num_samples must lie between, got {num_samples}"
+        )
+    return exact
 
 
 def _arrays(

@@ -68,8 +68,8 @@ void window_blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* co
 template <class Vector, class Index, class Poll>
 void walk_blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* counts,
                 const BlendOutput<Index>& out, Poll& poll) {
-  // Sorting many datasets takes as long as about a thousand draws of the scan.
-  constexpr int64_t kFewDraws = 1024;
+  // Setting windows up takes about as long as a few hundred draws of the scan.
+  constexpr int64_t kFewDraws = 256;
   if (rule.num_datasets <= kMaxLanes || (end - begin > kFewDraws && fits_windows(rule, end))) {
     window_blend<Vector>(rule, begin, end, counts, out, poll);
   } else {

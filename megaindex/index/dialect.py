@@ -3,7 +3,8 @@
 Float expressions here are the frameworks' own, kept to the bit because their rounding decides how
 many samples are built: megatron-core 0.16.1 (``_get_size_per_split_per_dataset``, ``normalize``,
 ``convert_split_vector_to_split_matrix``), GPT-NeoX (``get_normalized_weights_and_num_samples``,
-``get_train_valid_test_split_``), Megatron-DeepSpeed and PaddleNLP (same names).
+``get_train_valid_test_split_``), Megatron-DeepSpeed and PaddleNLP
+(``get_datasets_weights_and_num_samples``, ``get_train_valid_test_split_``).
 """
 
 from __future__ import annotations
@@ -41,11 +42,16 @@ class Dialect:
     """auto: the last epoch is shuffled apart below the threshold; never: all epochs together."""
     final_epoch_threshold: float = 0.80
     split_rule: Literal["megatron", "neox"] = "megatron"
-    blend_size: Literal["requested", "built", "samples"] = "samples"
-    """Length of a weighted blend: sum of the unbuffered requests (megatron), sum of what the
-    sources built (neox, megatron-legacy), or exactly N (ours)."""
-    weight_sum: Literal["numpy", "python", "exact"] = "numpy"
-    width_rule: Literal["megatron", "neox"] = "megatron"
+    blend_size: Literal["requested", "buffered", "built", "samples"] = "samples"
+    """Length of a weighted blend: sum of the unbuffered requests (megatron), of the buffered ones
+    (megatron-legacy), of what the sources built (neox, one less for each source, since its `len`
+    is one short), or exactly N (paddlenlp, ours)."""
+    weight_sum: Literal["numpy", "python", "loop", "exact"] = "numpy"
+    """How weights are summed: numpy's pairwise sum, Python's `sum` (compensated from 3.12 on), or
+    one plain addition after the other."""
+    width_rule: Literal["megatron", "neox", "int64"] = "megatron"
+    """When sample_index is int32: if the entries of document_index are few enough (megatron), if
+    the samples are (neox), or never."""
     file_dialect: Literal["megatron", "neox", "paddlenlp"] = "megatron"
     """Which dtypes the codes 6, 7, 9 and 10 of an .idx stand for."""
     carries_left_over: bool = True
@@ -71,6 +77,8 @@ class Dialect:
 
     def sample_index_dtype(self, num_documents: int, tokens: int, sequence_length: int) -> str:
         """Width of sample_index for ``num_documents`` entries of document_index (all epochs)."""
+        if self.width_rule == "int64":
+            return "int64"
         if self.width_rule == "megatron":
             return "int32" if num_documents <= INT32_MAX else "int64"
         return "int32" if 2 * ((tokens - 1) / sequence_length + 1) < INT32_MAX else "int64"
@@ -106,23 +114,24 @@ DIALECTS: dict[str, Dialect] = {
         ),
         Dialect(
             order="megatron-legacy",
-            framework="Megatron-DeepSpeed",
+            framework="Megatron-DeepSpeed (main, 2025-07)",
             request="neox",
             buffer_weighted=1.005,
             final_epoch="auto",
             split_rule="neox",
-            blend_size="built",
-            weight_sum="python",
+            blend_size="buffered",
+            weight_sum="loop",
+            width_rule="int64",
         ),
         Dialect(
             order="paddlenlp",
-            framework="PaddleNLP",
+            framework="PaddleNLP (3.0.0b4)",
             request="paddlenlp",
             buffer_weighted=1.005,
             final_epoch="auto",
             split_rule="neox",
-            blend_size="built",
-            weight_sum="python",
+            blend_size="samples",
+            weight_sum="loop",
             file_dialect="paddlenlp",
         ),
         Dialect(

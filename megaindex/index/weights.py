@@ -2,12 +2,15 @@
 
 Rounding matters: the normalised weights decide how many samples a source is asked for, and which
 source a greedy blend draws where two are equally far behind. NeoX sums with Python's `sum`, which
-is compensated from Python 3.12 on, so its last bit depends on the Python that trains.
+is compensated from Python 3.12 on, so its last bit depends on the Python that trains;
+Megatron-DeepSpeed and PaddleNLP add in a plain loop.
 """
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -23,6 +26,9 @@ def request_weights(weights: Sequence[float], row: Dialect) -> list[float]:
     """The weights from which the samples asked of each source are computed."""
     if row.weight_sum == "python":
         total = sum(weights)
+        return [weight / total for weight in weights]
+    if row.weight_sum == "loop":
+        total = functools.reduce(operator.add, weights, 0.0)
         return [weight / total for weight in weights]
     once: list[float] = _normalized(np.array(weights, np.float64)).tolist()
     return once

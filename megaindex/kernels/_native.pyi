@@ -24,6 +24,29 @@ def cut_samples(
     out: IntArray,
     num_threads: int = 1,
 ) -> None: ...
+def bijection_apply(key: U64, n: int, indices: IntArray) -> I64: ...
+def bijection_invert(key: U64, n: int, values: IntArray) -> I64: ...
+def bijection_range(key: U64, n: int, begin: int, out: IntArray) -> None: ...
+def epoch_starts(
+    key: U64, lengths: I32, copies: int, stride: int, out: I64, num_threads: int = 1
+) -> None: ...
+def epoch_spans(
+    key: U64, lengths: I32, copies: int, stride: int, starts: I64, begins: I64, ends: I64
+) -> tuple[I64, I64, I64, I64]: ...
+def receipt_add(
+    positions: I64,
+    source: I32,
+    document: I64,
+    offset: I64,
+    length: I64,
+    row_splits: I64,
+    keys: U64,
+    blocks: I64,
+    sums: U64,
+) -> None: ...
+def least_seen(
+    begins: I64, ends: I64, row_splits: I64, widths: I64, counts: I64, num_samples: int
+) -> I64: ...
 def blend_greedy(
     weights: F64,
     begin: int,

@@ -4,6 +4,9 @@ Importing this module fails with ImportError where the core was not compiled.
 """
 
 from megaindex.kernels._native import (
+    bijection_apply,
+    bijection_invert,
+    bijection_range,
     blend_checkpoints,
     blend_exhaustive,
     blend_greedy,
@@ -13,6 +16,10 @@ from megaindex.kernels._native import (
     divisor_counts,
     divisor_fill,
     draw_positions,
+    epoch_spans,
+    epoch_starts,
+    least_seen,
+    receipt_add,
     seed_state,
     shuffle,
     shuffled_documents,
@@ -20,6 +27,9 @@ from megaindex.kernels._native import (
 )
 
 __all__ = [
+    "bijection_apply",
+    "bijection_invert",
+    "bijection_range",
     "blend_checkpoints",
     "blend_exhaustive",
     "blend_greedy",
@@ -29,6 +39,10 @@ __all__ = [
     "divisor_counts",
     "divisor_fill",
     "draw_positions",
+    "epoch_spans",
+    "epoch_starts",
+    "least_seen",
+    "receipt_add",
     "seed_state",
     "shuffle",
     "shuffled_documents",

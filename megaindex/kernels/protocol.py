@@ -42,6 +42,56 @@ class Backend(Protocol):
         num_threads: int = 1,
     ) -> None: ...
 
+    def bijection_apply(self, key: U64, n: int, indices: IntArray) -> I64: ...
+
+    def bijection_invert(self, key: U64, n: int, values: IntArray) -> I64: ...
+
+    def bijection_range(self, key: U64, n: int, begin: int, out: IntArray) -> None: ...
+
+    def epoch_starts(
+        self,
+        key: U64,
+        lengths: I32,
+        copies: int,
+        stride: int,
+        out: I64,
+        num_threads: int = 1,
+    ) -> None: ...
+
+    def epoch_spans(
+        self,
+        key: U64,
+        lengths: I32,
+        copies: int,
+        stride: int,
+        starts: I64,
+        begins: I64,
+        ends: I64,
+    ) -> tuple[I64, I64, I64, I64]: ...
+
+    def receipt_add(
+        self,
+        positions: I64,
+        source: I32,
+        document: I64,
+        offset: I64,
+        length: I64,
+        row_splits: I64,
+        keys: U64,
+        blocks: I64,
+        sums: U64,
+    ) -> None: ...
+
+    def least_seen(
+        self,
+        begins: I64,
+        ends: I64,
+        row_splits: I64,
+        widths: I64,
+        counts: I64,
+        num_samples: int,
+    ) -> I64: ...
+
     def blend_greedy(
         self,
         weights: F64,

@@ -91,6 +91,8 @@ def test_splits_that_are_none_are_refused(split: str) -> None:
 def test_sample_index_widths() -> None:
     assert dialect("megatron").sample_index_dtype(2**31 - 1, 2**40, 8) == "int32"
     assert dialect("megatron").sample_index_dtype(2**31, 2**40, 8) == "int64"
+    assert dialect("paddlenlp").sample_index_dtype(2**31, 2**40, 8) == "int64"
+    assert dialect("megatron-legacy").sample_index_dtype(1, 10, 8) == "int64"
     samples = 2**30 - 2  # 2 * (samples + 1) is below 2**31 - 1 up to here
     assert dialect("neox").sample_index_dtype(10, samples * 8 + 1, 8) == "int32"
     assert dialect("neox").sample_index_dtype(10, (samples + 1) * 8 + 1, 8) == "int64"

@@ -366,3 +366,13 @@ def test_divisor_positions_out_of_range_are_refused(backend: Any) -> None:
     words = np.array([1, 2], np.uint64)
     with pytest.raises(InvalidArgument, match=r"2\*\*60"):
         backend.divisor_counts(words, 2**60 + 1)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -1.0])
+def test_the_native_core_refuses_weights_without_an_order(bad: float) -> None:
+    weights = np.array([1.0, bad, 2.0])
+    native = load("native")
+    with pytest.raises(InvalidArgument, match="weights: must be finite and >= 0"):
+        native.blend_greedy(weights, 0, 10, np.zeros(3, np.int64), None, None)
+    with pytest.raises(InvalidArgument, match="weights: must be finite and >= 0"):
+        native.blend_checkpoints(weights, 10, 2)

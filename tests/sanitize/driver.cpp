@@ -4,10 +4,14 @@
 #include <random>
 #include <vector>
 
+#include "megaindex/bijection.hpp"
 #include "megaindex/blending.hpp"
 #include "megaindex/divisor.hpp"
+#include "megaindex/epoch.hpp"
+#include "megaindex/least_seen.hpp"
 #include "megaindex/mapping.hpp"
 #include "megaindex/mt19937.hpp"
+#include "megaindex/receipt.hpp"
 #include "megaindex/sample_index.hpp"
 #include "megaindex/shuffle.hpp"
 
@@ -166,9 +170,147 @@ void drive_mapping() {
   }
 }
 
+void drive_least_seen() {
+  for (int round = 0; round < 40; ++round) {
+    const int64_t samples = below(60), segments = 1 + below(80);
+    std::vector<int64_t> begins, ends, splits{0}, widths, counts;
+    for (int64_t s = 0; s < segments; ++s) {
+      widths.push_back(1 + below(9));
+      counts.push_back(below(3));
+    }
+    for (int64_t k = 0; k < samples; ++k) {
+      for (int64_t r = below(4); r > 0; --r) {
+        begins.push_back(below(segments));
+        ends.push_back(std::min(segments, begins.back() + below(6)));
+      }
+      splits.push_back(static_cast<int64_t>(begins.size()));
+    }
+    std::vector<int64_t> order(static_cast<size_t>(samples)), plain(counts);
+    const SegmentRuns runs{begins.data(), ends.data(), splits.data(), samples};
+    least_seen(runs, widths.data(), counts.data(), samples, order.data());
+    std::vector<bool> taken(static_cast<size_t>(samples));
+    for (const int64_t chosen : order) {
+      std::pair<int64_t, int64_t> best{INT64_MAX, -1};
+      for (int64_t k = 0; k < samples; ++k) {
+        int64_t score = 0;
+        for (auto r = static_cast<size_t>(splits[static_cast<size_t>(k)]);
+             r < static_cast<size_t>(splits[static_cast<size_t>(k) + 1]); ++r) {
+          for (auto s = static_cast<size_t>(begins[r]); s < static_cast<size_t>(ends[r]); ++s) {
+            score += plain[s] * widths[s];
+          }
+        }
+        if (!taken[static_cast<size_t>(k)]) best = std::min(best, {score, k});
+      }
+      check(chosen == best.second, "least seen");
+      taken[static_cast<size_t>(chosen)] = true;
+      for (auto r = static_cast<size_t>(splits[static_cast<size_t>(chosen)]);
+           r < static_cast<size_t>(splits[static_cast<size_t>(chosen) + 1]); ++r) {
+        for (auto s = static_cast<size_t>(begins[r]); s < static_cast<size_t>(ends[r]); ++s) ++plain[s];
+      }
+    }
+    check(counts == plain, "counts after least seen");
+  }
+}
+
+void drive_receipts() {
+  for (int round = 0; round < 40; ++round) {
+    const int64_t samples = below(50);
+    std::vector<int64_t> positions, splits{0}, parts[3];
+    std::vector<int32_t> source;
+    for (int64_t k = 0; k < samples; ++k) {
+      positions.push_back(below(INT64_MAX));
+      splits.push_back(splits.back() + 1 + below(4));
+    }
+    for (int64_t k = 0; k < splits.back(); ++k) {
+      source.push_back(static_cast<int32_t>(below(2)));
+      for (auto& part : parts) part.push_back(below(INT64_MAX));
+    }
+    const uint64_t keys[4] = {random_words(), random_words(), random_words(), random_words()};
+    const ReceiptSpans spans{source.data(), parts[0].data(), parts[1].data(), parts[2].data(),
+                             splits.data()};
+    std::vector<int64_t> apart, together(static_cast<size_t>(samples));
+    for (int64_t k = 0; k < samples; ++k) apart.push_back(k);
+    std::vector<uint64_t> rows(static_cast<size_t>(2 * samples));
+    receipt_add(positions.data(), samples, spans, keys, apart.data(), rows.data());
+    uint64_t sum[2] = {0, 0};
+    receipt_add(positions.data(), samples, spans, keys, together.data(), sum);
+    __extension__ unsigned __int128 total = 0;
+    for (size_t k = 0; k < rows.size(); k += 2) {
+      __extension__ const unsigned __int128 high = rows[k];
+      total += (high << 64) + rows[k + 1];
+    }
+    check(sum[0] == static_cast<uint64_t>(total >> 64) && sum[1] == static_cast<uint64_t>(total),
+          "receipt");
+  }
+}
+
+// Vectors against single indices, and each of them back.
+template <class T>
+void drive_bijection() {
+  for (const int64_t n : {0, 1, 2, 100, 4095, 4096, 4097, 5000, 65'537, 1 << 20}) {
+    const uint64_t key[2] = {random_words(), random_words()};
+    const Bijection bijection(key, n);
+    const int64_t begin = n / 3, count = std::min<int64_t>(n - begin, 5000);
+    std::vector<T> there(static_cast<size_t>(count)), back(there);
+    bijection.range(begin, count, there.data());
+    bijection.inverse_range(begin, count, back.data());
+    for (int64_t k = 0; k < count; ++k) {
+      const auto at = static_cast<size_t>(k);
+      check(0 <= there[at] && there[at] < n && there[at] == bijection.at(begin + k), "bijection");
+      check(bijection.invert(there[at]) == begin + k, "inverse");
+      check(back[at] == bijection.invert(begin + k), "inverse range");
+    }
+  }
+  const uint64_t key[2] = {1, 2};
+  const Bijection widest(key, kBijectionMost);
+  int64_t last[40];
+  widest.range(kBijectionMost - 40, 40, last);
+  for (int64_t k = 0; k < 40; ++k) check(widest.invert(last[k]) == kBijectionMost - 40 + k, "widest");
+}
+
+void drive_epoch() {
+  for (const int64_t documents : {1, 50, 3000, 400'000}) {
+    std::vector<unsigned char> bytes(static_cast<size_t>(4 * documents + 2));
+    std::vector<int32_t> lengths(static_cast<size_t>(documents));
+    for (auto& length : lengths) length = static_cast<int32_t>(below(9));
+    std::memcpy(bytes.data() + 2, lengths.data(), 4 * lengths.size());
+    const int64_t copies = 1 + below(2), stride = 1 + below(70), size = copies * documents;
+    const uint64_t key[2] = {random_words(), random_words()};
+    const PermutedDocuments pass({bytes.data() + 2, documents}, copies, key);
+    std::vector<int64_t> starts(static_cast<size_t>((size + stride - 1) / stride + 1)), again(starts);
+    epoch_starts(pass, stride, 1, starts.data());
+    epoch_starts(pass, stride, 3, again.data());
+    check(starts == again, "epoch starts with threads");
+    const Bijection order(key, size);
+    int64_t position = 0;
+    for (int64_t p = 0; p < size; ++p) {
+      if (p % stride == 0) check(starts[static_cast<size_t>(p / stride)] == position, "epoch start");
+      position += lengths[static_cast<size_t>(order.at(p) % documents)];
+    }
+    check(starts.back() == position, "tokens of a pass");
+    if (position == 0) continue;
+    const int64_t begins[3] = {0, position / 2, position - 1}, ends[3] = {1, position, position};
+    EpochSpans spans;
+    epoch_spans(pass, stride, starts.data(), static_cast<int64_t>(starts.size()), begins, ends, 3, spans);
+    for (size_t k = 0; k < 3; ++k) {
+      int64_t tokens = 0;
+      for (auto run = static_cast<size_t>(spans.row_splits[k]);
+           run < static_cast<size_t>(spans.row_splits[k + 1]); ++run) {
+        tokens += spans.lengths[run];
+        check(spans.offsets[run] + spans.lengths[run] <=
+                  lengths[static_cast<size_t>(spans.documents[run])], "run within its document");
+      }
+      check(tokens == ends[k] - begins[k], "tokens of a request");
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
+  drive_bijection<int32_t>();
+  drive_bijection<int64_t>();
+  drive_epoch();
   drive_shuffle<int32_t>();
   drive_shuffle<uint32_t>();
   drive_shuffle<int64_t>();
@@ -177,5 +319,7 @@ int main() {
   drive_blending<int16_t>();
   drive_blending<uint8_t>();
   drive_mapping();
+  drive_receipts();
+  drive_least_seen();
   std::printf("sanitize: %lld checks of the headers passed\n", static_cast<long long>(checks));
 }

@@ -1,5 +1,10 @@
 """The kernels in Numba, compiled on first use and cached on disk."""
 
+from megaindex.kernels.jit.bijection import (
+    bijection_apply,
+    bijection_invert,
+    bijection_range,
+)
 from megaindex.kernels.jit.blending import (
     blend_checkpoints,
     blend_exhaustive,
@@ -7,7 +12,10 @@ from megaindex.kernels.jit.blending import (
     divisor_counts,
     divisor_fill,
 )
+from megaindex.kernels.jit.epoch import epoch_spans, epoch_starts
+from megaindex.kernels.jit.least_seen import least_seen
 from megaindex.kernels.jit.mapping import build_blocks_mapping, build_mapping
+from megaindex.kernels.jit.receipt import receipt_add
 from megaindex.kernels.jit.samples import cut_samples
 from megaindex.kernels.jit.shuffle import (
     draw_positions,
@@ -18,6 +26,9 @@ from megaindex.kernels.jit.shuffle import (
 )
 
 __all__ = [
+    "bijection_apply",
+    "bijection_invert",
+    "bijection_range",
     "blend_checkpoints",
     "blend_exhaustive",
     "blend_greedy",
@@ -27,6 +38,10 @@ __all__ = [
     "divisor_counts",
     "divisor_fill",
     "draw_positions",
+    "epoch_spans",
+    "epoch_starts",
+    "least_seen",
+    "receipt_add",
     "seed_state",
     "shuffle",
     "shuffled_documents",

@@ -1,5 +1,10 @@
 """The written specification: obvious loops over NumPy arrays, slow and sure."""
 
+from megaindex.kernels.reference.bijection import (
+    bijection_apply,
+    bijection_invert,
+    bijection_range,
+)
 from megaindex.kernels.reference.blending import (
     blend_checkpoints,
     blend_exhaustive,
@@ -7,7 +12,10 @@ from megaindex.kernels.reference.blending import (
     divisor_counts,
     divisor_fill,
 )
+from megaindex.kernels.reference.epoch import epoch_spans, epoch_starts
+from megaindex.kernels.reference.least_seen import least_seen
 from megaindex.kernels.reference.mapping import build_blocks_mapping, build_mapping
+from megaindex.kernels.reference.receipt import receipt_add
 from megaindex.kernels.reference.samples import cut_samples
 from megaindex.kernels.reference.shuffle import (
     draw_positions,
@@ -18,6 +26,9 @@ from megaindex.kernels.reference.shuffle import (
 )
 
 __all__ = [
+    "bijection_apply",
+    "bijection_invert",
+    "bijection_range",
     "blend_checkpoints",
     "blend_exhaustive",
     "blend_greedy",
@@ -27,6 +38,10 @@ __all__ = [
     "divisor_counts",
     "divisor_fill",
     "draw_positions",
+    "epoch_spans",
+    "epoch_starts",
+    "least_seen",
+    "receipt_add",
     "seed_state",
     "shuffle",
     "shuffled_documents",

@@ -1,0 +1,139 @@
+// The documents of one complete pass, in an order that is computed and never stored.
+//
+// Memory: where every `stride`-th document starts, in tokens. With lengths 3 0 4 2, the order
+// 2 0 3 1 and stride 2:  documents  2 0 | 3 1   tokens 4+3 | 2+0   starts 0 7 9
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <thread>
+#include <type_traits>
+#include <vector>
+
+#include "megaindex/bijection.hpp"
+#include "megaindex/sample_index.hpp"
+
+namespace megaindex {
+
+// Position p of the pass holds document order.at(p) % num_documents: `copies` epochs are shuffled
+// together.
+class PermutedDocuments {
+ public:
+  PermutedDocuments(const detail::FileLengths& lengths, int64_t copies, const uint64_t* key)
+      : lengths_(lengths), order_(key, copies * lengths.count), copies_(copies) {}
+
+  int64_t size() const { return order_.size(); }
+  int64_t num_documents() const { return lengths_.count; }
+
+  // The positions of entries begin ... begin + count - 1 of the copies, laid side by side.
+  template <class T>
+  void positions(int64_t begin, int64_t count, T* out) const {
+    order_.inverse_range(begin, count, reinterpret_cast<std::make_signed_t<T>*>(out));
+  }
+  // The documents at positions begin ... begin + count - 1, their lengths requested from memory.
+  template <class T>
+  void request(int64_t begin, int64_t count, T* documents) const {
+    order_.range(begin, count, documents);
+    if (copies_ > 1) {
+      for (int64_t k = 0; k < count; ++k) documents[k] %= static_cast<T>(lengths_.count);
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      __builtin_prefetch(lengths_.address(static_cast<uint64_t>(documents[k])));
+    }
+  }
+  template <class T>
+  int64_t length(T document) const {
+    return lengths_[static_cast<uint64_t>(document)];
+  }
+
+ private:
+  const detail::FileLengths lengths_;
+  const Bijection order_;
+  const int64_t copies_;
+};
+
+namespace detail {
+
+// Adds the tokens of entries [begin, end) of the copies, laid side by side, to the stride that each
+// is in. The other way round, stride by stride, every length would be a wait for memory: lengths
+// are many, strides few enough for a cache.
+template <class T>
+void add_to_strides(const PermutedDocuments& documents, int64_t stride, int64_t begin, int64_t end,
+                    int64_t* sums) {
+  constexpr int64_t kBatch = 1024;
+  T positions[kBatch];
+  for (int64_t first = begin; first < end; first += kBatch) {
+    const int64_t count = std::min(kBatch, end - first);
+    documents.positions(first, count, positions);
+    int64_t document = first % documents.num_documents();
+    for (int64_t k = 0; k < count; ++k) {
+      sums[positions[k] / static_cast<T>(stride)] += documents.length(document);
+      if (++document == documents.num_documents()) document = 0;
+    }
+  }
+}
+
+}  // namespace detail
+
+// starts[j] = tokens before position j * stride; the last entry is the tokens of the pass. There
+// are ceil(size / stride) + 1 entries.
+inline void epoch_starts(const PermutedDocuments& documents, int64_t stride, int num_threads,
+                         int64_t* starts) {
+  const int64_t size = documents.size(), strides = (size + stride - 1) / stride;
+  const auto add = [&](int64_t begin, int64_t end, int64_t* sums) {
+    if (size <= INT32_MAX) {
+      detail::add_to_strides<uint32_t>(documents, stride, begin, end, sums);
+    } else {
+      detail::add_to_strides<uint64_t>(documents, stride, begin, end, sums);
+    }
+  };
+  const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(num_threads, size / (1 << 17)));
+  std::vector<std::vector<int64_t>> others(static_cast<size_t>(parts - 1));
+  std::vector<std::thread> threads;
+  for (int64_t part = 1; part < parts; ++part) {
+    auto& sums = others[static_cast<size_t>(part - 1)];
+    sums.resize(static_cast<size_t>(strides));
+    threads.emplace_back(add, size * part / parts, size * (part + 1) / parts, sums.data());
+  }
+  std::fill(starts, starts + strides + 1, 0);
+  add(0, size / parts, starts + 1);
+  for (auto& thread : threads) thread.join();
+  for (int64_t j = 0; j < strides; ++j) {
+    for (const auto& sums : others) starts[j + 1] += sums[static_cast<size_t>(j)];
+    starts[j + 1] += starts[j];
+  }
+}
+
+// Runs of tokens, none empty; row_splits[k] ... row_splits[k + 1] are those of request k.
+struct EpochSpans {
+  std::vector<int64_t> documents, offsets, lengths, row_splits{0};
+};
+
+// Where tokens begins[k] ... ends[k] - 1 of the pass lie; 0 <= begins[k] < ends[k] <= its tokens.
+inline void epoch_spans(const PermutedDocuments& documents, int64_t stride, const int64_t* starts,
+                        int64_t num_starts, const int64_t* begins, const int64_t* ends,
+                        int64_t num_requests, EpochSpans& spans) {
+  std::vector<int64_t> batch(static_cast<size_t>(stride));
+  for (int64_t k = 0; k < num_requests; ++k) {
+    const int64_t row = std::upper_bound(starts, starts + num_starts, begins[k]) - starts - 1;
+    int64_t start = starts[row];
+    for (int64_t p = row * stride; p < documents.size() && start < ends[k]; p += stride) {
+      const int64_t count = std::min(stride, documents.size() - p);
+      documents.request(p, count, batch.data());
+      for (int64_t i = 0; i < count && start < ends[k]; ++i) {
+        const int64_t document = batch[static_cast<size_t>(i)];
+        const int64_t stop = start + documents.length(document);
+        const int64_t from = std::max(start, begins[k]), to = std::min(stop, ends[k]);
+        if (from < to) {
+          spans.documents.push_back(document);
+          spans.offsets.push_back(from - start);
+          spans.lengths.push_back(to - from);
+        }
+        start = stop;
+      }
+    }
+    spans.row_splits.push_back(static_cast<int64_t>(spans.documents.size()));
+  }
+}
+
+}  // namespace megaindex

@@ -1,0 +1,22 @@
+"""Keys of the computed orders: what an order depends on, and nothing else."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+import xxhash
+
+from megaindex.kernels.types import U64
+
+
+def order_key(
+    seed: int, block: int, source_name: str, purpose: Literal["documents", "samples"]
+) -> U64:
+    """uint64[2]: XXH3-128 of the seed, the block of epochs, what is permuted, and the source.
+
+    The name comes last and the rest holds no slash, so different requests never share a text.
+    """
+    text = f"megaindex/{seed}/{block}/{purpose}/{source_name}"
+    number = xxhash.xxh3_128_intdigest(text.encode())
+    return np.array([number & (2**64 - 1), number >> 64], np.uint64)

@@ -1,0 +1,59 @@
+"""Receipts in Numba; see reference/receipt.py for what they are."""
+
+from __future__ import annotations
+
+import numba
+import numpy as np
+
+from megaindex.kernels.reference.receipt import HIGH_LANE, HIGH_MIX, LOW_LANE, LOW_MIX
+from megaindex.kernels.types import I32, I64, U64
+
+__all__ = ["receipt_add"]
+
+_LANES = np.array([HIGH_LANE, LOW_LANE], np.uint64)
+_MIXES = np.array([HIGH_MIX, LOW_MIX], np.uint64)
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _after_run(h, key, document, offset, length, lane):  # type: ignore[no-untyped-def]
+    factors = _LANES[lane]
+    h = (h ^ (h >> np.uint64(32))) * factors[0] + key + np.uint64(document) * factors[1]
+    return h + np.uint64(offset) * factors[2] + np.uint64(length) * factors[3]
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _mixed(h, lane):  # type: ignore[no-untyped-def]
+    mix = _MIXES[lane]
+    h = (h ^ (h >> mix[0])) * mix[1]
+    h = (h ^ (h >> mix[2])) * mix[3]
+    return h ^ (h >> mix[4])
+
+
+@numba.njit(cache=True, nogil=True)
+def _add(  # type: ignore[no-untyped-def]
+    positions, source, document, offset, length, splits, keys, blocks, sums
+):
+    for k in range(positions.size):
+        high = low = np.uint64(positions[k])
+        for at in range(splits[k], splits[k + 1]):
+            run = document[at], offset[at], length[at]
+            high = _after_run(high, keys[source[at], 0], run[0], run[1], run[2], 0)
+            low = _after_run(low, keys[source[at], 1], run[0], run[1], run[2], 1)
+        high, low = _mixed(high, 0), _mixed(low, 1)
+        total = sums[blocks[k], 1] + low
+        sums[blocks[k], 0] += high + np.uint64(total < low)  # the carry
+        sums[blocks[k], 1] = total
+
+
+def receipt_add(
+    positions: I64,
+    source: I32,
+    document: I64,
+    offset: I64,
+    length: I64,
+    row_splits: I64,
+    keys: U64,
+    blocks: I64,
+    sums: U64,
+) -> None:
+    _add(positions, source, document, offset, length, row_splits, keys, blocks, sums)

@@ -1,0 +1,115 @@
+"""Keyed bijections of [0, n): a shuffle of which any entry can be computed by itself.
+
+A key is uint64[2]. Below 4096 the bijection is a Fisher-Yates table, fair as only a shuffle is.
+From there on it is a Feistel network: index = left * columns + right in a grid of ceil(sqrt(n))
+rows; in turn, each half gets a keyed hash of the other added, modulo its size. That can be undone
+step by step, so no two indices meet. At most ``rows - 1`` cells of the grid lie beyond n; what
+lands on one is sent through again, until it does not.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from megaindex.kernels.types import I64, U64, IntArray
+
+TABLE_BELOW = 4096
+ROUNDS = 8
+_WORD = 2**64 - 1
+_HALF_WORD = 2**32 - 1
+_FACTOR = 0x85EBCA6B
+
+
+def bijection_apply(key: U64, n: int, indices: IntArray) -> I64:
+    """Where each index goes, int64[...]: ``indices`` are int64 or uint64 in [0, n)."""
+    if n < TABLE_BELOW:
+        table = _table(key, n)
+        values = [table[i] for i in indices.tolist()]
+    else:
+        network = _Network(key, n)
+        values = [network.walk(i, network.forward) for i in indices.tolist()]
+    return np.array(values, np.int64)
+
+
+def bijection_invert(key: U64, n: int, values: IntArray) -> I64:
+    """The index that goes to each value: undoes `bijection_apply`."""
+    if n < TABLE_BELOW:
+        table = _table(key, n)
+        indices = [table.index(value) for value in values.tolist()]
+    else:
+        network = _Network(key, n)
+        indices = [network.walk(value, network.backward) for value in values.tolist()]
+    return np.array(indices, np.int64)
+
+
+def bijection_range(key: U64, n: int, begin: int, out: IntArray) -> None:
+    """``out``, int32 or int64, becomes where begin, begin + 1, ... go."""
+    out[:] = bijection_apply(key, n, np.arange(begin, begin + out.size))
+
+
+def key_word(key: U64, i: int) -> int:
+    """Word ``i`` of the stream of a key: SplitMix64 over one half, mixed with the other."""
+    low, high = (int(word) for word in key)
+    return _mixed(high ^ _mixed((low + (i + 1) * 0x9E3779B97F4A7C15) & _WORD))
+
+
+def round_words(key: U64) -> list[tuple[int, int]]:
+    """(flip, odd factor) of each round, 32 bits each."""
+    words = [key_word(key, r) for r in range(ROUNDS)]
+    return [(word & _HALF_WORD, word >> 32 | 1) for word in words]
+
+
+def grid(n: int) -> tuple[int, int]:
+    """(rows, columns): the least square-like grid of at least ``n`` cells."""
+    rows = math.isqrt(n - 1) + 1 if n else 1
+    return rows, -(-n // rows)
+
+
+def _mixed(x: int) -> int:
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & _WORD
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & _WORD
+    return x ^ x >> 31
+
+
+def _table(key: U64, n: int) -> list[int]:
+    table = list(range(n))
+    for i in range(n - 1, 0, -1):
+        j = key_word(key, i) % (i + 1)
+        table[i], table[j] = table[j], table[i]
+    return table
+
+
+class _Network:
+    def __init__(self, key: U64, n: int) -> None:
+        self._n = n
+        self._rows, self._columns = grid(n)
+        self._rounds = round_words(key)
+
+    def forward(self, index: int) -> int:
+        left, right = divmod(index, self._columns)
+        for r in range(0, ROUNDS, 2):
+            left = (left + self._hash(r, right, self._rows)) % self._rows
+            right = (right + self._hash(r + 1, left, self._columns)) % self._columns
+        return left * self._columns + right
+
+    def backward(self, value: int) -> int:
+        left, right = divmod(value, self._columns)
+        for r in range(ROUNDS - 2, -1, -2):
+            right = (right - self._hash(r + 1, left, self._columns)) % self._columns
+            left = (left - self._hash(r, right, self._rows)) % self._rows
+        return left * self._columns + right
+
+    def walk(self, x: int, step: Callable[[int], int]) -> int:
+        x = step(x)
+        while x >= self._n:
+            x = step(x)
+        return x
+
+    def _hash(self, r: int, half: int, size: int) -> int:
+        flip, factor = self._rounds[r]
+        x = (half ^ flip) * _FACTOR & _HALF_WORD
+        x = (x ^ x >> 15) * factor & _HALF_WORD
+        return x * size >> 32
