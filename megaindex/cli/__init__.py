@@ -9,6 +9,9 @@ from collections.abc import Sequence
 VERBS = {
     "plan": ("megaindex.plan.__main__", "train_iters and epochs, before anything is built"),
     "build": ("megaindex.cli.build", "build the index arrays of a dataset into a cache"),
+    "audit": ("megaindex.cli.audit", "how often each token and document is seen, and when"),
+    "diff-order": ("megaindex.cli.diff_order", "where two orders differ, how much, and why"),
+    "extend": ("megaindex.cli.extend", "go past a run's planned end without reordering its past"),
     "demo": ("megaindex.cli.demo", "one epoch of a real corpus, planned, built, read and proven"),
 }
 
@@ -34,5 +37,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage() -> str:
-    lines = "\n".join(f"  {verb:<8} {text}" for verb, (_, text) in VERBS.items())
+    lines = "\n".join(f"  {verb:<10} {text}" for verb, (_, text) in VERBS.items())
     return f"usage: megaindex <verb> [options]\n\n{lines}\n\nmegaindex <verb> --help explains each."

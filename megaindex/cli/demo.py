@@ -34,12 +34,13 @@ from megaindex.recipe.run import Data, Run, Source, Target
 from megaindex.recipe.schedule import BatchSchedule
 
 if TYPE_CHECKING:
-    from megaindex.index.arrays import ArrayIndex
+    from megaindex.build import BuiltIndex
     from megaindex.plan import Plan
 
 SUFFIXES = (".py", ".pyi", ".txt", ".md", ".rst", ".h", ".hpp", ".json")
 RANKS, MICRO_BATCH, ACCUMULATION = 8, 4, 2
 SEED = 1234
+ORDER = "epoch"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -85,7 +86,7 @@ class _Demo:
 
     def _plan(self) -> Plan:
         run = Run(
-            order="megatron",
+            order=ORDER,
             sequence_length=self._options.seq_length,
             data=Data(train=(Source(path=str(self._prefix)),)),
             batch=BatchSchedule.constant(RANKS * MICRO_BATCH * ACCUMULATION),
@@ -101,21 +102,22 @@ class _Demo:
         self._console.print(plan_view(plan))
         return plan
 
-    def _build(self, dataset: IndexedDataset) -> ArrayIndex:
+    def _build(self, dataset: IndexedDataset) -> BuiltIndex:
+        length = self._options.seq_length
+        with self._step("3  index") as say:
+            index = build_index(dataset, sequence_length=length, seed=SEED, order=ORDER)
+            say(f"order {ORDER}, {index.num_samples:,} samples, each computed when it is read")
         cache = Path(self._options.dir) / "cache"
         shutil.rmtree(cache, ignore_errors=True)  # of an earlier demo: this one shows a build
-        for attempt in ("3  index", "4  index again"):
-            with self._step(attempt) as say:
-                index = build_index(
-                    dataset, sequence_length=self._options.seq_length, seed=SEED, cache_dir=cache
-                )
-                how = f"built by {backend()}" if attempt.startswith("3") else "from the cache"
-                say(f"order {index.order}, {index.num_samples:,} samples, {how}")
+        for step, how in (("   for Megatron", f"built by {backend()}"), ("", "from the cache")):
+            with self._step(step) as say:
+                build_index(dataset, sequence_length=length, seed=SEED, cache_dir=cache)
+                say(f"order megatron, its three arrays bit for bit, {how}")
         return index
 
-    def _walk(self, index: ArrayIndex, dataset: IndexedDataset, plan: Plan) -> Served:
+    def _walk(self, index: BuiltIndex, dataset: IndexedDataset, plan: Plan) -> Served:
         num_samples = plan.train_iters * plan.global_batch_size
-        with self._step("5  read") as say:
+        with self._step("4  read") as say:
             start = time.perf_counter()
             with self._progress("reading", num_samples) as advance:
                 served = walk_ranks(
@@ -134,7 +136,7 @@ class _Demo:
 
     def _prove(
         self,
-        index: ArrayIndex,
+        index: BuiltIndex,
         dataset: IndexedDataset,
         plan: Plan,
         served: Served,
@@ -165,7 +167,7 @@ class _Demo:
 
     def _where(
         self,
-        index: ArrayIndex,
+        index: BuiltIndex,
         dataset: IndexedDataset,
         consumed: int,
         unseen: np.ndarray,
@@ -193,7 +195,7 @@ class _Demo:
         start = time.perf_counter()
         yield said.append
         seconds = time.perf_counter() - start
-        self._console.print(f"[bold]{name:<15}[/] {_duration(seconds):>8}  {'; '.join(said)}")
+        self._console.print(f"[bold]{name:<16}[/] {_duration(seconds):>8}  {'; '.join(said)}")
 
     @contextmanager
     def _progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:

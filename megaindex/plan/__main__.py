@@ -39,7 +39,7 @@ def _run(options: argparse.Namespace) -> int:
     from megaindex.plan.paste import paste
     from megaindex.plan.render import counting, print_plan
 
-    run = resolve(_settings(options))
+    run = resolve(settings_of(options))
     with counting() as progress:
         plan = make_plan(run, progress=progress)
     if options.json:
@@ -55,8 +55,8 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _settings(options: argparse.Namespace) -> Settings:
-    """Flags laid over the framework's own settings."""
+def settings_of(options: argparse.Namespace) -> Settings:
+    """The flags of `add_run_arguments` laid over the framework's own settings."""
     said = {f.name: getattr(options, f.name, None) for f in fields(Settings) if f.name != "notes"}
     flags: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in said.items()}
     if options.neox_config and options.megatron_args:
@@ -73,7 +73,7 @@ def _settings(options: argparse.Namespace) -> Settings:
     return merged(base, Settings(**flags))
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
     """Says in one line what is wrong, as every other error here."""
 
     def error(self, message: str) -> NoReturn:
@@ -81,17 +81,22 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(
+    parser = Parser(
         prog="python -m megaindex.plan",
         description="train_iters, epochs and coverage of a training run, exactly and ahead of time",
         allow_abbrev=False,
     )
+    add_run_arguments(parser)
+    _add_output(parser.add_argument_group("output"))
+    return parser
+
+
+def add_run_arguments(parser: argparse.ArgumentParser) -> None:
+    """The flags that describe a run, which other verbs share."""
     _add_data(parser.add_argument_group("data"))
     _add_batch(parser.add_argument_group("batch size"))
     _add_target(parser.add_argument_group("target (exactly one)"))
     _add_rest(parser.add_argument_group("how it is built and served"))
-    _add_output(parser.add_argument_group("output"))
-    return parser
 
 
 def _add_data(group: argparse._ArgumentGroup) -> None:

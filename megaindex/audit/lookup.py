@@ -1,0 +1,102 @@
+"""Two-way look-up: step and rank to documents, document to steps and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from megaindex.audit.stream import Runs, Stream
+from megaindex.errors import InvalidArgument, OutOfRange
+from megaindex.kernels.types import I64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Serving:
+    """A run of tokens of one document, served as input of one sample."""
+
+    step: int
+    sample: int
+    rank: int | None
+    """Data-parallel rank; None where the micro batch or the number of ranks is not known."""
+    micro_batch: int | None
+    """Which of the rank's micro batches of the step, from 0."""
+    source: int
+    document: int
+    offset: int
+    length: int
+
+    def to_json(self) -> dict[str, Any]:
+        return dict(vars(self))
+
+
+def documents_of(stream: Stream, step: int, rank: int | None = None) -> list[Serving]:
+    """What a step serves, to all ranks or to one, sample by sample.
+
+    Raises:
+        OutOfRange: no such step or rank.
+        InvalidArgument: a rank is asked for and the batch does not say how ranks share it.
+    """
+    if not 0 <= step < stream.num_steps:
+        raise OutOfRange(f"step must be from 0 to {stream.num_steps - 1}, got {step}")
+    if rank is not None:
+        _check_rank(stream, rank)
+    first, last = stream.step_bounds[step : step + 2].tolist()
+    found = [serving for runs in stream.runs(first, last) for serving in _servings(stream, runs)]
+    return [serving for serving in found if rank is None or serving.rank == rank]
+
+
+def steps_of(stream: Stream, document: int, source: int = 0) -> list[Serving]:
+    """Every serving of a document (a sequence id of its source), in order of training.
+
+    Raises:
+        OutOfRange: no such source, or the document is not in its part of the corpus.
+    """
+    if not 0 <= source < len(stream.sources):
+        raise OutOfRange(f"source must be from 0 to {len(stream.sources) - 1}, got {source}")
+    first = stream.sources[source].first_document
+    last = first + stream.sources[source].lengths.size - 1
+    if not first <= document <= last:
+        raise OutOfRange(
+            f"{stream.sources[source].name}: the audited documents are {first} to {last}, got "
+            f"{document}"
+        )
+    found: list[Serving] = []
+    for runs in stream.runs():
+        hit = (runs.document == document) & (runs.source == source)
+        found += _servings(stream, Runs(*(column[hit] for column in runs)))
+    return found
+
+
+def _check_rank(stream: Stream, rank: int) -> None:
+    if stream.micro_batch_size is None or stream.data_parallel_size is None:
+        raise InvalidArgument(
+            "a rank needs --micro-batch-size and --data-parallel-size, which say how ranks share "
+            "a step"
+        )
+    if not 0 <= rank < stream.data_parallel_size:
+        raise OutOfRange(f"rank must be from 0 to {stream.data_parallel_size - 1}, got {rank}")
+
+
+def _servings(stream: Stream, runs: Runs) -> Iterator[Serving]:
+    step = stream.step_of(runs.sample)
+    ranks, micro_batches = _dealt(stream, runs.sample - stream.step_bounds[step])
+    columns = (step, runs.sample, runs.source, runs.document, runs.offset, runs.length)
+    names = ("step", "sample", "source", "document", "offset", "length")
+    for place, values in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
+        yield Serving(
+            rank=None if ranks is None else int(ranks[place]),
+            micro_batch=None if micro_batches is None else int(micro_batches[place]),
+            **dict(zip(names, values, strict=True)),
+        )
+
+
+def _dealt(stream: Stream, within: I64) -> tuple[I64 | None, I64 | None]:
+    """Rank and micro batch of samples, counted within their step, as `MicroBatchSampler` deals."""
+    if stream.micro_batch_size is None or stream.data_parallel_size is None:
+        return None, None
+    stride = stream.micro_batch_size * stream.data_parallel_size
+    micro_batch, rest = np.divmod(within, stride)
+    return rest // stream.micro_batch_size, micro_batch

@@ -1,0 +1,136 @@
+"""The audit as a value: what JSON, terminal and page show."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from megaindex.audit.exposure import Exposure, Histograms, count_exposure
+from megaindex.audit.stream import Stream
+from megaindex.kernels.types import I64
+from megaindex.plan.draws import Progress
+
+_LEAST_RISE = 0.25
+"""Earlier exposures by which the curve must rise at once to be called a jump."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Jump:
+    """A step from which on tokens have been seen clearly more often than just before."""
+
+    step: int
+    before: float
+    """Mean earlier exposures of a token in the steps before it, over a small window."""
+    after: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Audit:
+    """A stream and its counts."""
+
+    stream: Stream
+    exposure: Exposure
+    jumps: tuple[Jump, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of the documents, once each."""
+        return int(self.exposure.total.tokens.sum())
+
+    @property
+    def epoch_steps(self) -> list[int]:
+        """Steps in which the corpus' number of tokens has been served once, twice, …."""
+        served = np.cumsum(self.exposure.step_tokens)
+        whole = int(served[-1]) // self.tokens
+        return np.searchsorted(served, np.arange(1, whole + 1) * self.tokens).tolist()  # type: ignore[no-any-return]
+
+    def to_json(self) -> dict[str, Any]:
+        """One object of plain values, as ``--json`` prints it."""
+        stream, exposure = self.stream, self.exposure
+        repeats = np.flatnonzero(exposure.distances)
+        return {
+            "order": stream.order,
+            "sequence_length": stream.index.sequence_length,
+            "steps": stream.num_steps,
+            "past_steps": stream.past_steps,
+            "consumed_samples": int(stream.step_bounds[stream.past_steps]),
+            "samples": stream.num_samples,
+            "num_epochs_built": stream.index.num_epochs,
+            "tokens_per_epoch": self.tokens,
+            "method": "exact, token by token",
+            "past": _histograms(exposure.past),
+            "total": _histograms(exposure.total),
+            "sources": [
+                {
+                    "path": source.name,
+                    "tokens": int(total.sum()),
+                    "tokens_by_times_seen": {"past": past.tolist(), "total": total.tolist()},
+                }
+                for source, past, total in zip(
+                    stream.sources, exposure.past.tokens, exposure.total.tokens, strict=True
+                )
+            ],
+            "exposure_curve": {
+                "first_step": exposure.stretches[:-1].tolist(),
+                "mean_earlier_exposures": exposure.curve().tolist(),
+                "tokens_by_earlier_exposures": exposure.shares.tolist(),
+                "tokens_by_source": exposure.composition.tolist(),
+            },
+            "jumps": [vars(jump) for jump in self.jumps],
+            "epoch_steps": self.epoch_steps,
+            "repeat_distances": {
+                "steps": repeats.tolist(),
+                "tokens": exposure.distances[repeats].tolist(),
+            },
+        }
+
+
+def audit(stream: Stream, *, points: int = 400, progress: Progress | None = None) -> Audit:
+    """Counts a stream; ``points`` as in `count_exposure`."""
+    exposure = count_exposure(stream, points=points, progress=progress)
+    return Audit(stream=stream, exposure=exposure, jumps=tuple(_jumps(exposure)))
+
+
+def shares(counts: I64) -> list[float]:
+    """Counts as fractions of their sum."""
+    return [float(share) for share in counts / max(1, int(counts.sum()))]
+
+
+def _histograms(counts: Histograms) -> dict[str, list[int]]:
+    return {
+        "tokens": counts.tokens.sum(axis=0).tolist(),
+        "documents_in_part": counts.documents_in_part.tolist(),
+        "documents_whole": counts.documents_whole.tolist(),
+    }
+
+
+def _jumps(exposure: Exposure) -> list[Jump]:
+    """Steps where the mean rises most between two neighbouring windows of 1 % of the steps each.
+
+    A jump must exceed the usual rise, which is that of a ramp where epochs are shuffled together,
+    and six standard errors of a difference of windows: few samples a step make a noisy curve.
+    """
+    steps = exposure.step_tokens.size
+    window = max(1, steps // 100)
+    sums = np.zeros((2, steps + 1), np.int64)
+    np.cumsum((exposure.step_earlier, exposure.step_tokens), axis=1, out=sums[:, 1:])
+    middle = np.arange(window, steps - window + 1)
+    left, right = (
+        (sums[:, middle + a] - sums[:, middle + b]) for a, b in ((0, -window), (window, 0))
+    )
+    before, after = (side[0] / np.maximum(side[1], 1) for side in (left, right))
+    rise = after - before
+    if not rise.size:
+        return []
+    # median absolute step-to-step change, as a standard deviation of one step (0.6745 x sqrt 2)
+    noise = float(np.median(np.abs(np.diff(exposure.mean_earlier)))) / 0.954
+    least = float(np.median(rise)) + max(_LEAST_RISE, 6 * noise * (2 / window) ** 0.5)
+    found: list[Jump] = []
+    for k in np.argsort(-rise, kind="stable"):
+        if rise[k] < least:
+            break
+        if all(abs(int(middle[k]) - jump.step) > 2 * window for jump in found):
+            found.append(Jump(step=int(middle[k]), before=float(before[k]), after=float(after[k])))
+    return sorted(found, key=lambda jump: jump.step)

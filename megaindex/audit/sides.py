@@ -1,0 +1,177 @@
+"""The two sides of a comparison: settings to build from, or index arrays on disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from megaindex.build import build_index
+from megaindex.errors import FormatError, InvalidArgument, MissingFile
+from megaindex.format import IndexedDataset
+from megaindex.index.arithmetic import final_epoch, samples_for_epochs, samples_in
+from megaindex.index.dialect import dialect
+from megaindex.index.selection import select_documents
+from megaindex.index.spans import Index
+from megaindex.store.fingerprint import corpus_fingerprint
+
+_WORDS = ("data_path", "order", "split", "subset", "epochs", "separate_final_epoch")
+_INTEGERS = ("sequence_length", "seed", "num_samples", "add_extra_token", "exact_num_epochs")
+_OF_EPOCH = {"epochs_mixed": 1, "left_over": "drop", "source_name": None}
+"""Settings of our own orders, and their defaults."""
+_KEYS = (*_WORDS, *_INTEGERS, "final_epoch_threshold", "drop_last_partial", *_OF_EPOCH)
+_ALIASES = {"seq_length": "sequence_length"}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Side:
+    """An index and what is known of how it was made."""
+
+    name: str
+    index: Index
+    settings: dict[str, Any]
+    """Under the names of a cache entry's manifest, as far as they are known."""
+    has_lengths: bool = True
+    """False for arrays whose dataset is not known: runs end at their document's end, wherever."""
+    recorded: bool = True
+    """Whether the settings say all that decides the arrays."""
+    damage: str = ""
+    """What contradicts the checksums that were written with the arrays."""
+
+
+def read_settings(text: str, common: Mapping[str, Any]) -> dict[str, Any]:
+    """``key=value,key=value`` or a YAML or JSON file of the same keys, laid over ``common``.
+
+    Raises:
+        InvalidArgument: an unknown key, or a value of the wrong kind.
+    """
+    given = _from_file(text) if Path(text).is_file() else _from_text(text)
+    given = {_ALIASES.get(key, key): value for key, value in given.items() if value is not None}
+    unknown = sorted(set(given) - set(_KEYS))
+    if unknown:
+        raise InvalidArgument(f"{text}: unknown {', '.join(unknown)}; use {', '.join(_KEYS)}")
+    base = dict(common)
+    if "epochs" in given or "num_samples" in given:  # one question, answered anew
+        base = {key: value for key, value in base.items() if key not in ("epochs", "num_samples")}
+    return _typed(text, {**base, **given})
+
+
+def side_from_settings(name: str, settings: Mapping[str, Any]) -> Side:
+    """Builds the index that the settings describe, in memory.
+
+    Raises:
+        InvalidArgument: a setting is missing or out of range.
+        FormatError, StorageError: the dataset cannot be read.
+    """
+    values = {"seed": 1234, "order": "megatron", "subset": "train", **settings}
+    for key, flag in (("data_path", "--data-path"), ("sequence_length", "--seq-length")):
+        if key not in values:
+            raise InvalidArgument(f"{name}: {key} is missing; add {key}=… or {flag}")
+    row = dialect(values["order"])
+    dataset = IndexedDataset(values.pop("data_path"), dialect=row.file_dialect)
+    index: Index = build_index(dataset, **values)
+    return Side(name=name, index=index, settings=_described(dataset, index, values))
+
+
+def _described(dataset: IndexedDataset, index: Index, values: Mapping[str, Any]) -> dict[str, Any]:
+    row = dialect(values["order"])
+    documents = select_documents(
+        len(dataset),
+        str(dataset.path_prefix),
+        row,
+        split=values.get("split"),
+        subset=values["subset"],
+    )
+    known = {
+        "corpus": corpus_fingerprint(dataset),
+        "order": row.order,
+        "documents": [documents.start, documents.stop] if isinstance(documents, range) else None,
+        "sequence_length": index.sequence_length,
+        "seed": values["seed"],
+        "num_epochs": index.num_epochs,
+        "drop_last_partial": values.get("drop_last_partial", True),
+        "add_extra_token": index.add_extra_token,
+    }
+    if row.is_framework:
+        known["final_epoch_apart"] = _final_epoch_apart(index, values)
+    else:
+        known |= {key: values.get(key, default) for key, default in _OF_EPOCH.items()}
+    return known
+
+
+def _final_epoch_apart(index: Index, values: Mapping[str, Any]) -> bool:
+    row = dialect(values["order"])
+    size = (index.tokens_per_epoch, index.sequence_length, index.add_extra_token)
+    wanted = values.get("num_samples")
+    if wanted is None:
+        epochs = Fraction(values["epochs"]) if "epochs" in values else None
+        wanted = samples_in(*size) if epochs is None else samples_for_epochs(epochs, *size)
+    threshold = values.get("final_epoch_threshold", row.final_epoch_threshold)
+    policy = values.get("separate_final_epoch", row.final_epoch)
+    return final_epoch(wanted, index.num_epochs, *size, policy=policy, threshold=threshold).apart
+
+
+def _from_text(text: str) -> dict[str, Any]:
+    """A comma begins a new setting where ``key=`` follows: ``split=969,30,1,seed=1``."""
+    given: dict[str, Any] = {}
+    for part in re.split(r",(?=\s*\w+=)", text):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise InvalidArgument(
+                f"{text!r} is neither a directory, nor a file, nor settings; write settings as "
+                "order=neox,seed=1"
+            )
+        given[key.strip().replace("-", "_")] = value.strip()
+    return given
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise FormatError(f"{path}: settings must be YAML or JSON, but {error}") from error
+    if not isinstance(content, dict):
+        raise FormatError(f"{path}: settings must be a mapping such as 'order: neox'")
+    return {str(key).replace("-", "_"): value for key, value in content.items()}
+
+
+def _typed(text: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _typed_value(text, key, value) for key, value in values.items()}
+
+
+def _typed_value(text: str, key: str, value: Any) -> Any:
+    try:
+        if key in (*_WORDS, "left_over", "source_name"):
+            return str(value)
+        if key in (*_INTEGERS, "epochs_mixed"):
+            return int(str(value))
+        if key == "final_epoch_threshold":
+            return float(value)
+        return {"true": True, "false": False}[str(value).lower()]
+    except (ValueError, TypeError, KeyError):
+        raise InvalidArgument(f"{text}: {key} cannot be {value!r}") from None
+
+
+def existing(path: str) -> Path | None:
+    """A directory, or the common beginning of array files in one; None for anything else.
+
+    Raises:
+        MissingFile: it looks like a path, and nothing is there.
+    """
+    candidate = Path(path)
+    if candidate.is_dir():
+        return candidate
+    if candidate.parent.is_dir() and any(candidate.parent.glob(f"{escape(candidate.name)}*.npy")):
+        return candidate
+    if "=" not in path and not candidate.is_file():
+        raise MissingFile(
+            f"{path}: no such directory or file; give a cache entry, a directory with index "
+            "arrays, a settings file, or settings such as order=neox,seed=1"
+        )
+    return None

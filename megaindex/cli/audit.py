@@ -1,0 +1,118 @@
+"""``megaindex audit``: how often each document and token of a run is seen, and when."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+
+from megaindex.audit.from_run import Building, stream_of_run
+from megaindex.audit.lookup import documents_of, steps_of
+from megaindex.audit.stream import Stream
+from megaindex.cli.run import guarded
+from megaindex.errors import InvalidArgument
+from megaindex.plan.__main__ import Parser, add_run_arguments, settings_of
+from megaindex.plan.render import counting
+from megaindex.recipe.settings import resolve
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 for an audit, 2 for bad input."""
+    options = _parser().parse_args(arguments)
+    return guarded("audit", lambda: _run(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="megaindex audit",
+        description="how often each document and token of a run was and will be seen, and when; "
+        "--consumed-samples divides past from future",
+        allow_abbrev=False,
+    )
+    add_run_arguments(parser)
+    built = parser.add_argument_group("index")
+    built.add_argument(
+        "--separate-final-epoch", choices=("auto", "always", "never"), help="default: the order's"
+    )
+    built.add_argument("--final-epoch-threshold", type=float, metavar="X", help="default 0.8")
+    built.add_argument(
+        "--epochs-mixed", type=int, default=1, metavar="K", help="order epoch: shuffled together"
+    )
+    built.add_argument("--left-over", choices=("drop", "carry"), help="order epoch; default drop")
+    built.add_argument("--cache-dir", metavar="DIR", help="keep the index arrays there")
+    look_up = parser.add_argument_group("look-up (in place of the audit)")
+    look_up.add_argument("--step", type=int, metavar="K", help="what step K serves, from 0")
+    look_up.add_argument("--rank", type=int, metavar="R", help="… to this data-parallel rank")
+    look_up.add_argument("--document", type=int, metavar="ID", help="when it is served")
+    look_up.add_argument("--source", type=int, metavar="K", help="… of this source, from 0")
+    output = parser.add_argument_group("output")
+    output.add_argument("--json", action="store_true", help="one JSON object")
+    output.add_argument("--html", metavar="FILE", help="a page with plots, in one file")
+    output.add_argument(
+        "--points", type=int, default=400, metavar="N", help="of the curves, at most; default 400"
+    )
+    return parser
+
+
+def _run(options: argparse.Namespace) -> None:
+    _check(options)
+    run = resolve(settings_of(options))
+    building = Building(
+        separate_final_epoch=options.separate_final_epoch,
+        final_epoch_threshold=options.final_epoch_threshold,
+        epochs_mixed=options.epochs_mixed,
+        left_over=options.left_over,
+        cache_dir=options.cache_dir,
+    )
+    with counting() as progress:
+        stream = stream_of_run(run, building, progress=progress)
+    if options.step is None and options.document is None:
+        _audit(stream, options)
+    else:
+        _look_up(stream, options)
+
+
+def _check(options: argparse.Namespace) -> None:
+    if options.step is not None and options.document is not None:
+        raise InvalidArgument("--step and --document are two look-ups; give one of them")
+    if options.rank is not None and options.step is None:
+        raise InvalidArgument("--rank belongs to --step; give the step as well")
+    if options.source is not None and options.document is None:
+        raise InvalidArgument("--source belongs to --document; give the document as well")
+    if options.html and (options.step is not None or options.document is not None):
+        raise InvalidArgument("--html shows the audit, not a look-up; leave one of them out")
+    if options.points < 1:
+        raise InvalidArgument(f"--points must be at least 1, got {options.points}")
+
+
+def _audit(stream: Stream, options: argparse.Namespace) -> None:
+    from megaindex.audit.render import print_audit
+    from megaindex.audit.report import audit
+
+    if options.html:
+        from megaindex.audit.page import check_plots, write_page
+
+        check_plots()
+    with counting() as progress:
+        result = audit(stream, points=options.points, progress=progress)
+    if options.json:
+        print(json.dumps(result.to_json(), indent=2))
+    else:
+        print_audit(result)
+    if options.html:
+        write_page(result, options.html)
+        print(f"megaindex audit: wrote {options.html}", file=sys.stderr)
+
+
+def _look_up(stream: Stream, options: argparse.Namespace) -> None:
+    from megaindex.audit.render import print_servings
+
+    if options.step is not None:
+        found = documents_of(stream, options.step, options.rank)
+    else:
+        found = steps_of(stream, options.document, options.source or 0)
+    if options.json:
+        print(json.dumps({"servings": [serving.to_json() for serving in found]}, indent=2))
+    else:
+        print_servings(stream, found)

@@ -1,0 +1,83 @@
+"""``megaindex diff-order``: where two orders differ, how much, and why."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from megaindex.audit.diff import Difference, compare
+from megaindex.audit.sides import Side, existing, read_settings, side_from_settings
+from megaindex.audit.stored import side_from_arrays
+from megaindex.cli.run import guarded
+from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
+from megaindex.index.dialect import dialect
+from megaindex.plan.__main__ import Parser
+
+_COMMON = ("data_path", "sequence_length", "epochs", "num_samples", "seed", "split", "order")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 where the orders are equal, 1 where they differ, 2 for bad input."""
+    options = _parser().parse_args(arguments)
+    differ = False
+
+    def body() -> None:
+        nonlocal differ
+        differ = not _run(options).equal
+
+    return guarded("diff-order", body) or int(differ)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="megaindex diff-order",
+        description="where two orders differ, how much, and why; exit status 1 where they do",
+        epilog="A and B: settings (order=neox,seed=1), a YAML or JSON file of settings, an entry "
+        "of a megaindex cache, or a directory with the index arrays of Megatron or GPT-NeoX",
+        allow_abbrev=False,
+    )
+    parser.add_argument("sides", nargs="*", metavar="A B", help="what to compare")
+    parser.add_argument("--a", metavar="A", help="the first, in place of the position")
+    parser.add_argument("--b", metavar="B", help="the second")
+    common = parser.add_argument_group("settings of both sides, unless one says otherwise")
+    common.add_argument("--data-path", metavar="P", help="prefix of .bin and .idx")
+    common.add_argument("--seq-length", type=int, dest="sequence_length", metavar="S")
+    common.add_argument("--epochs", metavar="E")
+    common.add_argument("--num-samples", type=int, metavar="N")
+    common.add_argument("--seed", type=int)
+    common.add_argument("--split", metavar="a,b,c")
+    common.add_argument("--order", metavar="ORDER")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> Difference:
+    sides = [*options.sides, *(side for side in (options.a, options.b) if side is not None)]
+    if len(sides) != 2:
+        raise InvalidArgument(
+            f"give two sides, such as order=megatron order=neox, or --a and --b; got {len(sides)}"
+        )
+    given = {name: getattr(options, name) for name in _COMMON}
+    common = {name: value for name, value in given.items() if value is not None}
+    difference = compare(*(_side(text, common) for text in sides))
+    if options.json:
+        print(json.dumps(difference.to_json(), indent=2))
+    else:
+        from megaindex.audit.render_diff import print_difference
+
+        print_difference(difference)
+    return difference
+
+
+def _side(text: str, common: dict[str, Any]) -> Side:
+    path = existing(text)
+    if path is None:
+        return side_from_settings(text, read_settings(text, common))
+    dataset = None
+    if "data_path" in common:
+        row = dialect(common.get("order", "megatron"))
+        dataset = IndexedDataset(common["data_path"], dialect=row.file_dialect)
+    return side_from_arrays(path, dataset)

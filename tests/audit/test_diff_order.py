@@ -1,0 +1,328 @@
+"""Where two orders differ, how much, and why."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from auditing import cli
+from corpora import write_corpus
+from megatron_dataset import Tokenizer
+
+from megaindex import build_index
+from megaindex.audit.diff import compare
+from megaindex.audit.sides import Side, read_settings, side_from_settings
+
+
+def diff(prefix: Path | None, *words: object) -> dict[str, Any]:
+    """What ``megaindex diff-order --json`` prints, its exit status checked against it."""
+    common = [] if prefix is None else ["--data-path", prefix, "--seq-length", 16]
+    status, out, err = cli("diff_order", *common, *words, "--json")
+    assert err == ""
+    content: dict[str, Any] = json.loads(out)
+    assert status == (content["relation"] != "equal")
+    text_status, text, _ = cli("diff_order", *common, *words)
+    assert text_status == status
+    for cause in content["causes"]:
+        assert cause["words"] in text
+    return content
+
+
+def settings_of(content: dict[str, Any]) -> list[str]:
+    return [cause["setting"] for cause in content["causes"]]
+
+
+def entry(prefix: Path, cache: Path, **settings: Any) -> Path:
+    """The cache entry of an index."""
+    build_index(str(prefix), **{"sequence_length": 16, "seed": 1, **settings}, cache_dir=cache)
+    (found,) = [path.parent for path in cache.glob("*/manifest.json")]
+    return found
+
+
+def test_equal_orders(prefix: Path) -> None:
+    content = diff(prefix, "--epochs", 2, "seed=3", "seed=3")
+    assert content["relation"] == "equal"
+    assert content["causes"] == []
+    assert content["first_difference"] is None
+    assert content["samples_in_common"] == content["num_samples"][0]
+
+
+def test_a_setting_without_effect_is_named_and_equal(prefix: Path) -> None:
+    """One epoch is shuffled alike by both."""
+    content = diff(prefix, "--a", "order=megatron,seed=1", "--b", "order=neox,seed=1")
+    assert content["relation"] == "equal"
+    assert settings_of(content) == ["order"]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "differing", "words"),
+    [
+        ("seed=1", "seed=2", ["seed"], "another random stream"),
+        ("epochs=2", "epochs=3", ["num_epochs"], "moves the samples of the first one too"),
+        (
+            "epochs=1.3",
+            "epochs=1.3,order=neox",
+            ["order", "final_epoch_apart"],
+            "of a last epoch that is used below the threshold apart; neox shuffles",
+        ),
+        (
+            "epochs=1.3",
+            "epochs=1.3,separate_final_epoch=never",
+            ["final_epoch_apart"],
+            "the last epoch is shuffled apart on one side only",
+        ),
+        ("split=9,1,0", "split=8,2,0,seed=1234", ["documents"], "as by another split"),
+        ("subset=train,split=8,2,0", "subset=valid,split=8,2,0", ["documents"], "other documents"),
+        ("seq_length=16", "sequence_length=17", ["sequence_length"], "cut at other places"),
+        ("add_extra_token=0", "add_extra_token=1", ["add_extra_token"], "one token more"),
+        (
+            "drop_last_partial=true",
+            "drop_last_partial=false",
+            ["drop_last_partial"],
+            "a shorter last sample",
+        ),
+    ],
+)
+def test_each_setting_is_a_cause(
+    prefix: Path, a: str, b: str, differing: list[str], words: str
+) -> None:
+    content = diff(prefix, a, b)
+    assert content["relation"] != "equal"
+    assert settings_of(content) == differing
+    assert words in content["causes"][0]["words"]
+
+
+def test_the_first_difference_and_the_share_are_those_of_the_samples(prefix: Path) -> None:
+    content = diff(prefix, "--epochs", 2, "seed=1", "seed=2")
+    one, two = (
+        build_index(str(prefix), sequence_length=16, seed=seed, epochs=2) for seed in (1, 2)
+    )
+
+    def runs(index: Any, sample: int) -> list[tuple[int, ...]]:
+        return list(zip(*(column.tolist() for column in index.locate([sample])), strict=True))
+
+    differ = [k for k in range(one.num_samples) if runs(one, k) != runs(two, k)]
+    assert content["first_difference"] == differ[0]
+    assert content["positions_differing"] == len(differ)
+    for index, side in ((one, "a"), (two, "b")):
+        assert [tuple(run.values()) for run in content["samples"][side]] == runs(index, differ[0])
+    bags = [sorted(tuple(runs(index, k)) for k in range(index.num_samples)) for index in (one, two)]
+    common = 0
+    for sample in bags[0]:
+        if sample in bags[1]:
+            bags[1].remove(sample)
+            common += 1
+    assert content["samples_in_common"] == common
+
+
+def test_the_same_samples_in_another_order(prefix: Path, tmp_path: Path) -> None:
+    first = entry(prefix, tmp_path / "one")
+    second = framework_copy(first, tmp_path / "two")
+    path = second / "x-shuffle_index.npy"
+    shuffle = np.load(path)
+    shuffle[[4, 9]] = shuffle[[9, 4]]
+    np.save(path, shuffle)
+    content = diff(None, first, second)
+    assert content["relation"] == "reordered"
+    assert (content["first_difference"], content["positions_differing"]) == (4, 2)
+    assert "no recorded setting differs" in content["causes"][0]["words"]
+
+
+def test_one_order_continues_the_other(prefix: Path, tmp_path: Path) -> None:
+    first = entry(prefix, tmp_path / "one")
+    second = framework_copy(first, tmp_path / "two")
+    path = second / "x-shuffle_index.npy"
+    np.save(path, np.load(path)[:-5])
+    content = diff(None, first, second)
+    assert content["relation"] == "prefix"
+    assert content["positions_differing"] == 0
+    assert content["num_samples"][0] == content["num_samples"][1] + 5
+
+
+def test_more_epochs_of_order_epoch_continue_it(prefix: Path) -> None:
+    content = diff(prefix, "--order", "epoch", "epochs=1", "epochs=3")
+    assert content["relation"] == "prefix"
+    assert settings_of(content) == ["num_epochs"]
+    assert "which stay as they are" in content["causes"][0]["words"]
+
+
+@pytest.mark.parametrize(
+    ("b", "setting"),
+    [
+        ("epochs_mixed=2", "epochs_mixed"),
+        ("left_over=carry", "left_over"),
+        ("order=window", "order"),
+    ],
+)
+def test_settings_of_our_orders_are_causes(prefix: Path, b: str, setting: str) -> None:
+    content = diff(prefix, "--order", "epoch", "--epochs", 2, "seed=1234", b)
+    assert content["relation"] == "other samples"
+    assert settings_of(content)[0] == setting
+
+
+def test_arrays_without_lengths_against_an_order_without_arrays(
+    prefix: Path, tmp_path: Path
+) -> None:
+    first = entry(prefix, tmp_path / "one")
+    settings = f"order=epoch,data_path={prefix},seq_length=16"
+    status, _, err = cli("diff_order", first, settings)
+    assert status == 2
+    assert "has no index arrays" in err
+    assert "order" in settings_of(diff(prefix, first, settings))
+
+
+def test_cache_entries_tell_their_settings(prefix: Path, tmp_path: Path) -> None:
+    first = entry(prefix, tmp_path / "one", seed=1)
+    second = entry(prefix, tmp_path / "two", seed=2)
+    for data in (None, prefix):
+        content = diff(data, first, second)
+        assert content["relation"] == "other samples"
+        assert settings_of(content) == ["seed"]
+    # against settings: the same index is the same
+    assert diff(prefix, first, "seed=1")["relation"] == "equal"
+    assert settings_of(diff(prefix, first, "seed=2")) == ["seed"]
+
+
+def test_the_same_settings_on_another_corpus(prefix: Path, tmp_path: Path) -> None:
+    lengths = np.random.default_rng(6).integers(1, 80, 400)
+    write_corpus(tmp_path / "other", lengths)
+    content = diff(prefix, "seed=1", f"seed=1,data_path={tmp_path / 'other'}")
+    assert settings_of(content)[0] == "corpus"
+    assert "content fingerprint differs" in content["causes"][0]["words"]
+    first = entry(prefix, tmp_path / "one")
+    second = entry(tmp_path / "other", tmp_path / "two")
+    assert settings_of(diff(None, first, second)) == ["corpus"]
+
+
+def test_a_damaged_entry_is_named(prefix: Path, tmp_path: Path) -> None:
+    first = entry(prefix, tmp_path / "one")
+    second = tmp_path / "two"
+    shutil.copytree(first, second)
+    path = second / "shuffle_index.npy"
+    content = bytearray(path.read_bytes())
+    content[-4:], content[-8:-4] = content[-8:-4], content[-4:]
+    path.write_bytes(content)
+    (cause,) = diff(None, first, second)["causes"]
+    assert "shuffle_index.npy does not match the checksum" in cause["words"]
+    assert str(second) in cause["words"]
+
+
+def test_the_same_settings_and_corpus_but_another_order(prefix: Path) -> None:
+    settings = read_settings("seed=1", {"data_path": str(prefix), "sequence_length": 16})
+    one = side_from_settings("a", settings)
+    two = side_from_settings("b", {**settings, "seed": 2})
+    (cause,) = compare(one, Side(name="b", index=two.index, settings=one.settings)).causes
+    assert "damaged after it was built, or built by another version" in cause.words
+
+
+def framework_copy(entry: Path, folder: Path, description: dict[str, Any] | None = None) -> Path:
+    """Arrays of a cache entry under Megatron's names."""
+    folder.mkdir(parents=True)
+    for name in ("document_index", "sample_index", "shuffle_index"):
+        np.save(folder / f"x-{name}.npy", np.load(entry / f"{name}.npy"))
+    if description is not None:
+        (folder / "x-description.txt").write_text(json.dumps(description))
+    return folder
+
+
+def test_what_megatron_wrote_is_read(megatron_datasets: Any, prefix: Path, tmp_path: Path) -> None:
+    """Arrays and description as megatron-core 0.16.1 writes them."""
+    core = megatron_datasets
+    folders = []
+    for seed in (1, 2):
+        config = core.GPTDatasetConfig(
+            random_seed=seed,
+            sequence_length=16,
+            blend=([str(prefix)], None),
+            split="1",
+            tokenizer=Tokenizer(),
+            reset_position_ids=False,
+            reset_attention_mask=False,
+            eod_mask_loss=False,
+            path_to_cache=str(tmp_path / str(seed)),
+        )
+        data = core.IndexedDataset(str(prefix))
+        documents = np.arange(len(data), dtype=np.int32)
+        core.GPTDataset(data, str(prefix), documents, 500, core.Split.train, config)
+        folders.append(tmp_path / str(seed))
+    content = diff(None, *folders)
+    assert settings_of(content) == ["seed"]
+    assert content["samples"]["a"][0].keys() == {"source", "document", "offset", "length"}
+    assert diff(prefix, folders[0], "seed=1,num_samples=500")["relation"] == "equal"
+
+
+def test_neox_names_tell_settings(prefix: Path, tmp_path: Path) -> None:
+    found = entry(prefix, tmp_path / "cache")
+    folder = tmp_path / "neox"
+    folder.mkdir()
+    for seed in (1, 2):
+        for ours, theirs in (("document", "doc"), ("sample", "sample"), ("shuffle", "shuffle")):
+            name = f"my_text_train_indexmap_300ns_16sl_{seed}s_packedpi_ac_{theirs}_idx.npy"
+            array = np.load(found / f"{ours}_index.npy")
+            np.save(folder / name, array if seed == 1 or ours == "sample" else array[::-1])
+    sides = [folder / f"my_text_train_indexmap_300ns_16sl_{seed}s" for seed in (1, 2)]
+    status, _, err = cli("diff_order", folder, folder)
+    assert status == 2
+    assert "holds 2 indices" in err
+    content = diff(None, *sides)
+    assert settings_of(content) == ["seed"]
+
+
+def test_settings_files(prefix: Path, tmp_path: Path) -> None:
+    path = tmp_path / "a.yml"
+    path.write_text(f"data-path: {prefix}\nseq-length: 16\nseed: 1\nsplit: 9,1,0\n")
+    other = tmp_path / "b.json"
+    other.write_text(json.dumps({"data_path": str(prefix), "seq_length": 16, "seed": 2}))
+    assert settings_of(diff(None, path, other)) == ["documents", "seed"]
+    assert diff(prefix, path, "seed=1,split=9,1,0")["relation"] == "equal"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["seed=1"], "give two sides"),
+        (["seed=1", "sed=2"], "unknown sed"),
+        (["seed=1", "seed=x"], "seed cannot be 'x'"),
+        (["seed=1", "nowhere"], "no such directory or file"),
+        (["seed=1", "order=best"], "order must be one of"),
+        (["seed=1", "drop_last_partial=maybe"], "drop_last_partial cannot be 'maybe'"),
+        (["seed=1", "{empty}"], "holds neither manifest.json nor"),
+        (["seed=1", "{list}"], "must be a mapping"),
+        (["seed=1", "{broken}"], "must be YAML or JSON"),
+        (["seed=1", "{pickled}"], "must be a .npy file of integers"),
+        (["seed=1", "{outside}"], "values from 9 to 9, they must lie in [0, 1)"),
+        (["seed=1", "{float}"], "must hold integers"),
+        (["seed=1", "{falling}"], "sample_index must not fall"),
+    ],
+)
+def test_bad_input_ends_in_one_line(
+    prefix: Path, tmp_path: Path, words: list[str], message: str
+) -> None:
+    (tmp_path / "list").write_text("[1, 2]")
+    (tmp_path / "broken").write_text("{a: [")
+    for name, documents in (
+        ("empty", None),
+        ("pickled", np.array([{}], object)),
+        ("outside", np.zeros(9, np.int32)),
+        ("float", np.zeros(3)),
+        ("falling", np.zeros(9, np.int32)),
+    ):
+        (tmp_path / name).mkdir()
+        if documents is not None:
+            np.save(tmp_path / name / "document_index.npy", documents)
+            samples = np.array([[1, 0], [0, 0]] if name == "falling" else [[0, 0], [0, 0]])
+            np.save(tmp_path / name / "sample_index.npy", samples)
+            shuffle = np.array([9 if name == "outside" else 0])
+            np.save(tmp_path / name / "shuffle_index.npy", shuffle)
+    sides = [word.replace("{", f"{tmp_path}/").replace("}", "") for word in words]
+    common = ["--data-path", prefix, "--seq-length", 16]
+    status, out, err = cli("diff_order", *common, *sides)
+    assert (status, out) == (2, "")
+    assert message in err
+    status, _, err = cli("diff_order", "seed=1", "seed=2")
+    assert status == 2
+    assert "data_path is missing" in err

@@ -1,0 +1,241 @@
+"""Counts equal brute-force counting, whatever the order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from auditing import as_plain, brute_force
+from corpora import write_corpus
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaindex import InvalidArgument, build_index
+from megaindex.audit import exposure as exposure_module
+from megaindex.audit import stream as stream_module
+from megaindex.audit.blend import blended
+from megaindex.audit.exposure import SHARES, count_exposure
+from megaindex.audit.from_run import Building, stream_of_run
+from megaindex.audit.stream import AuditSource, Stream, step_bounds, stream_of_index
+from megaindex.format import IndexedDataset
+from megaindex.index.dialect import dialect
+from megaindex.index.spans import Spans, check_sample_ids
+from megaindex.plan.sizing import Sizing
+from megaindex.recipe.schedule import BatchSchedule
+from megaindex.recipe.settings import Settings, resolve
+
+
+class Windows:
+    """An order without arrays: contiguous windows of one document, over and over, reversed."""
+
+    def __init__(self, tokens: int, sequence_length: int, num_samples: int) -> None:
+        self.num_samples, self.sequence_length = num_samples, sequence_length
+        self.num_epochs, self.tokens_per_epoch, self.add_extra_token = 1, tokens, 1
+
+    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
+        ids = check_sample_ids(sample_ids, self.num_samples)
+        windows = (self.tokens_per_epoch - 1) // self.sequence_length
+        offset = (windows - 1 - ids % windows) * self.sequence_length
+        return Spans(
+            source=np.zeros(ids.size, np.int32),
+            document=np.zeros(ids.size, np.int64),
+            offset=offset,
+            length=np.full(ids.size, self.sequence_length + 1),
+            row_splits=np.arange(ids.size + 1),
+        )
+
+
+def check_against_brute_force(stream: Stream, points: int = 400) -> None:
+    found, expected = count_exposure(stream, points=points), brute_force(stream)
+    assert found.step_tokens.tolist() == expected["tokens"].tolist()
+    assert found.step_earlier.tolist() == expected["earlier"].tolist()
+    assert found.distances.tolist() == expected["distances"].tolist()
+    assert as_plain(found.past) == expected["past"]
+    assert as_plain(found.total) == expected["total"]
+    by_stretch = np.add.reduceat(found.step_tokens, found.stretches[:-1])
+    assert found.shares.sum(axis=1).tolist() == by_stretch.tolist()
+    assert found.composition.sum(axis=1).tolist() == by_stretch.tolist()
+    if found.total.tokens.shape[1] < SHARES:
+        earlier = found.shares @ np.arange(SHARES)
+        assert (
+            earlier.tolist() == np.add.reduceat(found.step_earlier, found.stretches[:-1]).tolist()
+        )
+
+
+@pytest.mark.parametrize(
+    "order", ["megatron", "neox", "megatron-legacy", "paddlenlp", "epoch", "window"]
+)
+@pytest.mark.parametrize("epochs", ["0.4", "1", "2.3", "3"])
+def test_one_source(prefix: Path, order: str, epochs: str) -> None:
+    settings = Settings(
+        order=order, data_path=(str(prefix),), seq_length=16, global_batch_size=7, epochs=epochs
+    )
+    check_against_brute_force(stream_of_run(resolve(settings)))
+
+
+@pytest.mark.parametrize(
+    "order", ["megatron", "neox", "megatron-legacy", "paddlenlp", "epoch", "window"]
+)
+def test_a_blend(tmp_path: Path, order: str) -> None:
+    rng = np.random.default_rng(3)
+    words: list[str] = []
+    for weight, size in ((0.5, 40), (0.3, 60), (0.2, 9)):
+        write_corpus(tmp_path / f"{size}", rng.integers(1, 90, size))
+        words += [str(weight), str(tmp_path / f"{size}")]
+    settings = Settings(
+        order=order,
+        data_path=tuple(words),
+        split="8,1,1",
+        seq_length=16,
+        global_batch_size=6,
+        train_samples="300",
+        consumed_samples="100",
+        variance_buffer="1.2",
+    )
+    stream = stream_of_run(resolve(settings))
+    assert stream.past_steps == 17  # 16 whole batches and one of 4
+    assert [source.first_document for source in stream.sources] == [0, 0, 0]
+    check_against_brute_force(stream, points=10)
+
+
+@pytest.mark.parametrize("order", ["megatron", "epoch"])
+def test_the_blend_draws_what_the_plan_counts(prefix: Path, order: str) -> None:
+    """Both rules, the greedy one and the divisor rule, position by position."""
+    indices = [build_index(str(prefix), sequence_length=16, seed=seed) for seed in (1, 2, 3)]
+    sizing = Sizing(
+        row=dialect(order),
+        sequence_length=16,
+        names=("a", "b", "c"),
+        tokens=tuple(index.tokens_per_epoch for index in indices),
+        weights=(5, 2, 1),
+        buffer="exact",
+    )
+    index = blended(indices, sizing, 300)
+    seen = np.zeros(3, int)
+    for sample in range(300):
+        spans = index.locate([sample])
+        (source,) = set(spans.source.tolist())
+        own = indices[source].locate([seen[source]])
+        assert [c.tolist() for c in list(spans)[1:]] == [c.tolist() for c in list(own)[1:]]
+        seen[source] += 1
+        assert seen.tolist() == sizing.draws.counts(sample + 1)
+    shuffled = np.random.default_rng(0).permutation(300)
+    spans = index.locate(shuffled)
+    for row, sample in enumerate(shuffled.tolist()):
+        part = slice(*spans.row_splits[row : row + 2])
+        expected = [column.tolist() for column in index.locate([sample])]
+        assert [column[part].tolist() for column in spans] == expected
+
+
+def test_an_index_without_arrays() -> None:
+    index = Windows(tokens=103, sequence_length=10, num_samples=37)
+    source = AuditSource(name="windows", lengths=np.array([103], np.int32))
+    stream = stream_of_index(index, [source], global_batch_size=4, consumed_samples=13)
+    assert stream.num_samples == 36
+    check_against_brute_force(stream)
+    check_against_brute_force(stream, points=2)
+
+
+@given(
+    lengths=st.lists(st.integers(0, 30), min_size=1, max_size=25),
+    sequence_length=st.integers(1, 12),
+    epochs=st.integers(1, 4),
+    batch=st.integers(1, 9),
+    extra=st.integers(0, 1),
+    final=st.sampled_from(["auto", "always", "never"]),
+    data=st.data(),
+)
+def test_any_index_in_blocks_of_any_size(
+    tmp_path_factory: pytest.TempPathFactory,
+    lengths: list[int],
+    sequence_length: int,
+    epochs: int,
+    batch: int,
+    extra: int,
+    final: str,
+    data: st.DataObject,
+) -> None:
+    if sum(lengths) < sequence_length + extra:
+        lengths = [*lengths, sequence_length + extra]
+    dataset = write_corpus(tmp_path_factory.mktemp("any") / "c", lengths)
+    index = build_index(
+        dataset,
+        sequence_length=sequence_length,
+        seed=7,
+        epochs=epochs,
+        add_extra_token=extra,
+        separate_final_epoch=final,
+    )
+    batch = min(batch, index.num_samples)
+    source = AuditSource(name="c", lengths=dataset.sequence_lengths)
+    steps = index.num_samples // batch
+    consumed = data.draw(st.integers(0, steps * batch))
+    stream = stream_of_index(index, [source], global_batch_size=batch, consumed_samples=consumed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(exposure_module, "_RUNS_AT_ONCE", data.draw(st.integers(1, 40)))
+        patch.setattr(exposure_module, "_DOCUMENTS_AT_ONCE", data.draw(st.integers(1, 40)))
+        patch.setattr(stream_module, "_SAMPLES_AT_ONCE", data.draw(st.integers(1, 40)))
+        check_against_brute_force(stream, points=data.draw(st.integers(1, 12)))
+
+
+@given(
+    sizes=st.lists(st.integers(1, 9), min_size=1, max_size=4),
+    firsts=st.lists(st.integers(1, 60), min_size=3, max_size=3, unique=True),
+    consumed=st.integers(0, 80),
+    more=st.integers(0, 80),
+)
+def test_step_bounds_follow_the_schedule(
+    sizes: list[int], firsts: list[int], consumed: int, more: int
+) -> None:
+    stages = tuple(zip([0, *sorted(firsts)], sizes, strict=False))
+    schedule = BatchSchedule(stages=stages)
+    bounds, past = step_bounds(schedule, consumed, consumed + more)
+    expected = [0]
+    for end in (consumed, consumed + more):
+        while expected[-1] < end:
+            size = [s for first, s in stages if first <= expected[-1]][-1]
+            expected.append(min(end, expected[-1] + size))
+        if end == consumed:
+            assert past == len(expected) - 1
+    assert bounds.tolist() == expected
+
+
+def test_what_cannot_be_audited_is_refused(prefix: Path) -> None:
+    base = {"seq_length": 16, "global_batch_size": 4}
+    with pytest.raises(InvalidArgument, match="no documents to audit; give --data-path"):
+        stream_of_run(resolve(Settings(tokens_per_epoch=("1000",), epochs="1", **base)))
+    phased = Settings(
+        data_path=(str(prefix),), train_iters=9, phase_transition_iterations=(3,), **base
+    )
+    with pytest.raises(InvalidArgument, match="phase-transition-iterations 3: each phase has"):
+        stream_of_run(resolve(phased))
+    none = Settings(data_path=(str(prefix),), train_samples="3", **base)
+    with pytest.raises(InvalidArgument, match="makes no step"):
+        stream_of_run(resolve(none), Building())
+
+
+def test_a_source_that_runs_short_is_named(tmp_path: Path) -> None:
+    """Without weights Megatron builds one epoch of each path, whatever is asked."""
+    rng = np.random.default_rng(1)
+    paths = tuple(str(tmp_path / name) for name in "ab")
+    for path in paths:
+        write_corpus(Path(path), rng.integers(1, 50, 30))
+    settings = Settings(
+        order="megatron", data_path=paths, seq_length=8, global_batch_size=2, epochs="2"
+    )
+    with pytest.raises(InvalidArgument, match=r"samples of the blend draw \d+ of it, and \d+ were"):
+        stream_of_run(resolve(settings))
+
+
+def test_arguments_of_an_index_are_checked(prefix: Path) -> None:
+    dataset = IndexedDataset(str(prefix))
+    index = build_index(dataset, sequence_length=16, seed=1)
+    sources = [AuditSource(name="c", lengths=dataset.sequence_lengths)]
+    with pytest.raises(InvalidArgument, match="at least 1, got 0"):
+        stream_of_index(index, sources, global_batch_size=0)
+    with pytest.raises(InvalidArgument, match=r"consume \d+ samples, the index holds"):
+        stream_of_index(index, sources, global_batch_size=8, num_steps=10**6)
+    with pytest.raises(InvalidArgument, match="consumed-samples must be from 0 to the 80"):
+        stream_of_index(index, sources, global_batch_size=8, num_steps=10, consumed_samples=81)

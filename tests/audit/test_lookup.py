@@ -1,0 +1,127 @@
+"""Step and rank to documents, and back."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from auditing import cli
+from corpora import write_corpus
+
+from megaindex import InvalidArgument, OutOfRange
+from megaindex.audit.from_run import stream_of_run
+from megaindex.audit.lookup import documents_of, steps_of
+from megaindex.audit.stream import Stream
+from megaindex.loader.sampler import MicroBatchSampler
+from megaindex.recipe.settings import Settings, resolve
+
+
+@pytest.fixture(scope="module")
+def stream(tmp_path_factory: pytest.TempPathFactory) -> Stream:
+    """Two sources, 3 ranks, micro batches of 2, 2 of them a step; a third of it consumed."""
+    folder = tmp_path_factory.mktemp("lookup")
+    rng = np.random.default_rng(8)
+    for name in "ab":
+        write_corpus(folder / name, rng.integers(1, 60, 50))
+    settings = Settings(
+        order="neox",
+        data_path=("0.7", str(folder / "a"), "0.3", str(folder / "b")),
+        split="9,1,0",
+        seq_length=16,
+        micro_batch_size=2,
+        data_parallel_size=3,
+        gradient_accumulation_steps=2,
+        train_samples="120",
+        consumed_samples="36",
+    )
+    return stream_of_run(resolve(settings))
+
+
+def test_ranks_read_what_the_sampler_gives_them(stream: Stream) -> None:
+    for rank in range(3):
+        sampler = MicroBatchSampler(
+            num_samples=stream.num_samples,
+            micro_batch_size=2,
+            data_parallel_rank=rank,
+            data_parallel_size=3,
+        )
+        batches = list(sampler)
+        for step in range(stream.num_steps):
+            found = documents_of(stream, step, rank)
+            for number in range(2):
+                samples = [s.sample for s in found if s.micro_batch == number]
+                assert list(dict.fromkeys(samples)) == batches[2 * step + number]
+
+
+def test_a_step_serves_its_samples_whole(stream: Stream) -> None:
+    served = documents_of(stream, 4)
+    assert sum(s.length for s in served) == 12 * 16
+    assert {s.rank for s in served} == {0, 1, 2}
+    assert {s.step for s in served} == {4}
+    spans = stream.index.locate(np.arange(48, 60))
+    assert {(s.source, s.document) for s in served} <= set(
+        zip(spans.source.tolist(), spans.document.tolist(), strict=True)
+    )
+
+
+def test_documents_lead_back_to_their_steps(stream: Stream) -> None:
+    every = [s for step in range(stream.num_steps) for s in documents_of(stream, step)]
+    for source, audited in enumerate(stream.sources):
+        for document in range(audited.lengths.size):
+            expected = [s for s in every if (s.source, s.document) == (source, document)]
+            assert steps_of(stream, document, source) == expected
+
+
+def test_what_does_not_exist_is_refused(stream: Stream, prefix: Path) -> None:
+    with pytest.raises(OutOfRange, match="step must be from 0 to 9, got 10"):
+        documents_of(stream, 10)
+    with pytest.raises(OutOfRange, match="rank must be from 0 to 2, got 3"):
+        documents_of(stream, 0, 3)
+    with pytest.raises(OutOfRange, match="source must be from 0 to 1, got 2"):
+        steps_of(stream, 0, 2)
+    with pytest.raises(OutOfRange, match="audited documents are 0 to 44, got 45"):
+        steps_of(stream, 45)
+    plain = Settings(data_path=(str(prefix),), seq_length=16, global_batch_size=4, epochs="1")
+    unranked = stream_of_run(resolve(plain))
+    assert documents_of(unranked, 0)[0].rank is None
+    with pytest.raises(InvalidArgument, match="needs --micro-batch-size and --data-parallel-size"):
+        documents_of(unranked, 0, 0)
+
+
+def test_the_command_line(prefix: Path) -> None:
+    run = ["--data-path", prefix, "--seq-length", 16, "--epochs", 2]
+    run += ["--micro-batch-size", 2, "--data-parallel-size", 2]
+    status, out, err = cli("audit", *run, "--step", 3, "--rank", 1, "--json")
+    assert (status, err) == (0, "")
+    servings = json.loads(out)["servings"]
+    assert {s["sample"] for s in servings} == {14, 15}
+    document = servings[0]["document"]
+    status, out, _ = cli("audit", *run, "--document", document, "--json")
+    assert status == 0
+    assert servings[0] in json.loads(out)["servings"]
+    status, out, _ = cli("audit", *run, "--document", document)
+    assert f" {document} " in out
+    status, out, _ = cli("audit", *run, "--document", 0)  # an empty one
+    assert "not served in the" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--step", 1, "--document", 1], "two look-ups"),
+        (["--rank", 1], "--rank belongs to --step"),
+        (["--source", 1], "--source belongs to --document"),
+        (["--step", 1, "--html", "x"], "--html shows the audit"),
+        (["--points", 0], "--points must be at least 1"),
+        (["--step", 10**6], "step must be from 0"),
+        (["--consumed-samples", "10M"], "consumed-samples"),
+    ],
+)
+def test_bad_input_ends_in_one_line(prefix: Path, words: list[object], message: str) -> None:
+    run = ["--data-path", prefix, "--seq-length", 16, "--epochs", 1, "--global-batch-size", 4]
+    status, out, err = cli("audit", *run, *words)
+    assert (status, out) == (2, "")
+    assert message in err
+    assert err.count("\n") == 1
