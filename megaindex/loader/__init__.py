@@ -7,16 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from megaindex.loader.gather import gather
+    from megaindex.loader.receipts import Recorder, receipted
     from megaindex.loader.sampler import MicroBatchSampler
     from megaindex.loader.torch_dataset import GPTDataset
 
 _HOMES = {
     "GPTDataset": "megaindex.loader.torch_dataset",
     "MicroBatchSampler": "megaindex.loader.sampler",
+    "Recorder": "megaindex.loader.receipts",
     "gather": "megaindex.loader.gather",
+    "receipted": "megaindex.loader.receipts",
 }
 
-__all__ = ["GPTDataset", "MicroBatchSampler", "gather"]
+__all__ = ["GPTDataset", "MicroBatchSampler", "Recorder", "gather", "receipted"]
 
 
 def __getattr__(name: str) -> Any:  # torch is loaded only for what needs it

@@ -10,6 +10,7 @@ import torch
 
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.receipt import fingerprint_keys, sample_receipts
 from megaindex.index.spans import Index
 from megaindex.kernels.types import I64
 from megaindex.loader.gather import gather
@@ -49,6 +50,9 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
     megatron-core's GPTDataset for the same index and options: ids equal to ``pad_id`` carry no
     loss and are replaced by 0.
 
+    With the ``fingerprints`` of its sources each sample has a ``receipt`` too, int64[3], which
+    `megaindex.loader.receipted` takes off and adds up: what was read for it, and where.
+
     Fetches whole batches at once under a DataLoader (``__getitems__``).
 
     Raises:
@@ -62,11 +66,13 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
         *,
         pad_id: int = -1,
         options: MaskOptions | None = None,
+        fingerprints: Sequence[str] | None = None,
     ) -> None:
         self._index = index
         self._dataset = dataset
         self._pad_id = pad_id
         self._options = options or MaskOptions()
+        self._keys = None if fingerprints is None else fingerprint_keys(fingerprints)
 
     def __len__(self) -> int:
         return self._index.num_samples
@@ -78,8 +84,11 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
         """The samples of one batch, read together."""
         index = self._index
         width = index.sequence_length + index.add_extra_token
-        text = gather(self._dataset, index.locate(np.asarray(sample_ids)), width, self._pad_id)
-        fields = self._fields(text)
+        ids = np.asarray(sample_ids)
+        spans = index.locate(ids)
+        fields = self._fields(gather(self._dataset, spans, width, self._pad_id))
+        if self._keys is not None:
+            fields["receipt"] = sample_receipts(ids.astype(np.int64), spans, self._keys)
         return [
             {name: torch.from_numpy(rows[k]) for name, rows in fields.items()}
             for k in range(len(sample_ids))

@@ -1,0 +1,234 @@
+"""Receipts and ladders of whole indices."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+from corpora import write_corpus
+from hypothesis import given
+from hypothesis import strategies as st
+
+import megaindex
+from megaindex.format import IndexedDataset
+from megaindex.index import receipt as module
+from megaindex.index.arrays import ArrayIndex
+from megaindex.index.receipt import (
+    Ladder,
+    Receipt,
+    explain,
+    fingerprint_keys,
+    planned_ladder,
+    planned_receipt,
+    sample_receipts,
+)
+from megaindex.index.spans import Spans
+from megaindex.store.fingerprint import corpus_fingerprint
+
+
+@dataclass(frozen=True)
+class Setting:
+    dataset: IndexedDataset
+    index: ArrayIndex
+    keys: Any
+
+
+@pytest.fixture(scope="module")
+def setting(tmp_path_factory: pytest.TempPathFactory) -> Setting:
+    lengths = np.random.default_rng(4).integers(0, 90, 300)
+    dataset = write_corpus(tmp_path_factory.mktemp("corpus") / "c", lengths)
+    index = megaindex.build_index(dataset, sequence_length=32, seed=3, epochs="2.5")
+    return Setting(dataset, index, fingerprint_keys([corpus_fingerprint(dataset)]))
+
+
+def served(setting: Setting, positions: list[int], samples: list[int] | None = None) -> Receipt:
+    """Of ``samples`` served at ``positions``; by default the right ones."""
+    spans = setting.index.locate(positions if samples is None else samples)
+    return Receipt.of(np.array(positions, np.int64), spans, setting.keys)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    ranks=st.integers(1, 9),
+    micro_batch=st.integers(1, 7),
+    begin=st.integers(0, 300),
+    count=st.integers(0, 600),
+)
+def test_parts_in_any_order_add_up_to_the_plan(
+    setting: Setting, seed: int, ranks: int, micro_batch: int, begin: int, count: int
+) -> None:
+    end = min(setting.index.num_samples, begin + count)
+    generator = np.random.default_rng(seed)
+    batches = [
+        list(range(start, min(end, start + micro_batch)))
+        for start in range(begin, end, micro_batch)
+    ]
+    generator.shuffle(batches)
+    totals = [Receipt()] * ranks
+    for batch in batches:
+        rank = int(generator.integers(ranks))
+        spans = setting.index.locate(batch)
+        totals[rank] = totals[rank].add(np.array(batch), spans, setting.keys)
+    assert sum(totals, Receipt()) == planned_receipt(setting.index, begin, end, setting.keys)
+
+
+@given(data=st.data())
+def test_one_wrong_sample_changes_the_receipt(setting: Setting, data: st.DataObject) -> None:
+    count = data.draw(st.integers(2, 100))
+    positions = list(range(count))
+    planned = planned_receipt(setting.index, 0, count, setting.keys)
+    assert served(setting, positions) == planned
+    a, b = data.draw(st.lists(st.integers(0, count - 1), min_size=2, max_size=2, unique=True))
+    swapped = positions.copy()
+    swapped[a], swapped[b] = b, a
+    repeated = positions.copy()
+    repeated[a] = b
+    assert served(setting, positions, swapped).words != planned.words
+    assert served(setting, positions, repeated).words != planned.words
+    assert served(setting, positions[:a] + positions[a + 1 :]).words != planned.words
+    assert served(setting, [*positions, a]).words != planned.words
+
+
+@given(data=st.data())
+def test_one_shifted_token_changes_the_receipt(setting: Setting, data: st.DataObject) -> None:
+    ids = np.arange(data.draw(st.integers(1, 30)))
+    spans = setting.index.locate(ids)
+    right = Receipt.of(ids, spans, setting.keys)
+    at = data.draw(st.integers(0, len(spans) - 1))
+    for name in ("document", "offset", "length"):
+        for step in (-1, 1):
+            moved = getattr(spans, name).copy()
+            moved[at] += step
+            assert Receipt.of(ids, replace(spans, **{name: moved}), setting.keys) != right
+    other = fingerprint_keys(["0" * 31 + "1"])
+    assert Receipt.of(ids, spans, other) != right
+
+
+def test_sources_count_by_content_not_by_number(setting: Setting) -> None:
+    ids = np.arange(20)
+    spans = setting.index.locate(ids)
+    elsewhere = replace(spans, source=np.full(len(spans), 2, np.int32))
+    keys = np.concatenate((np.zeros((2, 2), np.uint64), setting.keys))
+    assert Receipt.of(ids, elsewhere, keys) == Receipt.of(ids, spans, setting.keys)
+
+
+def test_every_backend_plans_the_same(
+    setting: Setting, backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = planned_ladder(setting.index, 5, 400, setting.keys, stride=64)
+    monkeypatch.setattr(module, "active", lambda: backend)
+    assert planned_ladder(setting.index, 5, 400, setting.keys, stride=64) == expected
+    assert planned_receipt(setting.index, 5, 400, setting.keys) == expected.total
+    assert [r.count for r in expected.blocks.values()] == [59, 64, 64, 64, 64, 64, 16]
+
+
+def test_rows_of_samples_add_up(setting: Setting) -> None:
+    ids = np.array([7, 3, 99, 3])
+    rows = sample_receipts(ids, setting.index.locate(ids), setting.keys)
+    assert rows.dtype == np.int64
+    assert rows[:, 0].tolist() == ids.tolist()
+    assert Receipt.from_rows(rows) == served(setting, ids.tolist())
+    assert rows[1].tolist() == rows[3].tolist()
+
+
+@given(wrong=st.integers(0, 799), stride=st.sampled_from([1, 4, 64, 1024]))
+def test_ladders_and_explain_find_the_first_difference(
+    setting: Setting, wrong: int, stride: int
+) -> None:
+    index = setting.index
+    shuffle = index.shuffle_index.copy()
+    shuffle[[wrong, -1]] = shuffle[[-1, wrong]]
+    other = replace(index, shuffle_index=shuffle)
+    end = index.num_samples
+    planned = planned_ladder(index, 0, end, setting.keys, stride=stride)
+    changed = planned_ladder(other, 0, end, setting.keys, stride=stride)
+    assert planned.first_difference(planned) is None
+    block = wrong // stride
+    assert planned.first_difference(changed) == (block * stride, (block + 1) * stride)
+
+    found = explain(index, other, 0, end, setting.keys)
+    assert found is not None
+    assert found.position == wrong
+    assert found.ours == runs(index.locate([wrong]))
+    assert found.theirs == runs(index.locate([end - 1]))
+    assert f"sample {wrong}: tokens {found.ours[0][2]} to" in str(found)
+    assert explain(index, other, 0, wrong, setting.keys) is None
+
+
+def runs(spans: Spans) -> list[tuple[int, ...]]:
+    return list(zip(*(part.tolist() for part in spans), strict=True))
+
+
+def test_explain_crosses_chunks(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_CHUNK", 50)
+    other = megaindex.build_index(setting.dataset, sequence_length=32, seed=4, epochs="2.5")
+    start = explain(setting.index, other, 0, 400, setting.keys)
+    assert start is not None
+    again = explain(setting.index, other, start.position + 1, 400, setting.keys)
+    assert again is not None
+    assert again.position > start.position
+    keys = fingerprint_keys(["a" * 32])  # another corpus under the same runs
+    found = explain(setting.index, setting.index, 120, 400, setting.keys, keys)
+    assert found is not None
+    assert found.position == 120
+
+
+def test_sums_wrap_at_128_bits() -> None:
+    high = Receipt((2**64 - 1, 2**64 - 1), 1)
+    assert high + Receipt((0, 1), 1) == Receipt((0, 0), 2)
+    assert Receipt((0, 2**64 - 1), 1) + Receipt((0, 1), 1) == Receipt((1, 0), 2)
+
+
+@given(
+    words=st.lists(
+        st.tuples(st.integers(0, 2**64 - 1), st.integers(0, 2**64 - 1)), min_size=1, max_size=40
+    )
+)
+def test_limbs_add_up_as_receipts_do(words: list[tuple[int, int]]) -> None:
+    receipts = [Receipt(pair, count) for count, pair in enumerate(words)]
+    reduced = np.sum([receipt.limbs() for receipt in receipts], axis=0)
+    assert Receipt.from_limbs(reduced) == sum(receipts, Receipt())
+
+
+def test_checkpoints_hold_both_in_kilobytes(setting: Setting) -> None:
+    ladder = planned_ladder(setting.index, 0, 800, setting.keys, stride=32)
+    text = json.dumps({"ladder": ladder.to_dict(), **ladder.total.to_dict()})
+    assert len(text) < 2000  # 25 blocks
+    stored = json.loads(text)
+    assert Ladder.from_dict(stored["ladder"]) == ladder
+    assert Receipt.from_dict(stored) == ladder.total
+
+
+@pytest.mark.parametrize(
+    "stored", [{}, {"receipt": "12", "samples": 1}, {"receipt": "x" * 32, "samples": 1}]
+)
+def test_damaged_receipts_are_refused(stored: dict[str, Any]) -> None:
+    with pytest.raises(megaindex.FormatError, match="32 hex digits and a number of samples"):
+        Receipt.from_dict(stored)
+
+
+@pytest.mark.parametrize("stored", [{}, {"stride": 2, "blocks": 5}, {"blocks": {}, "stride": "a"}])
+def test_damaged_ladders_are_refused(stored: dict[str, Any]) -> None:
+    with pytest.raises(megaindex.FormatError, match="a stride and blocks"):
+        Ladder.from_dict(stored)
+
+
+@pytest.mark.parametrize("fingerprints", [[], ["ab"], "a" * 32, ["g" * 32]])
+def test_bad_fingerprints_are_refused(fingerprints: Any) -> None:
+    with pytest.raises(megaindex.InvalidArgument, match="32 hex digits for each source"):
+        fingerprint_keys(fingerprints)
+
+
+def test_bad_ranges_and_strides_are_refused(setting: Setting) -> None:
+    end = setting.index.num_samples
+    with pytest.raises(megaindex.OutOfRange, match=f"samples 0 to {end + 1} were asked for"):
+        planned_receipt(setting.index, 0, end + 1, setting.keys)
+    with pytest.raises(megaindex.InvalidArgument, match="stride must be a power of two"):
+        planned_ladder(setting.index, 0, 9, setting.keys, stride=3)
+    one, two = (planned_ladder(setting.index, 0, 9, setting.keys, stride=s) for s in (1, 2))
+    with pytest.raises(megaindex.InvalidArgument, match="stride 1 and 2 do not compare"):
+        one.first_difference(two)
+    assert planned_receipt(setting.index, 4, 4, setting.keys) == Receipt()
