@@ -76,9 +76,8 @@ def test_bad_input_is_one_line_and_status_2(
 
 def test_build_reports_what_it_built(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     dataset = write_corpus(tmp_path / "c", [300, 50], np.uint16)
-    arguments = ["build", "--data-path", dataset.path_prefix, "--seq-length", "8", "--epochs", "3/2",
-                 "--cache-dir", str(tmp_path / "cache")]  # fmt: skip
-    assert main(arguments) == 0
+    arguments = ["build", "--data-path", dataset.path_prefix, "--seq-length", "8"]
+    assert main([*arguments, "--epochs", "3/2", "--cache-dir", str(tmp_path / "cache")]) == 0
     assert "order megatron: 87 samples of 8 tokens, 2 epoch(s)" in capsys.readouterr().out
     assert main(["--help"]) == 0
     assert "plan" in capsys.readouterr().out

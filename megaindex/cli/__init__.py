@@ -37,5 +37,5 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _usage() -> str:
-    lines = "\n".join(f"  {verb:<10} {text}" for verb, (_, text) in VERBS.items())
+    lines = "\n".join(f"  {verb:<11} {text}" for verb, (_, text) in VERBS.items())
     return f"usage: megaindex <verb> [options]\n\n{lines}\n\nmegaindex <verb> --help explains each."
