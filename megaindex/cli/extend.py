@@ -110,7 +110,8 @@ def _report(
     order: str, old: Index, extended: ExtendedIndex, consumed: int, fingerprint: str
 ) -> dict[str, Any]:
     from megaindex.index.extended import times_served
-    from megaindex.index.receipt import fingerprint_keys, planned_receipt
+    from megaindex.index.ladder import planned_receipt
+    from megaindex.index.receipt import fingerprint_keys
 
     keys = fingerprint_keys([fingerprint])
     before = planned_receipt(old, 0, consumed, keys)

@@ -19,13 +19,8 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.index.receipt import (
-    DEFAULT_STRIDE,
-    Ladder,
-    Receipt,
-    fingerprint_keys,
-    sample_receipts,
-)
+from megaindex.index.ladder import DEFAULT_STRIDE, Ladder
+from megaindex.index.receipt import Receipt, fingerprint_keys, sample_receipts
 from megaindex.index.spans import Spans
 from megaindex.kernels.types import I64
 

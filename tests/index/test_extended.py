@@ -21,7 +21,8 @@ from megaindex.index.extended import (
     least_seen_samples,
     times_served,
 )
-from megaindex.index.receipt import fingerprint_keys, planned_receipt
+from megaindex.index.ladder import planned_receipt
+from megaindex.index.receipt import fingerprint_keys
 from megaindex.index.spans import Index, Spans
 
 ORDERS = ("megatron", "neox", "megatron-legacy", "paddlenlp")

@@ -14,17 +14,11 @@ from hypothesis import strategies as st
 
 import megaindex
 from megaindex.format import IndexedDataset
-from megaindex.index import receipt as module
+from megaindex.index import ladder as ladder_module
+from megaindex.index import receipt as receipt_module
 from megaindex.index.arrays import ArrayIndex
-from megaindex.index.receipt import (
-    Ladder,
-    Receipt,
-    explain,
-    fingerprint_keys,
-    planned_ladder,
-    planned_receipt,
-    sample_receipts,
-)
+from megaindex.index.ladder import Ladder, explain, planned_ladder, planned_receipt
+from megaindex.index.receipt import Receipt, fingerprint_keys, sample_receipts
 from megaindex.index.spans import Spans
 from megaindex.store.fingerprint import corpus_fingerprint
 
@@ -119,7 +113,7 @@ def test_every_backend_plans_the_same(
     setting: Setting, backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = planned_ladder(setting.index, 5, 400, setting.keys, stride=64)
-    monkeypatch.setattr(module, "active", lambda: backend)
+    monkeypatch.setattr(receipt_module, "active", lambda: backend)
     assert planned_ladder(setting.index, 5, 400, setting.keys, stride=64) == expected
     assert planned_receipt(setting.index, 5, 400, setting.keys) == expected.total
     assert [r.count for r in expected.blocks.values()] == [59, 64, 64, 64, 64, 64, 16]
@@ -163,7 +157,7 @@ def runs(spans: Spans) -> list[tuple[int, ...]]:
 
 
 def test_explain_crosses_chunks(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CHUNK", 50)
+    monkeypatch.setattr(ladder_module, "_CHUNK", 50)
     other = megaindex.build_index(setting.dataset, sequence_length=32, seed=4, epochs="2.5")
     start = explain(setting.index, other, 0, 400, setting.keys)
     assert start is not None

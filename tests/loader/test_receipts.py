@@ -12,7 +12,8 @@ import pytest
 from corpora import write_corpus
 
 import megaindex
-from megaindex.index.receipt import Ladder, Receipt, fingerprint_keys, planned_ladder
+from megaindex.index.ladder import Ladder, planned_ladder
+from megaindex.index.receipt import Receipt, fingerprint_keys
 from megaindex.loader.sampler import MicroBatchSampler
 from megaindex.store.fingerprint import corpus_fingerprint
 
