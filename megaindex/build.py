@@ -13,13 +13,20 @@ import xxhash
 
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.arithmetic import INT32_MAX, epochs_for, samples_for_epochs, samples_in
 from megaindex.index.arrays import ArrayIndex
-from megaindex.index.dialect import DIALECTS, Split, dialect
+from megaindex.index.dialect import Split, dialect
 from megaindex.index.orders import shuffled
 from megaindex.index.orders.epoch import EpochIndex, LeftOver
 from megaindex.index.orders.shuffled import ShuffledOrder
 from megaindex.index.orders.window import WindowIndex
+from megaindex.index.request import (
+    check_integers,
+    check_one_sample,
+    check_settings,
+    epochs_asked,
+    epochs_built,
+    samples_asked,
+)
 from megaindex.index.selection import count_tokens, select_documents
 from megaindex.kernels.sizes import ceil_div
 from megaindex.kernels.types import I32, IntArray
@@ -27,17 +34,6 @@ from megaindex.store.cache import fetch
 from megaindex.store.fingerprint import array_bytes, corpus_fingerprint
 
 BuiltIndex: TypeAlias = ArrayIndex | EpochIndex | WindowIndex
-
-_FRAMEWORKS = tuple(order for order, row in DIALECTS.items() if row.is_framework)
-_SETTINGS = {
-    "separate_final_epoch": _FRAMEWORKS,
-    "final_epoch_threshold": _FRAMEWORKS,
-    "exact_num_epochs": _FRAMEWORKS,
-    "drop_last_partial": _FRAMEWORKS,
-    "epochs_mixed": ("epoch",),
-    "left_over": ("epoch",),
-    "source_name": ("epoch", "window"),
-}
 
 
 def build_index(
@@ -97,8 +93,8 @@ def build_index(
         StorageError: the dataset cannot be read or the cache not written.
     """
     row = dialect(order)
-    _check_integers(sequence_length, seed, add_extra_token)
-    _check_settings(
+    check_integers(sequence_length, seed, add_extra_token)
+    check_settings(
         order,
         separate_final_epoch=separate_final_epoch is not None,
         final_epoch_threshold=final_epoch_threshold is not None,
@@ -113,18 +109,18 @@ def build_index(
     chosen = select_documents(
         len(dataset), name, row, documents=documents, split=split, subset=subset
     )
-    common: dict[str, int] = {
+    common = {
         "sequence_length": sequence_length,
         "seed": seed,
         "add_extra_token": add_extra_token,
     }
-    whole = _epochs(num_samples, epochs)
+    whole = epochs_asked(num_samples, epochs)
     if order == "window":
         window = _window_index(dataset, chosen, source_name, **common)
         return _for_length(window, num_samples, whole)
     dataset.validate()
     tokens = count_tokens(dataset.sequence_lengths, chosen)
-    _check_one_sample(name, tokens, sequence_length, add_extra_token)
+    check_one_sample(name, tokens, sequence_length, add_extra_token)
     if order == "epoch":
         block = EpochIndex(
             sequence_lengths=dataset.sequence_lengths,
@@ -137,83 +133,25 @@ def build_index(
             **common,
         )
         return _for_length(block, num_samples, whole)
-    wanted = _num_samples(num_samples, whole, tokens, sequence_length, add_extra_token)
+    wanted = samples_asked(num_samples, whole, tokens, sequence_length, add_extra_token)
     request = ShuffledOrder(
         dialect=row,
         documents=chosen,
-        sequence_length=sequence_length,
-        seed=seed,
         num_samples=wanted,
-        num_epochs=_num_epochs(exact_num_epochs, wanted, tokens, sequence_length, add_extra_token),
+        num_epochs=epochs_built(exact_num_epochs, wanted, tokens, sequence_length, add_extra_token),
         tokens_per_epoch=tokens,
-        add_extra_token=add_extra_token,
         drop_last_partial=drop_last_partial,
         separate_final_epoch=separate_final_epoch or row.final_epoch,
         final_epoch_threshold=(
             row.final_epoch_threshold if final_epoch_threshold is None else final_epoch_threshold
         ),
+        **common,
     )
     return _index(request, dataset, _arrays(request, dataset, cache_dir))
 
 
 def _open(source: str | os.PathLike[str] | IndexedDataset) -> IndexedDataset:
     return source if isinstance(source, IndexedDataset) else IndexedDataset(os.fspath(source))
-
-
-def _check_integers(sequence_length: int, seed: int, add_extra_token: int) -> None:
-    if not 1 <= sequence_length < INT32_MAX:
-        raise InvalidArgument(
-            f"sequence_length must be from 1 to {INT32_MAX - 1}, got {sequence_length}"
-        )
-    if not 0 <= seed < 2**32:
-        raise InvalidArgument(f"seed must be from 0 to 2**32 - 1, got {seed}")
-    if add_extra_token not in (0, 1):
-        raise InvalidArgument(f"add_extra_token must be 0 or 1, got {add_extra_token!r}")
-
-
-def _check_one_sample(name: str, tokens: int, sequence_length: int, extra: int) -> None:
-    if tokens < sequence_length + extra:
-        raise InvalidArgument(
-            f"{name}: the documents hold {tokens} tokens, one sample needs "
-            f"{sequence_length + extra} (sequence_length {sequence_length} + {extra} for the "
-            "shifted label); use more documents or a smaller sequence_length"
-        )
-
-
-def _num_samples(
-    num_samples: int | None, wanted: Fraction, tokens: int, sequence_length: int, extra: int
-) -> int:
-    if num_samples is not None:
-        return num_samples
-    return samples_for_epochs(wanted, tokens, sequence_length, extra)
-
-
-def _epochs(num_samples: int | None, epochs: int | float | str | Fraction | None) -> Fraction:
-    """Epochs asked for; the length of the run is ``num_samples`` where that is given."""
-    if num_samples is not None and epochs is not None:
-        raise InvalidArgument("num_samples and epochs both set the length; give one of them")
-    if num_samples is not None and num_samples < 1:
-        raise InvalidArgument(f"num_samples must be at least 1, got {num_samples}")
-    try:
-        wanted = Fraction(1 if epochs is None else str(epochs))
-    except (ValueError, ZeroDivisionError):
-        wanted = Fraction(0)
-    if wanted <= 0:
-        raise InvalidArgument(
-            f"epochs must be a positive number such as 1, 1.5 or 3/2, got {epochs!r}"
-        )
-    return wanted
-
-
-def _check_settings(order: str, **given: bool) -> None:
-    """Refuses settings that mean nothing in an order."""
-    for setting, is_given in given.items():
-        orders = _SETTINGS[setting]
-        if is_given and order not in orders:
-            raise InvalidArgument(
-                f"{setting} is a setting of order {' and '.join(orders)}, the order is {order}; "
-                "leave it out, or choose another order"
-            )
 
 
 def _window_index(
@@ -239,21 +177,6 @@ def _for_length(
     if num_samples is not None:
         return index.extend(index.epochs_for(num_samples))
     return index.extend(ceil_div(epochs.numerator, epochs.denominator))
-
-
-def _num_epochs(
-    exact: int | None, num_samples: int, tokens: int, sequence_length: int, extra: int
-) -> int:
-    if exact is None:
-        return epochs_for(num_samples, tokens, sequence_length, extra)
-    least = samples_in((exact - 1) * tokens, sequence_length, extra)
-    most = samples_in(exact * tokens, sequence_length, extra)
-    if exact < 1 or not least <= num_samples <= most:
-        raise InvalidArgument(
-            f"exact_num_epochs={exact}: so many epochs hold {most} samples, and all but the last "
-            f"{least}; num_samples must lie between, got {num_samples}"
-        )
-    return exact
 
 
 def _arrays(
