@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import megaindex
-from benchmarks import backends, index_build, kernels
+from benchmarks import backends, index_build, kernels, orders
 from benchmarks.timing import Comparison, timed
 
 Job = Callable[[], Comparison]
@@ -55,7 +55,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dir", help="where corpora and caches go; default: the system's")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/latest.json"))
     parser.add_argument(
-        "--only", nargs="+", help="index, sample_index, shuffle, blend, exhaustive, numba"
+        "--only", nargs="+", help="index, sample_index, shuffle, blend, exhaustive, orders, numba"
     )
     parser.add_argument("--memory", nargs="*", default=["40B"], help="corpora to measure memory on")
     return parser
@@ -73,6 +73,8 @@ def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, J
             yield "blend", lambda f=family, c=count: kernels.greedy(f, c, rounds)
     for count in (8, 100, 1000, 4000):
         yield "exhaustive", lambda c=count: kernels.exhaustive(c, rounds)
+    yield "orders", lambda: orders.first_batch(directory, rounds)
+    yield "orders", lambda: orders.bijection(rounds)
     yield "numba", lambda: backends.sample_index(directory, rounds)
     yield "numba", lambda: backends.shuffle(rounds)
     for count in (8, 1000):

@@ -1,0 +1,87 @@
+"""Our own orders: the first batch of a run, the bijection, and receipts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+import megaindex
+from benchmarks.corpora import SHAPES, write_sparse
+from benchmarks.kernels import check_equal
+from benchmarks.timing import Comparison, alternate
+from megaindex.kernels import load
+
+BATCH = 512
+
+
+def first_batch(directory: Path, rounds: int) -> Comparison:
+    """Order epoch from opening the files to the first batch located, against the peer's index.
+
+    The orders differ on purpose, so what is checked is that the batch holds whole samples, none of
+    whose tokens another of its samples holds.
+    """
+    from benchmarks import peer
+
+    shape = SHAPES["40B"]
+    prefix = write_sparse(directory, shape)
+    theirs = peer.open_megatron(prefix)
+    samples = shape.epochs * int(megaindex.IndexedDataset(prefix).num_tokens) // 2048 - 1
+
+    def ours() -> object:
+        index = megaindex.build_index(
+            str(prefix), sequence_length=2048, seed=1, epochs=shape.epochs, order="epoch"
+        )
+        return index.locate(np.arange(BATCH))
+
+    def megatron() -> object:
+        return peer.megatron_index(theirs, samples, 2048, 1, directory / "peer-cache")
+
+    _check_batch(ours(), theirs.sequence_lengths)
+    seconds = alternate(ours, megatron, rounds)
+    return Comparison(
+        what="order epoch, first batch of 512, against megatron-core's 4-epoch index, 40B",
+        ours=seconds[0],
+        peer=seconds[1],
+        items=shape.documents,
+        unit="document",
+        asked=20.0,
+        output_bytes=BATCH * 16,
+    )
+
+
+def _check_batch(spans: object, lengths: np.ndarray) -> None:
+    _, document, offset, length = spans  # type: ignore[misc]
+    if int(length.sum()) != BATCH * 2049 or (offset + length > lengths[document]).any():
+        raise SystemExit("order epoch: the first batch is not one of whole samples")
+    order = np.lexsort((offset, document))
+    same = document[order][1:] == document[order][:-1]
+    overlap = (offset + length)[order][:-1] - offset[order][1:]
+    if (overlap[same] > 1).any():  # neighbours share the token of the shifted label
+        raise SystemExit("order epoch: tokens of the first batch are served twice")
+
+
+def bijection(rounds: int, size: int = 40_000_000) -> Comparison:
+    """A permutation of 40 M documents, against numpy's shuffle of as many."""
+    native, key = load("native"), np.array([1, 2], np.uint64)
+    out = np.empty(size, np.int32)
+
+    def ours() -> None:
+        native.bijection_range(key, size, 0, out)
+
+    def numpy_shuffle() -> np.ndarray:
+        array = np.arange(size, dtype=np.int32)
+        np.random.RandomState(1).shuffle(array)
+        return array
+
+    ours()
+    check_equal("bijection", np.sort(out), np.arange(size, dtype=np.int32))
+    seconds = alternate(ours, numpy_shuffle, rounds)
+    return Comparison(
+        what=f"keyed bijection of {size:,}, one thread, against numpy's shuffle",
+        ours=seconds[0],
+        peer=seconds[1],
+        items=size,
+        unit="index",
+        output_bytes=out.nbytes,
+    )
