@@ -69,6 +69,11 @@ T* output(py::array& a, const char* name, py::ssize_t ndim = 1) {
   return static_cast<T*>(a.mutable_data());
 }
 
+py::array as_numpy(const py::object& object) {
+  require(py::isinstance<py::array>(object), "expected a numpy array or None");
+  return py::reinterpret_borrow<py::array>(object);
+}
+
 template <class T>
 bool is(const py::array& a) {
   return py::isinstance<py::array_t<T>>(a);
@@ -145,7 +150,7 @@ void fill_shuffled_documents(py::array& state, const py::object& documents, int6
     require(first_document >= 0 && first_document + count <= 0x80000000LL,
             "first_document: sequence ids must be from 0 to 2**31 - 1");
   } else {
-    const auto array = py::reinterpret_borrow<py::array>(documents);
+    const auto array = as_numpy(documents);
     ids = input<int32_t>(array, "documents");
     require(array.size() == count, "documents: must be as many as a row of out holds");
   }
@@ -384,7 +389,7 @@ struct BlendOutputs {
             "counts: one per dataset is needed, and at least one dataset");
     require(0 <= begin && begin <= end, "begin, end: must be 0 <= begin <= end");
     if (!index.is_none()) {
-      auto array = py::reinterpret_borrow<py::array>(index);
+      auto array = as_numpy(index);
       check_length(array, end - begin, "dataset_index");
       wide_index = !is<uint8_t>(array);
       dataset_index = wide_index ? static_cast<void*>(output<int16_t>(array, "dataset_index"))
@@ -393,7 +398,7 @@ struct BlendOutputs {
               "dataset_index: its dtype has no room for this many datasets");
     }
     if (!sample_index.is_none()) {
-      auto array = py::reinterpret_borrow<py::array>(sample_index);
+      auto array = as_numpy(sample_index);
       check_length(array, end - begin, "dataset_sample_index");
       dataset_sample_index = output<int64_t>(array, "dataset_sample_index");
     }

@@ -104,7 +104,7 @@ def build_index(
         left_over=left_over is not None,
         source_name=source_name is not None,
     )
-    dataset = _open(path_prefix_or_dataset)
+    dataset = _open(path_prefix_or_dataset, row.file_dialect)
     name = str(dataset.path_prefix)
     chosen = select_documents(
         len(dataset), name, row, documents=documents, split=split, subset=subset
@@ -150,8 +150,10 @@ def build_index(
     return _index(request, dataset, _arrays(request, dataset, cache_dir))
 
 
-def _open(source: str | os.PathLike[str] | IndexedDataset) -> IndexedDataset:
-    return source if isinstance(source, IndexedDataset) else IndexedDataset(os.fspath(source))
+def _open(source: str | os.PathLike[str] | IndexedDataset, file_dialect: str) -> IndexedDataset:
+    if isinstance(source, IndexedDataset):
+        return source
+    return IndexedDataset(os.fspath(source), dialect=file_dialect)
 
 
 def _window_index(

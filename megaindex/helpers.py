@@ -239,7 +239,7 @@ def _sample_idx(
 def _int32(values: npt.ArrayLike, name: str) -> I32:
     """As int32 without wrapping: the peers cast what does not fit."""
     array = np.asarray(values)
-    if array.dtype == np.int32:
+    if array.dtype == np.int32 and array.ndim == 1:
         return np.ascontiguousarray(array)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise InvalidArgument(
@@ -266,9 +266,19 @@ def _check_blend(
             f"{getattr(dataset_index, 'dtype', type(dataset_index).__name__)}"
         )
     sample_dtype = getattr(dataset_sample_index, "dtype", None)
-    if sample_dtype != np.int64:
+    if not isinstance(dataset_sample_index, np.ndarray) or sample_dtype != np.int64:
         raise InvalidArgument(
             f"dataset_sample_index must be an int64 array to write into, got {sample_dtype}"
+        )
+    for name, array in (("index", dataset_index), ("sample_index", dataset_sample_index)):
+        if array.ndim != 1 or not array.flags.c_contiguous or not array.flags.writeable:
+            raise InvalidArgument(
+                f"dataset_{name} must be one-dimensional, contiguous and writeable, got shape "
+                f"{array.shape}; pass an array made by numpy.zeros(size, dtype)"
+            )
+    if weights.ndim != 1:
+        raise InvalidArgument(
+            f"weights and sizes must have one dimension, got shape {weights.shape}"
         )
     if not 1 <= num_datasets <= min(room[dataset_index.dtype], weights.size):
         raise InvalidArgument(

@@ -135,7 +135,8 @@ def _from_file(path: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise FormatError(f"{path}: settings must be YAML or JSON, but {error}") from error
+        reason = " ".join(str(error).split())
+        raise FormatError(f"{path}: settings must be YAML or JSON, but {reason}") from error
     if not isinstance(content, dict):
         raise FormatError(f"{path}: settings must be a mapping such as 'order: neox'")
     return {str(key).replace("-", "_"): value for key, value in content.items()}

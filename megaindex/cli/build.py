@@ -7,6 +7,7 @@ import time
 from collections.abc import Sequence
 
 from megaindex.cli.run import guarded
+from megaindex.plan.__main__ import Parser
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -15,7 +16,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="megaindex build", description=__doc__)
+    parser = Parser(prog="megaindex build", description=__doc__)
     parser.add_argument("--data-path", required=True, metavar="P", help="prefix of .bin and .idx")
     parser.add_argument("--seq-length", required=True, type=int, metavar="S")
     parser.add_argument("--seed", type=int, default=1234, help="default: 1234, as the frameworks")
@@ -45,8 +46,10 @@ def _build(options: argparse.Namespace) -> None:
         cache_dir=options.cache_dir,
     )
     seconds = time.perf_counter() - start
+    computed = index.order in ("epoch", "window")
+    where = "computed as it is read, nothing to keep" if computed else f"in {options.cache_dir}"
     print(
         f"order {index.order}: {index.num_samples:,} samples of {index.sequence_length} tokens, "
         f"{index.num_epochs} epoch(s) of {index.tokens_per_epoch:,} tokens, in {seconds:.2f} s "
-        f"({megaindex.backend()}), in {options.cache_dir}"
+        f"({megaindex.backend()}), {where}"
     )

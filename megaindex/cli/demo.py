@@ -24,11 +24,13 @@ from rich.table import Table
 from megaindex.build import build_index
 from megaindex.cli.run import guarded
 from megaindex.corpus.byte_level import END_OF_DOCUMENT, text_files, write_byte_corpus
-from megaindex.errors import MegaIndexError
+from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
+from megaindex.io.failures import as_storage_error
 from megaindex.kernels import backend
 from megaindex.loader.proof import Served, walk_ranks
 from megaindex.plan import make_plan
+from megaindex.plan.__main__ import Parser
 from megaindex.plan.render import plan_view
 from megaindex.recipe.run import Data, Run, Source, Target
 from megaindex.recipe.schedule import BatchSchedule
@@ -41,6 +43,7 @@ SUFFIXES = (".py", ".pyi", ".txt", ".md", ".rst", ".h", ".hpp", ".json")
 RANKS, MICRO_BATCH, ACCUMULATION = 8, 4, 2
 SEED = 1234
 ORDER = "epoch"
+MARKER = ".megaindex-demo"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -49,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="megaindex demo", description=__doc__)
+    parser = Parser(prog="megaindex demo", description=__doc__)
     parser.add_argument("--dir", default="demo-data", help="where corpus and cache go")
     parser.add_argument("--max-tokens", type=int, default=64_000_000, metavar="T")
     parser.add_argument("--seq-length", type=int, default=2048, metavar="S")
@@ -64,6 +67,7 @@ class _Demo:
         self._console = Console(highlight=False, width=None if _is_terminal() else 110)
 
     def run(self) -> None:
+        self._claim_directory()
         files = self._write_corpus()
         dataset = IndexedDataset(self._prefix)
         plan = self._plan()
@@ -71,15 +75,35 @@ class _Demo:
         served = self._walk(index, dataset, plan)
         self._prove(index, dataset, plan, served, files)
 
+    def _claim_directory(self) -> None:
+        """A demo replaces what an earlier demo wrote, and nothing else."""
+        directory = self._prefix.parent
+        if self._options.max_tokens < 1:
+            raise InvalidArgument(
+                f"--max-tokens must be at least 1, got {self._options.max_tokens}"
+            )
+        for root in self._options.root or []:
+            if not Path(root).is_dir():
+                raise InvalidArgument(f"--root {root}: must be a folder with text files in it")
+        with as_storage_error(str(directory), "cannot use it for the demo"):
+            directory.mkdir(parents=True, exist_ok=True)
+            if any(directory.iterdir()) and not (directory / MARKER).exists():
+                raise InvalidArgument(
+                    f"--dir {directory}: must be empty, new, or of an earlier demo, since corpus "
+                    "and cache in it are replaced; name another folder"
+                )
+            (directory / MARKER).touch()
+
     def _write_corpus(self) -> list[Path]:
-        self._prefix.parent.mkdir(parents=True, exist_ok=True)
         paths = sysconfig.get_paths()
         roots = self._options.root or [paths["stdlib"], paths["purelib"]]
         with self._step("1  corpus") as say:
             files = text_files(roots, SUFFIXES)
             limit = self._options.max_tokens
             with self._progress("tokenizing", limit) as advance:
-                files = write_byte_corpus(self._prefix, files, max_tokens=limit, progress=advance)
+                files = write_byte_corpus(
+                    self._prefix, files, max_tokens=limit, progress=advance, overwrite=True
+                )
             dataset = IndexedDataset(self._prefix)
             say(f"{len(files):,} files, {dataset.num_tokens:,} tokens in {self._prefix}.bin/.idx")
         return files

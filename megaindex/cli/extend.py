@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from megaindex.cli.run import guarded
 from megaindex.errors import InvalidArgument
+from megaindex.plan.__main__ import Parser
 
 if TYPE_CHECKING:
     from megaindex.index.extended import ExtendedIndex
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="megaindex extend", description=__doc__)
+    parser = Parser(prog="megaindex extend", description=__doc__)
     old = parser.add_argument_group("how the old run was planned")
     old.add_argument("--data-path", required=True, metavar="P", help="prefix of .bin and .idx")
     old.add_argument("--seq-length", required=True, type=int, metavar="S")
@@ -52,10 +53,11 @@ def _parser() -> argparse.ArgumentParser:
 def _extend(options: argparse.Namespace) -> None:
     from megaindex.build import build_index
     from megaindex.format import IndexedDataset
+    from megaindex.index.dialect import dialect
     from megaindex.index.extended import extend_index
     from megaindex.store.fingerprint import corpus_fingerprint
 
-    dataset = IndexedDataset(options.data_path)
+    dataset = IndexedDataset(options.data_path, dialect=dialect(options.order).file_dialect)
     settings: dict[str, Any] = {
         "sequence_length": options.seq_length,
         "order": options.order,

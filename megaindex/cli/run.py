@@ -19,6 +19,9 @@ def guarded(verb: str, body: Callable[[], None]) -> int:
         return 2
     except BrokenPipeError:  # `| head` has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except MemoryError as error:
+        print(f"megaindex {verb}: not enough memory: {error}; ask for less", file=sys.stderr)
+        return 2
     except KeyboardInterrupt:
         print(f"megaindex {verb}: interrupted, nothing half-written was left", file=sys.stderr)
         return 130

@@ -30,14 +30,15 @@ def write_byte_corpus(
     *,
     max_tokens: int,
     progress: Callable[[int], None] = lambda _: None,
+    overwrite: bool = False,
 ) -> list[Path]:
     """Write ``files`` as one uint16 document each until ``max_tokens``; returns those written.
 
     Raises:
-        StorageError: the pair cannot be written, or exists already.
+        StorageError: the pair cannot be written, or exists and may not be overwritten.
     """
     written: list[Path] = []
-    with IndexedDatasetWriter(os.fspath(prefix), np.uint16, overwrite=True) as writer:
+    with IndexedDatasetWriter(os.fspath(prefix), np.uint16, overwrite=overwrite) as writer:
         for path, tokens in _documents(files, max_tokens):
             writer.add_document(tokens)
             written.append(path)

@@ -79,6 +79,8 @@ def final_epoch(
     """
     if policy not in ("auto", "always", "never"):
         raise InvalidArgument(f"separate_final_epoch must be auto, always or never, got {policy!r}")
+    if not 0 <= threshold <= 1:
+        raise InvalidArgument(f"final_epoch_threshold must be from 0 to 1, got {threshold}")
     before = samples_in((num_epochs - 1) * tokens_per_epoch, sequence_length, extra)
     per_epoch = samples_in(tokens_per_epoch, sequence_length, extra)
     from_final = num_samples - before

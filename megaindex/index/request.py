@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from fractions import Fraction
 
 from megaindex.errors import InvalidArgument
@@ -21,7 +22,9 @@ _SETTINGS = {
 
 
 def check_integers(sequence_length: int, seed: int, add_extra_token: int) -> None:
-    """Refuses what is out of range in every order."""
+    """Refuses what is out of range, or no integer, in every order."""
+    for name, value in (("sequence_length", sequence_length), ("seed", seed)):
+        check_integer(name, value)
     if not 1 <= sequence_length < INT32_MAX:
         raise InvalidArgument(
             f"sequence_length must be from 1 to {INT32_MAX - 1}, got {sequence_length}"
@@ -30,6 +33,16 @@ def check_integers(sequence_length: int, seed: int, add_extra_token: int) -> Non
         raise InvalidArgument(f"seed must be from 0 to 2**32 - 1, got {seed}")
     if add_extra_token not in (0, 1):
         raise InvalidArgument(f"add_extra_token must be 0 or 1, got {add_extra_token!r}")
+
+
+def check_integer(name: str, value: object) -> None:
+    """Refuses what only looks like an integer: 1.0 and "1" are none."""
+    try:
+        operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgument(
+            f"{name} must be an integer, got {value!r} of type {type(value).__name__}"
+        ) from None
 
 
 def check_one_sample(name: str, tokens: int, sequence_length: int, extra: int) -> None:
@@ -66,10 +79,14 @@ def epochs_asked(num_samples: int | None, epochs: int | float | str | Fraction |
     """Epochs asked for; the length of the run is ``num_samples`` where that is given."""
     if num_samples is not None and epochs is not None:
         raise InvalidArgument("num_samples and epochs both set the length; give one of them")
-    if num_samples is not None and num_samples < 1:
-        raise InvalidArgument(f"num_samples must be at least 1, got {num_samples}")
+    if num_samples is not None:
+        check_integer("num_samples", num_samples)
+        if num_samples < 1:
+            raise InvalidArgument(f"num_samples must be at least 1, got {num_samples}")
+    text = "1" if epochs is None else str(epochs)
     try:
-        wanted = Fraction(1 if epochs is None else str(epochs))
+        # an exponent of more digits would take all memory before it could be refused
+        wanted = Fraction(text if len(text.lower().partition("e")[2]) <= 4 else 0)
     except (ValueError, ZeroDivisionError):
         wanted = Fraction(0)
     if wanted <= 0:

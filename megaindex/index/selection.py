@@ -35,9 +35,9 @@ def select_documents(
     chosen: range | I32
     if split is not None and documents is not None:
         raise InvalidArgument("documents and split both choose documents; give one of them")
+    if subset not in SPLITS:
+        raise InvalidArgument(f"subset must be train, valid or test, got {subset!r}")
     if split is not None:
-        if subset not in SPLITS:
-            raise InvalidArgument(f"subset must be train, valid or test, got {subset!r}")
         chosen = range(*row.split_bounds(split, num_sequences)[SPLITS.index(subset)])
     elif documents is None:
         chosen = range(num_sequences)

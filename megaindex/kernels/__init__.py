@@ -37,7 +37,13 @@ def backend() -> str:
     """Name of the backend in use: native, numba or reference."""
     wanted = os.environ.get("MEGAINDEX_BACKEND")
     if wanted:
-        load(wanted)
+        try:
+            load(wanted)
+        except ImportError as error:
+            raise InvalidArgument(
+                f"MEGAINDEX_BACKEND={wanted} is not installed ({error}); reinstall megaindex where "
+                "a C++17 compiler is, or unset MEGAINDEX_BACKEND"
+            ) from error
         return wanted
     try:
         load("native")

@@ -202,7 +202,8 @@ def _setup(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
     if plan.train_iters == 0:
         yield (
             f"no full iteration: the target leaves {plan.samples_left_over} samples, one batch is "
-            f"{plan.global_batch_size}; aim higher or use --tail pad"
+            f"{plan.global_batch_size}; aim higher"
+            + (" or use --tail pad" if plan.samples_left_over else "")
         )
     if not sizing.row.is_framework and run.variance_buffer not in (None, "exact"):
         yield f"order {run.order} sizes sources exactly; --variance-buffer has no effect"

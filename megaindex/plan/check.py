@@ -23,6 +23,8 @@ def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
         reasons.append(f"{plan.train_iters} iterations build {epochs} epochs{hint}")
     if short := _short(plan):
         reasons.append(f"{', '.join(short)}: drawn more often than built")
+    if plan.train_iters == 0:
+        reasons.append("no full iteration: the target holds less than one batch")
     if plan.samples_left_over > plan.global_batch_size:
         reasons.append(
             f"{plan.samples_left_over} samples stay unseen, more than one batch of "

@@ -27,7 +27,7 @@ def built_coverage(draw: Draw, progress: Progress | None = None) -> Coverage:
         dataset,
         sequence_length=draw.sequence_length,
         seed=draw.seed,
-        num_samples=draw.requested,
+        num_samples=max(draw.requested, draw.served),
         documents=range(part.begin, part.end),
         order=draw.row.order,
     )

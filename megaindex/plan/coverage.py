@@ -66,7 +66,7 @@ def coverage_of(draw: Draw, method: str, progress: Progress | None = None) -> Co
 def _can_build(draw: Draw) -> bool:
     return bool(
         draw.counted
-        and draw.row.is_framework
+        and draw.row.order != "window"  # always closed
         and draw.part.source.path
         and draw.per_epoch > 0
         and draw.served > 0

@@ -19,9 +19,12 @@ class Coverage:
     epochs; only where the index was built."""
 
     def to_json(self) -> dict[str, float]:
-        seen = {f"seen_{times}": share for times, share in enumerate(self.tokens)}
-        documents = {f"documents_seen_{times}": v for times, v in enumerate(self.documents)}
-        return {**seen, **documents}
+        """``seen_0``, ``seen_1``, …: fractions of the tokens, which add up to 1."""
+        return {f"seen_{times}": share for times, share in enumerate(self.tokens)}
+
+    def documents_to_json(self) -> dict[str, float]:
+        """The same for documents; empty where they were not counted."""
+        return {f"seen_{times}": share for times, share in enumerate(self.documents)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,6 +64,7 @@ class Row:
             **vars(self),
             "drawn_bounds": list(self.drawn_bounds),
             "coverage": self.coverage.to_json(),
+            "coverage_documents": self.coverage.documents_to_json(),
             "coverage_method": self.coverage.method,
         }
 

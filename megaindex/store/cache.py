@@ -10,7 +10,7 @@ from typing import Any
 
 import xxhash
 
-from megaindex.errors import FormatError, StorageError
+from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.io.failures import as_storage_error
 from megaindex.io.mapping import map_readonly
 from megaindex.kernels.types import IntArray
@@ -34,23 +34,39 @@ def fetch(
     Raises:
         StorageError: the cache cannot be read or written.
     """
+    if not os.fspath(cache_dir):
+        raise InvalidArgument("cache_dir must name a directory, got ''; None keeps it in memory")
     parameters = dict(parameters)
     key = entry_key(parameters)
     entry = Path(cache_dir) / key
+    for _ in range(_ATTEMPTS):
+        arrays = _load_or_set_aside(entry, key)
+        if arrays is None:
+            with EntryWriter(cache_dir, key) as writer:
+                build(writer)
+                writer.publish(parameters)
+            arrays = _load_or_set_aside(entry, key)
+        if arrays is not None:
+            return arrays
+    raise StorageError(
+        f"{entry}: was removed {_ATTEMPTS} times while it was read; keep others off the cache_dir"
+    )
+
+
+# Processes that find one damaged entry may remove what another has just put in its place.
+_ATTEMPTS = 5
+
+
+def _load_or_set_aside(entry: Path, key: str) -> dict[str, IntArray] | None:
+    """The arrays of an entry; None where there is none, or one that is damaged."""
     try:
-        arrays = _load(entry, key)
+        return _load(entry, key)
+    except MissingFile:  # another process set it aside meanwhile
+        return None
     except FormatError as error:
         logger.warning("%s; it is rebuilt", error)
         set_aside(entry)
-        arrays = None
-    if arrays is None:
-        with EntryWriter(cache_dir, key) as writer:
-            build(writer)
-            writer.publish(parameters)
-        arrays = _load(entry, key)
-    if arrays is None:
-        raise StorageError(f"{entry}: was removed while it was read; keep others off the cache_dir")
-    return arrays
+        return None
 
 
 def _load(entry: Path, key: str) -> dict[str, IntArray] | None:

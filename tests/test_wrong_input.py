@@ -1,0 +1,118 @@
+"""Wrong input of kinds that once got through."""
+
+from __future__ import annotations
+
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpora import write_corpus
+
+import megaindex
+from megaindex import helpers
+from megaindex.cli import main
+from megaindex.errors import InvalidArgument
+from megaindex.kernels import backend, load
+
+
+@pytest.mark.parametrize("name", ["native", "numba", "reference"])
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        (np.zeros((5, 2), np.int16), np.zeros(10, np.int64)),
+        (np.zeros(10, np.int16), np.zeros((10, 1), np.int64)),
+        (np.zeros(20, np.int16)[::2], np.zeros(10, np.int64)),
+        (np.frombuffer(bytes(20), np.int16), np.zeros(10, np.int64)),
+    ],
+    ids=["2-d index", "2-d samples", "strided", "read-only"],
+)
+def test_no_backend_writes_where_it_must_not(
+    name: str, outputs: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helpers, "active", lambda: load(name))
+    with pytest.raises(InvalidArgument, match="one-dimensional, contiguous and writeable"):
+        helpers.build_blending_indices(*outputs, [0.5, 0.5], 2, 10, False)
+    with pytest.raises(InvalidArgument, match="must have one dimension"):
+        helpers.build_blending_indices(
+            np.zeros(4, np.int16), np.zeros(4, np.int64), [[0.5, 0.5]], 2, 4, False
+        )
+    with pytest.raises(InvalidArgument, match="sizes must be integers in one dimension"):
+        helpers.build_sample_idx(np.ones((2, 2), np.int32), [0], 1, 1, 1)
+
+
+def test_the_binding_takes_arrays_only() -> None:
+    native = load("native")
+    with pytest.raises(InvalidArgument, match="expected a numpy array or None"):
+        native.blend_greedy(np.ones(2), 0, 2, np.zeros(2, np.int64), [0, 0], None)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sequence_length": 1.5, "order": "epoch"}, "sequence_length must be an integer, got 1.5"),
+        ({"sequence_length": "16"}, "sequence_length must be an integer, got '16'"),
+        ({"seed": 1.0}, "seed must be an integer, got 1.0"),
+        ({"num_samples": 1.5}, "num_samples must be an integer"),
+        ({"subset": "dev"}, "subset must be train, valid or test"),
+        ({"final_epoch_threshold": float("nan")}, "final_epoch_threshold must be from 0 to 1"),
+        ({"epochs": "1e99999999"}, "epochs must be a positive number"),
+        ({"cache_dir": ""}, "cache_dir must name a directory"),
+    ],
+)
+def test_what_only_looks_right_is_refused(
+    tmp_path: Path, arguments: dict[str, Any], message: str
+) -> None:
+    corpus = write_corpus(tmp_path / "c", [90, 40])
+    with pytest.raises(InvalidArgument, match=message):
+        megaindex.build_index(corpus, **{"sequence_length": 16, "seed": 1, **arguments})
+
+
+def test_a_path_is_read_with_the_frameworks_dtype_codes(tmp_path: Path) -> None:
+    with megaindex.IndexedDatasetWriter(str(tmp_path / "c"), np.float32, dialect="neox") as writer:
+        writer.add_document(np.arange(100, dtype=np.float32))
+    index = megaindex.build_index(str(tmp_path / "c"), sequence_length=16, seed=1, order="neox")
+    assert index.num_samples == 6
+
+
+def test_many_that_find_one_damaged_entry_all_get_it_whole(tmp_path: Path) -> None:
+    corpus = write_corpus(tmp_path / "c", np.full(200, 37))
+    expected = megaindex.build_index(corpus, sequence_length=16, seed=1).sample_index
+    settings = {"sequence_length": 16, "seed": 1, "cache_dir": tmp_path / "cache"}
+    megaindex.build_index(corpus, **settings)
+    with ThreadPoolExecutor(6) as pool:
+        for _ in range(10):
+            (manifest,) = (tmp_path / "cache").glob("*/manifest.json")
+            manifest.write_text("{}")
+            futures = [pool.submit(megaindex.build_index, corpus, **settings) for _ in range(6)]
+            for future in futures:
+                np.testing.assert_array_equal(future.result().sample_index, expected)
+
+
+def test_the_demo_leaves_what_is_not_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "cache").mkdir()
+    (tmp_path / "cache/mine").write_text("keep")
+    for arguments, reason in (
+        (["--dir", str(tmp_path)], "must be empty, new, or of an earlier demo"),
+        (["--dir", str(tmp_path / "cache/mine")], "cannot use it for the demo"),
+        (["--max-tokens", "0"], "--max-tokens must be at least 1"),
+        (["--root", "/no/such/folder"], "must be a folder"),
+    ):
+        assert main(["demo", *arguments]) == 2
+        captured = capsys.readouterr()
+        assert reason in captured.err
+        assert captured.err.count("\n") == 1
+    assert (tmp_path / "cache/mine").read_text() == "keep"
+
+
+def test_a_backend_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> None:
+        raise ImportError("no compiled core")
+
+    monkeypatch.setenv("MEGAINDEX_BACKEND", "native")
+    monkeypatch.setattr("megaindex.kernels.load", missing)
+    with pytest.raises(InvalidArgument, match="MEGAINDEX_BACKEND=native is not installed"):
+        backend.__wrapped__()
