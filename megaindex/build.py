@@ -23,6 +23,7 @@ from megaindex.index.request import (
     check_integers,
     check_one_sample,
     check_settings,
+    check_total,
     epochs_asked,
     epochs_built,
     samples_asked,
@@ -147,6 +148,7 @@ def build_index(
         ),
         **common,
     )
+    check_total(name, request.total_tokens)
     return _index(request, dataset, _arrays(request, dataset, cache_dir))
 
 

@@ -6,7 +6,13 @@ import operator
 from fractions import Fraction
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.arithmetic import INT32_MAX, epochs_for, samples_for_epochs, samples_in
+from megaindex.index.arithmetic import (
+    INT32_MAX,
+    INT64_MAX,
+    epochs_for,
+    samples_for_epochs,
+    samples_in,
+)
 from megaindex.index.dialect import DIALECTS
 
 _FRAMEWORKS = tuple(order for order, row in DIALECTS.items() if row.is_framework)
@@ -52,6 +58,14 @@ def check_one_sample(name: str, tokens: int, sequence_length: int, extra: int) -
             f"{name}: the documents hold {tokens} tokens, one sample needs "
             f"{sequence_length + extra} (sequence_length {sequence_length} + {extra} for the "
             "shifted label); use more documents or a smaller sequence_length"
+        )
+
+
+def check_total(name: str, tokens: int) -> None:
+    """Refuses more tokens than any array can count."""
+    if tokens > INT64_MAX:
+        raise InvalidArgument(
+            f"{name}: the epochs asked for hold {tokens} tokens, more than 2**63 - 1; ask for fewer"
         )
 
 

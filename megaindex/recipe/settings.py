@@ -194,6 +194,8 @@ def _target(settings: Settings) -> Target:
 
 def _fraction(text: str, flag: str) -> Fraction:
     try:
+        if len(text.lower().partition("e")[2]) > 4:  # such an exponent would take all memory
+            raise ValueError
         return Fraction(text.strip())
     except (ValueError, ZeroDivisionError):
         raise InvalidArgument(
