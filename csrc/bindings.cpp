@@ -11,6 +11,7 @@
 #include "megaindex/divisor.hpp"
 #include "megaindex/epoch.hpp"
 #include "megaindex/least_seen.hpp"
+#include "megaindex/invalid_input.hpp"
 #include "megaindex/mapping.hpp"
 #include "megaindex/mt19937.hpp"
 #include "megaindex/receipt.hpp"
@@ -22,12 +23,8 @@ using namespace megaindex;
 
 namespace {
 
-struct BadArgument : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
 void require(bool fine, const std::string& rule) {
-  if (!fine) throw BadArgument(rule);
+  if (!fine) throw InvalidInput(rule);
 }
 
 std::string describe(const py::array& a) {
@@ -39,7 +36,7 @@ template <class T>
 void check_array(const py::array& a, py::ssize_t ndim, const char* name) {
   // the message takes microseconds to write: only where it is needed
   if (!py::isinstance<py::array_t<T>>(a) || a.ndim() != ndim) {
-    throw BadArgument(std::string(name) + ": expected a " + std::to_string(ndim) +
+    throw InvalidInput(std::string(name) + ": expected a " + std::to_string(ndim) +
                       "-dimensional " + std::string(py::str(py::dtype::of<T>())) +
                       " array, got " + describe(a) +
                       "; convert it with numpy.ascontiguousarray(…, dtype)");
@@ -571,11 +568,7 @@ PYBIND11_MODULE(_native, m) {
   py::register_exception_translator([](std::exception_ptr error) {
     try {
       if (error) std::rethrow_exception(error);
-    } catch (const BadArgument& e) {
-      raise_invalid_argument(e);
-    } catch (const SampleIndexError& e) {
-      raise_invalid_argument(e);
-    } catch (const DivisorError& e) {
+    } catch (const InvalidInput& e) {
       raise_invalid_argument(e);
     }
   });

@@ -16,6 +16,7 @@
 #include <string>
 #include <vector>
 
+#include "megaindex/invalid_input.hpp"
 #include "megaindex/poll.hpp"
 
 namespace megaindex {
@@ -28,19 +29,15 @@ struct DivisorDraw {
   int32_t dataset;
 };
 
-struct DivisorError : std::runtime_error {
-  using std::runtime_error::runtime_error;
-};
-
 // The sum of the weights; refuses weights and positions whose products would not fit.
 inline Wide divisor_sum(const uint64_t* weights, int64_t num_datasets, int64_t position) {
   const auto too_large = [](uint64_t weight) { return weight >= uint64_t{1} << 53; };
   const Wide sum = std::accumulate(weights, weights + num_datasets, Wide{0});
   if (std::any_of(weights, weights + num_datasets, too_large) || sum <= 0 || sum >> 63 != 0) {
-    throw DivisorError("weights: each must be below 2**53, and their sum positive and below 2**63");
+    throw InvalidInput("weights: each must be below 2**53, and their sum positive and below 2**63");
   }
   if (position < 0 || position > int64_t{1} << 60) {
-    throw DivisorError("position: must be from 0 to 2**60, got " + std::to_string(position));
+    throw InvalidInput("position: must be from 0 to 2**60, got " + std::to_string(position));
   }
   return sum;
 }
@@ -151,7 +148,7 @@ class DivisorStretch {
 };
 
 // Draws positions begin ... end - 1. counts[i] is how often dataset i was drawn before `begin`, as
-// divisor_counts has it, and is advanced to `end`. Either output may be null. Throws DivisorError
+// divisor_counts has it, and is advanced to `end`. Either output may be null. Throws InvalidInput
 // for weights, an `end` or counts that cannot be.
 template <class Index, class Poll = NoPoll>
 void divisor_fill(const uint64_t* weights, int64_t num_datasets, int64_t begin, int64_t end,
@@ -160,7 +157,7 @@ void divisor_fill(const uint64_t* weights, int64_t num_datasets, int64_t begin, 
   constexpr int64_t kLength = 4096;
   DivisorStretch stretch(weights, num_datasets, divisor_sum(weights, num_datasets, end));
   if (!stretch.reaches(begin, counts)) {
-    throw DivisorError("counts: are not those of the divisor rule before `begin`; take them from "
+    throw InvalidInput("counts: are not those of the divisor rule before `begin`; take them from "
                        "divisor_counts");
   }
   for (int64_t n = begin; n < end;) {

@@ -9,6 +9,8 @@
 #include <thread>
 #include <vector>
 
+#include "megaindex/invalid_input.hpp"
+
 namespace megaindex {
 
 // Row k of the index is (position in document_index, offset in that document) of the last token
@@ -22,10 +24,6 @@ struct SampleGeometry {
   int64_t extra;            // 1 if a sample holds one token more for the shifted label, else 0
   int64_t num_samples;      // rows - 1
   int64_t total_tokens;     // of all documents, as the caller counted them
-};
-
-struct SampleIndexError : std::runtime_error {
-  using std::runtime_error::runtime_error;
 };
 
 namespace detail {
@@ -83,10 +81,10 @@ class LengthReader {
   int64_t at(int64_t position) const {
     const auto document = static_cast<uint64_t>(int64_t{documents_[position]});
     if (__builtin_expect(!exists(document), 0)) {
-      throw SampleIndexError("document_index names a sequence that has no length");
+      throw InvalidInput("document_index names a sequence that has no length");
     }
     const int64_t length = lengths_[document];
-    if (__builtin_expect(length < 0, 0)) throw SampleIndexError("a length is negative");
+    if (__builtin_expect(length < 0, 0)) throw InvalidInput("a length is negative");
     return length;
   }
 
@@ -318,7 +316,7 @@ void cut(const Reader& reader, int64_t num_documents, const SampleGeometry& g, i
   }
   const int64_t needed = g.num_samples * g.sequence_length + g.extra;
   if (tokens < std::min(needed, g.total_tokens)) {
-    throw SampleIndexError("the documents hold fewer tokens than num_epochs * tokens_per_epoch");
+    throw InvalidInput("the documents hold fewer tokens than num_epochs * tokens_per_epoch");
   }
   if (tokens < needed && g.num_samples > 0) put_last_partial(reader, g, num_documents, rows);
 }
@@ -335,7 +333,7 @@ inline bool short_lengths_pay(int64_t num_lengths, int64_t num_documents, int64_
 }
 
 // Fills rows[num_samples + 1][2]. `lengths` holds int32, aligned or not; `short_lengths` is null or
-// room for as many uint16. Throws SampleIndexError if an id, a length or the number of tokens does
+// room for as many uint16. Throws InvalidInput if an id, a length or the number of tokens does
 // not fit; rows is unspecified then.
 template <class T>
 void cut_samples(const unsigned char* lengths, int64_t num_lengths, const int32_t* document_index,

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Sequence
-from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from megaindex.cli.run import guarded
@@ -85,22 +84,25 @@ def _extend(options: argparse.Namespace) -> None:
 
 def _consumed(options: argparse.Namespace, old: Index) -> int:
     from megaindex.index.arithmetic import samples_for_epochs
+    from megaindex.index.request import parse_fraction
 
     if options.consumed_samples is not None:
         return int(options.consumed_samples)
     if options.num_samples is not None:
         return int(options.num_samples)
     tokens, length, extra = old.tokens_per_epoch, old.sequence_length, old.add_extra_token
-    planned = samples_for_epochs(Fraction(options.epochs), tokens, length, extra)
+    planned = samples_for_epochs(parse_fraction(options.epochs), tokens, length, extra)
     return min(planned, old.num_samples)
 
 
 def _more(options: argparse.Namespace, old: Index) -> int:
+    from megaindex.index.request import parse_fraction
+
     if options.more_samples is not None:
         return int(options.more_samples)
     try:
-        epochs = Fraction(options.more_epochs)
-    except (ValueError, ZeroDivisionError):
+        epochs = parse_fraction(options.more_epochs)
+    except ValueError:
         raise InvalidArgument(
             f"--more-epochs must be a positive number such as 1, 1.5 or 3/2, got "
             f"{options.more_epochs!r}"

@@ -89,6 +89,20 @@ def samples_asked(
     return samples_for_epochs(wanted, tokens, sequence_length, extra)
 
 
+def parse_fraction(text: str) -> Fraction:
+    """``1.5``, ``3/2`` or ``2`` exactly.
+
+    Raises:
+        ValueError: not a number, or with an exponent that would take all memory to write out.
+    """
+    if len(text.lower().partition("e")[2]) > 4:
+        raise ValueError(f"{text!r} has an exponent of more than four characters")
+    try:
+        return Fraction(text.strip())
+    except ZeroDivisionError:
+        raise ValueError(f"{text!r} divides by zero") from None
+
+
 def epochs_asked(num_samples: int | None, epochs: int | float | str | Fraction | None) -> Fraction:
     """Epochs asked for; the length of the run is ``num_samples`` where that is given."""
     if num_samples is not None and epochs is not None:
@@ -97,11 +111,9 @@ def epochs_asked(num_samples: int | None, epochs: int | float | str | Fraction |
         check_integer("num_samples", num_samples)
         if num_samples < 1:
             raise InvalidArgument(f"num_samples must be at least 1, got {num_samples}")
-    text = "1" if epochs is None else str(epochs)
     try:
-        # an exponent of more digits would take all memory before it could be refused
-        wanted = Fraction(text if len(text.lower().partition("e")[2]) <= 4 else 0)
-    except (ValueError, ZeroDivisionError):
+        wanted = parse_fraction("1" if epochs is None else str(epochs))
+    except ValueError:
         wanted = Fraction(0)
     if wanted <= 0:
         raise InvalidArgument(

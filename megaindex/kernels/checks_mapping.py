@@ -12,10 +12,9 @@ from typing import SupportsIndex
 import numpy as np
 
 from megaindex.errors import InvalidArgument
+from megaindex.kernels.sizes import INT32_MAX, INT64_MAX
 from megaindex.kernels.types import IntArray
 
-INT32_MAX = 2**31 - 1
-INT64_MAX = 2**63 - 1
 UINT32_MAX = 2**32 - 1
 UINT64_MAX = 2**64 - 1
 

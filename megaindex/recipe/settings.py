@@ -11,6 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.request import parse_fraction
 from megaindex.recipe.batch import batch_sizes
 from megaindex.recipe.data import parse_blend, parse_tokens
 from megaindex.recipe.run import Data, Evaluation, Run, Source, Target, TargetKind
@@ -194,10 +195,8 @@ def _target(settings: Settings) -> Target:
 
 def _fraction(text: str, flag: str) -> Fraction:
     try:
-        if len(text.lower().partition("e")[2]) > 4:  # such an exponent would take all memory
-            raise ValueError
-        return Fraction(text.strip())
-    except (ValueError, ZeroDivisionError):
+        return parse_fraction(text)
+    except ValueError:
         raise InvalidArgument(
             f"{flag}: {text!r} is neither a decimal nor a fraction; write 2, 1.5 or 3/2"
         ) from None

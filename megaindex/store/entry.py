@@ -33,9 +33,8 @@ class EntryWriter:
 
     Large arrays on a local file system are mapped files: what a kernel writes is already in place,
     and their pages are brought in ahead of the kernels. Others are written from memory. Either way,
-    and for the checksums, this happens while the next kernel runs.
-    `publish` writes the
-    manifest last and renames the directory. Whoever comes second drops its copy: both are equal.
+    and for the checksums, this happens while the next kernel runs. `publish` writes the manifest
+    last and renames the directory. Whoever comes second drops its copy: both are equal.
     """
 
     def __init__(self, cache_dir: str | os.PathLike[str], key: str) -> None:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NoReturn
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.index.arithmetic import INT64_MAX, epochs_for, samples_in
+from megaindex.index.orders.arrayless import Arrayless
 from megaindex.index.orders.keys import order_key
 from megaindex.index.orders.materialise import EpochArrays, materialise
 from megaindex.index.orders.passes import PassTables
@@ -24,7 +25,7 @@ from megaindex.index.orders.requests import Requests, distinct, in_order, withou
 from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.kernels import active
 from megaindex.kernels.sizes import ceil_div
-from megaindex.kernels.types import I32, I64, IntArray
+from megaindex.kernels.types import I32, I64
 
 STRIDE = 64  # documents between two entries of a pass's table: 8 bytes for 64 documents
 MOST_POSITIONS = 2**62  # of a bijection
@@ -34,7 +35,7 @@ LeftOver = Literal["drop", "carry"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class EpochIndex:
+class EpochIndex(Arrayless):
     """Every token once per epoch, but for what does not fill a sample.
 
     Samples of block b are numbers ``samples_before(b)`` to ``samples_before(b + 1) - 1``. Memory:
@@ -179,20 +180,8 @@ class EpochIndex:
             raise OutOfRange(f"epoch {epoch} was asked for, there are 0 to {self.num_epochs - 1}")
         return materialise(self, epoch // self.epochs_mixed)
 
-    @property
-    def document_index(self) -> I32:
-        self._has_no_arrays("document_index")
-
-    @property
-    def sample_index(self) -> IntArray:
-        self._has_no_arrays("sample_index")
-
-    @property
-    def shuffle_index(self) -> IntArray:
-        self._has_no_arrays("shuffle_index")
-
-    def _has_no_arrays(self, name: str) -> NoReturn:
-        raise InvalidArgument(
+    def _no_array(self, name: str) -> str:
+        return (
             f"order epoch keeps no {name}: it is computed, epoch by epoch; use locate(sample_ids), "
             "or materialise(epoch) for the three arrays of one epoch"
         )

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NoReturn, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.arithmetic import INT64_MAX, samples_in
+from megaindex.index.orders.arrayless import Arrayless
 from megaindex.index.orders.keys import order_key
 from megaindex.index.orders.requests import distinct, spans_of, without_runs
 from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.kernels import active
 from megaindex.kernels.sizes import ceil_div
-from megaindex.kernels.types import I32, I64, IntArray
+from megaindex.kernels.types import I32, I64
 
 
 class Tokens(Protocol):
@@ -39,7 +40,7 @@ class Tokens(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class WindowIndex:
+class WindowIndex(Arrayless):
     """Every window once per epoch. Costs no memory, and is ready at once at any size.
 
     Sequences must follow each other in the ``.bin`` in the order of their numbers, so that their
@@ -116,20 +117,8 @@ class WindowIndex:
         """The same order for ``epochs`` epochs; the samples that both hold are the same."""
         return replace(self, num_epochs=epochs)
 
-    @property
-    def document_index(self) -> I32:
-        self._has_no_arrays("document_index")
-
-    @property
-    def sample_index(self) -> IntArray:
-        self._has_no_arrays("sample_index")
-
-    @property
-    def shuffle_index(self) -> IntArray:
-        self._has_no_arrays("shuffle_index")
-
-    def _has_no_arrays(self, name: str) -> NoReturn:
-        raise InvalidArgument(
+    def _no_array(self, name: str) -> str:
+        return (
             f"order window has no {name}: its windows are cut from the .bin, in an order that is "
             "computed; use locate(sample_ids)"
         )
