@@ -13,6 +13,7 @@ import xxhash
 
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.arithmetic import epochs_built
 from megaindex.index.arrays import ArrayIndex
 from megaindex.index.dialect import Split, dialect
 from megaindex.index.orders import shuffled
@@ -25,7 +26,6 @@ from megaindex.index.request import (
     check_settings,
     check_total,
     epochs_asked,
-    epochs_built,
     samples_asked,
 )
 from megaindex.index.selection import count_tokens, select_documents

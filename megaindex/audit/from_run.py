@@ -1,67 +1,68 @@
-"""From the planner's `Run` to the stream of its train split: every source built, then blended."""
+"""From the planner's `Run` to the stream of one of its splits: every source built, then blended."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import TypeAlias
 
 from megaindex.audit.blend import blended
 from megaindex.audit.stream import AuditSource, Stream, step_bounds
 from megaindex.build import build_index
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.dialect import dialect
-from megaindex.index.orders.epoch import LeftOver
+from megaindex.index.dialect import Split
+from megaindex.index.extended import ExtendedIndex, Stage
 from megaindex.index.spans import Index
 from megaindex.plan.corpus import Part
 from megaindex.plan.draws import Progress
-from megaindex.plan.sources import parts_of, sizing_of
+from megaindex.plan.evaluation import evaluation_of
+from megaindex.plan.limits import phases_of
+from megaindex.plan.sizing import Sizing
+from megaindex.plan.sources import Parts, parts_of, sizing_of
 from megaindex.plan.target import Aim, aim_of
 from megaindex.recipe.run import Run
+from megaindex.recipe.schedule import BatchSchedule
 
-
-@dataclass(frozen=True, kw_only=True)
-class Building:
-    """How the indices are built, where the run itself does not say."""
-
-    separate_final_epoch: str | None = None
-    """auto, always or never. None: what the framework does."""
-    final_epoch_threshold: float | None = None
-    epochs_mixed: int = 1
-    """Order epoch: complete epochs that are shuffled together."""
-    left_over: LeftOver | None = None
-    """Order epoch: drop or carry. None: drop."""
-    cache_dir: str | os.PathLike[str] | None = None
+Folder: TypeAlias = str | os.PathLike[str]
 
 
 def stream_of_run(
-    run: Run, building: Building | None = None, *, progress: Progress | None = None
+    run: Run,
+    *,
+    subset: Split = "train",
+    cache_dir: Folder | None = None,
+    progress: Progress | None = None,
 ) -> Stream:
-    """What a run serves, its consumed samples first.
+    """What a run serves, its consumed samples first; of valid and test, all its evaluations.
 
     Raises:
-        InvalidArgument: the run cannot be built: no files, phases, or a source that runs short.
+        InvalidArgument: the run cannot be built: no files, or a source that runs short.
         FormatError, StorageError: a dataset cannot be read.
     """
     _check(run)
-    row = dialect(run.order)
-    parts = parts_of(run.data, row)["train"]
+    parts = parts_of(run.data, run.row)
+    if not parts[subset]:
+        raise InvalidArgument(
+            f"the run has no {subset} data; give --split, or --{subset}-data-path"
+        )
     # the built blend needs the exact draws, however long they take to count
-    sizing = sizing_of(replace(run, blend_counts="exact"), row, parts, "train", progress)
+    exact = replace(run, blend_counts="exact")
+    sizing = sizing_of(exact, run.row, parts["train"], "train", progress)
     aim = aim_of(run, sizing)
-    _check_consumed(run, aim_of(replace(run, consumed_samples=0), sizing))
-    requested = sizing.requested(aim.samples_requested)
-    assert requested is not None
-    indices, sources = [], []
-    for part, num_samples in zip(parts, requested, strict=True):
-        index, source = _built(run, part, num_samples, building or Building())
-        indices.append(index)
-        sources.append(source)
-    bounds, past = step_bounds(run.batch, run.consumed_samples, aim.samples_consumed)
+    schedule, consumed, total = run.batch, run.consumed_samples, aim.samples_consumed
+    if subset == "train":
+        _check_consumed(run, aim_of(replace(run, consumed_samples=0), sizing))
+        index = _train_index(run, sizing, parts["train"], aim, cache_dir)
+    else:
+        sizing = sizing_of(exact, run.row, parts[subset], subset, progress)
+        schedule, consumed, total = _evaluations(run, subset, aim, parts)
+        index = _index(run, sizing, parts[subset], total, total, cache_dir)
+    bounds, past = step_bounds(schedule, consumed, total)
     return Stream(
-        index=blended(indices, sizing, aim.samples_consumed),
-        sources=tuple(sources),
+        index=index,
+        sources=tuple(_source(run, part) for part in parts[subset]),
         step_bounds=bounds,
         past_steps=past,
         order=run.order,
@@ -75,10 +76,11 @@ def _check(run: Run) -> None:
         raise InvalidArgument(
             "--tokens-per-epoch has no documents to audit; give --data-path with the .bin/.idx pair"
         )
-    if run.phases:
+    if run.phases and run.consumed_samples:
         raise InvalidArgument(
-            f"--phase-transition-iterations {_words(run.phases)}: each phase has datasets of its "
-            "own; audit the phases one at a time, without that setting"
+            f"--phase-transition-iterations {_words(run.phases)} with --consumed-samples "
+            f"{run.consumed_samples}: phases are counted from the run's first sample; audit the "
+            "whole run, without --consumed-samples"
         )
 
 
@@ -92,27 +94,69 @@ def _check_consumed(run: Run, whole: Aim) -> None:
         )
 
 
-def _built(run: Run, part: Part, num_samples: int, building: Building) -> tuple[Index, AuditSource]:
-    dataset = IndexedDataset(part.source.path, dialect=dialect(run.order).file_dialect)
-    index = build_index(
-        dataset,
-        sequence_length=run.sequence_length,
-        seed=run.seed,
-        num_samples=max(1, num_samples),
-        documents=range(part.begin, part.end),
-        order=run.order,
-        separate_final_epoch=building.separate_final_epoch,
-        final_epoch_threshold=building.final_epoch_threshold,
-        epochs_mixed=building.epochs_mixed,
-        left_over=building.left_over,
-        cache_dir=building.cache_dir,
-    )
-    source = AuditSource(
+def _evaluations(run: Run, subset: Split, aim: Aim, parts: Parts) -> tuple[BatchSchedule, int, int]:
+    """Batches and samples of all evaluations of a run, or of its test."""
+    evaluation = evaluation_of(run, aim.train_iters, parts)
+    assert evaluation is not None, "there is data of the subset"
+    valid = subset == "valid"
+    total = evaluation.valid_samples if valid else evaluation.test_samples
+    if total == 0:
+        raise InvalidArgument(f"--eval-iters 0 reads nothing of the {subset} data; raise it")
+    return BatchSchedule.constant(evaluation.batch_size), 0, total
+
+
+def _train_index(
+    run: Run, sizing: Sizing, parts: Sequence[Part], aim: Aim, cache_dir: Folder | None
+) -> Index:
+    """One index; where Megatron builds datasets for each phase, theirs one after the other."""
+    phases = phases_of(run, aim.train_iters)
+    if not phases:
+        asked, consumed = aim.samples_requested, aim.samples_consumed
+        return _index(run, sizing, parts, asked, consumed, cache_dir)
+    stages = [
+        Stage(
+            index=_index(run, sizing, parts, phase.samples, phase.samples, cache_dir),
+            samples=range(phase.samples),
+        )
+        for phase in phases
+    ]
+    return ExtendedIndex(stages=tuple(stages))
+
+
+def _index(
+    run: Run,
+    sizing: Sizing,
+    parts: Sequence[Part],
+    asked: int,
+    consumed: int,
+    cache_dir: Folder | None,
+) -> Index:
+    """The first ``consumed`` samples of a blend whose sources were asked for ``asked``."""
+    requested = sizing.requested(asked)
+    assert requested is not None
+    indices = [
+        build_index(
+            IndexedDataset(part.source.path, dialect=run.row.file_dialect),
+            sequence_length=run.sequence_length,
+            seed=run.seed,
+            num_samples=max(1, num_samples),
+            documents=range(part.begin, part.end),
+            order=run.order,
+            cache_dir=cache_dir,
+            **sizing.row.build_settings(),
+        )
+        for part, num_samples in zip(parts, requested, strict=True)
+    ]
+    return blended(indices, sizing, consumed)
+
+
+def _source(run: Run, part: Part) -> AuditSource:
+    dataset = IndexedDataset(part.source.path, dialect=run.row.file_dialect)
+    return AuditSource(
         name=part.source.path,
         lengths=dataset.sequence_lengths[part.begin : part.end],
         first_document=part.begin,
     )
-    return index, source
 
 
 def _words(numbers: Sequence[int]) -> str:

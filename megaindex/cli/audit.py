@@ -7,11 +7,12 @@ import json
 import sys
 from collections.abc import Sequence
 
-from megaindex.audit.from_run import Building, stream_of_run
+from megaindex.audit.from_run import stream_of_run
 from megaindex.audit.lookup import documents_of, steps_of
 from megaindex.audit.stream import Stream
 from megaindex.cli.run import guarded
 from megaindex.errors import InvalidArgument
+from megaindex.index.dialect import SPLITS
 from megaindex.plan.__main__ import Parser, add_run_arguments, settings_of
 from megaindex.plan.render import counting
 from megaindex.recipe.settings import resolve
@@ -32,14 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_run_arguments(parser)
     built = parser.add_argument_group("index")
-    built.add_argument(
-        "--separate-final-epoch", choices=("auto", "always", "never"), help="default: the order's"
-    )
-    built.add_argument("--final-epoch-threshold", type=float, metavar="X", help="default 0.8")
-    built.add_argument(
-        "--epochs-mixed", type=int, default=1, metavar="K", help="order epoch: shuffled together"
-    )
-    built.add_argument("--left-over", choices=("drop", "carry"), help="order epoch; default drop")
+    built.add_argument("--subset", choices=SPLITS, default="train", help="default: train")
     built.add_argument("--cache-dir", metavar="DIR", help="keep the index arrays there")
     look_up = parser.add_argument_group("look-up (in place of the audit)")
     look_up.add_argument("--step", type=int, metavar="K", help="what step K serves, from 0")
@@ -58,15 +52,10 @@ def _parser() -> argparse.ArgumentParser:
 def _run(options: argparse.Namespace) -> None:
     _check(options)
     run = resolve(settings_of(options))
-    building = Building(
-        separate_final_epoch=options.separate_final_epoch,
-        final_epoch_threshold=options.final_epoch_threshold,
-        epochs_mixed=options.epochs_mixed,
-        left_over=options.left_over,
-        cache_dir=options.cache_dir,
-    )
     with counting() as progress:
-        stream = stream_of_run(run, building, progress=progress)
+        stream = stream_of_run(
+            run, subset=options.subset, cache_dir=options.cache_dir, progress=progress
+        )
     if options.step is None and options.document is None:
         _audit(stream, options)
     else:

@@ -30,6 +30,26 @@ def epochs_for(
     return max(1, ceil_div(needed, tokens_per_epoch))
 
 
+def epochs_built(
+    exact: int | None, num_samples: int, tokens_per_epoch: int, sequence_length: int, extra: int = 1
+) -> int:
+    """Epochs that hold the samples; ``exact`` of them where the user says so.
+
+    Raises:
+        InvalidArgument: so many epochs, the last one needed, do not hold ``num_samples``.
+    """
+    if exact is None:
+        return epochs_for(num_samples, tokens_per_epoch, sequence_length, extra)
+    least = samples_in((exact - 1) * tokens_per_epoch, sequence_length, extra)
+    most = samples_in(exact * tokens_per_epoch, sequence_length, extra)
+    if exact < 1 or not least <= num_samples <= most:
+        raise InvalidArgument(
+            f"exact_num_epochs={exact}: so many epochs hold {most} samples, and all but the last "
+            f"{least}; num_samples must lie between, got {num_samples}"
+        )
+    return exact
+
+
 def samples_for_epochs(
     epochs: Fraction | int,
     tokens_per_epoch: int,

@@ -165,9 +165,9 @@ def _dialect_table() -> list[str]:
         "|---" * (len(rows) + 1) + "|",
     ]
     for field in fields(Dialect):
-        if field.name != "order":
-            values = " | ".join(str(getattr(row, field.name)) for row in rows)
-            table.append(f"| {field.name} | {values} |")
+        values = [str(getattr(row, field.name)) for row in rows]
+        if field.name != "order" and len(set(values)) > 1:
+            table.append(f"| {field.name} | {' | '.join(values)} |")
     return table
 
 

@@ -14,10 +14,12 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from fractions import Fraction
+from typing import Any, Literal
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.arithmetic import INT32_MAX
+from megaindex.index.arithmetic import INT32_MAX, epochs_built, epochs_for, samples_for_epochs
+from megaindex.kernels.sizes import ceil_div
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
@@ -56,6 +58,10 @@ class Dialect:
     """Which dtypes the codes 6, 7, 9 and 10 of an .idx stand for."""
     carries_left_over: bool = True
     """Whether a sample may span two epochs."""
+    epochs_mixed: int = 1
+    """Complete epochs that order epoch shuffles together; it builds whole blocks of them."""
+    exact_num_epochs: int | None = None
+    """So many epochs are built for training, whatever is asked (Megatron-DeepSpeed's option)."""
 
     @property
     def is_framework(self) -> bool:
@@ -74,6 +80,51 @@ class Dialect:
             surplus = 20 if num_sources > 1 else 0
             return math.ceil(num_samples * weight * buffer) + surplus
         return math.ceil(num_samples * weight * buffer)
+
+    def samples_in_epochs(
+        self, epochs: Fraction | int, tokens_per_epoch: int, sequence_length: int
+    ) -> int:
+        """Samples that so many epochs of a source hold."""
+        block = self.epochs_mixed
+        return samples_for_epochs(
+            Fraction(epochs) / block,
+            block * tokens_per_epoch,
+            sequence_length,
+            carry_left_over=self.carries_left_over,
+        )
+
+    def epochs_for(self, num_samples: int, tokens_per_epoch: int, sequence_length: int) -> int:
+        """Epochs that are built so that ``num_samples`` samples of a source are there.
+
+        Raises:
+            InvalidArgument: ``exact_num_epochs`` do not hold them.
+        """
+        block = self.epochs_mixed
+        if self.is_framework:
+            exact = self.exact_num_epochs
+            return epochs_built(exact, num_samples, tokens_per_epoch, sequence_length)
+        if self.carries_left_over:
+            return block * epochs_for(num_samples, block * tokens_per_epoch, sequence_length)
+        per_block = self.samples_in_epochs(block, tokens_per_epoch, sequence_length)
+        return block * max(1, ceil_div(num_samples, per_block))
+
+    @property
+    def fewest_epochs(self) -> int:
+        """Epochs that are built for a single sample."""
+        return self.exact_num_epochs or self.epochs_mixed
+
+    def build_settings(self) -> dict[str, Any]:
+        """What makes `megaindex.build_index` shuffle so, besides the name of the order."""
+        if self.is_framework:
+            return {
+                "separate_final_epoch": self.final_epoch,
+                "final_epoch_threshold": self.final_epoch_threshold,
+                "exact_num_epochs": self.exact_num_epochs,
+            }
+        if self.order != "epoch":
+            return {}
+        left_over = "carry" if self.carries_left_over else "drop"
+        return {"epochs_mixed": self.epochs_mixed, "left_over": left_over}
 
     def sample_index_dtype(self, num_documents: int, tokens: int, sequence_length: int) -> str:
         """Width of sample_index for ``num_documents`` entries of document_index (all epochs)."""

@@ -9,9 +9,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.index.arithmetic import (
     INT32_MAX,
     INT64_MAX,
-    epochs_for,
     samples_for_epochs,
-    samples_in,
 )
 from megaindex.index.dialect import DIALECTS
 
@@ -120,19 +118,3 @@ def epochs_asked(num_samples: int | None, epochs: int | float | str | Fraction |
             f"epochs must be a positive number such as 1, 1.5 or 3/2, got {epochs!r}"
         )
     return wanted
-
-
-def epochs_built(
-    exact: int | None, num_samples: int, tokens: int, sequence_length: int, extra: int
-) -> int:
-    """Epochs that hold the samples; ``exact`` of them where the user says so."""
-    if exact is None:
-        return epochs_for(num_samples, tokens, sequence_length, extra)
-    least = samples_in((exact - 1) * tokens, sequence_length, extra)
-    most = samples_in(exact * tokens, sequence_length, extra)
-    if exact < 1 or not least <= num_samples <= most:
-        raise InvalidArgument(
-            f"exact_num_epochs={exact}: so many epochs hold {most} samples, and all but the last "
-            f"{least}; num_samples must lie between, got {num_samples}"
-        )
-    return exact

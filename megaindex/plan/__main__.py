@@ -149,6 +149,11 @@ def _add_rest(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--eval-global-batch-size", type=int, metavar="N")
     group.add_argument("--consumed-samples", metavar="N", help="of a run already under way")
     group.add_argument("--phase-transition-iterations", nargs="+", type=int, metavar="N")
+    group.add_argument("--separate-final-epoch", metavar="HOW", help="auto, always or never")
+    group.add_argument("--final-epoch-threshold", type=float, metavar="X", help="default 0.8")
+    group.add_argument("--train-data-exact-num-epochs", type=int, metavar="E")
+    group.add_argument("--epochs-mixed", type=int, metavar="K", help="order epoch: shuffled as one")
+    group.add_argument("--left-over", metavar="HOW", help="order epoch: drop (default) or carry")
 
 
 def _add_output(group: argparse._ArgumentGroup) -> None:

@@ -30,6 +30,7 @@ def built_coverage(draw: Draw, progress: Progress | None = None) -> Coverage:
         num_samples=max(draw.requested, draw.served),
         documents=range(part.begin, part.end),
         order=draw.row.order,
+        **draw.row.build_settings(),
     )
     lengths = dataset.sequence_lengths[part.begin : part.end]
     tokens, documents = count_served(index, draw.served, lengths, part.begin, progress)

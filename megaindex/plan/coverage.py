@@ -91,7 +91,7 @@ def closed_form(draw: Draw) -> Coverage | None:
         final = draw.final_epoch()
         one_pass = final.apart and served <= final.samples_before
     elif not draw.row.is_framework:
-        one_pass = served <= draw.per_epoch
+        one_pass = served <= draw.per_epoch and draw.row.epochs_mixed == 1
     if not one_pass:
         return None
     once = served * length / tokens
@@ -112,10 +112,7 @@ def _windows(draw: Draw) -> Coverage:
 def expected(draw: Draw) -> Coverage:
     """Mean coverage over seeds: samples are drawn evenly from epochs shuffled together."""
     if not draw.row.is_framework:
-        passes, rest = divmod(draw.served, draw.per_epoch)
-        held = draw.sequence_length / draw.part.tokens
-        shares = _binomial(passes, draw.per_epoch * held)
-        return _expected(_convolved(shares, _binomial(1, rest * held)))
+        return _expected(_from_passes(draw))
     final = draw.final_epoch()
     if not final.apart:
         return _expected(_from_block(draw, draw.epochs, draw.built, draw.served))
@@ -124,6 +121,20 @@ def expected(draw: Draw) -> Coverage:
     shares = _from_block(draw, draw.epochs - 1, before, first)
     last = _from_block(draw, 1, draw.built - before, draw.served - first)
     return _expected(_convolved(shares, last))
+
+
+def _from_passes(draw: Draw) -> list[float]:
+    """Complete blocks of order epoch, which leave out what fills no sample, and a part of one."""
+    copies, tokens, length = draw.row.epochs_mixed, draw.part.tokens, draw.sequence_length
+    block = draw.row.samples_in_epochs(copies, tokens, length)
+    if draw.row.carries_left_over:
+        passes = draw.served * length // (copies * tokens)
+        held, before = 1.0, passes * copies * tokens // length
+    else:
+        passes = draw.served // block
+        held, before = block * length / (copies * tokens), passes * block
+    shares = _binomial(passes * copies, held)
+    return _convolved(shares, _from_block(draw, copies, block, draw.served - before))
 
 
 def _expected(shares: Sequence[float]) -> Coverage:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
-from megaindex.index.dialect import dialect
 from megaindex.plan import advice
 from megaindex.plan.check import buffer_effect, check_failures
 from megaindex.plan.corpus import Part
@@ -33,7 +32,7 @@ def make_plan(run: Run, *, progress: Progress | None = None) -> Plan:
         InvalidArgument: the run cannot be planned; the message names the setting.
         FormatError, StorageError: a dataset cannot be read.
     """
-    row = dialect(run.order)
+    row = run.row
     parts = parts_of(run.data, row)
     sizing = sizing_of(run, row, parts["train"], "train", progress)
     aim = aim_of(run, sizing)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from megaindex.errors import InvalidArgument
 from megaindex.plan.model import Neighbour, Phase, Row
 from megaindex.plan.sizing import Sizing
 from megaindex.recipe.run import Run
@@ -22,7 +23,9 @@ class Limits:
 
 def limits_of(run: Run, sizing: Sizing, train: Sequence[Row]) -> Limits:
     """Limits of the epochs that the rows build."""
-    once, exact = sizing.longest([1] * len(sizing.tokens))
+    once, exact = (0, True)
+    if sizing.row.fewest_epochs == 1:
+        once, exact = sizing.longest([1] * len(sizing.tokens))
     now = _epochs_now(train, len(sizing.tokens))
     same = once
     if now is not None and max(now) > 1:
@@ -67,7 +70,10 @@ def _neighbours(run: Run, sizing: Sizing, last: int, now: Sequence[int]) -> tupl
         requested = sizing.requested(samples)
         if requested is None:
             return ()
-        epochs = sizing.epochs(requested)
+        try:
+            epochs = sizing.epochs(requested)
+        except InvalidArgument:  # beyond an exact number of epochs nothing is built
+            return ()
         more = [n for n, a, b in zip(sizing.names, epochs, now, strict=True) if a > b]
         neighbours.append(
             Neighbour(

@@ -8,10 +8,8 @@ from fractions import Fraction
 from functools import cached_property
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.arithmetic import epochs_for, samples_for_epochs
 from megaindex.index.dialect import Dialect
 from megaindex.index.weights import blend_weights, divisor_weights, request_weights
-from megaindex.kernels.sizes import ceil_div
 from megaindex.plan.draws import DivisorDraws, Draws, GreedyDraws, Progress, SingleDraws
 from megaindex.recipe.run import Buffer
 
@@ -37,7 +35,7 @@ class Sizing:
                 raise InvalidArgument(
                     f"{name} holds no tokens for this split; leave it out, or change --split"
                 )
-            if not self.row.carries_left_over and self.per_epoch([tokens])[0] < 1:
+            if not self.row.is_framework and self.per_epoch([tokens])[0] < 1:
                 raise InvalidArgument(
                     f"{name} holds {tokens} tokens, one sample needs {self.sequence_length + 1} "
                     f"(--seq-length {self.sequence_length} + 1); lower --seq-length"
@@ -52,9 +50,7 @@ class Sizing:
     ) -> list[int]:
         """Samples that so many epochs of each source hold."""
         return [
-            samples_for_epochs(
-                count, size, self.sequence_length, carry_left_over=self.row.carries_left_over
-            )
+            self.row.samples_in_epochs(count, size, self.sequence_length)
             for count, size in zip(epochs, self.tokens if tokens is None else tokens, strict=True)
         ]
 
@@ -126,15 +122,10 @@ class Sizing:
         )
 
     def epochs(self, requested: Sequence[int]) -> list[int]:
-        """Epochs that hold so many samples of each source."""
-        if self.row.carries_left_over:
-            return [
-                epochs_for(count, size, self.sequence_length)
-                for count, size in zip(requested, self.tokens, strict=True)
-            ]
+        """Epochs that are built for so many samples of each source."""
         return [
-            max(1, ceil_div(count, size))
-            for count, size in zip(requested, self.per_epoch(), strict=True)
+            self.row.epochs_for(count, size, self.sequence_length)
+            for count, size in zip(requested, self.tokens, strict=True)
         ]
 
     def longest(self, epochs: Sequence[int]) -> tuple[int, bool]:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.arithmetic import samples_for_epochs
 from megaindex.index.dialect import SPLITS, Dialect, Split, parse_split
 from megaindex.plan.corpus import Part, measure
 from megaindex.plan.draws import Progress
@@ -44,6 +44,8 @@ def sizing_of(
     weights: tuple[float | int, ...] | None = _weights([part.source for part in parts])
     if split == "train" and run.target.per_source:
         weights = _per_source_samples(run, row, parts)
+    if split != "train":  # an exact number of epochs is for training alone
+        row = replace(row, exact_num_epochs=None)
     own_sources = run.data.split is None and bool(run.data.valid or run.data.test)
     return Sizing(
         row=row,
@@ -60,9 +62,7 @@ def sizing_of(
 def _per_source_samples(run: Run, row: Dialect, parts: Sequence[Part]) -> tuple[int, ...]:
     """Epochs of each source as weights: the samples they hold."""
     samples = tuple(
-        samples_for_epochs(
-            epochs, part.tokens, run.sequence_length, carry_left_over=row.carries_left_over
-        )
+        row.samples_in_epochs(epochs, part.tokens, run.sequence_length)
         for epochs, part in zip(run.target.per_source, parts, strict=True)
     )
     if min(samples) < 1:

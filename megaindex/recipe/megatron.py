@@ -25,6 +25,7 @@ _WHOLE = {
     "--eval-iters": "eval_iters",
     "--eval-global-batch-size": "eval_global_batch_size",
     "--seed": "seed",
+    "--train-data-exact-num-epochs": "train_data_exact_num_epochs",
 }
 _TEXT = {
     "--split": "split",
@@ -112,12 +113,22 @@ def _settings(flags: Mapping[str, list[str]], script: Script) -> Settings:
     for flag, name in _PATHS.items():
         if flag in flags:
             found[name] = tuple(_defined(flag, flags[flag]))
+    found.update(_exact_epochs(found))
     found.update(_from_files(flags))
     found["world_size"] = _world_size(flags, script)
     if "data_path" in found:
         found.setdefault("split", DEFAULT_SPLIT)
         found["variance_buffer"] = _buffer(flags, found["data_path"])
     return Settings(**found)
+
+
+def _exact_epochs(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Only Megatron-DeepSpeed has the argument; its default, -1, asks for nothing."""
+    if "train_data_exact_num_epochs" not in found:
+        return {}
+    if found["train_data_exact_num_epochs"] < 0:
+        return {"train_data_exact_num_epochs": None}
+    return {"order": "megatron-legacy"}
 
 
 def _from_files(flags: Mapping[str, list[str]]) -> dict[str, Any]:

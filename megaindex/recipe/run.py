@@ -9,12 +9,13 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.dialect import DEFAULT_SPLIT, dialect
+from megaindex.index.dialect import DEFAULT_SPLIT, Dialect, dialect
+from megaindex.index.request import check_settings
 from megaindex.recipe.schedule import BatchSchedule
 
 Tail = Literal["drop", "pad", "wrap"]
@@ -65,6 +66,43 @@ class Evaluation:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Shuffling:
+    """How epochs are shuffled, where it is not as the order has it; None: as the order has it."""
+
+    separate_final_epoch: Literal["auto", "always", "never"] | None = None
+    final_epoch_threshold: float | None = None
+    exact_num_epochs: int | None = None
+    epochs_mixed: int | None = None
+    left_over: Literal["drop", "carry"] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("exact_num_epochs", "epochs_mixed"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidArgument(f"{name} must be at least 1, got {value}")
+        threshold = self.final_epoch_threshold
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise InvalidArgument(f"final_epoch_threshold must be from 0 to 1, got {threshold}")
+
+    def applied(self, row: Dialect) -> Dialect:
+        """The order with these settings in force.
+
+        Raises:
+            InvalidArgument: a setting that means nothing in this order.
+        """
+        check_settings(row.order, **{k: value is not None for k, value in vars(self).items()})
+        changes = {
+            "final_epoch": self.separate_final_epoch,
+            "final_epoch_threshold": self.final_epoch_threshold,
+            "exact_num_epochs": self.exact_num_epochs,
+            "epochs_mixed": self.epochs_mixed,
+            "carries_left_over": None if self.left_over is None else self.left_over == "carry",
+        }
+        said: dict[str, Any] = {k: value for k, value in changes.items() if value is not None}
+        return replace(row, **said)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Run:
     """Everything a plan depends on."""
 
@@ -77,6 +115,7 @@ class Run:
     """None: what the framework itself applies; "exact": what the blend really draws."""
     tail: Tail = "drop"
     seed: int = 1234
+    shuffling: Shuffling = Shuffling()
     evaluation: Evaluation = Evaluation()
     data_parallel_size: int | None = None
     micro_batch_size: int | None = None
@@ -92,7 +131,7 @@ class Run:
     """What the reader of the settings wants said with the plan."""
 
     def __post_init__(self) -> None:
-        dialect(self.order)
+        _ = self.row  # raises for an unknown order, or settings it does not have
         if self.sequence_length < 1:
             raise InvalidArgument(f"--seq-length must be at least 1, got {self.sequence_length}")
         if self.batch.stages[0][1] < 1:
@@ -106,6 +145,11 @@ class Run:
             _check_sources(getattr(self.data, name), name)
         if not self.data.train:
             raise InvalidArgument("no training data: give --data-path or --tokens-per-epoch")
+
+    @property
+    def row(self) -> Dialect:
+        """The order, with what `shuffling` changes of it."""
+        return self.shuffling.applied(dialect(self.order))
 
     def _check_batch(self) -> None:
         unit = (self.micro_batch_size or 1) * (self.data_parallel_size or 1)
@@ -163,6 +207,7 @@ __all__ = [
     "Data",
     "Evaluation",
     "Run",
+    "Shuffling",
     "Source",
     "Tail",
     "Target",

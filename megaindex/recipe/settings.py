@@ -14,7 +14,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.index.request import parse_fraction
 from megaindex.recipe.batch import batch_sizes
 from megaindex.recipe.data import parse_blend, parse_tokens
-from megaindex.recipe.run import Data, Evaluation, Run, Source, Target, TargetKind
+from megaindex.recipe.run import Data, Evaluation, Run, Shuffling, Source, Target, TargetKind
 from megaindex.recipe.schedule import BatchSchedule, parse_count, parse_schedule, ramp_up
 
 _TARGETS: dict[str, TargetKind] = {
@@ -67,6 +67,11 @@ class Settings:
     eval_iters: int | None = None
     eval_global_batch_size: int | None = None
     consumed_samples: str | None = None
+    separate_final_epoch: str | None = None
+    final_epoch_threshold: float | None = None
+    train_data_exact_num_epochs: int | None = None
+    epochs_mixed: int | None = None
+    left_over: str | None = None
     phase_transition_iterations: tuple[int, ...] | None = None
     coverage: str | None = None
     blend_counts: str | None = None
@@ -102,6 +107,7 @@ def resolve(settings: Settings) -> Run:
         variance_buffer=_buffer(settings.variance_buffer),
         tail=_choice("--tail", settings.tail or "drop", ("drop", "pad", "wrap")),
         seed=1234 if settings.seed is None else settings.seed,
+        shuffling=_shuffling(settings),
         evaluation=_evaluation(settings),
         data_parallel_size=sizes.data_parallel,
         micro_batch_size=sizes.micro_batch,
@@ -211,6 +217,22 @@ def _buffer(text: str | None) -> Any:
         raise InvalidArgument(
             f"--variance-buffer: {text!r} is neither a number >= 1 nor exact; write 1.005"
         ) from None
+
+
+def _shuffling(settings: Settings) -> Shuffling:
+    apart: Any = settings.separate_final_epoch
+    left_over: Any = settings.left_over
+    if apart is not None:
+        apart = _choice("--separate-final-epoch", apart, ("auto", "always", "never"))
+    if left_over is not None:
+        left_over = _choice("--left-over", left_over, ("drop", "carry"))
+    return Shuffling(
+        separate_final_epoch=apart,
+        final_epoch_threshold=settings.final_epoch_threshold,
+        exact_num_epochs=settings.train_data_exact_num_epochs,
+        epochs_mixed=settings.epochs_mixed,
+        left_over=left_over,
+    )
 
 
 def _evaluation(settings: Settings) -> Evaluation:

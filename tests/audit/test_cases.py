@@ -11,7 +11,7 @@ import pytest
 from auditing import cli
 
 from megaindex import build_index
-from megaindex.audit.from_run import Building, stream_of_run
+from megaindex.audit.from_run import stream_of_run
 from megaindex.audit.report import Audit, audit, shares
 from megaindex.audit.stream import AuditSource, stream_of_index
 from megaindex.format import IndexedDataset
@@ -21,9 +21,10 @@ from megaindex.recipe.settings import Settings, resolve
 
 def audit_of(prefix: Path, order: str, final_epoch: str | None, epochs: str = "3.3") -> Audit:
     settings = Settings(
-        order=order, data_path=(str(prefix),), seq_length=8, global_batch_size=4, epochs=epochs
-    )
-    return audit(stream_of_run(resolve(settings), Building(separate_final_epoch=final_epoch)))
+        order=order, data_path=(str(prefix),), seq_length=8, global_batch_size=4, epochs=epochs,
+        separate_final_epoch=final_epoch,
+    )  # fmt: skip
+    return audit(stream_of_run(resolve(settings)))
 
 
 @pytest.mark.parametrize("order", ["megatron", "paddlenlp"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -17,10 +18,10 @@ from megaindex.audit import exposure as exposure_module
 from megaindex.audit import stream as stream_module
 from megaindex.audit.blend import blended
 from megaindex.audit.exposure import SHARES, count_exposure
-from megaindex.audit.from_run import Building, stream_of_run
+from megaindex.audit.from_run import stream_of_run
 from megaindex.audit.stream import AuditSource, Stream, step_bounds, stream_of_index
 from megaindex.format import IndexedDataset
-from megaindex.index.dialect import dialect
+from megaindex.index.dialect import Split, dialect
 from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.plan.sizing import Sizing
 from megaindex.recipe.schedule import BatchSchedule
@@ -207,13 +208,49 @@ def test_what_cannot_be_audited_is_refused(prefix: Path) -> None:
     with pytest.raises(InvalidArgument, match="no documents to audit; give --data-path"):
         stream_of_run(resolve(Settings(tokens_per_epoch=("1000",), epochs="1", **base)))
     phased = Settings(
-        data_path=(str(prefix),), train_iters=9, phase_transition_iterations=(3,), **base
-    )
-    with pytest.raises(InvalidArgument, match="phase-transition-iterations 3: each phase has"):
+        data_path=(str(prefix),), train_iters=9, phase_transition_iterations=(3,),
+        consumed_samples="4", **base,
+    )  # fmt: skip
+    with pytest.raises(InvalidArgument, match="phases are counted from the run's first sample"):
         stream_of_run(resolve(phased))
+    with pytest.raises(InvalidArgument, match="no valid data; give --split, or --valid-data-path"):
+        stream_of_run(resolve(replace(phased, consumed_samples=None)), subset="valid")
     none = Settings(data_path=(str(prefix),), train_samples="3", **base)
     with pytest.raises(InvalidArgument, match="makes no step"):
-        stream_of_run(resolve(none), Building())
+        stream_of_run(resolve(none))
+
+
+def test_each_phase_reads_datasets_of_its_own(prefix: Path) -> None:
+    """Megatron builds each phase for its own iterations: 3 of one index, then 4 of another."""
+    settings = Settings(
+        order="megatron", data_path=(str(prefix),), seq_length=16, global_batch_size=4,
+        train_iters=7, phase_transition_iterations=(3,),
+    )  # fmt: skip
+    stream = stream_of_run(resolve(settings))
+    assert stream.step_bounds.tolist() == list(range(0, 29, 4))
+    for first, samples in ((0, 12), (12, 16)):
+        phase = build_index(prefix, sequence_length=16, seed=1234, num_samples=samples)
+        ours, theirs = stream.index.locate(range(first, first + samples)), phase.locate(
+            range(samples)
+        )  # fmt: skip
+        assert [part.tolist() for part in ours] == [part.tolist() for part in theirs]
+
+
+@pytest.mark.parametrize(("subset", "samples"), [("valid", 2 * 3 * 4), ("test", 3 * 4)])
+def test_evaluations_are_audited_too(prefix: Path, subset: Split, samples: int) -> None:
+    """9 iterations, an evaluation every 5: at iteration 5 and at the end, 3 batches each."""
+    settings = Settings(
+        order="megatron", data_path=(str(prefix),), split="8,1,1", seq_length=16,
+        global_batch_size=4, train_iters=9, eval_interval=5, eval_iters=3,
+    )  # fmt: skip
+    stream = stream_of_run(resolve(settings), subset=subset)
+    assert (stream.num_samples, stream.num_steps) == (samples, samples // 4)
+    index = build_index(
+        prefix, sequence_length=16, seed=1234, num_samples=samples, split="8,1,1", subset=subset
+    )
+    ours, theirs = stream.index.locate(range(samples)), index.locate(range(samples))
+    assert [part.tolist() for part in ours] == [part.tolist() for part in theirs]
+    assert stream.sources[0].first_document == int(index.document_index.min())
 
 
 def test_a_source_that_runs_short_is_named(tmp_path: Path) -> None:
