@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.draws import DivisorDraws, GreedyDraws
 from megaindex.index.spans import Index, Spans, check_sample_ids
 from megaindex.kernels import active
 from megaindex.kernels.types import I16, I64
-from megaindex.plan.draws import DivisorDraws, GreedyDraws
 from megaindex.plan.sizing import Sizing
 
 _MOST_SOURCES = 2**15 - 1

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.audit.stream import Stream
+from megaindex.index.draws import Progress
 from megaindex.kernels.types import F64, I64
-from megaindex.plan.draws import Progress
 
 _RUNS_AT_ONCE = 1 << 18
 _DOCUMENTS_AT_ONCE = 1 << 20

@@ -13,10 +13,10 @@ from megaindex.build import build_index
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.dialect import Split
+from megaindex.index.draws import Progress
 from megaindex.index.extended import ExtendedIndex, Stage
 from megaindex.index.spans import Index
 from megaindex.plan.corpus import Part
-from megaindex.plan.draws import Progress
 from megaindex.plan.evaluation import evaluation_of
 from megaindex.plan.limits import phases_of
 from megaindex.plan.sizing import Sizing

@@ -9,8 +9,8 @@ import numpy as np
 
 from megaindex.audit.exposure import Exposure, Histograms, count_exposure
 from megaindex.audit.stream import Stream
+from megaindex.index.draws import Progress
 from megaindex.kernels.types import I64
-from megaindex.plan.draws import Progress
 
 _LEAST_RISE = 0.25
 """Earlier exposures by which the curve must rise at once to be called a jump."""

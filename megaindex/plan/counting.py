@@ -9,10 +9,10 @@ import numpy as np
 
 from megaindex.build import build_index
 from megaindex.format import IndexedDataset
+from megaindex.index.draws import Progress
 from megaindex.index.spans import Index
 from megaindex.kernels.types import I32, I64
 from megaindex.plan.coverage import Draw
-from megaindex.plan.draws import Progress
 from megaindex.plan.model import Coverage
 
 _SAMPLES_AT_ONCE = 1 << 17

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from megaindex.index.arithmetic import FinalEpoch, final_epoch
 from megaindex.index.dialect import Dialect
+from megaindex.index.draws import Progress
 from megaindex.plan.corpus import Part
-from megaindex.plan.draws import Progress
 from megaindex.plan.model import Coverage
 
 BUILD_LIMIT = 10**8

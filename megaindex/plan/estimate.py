@@ -7,10 +7,10 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from megaindex.index.draws import Progress
 from megaindex.plan import advice
 from megaindex.plan.check import buffer_effect, check_failures
 from megaindex.plan.corpus import Part
-from megaindex.plan.draws import Progress
 from megaindex.plan.evaluation import evaluation_of, evaluation_rows
 from megaindex.plan.limits import limits_of, phases_of
 from megaindex.plan.model import Phase, Plan, Ranks, Row

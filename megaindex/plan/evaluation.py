@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megaindex.index.dialect import Dialect, Split
-from megaindex.plan.draws import Progress
+from megaindex.index.draws import Progress
 from megaindex.plan.model import Evaluations, Row
 from megaindex.plan.rows import empty_row, rows_of
 from megaindex.plan.sources import Parts, sizing_of

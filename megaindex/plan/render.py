@@ -14,7 +14,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from megaindex.plan.draws import Progress
+from megaindex.index.draws import Progress
 from megaindex.plan.model import Plan
 from megaindex.plan.tables import coverage, epochs_text, sources, totals
 

@@ -9,8 +9,8 @@ from functools import cached_property
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import Dialect
+from megaindex.index.draws import DivisorDraws, Draws, GreedyDraws, Progress, SingleDraws
 from megaindex.index.weights import blend_weights, divisor_weights, request_weights
-from megaindex.plan.draws import DivisorDraws, Draws, GreedyDraws, Progress, SingleDraws
 from megaindex.recipe.run import Buffer
 
 

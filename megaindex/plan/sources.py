@@ -7,8 +7,8 @@ from dataclasses import replace
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import SPLITS, Dialect, Split, parse_split
+from megaindex.index.draws import Progress
 from megaindex.plan.corpus import Part, measure
-from megaindex.plan.draws import Progress
 from megaindex.plan.sizing import Sizing
 from megaindex.recipe.run import Buffer, Data, Run, Source
 

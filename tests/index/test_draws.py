@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megaindex.index import draws as draws_module
 from megaindex.index.dialect import dialect
+from megaindex.index.draws import DivisorDraws, Draws, GreedyDraws, SingleDraws
 from megaindex.index.weights import blend_weights, divisor_weights, request_weights
 from megaindex.kernels import load
-from megaindex.plan import draws as draws_module
-from megaindex.plan.draws import DivisorDraws, Draws, GreedyDraws, SingleDraws
 
 WEIGHTS = st.lists(st.floats(0.01, 100), min_size=2, max_size=7)
 
