@@ -1,0 +1,228 @@
+"""Which stream serves each position of a stage, and the how-manieth of its samples that is.
+
+Streams are mixed in the proportions of integer shares by Webster's divisor rule, so at any position
+every stream has been drawn as often as its share says, to within one draw or so. Three ways to lay
+the draws out, with shares 2 and 1 of streams a and b:
+
+    stratified   a b a  a b a     draws spread as evenly as they can be
+    per stream   aaaa bbbb aaaa   the same, of whole batches (here of 4 samples)
+    random       b a a  a a b     stratified draws, shuffled within blocks
+
+All of them are computed, block by block, at any position: nothing grows with the length of a stage.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import xxhash
+
+from megaindex.errors import InvalidArgument
+from megaindex.kernels import active
+from megaindex.kernels.types import I16, I64, U64
+
+BLOCK = 1 << 16  # positions computed at once, and shuffled together where draws are random
+MOST_STREAMS = 2**15 - 1
+_MOST_POSITIONS = 2**60
+_BLOCKS_KEPT = 4
+
+
+class Drawn(NamedTuple):
+    """Consecutive positions of a stage."""
+
+    stream: I16
+    """int16[n]: number of the stream that serves each position."""
+    ordinal: I64
+    """int64[n]: how many samples of it the stage drew before."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Mixing(ABC):
+    """Draws of one stage; shares are in the proportions of what each stream serves.
+
+    Raises:
+        InvalidArgument: no stream, too many, or shares that are not positive.
+    """
+
+    shares: tuple[int, ...]
+    """One for each stream, positive, each below 2**53."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.shares) <= MOST_STREAMS:
+            raise InvalidArgument(
+                f"a stage mixes 1 to {MOST_STREAMS} streams, got {len(self.shares)}"
+            )
+        if min(self.shares) < 1 or max(self.shares) >= 2**53:
+            raise InvalidArgument(
+                f"shares of streams must be from 1 to 2**53 - 1, got {list(self.shares)[:8]}; "
+                "leave out a stream that is not drawn"
+            )
+
+    @abstractmethod
+    def counts(self, position: int) -> I64:
+        """int64[streams]: draws of each stream before ``position``."""
+
+    @abstractmethod
+    def _block(self, number: int) -> Drawn:
+        """Positions number * BLOCK to (number + 1) * BLOCK - 1."""
+
+    def lookup(self, positions: I64) -> Drawn:
+        """Streams and ordinals of positions in any order."""
+        numbers = positions // BLOCK
+        if positions.size and (numbers[0] == numbers).all():
+            block = self._blocks(int(numbers[0]))
+            within = positions % BLOCK
+            return Drawn(block.stream[within], block.ordinal[within])
+        found = Drawn(np.empty(positions.size, np.int16), np.empty(positions.size, np.int64))
+        for number in np.unique(numbers).tolist():
+            mine = numbers == number
+            block = self._blocks(number)
+            within = positions[mine] % BLOCK
+            found.stream[mine], found.ordinal[mine] = block.stream[within], block.ordinal[within]
+        return found
+
+    def longest(self, limits: Sequence[int], most: int) -> int:
+        """Positions, at most ``most``, before any stream is drawn more often than its limit."""
+        limit = np.array(limits, np.int64)
+        low, high = 0, min(most, sum(limits))
+        while low < high:
+            middle = (low + high + 1) // 2
+            if (self.counts(middle) <= limit).all():
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    @cached_property
+    def _weights(self) -> U64:
+        return np.array(self.shares, np.uint64)
+
+    @cached_property
+    def _blocks(self) -> Callable[[int], Drawn]:
+        return lru_cache(_BLOCKS_KEPT)(self._block)
+
+    def _spread(self, begin: int, end: int) -> Drawn:
+        """Draws [begin, end) of the divisor rule itself."""
+        if end > _MOST_POSITIONS:
+            raise InvalidArgument(f"a stage has at most 2**60 positions, got {end}")
+        drawn = Drawn(np.empty(end - begin, np.int16), np.empty(end - begin, np.int64))
+        counts = active().divisor_counts(self._weights, begin)
+        active().divisor_fill(self._weights, begin, end, counts, drawn.stream, drawn.ordinal)
+        return drawn
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k not in ("_weights", "_blocks")}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stratified(Mixing):
+    """Draws spread as evenly as they can be; of equals the first stream."""
+
+    def counts(self, position: int) -> I64:
+        return active().divisor_counts(self._weights, position)
+
+    def _block(self, number: int) -> Drawn:
+        return self._spread(number * BLOCK, (number + 1) * BLOCK)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PerStream(Mixing):
+    """Every batch of one stream; batches of the streams spread as evenly as they can be."""
+
+    batch_size: int
+    """Samples of a batch, at least 1."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.batch_size < 1:
+            raise InvalidArgument(f"batch_size must be at least 1, got {self.batch_size}")
+
+    def counts(self, position: int) -> I64:
+        batches, rest = divmod(position, self.batch_size)
+        counts: I64 = active().divisor_counts(self._weights, batches) * self.batch_size
+        if rest:
+            counts[self._spread(batches, batches + 1).stream[0]] += rest
+        return counts
+
+    def _block(self, number: int) -> Drawn:
+        position = np.arange(number * BLOCK, (number + 1) * BLOCK)
+        batch, within = np.divmod(position, self.batch_size)
+        drawn = self._spread(int(batch[0]), int(batch[-1]) + 1)
+        which = batch - batch[0]
+        return Drawn(drawn.stream[which], drawn.ordinal[which] * self.batch_size + within)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Random(Mixing):
+    """Stratified draws, shuffled within blocks: no pattern, and every block holds its share.
+
+    Blocks also end where a period ends, so that each period draws exactly its shares.
+    """
+
+    seed: int
+    name: str
+    """What the shuffle depends on besides the seed, such as the stage's name."""
+    period: int = _MOST_POSITIONS
+    """Positions after which the shares have been drawn exactly; their sum, where that matters."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.period < 1:
+            raise InvalidArgument(f"period must be at least 1, got {self.period}")
+
+    def counts(self, position: int) -> I64:
+        begin, _ = self._bounds(position)
+        counts = active().divisor_counts(self._weights, begin)
+        if position > begin:
+            served = self._shuffled(begin).stream[: position - begin]
+            counts += np.bincount(served, minlength=counts.size)
+        return counts
+
+    def _block(self, number: int) -> Drawn:
+        """Pieces of shuffled blocks, which begin anew with every period."""
+        position, end = number * BLOCK, (number + 1) * BLOCK
+        pieces: list[Drawn] = []
+        while position < end:
+            begin, stop = self._bounds(position)
+            shuffled = self._shuffled(begin)
+            part = slice(position - begin, min(stop, end) - begin)
+            pieces.append(Drawn(shuffled.stream[part], shuffled.ordinal[part]))
+            position = min(stop, end)
+        if len(pieces) == 1:
+            return pieces[0]
+        streams, ordinals = zip(*pieces, strict=True)
+        return Drawn(np.concatenate(streams), np.concatenate(ordinals))
+
+    def _bounds(self, position: int) -> tuple[int, int]:
+        """The shuffled block that holds a position."""
+        period = position // self.period * self.period
+        begin = period + (position - period) // BLOCK * BLOCK
+        return begin, min(begin + BLOCK, period + self.period)
+
+    @cached_property
+    def _shuffled(self) -> Callable[[int], Drawn]:
+        return lru_cache(_BLOCKS_KEPT)(self._shuffle)
+
+    def _shuffle(self, begin: int) -> Drawn:
+        """The shuffled block that begins there: which stream is shuffled, not their samples."""
+        _, end = self._bounds(begin)
+        spread = self._spread(begin, end)
+        text = f"megaindex/{self.seed}/{begin}/mixing/{self.name}"
+        number = xxhash.xxh3_128_intdigest(text.encode())
+        key = np.array([number & (2**64 - 1), number >> 64], np.uint64)
+        order = np.empty(end - begin, np.int64)
+        active().bijection_range(key, end - begin, 0, order)
+        stream = spread.stream[order]
+        # the samples of each stream keep their order: sorted by stream, both lists run alike
+        ordinal = np.empty(end - begin, np.int64)
+        by_stream = np.argsort(spread.stream, kind="stable")
+        ordinal[np.argsort(stream, kind="stable")] = spread.ordinal[by_stream]
+        return Drawn(stream, ordinal)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {k: v for k, v in super().__getstate__().items() if k != "_shuffled"}

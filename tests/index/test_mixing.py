@@ -1,0 +1,121 @@
+"""Mixtures of streams: exact shares, passes in order, any position by itself."""
+
+from __future__ import annotations
+
+import pickle
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaindex.errors import InvalidArgument
+from megaindex.index import mixing as module
+from megaindex.index.mixing import Mixing, PerStream, Random, Stratified
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of 16 positions, so that short stages have many."""
+    monkeypatch.setattr(module, "BLOCK", 16)
+
+
+def mixing_of(kind: str, shares: tuple[int, ...], period: int) -> Mixing:
+    if kind == "stratified":
+        return Stratified(shares=shares)
+    if kind == "per stream":
+        return PerStream(shares=shares, batch_size=3)
+    return Random(shares=shares, seed=5, name="stage", period=period)
+
+
+KINDS = ("stratified", "per stream", "random")
+SHARES = st.lists(st.integers(1, 9), min_size=1, max_size=5).map(tuple)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(shares=SHARES, positions=st.lists(st.integers(0, 299), max_size=40))
+def test_any_position_is_what_walking_there_gives(
+    kind: str, shares: tuple[int, ...], positions: list[int]
+) -> None:
+    """Every stream serves its samples in order, and counts are those of the draws before."""
+    mixing = mixing_of(kind, shares, sum(shares))
+    walked = mixing.lookup(np.arange(300))
+    counts = np.zeros(len(shares), int)
+    for position in range(300):
+        assert mixing.counts(position).tolist() == counts.tolist()
+        assert walked.ordinal[position] == counts[walked.stream[position]]
+        counts[walked.stream[position]] += 1
+    found = mixing.lookup(np.array(positions, np.int64))
+    assert found.stream.tolist() == walked.stream[positions].tolist()
+    assert found.ordinal.tolist() == walked.ordinal[positions].tolist()
+
+
+@pytest.mark.parametrize("kind", ["stratified", "random"])
+@given(shares=SHARES, periods=st.integers(1, 8))
+def test_shares_are_exact_after_every_period(
+    kind: str, shares: tuple[int, ...], periods: int
+) -> None:
+    mixing = mixing_of(kind, shares, sum(shares))
+    counts = mixing.counts(periods * sum(shares))
+    assert counts.tolist() == [periods * share for share in shares]
+
+
+@given(shares=SHARES)
+def test_batches_are_of_one_stream(shares: tuple[int, ...]) -> None:
+    mixing = PerStream(shares=shares, batch_size=3)
+    batches = mixing.lookup(np.arange(3 * sum(shares))).stream.reshape(-1, 3)
+    assert (batches == batches[:, :1]).all()
+    assert np.bincount(batches[:, 0], minlength=len(shares)).tolist() == list(shares)
+
+
+def test_random_blocks_hold_their_share_in_another_order() -> None:
+    shares = (8, 5, 3)
+    spread, shuffled = Stratified(shares=shares), Random(shares=shares, seed=1, name="a")
+    other = Random(shares=shares, seed=1, name="b")
+    for begin in range(0, 160, 16):
+        at = np.arange(begin, begin + 16)
+        ours = shuffled.lookup(at).stream.tolist()
+        assert sorted(ours) == sorted(spread.lookup(at).stream.tolist())
+    streams = [m.lookup(np.arange(160)).stream.tolist() for m in (spread, shuffled, other)]
+    assert streams[0] != streams[1] != streams[2] != streams[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(shares=SHARES, data=st.data())
+def test_the_longest_stretch_within_limits(
+    kind: str, shares: tuple[int, ...], data: st.DataObject
+) -> None:
+    mixing = mixing_of(kind, shares, sum(shares))
+    limits = [data.draw(st.integers(0, 40)) for _ in shares]
+    most = data.draw(st.integers(0, 120))
+    streams = mixing.lookup(np.arange(most)).stream
+    expected, counts = 0, np.zeros(len(shares), int)
+    for stream in streams:
+        counts[stream] += 1
+        if counts[stream] > limits[stream]:
+            break
+        expected += 1
+    assert mixing.longest(limits, most) == expected
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_mixing_travels_to_another_process(kind: str) -> None:
+    mixing = mixing_of(kind, (2, 3), 5)
+    first = mixing.lookup(np.arange(40))
+    copy = pickle.loads(pickle.dumps(mixing)).lookup(np.arange(40))
+    assert [part.tolist() for part in copy] == [part.tolist() for part in first]
+
+
+@pytest.mark.parametrize(
+    ("shares", "says"),
+    [((), "mixes 1 to 32767 streams, got 0"), ((1, 0), "from 1 to"), ((2**53,), "from 1 to")],
+)
+def test_shares_are_checked(shares: tuple[int, ...], says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        Stratified(shares=shares)
+    with pytest.raises(InvalidArgument, match="batch_size must be at least 1, got 0"):
+        PerStream(shares=(1,), batch_size=0)
+    with pytest.raises(InvalidArgument, match="period must be at least 1, got 0"):
+        Random(shares=(1,), seed=0, name="", period=0)
+    with pytest.raises(InvalidArgument, match=r"at most 2\*\*60 positions"):
+        Stratified(shares=(1,)).lookup(np.array([2**60]))
