@@ -1,0 +1,163 @@
+"""Documents laid into samples that none of them crosses: the samples of instruction data.
+
+A bin is a sample: one document, or several whose tokens fit together. Bins are made once, from the
+lengths alone, and every epoch shuffles the same bins, so an epoch has the same number of samples
+whatever the seed, and a plan knows it without building.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from megaindex.errors import InvalidArgument
+from megaindex.kernels.types import I32, I64
+
+LongDocuments = Literal["truncate", "split", "skip"]
+LEAST_TOKENS = 2  # a single token has no next one to predict
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Bins:
+    """Pieces of documents, bin by bin."""
+
+    document: I64
+    """int64[pieces]: sequence ids."""
+    offset: I64
+    """int64[pieces]: first token, from the start of the sequence."""
+    length: I64
+    """int64[pieces]: tokens, at least 2."""
+    starts: I64
+    """int64[bins + 1]: bin b is the pieces starts[b] ... starts[b + 1] - 1."""
+
+    @property
+    def num_bins(self) -> int:
+        return self.starts.size - 1
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all pieces."""
+        return int(self.length.sum())
+
+
+def make_bins(
+    lengths: I32,
+    documents: range | I32,
+    capacity: int,
+    *,
+    packed: bool,
+    long_documents: LongDocuments = "truncate",
+) -> Bins:
+    """Bins of at most ``capacity`` tokens.
+
+    Args:
+        lengths: int32[sequences] of the dataset.
+        documents: sequence ids to use.
+        packed: lay documents together, the longest first, each where it leaves the least room
+            (best fit decreasing); else one piece a bin.
+        long_documents: what becomes of documents longer than ``capacity``.
+
+    Raises:
+        InvalidArgument: no document has two tokens to train on.
+    """
+    if long_documents not in ("truncate", "split", "skip"):
+        raise InvalidArgument(
+            f"long_documents must be truncate, split or skip, got {long_documents!r}"
+        )
+    ids = np.arange(documents.start, documents.stop) if isinstance(documents, range) else documents
+    ids = ids.astype(np.int64)
+    document, offset, length = _pieces(ids, lengths[ids].astype(np.int64), capacity, long_documents)
+    if document.size == 0:
+        raise InvalidArgument(
+            f"no document gives a sample: each needs at least {LEAST_TOKENS} tokens"
+            + (f" and at most {capacity}" if long_documents == "skip" else "")
+        )
+    if not packed:
+        starts = np.arange(document.size + 1)
+        return Bins(document=document, offset=offset, length=length, starts=starts)
+    bins = best_fit(length, capacity)
+    order = np.argsort(bins, kind="stable")
+    counts = np.bincount(bins)
+    return Bins(
+        document=document[order],
+        offset=offset[order],
+        length=length[order],
+        starts=np.concatenate(([0], np.cumsum(counts))),
+    )
+
+
+def _pieces(
+    ids: I64, sizes: I64, capacity: int, long_documents: LongDocuments
+) -> tuple[I64, I64, I64]:
+    """(document, offset, length) of what is used; pieces of fewer than 2 tokens are not.
+
+    With a capacity of 4, documents of 3 and 9 tokens give pieces 3 | 4 4 1, the last one unused.
+    """
+    if long_documents == "skip":
+        ids, sizes = ids[sizes <= capacity], sizes[sizes <= capacity]
+    if long_documents == "split":
+        parts = np.maximum(1, -(-sizes // capacity))
+        first = np.cumsum(parts) - parts
+        part = np.arange(int(parts.sum())) - np.repeat(first, parts)
+        ids, sizes = np.repeat(ids, parts), np.repeat(sizes, parts)
+        offset = part * capacity
+    else:
+        offset = np.zeros(ids.size, np.int64)
+    length = np.minimum(sizes - offset, capacity)
+    used = length >= LEAST_TOKENS
+    return ids[used], offset[used], length[used]
+
+
+def best_fit(lengths: I64, capacity: int) -> I64:
+    """Bin of each piece, int64[pieces]: the longest first, each where it leaves the least room.
+
+    Pieces of one length are laid into bins of one remaining room together, so the work depends on
+    the number of different lengths, not on the number of pieces.
+    """
+    order = np.argsort(-lengths, kind="stable")
+    bin_of = np.empty(lengths.size, np.int64)
+    room: dict[int, I64] = {}  # remaining room -> bins that have it
+    rooms: list[int] = []  # the keys, sorted
+    num_bins = at = 0
+    sizes, counts = np.unique(lengths, return_counts=True)
+    for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
+        end = at + count
+        while at < end:
+            place = bisect_left(rooms, size)
+            if place == len(rooms):
+                # bins of their own, as many pieces in each as fit: the next ones would go there
+                fit = capacity // size
+                made = -(-(end - at) // fit)
+                bins = num_bins + np.arange(made)
+                bin_of[order[at:end]] = np.repeat(bins, fit)[: end - at]
+                num_bins += made
+                rest = (end - at) - (made - 1) * fit
+                _put(room, rooms, capacity - fit * size, bins[: made - 1 + (rest == fit)])
+                _put(room, rooms, capacity - rest * size, bins[made - 1 + (rest == fit) :])
+                at = end
+                continue
+            found = room[rooms[place]]
+            taken = min(end - at, found.size)
+            left = rooms[place]
+            bin_of[order[at : at + taken]] = found[:taken]
+            if taken == found.size:
+                del room[left], rooms[place]
+            else:
+                room[left] = found[taken:]
+            _put(room, rooms, left - size, found[:taken])
+            at += taken
+    return bin_of
+
+
+def _put(room: dict[int, I64], rooms: list[int], left: int, bins: I64) -> None:
+    """These bins have so much room left."""
+    if bins.size == 0 or left < LEAST_TOKENS:
+        return
+    if left in room:
+        room[left] = np.concatenate((room[left], bins))
+    else:
+        room[left] = bins
+        insort(rooms, left)

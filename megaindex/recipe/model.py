@@ -1,0 +1,283 @@
+"""The model of a run made of many sources and stages: frozen, validated, complete.
+
+A `Recipe` says what is trained on, in words of samples, steps and epochs;
+`megaindex.recipe.resolve` turns it into positions once the sizes of its sources are known, and
+`megaindex.recipe.recipe_file` reads and writes it as YAML.
+
+>>> Recipe(
+...     sequence_length=2048,
+...     batch=BatchSchedule.constant(256),
+...     sources=(Corpus(name="web", path="data/web"), Corpus(name="code", path="data/code")),
+...     stages=(
+...         RecipeStage(
+...             name="stable",
+...             streams=(Stream(source="web", proportion=Fraction(7, 10)),
+...                      Stream(source="code", proportion=Fraction(3, 10))),
+...             length=Target(kind="iterations", value=Fraction(10_000)),
+...         ),
+...     ),
+... )
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import Literal
+
+from megaindex.errors import InvalidArgument
+from megaindex.index.bins import LongDocuments
+from megaindex.recipe.run import Evaluation, Tail, Target
+from megaindex.recipe.schedule import BatchSchedule
+
+Kind = Literal["pretraining", "finetuning"]
+Batching = Literal["stratified", "random", "per_stream"]
+Rounding = Literal["largest_remainder", "streaming"]
+Exhaustion = Literal["repeat", "stop", "continue", "redistribute", "error"]
+EXHAUSTIONS = ("repeat", "stop", "continue", "redistribute", "error")
+BATCHINGS = ("stratified", "random", "per_stream")
+ROUNDINGS = ("largest_remainder", "streaming")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Corpus:
+    """A source: one .bin/.idx pair and how samples are made of it."""
+
+    name: str
+    """What streams, plans and orders call it: renaming changes its shuffle, moving does not."""
+    path: str = ""
+    """Prefix of the pair; empty where only ``tokens`` are known, for planning."""
+    kind: Kind = "pretraining"
+    """pretraining: documents are concatenated and cut every sequence_length tokens. finetuning:
+    samples of whole documents, of whose tokens some carry loss."""
+    order: Literal["epoch", "window"] = "epoch"
+    labels: str = ""
+    """finetuning: prefix of a pair with the label of every token, -100 where there is no loss."""
+    loss_mask: str = ""
+    """finetuning: prefix of a pair with 1 for every token that is trained on, such as those of a
+    response, and 0 for the others. Neither: all tokens are trained on."""
+    packed: bool = True
+    """finetuning: several documents a sample where they fit, none crossed; else one a sample."""
+    long_documents: LongDocuments = "truncate"
+    """finetuning: documents longer than a sample are truncated, split or skipped."""
+    max_epochs: Fraction | None = None
+    """Epochs of it that the run may draw; None: one, where the exhaustion policy sets a limit."""
+    max_fraction: Fraction | None = None
+    """Share of its samples that an epoch may use, up to 1; None: all of them."""
+    tokens: int | None = None
+    """Tokens of one epoch, where there is no file to read."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise InvalidArgument(f"source {self.path}: has no name; give it one")
+        where = f"source {self.name}"
+        if (self.tokens is None) == (not self.path):
+            raise InvalidArgument(f"{where}: give either a path or, to plan without files, tokens")
+        if self.tokens is not None and self.tokens < 1:
+            raise InvalidArgument(f"{where}: tokens must be at least 1, got {self.tokens}")
+        if self.labels and self.loss_mask:
+            raise InvalidArgument(f"{where}: labels and loss_mask both say what is trained on")
+        self._check_kind(where)
+        for setting in ("max_epochs", "max_fraction"):
+            value = getattr(self, setting)
+            if value is not None and value <= 0:
+                raise InvalidArgument(f"{where}: {setting} must be positive, got {value}")
+        if self.max_fraction is not None and self.max_fraction > 1:
+            raise InvalidArgument(
+                f"{where}: max_fraction must be at most 1, got {self.max_fraction}; max_epochs "
+                "allows more than one epoch"
+            )
+
+    def _check_kind(self, where: str) -> None:
+        if self.kind not in ("pretraining", "finetuning"):
+            raise InvalidArgument(
+                f"{where}: kind must be pretraining or finetuning, got {self.kind!r}"
+            )
+        if self.order not in ("epoch", "window"):
+            raise InvalidArgument(
+                f"{where}: order must be epoch or window, got {self.order!r}; the orders of the "
+                "frameworks have no stages"
+            )
+        if self.kind == "pretraining" and (self.labels or self.loss_mask):
+            raise InvalidArgument(f"{where}: labels and loss_mask are for kind finetuning")
+        if self.kind == "finetuning" and self.order == "window":
+            raise InvalidArgument(f"{where}: order window cuts documents; use order epoch")
+        if self.kind == "finetuning" and self.tokens is not None:
+            raise InvalidArgument(
+                f"{where}: tokens alone do not tell how many samples whole documents make; give a "
+                "path"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """What a stage draws from one source: a proportion of it all, or samples of its own count."""
+
+    source: str
+    proportion: Fraction | None = None
+    """Share of the stage, relative to the other streams'."""
+    repeat: Fraction | None = None
+    """Epochs of the source in each epoch of the mixture."""
+    choose: int | None = None
+    """Samples of the source in each epoch of the mixture."""
+    restart: bool = False
+    """Begin with the source's first sample instead of where the run has got to."""
+
+    def __post_init__(self) -> None:
+        given = [k for k in ("proportion", "repeat", "choose") if getattr(self, k) is not None]
+        if len(given) > 1:
+            raise InvalidArgument(
+                f"stream {self.source}: {' and '.join(given)} exclude each other; give one"
+            )
+        for name in given:
+            if getattr(self, name) <= 0:
+                raise InvalidArgument(
+                    f"stream {self.source}: {name} must be positive, got {getattr(self, name)}; "
+                    "leave out a stream that is not drawn"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weighting:
+    """Proportions from the sizes of the sources: size ** alpha."""
+
+    by: Literal["tokens", "documents", "samples"] = "tokens"
+    alpha: float = 1.0
+    """1 keeps the sizes, 0 makes all equal, between flattens (a temperature of 1 / alpha)."""
+
+    def __post_init__(self) -> None:
+        if self.by not in ("tokens", "documents", "samples"):
+            raise InvalidArgument(f"weights are by tokens, documents or samples, got {self.by!r}")
+        if not 0 <= self.alpha <= 1:
+            raise InvalidArgument(
+                f"alpha must be from 0 (all equal) to 1 (by size), got {self.alpha}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeStage:
+    """A mixture of streams, for a while."""
+
+    name: str
+    streams: tuple[Stream, ...]
+    length: Target | None = None
+    """How long; epochs are those of the mixture. None: one epoch of it."""
+    first_step: int | None = None
+    """The step it must begin with, from 0, where that is to be checked."""
+    epoch_size: int | None = None
+    """Samples of an epoch of the mixture, for proportions. None: those of all its sources."""
+    weighting: Weighting | None = None
+    """Proportions by size, in place of the streams' own."""
+    batching: Batching = "stratified"
+    rounding: Rounding = "largest_remainder"
+    """How proportions of an epoch_size become whole samples; "streaming": as that library does."""
+
+    def __post_init__(self) -> None:
+        where = f"stage {self.name}"
+        if not self.streams:
+            raise InvalidArgument(f"{where}: has no stream")
+        names = [stream.source for stream in self.streams]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise InvalidArgument(f"{where}: draws twice from {', '.join(twice)}; once is enough")
+        by_share = [stream.proportion is not None for stream in self.streams]
+        if any(by_share) and not all(by_share):
+            raise InvalidArgument(
+                f"{where}: {names[by_share.index(False)]} has no proportion and "
+                f"{names[by_share.index(True)]} has one; give all streams one, or none"
+            )
+        own = [s.proportion or s.repeat or s.choose for s in self.streams]
+        if self.weighting is not None and any(own):
+            raise InvalidArgument(
+                f"{where}: weights by {self.weighting.by} take the place of proportion, repeat "
+                f"and choose; remove {own[0]} or the weights"
+            )
+        if self.epoch_size is not None and (not self.by_proportion or self.epoch_size < 1):
+            raise InvalidArgument(
+                f"{where}: epoch_size, a positive number of samples, is divided by proportions"
+            )
+        if self.batching not in BATCHINGS or self.rounding not in ROUNDINGS:
+            raise InvalidArgument(
+                f"{where}: batching must be one of {', '.join(BATCHINGS)} and rounding one of "
+                f"{', '.join(ROUNDINGS)}, got {self.batching!r} and {self.rounding!r}"
+            )
+        if self.length is not None and (self.length.value <= 0 or self.length.per_source):
+            raise InvalidArgument(f"{where}: its length must be one positive number")
+
+    @property
+    def by_proportion(self) -> bool:
+        """Whether streams share the stage, and not each gives samples of its own count."""
+        return self.weighting is not None or self.streams[0].proportion is not None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """Everything that decides which token is trained on at which step."""
+
+    sequence_length: int
+    batch: BatchSchedule
+    sources: tuple[Corpus, ...]
+    stages: tuple[RecipeStage, ...]
+    seed: int = 1234
+    tail: Tail = "drop"
+    """Of the run's last batch."""
+    exhaustion: Exhaustion = "repeat"
+    """What happens where a source has given all that its limits allow: begin its next epoch
+    (without limits), stop the run on all ranks together, continue with the remaining sources,
+    draw less of it from the start of the stage (redistribute), or refuse to plan (error)."""
+    evaluation: Evaluation = field(default_factory=Evaluation)
+    micro_batch_size: int | None = None
+    data_parallel_size: int | None = None
+    gradient_accumulation_steps: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.sequence_length < 1:
+            raise InvalidArgument(f"sequence_length must be at least 1, got {self.sequence_length}")
+        if not 0 <= self.seed < 2**32:
+            raise InvalidArgument(f"seed must be in [0, 2**32), got {self.seed}")
+        if self.tail not in ("drop", "pad", "wrap"):
+            raise InvalidArgument(f"tail must be drop, pad or wrap, got {self.tail!r}")
+        if self.exhaustion not in EXHAUSTIONS:
+            raise InvalidArgument(
+                f"exhaustion must be one of {', '.join(EXHAUSTIONS)}, got {self.exhaustion!r}"
+            )
+        unit = (self.micro_batch_size or 1) * (self.data_parallel_size or 1)
+        for _, size in self.batch.stages:
+            if size < 1 or size % unit:
+                raise InvalidArgument(
+                    f"global batch size {size} must be a positive multiple of micro batch x "
+                    f"data-parallel size = {unit}"
+                )
+        self._check_names()
+        self._check_limits()
+
+    def _check_names(self) -> None:
+        if not self.sources or not self.stages:
+            raise InvalidArgument("a recipe needs at least one source and one stage")
+        for what, names in (
+            ("sources", [source.name for source in self.sources]),
+            ("stages", [stage.name for stage in self.stages]),
+        ):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                raise InvalidArgument(f"two {what} are called {', '.join(twice)}; rename one")
+        known = {source.name for source in self.sources}
+        for stage in self.stages:
+            unknown = [s.source for s in stage.streams if s.source not in known]
+            if unknown:
+                raise InvalidArgument(
+                    f"stage {stage.name}: there is no source {unknown[0]}; the sources are "
+                    f"{', '.join(sorted(known))}"
+                )
+
+    def _check_limits(self) -> None:
+        limited = [s.name for s in self.sources if s.max_epochs or s.max_fraction]
+        if self.exhaustion == "repeat" and limited:
+            raise InvalidArgument(
+                f"source {limited[0]} has a limit, which exhaustion repeat ignores; choose "
+                "exhaustion stop, continue, redistribute or error"
+            )
+
+    def number(self, name: str) -> int:
+        """Number of the source of that name."""
+        return [source.name for source in self.sources].index(name)

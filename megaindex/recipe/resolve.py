@@ -1,0 +1,271 @@
+"""From a recipe and the sizes of its sources to positions: where each stage begins, what it draws.
+
+Nothing is built or read for that: the same integers plan a run, index it and audit it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+
+import numpy as np
+
+from megaindex.errors import InvalidArgument
+from megaindex.index.mixing import Mixing, PerStream, Random, Stratified
+from megaindex.index.staged import MixedStage
+from megaindex.index.weights import divisor_weights
+from megaindex.recipe.itinerary import Itinerary, PlannedStage, first_samples
+from megaindex.recipe.model import Recipe, RecipeStage
+from megaindex.recipe.streams import SourceSize, proportions, samples_per_epoch, within_limits
+
+
+def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> Itinerary:
+    """Lay a recipe out.
+
+    Args:
+        recipe: the run.
+        sizes: one epoch of each of its sources, as `Recipe.sources` has them.
+
+    Raises:
+        InvalidArgument: a stage has no whole step, begins elsewhere than it says, or draws more
+            than the limits of a source allow under exhaustion error or redistribute.
+    """
+    for source, size in zip(recipe.sources, sizes, strict=True):
+        if size.samples < 1:
+            raise InvalidArgument(
+                f"source {source.name} holds {size.tokens} tokens, not one sample of "
+                f"{recipe.sequence_length}; leave it out, or lower sequence_length"
+            )
+    route = _Route(recipe, tuple(sizes))
+    for stage in recipe.stages:
+        route.travel(stage, is_last=stage is recipe.stages[-1])
+        if route.stopped_by:
+            break
+    stages = tuple(route.stages)
+    if route.stopped_by:  # on all ranks together: after the last batch that can be filled
+        route.step = recipe.batch.iterations_within(route.position)
+        route.masked = 0
+        stages = first_samples(stages, recipe.batch.samples_after(route.step))
+    return Itinerary(
+        recipe=recipe,
+        sizes=tuple(sizes),
+        stages=stages,
+        num_steps=route.step,
+        samples_masked=route.masked,
+        stopped_by=route.stopped_by,
+    )
+
+
+@dataclass
+class _Mixture:
+    """Streams of a stage that are still drawn."""
+
+    stage: RecipeStage
+    sources: list[int]
+    shares: list[int]
+    period: int | None
+    """Samples after which the shares are to be drawn exactly; None: no such number."""
+
+    def remove(self, stream: int) -> None:
+        del self.sources[stream], self.shares[stream]
+        self.period = None
+
+
+@dataclass
+class _Route:
+    """Where the run has got to while its stages are laid out."""
+
+    recipe: Recipe
+    sizes: tuple[SourceSize, ...]
+    stages: list[PlannedStage] = field(default_factory=list)
+    position: int = 0
+    step: int = 0
+    masked: int = 0
+    stopped_by: str = ""
+    cursors: list[int] = field(init=False)
+    """Next sample of each source."""
+    left: list[int | None] = field(init=False)
+    """Samples that its limits still allow."""
+
+    def __post_init__(self) -> None:
+        self.cursors = [0] * len(self.sizes)
+        self.left = [self._allowed(i) for i in range(len(self.sizes))]
+
+    def _allowed(self, i: int) -> int | None:
+        if self.recipe.exhaustion == "repeat":
+            return None
+        source = self.recipe.sources[i]
+        share = (source.max_epochs or Fraction(1)) * (source.max_fraction or Fraction(1))
+        return int(self.sizes[i].samples * share)
+
+    def travel(self, stage: RecipeStage, *, is_last: bool) -> None:
+        """Append what the run draws in a stage, in pieces where a source is exhausted on the way.
+
+        The draws of a piece begin anew: what a stream lagged behind before is not made up for.
+        """
+        if stage.first_step not in (None, self.step):
+            raise InvalidArgument(
+                f"stage {stage.name} is to begin with step {stage.first_step}, the stages before "
+                f"end with step {self.step}; stages follow each other without gap or overlap"
+            )
+        mixture = self._mixture(stage)
+        end = self._end(stage, mixture, is_last)
+        if self.recipe.exhaustion == "redistribute":
+            self._redistribute(mixture, end - self.position)
+        without: list[str] = []
+        while self.position < end:
+            mixing = self._mixing(mixture, len(without))
+            wanted = end - self.position
+            possible = self._possible(mixture, mixing, wanted)
+            if possible < wanted:
+                out = int(mixing.lookup(np.array([possible])).stream[0])
+                name = self.recipe.sources[mixture.sources[out]].name
+                self._check_exhausted(mixture, out, possible)
+            self._append(mixture, mixing, possible, without)
+            if possible < wanted:
+                without.append(name)
+                mixture.remove(out)
+                if self.recipe.exhaustion == "stop" or not mixture.sources:
+                    self.stopped_by = name
+                    return
+
+    def _mixture(self, stage: RecipeStage) -> _Mixture:
+        sources = [self.recipe.number(stream.source) for stream in stage.streams]
+        for stream, source in zip(stage.streams, sources, strict=True):
+            if stream.restart:
+                self.cursors[source] = 0
+        sizes = [self.sizes[i] for i in sources]
+        if stage.by_proportion and stage.epoch_size is None and stage.length is not None:
+            weights = divisor_weights(proportions(stage, sizes))
+            shares = [int(weight) for weight in weights]
+            return _Mixture(stage=stage, sources=sources, shares=shares, period=None)
+        shares = list(samples_per_epoch(stage, sizes, self.recipe.seed))
+        return _Mixture(stage=stage, sources=sources, shares=shares, period=sum(shares))
+
+    def _end(self, stage: RecipeStage, mixture: _Mixture, is_last: bool) -> int:
+        """One past the last sample of the stage; counts its steps."""
+        batch, start, length = self.recipe.batch, self.position, stage.length
+        if length is not None and length.kind == "iterations":
+            self.step += int(length.value)
+            return batch.samples_after(int(length.value), start)
+        wanted = start + self._wanted(stage, mixture)
+        tail = self.recipe.tail if is_last else "drop"
+        steps = batch.iterations_within(wanted, start)
+        end = batch.samples_after(steps, start)
+        if end < wanted and tail != "drop":
+            steps, end = steps + 1, batch.samples_after(steps + 1, start)
+            if tail == "pad":
+                self.masked, end = end - wanted, wanted
+        if steps < 1:
+            raise InvalidArgument(
+                f"stage {stage.name}: its {wanted - start} samples do not fill one batch of "
+                f"{batch.samples_after(1, start) - start}; make it longer"
+                + (", or use tail pad" if is_last else "")
+            )
+        self.step += steps
+        return end
+
+    def _wanted(self, stage: RecipeStage, mixture: _Mixture) -> int:
+        """Samples that the stage is to have."""
+        length = stage.length
+        if length is None or length.kind == "epochs":
+            epochs = Fraction(1) if length is None else length.value
+            sizes = [self.sizes[i] for i in mixture.sources]
+            return int(epochs * sum(samples_per_epoch(stage, sizes, self.recipe.seed)))
+        value = int(length.value)
+        return value if length.kind == "samples" else value // self.recipe.sequence_length
+
+    def _possible(self, mixture: _Mixture, mixing: Mixing, wanted: int) -> int:
+        """Samples, at most those wanted, before a source is drawn beyond its limits."""
+        limits = [self.left[i] for i in mixture.sources]
+        if all(limit is None for limit in limits):
+            return wanted
+        most = [wanted if limit is None else limit for limit in limits]
+        possible = mixing.longest(most, wanted)
+        if mixture.stage.batching == "per_stream" and possible < wanted:
+            possible -= possible % self.recipe.batch.final
+        return possible
+
+    def _redistribute(self, mixture: _Mixture, total: int) -> None:
+        """Lower the shares of what would be exhausted, from the start of the stage."""
+        name = mixture.stage.name
+        if mixture.stage.batching == "per_stream":
+            raise InvalidArgument(
+                f"stage {name}: exhaustion redistribute divides samples, batching per_stream "
+                "whole batches; use batching stratified or random"
+            )
+        if self._possible(mixture, self._mixing(mixture, 0), total) == total:
+            return
+        limits = [self.left[i] for i in mixture.sources]
+        divided = within_limits([Fraction(share) for share in mixture.shares], total, limits)
+        if divided is None:
+            raise InvalidArgument(
+                f"stage {name} needs {total} samples, the limits of its sources leave "
+                f"{sum(limit or 0 for limit in limits)}; make it shorter, or raise max_epochs"
+            )
+        drawn = [k for k, count in enumerate(divided) if count > 0]
+        mixture.sources = [mixture.sources[k] for k in drawn]
+        mixture.shares = [divided[k] for k in drawn]
+        mixture.period = total
+
+    def _check_exhausted(self, mixture: _Mixture, out: int, possible: int) -> None:
+        if self.recipe.exhaustion != "error":
+            return
+        source = mixture.sources[out]
+        step = self.recipe.batch.iterations_within(self.position + possible)
+        raise InvalidArgument(
+            f"stage {mixture.stage.name}: source {self.recipe.sources[source].name} is exhausted "
+            f"in step {step}, after the {self._allowed(source)} samples that its limits allow; "
+            "raise max_epochs or max_fraction, draw less of it, or choose another exhaustion policy"
+        )
+
+    def _append(
+        self, mixture: _Mixture, mixing: Mixing, samples: int, without: Sequence[str]
+    ) -> None:
+        if samples == 0:
+            return
+        begins = tuple(self.cursors[i] for i in mixture.sources)
+        mixed = MixedStage(
+            mixing=mixing, sources=tuple(mixture.sources), begins=begins, num_samples=samples
+        )
+        stage = PlannedStage(
+            name=mixture.stage.name,
+            first_sample=self.position,
+            mixed=mixed,
+            without=tuple(without),
+        )
+        self.stages.append(stage)
+        self.position += samples
+        for source, count in zip(mixture.sources, stage.counts, strict=True):
+            self.cursors[source] += count
+            allowed = self.left[source]
+            self.left[source] = None if allowed is None else allowed - count
+
+    def _mixing(self, mixture: _Mixture, piece: int) -> Mixing:
+        stage, shares = mixture.stage, tuple(mixture.shares)
+        if stage.batching == "stratified":
+            return Stratified(shares=shares)
+        if stage.batching == "random":
+            name = f"{stage.name}/{piece}"
+            whole = {} if mixture.period is None else {"period": mixture.period}
+            return Random(shares=shares, seed=self.recipe.seed, name=name, **whole)
+        return self._by_batches(mixture)
+
+    def _by_batches(self, mixture: _Mixture) -> Mixing:
+        """Batches of one stream; an epoch of the mixture has the whole ones."""
+        batch, shares, name = self.recipe.batch, list(mixture.shares), mixture.stage.name
+        if not batch.is_constant:
+            raise InvalidArgument(
+                f"stage {name}: batching per_stream needs one batch size, and the batch schedule "
+                "has several; use stratified or random"
+            )
+        if mixture.period is not None:
+            shares = [share // batch.final for share in shares]
+        if min(shares) < 1:
+            short = self.recipe.sources[mixture.sources[shares.index(0)]].name
+            raise InvalidArgument(
+                f"stage {name}: stream {short} gives less than one batch of {batch.final} to an "
+                "epoch of the mixture; raise it, or use batching stratified"
+            )
+        return PerStream(shares=tuple(shares), batch_size=batch.final)

@@ -1,0 +1,102 @@
+"""Samples that no document crosses: every document once, within the room, hardly any of it lost."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaindex.errors import InvalidArgument
+from megaindex.index.bins import Bins, LongDocuments, best_fit, make_bins
+from megaindex.index.orders.binned import BinIndex
+
+LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=60)
+
+
+def placed_one_by_one(lengths: list[int], capacity: int) -> list[int]:
+    """Room left in each bin when every piece, the longest first, goes where it leaves least."""
+    rooms: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [k for k, room in enumerate(rooms) if room >= length and room >= 2]
+        if not fitting:
+            rooms.append(capacity - length)
+        else:
+            rooms[min(fitting, key=lambda k: rooms[k])] -= length
+    return sorted(rooms)
+
+
+@given(lengths=st.lists(st.integers(2, 40), min_size=1, max_size=60))
+def test_best_fit_fills_bins_as_placing_piece_by_piece_does(lengths: list[int]) -> None:
+    bins = best_fit(np.array(lengths, np.int64), 40)
+    used = np.bincount(bins, weights=lengths).astype(int)
+    assert (used > 0).all()
+    assert sorted((40 - used).tolist()) == placed_one_by_one(lengths, 40)
+
+
+@pytest.mark.parametrize("packed", [True, False])
+@pytest.mark.parametrize("long_documents", ["truncate", "split", "skip"])
+@given(lengths=LENGTHS)
+def test_every_document_is_in_one_place(
+    packed: bool, long_documents: LongDocuments, lengths: list[int]
+) -> None:
+    capacity, sizes = 16, np.array(lengths, np.int32)
+    usable = [n for n in lengths if n >= 2 and (n <= capacity or long_documents != "skip")]
+    if not usable:
+        with pytest.raises(InvalidArgument, match="no document gives a sample"):
+            make_bins(sizes, range(sizes.size), capacity, packed=packed,
+                      long_documents=long_documents)  # fmt: skip
+        return
+    bins = make_bins(sizes, range(sizes.size), capacity, packed=packed,
+                     long_documents=long_documents)  # fmt: skip
+    filled = np.add.reduceat(bins.length, bins.starts[:-1])
+    assert filled.max() <= capacity
+    assert (bins.length >= 2).all()
+    if not packed:
+        assert (np.diff(bins.starts) == 1).all()
+    served = [np.zeros(n, int) for n in lengths]
+    for document, offset, length in zip(bins.document, bins.offset, bins.length, strict=True):
+        served[document][offset : offset + length] += 1
+    for length, times in zip(lengths, served, strict=True):
+        expected = np.zeros(length, int)
+        if length >= 2 and long_documents == "split":
+            expected[: length - (length % capacity == 1)] = 1
+        elif length >= 2 and (long_documents == "truncate" or length <= capacity):
+            expected[:capacity] = 1
+        assert times.tolist() == expected.tolist()
+
+
+def index_of(bins: Bins, epochs: int = 1, seed: int = 3) -> BinIndex:
+    return BinIndex(
+        bins=bins, tokens_per_epoch=bins.num_tokens, sequence_length=16, seed=seed,
+        source_name="chat", num_epochs=epochs,
+    )  # fmt: skip
+
+
+@given(lengths=st.lists(st.integers(2, 30), min_size=2, max_size=60), epochs=st.integers(1, 4))
+def test_each_epoch_serves_every_bin_once(lengths: list[int], epochs: int) -> None:
+    bins = make_bins(np.array(lengths, np.int32), range(len(lengths)), 16, packed=True)
+    index = index_of(bins, epochs)
+    assert index.num_samples == epochs * bins.num_bins
+    rows = [tuple(part.tolist() for part in index.locate([k])) for k in range(index.num_samples)]
+    for epoch in range(epochs):
+        pieces = rows[epoch * bins.num_bins : (epoch + 1) * bins.num_bins]
+        documents = sorted(document for row in pieces for document in row[1])
+        assert documents == sorted(bins.document.tolist())
+    together = index.locate(np.arange(index.num_samples))
+    assert together.document.tolist() == [d for row in rows for d in row[1]]
+    longer = index.extend(epochs + 1).locate(np.arange(index.num_samples))
+    assert longer.document.tolist() == together.document.tolist()
+    assert index.epochs_for(index.num_samples + 1) == epochs + 1
+
+
+def test_arrays_are_refused_and_the_seed_counts() -> None:
+    bins = make_bins(np.full(50, 9, np.int32), range(50), 16, packed=False)
+    orders = [index_of(bins, seed=seed).locate(np.arange(50)).document.tolist() for seed in (1, 2)]
+    assert orders[0] != orders[1]
+    with pytest.raises(InvalidArgument, match="have no sample_index"):
+        _ = index_of(bins).sample_index
+    with pytest.raises(InvalidArgument, match="epochs must be at least 1"):
+        index_of(bins, 0)
+    with pytest.raises(InvalidArgument, match="truncate, split or skip, got 'fold'"):
+        make_bins(np.full(5, 9, np.int32), range(5), 16, packed=True, long_documents="fold")  # type: ignore[arg-type]
