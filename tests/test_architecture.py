@@ -19,6 +19,7 @@ LAYERS = [
     {"loader", "audit", "corpus"},
     {"plan"},
     {"build"},
+    {"build_packing", "build_recipe"},
     {"recipe", "store"},
     {"index"},
     {"format", "kernels", "helpers"},

@@ -7,14 +7,16 @@ import json
 import sys
 from collections.abc import Sequence
 
+from megaindex.audit.from_recipe import stream_of_recipe
 from megaindex.audit.from_run import stream_of_run
 from megaindex.audit.lookup import documents_of, steps_of
 from megaindex.audit.stream import Stream
 from megaindex.cli.run import guarded
 from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import SPLITS
-from megaindex.plan.__main__ import Parser, add_run_arguments, settings_of
+from megaindex.plan.__main__ import Parser, add_run_arguments, recipe_of, settings_of
 from megaindex.plan.render import counting
+from megaindex.recipe.schedule import parse_count
 from megaindex.recipe.settings import resolve
 
 
@@ -51,11 +53,20 @@ def _parser() -> argparse.ArgumentParser:
 
 def _run(options: argparse.Namespace) -> None:
     _check(options)
-    run = resolve(settings_of(options))
-    with counting() as progress:
-        stream = stream_of_run(
-            run, subset=options.subset, cache_dir=options.cache_dir, progress=progress
-        )
+    recipe = recipe_of(options, besides=("consumed_samples",))
+    if recipe is not None:
+        if options.subset != "train":
+            raise InvalidArgument(
+                f"--subset {options.subset}: a recipe has training data only; leave it out"
+            )
+        consumed = parse_count(options.consumed_samples or "0", "--consumed-samples")
+        stream = stream_of_recipe(recipe, consumed_samples=consumed)
+    else:
+        run = resolve(settings_of(options))
+        with counting() as progress:
+            stream = stream_of_run(
+                run, subset=options.subset, cache_dir=options.cache_dir, progress=progress
+            )
     if options.step is None and options.document is None:
         _audit(stream, options)
     else:

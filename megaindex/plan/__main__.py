@@ -8,11 +8,14 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.index.dialect import DIALECTS
 from megaindex.recipe.settings import Settings, merged, resolve
+
+if TYPE_CHECKING:
+    from megaindex.recipe.model import Recipe
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,6 +42,9 @@ def _run(options: argparse.Namespace) -> int:
     from megaindex.plan.paste import paste
     from megaindex.plan.render import counting, print_plan
 
+    recipe = recipe_of(options)
+    if recipe is not None:
+        return _run_recipe(recipe, options)
     run = resolve(settings_of(options))
     with counting() as progress:
         plan = make_plan(run, progress=progress)
@@ -55,10 +61,54 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _run_recipe(recipe: Recipe, options: argparse.Namespace) -> int:
+    from megaindex.build_recipe import plan_recipe
+    from megaindex.plan.render_staged import print_recipe_plan
+    from megaindex.plan.staged import make_recipe_plan
+
+    plan = make_recipe_plan(plan_recipe(recipe))
+    if options.json:
+        print(json.dumps(plan.to_json(), indent=2))
+    else:
+        print_recipe_plan(plan)
+    repeating = [draw for draw in plan.draws if draw.first_repeat is not None]
+    if options.check and repeating:
+        for draw in repeating:
+            print(f"check: {draw.source} repeats from step {draw.first_repeat} on", file=sys.stderr)
+        return 1
+    return 0
+
+
+def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recipe | None:
+    """The recipe that --recipe or --nanotron-config names, if one of them is given.
+
+    Settings named in ``besides`` may be given with it.
+    """
+    given = [name for name in ("recipe", "nanotron_config") if getattr(options, name)]
+    if not given:
+        return None
+    said = vars(settings_of_flags(options)) | {
+        name: getattr(options, name) for name in ("neox_config", "megatron_args")
+    }
+    others = [
+        f"--{name.replace('_', '-')}"
+        for name, value in said.items()
+        if value and name not in besides
+    ]
+    if len(given) > 1 or others:
+        one, other = [*(f"--{n.replace('_', '-')}" for n in given), *others][:2]
+        raise InvalidArgument(f"{one} describes the whole run, {other} too; give one of them")
+    if given == ["recipe"]:
+        from megaindex.recipe.recipe_file import read_recipe
+
+        return read_recipe(options.recipe)
+    from megaindex.recipe.nanotron import read_nanotron
+
+    return read_nanotron(options.nanotron_config)
+
+
 def settings_of(options: argparse.Namespace) -> Settings:
     """The flags of `add_run_arguments` laid over the framework's own settings."""
-    said = {f.name: getattr(options, f.name, None) for f in fields(Settings) if f.name != "notes"}
-    flags: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in said.items()}
     if options.neox_config and options.megatron_args:
         raise InvalidArgument("--neox-config and --megatron-args exclude each other; give one")
     base = Settings()
@@ -70,7 +120,14 @@ def settings_of(options: argparse.Namespace) -> Settings:
         from megaindex.recipe.megatron import read_megatron
 
         base = read_megatron(options.megatron_args)
-    return merged(base, Settings(**flags))
+    return merged(base, settings_of_flags(options))
+
+
+def settings_of_flags(options: argparse.Namespace) -> Settings:
+    """What the flags themselves say."""
+    said = {f.name: getattr(options, f.name, None) for f in fields(Settings) if f.name != "notes"}
+    flags: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in said.items()}
+    return Settings(**flags)
 
 
 class Parser(argparse.ArgumentParser):
@@ -100,6 +157,8 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_data(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--recipe", metavar="FILE", help="the whole run in one YAML file")
+    group.add_argument("--nanotron-config", metavar="FILE", help="Nanotron's, with data_stages")
     group.add_argument("--neox-config", nargs="+", metavar="FILE", help="NeoX files, merged")
     group.add_argument("--megatron-args", metavar="ARGS", help="arguments, or a shell script")
     group.add_argument("--data-path", nargs="+", metavar="P", help="P, P P … or w P w P …")

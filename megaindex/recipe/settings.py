@@ -97,12 +97,14 @@ def resolve(settings: Settings) -> Run:
     """
     if settings.seq_length is None:
         raise InvalidArgument("--seq-length is missing: tokens per sample, such as 2048")
+    if settings.seq_length < 1:
+        raise InvalidArgument(f"--seq-length must be at least 1, got {settings.seq_length}")
     sizes = batch_sizes(settings)
     return Run(
         order=settings.order or "megatron",
         sequence_length=settings.seq_length,
         data=_data(settings),
-        batch=_schedule(settings, sizes.global_batch),
+        batch=batch_schedule(settings, sizes.global_batch),
         target=_target(settings),
         variance_buffer=_buffer(settings.variance_buffer),
         tail=_choice("--tail", settings.tail or "drop", ("drop", "pad", "wrap")),
@@ -165,7 +167,7 @@ def _data(settings: Settings) -> Data:
     return Data(train=sources, split=settings.split)
 
 
-def _schedule(settings: Settings, final: int) -> BatchSchedule:
+def batch_schedule(settings: Settings, final: int) -> BatchSchedule:
     if settings.batch_schedule is not None and settings.rampup_batch_size is not None:
         raise InvalidArgument("--batch-schedule and --rampup-batch-size exclude each other")
     if settings.batch_schedule is not None:

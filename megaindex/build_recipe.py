@@ -1,0 +1,190 @@
+"""From a recipe to the index of its run: sources opened and measured, stages laid out."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, Protocol
+
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.format import IndexedDataset
+from megaindex.index.arithmetic import samples_in
+from megaindex.index.bins import Bins, make_bins
+from megaindex.index.orders.binned import BinIndex
+from megaindex.index.orders.epoch import EpochIndex
+from megaindex.index.orders.window import WindowIndex
+from megaindex.index.spans import Index
+from megaindex.index.staged import StagedIndex
+from megaindex.recipe.itinerary import Itinerary
+from megaindex.recipe.model import Corpus, Recipe
+from megaindex.recipe.resolve import resolve_recipe
+from megaindex.recipe.streams import SourceSize
+from megaindex.store.fingerprint import corpus_fingerprint
+
+EXTRA = 1  # token that a sample reads beyond its length, for the shifted label
+
+
+class Epochs(Index, Protocol):
+    """An index that goes on for as many epochs as are needed."""
+
+    def extend(self, epochs: int) -> Epochs: ...
+    def epochs_for(self, num_samples: int) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpenSource:
+    """A source of a recipe, its files open."""
+
+    corpus: Corpus
+    dataset: IndexedDataset
+    targets: IndexedDataset | None
+    """Labels or loss mask, token by token, of a finetuning source that has them."""
+    epoch: Epochs
+    """Its samples of one epoch."""
+
+    @property
+    def size(self) -> SourceSize:
+        return SourceSize(
+            tokens=self.epoch.tokens_per_epoch,
+            documents=len(self.dataset),
+            samples=self.epoch.num_samples,
+        )
+
+    def index(self, num_samples: int) -> Index:
+        """Its samples, at least so many."""
+        return self.epoch.extend(self.epoch.epochs_for(max(1, num_samples)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpenRecipe:
+    """A recipe whose sources are open: ``index`` locates every sample of the run."""
+
+    itinerary: Itinerary
+    sources: tuple[OpenSource, ...]
+
+    @property
+    def datasets(self) -> tuple[IndexedDataset, ...]:
+        """Of the sources, as ``Spans.source`` counts them."""
+        return tuple(source.dataset for source in self.sources)
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """Of the sources' content, for receipts and checkpoints."""
+        return [corpus_fingerprint(source.dataset) for source in self.sources]
+
+    @cached_property
+    def index(self) -> StagedIndex:
+        ends = self.itinerary.reads_to()
+        return StagedIndex(
+            sources=tuple(s.index(end) for s, end in zip(self.sources, ends, strict=True)),
+            stages=tuple(stage.mixed for stage in self.itinerary.stages),
+        )
+
+
+def open_recipe(recipe: Recipe) -> OpenRecipe:
+    """Open the sources of a recipe and lay the run out.
+
+    Raises:
+        InvalidArgument: the recipe cannot be laid out, or a source has no files.
+        FormatError, StorageError: a source cannot be read, or its labels do not fit it.
+    """
+    sources = tuple(_open(corpus, recipe) for corpus in recipe.sources)
+    itinerary = resolve_recipe(recipe, [source.size for source in sources])
+    return OpenRecipe(itinerary=itinerary, sources=sources)
+
+
+def plan_recipe(recipe: Recipe) -> Itinerary:
+    """Lay a recipe out; sources without files are taken by their tokens.
+
+    Raises:
+        As `open_recipe`.
+    """
+    return resolve_recipe(recipe, [_size(corpus, recipe) for corpus in recipe.sources])
+
+
+def _size(corpus: Corpus, recipe: Recipe) -> SourceSize:
+    if corpus.tokens is None:
+        return _open(corpus, recipe).size
+    samples = samples_in(corpus.tokens, recipe.sequence_length, EXTRA)
+    return SourceSize(tokens=corpus.tokens, documents=1, samples=samples)
+
+
+def _open(corpus: Corpus, recipe: Recipe) -> OpenSource:
+    if not corpus.path:
+        raise InvalidArgument(
+            f"source {corpus.name}: has tokens to plan with and no path to read; give its path"
+        )
+    dataset = IndexedDataset(corpus.path)
+    dataset.validate()
+    companion = corpus.labels or corpus.loss_mask
+    targets = IndexedDataset(companion) if companion else None
+    if targets is not None:
+        _check_companion(dataset, targets)
+    return OpenSource(
+        corpus=corpus, dataset=dataset, targets=targets, epoch=_epoch(corpus, dataset, recipe)
+    )
+
+
+def _epoch(corpus: Corpus, dataset: IndexedDataset, recipe: Recipe) -> Epochs:
+    """The samples of one epoch of a source."""
+    documents = range(len(dataset))
+    common: dict[str, Any] = {
+        "sequence_length": recipe.sequence_length,
+        "seed": recipe.seed,
+        "source_name": corpus.name,
+        "add_extra_token": EXTRA,
+    }
+    if dataset.num_tokens < recipe.sequence_length + EXTRA and corpus.kind == "pretraining":
+        raise InvalidArgument(
+            f"source {corpus.name}: {dataset.path_prefix} holds {dataset.num_tokens} tokens, one "
+            f"sample needs {recipe.sequence_length} + {EXTRA}; leave it out or lower "
+            "sequence_length"
+        )
+    if corpus.kind == "finetuning":
+        return BinIndex(
+            bins=_bins(corpus, dataset, recipe.sequence_length),
+            tokens_per_epoch=dataset.num_tokens,
+            **common,
+        )
+    if corpus.order == "window":
+        return WindowIndex(dataset=dataset, documents=documents, **common)
+    return EpochIndex(
+        sequence_lengths=dataset.sequence_lengths,
+        documents=documents,
+        tokens_per_epoch=dataset.num_tokens,
+        **common,
+    )
+
+
+def _bins(corpus: Corpus, dataset: IndexedDataset, length: int) -> Bins:
+    """Several documents fill the length itself; one alone may have the label's token more."""
+    try:
+        return make_bins(
+            dataset.sequence_lengths,
+            range(len(dataset)),
+            length if corpus.packed else length + EXTRA,
+            packed=corpus.packed,
+            long_documents=corpus.long_documents,
+        )
+    except InvalidArgument as error:
+        raise InvalidArgument(f"source {corpus.name}: {error}") from None
+
+
+def _check_companion(dataset: IndexedDataset, targets: IndexedDataset) -> None:
+    """Labels and masks have one entry for every token."""
+    targets.validate()
+    ours, theirs = dataset.sequence_lengths, targets.sequence_lengths
+    if ours.size != theirs.size:
+        raise FormatError(
+            f"{targets.path_prefix}: has {theirs.size} sequences, {dataset.path_prefix} has "
+            f"{ours.size}; labels and loss masks have one entry for each token: write them again"
+        )
+    differs = ours != theirs
+    if differs.any():
+        k = int(differs.argmax())
+        raise FormatError(
+            f"{targets.path_prefix}: sequence {k} has {int(theirs[k])} entries, that of "
+            f"{dataset.path_prefix} has {int(ours[k])} tokens; labels and loss masks have one "
+            "entry for each token: write them again"
+        )
+

@@ -1,0 +1,121 @@
+"""The plan of a recipe as tables."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from megaindex.plan.staged import RecipePlan
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+_PIPED_WIDTH = 110
+
+
+def print_recipe_plan(plan: RecipePlan, file: TextIO | None = None) -> None:
+    """Prints the plan; the same layout on a terminal and in a pipe, colours on a terminal only."""
+    out = file or sys.stdout
+    console = Console(file=out, width=None if out.isatty() else _PIPED_WIDTH, highlight=False)
+    with console.capture() as text:
+        console.print(recipe_plan_view(plan))
+    out.write("\n".join(line.rstrip() for line in text.get().split("\n")))
+
+
+def recipe_plan_view(plan: RecipePlan) -> RenderableType:
+    """All parts of the printed plan."""
+    parts: list[RenderableType] = [_answer(plan), _stages(plan), _sources(plan)]
+    parts += [Text("! " + warning, "yellow") for warning in _warnings(plan)]
+    spaced = [item for part in parts for item in (part, Text())]
+    return Padding(Group(*spaced[:-1]), (0, 1), expand=False)
+
+
+def _answer(plan: RecipePlan) -> RenderableType:
+    sizes = " → ".join(str(size) for _, size in plan.batch_schedule)
+    stages = len({draw.stage for draw in plan.draws})
+    lines = [
+        Text(
+            f"{stages} stage{'s' * (stages > 1)} of {len(plan.sources)} "
+            f"source{'s' * (len(plan.sources) > 1)}, {plan.sequence_length} tokens a sample, "
+            f"{sizes} samples an iteration"
+        ),
+        Text(),
+        Text.assemble("train_iters ", (str(plan.train_iters), "bold green")),
+        Text(f"{plan.samples_consumed:,} samples, {plan.tokens_consumed:,} tokens"),
+    ]
+    if plan.samples_per_rank is not None:
+        lines.append(Text(f"every rank reads {plan.samples_per_rank:,} samples"))
+    if plan.samples_masked:
+        lines.append(Text(f"{plan.samples_masked} rows of the last batch are masked padding"))
+    if plan.evaluation_rounds:
+        lines.append(
+            Text(f"{plan.evaluation_rounds} evaluations read {plan.evaluation_samples:,} samples")
+        )
+    return Panel(
+        Group(*lines), box=box.ROUNDED, border_style="green", title="plan", title_align="left"
+    )
+
+
+def _stages(plan: RecipePlan) -> RenderableType:
+    table = _table("stage", "steps", "source")
+    for name in ("samples", "share", "epochs", "first repeat"):
+        table.add_column(name, justify="right", no_wrap=True)
+    before: tuple[str, int] | None = None
+    for draw in plan.draws:
+        opening = (draw.stage, draw.first_step)
+        shown = opening != before
+        table.add_row(
+            draw.stage if shown else "",
+            f"{draw.first_step:,} … {draw.end_step - 1:,}" if shown else "",
+            draw.source,
+            f"{draw.samples:,}",
+            f"{100 * draw.share:.1f} %",
+            f"{draw.epochs_begin:.2f} → {draw.epochs_end:.2f}",
+            "" if draw.first_repeat is None else f"step {draw.first_repeat:,}",
+        )
+        before = opening
+    return table
+
+
+def _sources(plan: RecipePlan) -> RenderableType:
+    table = _table("source", "kind")
+    for name in ("tokens an epoch", "samples an epoch", "drawn", "epochs", "never drawn"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for source in plan.sources:
+        table.add_row(
+            source.source,
+            source.kind,
+            f"{source.tokens_per_epoch:,}",
+            f"{source.samples_per_epoch:,}",
+            f"{source.drawn:,}",
+            f"{source.epochs:.2f}",
+            f"{source.unseen:,}",
+        )
+    return table
+
+
+def _warnings(plan: RecipePlan) -> list[str]:
+    warnings = []
+    if plan.stopped_by:
+        warnings.append(
+            f"the run stops on all ranks after step {plan.train_iters - 1}: {plan.stopped_by} is "
+            "exhausted; raise its max_epochs, or choose exhaustion repeat or continue"
+        )
+    unused = [source.source for source in plan.sources if source.drawn == 0]
+    if unused:
+        warnings.append(f"never drawn: {', '.join(unused)}")
+    return warnings
+
+
+def _table(*left: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for name in left:
+        table.add_column(name, overflow="fold")
+    return table

@@ -1,0 +1,141 @@
+"""Nanotron configuration files as recipes: a stage of this recipe for each of its data_stages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from megaindex.errors import InvalidArgument
+from megaindex.index.arithmetic import global_batch_size
+from megaindex.recipe.model import Corpus, Recipe, RecipeStage, Stream
+from megaindex.recipe.run import Evaluation, Target
+from megaindex.recipe.schedule import BatchSchedule
+from megaindex.recipe.yaml_file import Section, load_mapping
+
+
+def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
+    """The run that a Nanotron configuration describes.
+
+    A folder of a dataset is taken as the prefix of a .bin/.idx pair: ``megaindex import`` writes
+    the .idx beside its token file. Steps count from 1 in Nanotron, from 0 here. Each dataset reads
+    on from where the stage before left it; Nanotron begins every stage anew.
+
+    Raises:
+        MissingFile, StorageError: the file cannot be read.
+        InvalidArgument: a setting is missing or wrong, or a dataset is of a kind without files.
+    """
+    top = Section(os.fspath(path), load_mapping(path, "--nanotron-config"))
+    tokens, folder = top.section("tokens"), Path(path).parent
+    micro, steps = _needed(tokens, "micro_batch_size"), _needed(tokens, "train_steps")
+    accumulation = tokens.whole("batch_accumulation_per_replica") or 1
+    parallel = top.section("parallelism", default={}).whole("dp") or 1
+    begins, blends = _stages(top, folder)
+    ends = [*begins[1:], steps]
+    interval, batches = tokens.whole("val_check_interval"), tokens.whole("limit_val_batches")
+    evaluates = interval is not None and interval > 0
+    paths = list(dict.fromkeys(path for blend in blends for path in blend))
+    return Recipe(
+        sequence_length=_needed(tokens, "sequence_length"),
+        batch=BatchSchedule.constant(global_batch_size(micro, parallel, accumulation)),
+        sources=tuple(Corpus(name=path, path=path) for path in paths),
+        stages=tuple(
+            _stage(name, blend, begin, end)
+            for name, blend, begin, end in zip(_names(top), blends, begins, ends, strict=True)
+        ),
+        seed=_seed(top),
+        evaluation=Evaluation(
+            interval=interval if evaluates and interval is not None else steps + 1,
+            iterations=(batches or 0) if evaluates else 0,
+        ),
+        micro_batch_size=micro,
+        data_parallel_size=parallel,
+        gradient_accumulation_steps=accumulation,
+    )
+
+
+def _stage(name: str, blend: dict[str, Fraction], begin: int, end: int) -> RecipeStage:
+    if end <= begin:
+        raise InvalidArgument(
+            f"data_stages: {name} begins with step {begin + 1}, and the next stage, or the end of "
+            f"training, is at step {end + 1}; start_training_step must rise, below train_steps"
+        )
+    return RecipeStage(
+        name=name,
+        streams=tuple(Stream(source=path, proportion=weight) for path, weight in blend.items()),
+        length=Target(kind="iterations", value=Fraction(end - begin)),
+        first_step=begin,
+    )
+
+
+def _sections(top: Section) -> list[Section]:
+    stages = top.values.get("data_stages")
+    if not isinstance(stages, list) or not stages:
+        raise InvalidArgument(
+            f"{top.where}: data_stages must be a list with a stage for each range of steps"
+        )
+    wrapped = Section(top.where, {f"data_stages[{k}]": stage for k, stage in enumerate(stages)})
+    return [wrapped.section(name) for name, _ in wrapped.items()]
+
+
+def _names(top: Section) -> list[str]:
+    return [s.text("name", f"stage {k}") for k, s in enumerate(_sections(top))]
+
+
+def _seed(top: Section) -> int:
+    """That of the first stage's data, as Nanotron's loader takes it."""
+    data = _sections(top)[0].section("data", default={})
+    seed = data.whole("seed")
+    return 1234 if seed is None else seed
+
+
+def _stages(top: Section, folder: Path) -> tuple[list[int], list[dict[str, Fraction]]]:
+    """First step and blend of each stage."""
+    begins, blends = [], []
+    for section in _sections(top):
+        begins.append(_needed(section, "start_training_step") - 1)
+        dataset = section.section("data").section("dataset")
+        blends.append(_blend(dataset, folder))
+    if begins[0] != 0:
+        raise InvalidArgument(
+            f"{top.where}: the first of the data_stages must have start_training_step 1, got "
+            f"{begins[0] + 1}"
+        )
+    return begins, blends
+
+
+def _blend(dataset: Section, folder: Path) -> dict[str, Fraction]:
+    """Paths of a stage and their weights; equal ones where there are none."""
+    value = dataset.values.get("dataset_folder")
+    if isinstance(value, dict):
+        pairs: Sequence[tuple[Any, Any]] = list(value.items())
+    else:
+        folders = [value] if isinstance(value, str) else value
+        if not isinstance(folders, list) or not folders:
+            raise InvalidArgument(
+                f"{dataset.where}: dataset_folder must name the token files of the stage; other "
+                "kinds of datasets have no files to read"
+            )
+        weights = dataset.values.get("dataset_weights") or [1] * len(folders)
+        if not isinstance(weights, list) or len(weights) != len(folders):
+            raise InvalidArgument(
+                f"{dataset.where}: dataset_weights must hold one weight for each of the "
+                f"{len(folders)} folders"
+            )
+        pairs = list(zip(folders, weights, strict=True))
+    blend: dict[str, Fraction] = {}
+    for path, weight in pairs:
+        share = Section(dataset.where, {str(path): weight}).fraction(str(path))
+        assert share is not None
+        key = str(folder / str(path))
+        blend[key] = blend.get(key, Fraction(0)) + share
+    return {path: share for path, share in blend.items() if share > 0}
+
+
+def _needed(section: Section, name: str) -> int:
+    value = section.whole(name)
+    if value is None or value < 1:
+        raise InvalidArgument(f"{section.where}.{name}: must be at least 1, got {value}")
+    return value

@@ -1,0 +1,259 @@
+"""Recipes as YAML: the whole run in one file.
+
+sequence_length: 2048
+batch: {micro_batch_size: 4, data_parallel_size: 8, gradient_accumulation_steps: 2}
+sources:
+  web: data/web                       # prefix of .bin and .idx, relative to this file
+  code: {path: data/code, max_epochs: 4}
+  chat: {path: data/chat, kind: finetuning, labels: data/chat_labels}
+stages:
+  stable:
+    steps: 10000                      # or samples, tokens, or epochs of the mixture
+    mix: {web: 0.7, code: 0.3}        # proportions
+  decay:
+    steps: 500
+    batching: random
+    mix:
+      web: {proportion: 0.5}
+      chat: {proportion: 0.5}
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from megaindex.errors import InvalidArgument
+from megaindex.recipe.batch import BatchSizes, batch_sizes
+from megaindex.recipe.model import Corpus, Recipe, RecipeStage, Stream, Weighting
+from megaindex.recipe.run import Evaluation, Target, TargetKind
+from megaindex.recipe.schedule import BatchSchedule
+from megaindex.recipe.settings import Settings, batch_schedule
+from megaindex.recipe.yaml_file import Section, load_mapping
+
+_LENGTHS: dict[str, TargetKind] = {
+    "steps": "iterations",
+    "samples": "samples",
+    "tokens": "tokens",
+    "epochs": "epochs",
+}
+_BATCH = (
+    "micro_batch_size",
+    "data_parallel_size",
+    "gradient_accumulation_steps",
+    "global_batch_size",
+    "schedule",
+    "rampup",
+)
+_TOP = ("sequence_length", "batch", "sources", "stages", "seed", "tail", "exhaustion", "evaluation")
+_STAGE = (*_LENGTHS, "first_step", "mix", "weights", "epoch_size", "batching", "rounding")
+
+
+def read_recipe(path: str | os.PathLike[str]) -> Recipe:
+    """The recipe in a YAML file; paths in it are relative to the file.
+
+    Raises:
+        MissingFile, StorageError: the file cannot be read.
+        InvalidArgument: a setting is unknown, missing or wrong; the message says where.
+    """
+    return recipe_of(load_mapping(path, "--recipe"), os.fspath(path), Path(path).parent)
+
+
+def recipe_of(content: Mapping[str, Any], name: str, folder: Path) -> Recipe:
+    """The recipe that a mapping describes.
+
+    Args:
+        content: as the YAML file has it.
+        name: of the file, for messages.
+        folder: paths of sources are relative to.
+    """
+    top = Section(name, content)
+    top.known(*_TOP)
+    length = top.whole("sequence_length")
+    if length is None:
+        raise InvalidArgument(
+            f"{name}: sequence_length is missing: tokens per sample, such as 2048"
+        )
+    sizes, schedule = _batch(top.section("batch"), length)
+    sources, stages = top.section("sources"), top.section("stages")
+    seed = top.whole("seed")
+    more: dict[str, Any] = {
+        key: top.text(key) for key in ("tail", "exhaustion") if key in top.values
+    }
+    return Recipe(
+        sequence_length=length,
+        batch=schedule,
+        sources=tuple(_source(key, sources, folder) for key, _ in sources.items()),
+        stages=tuple(_stage(key, stages.section(key)) for key, _ in stages.items()),
+        seed=1234 if seed is None else seed,
+        evaluation=_evaluation(top.section("evaluation", default={})),
+        micro_batch_size=sizes.micro_batch,
+        data_parallel_size=sizes.data_parallel,
+        gradient_accumulation_steps=sizes.accumulation,
+        **more,
+    )
+
+
+def _batch(section: Section, length: int) -> tuple[BatchSizes, BatchSchedule]:
+    section.known(*_BATCH)
+    ramp = section.values.get("rampup")
+    if ramp is not None and not (isinstance(ramp, list) and all(type(n) is int for n in ramp)):
+        raise section.error("rampup", "three whole numbers: start, increment, samples")
+    settings = Settings(
+        seq_length=length,
+        micro_batch_size=section.whole("micro_batch_size"),
+        data_parallel_size=section.whole("data_parallel_size"),
+        gradient_accumulation_steps=section.whole("gradient_accumulation_steps"),
+        global_batch_size=section.whole("global_batch_size"),
+        batch_schedule=section.text("schedule") or None,
+        rampup_batch_size=None if ramp is None else tuple(ramp),
+    )
+    try:
+        sizes = batch_sizes(settings)
+        return sizes, batch_schedule(settings, sizes.global_batch)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{section.where}: {error}") from None
+
+
+def _source(name: str, sources: Section, folder: Path) -> Corpus:
+    if isinstance(sources.values[name], str):
+        return Corpus(name=name, path=str(folder / sources.values[name]))
+    section = sources.section(name)
+    section.known("path", "kind", "order", "labels", "loss_mask", "packed", "long_documents",
+                  "max_epochs", "max_fraction", "tokens")  # fmt: skip
+    paths: dict[str, Any] = {
+        key: str(folder / section.text(key))
+        for key in ("path", "labels", "loss_mask")
+        if section.text(key)
+    }
+    words: dict[str, Any] = {
+        key: section.text(key)
+        for key in ("kind", "order", "long_documents")
+        if key in section.values
+    }
+    return Corpus(
+        name=name,
+        packed=section.flag("packed", True),
+        max_epochs=section.fraction("max_epochs"),
+        max_fraction=section.fraction("max_fraction"),
+        tokens=section.whole("tokens"),
+        **paths,
+        **words,
+    )
+
+
+def _stage(name: str, section: Section) -> RecipeStage:
+    section.known(*_STAGE)
+    given = [key for key in _LENGTHS if key in section.values]
+    if len(given) > 1:
+        raise InvalidArgument(f"{section.where}: {' and '.join(given)} exclude each other")
+    words: dict[str, Any] = {
+        key: section.text(key) for key in ("batching", "rounding") if key in section.values
+    }
+    mix = section.section("mix")
+    return RecipeStage(
+        name=name,
+        streams=tuple(_stream(source, mix) for source, _ in mix.items()),
+        length=_length(section, given[0]) if given else None,
+        first_step=section.whole("first_step"),
+        epoch_size=section.whole("epoch_size"),
+        weighting=_weighting(section.section("weights")) if "weights" in section.values else None,
+        **words,
+    )
+
+
+def _length(section: Section, name: str) -> Target:
+    value = section.fraction(name) if name == "epochs" else section.whole(name)
+    if value is None:
+        raise section.error(name, "a number")
+    return Target(kind=_LENGTHS[name], value=Fraction(value))
+
+
+def _stream(source: str, mix: Section) -> Stream:
+    if mix.values[source] is None:  # `web:` alone draws an epoch of it
+        return Stream(source=source)
+    if not isinstance(mix.values[source], Mapping):
+        return Stream(source=source, proportion=mix.fraction(source))
+    section = mix.section(source)
+    section.known("proportion", "repeat", "choose", "restart")
+    return Stream(
+        source=source,
+        proportion=section.fraction("proportion"),
+        repeat=section.fraction("repeat"),
+        choose=section.whole("choose"),
+        restart=section.flag("restart", False),
+    )
+
+
+def _weighting(section: Section) -> Weighting:
+    section.known("by", "alpha")
+    alpha = section.fraction("alpha")
+    by: Any = section.text("by", "tokens")
+    return Weighting(by=by, alpha=1.0 if alpha is None else float(alpha))
+
+
+def _evaluation(section: Section) -> Evaluation:
+    section.known("interval", "iterations", "batch_size")
+    default = Evaluation()
+    interval, iterations = section.whole("interval"), section.whole("iterations")
+    return Evaluation(
+        interval=default.interval if interval is None else interval,
+        iterations=default.iterations if iterations is None else iterations,
+        batch_size=section.whole("batch_size"),
+    )
+
+
+def to_mapping(recipe: Recipe) -> dict[str, Any]:
+    """What `recipe_of` makes the recipe from: plain values, for YAML, JSON and checkpoints.
+
+    Paths are those of the recipe: absolute ones may be read from any folder.
+    """
+    factors = {
+        "micro_batch_size": recipe.micro_batch_size,
+        "data_parallel_size": recipe.data_parallel_size,
+        "gradient_accumulation_steps": recipe.gradient_accumulation_steps,
+    }
+    batch: dict[str, Any] = {key: value for key, value in factors.items() if value is not None}
+    if recipe.batch.is_constant:
+        batch["global_batch_size"] = recipe.batch.final
+    else:
+        batch.pop("gradient_accumulation_steps", None)
+        stages = ((first * recipe.sequence_length, size) for first, size in recipe.batch.stages)
+        batch["schedule"] = " ".join(f"{tokens}:{size}" for tokens, size in stages)
+    evaluation = vars(recipe.evaluation)
+    return {
+        "sequence_length": recipe.sequence_length,
+        "batch": batch,
+        "sources": {source.name: _plain(source, "name") for source in recipe.sources},
+        "stages": {stage.name: _plain_stage(stage) for stage in recipe.stages},
+        "seed": recipe.seed,
+        "tail": recipe.tail,
+        "exhaustion": recipe.exhaustion,
+        "evaluation": {key: value for key, value in evaluation.items() if value is not None},
+    }
+
+
+def _plain_stage(stage: RecipeStage) -> dict[str, Any]:
+    plain = _plain(stage, "name", "streams", "length", "weighting")
+    if stage.length is not None:
+        (key,) = (key for key, kind in _LENGTHS.items() if kind == stage.length.kind)
+        value = stage.length.value
+        plain[key] = int(value) if value.denominator == 1 else str(value)
+    if stage.weighting is not None:
+        plain["weights"] = vars(stage.weighting)
+    plain["mix"] = {stream.source: _plain(stream, "source") for stream in stage.streams}
+    return plain
+
+
+def _plain(part: Any, *left_out: str) -> dict[str, Any]:
+    """Fields that are not at their default; fractions as text."""
+    values = {
+        field.name: getattr(part, field.name)
+        for field in fields(part)
+        if field.name not in left_out and getattr(part, field.name) != field.default
+    }
+    return {key: str(v) if isinstance(v, Fraction) else v for key, v in values.items()}

@@ -1,0 +1,114 @@
+"""YAML files of settings: read safely, and looked into key by key with errors that say where."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import reprlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.index.request import parse_fraction
+
+
+def load_mapping(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
+    """The mapping that a YAML file holds.
+
+    Args:
+        path: of the file.
+        what: it is given for, such as the flag ``--recipe``.
+
+    Raises:
+        MissingFile, StorageError: the file cannot be read.
+        InvalidArgument: it is not YAML, or no mapping.
+    """
+    import yaml
+
+    name = os.fspath(path)
+    try:
+        with open(name, encoding="utf-8") as file:
+            content = yaml.safe_load(file)
+    except FileNotFoundError:
+        raise MissingFile(f"{what}: {name} does not exist; check the path") from None
+    except OSError as error:
+        raise StorageError(f"{what}: {name} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2001-02-30; [[[[...
+        reason = " ".join(str(error).split())
+        raise InvalidArgument(f"{what}: {name} is not YAML: {reason}") from None
+    if not isinstance(content, Mapping):
+        raise InvalidArgument(
+            f"{what}: {name} holds a {type(content).__name__}; it must be a mapping of settings to "
+            "values"
+        )
+    return {str(key): value for key, value in content.items()}
+
+
+@dataclass(frozen=True)
+class Section:
+    """A mapping of a file, and where in the file it is: ``run.yaml: stages.decay``."""
+
+    where: str
+    values: Mapping[str, Any]
+
+    def known(self, *names: str) -> None:
+        """Refuse any other key."""
+        for key in self.values:
+            if key not in names:
+                near = difflib.get_close_matches(str(key), names, 1)
+                hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(names)}"
+                raise InvalidArgument(f"{self.where}: {key} is no setting here{hint}")
+
+    def section(self, name: str, *, default: Mapping[str, Any] | None = None) -> Section:
+        """A mapping inside this one."""
+        value = self.values.get(name, default)
+        where = f"{self.where}.{name}"
+        if not isinstance(value, Mapping):
+            raise InvalidArgument(f"{where}: must be a mapping, got {reprlib.repr(value)}")
+        return Section(where, {str(key): item for key, item in value.items()})
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        return self.values.items()
+
+    def text(self, name: str, default: str = "") -> str:
+        value = self.values.get(name, default)
+        if not isinstance(value, str):
+            raise self.error(name, "text")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.values.get(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, "true or false")
+        return value
+
+    def whole(self, name: str) -> int | None:
+        """A whole number, None where there is none; also as text such as 250B."""
+        from megaindex.recipe.schedule import parse_count
+
+        value = self.values.get(name)
+        if value is None:
+            return None
+        if isinstance(value, str):
+            return parse_count(value, f"{self.where}.{name}")
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise self.error(name, "a whole number")
+        return value
+
+    def fraction(self, name: str) -> Fraction | None:
+        """A number exactly as written: 0.1 is a tenth, "1/3" a third."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        try:
+            if isinstance(value, bool):
+                raise ValueError
+            return parse_fraction(value if isinstance(value, str) else repr(value))
+        except ValueError:
+            raise self.error(name, 'a number such as 2, 0.7 or "1/3"') from None
+
+    def error(self, name: str, kind: str) -> InvalidArgument:
+        value = reprlib.repr(self.values.get(name))
+        return InvalidArgument(f"{self.where}.{name}: must be {kind}, got {value}")

@@ -1,0 +1,166 @@
+"""Recipes in YAML files, and Nanotron's."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import pytest
+import yaml
+
+from megaindex.errors import InvalidArgument, MissingFile
+from megaindex.recipe.model import Corpus, RecipeStage, Stream, Weighting
+from megaindex.recipe.nanotron import read_nanotron
+from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
+from megaindex.recipe.run import Target
+
+FULL = """
+sequence_length: 2048
+seed: 7
+tail: pad
+exhaustion: continue
+batch: {micro_batch_size: 4, data_parallel_size: 8, gradient_accumulation_steps: 2}
+evaluation: {interval: 100, iterations: 5}
+sources:
+  web: data/web
+  code: {path: /abs/code, max_epochs: "7/2", order: window}
+  chat: {path: chat, kind: finetuning, labels: chat_labels, packed: false, long_documents: skip}
+stages:
+  stable:
+    steps: 1000
+    mix: {web: 0.7, code: 0.3}
+  decay:
+    first_step: 1000
+    epochs: 1.5
+    batching: random
+    mix:
+      web: {repeat: 0.1}
+      chat: {choose: 512, restart: true}
+      code:
+  last:
+    tokens: 1B
+    weights: {by: documents, alpha: 0.5}
+    epoch_size: 100
+    rounding: streaming
+    mix: {web: , code: }
+"""
+
+
+def written(folder: Path, text: str) -> Path:
+    path = folder / "run.yaml"
+    path.write_text(text)
+    return path
+
+
+def test_every_setting_is_read(tmp_path: Path) -> None:
+    recipe = read_recipe(written(tmp_path, FULL))
+    assert recipe.sequence_length == 2048
+    assert (recipe.seed, recipe.tail, recipe.exhaustion) == (7, "pad", "continue")
+    assert (recipe.batch.final, recipe.micro_batch_size, recipe.data_parallel_size) == (64, 4, 8)
+    assert (recipe.evaluation.interval, recipe.evaluation.iterations) == (100, 5)
+    assert recipe.sources == (
+        Corpus(name="web", path=str(tmp_path / "data/web")),
+        Corpus(name="code", path="/abs/code", max_epochs=Fraction(7, 2), order="window"),
+        Corpus(
+            name="chat", path=str(tmp_path / "chat"), kind="finetuning", packed=False,
+            labels=str(tmp_path / "chat_labels"), long_documents="skip",
+        ),
+    )  # fmt: skip
+    stable, decay, last = recipe.stages
+    assert stable == RecipeStage(
+        name="stable", length=Target(kind="iterations", value=Fraction(1000)),
+        streams=(Stream(source="web", proportion=Fraction(7, 10)),
+                 Stream(source="code", proportion=Fraction(3, 10))),
+    )  # fmt: skip
+    assert decay.length == Target(kind="epochs", value=Fraction(3, 2))
+    assert (decay.first_step, decay.batching) == (1000, "random")
+    assert decay.streams == (
+        Stream(source="web", repeat=Fraction(1, 10)),
+        Stream(source="chat", choose=512, restart=True),
+        Stream(source="code"),
+    )
+    assert last.length == Target(kind="tokens", value=Fraction(10**9))
+    assert last.weighting == Weighting(by="documents", alpha=0.5)
+    assert (last.epoch_size, last.rounding) == (100, "streaming")
+
+
+def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
+    recipe = read_recipe(written(tmp_path, FULL))
+    text = yaml.safe_dump(to_mapping(recipe), sort_keys=False)
+    assert read_recipe(written(tmp_path, text)) == recipe
+    ramp = FULL.replace("gradient_accumulation_steps: 2", "schedule: '0:32 1M:64'")
+    recipe = read_recipe(written(tmp_path, ramp))
+    assert recipe.batch.stages == ((0, 32), (488, 64))
+    assert recipe_of(to_mapping(recipe), "again", Path("/")) == recipe
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("sequence_length: 2048", "", "sequence_length is missing"),
+        ("seed: 7", "sed: 7", "sed is no setting here; did you mean seed"),
+        ("batch: {micro", "batch: {mikro", "run.yaml.batch: mikro_batch_size is no setting here"),
+        ("steps: 1000\n    mix: {web: 0.7", "steps: ten\n    mix: {web: 0.7",
+         r"run.yaml.stages.stable.steps: 'ten' is not a whole number"),
+        ("web: 0.7", "web: heavy", r"stages.stable.mix.web: must be a number such as 2, 0.7"),
+        ("kind: finetuning", "kind: chat", "source chat: kind must be pretraining or finetuning"),
+        ("packed: false", "packed: 0", "sources.chat.packed: must be true or false, got 0"),
+        ("steps: 1000\n", "steps: 1000\n    epochs: 1\n", "steps and epochs exclude each other"),
+        ("web: 0.7", "wet: 0.7", "stage stable: there is no source wet"),
+        ("gradient_accumulation_steps: 2", "global_batch_size: 50", "50 is not --micro-batch"),
+        ("mix: {web: 0.7, code: 0.3}", "mix: [web]", "stages.stable.mix: must be a mapping"),
+        ("sources:\n", "sources: [\n", "is not YAML"),
+        (FULL, "- a", "holds a list; it must be a mapping"),
+        ("tail: pad", "tail: 3", "tail: must be text, got 3"),
+    ],
+)  # fmt: skip
+def test_an_error_says_where_it_is(tmp_path: Path, old: str, new: str, says: str) -> None:
+    assert old in FULL
+    with pytest.raises(InvalidArgument, match=says):
+        read_recipe(written(tmp_path, FULL.replace(old, new, 1)))
+    with pytest.raises(MissingFile, match=r"--recipe: .*/none.yaml does not exist"):
+        read_recipe(tmp_path / "none.yaml")
+
+
+NANOTRON = """
+data_stages:
+- name: stable
+  start_training_step: 1
+  data: {dataset: {dataset_folder: [a, b], dataset_weights: [0.9, 0.1]}, seed: 42}
+- name: annealing
+  start_training_step: 11
+  data: {dataset: {dataset_folder: {b: 1, c: 3}}, seed: 6}
+parallelism: {dp: 2, tp: 4}
+tokens: {sequence_length: 256, train_steps: 15, micro_batch_size: 3,
+         batch_accumulation_per_replica: 2, val_check_interval: -1, limit_val_batches: 0}
+"""
+
+
+def test_stages_of_nanotron_are_read(tmp_path: Path) -> None:
+    recipe = read_nanotron(written(tmp_path, NANOTRON))
+    assert [source.path for source in recipe.sources] == [str(tmp_path / n) for n in "abc"]
+    assert (recipe.sequence_length, recipe.batch.final, recipe.seed) == (256, 12, 42)
+    stable, annealing = recipe.stages
+    assert (stable.first_step, annealing.first_step) == (0, 10)
+    assert [s.length.value for s in recipe.stages if s.length] == [10, 5]
+    assert [s.proportion for s in stable.streams] == [Fraction(9, 10), Fraction(1, 10)]
+    assert [s.proportion for s in annealing.streams] == [1, 3]
+    assert recipe.evaluation.iterations == 0
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "says"),
+    [
+        ("start_training_step: 11", "start_training_step: 16", "annealing begins with step 16"),
+        ("start_training_step: 1\n", "start_training_step: 2\n", "must have start_training_step 1"),
+        ("dataset_weights: [0.9, 0.1]", "dataset_weights: [0.9]", "one weight for each of the 2"),
+        ("{b: 1, c: 3}", "", "must name the token files of the stage"),
+        ("train_steps: 15", "train_steps: 0", "tokens.train_steps: must be at least 1, got 0"),
+    ],
+)
+def test_a_nanotron_file_that_cannot_be_is_refused(
+    tmp_path: Path, old: str, new: str, says: str
+) -> None:
+    assert old in NANOTRON
+    with pytest.raises(InvalidArgument, match=says):
+        read_nanotron(written(tmp_path, NANOTRON.replace(old, new, 1)))
