@@ -136,7 +136,7 @@ class _Route:
             if stream.restart:
                 self.cursors[source] = 0
         sizes = [self.sizes[i] for i in sources]
-        if stage.by_proportion and stage.epoch_size is None and stage.length is not None:
+        if stage.by_proportion and stage.epoch_size is None:
             weights = divisor_weights(proportions(stage, sizes))
             shares = [int(weight) for weight in weights]
             return _Mixture(stage=stage, sources=sources, shares=shares, period=None)

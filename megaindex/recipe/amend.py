@@ -1,0 +1,101 @@
+"""Changing a run that is under way: its past stays, its sources read on from where they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from fractions import Fraction
+from typing import Any
+
+from megaindex.errors import InvalidArgument
+from megaindex.recipe.itinerary import Itinerary, PlannedStage, first_samples
+from megaindex.recipe.model import Corpus, Recipe, RecipeStage
+from megaindex.recipe.run import Target
+
+
+def amend(
+    itinerary: Itinerary,
+    *,
+    consumed_samples: int,
+    stages: Sequence[RecipeStage],
+    sources: Sequence[Corpus] = (),
+) -> Recipe:
+    """The recipe up to ``consumed_samples``, and other stages from there on.
+
+    The stage under way ends with the last step made. What comes after draws anew: no stream makes
+    up for what it lagged behind before, and each source reads on, so nothing repeats or is lost.
+
+    Args:
+        itinerary: the run as it was planned.
+        consumed_samples: samples that all ranks together were served, whole steps.
+        stages: what follows.
+        sources: sources that are new.
+
+    Raises:
+        InvalidArgument: the samples consumed are no whole steps of the run, or names collide.
+    """
+    recipe, batch = itinerary.recipe, itinerary.recipe.batch
+    steps = batch.iterations_within(consumed_samples)
+    beyond = consumed_samples > itinerary.num_samples
+    if beyond or batch.samples_after(steps) != consumed_samples:
+        raise InvalidArgument(
+            f"consumed_samples {consumed_samples} is not the end of a step of the run, which has "
+            f"{itinerary.num_samples} samples; {steps} steps consume {batch.samples_after(steps)}"
+        )
+    kept = [
+        _as_far_as(stage, itinerary, consumed_samples)
+        for stage in recipe.stages
+        if _first_sample(itinerary, stage.name) < consumed_samples
+    ]
+    first, *rest = stages
+    return replace(
+        recipe,
+        sources=(*recipe.sources, *sources),
+        stages=(*kept, replace(first, first_step=steps), *rest),
+    )
+
+
+def check_past(old: Itinerary, new: Itinerary, consumed_samples: int) -> None:
+    """Refuse a new plan that would have served other samples before ``consumed_samples``.
+
+    Raises:
+        InvalidArgument: it would; the message names the stage.
+    """
+    ours, theirs = (first_samples(plan.stages, consumed_samples) for plan in (old, new))
+    for a, b in zip(ours, theirs, strict=False):
+        if _facts(a, old) != _facts(b, new):
+            raise InvalidArgument(
+                f"stage {a.name}: the new recipe serves other samples of it than the run was "
+                f"served before sample {consumed_samples}; keep its streams, limits, seed and "
+                "batching, and change what comes after (see amend)"
+            )
+    if len(ours) != len(theirs):
+        raise InvalidArgument(
+            f"the new recipe has {len(theirs)} stages before sample {consumed_samples}, the run "
+            f"had {len(ours)}; keep them"
+        )
+
+
+def _first_sample(itinerary: Itinerary, name: str) -> int:
+    """Where a stage begins; beyond the run where it was never reached."""
+    begins = [stage.first_sample for stage in itinerary.stages if stage.name == name]
+    return min(begins, default=itinerary.num_samples)
+
+
+def _as_far_as(stage: RecipeStage, itinerary: Itinerary, end: int) -> RecipeStage:
+    """The stage, ended by its number of steps where the run has not got to its end."""
+    batch, first = itinerary.recipe.batch, _first_sample(itinerary, stage.name)
+    length = sum(piece.num_samples for piece in itinerary.stages if piece.name == stage.name)
+    steps = batch.iterations_within(min(end, first + length), first)
+    return replace(stage, length=Target(kind="iterations", value=Fraction(steps)))
+
+
+def _facts(stage: PlannedStage, plan: Itinerary) -> tuple[Any, ...]:
+    """All that decides what a stage serves; sources by name, since their numbers may move."""
+    mixed, recipe = stage.mixed, plan.recipe
+    mixing = {f.name: getattr(mixed.mixing, f.name) for f in fields(mixed.mixing)}
+    sources = [recipe.sources[i] for i in mixed.sources]
+    shuffles = [(s.name, s.kind, s.order, s.packed, s.long_documents) for s in sources]
+    sizes = [plan.sizes[i].samples for i in mixed.sources]
+    facts = (type(mixed.mixing), mixing, shuffles, sizes, mixed.begins)
+    return (*facts, recipe.seed, recipe.sequence_length, mixed.num_samples)

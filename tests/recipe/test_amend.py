@@ -1,0 +1,120 @@
+"""Runs changed on the way: the past stays, sources go on, the ledger counts both."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from corpora import write_corpus
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaindex.build_recipe import OpenRecipe, open_recipe
+from megaindex.errors import InvalidArgument, OutOfRange
+from megaindex.index.ladder import planned_receipt
+from megaindex.index.receipt import fingerprint_keys
+from megaindex.loader.ledger import Ledger
+from megaindex.recipe.amend import amend, check_past
+from megaindex.recipe.model import Corpus, Recipe, RecipeStage, Stream
+from megaindex.recipe.run import Target
+from megaindex.recipe.schedule import BatchSchedule
+
+
+def stage(name: str, steps: int, batching: str = "stratified", **shares: int) -> RecipeStage:
+    return RecipeStage(
+        name=name,
+        streams=tuple(Stream(source=s, proportion=Fraction(w)) for s, w in shares.items()),
+        length=Target(kind="iterations", value=Fraction(steps)),
+        batching=batching,  # type: ignore[arg-type]
+    )
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("sources")
+    rng = np.random.default_rng(8)
+    for name in "abc":
+        write_corpus(folder / name, rng.integers(1, 90, 40))
+    return folder
+
+
+def recipe_of(folder: Path, *stages: RecipeStage, sources: str = "ab") -> Recipe:
+    return Recipe(
+        sequence_length=8,
+        batch=BatchSchedule(stages=((0, 4), (40, 8))),
+        sources=tuple(Corpus(name=name, path=str(folder / name)) for name in sources),
+        stages=stages,
+        seed=3,
+    )
+
+
+def receipt_of(opened: OpenRecipe, end: int) -> str:
+    keys = fingerprint_keys(opened.fingerprints)
+    return str(planned_receipt(opened.index, 0, end, keys))
+
+
+@pytest.mark.parametrize("batching", ["stratified", "random"])
+@given(steps=st.integers(1, 40))
+def test_the_past_of_a_changed_run_is_the_same(folder: Path, batching: str, steps: int) -> None:
+    """Another blend, a new source, more stages: at any step, proven by the receipt."""
+    recipe = recipe_of(folder, stage("one", 30, batching, a=9, b=1), stage("two", 10, b=1))
+    old = open_recipe(recipe)
+    consumed = recipe.batch.samples_after(steps)
+    changed = amend(
+        old.itinerary, consumed_samples=consumed,
+        stages=[stage("even", 20, batching, a=1, b=1, c=1), stage("last", 5, c=1)],
+        sources=[Corpus(name="c", path=str(folder / "c"))],
+    )  # fmt: skip
+    new = open_recipe(changed)
+    check_past(old.itinerary, new.itinerary, consumed)
+    assert receipt_of(old, consumed) == receipt_of(new, consumed)
+    assert new.itinerary.num_steps == steps + 25
+    source, sample = new.index.origin(np.arange(new.index.num_samples))
+    for number in range(3):
+        mine = sample[source == number]
+        assert mine.tolist() == list(range(mine.size))
+
+
+def test_a_change_of_the_past_is_refused(folder: Path) -> None:
+    recipe = recipe_of(folder, stage("one", 30, a=9, b=1))
+    old = open_recipe(recipe).itinerary
+    for other in (
+        recipe_of(folder, stage("one", 30, a=8, b=1)),
+        replace(recipe, seed=4),
+        recipe_of(folder, stage("one", 2, a=9, b=1), stage("two", 30, a=1)),
+    ):
+        with pytest.raises(InvalidArgument, match="stage one: the new recipe serves other samples"):
+            check_past(old, open_recipe(other).itinerary, 20)
+    check_past(old, open_recipe(recipe_of(folder, stage("one", 90, a=9, b=1))).itinerary, 20)
+    with pytest.raises(InvalidArgument, match="consumed_samples 41 is not the end of a step"):
+        amend(old, consumed_samples=41, stages=[stage("x", 1, a=1)])
+    with pytest.raises(InvalidArgument, match="is not the end of a step of the run, which has"):
+        amend(old, consumed_samples=8_000, stages=[stage("x", 1, a=1)])
+
+
+def test_the_ledger_counts_what_was_served(folder: Path) -> None:
+    recipe = recipe_of(
+        folder, stage("one", 12, "random", a=2, b=1), stage("two", 10, b=1), stage("three", 4, a=1)
+    )
+    opened = open_recipe(recipe)
+    ledger, total = Ledger(opened.itinerary), opened.index.num_samples
+    source, _ = opened.index.origin(np.arange(total))
+    bounds = np.cumsum([s.num_samples for s in opened.itinerary.stages])
+    for consumed in range(total + 1):
+        served = np.bincount(source[:consumed], minlength=2)
+        rows = ledger.totals(consumed)
+        assert [row.samples for row in rows] == served.tolist()
+        assert [row.tokens for row in rows] == (8 * served).tolist()
+        per_epoch = [s.size.samples for s in opened.sources]
+        assert [row.epochs for row in rows] == (served / per_epoch).tolist()
+        by_stage = ledger.stages(consumed)
+        assert (
+            list(by_stage)
+            == ["one", "two", "three"][: np.searchsorted(bounds, consumed) + 1][: len(by_stage)]
+        )
+        assert sum(row.samples for rows in by_stage.values() for row in rows) == consumed
+    with pytest.raises(OutOfRange, match=f"the run has {total}"):
+        ledger.totals(total + 1)
