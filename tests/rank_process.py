@@ -72,13 +72,15 @@ def train(launch: Launch, rank: int) -> None:
     sampler = MicroBatchSampler(
         num_samples=index.num_samples, micro_batch_size=launch.micro_batch_size,
         data_parallel_rank=rank, data_parallel_size=launch.ranks, global_batch_size=GLOBAL_BATCH,
-        fingerprint=fingerprints[0],
+        tail="pad", fingerprint=fingerprints[0],
     )  # fmt: skip
     recorder = Recorder(fingerprints, {"seed": 3}, stride=64)
     losses = resume(launch.folder, sampler, recorder, rank)
     loader = torch.utils.data.DataLoader(
         GPTDataset(index, dataset, fingerprints=fingerprints), batch_sampler=sampler,
         num_workers=launch.workers,
+        # its workers end with the process that forked them, however that ends
+        multiprocessing_context="fork" if launch.workers else None,
     )  # fmt: skip
     accumulation = GLOBAL_BATCH // (launch.micro_batch_size * launch.ranks)
     loss = torch.zeros(1, dtype=torch.int64)

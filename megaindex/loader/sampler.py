@@ -2,57 +2,200 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from typing import Any, Literal
 
 from megaindex.errors import InvalidArgument
+from megaindex.loader.deal import Ranks, Step, deal
+from megaindex.loader.state import Place, Resumable
+from megaindex.recipe.schedule import BatchSchedule
+
+TAILS = ("drop", "pad", "wrap")
 
 
-@dataclass(frozen=True, kw_only=True)
-class MicroBatchSampler:
+class MicroBatchSampler(Resumable):
     """The micro batches of one rank, as lists of sample ids; a ``batch_sampler`` for DataLoader.
 
-    Every D x micro_batch_size consecutive samples are dealt to the D ranks in order, as Megatron's
-    ``single`` sampler and GPT-NeoX do, so which samples make up an iteration depends on the global
-    batch size alone. With 2 ranks and micro batches of 2, rank 0 reads 0 1, 4 5, … and rank 1
-    reads 2 3, 6 7, …
+    Samples are served in order, so which of them make up a step depends on the global batch size
+    alone, and a run can go on with other ranks, micro batches and global batches at any place. Each
+    step is dealt as Megatron's ``single`` sampler and GPT-NeoX (without ``interleave``, which its
+    training never sets) deal it, see `megaindex.loader.deal`. With 2 ranks and micro batches of 2,
+    rank 0 reads 0 1, 4 5, … and rank 1 reads 2 3, 6 7, …
+
+    ``consumed_samples`` is all a run has to keep to go on exactly, which it can do between steps;
+    `state_dict` adds the step under way and what the order depends on, to be checked.
+
+    Args:
+        num_samples: samples of the order, ids 0 ... num_samples - 1.
+        micro_batch_size: rows a rank reads at once.
+        data_parallel_rank: which rank this is.
+        data_parallel_size: how many there are.
+        consumed_samples: samples that were served, over all ranks, before this sampler starts.
+        global_batch_size: rows of a step, over all ranks, or how they change with the samples
+            consumed. Default: one micro batch on every rank.
+        train_samples: samples to serve in all, ``consumed_samples`` included. Default: the order's.
+        tail: what becomes of samples that do not fill a last step, as in a plan. ``drop`` does not
+            serve them; ``pad`` fills up with rows None, which a dataset turns into rows without
+            loss (a micro batch can be all padding where a step has fewer samples than micro
+            batches); ``wrap`` fills up with the samples that follow in the order, or its first.
+        fingerprint: of the order, kept in the state, where it must be equal to go on.
+
+    Raises:
+        InvalidArgument: a size is out of range, or a global batch is no multiple of
+            micro_batch_size x data_parallel_size.
     """
 
-    num_samples: int
-    """Samples to serve: those of all iterations. What does not fill a micro batch on every rank is
-    not served, to any rank."""
-    micro_batch_size: int
-    data_parallel_rank: int
-    data_parallel_size: int
-    consumed_samples: int = 0
-    """Samples that were served, over all ranks, before this sampler starts."""
+    kind = "single"
 
-    def __post_init__(self) -> None:
-        if self.micro_batch_size < 1 or self.data_parallel_size < 1:
+    def __init__(
+        self,
+        *,
+        num_samples: int,
+        micro_batch_size: int,
+        data_parallel_rank: int,
+        data_parallel_size: int,
+        consumed_samples: int = 0,
+        global_batch_size: int | BatchSchedule | None = None,
+        train_samples: int | None = None,
+        tail: Literal["drop", "pad", "wrap"] = "drop",
+        fingerprint: str | None = None,
+    ) -> None:
+        self._ranks = Ranks(
+            micro_batch_size=micro_batch_size,
+            data_parallel_rank=data_parallel_rank,
+            data_parallel_size=data_parallel_size,
+        )
+        self._schedule = _schedule(global_batch_size, self._ranks.rows_per_round)
+        self._num_samples = num_samples
+        self._train_samples = num_samples if train_samples is None else train_samples
+        if not 0 <= self._train_samples <= num_samples:
             raise InvalidArgument(
-                "micro_batch_size and data_parallel_size must be at least 1, got "
-                f"{self.micro_batch_size} and {self.data_parallel_size}"
+                f"train_samples must be from 0 to num_samples = {num_samples}, got "
+                f"{self._train_samples}"
             )
-        if not 0 <= self.data_parallel_rank < self.data_parallel_size:
+        if tail not in TAILS:
+            raise InvalidArgument(f"tail must be one of {', '.join(TAILS)}, got {tail!r}")
+        self._tail = tail
+        self._fingerprint = fingerprint
+        if not 0 <= consumed_samples <= self._last_place:
             raise InvalidArgument(
-                f"data_parallel_rank must be from 0 to {self.data_parallel_size - 1}, got "
-                f"{self.data_parallel_rank}"
+                f"consumed_samples must be from 0 to {self._last_place}, where this run ends, got "
+                f"{consumed_samples}"
             )
-        if not 0 <= self.consumed_samples <= self.num_samples:
-            raise InvalidArgument(
-                f"consumed_samples must be from 0 to num_samples = {self.num_samples}, got "
-                f"{self.consumed_samples}"
-            )
-
-    @property
-    def _stride(self) -> int:
-        return self.micro_batch_size * self.data_parallel_size
+        self._start = self._place = Place(consumed_samples)
 
     def __len__(self) -> int:
-        return (self.num_samples - self.consumed_samples) // self._stride
+        first = self._start.consumed_samples
+        rows = self._start.rows_left
+        if rows:
+            step = self._step(self._start)
+            if step is None:
+                return 0
+            first += step.samples
+        whole = self._schedule.iterations_within(self._train_samples, first)
+        end = self._schedule.samples_after(whole, first)
+        rows += end - first
+        if end < self._train_samples and self._tail != "drop":
+            rows += self._size_at(end)
+        return rows // self._ranks.rows_per_round
 
-    def __iter__(self) -> Iterator[list[int]]:
-        first = self.consumed_samples + self.data_parallel_rank * self.micro_batch_size
-        for step in range(len(self)):
-            start = first + step * self._stride
-            yield list(range(start, start + self.micro_batch_size))
+    def _micro_batches(self) -> Iterator[list[int | None]]:
+        place, count = self._start, self._num_samples
+        while (step := self._step(place)) is not None:
+            for number, positions in enumerate(deal(step, self._ranks), 1):
+                place = self._place = self._place_in(step, number)
+                if place.consumed_samples > count:  # wrapped
+                    yield [None if p is None else p % count for p in positions]
+                else:
+                    yield positions
+
+    def _step(self, place: Place) -> Step | None:
+        """What is dealt at ``place``; None where the run is over."""
+        first, rows = place.consumed_samples, place.rows_left
+        left = max(0, self._train_samples - first)
+        if rows == 0:
+            if left == 0:
+                return None
+            rows = self._size_at(first)
+        if self._tail == "drop" and left < rows:
+            return None
+        samples = rows if self._tail == "wrap" else min(left, rows)
+        return Step(first=first, samples=samples, rows=rows)
+
+    def _size_at(self, consumed: int) -> int:
+        return self._schedule.samples_after(1, consumed) - consumed
+
+    def _place_in(self, step: Step, rounds: int) -> Place:
+        """After the first rounds of a step."""
+        end = step.begin(rounds * self._ranks.data_parallel_size, self._ranks.micro_batch_size)
+        return Place(end, step.rows - rounds * self._ranks.rows_per_round)
+
+    def _place_after(self, micro_batches: int) -> Place:
+        place, rounds = self._start, micro_batches
+        step = self._step(place)
+        if place.rows_left and step is not None:
+            inside = min(rounds, step.rows // self._ranks.rows_per_round)
+            place, rounds = self._place_in(step, inside), rounds - inside
+        if rounds == 0:
+            return place
+        first = place.consumed_samples
+        target = first + rounds * self._ranks.rows_per_round
+        # of rows, which all hold a sample but in a padded last step
+        begin = self._schedule.samples_after(self._schedule.iterations_within(target, first), first)
+        if begin < target:
+            step = self._step(Place(begin))
+            assert step is not None, "inside the iteration, as state_after checked"
+            return self._place_in(step, (target - begin) // self._ranks.rows_per_round)
+        return Place(min(begin, self._train_samples) if self._tail == "pad" else begin)
+
+    @property
+    def _order(self) -> dict[str, Any]:
+        return {
+            "fingerprint": self._fingerprint,
+            "num_samples": self._num_samples,
+            "train_samples": self._train_samples,
+        }
+
+    @property
+    def _last_place(self) -> int:
+        """Most samples that can be consumed: a wrapped last step goes past the last sample."""
+        beyond = max(size for _, size in self._schedule.stages) - 1 if self._tail == "wrap" else 0
+        return self._train_samples + beyond
+
+    def _check_place(self, place: Place) -> None:
+        if place.rows_left % self._ranks.rows_per_round:
+            raise InvalidArgument(
+                f"{place.rows_left} rows of the step under way are left, which micro batches of "
+                f"{self._ranks.micro_batch_size} on {self._ranks.data_parallel_size} ranks do not "
+                f"divide; change them, or go on from the end of a step"
+            )
+
+    def _refusals(self, place: Place, stored: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        consumed = place.consumed_samples
+        theirs, ours = stored["num_samples"], self._num_samples
+        if theirs != ours and consumed > min(theirs, ours):
+            yield (
+                "num_samples",
+                f"{consumed} samples were consumed of an order of {theirs}, which is not this "
+                f"one's beginning: it has {ours}",
+            )
+        theirs, ours = stored["train_samples"], self._train_samples
+        end = consumed + (place.rows_left if self._tail == "drop" else 0)
+        if end > ours and not (self._tail == "wrap" and theirs == ours):  # a run that is over
+            yield (
+                "train_samples",
+                f"the checkpoint stands at {consumed} samples with {place.rows_left} rows of its "
+                f"step to come, past {ours}, where this run ends",
+            )
+
+
+def _schedule(size: int | BatchSchedule | None, rows: int) -> BatchSchedule:
+    if not isinstance(size, BatchSchedule):
+        size = BatchSchedule.constant(rows if size is None else size)
+    for _, each in size.stages:
+        if each < 1 or each % rows:
+            raise InvalidArgument(
+                f"global batch size {each} must be a multiple of micro_batch_size x "
+                f"data_parallel_size = {rows}; change one of them"
+            )
+    return size

@@ -1,0 +1,153 @@
+"""What a sampler puts into a checkpoint, and when it may go on from one.
+
+The state of a sampler says how many samples were consumed and what the order of samples depends on.
+It is the same on every rank. Going on is refused where it would change what was served or what
+comes next: the order of another corpus, another kind of sampler, and the like. Each refusal has a
+name, and `allow` takes the names of those that are meant.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from megaindex.errors import FormatError, InvalidArgument
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a run stands, over all ranks."""
+
+    consumed_samples: int = 0
+    """Samples served, padding not counted: the position of the next."""
+    rows_left: int = 0
+    """Rows of the step under way that are still to be dealt; 0 between steps."""
+
+
+class Resumable(ABC):
+    """A sampler with torch's ``state_dict`` protocol, which torchdata's StatefulDataLoader uses.
+
+    An iteration starts where the sampler was set to start: by its arguments or `load_state_dict`.
+    """
+
+    kind: ClassVar[str]
+    _start: Place
+    _place: Place
+
+    @property
+    @abstractmethod
+    def _order(self) -> dict[str, Any]:
+        """What the order of samples depends on: JSON values by name."""
+
+    @abstractmethod
+    def _check_place(self, place: Place) -> None:
+        """Raises InvalidArgument where this sampler cannot start at ``place``."""
+
+    @abstractmethod
+    def _refusals(self, place: Place, stored: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        """Name and reason of what forbids going on from ``place`` of a run of order ``stored``."""
+
+    @abstractmethod
+    def _place_after(self, micro_batches: int) -> Place:
+        """Where the run stands once ``micro_batches`` were served on every rank."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Micro batches an iteration yields, the same number on every rank."""
+
+    @abstractmethod
+    def _micro_batches(self) -> Iterator[list[int | None]]:
+        """From the start on; sets ``_place`` before each."""
+
+    def __iter__(self) -> Iterator[list[int | None]]:
+        self._place = self._start
+        return self._micro_batches()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last micro batch that was taken from this sampler.
+
+        StatefulDataLoader keeps one for each batch it reads ahead, and gives that of the batch it
+        handed over last. A plain DataLoader with workers does not: use `state_after` with it.
+        """
+        return self._state(self._place)
+
+    def state_after(self, micro_batches: int) -> dict[str, Any]:
+        """The state once this many micro batches, counted from the start, were handed over.
+
+        Raises:
+            InvalidArgument: an iteration does not have that many.
+        """
+        if not 0 <= micro_batches <= len(self):
+            raise InvalidArgument(
+                f"micro_batches must be from 0 to {len(self)}, those of this sampler, got "
+                f"{micro_batches}"
+            )
+        return self._state(self._place_after(micro_batches))
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
+        """Start where a run stood, here with this sampler's ranks and batch sizes.
+
+        Args:
+            allow: names of differences that do not forbid it, keys of the state.
+
+        Raises:
+            InvalidArgument: going on would change past or future; the message has reason and name.
+            FormatError: not what `state_dict` gives.
+        """
+        place = self._parse(state)
+        unknown = sorted(set(allow) - {"kind", *self._order})
+        if unknown or isinstance(allow, str):
+            raise InvalidArgument(
+                f"allow holds names among kind, {', '.join(self._order)}; got {allow!r}"
+            )
+        for name, reason in self._differences(place, state):
+            if name not in allow:
+                raise InvalidArgument(
+                    f"{reason}; go on with the settings of the checkpoint, or, if it is meant, "
+                    f'load it with allow=("{name}",)'
+                )
+        self._check_place(place)
+        self._start = self._place = place
+
+    def _state(self, place: Place) -> dict[str, Any]:
+        return {"version": VERSION, "kind": self.kind, **vars(place), **self._order}
+
+    def _differences(self, place: Place, stored: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+        if stored["kind"] != self.kind:
+            yield (
+                "kind",
+                f"the checkpoint is of a sampler of kind {stored['kind']!r}, this one is "
+                f"{self.kind!r} and reads in another order",
+            )
+        ours = self._order["fingerprint"]
+        if stored["fingerprint"] != ours:
+            yield (
+                "fingerprint",
+                f"the checkpoint was made in the order {stored['fingerprint']!r}, this run reads "
+                f"in the order {ours!r}",
+            )
+        yield from self._refusals(place, {**self._order, **stored})
+
+    def _parse(self, state: Mapping[str, Any]) -> Place:
+        try:
+            version, kind = state["version"], state["kind"]
+            numbers = [state[name] for name in ("consumed_samples", "rows_left", "num_samples")]
+        except (KeyError, TypeError):
+            version, kind, numbers = VERSION, "", [-1]
+        if version != VERSION:
+            raise FormatError(
+                f"the state of a sampler has version {version!r}, this release reads {VERSION}; "
+                "use the release that wrote it"
+            )
+        needed = self._order.keys() if kind == self.kind else {"fingerprint"}
+        sound = all(type(number) is int and number >= 0 for number in numbers)
+        if not sound or needed - state.keys():
+            raise FormatError(
+                f"not the state of a sampler: {state!r}; take what its state_dict gave from an "
+                "intact checkpoint"
+            )
+        return Place(numbers[0], numbers[1])

@@ -1,0 +1,158 @@
+"""What instruction data is trained on: labels or a mask for every token, none across documents.
+
+A blend mixes rows of text, trained on throughout, with rows of instruction data. For the latter, a
+companion file says token by token what is a target: labels (-100 is none) or a loss mask (0 is
+none). A row of two documents of 3 and 2 tokens, with the mask 0 1 1 | 0 1:
+
+    tokens      a b c | d e
+    labels      b c - | e -        the token after each, within its document
+    loss_mask   1 1 0 | 1 0        whether that token is a target
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
+from megaindex.index.spans import Spans
+from megaindex.kernels.types import F32, I64, IntArray
+from megaindex.loader.tokens import MappedTokens, TokenReader
+
+NO_TARGET = -100
+"""Label of a token that carries no loss."""
+
+TargetKind = Literal["labels", "loss_mask", "all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceTargets:
+    """How the targets of a source's documents are told."""
+
+    kind: TargetKind
+    """labels: the companion holds the label of each token; loss_mask: 1 for each token that is a
+    target; all: every token but a document's first is one."""
+    companion: IndexedDataset | None = None
+
+    def __post_init__(self) -> None:
+        if (self.kind == "all") != (self.companion is None):
+            raise InvalidArgument(f"targets {self.kind}: labels and masks need a companion dataset")
+
+
+class Targets:
+    """The targets of all sources; safe to share between threads.
+
+    Args:
+        sources: for each source of the index its targets, None for text.
+        make_reader: how companions are read. Default: through mappings.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[SourceTargets | None],
+        make_reader: Callable[[Sequence[IndexedDataset]], TokenReader] = MappedTokens,
+    ) -> None:
+        kinds = [None if source is None else source.kind for source in sources]
+        self._is_text = np.array([kind is None for kind in kinds])
+        self._is_labels = np.array([kind == "labels" for kind in kinds])
+        self._is_mask = np.array([kind == "loss_mask" for kind in kinds])
+        companions = [s.companion for s in sources if s is not None and s.companion is not None]
+        self._reader = make_reader(companions) if companions else None
+        # number of each source's companion among them
+        has = self._is_labels | self._is_mask
+        self._companion = np.where(has, np.cumsum(has) - 1, -1).astype(np.int32)
+
+    def apply(self, spans: Spans, labels: IntArray, loss_mask: F32) -> None:
+        """Set labels and loss of the rows that are no text.
+
+        Args:
+            spans: of the rows.
+            labels: [rows, S], the token after each, as gathered; 0 where there is no target.
+            loss_mask: float32[rows, S], as it is for text.
+
+        Raises:
+            OutOfRange, FormatError, StorageError: a companion cannot be read.
+        """
+        rows, source = self._instructed(spans)
+        if rows.size == 0:
+            return
+        part = _rows_of(spans, rows)
+        crossing = document_ends(part, labels.shape[1])
+        target = ~crossing
+        target &= np.arange(1, labels.shape[1] + 1) < _row_tokens(part)[:, None]
+        told = self._is_labels[source] | self._is_mask[source]
+        if told.any():
+            says = self._companions_say(part, labels.shape[1])
+            labelled, masked = self._is_labels[source], self._is_mask[source]
+            target[labelled] &= says[labelled] != NO_TARGET
+            target[masked] &= says[masked] > 0
+            changed = labels[rows]
+            changed[labelled] = says[labelled]
+            labels[rows] = changed
+        loss_mask[rows] = target
+        kept = labels[rows]
+        kept[~target] = 0
+        labels[rows] = kept
+
+    def _instructed(self, spans: Spans) -> tuple[I64, I64]:
+        """Rows of instruction data, and the source of each."""
+        filled = np.flatnonzero(np.diff(spans.row_splits))
+        source = spans.source[spans.row_splits[filled]]
+        chosen = ~self._is_text[source]
+        return filled[chosen], source[chosen]
+
+    def _companions_say(self, part: Spans, width: int) -> IntArray:
+        """int32[rows, width]: the companion's entry for the token after each."""
+        assert self._reader is not None, "a source with labels or mask has a companion"
+        companion = self._companion[part.source]
+        ours = _rows_of(part, np.arange(part.row_splits.size - 1), keep=companion >= 0)
+        numbered = Spans(
+            source=self._companion[ours.source],
+            document=ours.document,
+            offset=ours.offset,
+            length=ours.length,
+            row_splits=ours.row_splits,
+        )
+        entries = np.empty((part.row_splits.size - 1, width), np.int64)
+        following = np.empty_like(entries)
+        self._reader.read(numbered, entries, following, pad_id=NO_TARGET)
+        return following
+
+
+def document_ends(spans: Spans, width: int) -> npt.NDArray[np.bool_]:
+    """bool[rows, width]: whether a document ends with the token: what follows is none of it."""
+    row = np.repeat(np.arange(spans.row_splits.size - 1), np.diff(spans.row_splits))
+    ends = np.cumsum(spans.length)
+    before = np.concatenate(([0], ends))[spans.row_splits[:-1]]
+    last = ends - before[row] - 1
+    crossing = np.zeros((spans.row_splits.size - 1, width), bool)
+    inside = last < width
+    crossing[row[inside], last[inside]] = True
+    return crossing
+
+
+def _row_tokens(spans: Spans) -> I64:
+    """Tokens that each row has."""
+    return np.diff(np.concatenate(([0], np.cumsum(spans.length)))[spans.row_splits])
+
+
+def _rows_of(spans: Spans, rows: I64, keep: npt.NDArray[np.bool_] | None = None) -> Spans:
+    """These rows alone; of their runs those to ``keep``."""
+    counts = np.diff(spans.row_splits)[rows]
+    splits = np.concatenate(([0], np.cumsum(counts)))
+    run = np.repeat(spans.row_splits[rows] - splits[:-1], counts) + np.arange(splits[-1])
+    if keep is not None:
+        kept_before = np.concatenate(([0], np.cumsum(keep[run])))
+        run, splits = run[keep[run]], kept_before[splits]
+    return Spans(
+        source=spans.source[run],
+        document=spans.document[run],
+        offset=spans.offset[run],
+        length=spans.length[run],
+        row_splits=splits,
+    )

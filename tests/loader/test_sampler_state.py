@@ -1,0 +1,176 @@
+"""Samplers in a checkpoint: what goes on exactly, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+from typing import Any
+
+import pytest
+
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.loader import CyclicSampler, MicroBatchSampler
+from megaindex.recipe.schedule import BatchSchedule
+
+torch = pytest.importorskip("torch")
+
+STEPS = {"global_batch_size": 12, "train_samples": 61}
+KINDS = {"single": MicroBatchSampler, "cyclic": CyclicSampler}
+
+
+def sampler(kind: str = "single", rank: int = 0, **changes: Any) -> Any:
+    settings = {
+        "num_samples": 100, "train_samples": 96, "micro_batch_size": 2, "data_parallel_rank": rank,
+        "data_parallel_size": 2, "fingerprint": "order 1",
+    }  # fmt: skip
+    return KINDS[kind](**{**settings, **changes})
+
+
+@pytest.mark.parametrize(
+    ("kind", "settings"),
+    [
+        ("single", {}),
+        ("single", {**STEPS, "tail": "pad"}),
+        ("single", {**STEPS, "tail": "wrap", "num_samples": 62}),
+        ("single", {"global_batch_size": BatchSchedule(stages=((0, 4), (10, 12), (40, 8)))}),
+        ("cyclic", {"train_samples": 400}),
+        ("cyclic", {"train_samples": 400, "data_sharding": False}),
+    ],
+)  # fmt: skip
+def test_a_state_at_any_place_goes_on_exactly(kind: str, settings: dict[str, Any]) -> None:
+    whole = list(sampler(kind, rank=1, **settings))
+    running = sampler(kind, rank=0, **settings)
+    assert len(whole) == len(running)
+    initial = running.state_dict()
+    for count, _ in enumerate(running, 1):
+        state = running.state_dict()
+        assert state == running.state_after(count)
+        assert len(json.dumps(state)) < 250
+        resumed = sampler(kind, rank=1, **settings)
+        resumed.load_state_dict(json.loads(json.dumps(state)))
+        assert len(resumed) == len(whole) - count
+        assert list(resumed) == whole[count:]
+        # and from there once more
+        half = len(resumed) // 2
+        second = sampler(kind, rank=1, **settings)
+        second.load_state_dict(resumed.state_after(half))
+        assert list(second) == whole[count + half :]
+    assert count == len(whole)
+    assert running.state_after(0) == initial
+    iter(running)
+    assert running.state_dict() == initial  # a new iteration starts where the first did
+
+
+def test_torch_checkpoints_hold_a_state() -> None:
+    for kind in KINDS:
+        running = sampler(kind)
+        next(iter(running))
+        file = io.BytesIO()
+        torch.save({"sampler": running.state_dict()}, file)
+        file.seek(0)
+        assert torch.load(file, weights_only=True)["sampler"] == running.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "name", "reason"),
+    [
+        ("single", {"fingerprint": "order 2"}, "fingerprint", "made in the order 'order 1', this"),
+        ("single", {"fingerprint": None}, "fingerprint", "this run reads in the order None"),
+        ("single", {"train_samples": 30}, "train_samples", "stands at 32 samples .* past 30"),
+        ("cyclic", {"fingerprint": "order 2"}, "fingerprint", "made in the order"),
+        ("cyclic", {"data_parallel_size": 4}, "world_size", "which was 2 and is 4"),
+        ("cyclic", {"micro_batch_size": 1}, "micro_batch_size", "which was 2 and is 1"),
+        ("cyclic", {"num_samples": 101}, "num_samples", "which was 100 and is 101"),
+        ("cyclic", {"data_sharding": False}, "data_sharding", "which was True and is False"),
+        ("cyclic", {"train_samples": 28}, "train_samples", "stands at 32 samples, past 28"),
+    ],
+)
+def test_what_would_change_past_or_future_is_refused(
+    kind: str, changes: dict[str, Any], name: str, reason: str
+) -> None:
+    state = sampler(kind).state_after(8)
+    assert state["consumed_samples"] == 32
+    other = sampler(kind, **changes)
+    before = other.state_dict()
+    with pytest.raises(InvalidArgument, match=f'{reason}.*allow=\\("{name}",\\)'):
+        other.load_state_dict(state)
+    assert other.state_dict() == before
+    other.load_state_dict(state, allow=(name,))
+    expected = 0 if name == "train_samples" else 64 // other._ranks.rows_per_round
+    assert len(list(other)) == len(other) == expected
+
+
+def test_a_shorter_order_is_refused() -> None:
+    state = sampler().state_after(8)
+    short = sampler(num_samples=30, train_samples=30)
+    with pytest.raises(InvalidArgument, match="consumed of an order of 100, which is not this"):
+        short.load_state_dict(state)
+    short.load_state_dict(state, allow=("num_samples", "train_samples"))
+    assert list(short) == []
+    longer = sampler(num_samples=500, train_samples=400)
+    longer.load_state_dict(state)  # the same beginning
+    assert next(iter(longer)) == [32, 33]
+
+
+def test_samples_that_were_wrapped_are_not_called_others_later() -> None:
+    """After 0 … 59 and again 0 … 11, an order of 100 would have had 60 … 71 there."""
+    ended = sampler(num_samples=60, train_samples=60, global_batch_size=24, tail="wrap")
+    state = ended.state_after(len(ended))
+    assert state["consumed_samples"] == 72
+    ended.load_state_dict(state)
+    assert list(ended) == []
+    with pytest.raises(InvalidArgument, match="72 samples were consumed of an order of 60"):
+        sampler(global_batch_size=24, tail="wrap").load_state_dict(state)
+
+
+def test_another_kind_is_refused() -> None:
+    state = sampler("single").state_after(8)
+    with pytest.raises(InvalidArgument, match="of kind 'single', this one is 'cyclic'"):
+        sampler("cyclic").load_state_dict(state)
+    changed = sampler("cyclic")
+    changed.load_state_dict(state, allow=["kind"])
+    assert changed.state_dict()["consumed_samples"] == 32
+
+
+def test_a_cyclic_run_cannot_stand_between_its_rounds() -> None:
+    state = sampler("cyclic").state_after(7)
+    with pytest.raises(InvalidArgument, match="28 samples are no whole number of rounds of 8"):
+        sampler("cyclic", data_parallel_size=4).load_state_dict(state, allow=("world_size",))
+
+
+def test_states_of_something_else_are_refused() -> None:
+    state = sampler().state_dict()
+    damaged: list[Any] = [
+        {}, None, [], {**state, "consumed_samples": -1}, {**state, "rows_left": None},
+        {name: value for name, value in state.items() if name != "train_samples"},
+    ]  # fmt: skip
+    for wrong in damaged:
+        with pytest.raises(FormatError, match="not the state of a sampler"):
+            sampler().load_state_dict(wrong)
+    with pytest.raises(FormatError, match="has version 2, this release reads 1"):
+        sampler().load_state_dict({**state, "version": 2})
+    for names in ("kind", ["micro_batch_size"]):
+        with pytest.raises(InvalidArgument, match="allow holds names among kind, fingerprint"):
+            sampler().load_state_dict(state, allow=names)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes", "message"),
+    [
+        ("single", {"micro_batch_size": 0}, "micro_batch_size and data_parallel_size must be"),
+        ("single", {"data_parallel_rank": 2}, "data_parallel_rank must be from 0 to 1, got 2"),
+        ("single", {"train_samples": 101}, "train_samples must be from 0 to num_samples = 100"),
+        ("single", {"global_batch_size": 6}, "6 must be a multiple of .* data_parallel_size = 4"),
+        ("single", {"global_batch_size": 0}, "global batch size 0 must be a multiple"),
+        ("single", {"tail": "repeat"}, "tail must be one of drop, pad, wrap, got 'repeat'"),
+        ("single", {"consumed_samples": 97}, "consumed_samples must be from 0 to 96"),
+        ("cyclic", {"num_samples": 3}, "must fill a micro batch on every rank, 4 samples, got 3"),
+        ("cyclic", {"consumed_samples": 97}, "from 0 to train_samples = 96, got 97"),
+        ("cyclic", {"consumed_samples": 6}, "6 samples are no whole number of rounds of 4"),
+    ],
+)
+def test_wrong_settings_are_refused(kind: str, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        sampler(kind, **changes)
+    with pytest.raises(InvalidArgument, match="micro_batches must be from 0 to 24"):
+        sampler(kind).state_after(25)
