@@ -24,6 +24,7 @@ def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> Stream:
         ),
         step_bounds=bounds,
         past_steps=past,
+        masked_rows=opened.itinerary.samples_masked,
         order="epoch",
         micro_batch_size=recipe.micro_batch_size,
         data_parallel_size=recipe.data_parallel_size,

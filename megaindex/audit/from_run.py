@@ -65,6 +65,7 @@ def stream_of_run(
         sources=tuple(_source(run, part) for part in parts[subset]),
         step_bounds=bounds,
         past_steps=past,
+        masked_rows=_masked_rows(run, aim) if subset == "train" else 0,
         order=run.order,
         micro_batch_size=run.micro_batch_size,
         data_parallel_size=run.data_parallel_size,
@@ -92,6 +93,12 @@ def _check_consumed(run: Run, whole: Aim) -> None:
             f"--consumed-samples {run.consumed_samples} lies beyond the target of the run, which "
             f"consumes {whole.samples_consumed} samples in all; raise the target"
         )
+
+
+def _masked_rows(run: Run, aim: Aim) -> int:
+    """Rows of the last batch that are padding, under tail pad."""
+    rows = run.batch.samples_after(aim.train_iters, run.consumed_samples)
+    return max(0, rows - aim.samples_consumed)
 
 
 def _evaluations(run: Run, subset: Split, aim: Aim, parts: Parts) -> tuple[BatchSchedule, int, int]:

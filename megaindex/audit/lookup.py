@@ -82,7 +82,7 @@ def _check_rank(stream: Stream, rank: int) -> None:
 
 def _servings(stream: Stream, runs: Runs) -> Iterator[Serving]:
     step = stream.step_of(runs.sample)
-    ranks, micro_batches = _dealt(stream, runs.sample - stream.step_bounds[step])
+    ranks, micro_batches = _dealt(stream, step, runs.sample - stream.step_bounds[step])
     columns = (step, runs.sample, runs.source, runs.document, runs.offset, runs.length)
     names = ("step", "sample", "source", "document", "offset", "length")
     for place, values in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
@@ -93,10 +93,18 @@ def _servings(stream: Stream, runs: Runs) -> Iterator[Serving]:
         )
 
 
-def _dealt(stream: Stream, within: I64) -> tuple[I64 | None, I64 | None]:
-    """Rank and micro batch of samples, counted within their step, as `MicroBatchSampler` deals."""
-    if stream.micro_batch_size is None or stream.data_parallel_size is None:
+def _dealt(stream: Stream, step: I64, within: I64) -> tuple[I64 | None, I64 | None]:
+    """Rank and micro batch of samples, counted within their step, as `megaindex.loader.deal` has
+    it: a last step with rows of padding spreads its samples over all micro batches."""
+    size, parallel = stream.micro_batch_size, stream.data_parallel_size
+    if size is None or parallel is None:
         return None, None
-    stride = stream.micro_batch_size * stream.data_parallel_size
-    micro_batch, rest = np.divmod(within, stride)
-    return rest // stream.micro_batch_size, micro_batch
+    number = within // size
+    if stream.masked_rows:
+        first, end = stream.step_bounds[-2:].tolist()
+        each, longer = divmod(end - first, (end - first + stream.masked_rows) // size)
+        is_last, cut = step == stream.num_steps - 1, longer * (each + 1)
+        spread = np.where(within < cut, within // (each + 1), longer)
+        spread += np.where(within < cut, 0, (within - cut) // max(each, 1))
+        number = np.where(is_last, spread, number)
+    return number % parallel, number // parallel

@@ -53,6 +53,8 @@ class Stream:
     """int64[steps + 1]: step k serves the samples [step_bounds[k], step_bounds[k + 1])."""
     past_steps: int = 0
     """Steps that the run has made already."""
+    masked_rows: int = 0
+    """Rows of the last step that are padding without loss."""
     order: str = ""
     micro_batch_size: int | None = None
     data_parallel_size: int | None = None

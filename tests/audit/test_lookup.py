@@ -55,6 +55,27 @@ def test_ranks_read_what_the_sampler_gives_them(stream: Stream) -> None:
                 assert list(dict.fromkeys(samples)) == batches[2 * step + number]
 
 
+@pytest.mark.parametrize("samples", range(97, 109))
+def test_a_padded_last_step_is_spread_as_the_sampler_does(prefix: Path, samples: int) -> None:
+    settings = Settings(
+        order="epoch", data_path=(str(prefix),), seq_length=16, micro_batch_size=2,
+        data_parallel_size=3, gradient_accumulation_steps=2, train_samples=str(samples), tail="pad",
+    )  # fmt: skip
+    stream = stream_of_run(resolve(settings))
+    assert stream.masked_rows == -samples % 12
+    for rank in range(3):
+        sampler = MicroBatchSampler(
+            num_samples=samples, micro_batch_size=2, data_parallel_rank=rank, data_parallel_size=3,
+            global_batch_size=12, tail="pad",
+        )  # fmt: skip
+        batches = list(sampler)
+        for step in range(stream.num_steps):
+            found = documents_of(stream, step, rank)
+            for number in range(2):
+                served = list(dict.fromkeys(s.sample for s in found if s.micro_batch == number))
+                assert served == [i for i in batches[2 * step + number] if i is not None]
+
+
 def test_a_step_serves_its_samples_whole(stream: Stream) -> None:
     served = documents_of(stream, 4)
     assert sum(s.length for s in served) == 12 * 16
