@@ -26,7 +26,8 @@ from megaindex.errors import InvalidArgument
 from megaindex.kernels import active
 from megaindex.kernels.types import I16, I64, U64
 
-BLOCK = 1 << 16  # positions computed at once, and shuffled together where draws are random
+BLOCK = 1 << 16  # positions computed at once
+SHUFFLED = 1 << 11  # positions shuffled together where draws are random
 MOST_STREAMS = 2**15 - 1
 _MOST_POSITIONS = 2**60
 _BLOCKS_KEPT = 4
@@ -159,7 +160,7 @@ class PerStream(Mixing):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Random(Mixing):
-    """Stratified draws, shuffled within blocks: no pattern, and every block holds its share.
+    """Stratified draws, shuffled within blocks of 2048: without pattern, each block with its share.
 
     Blocks also end where a period ends, so that each period draws exactly its shares.
     """
@@ -201,12 +202,12 @@ class Random(Mixing):
     def _bounds(self, position: int) -> tuple[int, int]:
         """The shuffled block that holds a position."""
         period = position // self.period * self.period
-        begin = period + (position - period) // BLOCK * BLOCK
-        return begin, min(begin + BLOCK, period + self.period)
+        begin = period + (position - period) // SHUFFLED * SHUFFLED
+        return begin, min(begin + SHUFFLED, period + self.period)
 
     @cached_property
     def _shuffled(self) -> Callable[[int], Drawn]:
-        return lru_cache(_BLOCKS_KEPT)(self._shuffle)
+        return lru_cache(BLOCK // SHUFFLED)(self._shuffle)
 
     def _shuffle(self, begin: int) -> Drawn:
         """The shuffled block that begins there: which stream is shuffled, not their samples."""

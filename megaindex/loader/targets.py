@@ -67,8 +67,8 @@ class Targets:
         has = self._is_labels | self._is_mask
         self._companion = np.where(has, np.cumsum(has) - 1, -1).astype(np.int32)
 
-    def apply(self, spans: Spans, labels: IntArray, loss_mask: F32) -> None:
-        """Set labels and loss of the rows that are no text.
+    def apply(self, spans: Spans, labels: IntArray, loss_mask: F32) -> bool:
+        """Set labels and loss of the rows that are no text; returns whether there is one.
 
         Args:
             spans: of the rows.
@@ -80,7 +80,7 @@ class Targets:
         """
         rows, source = self._instructed(spans)
         if rows.size == 0:
-            return
+            return False
         part = _rows_of(spans, rows)
         crossing = document_ends(part, labels.shape[1])
         target = ~crossing
@@ -98,6 +98,7 @@ class Targets:
         kept = labels[rows]
         kept[~target] = 0
         labels[rows] = kept
+        return True
 
     def _instructed(self, spans: Spans) -> tuple[I64, I64]:
         """Rows of instruction data, and the source of each."""

@@ -16,8 +16,9 @@ from megaindex.index.mixing import Mixing, PerStream, Random, Stratified
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of 16 positions, so that short stages have many."""
-    monkeypatch.setattr(module, "BLOCK", 16)
+    """Blocks of 32 positions, 16 shuffled together, so that short stages have many."""
+    monkeypatch.setattr(module, "BLOCK", 32)
+    monkeypatch.setattr(module, "SHUFFLED", 16)
 
 
 def mixing_of(kind: str, shares: tuple[int, ...], period: int) -> Mixing:

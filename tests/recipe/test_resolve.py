@@ -27,7 +27,8 @@ from megaindex.recipe.streams import SourceSize
 
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mixing_module, "BLOCK", 16)
+    monkeypatch.setattr(mixing_module, "BLOCK", 32)
+    monkeypatch.setattr(mixing_module, "SHUFFLED", 16)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,206 @@
+"""A recipe's batches: text and instruction data in one, resumed and changed on the way."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaindex.build_recipe import OpenRecipe, open_recipe
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.format import IndexedDataset, IndexedDatasetWriter
+from megaindex.index.ladder import planned_receipt
+from megaindex.index.receipt import Receipt, fingerprint_keys
+from megaindex.loader import RecipeLoader
+from megaindex.recipe.amend import amend
+from megaindex.recipe.model import Corpus, Recipe, RecipeStage, Stream
+from megaindex.recipe.run import Target
+from megaindex.recipe.schedule import BatchSchedule
+
+S = 16
+
+
+def write(prefix: Path, documents: list[np.ndarray]) -> None:
+    with IndexedDatasetWriter(str(prefix), np.int32) as writer:
+        for tokens in documents:
+            writer.add_document(tokens)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Text, and two sets of instructions: with labels, and with a mask of the response."""
+    folder = tmp_path_factory.mktemp("sources")
+    rng = np.random.default_rng(5)
+    write(folder / "web", [rng.integers(10, 99, n) for n in rng.integers(1, 70, 60)])
+    for name in ("chat", "qa"):
+        documents = [rng.integers(100, 999, n) for n in rng.integers(2, 24, 40)]
+        write(folder / name, documents)
+        responses = [np.arange(d.size) >= d.size // 2 for d in documents]
+        write(folder / f"{name}_mask", [r.astype(np.int32) for r in responses])
+        labels = [np.where(r, d, -100) for d, r in zip(documents, responses, strict=True)]
+        write(folder / f"{name}_labels", labels)
+    return folder
+
+
+def stage(name: str, steps: int, **shares: int) -> RecipeStage:
+    streams = [Stream(source=s, proportion=Fraction(w)) for s, w in shares.items()]
+    length = Target(kind="iterations", value=Fraction(steps))
+    return RecipeStage(name=name, streams=tuple(streams), length=length, batching="random")
+
+
+def recipe_of(folder: Path, *stages: RecipeStage) -> Recipe:
+    chat = Corpus(name="chat", path=str(folder / "chat"), kind="finetuning",
+                  labels=str(folder / "chat_labels"))  # fmt: skip
+    qa = Corpus(name="qa", path=str(folder / "qa"), kind="finetuning", packed=False,
+                loss_mask=str(folder / "qa_mask"), long_documents="split")  # fmt: skip
+    return Recipe(
+        sequence_length=S, batch=BatchSchedule.constant(12),
+        sources=(Corpus(name="web", path=str(folder / "web")), chat, qa),
+        stages=stages or (stage("one", 6, web=2, chat=1), stage("two", 5, web=1, chat=1, qa=1)),
+    )  # fmt: skip
+
+
+def expected_row(opened: OpenRecipe, folder: Path, sample: int) -> dict[str, list[float]]:
+    """One row, token by token, from the files."""
+    spans = opened.index.locate([sample])
+    name = opened.sources[int(spans.source[0])].corpus.name
+    row: dict[str, list[float]] = {"tokens": [], "labels": [], "loss_mask": []}
+    text = IndexedDataset(str(folder / name))
+    if name == "web":
+        parts = [text.get(d, o, n) for d, o, n in zip(*list(spans)[1:], strict=True)]
+        tokens = np.concatenate(parts)
+        return {
+            "tokens": tokens[:S].tolist(),
+            "labels": tokens[1:].tolist(),
+            "loss_mask": [1.0] * S,
+        }
+    mask = IndexedDataset(str(folder / f"{name}_mask"))
+    for document, offset, length in zip(*list(spans)[1:], strict=True):
+        tokens, targets = text.get(document, offset, length), mask.get(document, offset, length)
+        row["tokens"] += tokens.tolist()
+        row["labels"] += [*(tokens * targets)[1:].tolist(), 0]
+        row["loss_mask"] += [*targets[1:].astype(float).tolist(), 0.0]
+    return {key: (values + [0] * S)[:S] for key, values in row.items()}
+
+
+def served(loader: RecipeLoader, batches: int | None = None) -> list[dict[str, list[float]]]:
+    """The rows of so many batches."""
+    rows = []
+    iterator = iter(loader)
+    for _ in range(len(loader) if batches is None else batches):
+        batch = next(iterator)
+        fields = {key: batch[key].tolist() for key in ("tokens", "labels", "loss_mask")}
+        rows += [
+            {key: values[k] for key, values in fields.items()} for k in range(len(fields["tokens"]))
+        ]
+    return rows
+
+
+def test_every_token_has_the_right_loss(folder: Path) -> None:
+    opened = open_recipe(recipe_of(folder))
+    rows = served(RecipeLoader(opened, micro_batch_size=4))
+    assert len(rows) == opened.index.num_samples == 11 * 12
+    for sample, row in enumerate(rows):
+        assert row == expected_row(opened, folder, sample)
+
+
+@given(
+    first=st.sampled_from([(1, 4), (2, 2), (3, 2)]),
+    second=st.sampled_from([(1, 3), (2, 3), (4, 1), (6, 2)]),
+    steps=st.integers(0, 11),
+)
+def test_a_run_goes_on_with_other_ranks(
+    folder: Path, first: tuple[int, int], second: tuple[int, int], steps: int
+) -> None:
+    opened = open_recipe(recipe_of(folder))
+    total, states = Receipt(), []
+    for rank in range(first[0]):
+        loader = RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=first[0],
+                              micro_batch_size=first[1], read_ahead=1)  # fmt: skip
+        served(loader, steps * 12 // (first[0] * first[1]))
+        states.append(json.loads(json.dumps(loader.state_dict())))
+        assert loader.consumed_samples == 12 * steps
+        total += loader.recorder.receipt
+    rows = []
+    for rank in range(second[0]):
+        loader = RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=second[0],
+                              micro_batch_size=second[1], read_ahead=1)  # fmt: skip
+        state = states[0]
+        state["loader"]["receipt"] = None  # the old ranks' receipts were added up above
+        loader.load_state_dict(state)
+        rows += served(loader)
+        total += loader.recorder.receipt
+    assert len(rows) == (11 - steps) * 12
+    keys = fingerprint_keys(opened.fingerprints)
+    assert total == planned_receipt(opened.index, 0, opened.index.num_samples, keys)
+
+
+def test_a_changed_recipe_keeps_its_past_and_its_receipt(folder: Path) -> None:
+    """A new source and another blend from step 4 on: both receipts together are the new plan's."""
+    old = open_recipe(recipe_of(folder))
+    before = RecipeLoader(old, micro_batch_size=4)
+    served(before, 4 * 3)
+    state = before.state_dict()
+    more = Corpus(name="web2", path=str(folder / "web"))
+    changed = amend(old.itinerary, consumed_samples=48, sources=[more],
+                    stages=[stage("new", 3, web=1, web2=1, qa=1)])  # fmt: skip
+    new = open_recipe(changed)
+    after = RecipeLoader(new, micro_batch_size=2)
+    after.load_state_dict(state)
+    assert len(served(after)) == 36
+    keys = fingerprint_keys(new.fingerprints)
+    assert after.recorder.receipt == planned_receipt(new.index, 0, 84, keys)
+    rows = after.ledger.totals(after.consumed_samples)
+    assert [row.samples for row in rows] == new.itinerary.drawn()
+    assert rows[-1].source == "web2"
+    assert rows[-1].samples > 0
+
+
+@pytest.mark.parametrize("change", ["past", "content", "gone"])
+def test_another_past_is_refused_unless_allowed(folder: Path, tmp_path: Path, change: str) -> None:
+    recipe = recipe_of(folder)
+    loader = RecipeLoader(open_recipe(recipe), micro_batch_size=4)
+    served(loader, 6)
+    state: dict[str, Any] = loader.state_dict()
+    other = replace(recipe, seed=77)
+    says = "stage one: the new recipe serves other samples"
+    if change == "content":
+        write(tmp_path / "web", [np.arange(50)] * 30)
+        web = replace(recipe.sources[0], path=str(tmp_path / "web"))
+        other = replace(recipe, sources=(web, *recipe.sources[1:]))
+        says = "source web: the run read content"
+    if change == "gone":
+        kept = stage("one", 6, web=2)
+        other = replace(recipe, sources=recipe.sources[:1], stages=(kept,))
+        says = "source chat: .* the recipe has no such source"
+    fresh = RecipeLoader(open_recipe(other), micro_batch_size=4)
+    with pytest.raises(InvalidArgument, match=says):
+        fresh.load_state_dict(state)
+    if change == "past":
+        fresh.load_state_dict(state, allow=["past"])
+        assert fresh.consumed_samples == 24
+    with pytest.raises(FormatError, match="not the state of a recipe's loader"):
+        fresh.load_state_dict({"version": 1})
+
+
+def test_padding_never_reaches_the_loss(folder: Path) -> None:
+    """29 samples in batches of 12: the last batch has 7 rows of padding."""
+    one = replace(stage("one", 1, web=1, qa=1), length=Target(kind="samples", value=Fraction(29)))
+    opened = open_recipe(replace(recipe_of(folder, one), tail="pad"))
+    assert opened.itinerary.samples_masked == 7
+    counts = []
+    for rank in range(3):
+        loader = RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=3,
+                              micro_batch_size=2)  # fmt: skip
+        rows = served(loader)
+        assert len(rows) == 12
+        counts.append(sum(sum(row["loss_mask"]) > 0 for row in rows))
+        assert all(row["loss_mask"] == [0.0] * S for row in rows if not any(row["tokens"]))
+    assert sum(counts) == 29
