@@ -10,6 +10,9 @@ import megaindex
 from benchmarks.corpora import SHAPES, write_sparse
 from benchmarks.kernels import check_equal
 from benchmarks.timing import Comparison, alternate
+from megaindex.index.ladder import planned_receipt
+from megaindex.index.receipt import Receipt, fingerprint_keys
+from megaindex.index.spans import Index, Spans, joined
 from megaindex.kernels import load
 
 BATCH = 512
@@ -85,3 +88,68 @@ def bijection(rounds: int, size: int = 40_000_000) -> Comparison:
         unit="index",
         output_bytes=out.nbytes,
     )
+
+
+def receipts(name: str, order: str, directory: Path, rounds: int) -> Comparison:
+    """The receipt of an epoch: by all threads, in the order in which samples are found fastest,
+    against one thread in the order of training."""
+    index = _one_epoch(name, order, directory)
+    keys = fingerprint_keys(["0123456789abcdef" * 2])
+    end = index.num_samples
+
+    def ours() -> Receipt:
+        return planned_receipt(index, 0, end, keys)
+
+    def in_order() -> Receipt:
+        parts = (
+            Receipt.of(ids, index.locate(ids), keys)
+            for ids in (np.arange(a, min(end, a + 2**15)) for a in range(0, end, 2**15))
+        )
+        return sum(parts, Receipt())
+
+    if ours() != in_order():
+        raise SystemExit(f"order {order}: the receipts of a walk and of the training order differ")
+    seconds = alternate(ours, in_order, rounds)
+    runs = len(index.locate(np.arange(BATCH))) / BATCH
+    return Comparison(
+        what=f"receipt, order {order}, {runs:.1f} runs a sample, {end:,} samples",
+        ours=seconds[0],
+        peer=seconds[1],
+        items=end,
+        unit="sample",
+        output_bytes=16,
+    )
+
+
+def locate(name: str, order: str, directory: Path, rounds: int) -> Comparison:
+    """Samples anywhere in an epoch located in one call, against one call each."""
+    index = _one_epoch(name, order, directory)
+    ids = np.random.default_rng(1).integers(0, index.num_samples, BATCH)
+
+    def together() -> Spans:
+        return index.locate(ids)
+
+    def one_by_one() -> list[Spans]:
+        return [index.locate([sample]) for sample in ids.tolist()]
+
+    pieces = [(np.array([k]), spans) for k, spans in enumerate(one_by_one())]
+    for one, other in zip(together(), joined(pieces, BATCH), strict=True):
+        check_equal(f"locate, order {order}", one, other)
+    seconds = alternate(together, one_by_one, rounds)
+    return Comparison(
+        what=f"locate, order {order}, {name}: 512 at once against one by one",
+        ours=seconds[0],
+        peer=seconds[1],
+        items=BATCH,
+        unit="sample",
+        output_bytes=BATCH * 16,
+    )
+
+
+def _one_epoch(name: str, order: str, directory: Path) -> Index:
+    prefix = write_sparse(directory, SHAPES[name])
+    index: Index = megaindex.build_index(
+        str(prefix), sequence_length=2048, seed=1, epochs=1, order=order
+    )
+    index.locate([0])
+    return index

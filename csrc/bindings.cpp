@@ -7,16 +7,23 @@
 #include <string>
 
 #include "megaindex/bijection.hpp"
+#include "megaindex/blended_spans.hpp"
 #include "megaindex/blending.hpp"
 #include "megaindex/divisor.hpp"
 #include "megaindex/epoch.hpp"
+#include "megaindex/epoch_spans.hpp"
+#include "megaindex/gather.hpp"
 #include "megaindex/least_seen.hpp"
 #include "megaindex/invalid_input.hpp"
 #include "megaindex/mapping.hpp"
+#include "megaindex/masks.hpp"
 #include "megaindex/mt19937.hpp"
+#include "megaindex/packing.hpp"
 #include "megaindex/receipt.hpp"
 #include "megaindex/sample_index.hpp"
 #include "megaindex/shuffle.hpp"
+#include "megaindex/spans.hpp"
+#include "megaindex/windows.hpp"
 
 namespace py = pybind11;
 using namespace megaindex;
@@ -25,6 +32,16 @@ namespace {
 
 void require(bool fine, const std::string& rule) {
   if (!fine) throw InvalidInput(rule);
+}
+
+// Composes no text where all is fine: a batch passes dozens of checks, each message takes longer
+// than its check.
+void require(bool fine, const char* rule) {
+  if (!fine) throw InvalidInput(rule);
+}
+
+void require(bool fine, const char* name, const char* rule) {
+  if (!fine) throw InvalidInput(std::string(name) + rule);
 }
 
 std::string describe(const py::array& a) {
@@ -41,14 +58,14 @@ void check_array(const py::array& a, py::ssize_t ndim, const char* name) {
                       " array, got " + describe(a) +
                       "; convert it with numpy.ascontiguousarray(…, dtype)");
   }
-  require(a.flags() & py::array::c_style,
-          std::string(name) + ": expected a contiguous array; use numpy.ascontiguousarray");
+  require(a.flags() & py::array::c_style, name,
+          ": expected a contiguous array; use numpy.ascontiguousarray");
 }
 
 template <class T>
 void check_aligned(const py::array& a, const char* name) {
-  require(reinterpret_cast<uintptr_t>(a.data()) % alignof(T) == 0,
-          std::string(name) + ": expected an aligned array; use a copy");
+  require(reinterpret_cast<uintptr_t>(a.data()) % alignof(T) == 0, name,
+          ": expected an aligned array; use a copy");
 }
 
 template <class T>
@@ -62,8 +79,18 @@ template <class T>
 T* output(py::array& a, const char* name, py::ssize_t ndim = 1) {
   check_array<T>(a, ndim, name);
   check_aligned<T>(a, name);
-  require(a.writeable(), std::string(name) + ": the array is read-only; pass one to write into");
+  require(a.writeable(), name, ": the array is read-only; pass one to write into");
   return static_cast<T*>(a.mutable_data());
+}
+
+template <class T>
+const T* spans_array(const py::array& a, const char* name, int64_t size) {
+  const T* data = input<T>(a, name);
+  if (a.size() != size) {
+    throw InvalidInput(std::string(name) + ": expected " + std::to_string(size) +
+                       " entries, got " + describe(a));
+  }
+  return data;
 }
 
 py::array as_numpy(const py::object& object) {
@@ -167,6 +194,153 @@ py::array_t<uint64_t> positions(py::array& state, int64_t first, int64_t count) 
   return drawn;
 }
 
+// ---- runs of tokens --------------------------------------------------------------------------
+
+// An array that takes the column over and gives it back in the end.
+py::array_t<int64_t> as_array(Runs::Column column, int64_t size) {
+  int64_t* data = column.get();
+  const py::capsule owner(data, [](void* memory) {
+    Runs::GiveBack()(static_cast<int64_t*>(memory));
+  });
+  column.release();
+  return py::array_t<int64_t>(size, data, owner);
+}
+
+// Calls find(runs, row_splits) without the GIL; (document, offset, length, row_splits).
+template <class Find>
+py::tuple found_runs(int64_t requests, Find&& find) {
+  py::array_t<int64_t> row_splits(requests + 1);
+  int64_t* splits = row_splits.mutable_data();
+  Runs runs(2 * requests + 16);  // most samples lie in few documents
+  {
+    py::gil_scoped_release unlocked;
+    find(runs, splits);
+  }
+  const int64_t size = runs.size();
+  return py::make_tuple(as_array(std::move(runs.documents), size),
+                        as_array(std::move(runs.offsets), size),
+                        as_array(std::move(runs.lengths), size), row_splits);
+}
+
+template <class Shuffle, class Cell>
+IndexArrays<Shuffle, Cell> index_arrays(const py::array& shuffle_index,
+                                        const py::array& sample_index,
+                                        const py::array& document_index, const py::array& lengths,
+                                        int64_t extra) {
+  check_array<int32_t>(lengths, 1, "lengths");
+  const auto* bytes = static_cast<const unsigned char*>(lengths.data());
+  const IndexArrays<Shuffle, Cell> index{input<Shuffle>(shuffle_index, "shuffle_index"),
+                                         shuffle_index.size(),
+                                         input<Cell>(sample_index, "sample_index", 2),
+                                         sample_index.shape(0),
+                                         input<int32_t>(document_index, "document_index"),
+                                         document_index.size(),
+                                         {bytes, lengths.size()},
+                                         extra};
+  require(sample_index.shape(1) == 2, "sample_index: expected rows of position and offset");
+  require(lengths.size() >= 1 && (extra == 0 || extra == 1),
+          "lengths, extra: need at least one sequence, and 0 or 1");
+  return index;
+}
+
+template <class Shuffle, class Cell>
+py::tuple runs_of_arrays(const py::array& shuffle_index, const py::array& sample_index,
+                         const py::array& document_index, const py::array& lengths, int64_t extra,
+                         const py::array& sample_ids) {
+  const auto index = index_arrays<Shuffle, Cell>(shuffle_index, sample_index, document_index,
+                                                 lengths, extra);
+  const int64_t* ids = input<int64_t>(sample_ids, "sample_ids");
+  const int64_t n = sample_ids.size();
+  return found_runs(n, [&](Runs& runs, int64_t* splits) {
+    array_spans(index, ids, n, runs, splits);
+  });
+}
+
+py::tuple find_array_spans(const py::array& shuffle_index, const py::array& sample_index,
+                           const py::array& document_index, const py::array& lengths, int64_t extra,
+                           const py::array& sample_ids) {
+  const auto run = [&](auto find) {
+    return find(shuffle_index, sample_index, document_index, lengths, extra, sample_ids);
+  };
+  if (is<uint32_t>(shuffle_index)) {
+    return is<int32_t>(sample_index) ? run(runs_of_arrays<uint32_t, int32_t>)
+                                     : run(runs_of_arrays<uint32_t, int64_t>);
+  }
+  return is<int32_t>(sample_index) ? run(runs_of_arrays<int64_t, int32_t>)
+                                   : run(runs_of_arrays<int64_t, int64_t>);
+}
+
+// The arrays of every source of a blend, kept alive.
+struct SpanTable {
+  std::vector<AnyIndexArrays> indices;
+  py::list owners;
+};
+
+SpanTable span_table(const py::sequence& indices) {
+  using Arrays = std::tuple<py::array, py::array, py::array, py::array, int64_t>;
+  SpanTable table;
+  for (const auto& item : indices) {
+    const auto [shuffle, samples, documents, lengths, extra] = py::cast<Arrays>(item);
+    if (is<uint32_t>(shuffle) && is<int32_t>(samples)) {
+      table.indices.emplace_back(
+          index_arrays<uint32_t, int32_t>(shuffle, samples, documents, lengths, extra));
+    } else if (is<uint32_t>(shuffle)) {
+      table.indices.emplace_back(
+          index_arrays<uint32_t, int64_t>(shuffle, samples, documents, lengths, extra));
+    } else if (is<int32_t>(samples)) {
+      table.indices.emplace_back(
+          index_arrays<int64_t, int32_t>(shuffle, samples, documents, lengths, extra));
+    } else {
+      table.indices.emplace_back(
+          index_arrays<int64_t, int64_t>(shuffle, samples, documents, lengths, extra));
+    }
+    table.owners.append(py::make_tuple(shuffle, samples, documents, lengths));
+  }
+  return table;
+}
+
+py::tuple find_blended_spans(const SpanTable& table, const py::array& which,
+                             const py::array& samples) {
+  const int64_t n = which.size();
+  const auto* sources = spans_array<int64_t>(which, "which", n);
+  const auto* ids = spans_array<int64_t>(samples, "samples", n);
+  std::vector<int32_t> source;
+  const py::tuple runs = found_runs(n, [&](Runs& found, int64_t* splits) {
+    blended_spans(table.indices, sources, ids, n, found, source, splits);
+  });
+  const auto count = static_cast<py::ssize_t>(source.size());
+  return py::make_tuple(py::array_t<int32_t>(count, source.data()), runs[0], runs[1], runs[2],
+                        runs[3]);
+}
+
+py::tuple find_window_spans(const py::array& pointers, const py::array& lengths, int64_t item_size,
+                            int64_t first, int64_t stop, const py::array& begins,
+                            const py::array& ends) {
+  check_array<int64_t>(pointers, 1, "pointers");
+  check_array<int32_t>(lengths, 1, "lengths");
+  require(pointers.size() == lengths.size() && 0 <= first && first < stop && stop <= lengths.size(),
+          "first, stop: must name sequences that have a pointer and a length");
+  const int bits = item_size == 1 ? 0 : item_size == 2 ? 1 : item_size == 4 ? 2 : 3;
+  require(item_size == 1 << bits, "item_size: must be 1, 2, 4 or 8 bytes");
+  const Sequences sequences{static_cast<const unsigned char*>(pointers.data()),
+                            {static_cast<const unsigned char*>(lengths.data()), lengths.size()},
+                            first,
+                            stop,
+                            bits};
+  const auto* from = input<int64_t>(begins, "begins");
+  const auto* to = input<int64_t>(ends, "ends");
+  const int64_t n = begins.size();
+  require(ends.size() == n, "begins, ends: must be as many");
+  bool inside = true;
+  for (int64_t k = 0; k < n; ++k) {
+    inside &= 0 <= from[k] && from[k] < to[k] && to[k] <= INT64_MAX >> 4;
+  }
+  require(inside, "begins, ends: must be 0 <= begin < end < 2**59");
+  return found_runs(n, [&](Runs& runs, int64_t* splits) {
+    window_spans(sequences, from, to, n, runs, splits);
+  });
+}
+
 // ---- sample_index ----------------------------------------------------------------------------
 
 void cut(const py::array& lengths, const py::array& document_index, int64_t sequence_length,
@@ -235,6 +409,7 @@ py::array_t<int64_t> invert_bijection(const py::array& key, int64_t n, const py:
   return bijected(key, n, values, [](const Bijection& b, int64_t x) { return b.invert(x); });
 }
 
+template <bool kBack>
 void fill_bijection_range(const py::array& key, int64_t n, int64_t begin, py::array& out) {
   const auto* words = bijection_key(key, n);
   const int64_t count = out.size();
@@ -242,7 +417,12 @@ void fill_bijection_range(const py::array& key, int64_t n, int64_t begin, py::ar
           "begin, out: begin ... begin + len(out) must lie in 0 ... n");
   const auto run = [&](auto* x) {
     py::gil_scoped_release unlocked;
-    Bijection(words, n).range(begin, count, x);
+    const Bijection bijection(words, n);
+    if (kBack) {
+      bijection.inverse_range(begin, count, x);
+    } else {
+      bijection.range(begin, count, x);
+    }
   };
   if (!is<int32_t>(out)) return run(output<int64_t>(out, "out"));
   require(n <= int64_t{1} << 31, "out: int32 holds values below 2**31, use int64");
@@ -274,10 +454,6 @@ void fill_epoch_starts(const py::array& key, const py::array& lengths, int64_t c
   epoch_starts(documents, stride, num_threads, starts);
 }
 
-py::array_t<int64_t> as_array(const std::vector<int64_t>& values) {
-  return py::array_t<int64_t>(static_cast<py::ssize_t>(values.size()), values.data());
-}
-
 py::tuple find_epoch_spans(const py::array& key, const py::array& lengths, int64_t copies,
                            int64_t stride, const py::array& starts, const py::array& begins,
                            const py::array& ends) {
@@ -288,28 +464,17 @@ py::tuple find_epoch_spans(const py::array& key, const py::array& lengths, int64
   const auto* last = input<int64_t>(ends, "ends");
   const int64_t rows = starts.size(), requests = begins.size();
   require(ends.size() == requests, "begins, ends: must be as many");
+  bool inside = true;
   for (int64_t k = 0; k < requests; ++k) {
-    require(table[0] <= first[k] && first[k] < last[k] && last[k] <= table[rows - 1],
-            "begins, ends: must be 0 <= begin < end <= tokens of the pass");
+    inside &= table[0] <= first[k] && first[k] < last[k] && last[k] <= table[rows - 1];
   }
-  EpochSpans spans;
-  {
-    py::gil_scoped_release unlocked;
-    epoch_spans(documents, stride, table, rows, first, last, requests, spans);
-  }
-  return py::make_tuple(as_array(spans.documents), as_array(spans.offsets), as_array(spans.lengths),
-                        as_array(spans.row_splits));
+  require(inside, "begins, ends: must be 0 <= begin < end <= tokens of the pass");
+  return found_runs(requests, [&](Runs& runs, int64_t* splits) {
+    epoch_spans(documents, stride, table, first, last, requests, runs, splits);
+  });
 }
 
 // ---- receipts --------------------------------------------------------------------------------
-
-template <class T>
-const T* spans_array(const py::array& a, const char* name, int64_t size) {
-  const T* data = input<T>(a, name);
-  require(a.size() == size, std::string(name) + ": expected " + std::to_string(size) +
-                                " entries, got " + describe(a));
-  return data;
-}
 
 void add_receipts(const py::array& positions, const py::array& source, const py::array& document,
                   const py::array& offset, const py::array& length, const py::array& row_splits,
@@ -327,6 +492,7 @@ void add_receipts(const py::array& positions, const py::array& source, const py:
   const int64_t num_blocks = sums.shape(0), sources = keys.shape(0);
   require(keys.shape(1) == 2 && sums.shape(1) == 2,
           "keys, sums: expected two words for each source and each block");
+  py::gil_scoped_release unlocked;
   bool inside = spans.row_splits[0] == 0 && spans.row_splits[n] == runs;
   for (int64_t k = 0; k < n; ++k) {
     inside &= spans.row_splits[k] <= spans.row_splits[k + 1];
@@ -334,8 +500,200 @@ void add_receipts(const py::array& positions, const py::array& source, const py:
   }
   for (int64_t k = 0; k < runs; ++k) inside &= 0 <= spans.source[k] && spans.source[k] < sources;
   require(inside, "row_splits, source, blocks: must lie inside the runs, keys and sums");
-  py::gil_scoped_release unlocked;
   receipt_add(at, n, spans, words, block, sum);
+}
+
+// ---- packing ---------------------------------------------------------------------------------
+
+py::tuple pack_whole_documents(const py::array& lengths, int64_t capacity, int64_t tokens,
+                               py::array& begins) {
+  const int32_t* sizes = input<int32_t>(lengths, "lengths");
+  int64_t* out = output<int64_t>(begins, "begins");
+  const int64_t documents = lengths.size(), most = begins.size();
+  require(capacity >= 1 && tokens >= 0, "capacity, tokens: must be positive, and not negative");
+  Packed packed{};
+  {
+    py::gil_scoped_release unlocked;
+    packed = pack_documents(sizes, documents, capacity, tokens, most, out, Signals{});
+  }
+  return py::make_tuple(packed.samples, packed.tokens);
+}
+
+// ---- batches ---------------------------------------------------------------------------------
+
+// Tokens, pointers and lengths of every source, with the arrays they lie in.
+struct TokenTable {
+  std::vector<TokenSource> sources;
+  py::list owners;
+};
+
+template <class T>
+TokenSource token_source(const py::array& tokens, TokenType type, int itemsize_log2) {
+  const auto* data = reinterpret_cast<const unsigned char*>(input<T>(tokens, "tokens"));
+  return {data, tokens.nbytes(), type, itemsize_log2, nullptr, nullptr, 0};
+}
+
+TokenSource token_source(const py::array& tokens) {
+  if (is<uint8_t>(tokens)) return token_source<uint8_t>(tokens, TokenType::kU8, 0);
+  if (is<int8_t>(tokens)) return token_source<int8_t>(tokens, TokenType::kI8, 0);
+  if (is<uint16_t>(tokens)) return token_source<uint16_t>(tokens, TokenType::kU16, 1);
+  if (is<int16_t>(tokens)) return token_source<int16_t>(tokens, TokenType::kI16, 1);
+  if (is<uint32_t>(tokens)) return token_source<uint32_t>(tokens, TokenType::kU32, 2);
+  if (is<int32_t>(tokens)) return token_source<int32_t>(tokens, TokenType::kI32, 2);
+  if (is<uint64_t>(tokens)) return token_source<uint64_t>(tokens, TokenType::kU64, 3);
+  if (is<float>(tokens)) return token_source<float>(tokens, TokenType::kF32, 2);
+  if (is<double>(tokens)) return token_source<double>(tokens, TokenType::kF64, 3);
+  return token_source<int64_t>(tokens, TokenType::kI64, 3);
+}
+
+TokenTable token_table(const py::sequence& sources) {
+  TokenTable table;
+  for (const auto& item : sources) {
+    const auto [tokens, pointers, lengths] =
+        py::cast<std::tuple<py::array, py::array, py::array>>(item);
+    check_array<int64_t>(pointers, 1, "pointers");
+    check_array<int32_t>(lengths, 1, "lengths");
+    require(pointers.size() == lengths.size(), "pointers, lengths: must be as many");
+    TokenSource source = token_source(tokens);
+    source.pointers = static_cast<const unsigned char*>(pointers.data());
+    source.lengths = static_cast<const unsigned char*>(lengths.data());
+    source.sequences = lengths.size();
+    table.sources.push_back(source);
+    table.owners.append(py::make_tuple(tokens, pointers, lengths));
+  }
+  return table;
+}
+
+// Rows of a two-dimensional array, which may lie apart; the cells of one do not.
+template <class T>
+Rows<T> rows_of(py::array& a, const char* name, int64_t rows, int64_t width) {
+  // the message takes microseconds to write: only where it is needed
+  if (!is<T>(a) || a.ndim() != 2 || a.shape(0) != rows || a.shape(1) != width) {
+    throw InvalidInput(std::string(name) + ": expected " +
+                       std::string(py::str(py::dtype::of<T>())) + "(" + std::to_string(rows) +
+                       ", " + std::to_string(width) + "), got " + describe(a));
+  }
+  constexpr auto kSize = static_cast<py::ssize_t>(sizeof(T));
+  const bool side_by_side = width <= 1 || a.strides(1) == kSize || rows == 0;
+  require(side_by_side && a.strides(0) % kSize == 0, name,
+          ": the cells of a row must lie side by side; use a copy");
+  check_aligned<T>(a, name);
+  require(a.writeable(), name, ": the array is read-only; pass one to write into");
+  return {static_cast<T*>(a.mutable_data()), a.strides(0) / kSize};
+}
+
+template <class T>
+Rows<T> optional_rows(const py::object& object, const char* name, int64_t rows, int64_t width) {
+  if (object.is_none()) return {nullptr, 0};
+  auto array = as_numpy(object);
+  return rows_of<T>(array, name, rows, width);
+}
+
+void check_splits(const int64_t* row_splits, int64_t rows, int64_t runs) {
+  bool inside = row_splits[0] == 0 && row_splits[rows] == runs;
+  for (int64_t k = 0; k < rows; ++k) inside &= row_splits[k] <= row_splits[k + 1];
+  require(inside, "row_splits: must rise from 0 to the number of runs");
+}
+
+template <class Out>
+int64_t gather_into(const TokenTable& table, const TokenRuns& runs, py::array& out,
+                    const py::object& labels, int64_t pad_id, int num_threads) {
+  for (const TokenSource& source : table.sources) {
+    require(copier<Out>(source.type) != nullptr,
+            "out: its dtype does not hold every token of a source; use int64");
+  }
+  require(std::is_floating_point_v<Out> || pad_id == static_cast<int64_t>(static_cast<Out>(pad_id)),
+          "pad_id: does not fit the dtype of out");
+  require(out.ndim() == 2, "out: expected a two-dimensional array");
+  const int64_t width = out.shape(1);
+  const auto tokens = rows_of<Out>(out, "out", runs.rows, width);
+  const auto shifted = optional_rows<Out>(labels, "labels", runs.rows, width);
+  py::gil_scoped_release unlocked;
+  return gather(table.sources, runs, width, static_cast<Out>(pad_id), num_threads, tokens, shifted);
+}
+
+int64_t gather_tokens(const TokenTable& table, const py::array& source, const py::array& document,
+                      const py::array& offset, const py::array& length, const py::array& row_splits,
+                      py::array& out, const py::object& labels, int64_t pad_id, int num_threads) {
+  const int64_t count = document.size(), rows = row_splits.size() - 1;
+  const TokenRuns runs{spans_array<int32_t>(source, "source", count),
+                       spans_array<int64_t>(document, "document", count),
+                       spans_array<int64_t>(offset, "offset", count),
+                       spans_array<int64_t>(length, "length", count),
+                       input<int64_t>(row_splits, "row_splits"),
+                       rows};
+  require(rows >= 0, "row_splits: needs at least one entry");
+  check_splits(runs.row_splits, rows, count);
+  if (is<int32_t>(out)) return gather_into<int32_t>(table, runs, out, labels, pad_id, num_threads);
+  if (is<float>(out)) return gather_into<float>(table, runs, out, labels, pad_id, num_threads);
+  return gather_into<int64_t>(table, runs, out, labels, pad_id, num_threads);
+}
+
+// Calls body(Token{}) with the type of the array's cells.
+template <class Body>
+void with_tokens(const py::array& tokens, Body&& body) {
+  require(tokens.ndim() == 2, "tokens: expected a two-dimensional array");
+  if (is<int32_t>(tokens)) return body(int32_t{});
+  body(int64_t{});
+}
+
+void mask_batch_loss(py::array& tokens, py::array& labels, int64_t pad_id, const py::object& eod_id,
+                     py::array& loss_mask) {
+  with_tokens(tokens, [&](auto zero) {
+    using Token = decltype(zero);
+    const int64_t rows = tokens.shape(0), width = tokens.shape(1);
+    const MaskIds ids{pad_id, !eod_id.is_none(), eod_id.is_none() ? 0 : py::cast<int64_t>(eod_id)};
+    for (const int64_t id : {ids.pad, ids.end}) {
+      require(id == static_cast<Token>(id), "pad_id, eod_id: must fit the dtype of tokens");
+    }
+    const auto read = rows_of<Token>(tokens, "tokens", rows, width);
+    const auto wanted = rows_of<Token>(labels, "labels", rows, width);
+    const auto counted = rows_of<float>(loss_mask, "loss_mask", rows, width);
+    py::gil_scoped_release unlocked;
+    mask_loss(ids, rows, width, read, wanted, counted);
+  });
+}
+
+DocumentFields document_fields(const py::object& position_ids, const py::object& cu_seqlens,
+                               const py::object& max_seqlen, int64_t rows, int64_t width) {
+  require(width <= INT32_MAX, "cu_seqlens: int32 counts at most 2**31 - 1 tokens");
+  DocumentFields fields{optional_rows<int64_t>(position_ids, "position_ids", rows, width),
+                        optional_rows<int32_t>(cu_seqlens, "cu_seqlens", rows, width + 1), nullptr};
+  if (!max_seqlen.is_none()) {
+    auto longest = as_numpy(max_seqlen);
+    fields.max_seqlen = output<int32_t>(longest, "max_seqlen");
+    require(longest.size() == rows, "max_seqlen: one for each row is needed");
+  }
+  return fields;
+}
+
+void split_by_token(py::array& tokens, int64_t eod_id, const py::object& position_ids,
+                    const py::object& cu_seqlens, const py::object& max_seqlen) {
+  with_tokens(tokens, [&](auto zero) {
+    using Token = decltype(zero);
+    const int64_t rows = tokens.shape(0), width = tokens.shape(1);
+    require(eod_id == static_cast<Token>(eod_id), "eod_id: must fit the dtype of tokens");
+    const auto text = rows_of<Token>(tokens, "tokens", rows, width);
+    const auto fields = document_fields(position_ids, cu_seqlens, max_seqlen, rows, width);
+    py::gil_scoped_release unlocked;
+    documents_by_token<Token>(rows, width, {text.data, text.stride}, eod_id, fields);
+  });
+}
+
+void split_by_run(const py::array& length, const py::array& row_splits, int64_t width,
+                  const py::object& position_ids, const py::object& cu_seqlens,
+                  const py::object& max_seqlen) {
+  const auto* lengths = input<int64_t>(length, "length");
+  const auto* splits = input<int64_t>(row_splits, "row_splits");
+  const int64_t runs = length.size(), rows = row_splits.size() - 1;
+  require(rows >= 0 && width >= 0, "row_splits, width: needs one entry more than rows, and cells");
+  check_splits(splits, rows, runs);
+  for (int64_t r = 0; r < runs; ++r) {
+    require(0 <= lengths[r] && lengths[r] <= int64_t{1} << 40, "length: must be 0 to 2**40");
+  }
+  const auto fields = document_fields(position_ids, cu_seqlens, max_seqlen, rows, width);
+  py::gil_scoped_release unlocked;
+  documents_by_run(lengths, splits, rows, width, fields);
 }
 
 // ---- extension -------------------------------------------------------------------------------
@@ -570,6 +928,8 @@ PYBIND11_MODULE(_native, m) {
       if (error) std::rethrow_exception(error);
     } catch (const InvalidInput& e) {
       raise_invalid_argument(e);
+    } catch (const py::cast_error&) {  // pybind11 would make it a RuntimeError
+      raise_invalid_argument(InvalidInput("expected a tuple of arrays, or a whole number"));
     }
   });
 
@@ -584,13 +944,34 @@ PYBIND11_MODULE(_native, m) {
         "num_samples"_a, "total_tokens"_a, "out"_a, "num_threads"_a = 1);
   m.def("bijection_apply", &apply_bijection, "key"_a, "n"_a, "indices"_a);
   m.def("bijection_invert", &invert_bijection, "key"_a, "n"_a, "values"_a);
-  m.def("bijection_range", &fill_bijection_range, "key"_a, "n"_a, "begin"_a, "out"_a);
+  m.def("bijection_range", &fill_bijection_range<false>, "key"_a, "n"_a, "begin"_a, "out"_a);
+  m.def("bijection_inverse_range", &fill_bijection_range<true>, "key"_a, "n"_a, "begin"_a,
+        "out"_a);
   m.def("epoch_starts", &fill_epoch_starts, "key"_a, "lengths"_a, "copies"_a, "stride"_a, "out"_a,
         "num_threads"_a = 1);
   m.def("epoch_spans", &find_epoch_spans, "key"_a, "lengths"_a, "copies"_a, "stride"_a, "starts"_a,
         "begins"_a, "ends"_a);
+  m.def("array_spans", &find_array_spans, "shuffle_index"_a, "sample_index"_a, "document_index"_a,
+        "lengths"_a, "extra"_a, "sample_ids"_a);
+  py::class_<SpanTable>(m, "SpanTable");
+  m.def("span_table", &span_table, "indices"_a);
+  m.def("blended_spans", &find_blended_spans, "table"_a, "which"_a, "samples"_a);
+  m.def("window_spans", &find_window_spans, "pointers"_a, "lengths"_a, "item_size"_a, "first"_a,
+        "stop"_a, "begins"_a, "ends"_a);
   m.def("receipt_add", &add_receipts, "positions"_a, "source"_a, "document"_a, "offset"_a,
         "length"_a, "row_splits"_a, "keys"_a, "blocks"_a, "sums"_a);
+  m.def("pack_documents", &pack_whole_documents, "lengths"_a, "capacity"_a, "tokens"_a,
+        "begins"_a);
+  py::class_<TokenTable>(m, "TokenTable");
+  m.def("token_table", &token_table, "sources"_a);
+  m.def("gather", &gather_tokens, "table"_a, "source"_a, "document"_a, "offset"_a, "length"_a,
+        "row_splits"_a, "out"_a, "labels"_a, "pad_id"_a, "num_threads"_a = 1);
+  m.def("mask_loss", &mask_batch_loss, "tokens"_a, "labels"_a, "pad_id"_a, "eod_id"_a,
+        "loss_mask"_a);
+  m.def("documents_by_token", &split_by_token, "tokens"_a, "eod_id"_a, "position_ids"_a,
+        "cu_seqlens"_a, "max_seqlen"_a);
+  m.def("documents_by_run", &split_by_run, "length"_a, "row_splits"_a, "width"_a, "position_ids"_a,
+        "cu_seqlens"_a, "max_seqlen"_a);
   m.def("least_seen", &least_seen_order, "begins"_a, "ends"_a, "row_splits"_a, "widths"_a,
         "counts"_a, "num_samples"_a);
   m.def("blend_greedy", &greedy, "weights"_a, "begin"_a, "end"_a, "counts"_a, "dataset_index"_a,

@@ -104,36 +104,4 @@ inline void epoch_starts(const PermutedDocuments& documents, int64_t stride, int
   }
 }
 
-// Runs of tokens, none empty; row_splits[k] ... row_splits[k + 1] are those of request k.
-struct EpochSpans {
-  std::vector<int64_t> documents, offsets, lengths, row_splits{0};
-};
-
-// Where tokens begins[k] ... ends[k] - 1 of the pass lie; 0 <= begins[k] < ends[k] <= its tokens.
-inline void epoch_spans(const PermutedDocuments& documents, int64_t stride, const int64_t* starts,
-                        int64_t num_starts, const int64_t* begins, const int64_t* ends,
-                        int64_t num_requests, EpochSpans& spans) {
-  std::vector<int64_t> batch(static_cast<size_t>(stride));
-  for (int64_t k = 0; k < num_requests; ++k) {
-    const int64_t row = std::upper_bound(starts, starts + num_starts, begins[k]) - starts - 1;
-    int64_t start = starts[row];
-    for (int64_t p = row * stride; p < documents.size() && start < ends[k]; p += stride) {
-      const int64_t count = std::min(stride, documents.size() - p);
-      documents.request(p, count, batch.data());
-      for (int64_t i = 0; i < count && start < ends[k]; ++i) {
-        const int64_t document = batch[static_cast<size_t>(i)];
-        const int64_t stop = start + documents.length(document);
-        const int64_t from = std::max(start, begins[k]), to = std::min(stop, ends[k]);
-        if (from < to) {
-          spans.documents.push_back(document);
-          spans.offsets.push_back(from - start);
-          spans.lengths.push_back(to - from);
-        }
-        start = stop;
-      }
-    }
-    spans.row_splits.push_back(static_cast<int64_t>(spans.documents.size()));
-  }
-}
-
 }  // namespace megaindex

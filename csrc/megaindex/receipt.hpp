@@ -55,6 +55,13 @@ inline uint64_t after_run(uint64_t h, uint64_t key, const ReceiptSpans& spans, i
 // the two words of each source's fingerprint.
 inline void receipt_add(const int64_t* positions, int64_t n, const ReceiptSpans& spans,
                         const uint64_t* keys, const int64_t* blocks, uint64_t* sums) {
+  uint64_t sum_high = 0, sum_low = 0;  // of the block so far: neighbours mostly share one
+  const auto add_to = [&](int64_t block) {
+    uint64_t* sum = sums + 2 * block;
+    sum[1] += sum_low;
+    sum[0] += sum_high + (sum[1] < sum_low);  // the carry
+    sum_high = sum_low = 0;
+  };
   for (int64_t k = 0; k < n; ++k) {
     auto high = static_cast<uint64_t>(positions[k]), low = high;
     for (int64_t at = spans.row_splits[k]; at < spans.row_splits[k + 1]; ++at) {
@@ -64,9 +71,9 @@ inline void receipt_add(const int64_t* positions, int64_t n, const ReceiptSpans&
     }
     high = detail::HighLane::mix(high);
     low = detail::LowLane::mix(low);
-    uint64_t* sum = sums + 2 * blocks[k];
-    sum[1] += low;
-    sum[0] += high + (sum[1] < low);  // the carry
+    sum_low += low;
+    sum_high += high + (sum_low < low);
+    if (k + 1 == n || blocks[k + 1] != blocks[k]) add_to(blocks[k]);
   }
 }
 

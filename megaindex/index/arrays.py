@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numpy as np
 import numpy.typing as npt
 
 from megaindex.index.spans import Spans, check_sample_ids
-from megaindex.kernels.types import I32, I64, IntArray
+from megaindex.kernels import active
+from megaindex.kernels.types import I32, IntArray
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -38,30 +38,19 @@ class ArrayIndex:
         return int(self.shuffle_index.size)
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
+        """See `megaindex.index.spans.Index`.
+
+        Raises:
+            OutOfRange: an id below 0 or not below ``num_samples``.
+            InvalidArgument: the arrays are damaged: they lead outside of each other.
+        """
         ids = check_sample_ids(sample_ids, self.num_samples)
-        rows = self.shuffle_index[ids].astype(np.int64)
-        first, first_offset = self.sample_index[rows].astype(np.int64).T
-        last, last_offset = self.sample_index[rows + 1].astype(np.int64).T
-
-        counts = last - first + 1
-        splits = np.concatenate(([0], np.cumsum(counts)))
-        # positions in document_index: first[k], first[k]+1, ..., last[k] for every sample k
-        position = np.repeat(first - splits[:-1], counts) + np.arange(splits[-1])
-        document = self.document_index[position].astype(np.int64)
-        begin = np.zeros(position.size, np.int64)
-        end = self.sequence_lengths[document].astype(np.int64)
-        begin[splits[:-1]] = first_offset
-        end[splits[1:] - 1] = last_offset + self.add_extra_token
-        return _without_empty(document, begin, end - begin, splits)
-
-
-def _without_empty(document: I64, offset: I64, length: I64, splits: I64) -> Spans:
-    keep = length > 0
-    kept_before = np.concatenate(([0], np.cumsum(keep)))
-    return Spans(
-        source=np.zeros(int(keep.sum()), np.int32),
-        document=document[keep],
-        offset=offset[keep],
-        length=length[keep],
-        row_splits=kept_before[splits].astype(np.int64),
-    )
+        runs = active().array_spans(
+            self.shuffle_index,
+            self.sample_index,
+            self.document_index,
+            self.sequence_lengths,
+            self.add_extra_token,
+            ids,
+        )
+        return Spans.of_one_source(*runs)

@@ -9,7 +9,7 @@ begins with a shorter one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ import numpy.typing as npt
 import xxhash
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.spans import Index, Spans, check_sample_ids
+from megaindex.index.spans import Index, Spans, check_sample_ids, joined
+from megaindex.index.walk import CHUNK, Chunks, in_order, share, walk
 from megaindex.kernels import active
 from megaindex.kernels.types import I64
 
@@ -36,6 +37,18 @@ class Stage:
         if isinstance(self.samples, range):
             return self.index.locate(places + self.samples.start)
         return self.index.locate(self.samples[places])
+
+    def walk(self, begin: int, end: int, part: int, parts: int) -> Chunks:
+        """Of the samples at places begin ... end - 1 of the stage; gives places."""
+        if isinstance(self.samples, range):
+            shift = self.samples.start
+            for positions, spans in walk(self.index, begin + shift, end + shift, part, parts):
+                yield positions - shift, spans
+        else:
+            first, stop = share(begin, end, part, parts)
+            for start in range(first, stop, CHUNK):
+                places = np.arange(start, min(stop, start + CHUNK))
+                yield places, self.locate(places)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -75,7 +88,17 @@ class ExtendedIndex:
             places = np.flatnonzero(which == number)
             stage = self.stages[number]
             pieces.append((places, stage.locate(ids[places] - (ends[number] - len(stage.samples)))))
-        return _joined(pieces, ids.size)
+        return joined(pieces, ids.size)
+
+    def walk(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
+        """See `megaindex.index.walk.walk`."""
+        first = 0
+        for stage in self.stages:
+            low, high = max(begin - first, 0), min(end - first, len(stage.samples))
+            if low < high:
+                for places, spans in stage.walk(low, high, part, parts):
+                    yield places + first, spans
+            first += len(stage.samples)
 
 
 def extend_index(
@@ -134,7 +157,7 @@ def least_seen_samples(index: Index, consumed_samples: int, count: int) -> I64:
     by the samples before ``consumed_samples`` and by the steps before; of equals the first in the
     old order. Memory grows with the runs of the whole index, not with its tokens.
     """
-    spans = index.locate(np.arange(index.num_samples))
+    spans = in_order(index, 0, index.num_samples)
     runs = _Segments.of(spans, index.add_extra_token)
     first = int(spans.row_splits[consumed_samples])
     counts = runs.counts(first)
@@ -146,7 +169,7 @@ def least_seen_samples(index: Index, consumed_samples: int, count: int) -> I64:
 
 def times_served(index: Index, end: int) -> list[int]:
     """Tokens by how often samples 0 ... end - 1 serve them: ``[never, once, twice, ...]``."""
-    runs = _Segments.of(index.locate(np.arange(end)), index.add_extra_token)
+    runs = _Segments.of(in_order(index, 0, end), index.add_extra_token)
     counts = runs.counts(runs.begins.size)
     tokens = np.zeros(int(counts.max(initial=0)) + 1, np.int64)
     np.add.at(tokens, counts, runs.widths)
@@ -201,24 +224,3 @@ def _check_fits(epoch: Index, old: Index) -> None:
                 f"a further epoch has {name} {theirs}, the old index {ours}; build it from the "
                 "same documents with the same settings"
             )
-
-
-def _joined(pieces: Sequence[tuple[I64, Spans]], num_samples: int) -> Spans:
-    """One Spans of samples 0 ... num_samples - 1, given pieces by the places of their samples."""
-    counts = np.zeros(num_samples, np.int64)
-    for places, spans in pieces:
-        counts[places] = np.diff(spans.row_splits)
-    splits = np.concatenate(([0], np.cumsum(counts)))
-    joined = Spans(
-        source=np.empty(splits[-1], np.int32),
-        document=np.empty(splits[-1], np.int64),
-        offset=np.empty(splits[-1], np.int64),
-        length=np.empty(splits[-1], np.int64),
-        row_splits=splits,
-    )
-    for places, spans in pieces:
-        shift = np.repeat(splits[places] - spans.row_splits[:-1], counts[places])
-        rows = np.arange(len(spans)) + shift
-        for target, part in zip(joined, spans, strict=True):
-            target[rows] = part
-    return joined

@@ -7,19 +7,23 @@ block of samples even where the old inputs are gone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from megaindex.errors import FormatError, InvalidArgument, OutOfRange
+from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.receipt import Receipt, add_to_blocks, sample_receipts
 from megaindex.index.spans import Index, Spans
+from megaindex.index.walk import check_range, walk
+from megaindex.kernels import num_threads
 from megaindex.kernels.types import I64, U64
 
 DEFAULT_STRIDE = 2**20
 _WHOLE = 2**63  # a stride above every position
-_CHUNK = 2**15  # samples located at once
+_CHUNK = 2**15  # samples compared at once
+_WORTH_THREADS = 2**16  # samples
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,17 +103,25 @@ def planned_receipt(index: Index, begin: int, end: int, keys: U64) -> Receipt:
 def planned_ladder(
     index: Index, begin: int, end: int, keys: U64, *, stride: int = DEFAULT_STRIDE
 ) -> Ladder:
-    """The ladder of samples begin ... end - 1, recomputed from the index.
+    """The ladder of samples begin ... end - 1, recomputed from the index by all threads.
 
     Raises:
         OutOfRange: the index does not hold them.
         InvalidArgument: ``stride`` is not a power of two.
     """
+    check_range(index, begin, end)
     shift = _shift(stride)
     first, last = begin >> shift, max(begin, end - 1) >> shift
-    sums = np.zeros((last - first + 1, 2), np.uint64)
-    for positions in _chunks(index, begin, end):
-        add_to_blocks(positions, index.locate(positions), keys, (positions >> shift) - first, sums)
+    threads = num_threads() if end - begin >= _WORTH_THREADS else 1
+
+    def share(part: int) -> U64:
+        sums = np.zeros((last - first + 1, 2), np.uint64)
+        for positions, spans in walk(index, begin, end, part, threads):
+            add_to_blocks(positions, spans, keys, (positions >> shift) - first, sums)
+        return sums
+
+    with ThreadPoolExecutor(threads, "megaindex-receipt") as pool:
+        sums = _total(list(pool.map(share, range(threads))))
     blocks = {}
     for number, (high, low) in enumerate(sums.tolist(), first):
         count = min(end, (number + 1) << shift) - max(begin, number << shift)
@@ -157,13 +169,18 @@ def explain(
 
 
 def _chunks(index: Index, begin: int, end: int) -> Iterator[I64]:
-    if not 0 <= begin <= end <= index.num_samples:
-        raise OutOfRange(
-            f"samples {begin} to {end} were asked for, the index holds samples 0 to "
-            f"{index.num_samples}; ask for a range inside"
-        )
+    check_range(index, begin, end)
     for start in range(begin, end, _CHUNK):
         yield np.arange(start, min(end, start + _CHUNK))
+
+
+def _total(parts: list[U64]) -> U64:
+    """The sum of rows of high and low words, modulo 2**128."""
+    total, *others = parts
+    for part in others:
+        total[:, 1] += part[:, 1]
+        total[:, 0] += part[:, 0] + (total[:, 1] < part[:, 1])  # the carry
+    return total
 
 
 def _shift(stride: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,6 +31,11 @@ class Spans:
     """int64[n]: tokens, at least 1."""
     row_splits: I64
     """int64[samples + 1]: where each sample's runs begin."""
+
+    @classmethod
+    def of_one_source(cls, document: I64, offset: I64, length: I64, row_splits: I64) -> Spans:
+        """What the kernels find: runs of source 0."""
+        return cls(np.zeros(document.size, np.int32), document, offset, length, row_splits)
 
     def __iter__(self) -> Iterator[IntArray]:
         return iter((self.source, self.document, self.offset, self.length))
@@ -82,15 +87,40 @@ def check_sample_ids(sample_ids: npt.ArrayLike, num_samples: int) -> I64:
     Raises:
         OutOfRange: an id below 0 or not below ``num_samples``.
     """
-    ids = np.atleast_1d(np.asarray(sample_ids))
+    ids = np.asarray(sample_ids)
+    if ids.ndim == 0:
+        ids = ids.reshape(1)
     if ids.ndim != 1 or (ids.size and ids.dtype.kind not in "iu"):
         raise OutOfRange(
             f"sample ids must be integers in one dimension, got {ids.dtype} of shape {ids.shape}"
         )
-    wrong = (ids < 0) | (ids >= num_samples)
-    if wrong.any():
+    # A dataset asks for one at a time, and a comparison in NumPy takes longer than its kernel.
+    few = ids.tolist() if ids.size <= 2 else (ids.min(), ids.max())
+    if not all(0 <= sample < num_samples for sample in few):
+        wrong = ids[(ids < 0) | (ids >= num_samples)]
         raise OutOfRange(
-            f"sample {int(ids[wrong][0])} was asked for, the index holds samples 0 to "
+            f"sample {int(wrong[0])} was asked for, the index holds samples 0 to "
             f"{num_samples - 1}; nothing is served in its place"
         )
     return ids.astype(np.int64)
+
+
+def joined(pieces: Sequence[tuple[I64, Spans]], num_samples: int) -> Spans:
+    """One Spans of samples 0 ... num_samples - 1, given pieces by the places of their samples."""
+    counts = np.zeros(num_samples, np.int64)
+    for places, spans in pieces:
+        counts[places] = np.diff(spans.row_splits)
+    splits = np.concatenate(([0], np.cumsum(counts)))
+    whole = Spans(
+        source=np.empty(splits[-1], np.int32),
+        document=np.empty(splits[-1], np.int64),
+        offset=np.empty(splits[-1], np.int64),
+        length=np.empty(splits[-1], np.int64),
+        row_splits=splits,
+    )
+    for places, spans in pieces:
+        shift = np.repeat(splits[places] - spans.row_splits[:-1], counts[places])
+        rows = np.arange(len(spans)) + shift
+        for target, part in zip(whole, spans, strict=True):
+            target[rows] = part
+    return whole

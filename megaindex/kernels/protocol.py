@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Any, Protocol
 
-from megaindex.kernels.types import F64, I32, I64, U32, U64, DatasetIndex, IntArray
+from megaindex.kernels.types import (
+    F32,
+    F64,
+    I32,
+    I64,
+    U32,
+    U64,
+    DatasetIndex,
+    IndexArrays,
+    IntArray,
+    TokenSource,
+)
 
 
 class Backend(Protocol):
@@ -48,6 +60,8 @@ class Backend(Protocol):
 
     def bijection_range(self, key: U64, n: int, begin: int, out: IntArray) -> None: ...
 
+    def bijection_inverse_range(self, key: U64, n: int, begin: int, out: IntArray) -> None: ...
+
     def epoch_starts(
         self,
         key: U64,
@@ -69,6 +83,27 @@ class Backend(Protocol):
         ends: I64,
     ) -> tuple[I64, I64, I64, I64]: ...
 
+    def array_spans(
+        self,
+        shuffle_index: IntArray,
+        sample_index: IntArray,
+        document_index: I32,
+        lengths: I32,
+        extra: int,
+        sample_ids: I64,
+    ) -> tuple[I64, I64, I64, I64]: ...
+
+    def window_spans(
+        self,
+        pointers: I64,
+        lengths: I32,
+        item_size: int,
+        first: int,
+        stop: int,
+        begins: I64,
+        ends: I64,
+    ) -> tuple[I64, I64, I64, I64]: ...
+
     def receipt_add(
         self,
         positions: I64,
@@ -80,6 +115,55 @@ class Backend(Protocol):
         keys: U64,
         blocks: I64,
         sums: U64,
+    ) -> None: ...
+
+    def pack_documents(
+        self, lengths: I32, capacity: int, tokens: int, begins: I64
+    ) -> tuple[int, int]: ...
+
+    def span_table(self, indices: Sequence[IndexArrays]) -> Any: ...
+
+    def blended_spans(
+        self, table: Any, which: I64, samples: I64
+    ) -> tuple[I32, I64, I64, I64, I64]: ...
+
+    def token_table(self, sources: Sequence[TokenSource]) -> Any: ...
+
+    def gather(
+        self,
+        table: Any,
+        source: I32,
+        document: I64,
+        offset: I64,
+        length: I64,
+        row_splits: I64,
+        out: IntArray,
+        labels: IntArray | None,
+        pad_id: int,
+        num_threads: int = 1,
+    ) -> int: ...
+
+    def mask_loss(
+        self, tokens: IntArray, labels: IntArray, pad_id: int, eod_id: int | None, loss_mask: F32
+    ) -> None: ...
+
+    def documents_by_token(
+        self,
+        tokens: IntArray,
+        eod_id: int,
+        position_ids: I64 | None,
+        cu_seqlens: I32 | None,
+        max_seqlen: I32 | None,
+    ) -> None: ...
+
+    def documents_by_run(
+        self,
+        length: I64,
+        row_splits: I64,
+        width: int,
+        position_ids: I64 | None,
+        cu_seqlens: I32 | None,
+        max_seqlen: I32 | None,
     ) -> None: ...
 
     def least_seen(

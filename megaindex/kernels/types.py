@@ -15,6 +15,13 @@ U8: TypeAlias = NDArray[np.uint8]
 U16: TypeAlias = NDArray[np.uint16]
 U32: TypeAlias = NDArray[np.uint32]
 U64: TypeAlias = NDArray[np.uint64]
+F32: TypeAlias = NDArray[np.float32]
 F64: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[Any]
 DatasetIndex: TypeAlias = NDArray[np.int16] | NDArray[np.uint8]
+
+# tokens of the .bin in its dtype, and of the .idx int64 pointers in bytes and int32 lengths
+TokenSource: TypeAlias = tuple[NDArray[Any], I64, I32]
+
+# shuffle_index, sample_index, document_index, lengths and the extra token, as for array_spans
+IndexArrays: TypeAlias = tuple[IntArray, IntArray, I32, I32, int]

@@ -1,19 +1,27 @@
 // Drives the Python-free headers under the sanitizers, each against an obvious loop.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
 #include <vector>
 
 #include "megaindex/bijection.hpp"
+#include "megaindex/blended_spans.hpp"
 #include "megaindex/blending.hpp"
 #include "megaindex/divisor.hpp"
 #include "megaindex/epoch.hpp"
+#include "megaindex/gather.hpp"
+#include "megaindex/epoch_spans.hpp"
 #include "megaindex/least_seen.hpp"
 #include "megaindex/mapping.hpp"
+#include "megaindex/masks.hpp"
 #include "megaindex/mt19937.hpp"
+#include "megaindex/packing.hpp"
 #include "megaindex/receipt.hpp"
 #include "megaindex/sample_index.hpp"
 #include "megaindex/shuffle.hpp"
+#include "megaindex/spans.hpp"
+#include "megaindex/windows.hpp"
 
 using namespace megaindex;
 
@@ -170,6 +178,23 @@ void drive_mapping() {
   }
 }
 
+void drive_packing() {
+  for (int round = 0; round < 200; ++round) {
+    const int64_t documents = below(60), capacity = 1 + below(40), most = below(30);
+    std::vector<int32_t> lengths;
+    for (int64_t d = 0; d < documents; ++d) lengths.push_back(static_cast<int32_t>(below(50)));
+    std::vector<int64_t> begins(static_cast<size_t>(most));
+    const Packed packed = pack_documents(lengths.data(), documents, capacity, 0, most, begins.data());
+    check(packed.samples <= most, "samples begun");
+    for (int64_t k = 0; k + 1 < packed.samples; ++k) {
+      const int64_t begin = begins[static_cast<size_t>(k)], end = begins[static_cast<size_t>(k) + 1];
+      int64_t tokens = 0;
+      for (int64_t d = begin; d < end; ++d) tokens += lengths[static_cast<size_t>(d)];
+      check(begin < end && (tokens <= capacity || end == begin + 1), "documents that fit");
+    }
+  }
+}
+
 void drive_least_seen() {
   for (int round = 0; round < 40; ++round) {
     const int64_t samples = below(60), segments = 1 + below(80);
@@ -268,6 +293,81 @@ void drive_bijection() {
   for (int64_t k = 0; k < 40; ++k) check(widest.invert(last[k]) == kBijectionMost - 40 + k, "widest");
 }
 
+// Each request holds as many tokens as it asks for, within their documents.
+void check_runs(const Runs& runs, const int64_t* splits, const int64_t* begins, const int64_t* ends,
+                int64_t requests, const std::vector<int32_t>& lengths) {
+  check(splits[0] == 0 && splits[requests] == runs.size(), "runs of all requests");
+  for (int64_t k = 0; k < requests; ++k) {
+    int64_t tokens = 0;
+    for (auto run = static_cast<size_t>(splits[k]); run < static_cast<size_t>(splits[k + 1]); ++run) {
+      tokens += runs.lengths[run];
+      check(runs.offsets[run] >= 0 && runs.offsets[run] + runs.lengths[run] <=
+                lengths[static_cast<size_t>(runs.documents[run])], "run within its document");
+    }
+    check(tokens == ends[k] - begins[k], "tokens of a request");
+  }
+}
+
+// Samples of three arrays and windows of a file, in order and scattered; then damaged arrays.
+template <class Shuffle, class Cell>
+void drive_spans() {
+  for (int round = 0; round < 30; ++round) {
+    const int64_t documents = 1 + below(500), S = 1 + below(round % 2 ? 9 : 300);
+    std::vector<int32_t> ids(static_cast<size_t>(documents)), lengths(ids);
+    std::vector<unsigned char> sizes(static_cast<size_t>(4 * documents + 2)), pointers(
+        static_cast<size_t>(8 * documents + 2));
+    std::vector<int64_t> begin_of;
+    int64_t tokens = 0;
+    for (size_t d = 0; d < ids.size(); ++d) {
+      ids[d] = static_cast<int32_t>(d);
+      lengths[d] = static_cast<int32_t>(below(20));
+      begin_of.push_back(2 * tokens);
+      tokens += lengths[d];
+    }
+    std::shuffle(ids.begin(), ids.end(), random_words);
+    std::memcpy(sizes.data() + 2, lengths.data(), 4 * lengths.size());
+    std::memcpy(pointers.data() + 2, begin_of.data(), 8 * begin_of.size());
+    const int64_t samples = std::max<int64_t>(0, tokens - 1) / S;
+    if (samples == 0) continue;
+    std::vector<Cell> rows(static_cast<size_t>(2 * samples + 2));
+    cut_samples(sizes.data() + 2, documents, ids.data(), documents,
+                SampleGeometry{S, 1, samples, tokens}, 1, nullptr, rows.data());
+    std::vector<Shuffle> shuffle;
+    std::vector<int64_t> asked, begins, ends, splits(static_cast<size_t>(3 * samples + 1));
+    for (int64_t k = 0; k < samples; ++k) shuffle.push_back(static_cast<Shuffle>(k));
+    for (int64_t k = 0; k < 3 * samples; ++k) {
+      asked.push_back(k < samples ? k : below(samples));
+      begins.push_back(asked.back() * S);
+      ends.push_back(begins.back() + S + 1);
+    }
+    const IndexArrays<Shuffle, Cell> index{shuffle.data(), samples, rows.data(), samples + 1,
+                                           ids.data(), documents, {sizes.data() + 2, documents}, 1};
+    const auto count = static_cast<int64_t>(asked.size());
+    Runs of_arrays(1), of_windows(1);
+    array_spans(index, asked.data(), count, of_arrays, splits.data());
+    check_runs(of_arrays, splits.data(), begins.data(), ends.data(), count, lengths);
+    const Sequences file{pointers.data() + 2, {sizes.data() + 2, documents}, 0, documents, 1};
+    window_spans(file, begins.data(), ends.data(), count, of_windows, splits.data());
+    check_runs(of_windows, splits.data(), begins.data(), ends.data(), count, lengths);
+    for (int damage = 0; damage < 40; ++damage) {
+      std::vector<Cell> damaged(rows);
+      damaged[static_cast<size_t>(below(2 * samples + 2))] = static_cast<Cell>(random_words());
+      auto other = index;
+      other.samples = damaged.data();
+      Runs runs(1);
+      try {
+        array_spans(other, asked.data(), count, runs, splits.data());
+      } catch (const InvalidInput&) {
+      }
+      for (int64_t k = 0; k < runs.size(); ++k) {
+        const auto at = static_cast<size_t>(k);
+        check(runs.offsets[at] >= 0 && runs.offsets[at] + runs.lengths[at] <=
+                  lengths[static_cast<size_t>(runs.documents[at])], "run of a damaged array");
+      }
+    }
+  }
+}
+
 void drive_epoch() {
   for (const int64_t documents : {1, 50, 3000, 400'000}) {
     std::vector<unsigned char> bytes(static_cast<size_t>(4 * documents + 2));
@@ -290,27 +390,158 @@ void drive_epoch() {
     check(starts.back() == position, "tokens of a pass");
     if (position == 0) continue;
     const int64_t begins[3] = {0, position / 2, position - 1}, ends[3] = {1, position, position};
-    EpochSpans spans;
-    epoch_spans(pass, stride, starts.data(), static_cast<int64_t>(starts.size()), begins, ends, 3, spans);
-    for (size_t k = 0; k < 3; ++k) {
-      int64_t tokens = 0;
-      for (auto run = static_cast<size_t>(spans.row_splits[k]);
-           run < static_cast<size_t>(spans.row_splits[k + 1]); ++run) {
-        tokens += spans.lengths[run];
-        check(spans.offsets[run] + spans.lengths[run] <=
-                  lengths[static_cast<size_t>(spans.documents[run])], "run within its document");
-      }
-      check(tokens == ends[k] - begins[k], "tokens of a request");
+    Runs runs(1);
+    int64_t splits[4];
+    epoch_spans(pass, stride, starts.data(), begins, ends, 3, runs, splits);
+    check_runs(runs, splits, begins, ends, 3, lengths);
+  }
+}
+
+// Batches whose every cell is a new allocation's, from files at odd addresses.
+template <class Token, class Out>
+void drive_gather(TokenType type, int itemsize_log2) {
+  for (int round = 0; round < 60; ++round) {
+    const int64_t sequences = 1 + below(9), rows = below(6), width = below(round % 9 ? 90 : 200'000);
+    std::vector<int32_t> lengths;
+    std::vector<int64_t> pointers;
+    std::vector<Token> tokens;
+    for (int64_t s = 0; s < sequences; ++s) {
+      pointers.push_back(static_cast<int64_t>(tokens.size() * sizeof(Token)));
+      lengths.push_back(static_cast<int32_t>(below(round % 9 ? 70 : 90'000)));
+      for (int32_t i = 0; i < lengths.back(); ++i) tokens.push_back(static_cast<Token>(below(100)));
     }
+    std::vector<unsigned char> idx(static_cast<size_t>(12 * sequences + 1));
+    std::memcpy(idx.data() + 1, pointers.data(), 8 * pointers.size());
+    std::memcpy(idx.data() + 1 + 8 * sequences, lengths.data(), 4 * lengths.size());
+    const std::vector<TokenSource> sources{
+        {reinterpret_cast<const unsigned char*>(tokens.data()),
+         static_cast<int64_t>(tokens.size() * sizeof(Token)), type, itemsize_log2, idx.data() + 1,
+         idx.data() + 1 + 8 * sequences, sequences}};
+    std::vector<int64_t> document, offset, length, splits{0};
+    for (int64_t k = 0; k < rows; ++k) {
+      for (int64_t r = below(5); r > 0; --r) {
+        document.push_back(below(sequences));
+        const int64_t size = lengths[static_cast<size_t>(document.back())];
+        offset.push_back(below(size + 1));
+        length.push_back(below(size - offset.back() + 1));
+      }
+      splits.push_back(static_cast<int64_t>(document.size()));
+    }
+    std::vector<int32_t> source(document.size());
+    const TokenRuns runs{source.data(), document.data(), offset.data(), length.data(), splits.data(),
+                         rows};
+    std::vector<Out> out(static_cast<size_t>(rows * width)), labels(out);
+    const int threads = 1 + static_cast<int>(below(4));
+    check(gather<Out>(sources, runs, width, Out{77}, threads, {out.data(), width},
+                      {labels.data(), width}) == -1, "gather takes good runs");
+    for (int64_t k = 0; k < rows; ++k) {
+      std::vector<Out> text;
+      for (auto r = static_cast<size_t>(splits[static_cast<size_t>(k)]);
+           r < static_cast<size_t>(splits[static_cast<size_t>(k) + 1]); ++r) {
+        const Token* from = tokens.data() + pointers[static_cast<size_t>(document[r])] /
+                                                static_cast<int64_t>(sizeof(Token)) + offset[r];
+        for (int64_t i = 0; i < length[r]; ++i) text.push_back(static_cast<Out>(from[i]));
+      }
+      text.resize(std::max(text.size(), static_cast<size_t>(width) + 1), Out{77});
+      const auto row = static_cast<ptrdiff_t>(k * width);
+      check(std::equal(out.begin() + row, out.begin() + row + width, text.begin()), "row");
+      check(std::equal(labels.begin() + row, labels.begin() + row + width, text.begin() + 1),
+            "labels");
+    }
+    if (document.empty()) continue;
+    const auto bad = static_cast<size_t>(below(static_cast<int64_t>(document.size())));
+    length[bad] = INT64_MAX - below(3);
+    check(gather<Out>(sources, runs, width, Out{}, 1, {out.data(), width}, {nullptr, 0}) ==
+              static_cast<int64_t>(bad), "gather names the bad run");
+  }
+}
+
+template <class Token>
+void drive_masks() {
+  for (int round = 0; round < 60; ++round) {
+    const int64_t rows = below(4), width = 1 + below(300);
+    const auto cells = static_cast<size_t>(rows * width);
+    std::vector<Token> tokens(cells), labels(cells);
+    for (auto& token : tokens) token = static_cast<Token>(below(round % 2 ? 5 : 300));
+    for (auto& label : labels) label = static_cast<Token>(below(5));
+    std::vector<float> loss(cells);
+    std::vector<int64_t> positions(cells), lengths, splits{0};
+    std::vector<int32_t> starts(static_cast<size_t>(rows * (width + 1))), longest(static_cast<size_t>(rows));
+    const DocumentFields fields{{positions.data(), width}, {starts.data(), width + 1}, longest.data()};
+    documents_by_token<Token>(rows, width, {tokens.data(), width}, 3, fields);
+    for (int64_t k = 0; k < rows; ++k) {
+      for (int64_t begin = 0, j = 0; j < width; ++j) {
+        const auto at = static_cast<size_t>(k * width + j);
+        check(positions[at] == j - begin, "position");
+        if (tokens[at] == 3) begin = j + 1;
+      }
+      for (int64_t r = below(5); r > 0; --r) lengths.push_back(below(width));
+      splits.push_back(static_cast<int64_t>(lengths.size()));
+    }
+    documents_by_run(lengths.data(), splits.data(), rows, width, fields);
+    for (int64_t k = 0; k < rows; ++k) {
+      check(starts[static_cast<size_t>(k * (width + 1))] == 0 &&
+                starts[static_cast<size_t>(k * (width + 1) + width)] == width, "first and last start");
+    }
+    const auto reads = tokens, wants = labels;
+    mask_loss<Token>({2, round % 3 == 0, 3}, rows, width, {tokens.data(), width},
+                     {labels.data(), width}, {loss.data(), width});
+    for (size_t i = 0; i < cells; ++i) {
+      const bool masked = wants[i] == 2 || (round % 3 == 0 && reads[i] == 3);
+      check(loss[i] == (masked ? 0.0F : 1.0F), "loss mask");
+      check(tokens[i] == (reads[i] == 2 ? 0 : reads[i]), "padding of tokens");
+      check(labels[i] == (wants[i] == 2 ? 0 : wants[i]), "padding of labels");
+    }
+  }
+}
+
+// Two sources of documents of 5 tokens, read in samples of 4: sample k begins at token 4 * k.
+void drive_blended_spans() {
+  std::vector<int32_t> documents{2, 0, 1}, lengths{5, 5, 5}, narrow{0, 0, 0, 4, 1, 3, 2, 2};
+  std::vector<int64_t> wide(narrow.begin(), narrow.end()), shuffle{2, 0, 1};
+  std::vector<uint32_t> short_shuffle{0, 2, 1};
+  const detail::FileLengths sizes{reinterpret_cast<const unsigned char*>(lengths.data()), 3};
+  const std::vector<AnyIndexArrays> indices{
+      IndexArrays<uint32_t, int32_t>{short_shuffle.data(), 3, narrow.data(), 4, documents.data(), 3,
+                                     sizes, 1},
+      IndexArrays<int64_t, int64_t>{shuffle.data(), 3, wide.data(), 4, documents.data(), 3, sizes,
+                                    1}};
+  std::vector<int64_t> which, samples;
+  for (int k = 0; k < 200; ++k) which.push_back(below(2)), samples.push_back(below(3));
+  std::vector<int64_t> splits(201);
+  std::vector<int32_t> sources;
+  Runs runs(1);
+  blended_spans(indices, which.data(), samples.data(), 200, runs, sources, splits.data());
+  check(static_cast<int64_t>(sources.size()) == runs.size(), "a source for each run");
+  for (size_t k = 0; k < 200; ++k) {
+    const auto sample = static_cast<size_t>(samples[k]);
+    const int64_t row = which[k] == 0 ? static_cast<int64_t>(short_shuffle[sample]) : shuffle[sample];
+    const auto first = static_cast<size_t>(splits[k]);
+    int64_t tokens = 0;
+    for (auto r = first; r < static_cast<size_t>(splits[k + 1]); ++r) {
+      check(sources[r] == which[k], "source of a run");
+      tokens += runs.lengths[r];
+    }
+    check(tokens == 5 && runs.documents[first] == documents[static_cast<size_t>(4 * row / 5)] &&
+              runs.offsets[first] == 4 * row % 5, "sample of a blend");
   }
 }
 
 }  // namespace
 
 int main() {
+  drive_blended_spans();
+  drive_gather<uint8_t, int32_t>(TokenType::kU8, 0);
+  drive_gather<uint16_t, int64_t>(TokenType::kU16, 1);
+  drive_gather<int32_t, int64_t>(TokenType::kI32, 2);
+  drive_gather<double, float>(TokenType::kF64, 3);
+  drive_masks<int64_t>();
+  drive_masks<int32_t>();
   drive_bijection<int32_t>();
   drive_bijection<int64_t>();
   drive_epoch();
+  drive_spans<uint32_t, int32_t>();
+  drive_spans<int64_t, int64_t>();
   drive_shuffle<int32_t>();
   drive_shuffle<uint32_t>();
   drive_shuffle<int64_t>();
@@ -320,6 +551,7 @@ int main() {
   drive_blending<uint8_t>();
   drive_mapping();
   drive_receipts();
+  drive_packing();
   drive_least_seen();
   std::printf("sanitize: %lld checks of the headers passed\n", static_cast<long long>(checks));
 }

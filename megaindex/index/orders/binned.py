@@ -66,7 +66,7 @@ class BinIndex(BlockOrder):
     def _block_of(self, ids: I64) -> I64:
         return ids // self.samples_per_epoch
 
-    def _cut(self, block: Block, numbers: I64) -> Spans:
+    def _cut(self, _: Block, numbers: I64) -> Spans:
         bins = self.bins
         first, end = bins.starts[numbers], bins.starts[numbers + 1]
         counts = end - first

@@ -17,12 +17,11 @@ import numpy.typing as npt
 
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.index.arithmetic import INT64_MAX, epochs_for, samples_in
-from megaindex.index.orders.arrayless import Arrayless
+from megaindex.index.orders.blocks import Block, BlockOrder
 from megaindex.index.orders.keys import order_key
 from megaindex.index.orders.materialise import EpochArrays, materialise
 from megaindex.index.orders.passes import PassTables
-from megaindex.index.orders.requests import Requests, distinct, in_order, without_runs
-from megaindex.index.spans import Spans, check_sample_ids
+from megaindex.index.spans import Spans, joined
 from megaindex.kernels import active
 from megaindex.kernels.sizes import ceil_div
 from megaindex.kernels.types import I32, I64
@@ -35,7 +34,7 @@ LeftOver = Literal["drop", "carry"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class EpochIndex(Arrayless):
+class EpochIndex(BlockOrder):
     """Every token once per epoch, but for what does not fill a sample.
 
     Samples of block b are numbers ``samples_before(b)`` to ``samples_before(b + 1) - 1``. Memory:
@@ -83,7 +82,7 @@ class EpochIndex(Arrayless):
                 f"{self.tokens_per_epoch} tokens cannot be counted in 64 bits; use fewer"
             )
 
-    @property
+    @cached_property
     def num_samples(self) -> int:
         return self.samples_before(self.num_blocks)
 
@@ -129,44 +128,6 @@ class EpochIndex(Arrayless):
         """The same order for ``epochs`` epochs; the samples that both hold are the same."""
         return replace(self, num_epochs=epochs)
 
-    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
-        ids = check_sample_ids(sample_ids, self.num_samples)
-        if not ids.size:
-            return without_runs()
-        block = self._block_of(ids)
-        begin = np.empty_like(ids)
-        for b in distinct(block):
-            mine = block == b
-            begin[mine] = self.begins(b, ids[mine] - self.samples_before(b))
-        width = self.sequence_length + self.add_extra_token
-        return self._spans(Requests.split(block, begin, begin + width, self.tokens_per_block))
-
-    def begins(self, block: int, served: I64) -> I64:
-        """First tokens of the samples served as number 0, 1, … of a block, counted from the
-        block's first token: negative where a sample begins in the block before."""
-        first = self.samples_before(block)
-        count = self.samples_before(block + 1) - first
-        key = order_key(self.seed, block, self.source_name, "samples")
-        cut = active().bijection_apply(key, count, served)
-        return cut * self.sequence_length - self.carried(block)
-
-    def passed(self, block: int, begins: I64, ends: I64) -> tuple[I64, I64, I64, I64]:
-        """(sequence, offset, length, splits) of tokens begins[k] to ends[k] of a block's pass."""
-        key, lengths = self._document_key(block), self._lengths
-        table = self._tables.get(block)
-        local, offset, length, splits = active().epoch_spans(
-            key, lengths, self.epochs_mixed, STRIDE, table, begins, ends
-        )
-        return self._sequence_ids(local), offset, length, splits
-
-    def shuffled_samples(self, block: int) -> I64:
-        """int64[samples]: which sample, in the order of the pass, is served as number 0, 1, …"""
-        first = self.samples_before(block)
-        shuffled = np.empty(self.samples_before(block + 1) - first, np.int64)
-        key = order_key(self.seed, block, self.source_name, "samples")
-        active().bijection_range(key, shuffled.size, 0, shuffled)
-        return shuffled
-
     def permuted_documents(self, block: int) -> I32:
         """int32[epochs_mixed * documents]: sequence ids in the order of a block's pass."""
         positions = np.empty(self._positions, np.int64)
@@ -192,14 +153,46 @@ class EpochIndex(Arrayless):
         last_token = ids * self.sequence_length + (self.sequence_length + self.add_extra_token - 1)
         return last_token // self.tokens_per_block
 
-    def _spans(self, requests: Requests) -> Spans:
-        parts = []
-        for block in distinct(requests.block):
-            mine = np.flatnonzero(requests.block == block)
-            parts.append((mine, self.passed(block, requests.begin[mine], requests.end[mine])))
-            if block + 1 < self.num_blocks and self._positions >= WORTH_PREPARING:
-                self._tables.prepare(block + 1)
-        return in_order(parts, requests.row_splits)
+    def _cut(self, block: Block, numbers: I64) -> Spans:
+        begins = numbers * self.sequence_length
+        carried = self.carried(block.number)
+        if carried:
+            begins -= carried
+            if (before := begins < 0).any():
+                return self._with_carried(block.number, begins, before)
+        return self._passed(block.number, begins)
+
+    def _with_carried(self, block: int, begins: I64, before: npt.NDArray[np.bool_]) -> Spans:
+        """As `_passed`, where some samples begin before the block: all of them are its first one.
+
+        With blocks of 10 tokens, tokens -2 to 3 are 8 to 10 of the block before, and 0 to 3.
+        """
+        heads, others = np.flatnonzero(before), np.flatnonzero(~before)
+        size, width = self.tokens_per_block, self.sequence_length + self.add_extra_token
+        begin = begins[heads[:1]]
+        tail = self._passed(block - 1, begin + size, np.array([size]))
+        rest = self._passed(block, np.zeros(1, np.int64), begin + width)
+        _, document, offset, length = (
+            np.concatenate(pair) for pair in zip(tail, rest, strict=True)
+        )
+        first = Spans.of_one_source(document, offset, length, np.array([0, document.size]))
+        pieces = [(heads[k : k + 1], first) for k in range(heads.size)]
+        return joined([*pieces, (others, self._passed(block, begins[others]))], begins.size)
+
+    def _passed(self, block: int, begins: I64, ends: I64 | None = None) -> Spans:
+        """Tokens begins[k] to ends[k] of a block's pass; by default those of a sample."""
+        if ends is None:
+            ends = begins + (self.sequence_length + self.add_extra_token)
+        local, offset, length, splits = active().epoch_spans(
+            self._document_key(block),
+            self._lengths,
+            self.epochs_mixed,
+            STRIDE,
+            self._table(block),
+            begins,
+            ends,
+        )
+        return Spans.of_one_source(self._sequence_ids(local), offset, length, splits)
 
     def _sequence_ids(self, local: I64) -> I64:
         if isinstance(self.documents, range):
@@ -220,6 +213,13 @@ class EpochIndex(Arrayless):
             return self.sequence_lengths[self.documents.start : self.documents.stop]
         return self.sequence_lengths[self.documents]
 
+    def _table(self, block: int) -> I64:
+        """Of a block; that of the next one is then made in the background."""
+        table = self._tables.get(block)
+        if block + 1 < self.num_blocks and self._positions >= WORTH_PREPARING:
+            self._tables.prepare(block + 1)
+        return table
+
     @cached_property
     def _tables(self) -> PassTables:
         return PassTables(self._make_table)
@@ -231,4 +231,6 @@ class EpochIndex(Arrayless):
         return table
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name != "_tables"}
+        state = super().__getstate__()
+        state.pop("_tables", None)
+        return state

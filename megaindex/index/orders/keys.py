@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -10,6 +11,7 @@ import xxhash
 from megaindex.kernels.types import U64
 
 
+@lru_cache(maxsize=64)
 def order_key(
     seed: int, block: int, source_name: str, purpose: Literal["documents", "samples"]
 ) -> U64:
@@ -19,4 +21,6 @@ def order_key(
     """
     text = f"megaindex/{seed}/{block}/{purpose}/{source_name}"
     number = xxhash.xxh3_128_intdigest(text.encode())
-    return np.array([number & (2**64 - 1), number >> 64], np.uint64)
+    key = np.array([number & (2**64 - 1), number >> 64], np.uint64)
+    key.flags.writeable = False  # all callers share it
+    return key

@@ -29,17 +29,28 @@ class PassTables:
         self._process = os.getpid()
         self._lock = threading.Lock()
         self._tables: OrderedDict[int, Future[I64]] = OrderedDict()
+        # What was asked for last, mostly asked for again: process, block and table.
+        self._latest: tuple[int, int, I64] | None = None
+        self._prepared: tuple[int, int] | None = None
 
     def get(self, block: int) -> I64:
         """The table of a block; waits for it if it is being made."""
-        table, is_new = self._entry(block)
+        process, latest = os.getpid(), self._latest
+        if latest is not None and latest[:2] == (process, block):
+            return latest[2]
+        entry, is_new = self._entry(block)
         if is_new:
-            self._fill(block, table, num_threads())
-        return table.result()
+            self._fill(block, entry, num_threads())
+        table = entry.result()
+        self._latest = process, block, table
+        return table
 
     def prepare(self, block: int) -> None:
         """Begin to make the table of a block in the background, unless it is there."""
+        if self._prepared == (os.getpid(), block):
+            return
         table, is_new = self._entry(block)
+        self._prepared = os.getpid(), block
         if is_new:
             # No daemon: the interpreter must not end while a kernel is about to return to it.
             name = f"megaindex-epoch-{block}"

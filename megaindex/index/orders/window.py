@@ -11,14 +11,11 @@ from functools import cached_property
 from typing import Any, Literal, Protocol
 
 import numpy as np
-import numpy.typing as npt
 
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.arithmetic import INT64_MAX, samples_in
-from megaindex.index.orders.arrayless import Arrayless
-from megaindex.index.orders.keys import order_key
-from megaindex.index.orders.requests import distinct, spans_of, without_runs
-from megaindex.index.spans import Spans, check_sample_ids
+from megaindex.index.orders.blocks import Block, BlockOrder
+from megaindex.index.spans import Spans
 from megaindex.kernels import active
 from megaindex.kernels.sizes import ceil_div
 from megaindex.kernels.types import I32, I64
@@ -40,7 +37,7 @@ class Tokens(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class WindowIndex(Arrayless):
+class WindowIndex(BlockOrder):
     """Every window once per epoch. Costs no memory, and is ready at once at any size.
 
     Sequences must follow each other in the ``.bin`` in the order of their numbers, so that their
@@ -76,11 +73,11 @@ class WindowIndex(Arrayless):
                 f"epochs must be at least 1, and samples fit in 64 bits, got {self.num_epochs}"
             )
 
-    @property
+    @cached_property
     def num_samples(self) -> int:
         return self.num_epochs * self.samples_per_epoch
 
-    @property
+    @cached_property
     def samples_per_epoch(self) -> int:
         return samples_in(self.tokens_per_epoch, self.sequence_length, self.add_extra_token)
 
@@ -96,18 +93,9 @@ class WindowIndex(Arrayless):
         end = self._token_at(last) + int(self.dataset.sequence_lengths[last])
         return end - self._first_token
 
-    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
-        ids = check_sample_ids(sample_ids, self.num_samples)
-        if not ids.size:
-            return without_runs()
-        epoch, served = np.divmod(ids, self.samples_per_epoch)
-        window = np.empty_like(ids)
-        for e in distinct(epoch):
-            mine = epoch == e
-            key = order_key(self.seed, e, self.source_name, "samples")
-            window[mine] = active().bijection_apply(key, self.samples_per_epoch, served[mine])
-        begin = self._first_token + window * self.sequence_length
-        return self._spans(begin, begin + self.sequence_length + self.add_extra_token)
+    def samples_before(self, block: int) -> int:
+        """Samples of the first ``block`` epochs."""
+        return block * self.samples_per_epoch
 
     def epochs_for(self, num_samples: int) -> int:
         """Least number of epochs that hold ``num_samples`` samples."""
@@ -123,41 +111,30 @@ class WindowIndex(Arrayless):
             "computed; use locate(sample_ids)"
         )
 
-    def _spans(self, begin: I64, end: I64) -> Spans:
-        """Tokens begin[k] to end[k] of the ``.bin``, as runs within sequences."""
-        first, last = np.split(self._sequence_at(np.concatenate((begin, end - 1))), 2)
-        counts = last - first + 1
-        splits = np.concatenate(([0], np.cumsum(counts)))
-        row = np.repeat(np.arange(begin.size), counts)
-        sequence = np.repeat(first - splits[:-1], counts) + np.arange(splits[-1])
-        start = self.dataset.sequence_pointers[sequence] // self.dataset.dtype.itemsize
-        stop = start + self.dataset.sequence_lengths[sequence]
-        window_end = np.zeros(sequence.size, np.int64)  # at the last run of each window
-        window_end[splits[1:] - 1] = end
-        self._check_contiguous(sequence, start, stop, window_end)
-        low, high = np.maximum(start, begin[row]), np.minimum(stop, end[row])
-        keep = low < high  # empty sequences hold no run
-        kept_before = np.concatenate(([0], np.cumsum(keep)))
-        return spans_of(
-            sequence[keep], (low - start)[keep], (high - low)[keep], kept_before[splits]
-        )
+    def _block_of(self, ids: I64) -> I64:
+        return ids // self.samples_per_epoch
 
-    def _sequence_at(self, token: I64) -> I64:
-        """The last sequence that begins at or before each token, by bisection.
+    def _cut(self, _: Block, numbers: I64) -> Spans:
+        begins = numbers * self.sequence_length
+        begins += self._first_token
+        try:
+            runs = active().window_spans(
+                self.dataset.sequence_pointers,
+                self.dataset.sequence_lengths,
+                self.dataset.dtype.itemsize,
+                self.documents.start,
+                self.documents.stop,
+                begins,
+                begins + (self.sequence_length + self.add_extra_token),
+            )
+        except InvalidArgument as error:
+            raise FormatError(
+                f"{self.dataset.path_prefix}.idx: {error}; order window needs sequences that "
+                "follow each other: write the pair again, or use order epoch"
+            ) from None
+        return Spans.of_one_source(*runs)
 
-        In place: numpy's searchsorted would copy the pointers, which a file does not align.
-        """
-        pointers = self.dataset.sequence_pointers
-        byte = token * self.dataset.dtype.itemsize
-        low = np.full(token.size, self.documents.start)
-        high = np.full(token.size, self.documents.stop)
-        for _ in range(len(self.documents).bit_length()):
-            middle = (low + high) >> 1
-            at_or_before = pointers[middle] <= byte
-            low, high = np.where(at_or_before, middle, low), np.where(at_or_before, high, middle)
-        return low
-
-    @property
+    @cached_property
     def _first_token(self) -> int:
         return self._token_at(self.documents.start)
 
@@ -173,16 +150,4 @@ class WindowIndex(Arrayless):
                 f"{self.dataset.path_prefix}.idx: order window reads the .bin from end to end, its "
                 f"sequences must fill bytes 0 to {self.dataset.nbytes}, and they fill {begin} to "
                 f"{end}; write the pair again, or use order epoch"
-            )
-
-    def _check_contiguous(self, sequence: I64, start: I64, stop: I64, window_end: I64) -> None:
-        """Each run's sequence must reach the token where the next begins, or the window ends."""
-        begins_next = np.append(start[1:], 0)
-        apart = np.where(window_end == 0, stop != begins_next, stop < window_end)
-        if apart.any():
-            k = int(np.flatnonzero(apart)[0])
-            raise FormatError(
-                f"{self.dataset.path_prefix}.idx: sequence {sequence[k]} ends at token {stop[k]} "
-                f"of the .bin, and the next one does not begin there; order window needs sequences "
-                "that follow each other: write the pair again, or use order epoch"
             )

@@ -2,9 +2,11 @@
 
 from megaindex.kernels.jit.bijection import (
     bijection_apply,
+    bijection_inverse_range,
     bijection_invert,
     bijection_range,
 )
+from megaindex.kernels.jit.blended_spans import blended_spans, span_table
 from megaindex.kernels.jit.blending import (
     blend_checkpoints,
     blend_exhaustive,
@@ -13,8 +15,11 @@ from megaindex.kernels.jit.blending import (
     divisor_fill,
 )
 from megaindex.kernels.jit.epoch import epoch_spans, epoch_starts
+from megaindex.kernels.jit.gather import gather, token_table
 from megaindex.kernels.jit.least_seen import least_seen
 from megaindex.kernels.jit.mapping import build_blocks_mapping, build_mapping
+from megaindex.kernels.jit.masks import documents_by_run, documents_by_token, mask_loss
+from megaindex.kernels.jit.packing import pack_documents
 from megaindex.kernels.jit.receipt import receipt_add
 from megaindex.kernels.jit.samples import cut_samples
 from megaindex.kernels.jit.shuffle import (
@@ -24,26 +29,39 @@ from megaindex.kernels.jit.shuffle import (
     shuffled_documents,
     shuffled_range,
 )
+from megaindex.kernels.jit.spans import array_spans
+from megaindex.kernels.jit.windows import window_spans
 
 __all__ = [
+    "array_spans",
     "bijection_apply",
+    "bijection_inverse_range",
     "bijection_invert",
     "bijection_range",
     "blend_checkpoints",
     "blend_exhaustive",
     "blend_greedy",
+    "blended_spans",
     "build_blocks_mapping",
     "build_mapping",
     "cut_samples",
     "divisor_counts",
     "divisor_fill",
+    "documents_by_run",
+    "documents_by_token",
     "draw_positions",
     "epoch_spans",
     "epoch_starts",
+    "gather",
     "least_seen",
+    "mask_loss",
+    "pack_documents",
     "receipt_add",
     "seed_state",
     "shuffle",
     "shuffled_documents",
     "shuffled_range",
+    "span_table",
+    "token_table",
+    "window_spans",
 ]

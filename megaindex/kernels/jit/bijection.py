@@ -132,3 +132,10 @@ def bijection_range(key: U64, n: int, begin: int, out: IntArray) -> None:
         out[:] = _draw_table(key, n)[begin : begin + out.size]
     else:
         _run(key, n, begin, np.empty(0, np.int64), out)
+
+
+def bijection_inverse_range(key: U64, n: int, begin: int, out: IntArray) -> None:
+    if n < TABLE_BELOW:
+        out[:] = np.argsort(_draw_table(key, n))[begin : begin + out.size]
+    else:
+        _run(key, n, begin, np.empty(0, np.int64), out, back=True)

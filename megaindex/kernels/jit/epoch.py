@@ -38,22 +38,43 @@ def epoch_starts(
 
 
 @numba.njit(cache=True, nogil=True)
-def _find(documents, first, lengths, start, begins, ends, runs, splits):  # type: ignore[no-untyped-def]
-    """The runs of every request; documents[first[k]:first[k + 1]] are those it may need."""
+def _find(documents, first, stop, lengths, start, begins, ends, runs, splits):  # type: ignore[no-untyped-def]
+    """The runs of every request, as many as there is room for, and how many there are.
+
+    documents[first[k]:stop[k]] are those that request k may need.
+    """
     found = 0
     for k in range(begins.size):
         at = start[k]
-        for p in range(first[k], first[k + 1]):
-            stop = at + lengths[documents[p]]
-            low, high = max(at, begins[k]), min(stop, ends[k])
+        for p in range(first[k], stop[k]):
+            end = at + lengths[documents[p]]
+            low, high = max(at, begins[k]), min(end, ends[k])
             if low < high:
-                runs[0, found] = documents[p]
-                runs[1, found] = low - at
-                runs[2, found] = high - low
+                if found < runs.shape[1]:
+                    runs[0, found] = documents[p]
+                    runs[1, found] = low - at
+                    runs[2, found] = high - low
                 found += 1
-            at = stop
+            at = end
+            if at >= ends[k]:
+                break
         splits[k + 1] = found
     return found
+
+
+def _documents(key: U64, size: int, low: I64, high: I64) -> tuple[I64, I64]:
+    """Entries of the bijection at positions low[k] ... high[k] - 1, and where those of k begin.
+
+    Stretches side by side share their documents; scattered ones have their own.
+    """
+    begin, end = int(low.min(initial=size)), int(high.max(initial=0))
+    if end - begin <= (high - low).sum():
+        documents = np.empty(max(0, end - begin), np.int64)
+        bijection_range(key, size, begin, documents)
+        return documents, low - begin
+    first = np.cumsum(high - low) - (high - low)
+    positions = np.arange((high - low).sum()) + np.repeat(low - first, high - low)
+    return bijection_apply(key, size, positions), first
 
 
 def epoch_spans(
@@ -63,10 +84,13 @@ def epoch_spans(
     row = np.searchsorted(starts, begins, side="right") - 1
     last = np.searchsorted(starts, ends, side="left")  # a request ends before this stride
     low, high = row * stride, np.minimum(last * stride, size)
-    first = np.concatenate(([0], np.cumsum(high - low)))
-    positions = np.arange(first[-1]) + np.repeat(low - first[:-1], high - low)
-    documents = bijection_apply(key, size, positions) % lengths.size
-    runs = np.empty((3, documents.size), np.int64)
+    documents, first = _documents(key, size, low, high)
+    documents %= lengths.size
+    given = (documents, first, first + (high - low), lengths, starts[row], begins, ends)
     splits = np.zeros(begins.size + 1, np.int64)
-    found = int(_find(documents, first, lengths, starts[row], begins, ends, runs, splits))
+    runs = np.empty((3, 2 * begins.size + 16), np.int64)
+    found = int(_find(*given, runs, splits))
+    if found > runs.shape[1]:
+        runs = np.empty((3, found), np.int64)
+        _find(*given, runs, splits)
     return runs[0, :found].copy(), runs[1, :found].copy(), runs[2, :found].copy(), splits

@@ -2,9 +2,11 @@
 
 from megaindex.kernels.reference.bijection import (
     bijection_apply,
+    bijection_inverse_range,
     bijection_invert,
     bijection_range,
 )
+from megaindex.kernels.reference.blended_spans import blended_spans, span_table
 from megaindex.kernels.reference.blending import (
     blend_checkpoints,
     blend_exhaustive,
@@ -13,8 +15,11 @@ from megaindex.kernels.reference.blending import (
     divisor_fill,
 )
 from megaindex.kernels.reference.epoch import epoch_spans, epoch_starts
+from megaindex.kernels.reference.gather import gather, token_table
 from megaindex.kernels.reference.least_seen import least_seen
 from megaindex.kernels.reference.mapping import build_blocks_mapping, build_mapping
+from megaindex.kernels.reference.masks import documents_by_run, documents_by_token, mask_loss
+from megaindex.kernels.reference.packing import pack_documents
 from megaindex.kernels.reference.receipt import receipt_add
 from megaindex.kernels.reference.samples import cut_samples
 from megaindex.kernels.reference.shuffle import (
@@ -24,26 +29,39 @@ from megaindex.kernels.reference.shuffle import (
     shuffled_documents,
     shuffled_range,
 )
+from megaindex.kernels.reference.spans import array_spans
+from megaindex.kernels.reference.windows import window_spans
 
 __all__ = [
+    "array_spans",
     "bijection_apply",
+    "bijection_inverse_range",
     "bijection_invert",
     "bijection_range",
     "blend_checkpoints",
     "blend_exhaustive",
     "blend_greedy",
+    "blended_spans",
     "build_blocks_mapping",
     "build_mapping",
     "cut_samples",
     "divisor_counts",
     "divisor_fill",
+    "documents_by_run",
+    "documents_by_token",
     "draw_positions",
     "epoch_spans",
     "epoch_starts",
+    "gather",
     "least_seen",
+    "mask_loss",
+    "pack_documents",
     "receipt_add",
     "seed_state",
     "shuffle",
     "shuffled_documents",
     "shuffled_range",
+    "span_table",
+    "token_table",
+    "window_spans",
 ]

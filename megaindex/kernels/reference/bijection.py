@@ -50,6 +50,11 @@ def bijection_range(key: U64, n: int, begin: int, out: IntArray) -> None:
     out[:] = bijection_apply(key, n, np.arange(begin, begin + out.size))
 
 
+def bijection_inverse_range(key: U64, n: int, begin: int, out: IntArray) -> None:
+    """``out``, int32 or int64, becomes what goes to begin, begin + 1, ..."""
+    out[:] = bijection_invert(key, n, np.arange(begin, begin + out.size))
+
+
 def key_word(key: U64, i: int) -> int:
     """Word ``i`` of the stream of a key: SplitMix64 over one half, mixed with the other."""
     low, high = (int(word) for word in key)

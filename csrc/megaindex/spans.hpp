@@ -1,0 +1,153 @@
+// Where samples of Megatron's three arrays lie, as runs of tokens.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <string>
+
+#include "megaindex/invalid_input.hpp"
+#include "megaindex/runs.hpp"
+#include "megaindex/sample_index.hpp"
+
+namespace megaindex {
+
+// Sample i of training is sample s = shuffle[i] of the concatenated documents: it reads from row s of
+// `samples` to row s + 1. Nothing in the arrays is trusted: a cache may be damaged.
+template <class Shuffle, class Cell>
+struct IndexArrays {
+  const Shuffle* shuffle;
+  int64_t num_samples;
+  const Cell* samples;  // rows of (position in documents, offset)
+  int64_t num_rows;
+  const int32_t* documents;
+  int64_t num_documents;
+  detail::FileLengths lengths;
+  int64_t extra;
+};
+
+namespace detail {
+
+// From offset `begin` of the document at position `first` to offset `end` of that at `last`.
+struct Extent {
+  int64_t first, begin, last, end;
+};
+
+// A batch of samples takes one step after the other together: each step asks memory for what the
+// next one reads, so that the waits for one sample are spent on the others.
+template <class Shuffle, class Cell>
+class ArrayBatch {
+ public:
+  static constexpr int64_t kSamples = 64;
+
+  ArrayBatch(const IndexArrays<Shuffle, Cell>& index, const int64_t* ids, int64_t count)
+      : index_(index), ids_(ids), count_(count) {
+    request_rows();
+    request_documents();
+    request_lengths();
+  }
+
+  void add_to(Runs& runs, int64_t* row_splits) const {
+    for (int64_t k = 0; k < count_; ++k) {
+      add_sample(extents_[k], runs);
+      row_splits[k] = runs.size();
+    }
+  }
+
+ private:
+  static constexpr int64_t kDocumentsAhead = 16;
+
+  void request_rows() {
+    for (int64_t k = 0; k < count_; ++k) {
+      if (ids_[k] < 0 || ids_[k] >= index_.num_samples) {
+        throw InvalidInput("sample_ids: sample " + std::to_string(ids_[k]) + " of " +
+                           std::to_string(index_.num_samples) + " samples");
+      }
+      __builtin_prefetch(index_.shuffle + ids_[k]);
+    }
+    for (int64_t k = 0; k < count_; ++k) {
+      const auto row = static_cast<int64_t>(index_.shuffle[ids_[k]]);
+      if (row < 0 || row >= index_.num_rows - 1) {
+        throw InvalidInput("shuffle_index: entry " + std::to_string(ids_[k]) + " is " +
+                           std::to_string(row) + ", sample_index holds " +
+                           std::to_string(index_.num_rows - 1) + " samples; build the index again");
+      }
+      extents_[k].first = row;
+      __builtin_prefetch(index_.samples + 2 * row);
+      __builtin_prefetch(index_.samples + 2 * row + 3);
+    }
+  }
+
+  void request_documents() {
+    for (int64_t k = 0; k < count_; ++k) {
+      const Cell* cells = index_.samples + 2 * extents_[k].first;
+      Extent extent{cells[0], cells[1], cells[2], cells[3]};
+      if (extent.first < 0 || extent.first > extent.last || extent.last >= index_.num_documents ||
+          extent.end > INT32_MAX) {
+        damaged(extent);
+      }
+      extent.end += index_.extra;
+      extents_[k] = extent;
+      __builtin_prefetch(index_.documents + extent.first);
+    }
+  }
+
+  void request_lengths() const {
+    for (int64_t k = 0; k < count_; ++k) {
+      const Extent& extent = extents_[k];
+      const int64_t last = std::min(extent.last, extent.first + kDocumentsAhead - 1);
+      for (int64_t p = extent.first; p <= last; ++p) request_length(p);
+    }
+  }
+
+  void request_length(int64_t position) const {
+    const auto document = static_cast<uint64_t>(int64_t{index_.documents[position]});
+    __builtin_prefetch(index_.lengths.address(exists(document) ? document : 0));
+  }
+
+  // A negative id is a very high one.
+  bool exists(uint64_t document) const {
+    return document < static_cast<uint64_t>(index_.lengths.count);
+  }
+
+  void add_sample(const Extent& extent, Runs& runs) const {
+    for (int64_t p = extent.first; p <= extent.last; ++p) {
+      if (p + kDocumentsAhead <= extent.last) request_length(p + kDocumentsAhead);
+      const auto document = static_cast<uint64_t>(int64_t{index_.documents[p]});
+      if (!exists(document)) damaged(extent);
+      const int64_t length = index_.lengths[document];
+      const int64_t from = p == extent.first ? extent.begin : 0;
+      const int64_t to = p == extent.last ? extent.end : length;
+      if (from < 0 || from > to || to > length) damaged(extent);
+      if (from < to) runs.add(static_cast<int64_t>(document), from, to - from);
+    }
+  }
+
+  [[noreturn]] static void damaged(const Extent& extent) {
+    throw InvalidInput(
+        "sample_index: a sample from offset " + std::to_string(extent.begin) + " at position " +
+        std::to_string(extent.first) + " to offset " + std::to_string(extent.end) +
+        " at position " + std::to_string(extent.last) +
+        " of document_index leaves its documents; build the index again");
+  }
+
+  const IndexArrays<Shuffle, Cell>& index_;
+  const int64_t* ids_;
+  const int64_t count_;
+  Extent extents_[kSamples];  // between two steps `first` holds the row
+};
+
+}  // namespace detail
+
+// Runs of n samples, none empty; those of sample k are row_splits[k] ... row_splits[k + 1] - 1.
+template <class Shuffle, class Cell>
+void array_spans(const IndexArrays<Shuffle, Cell>& index, const int64_t* ids, int64_t n, Runs& runs,
+                 int64_t* row_splits) {
+  using Batch = detail::ArrayBatch<Shuffle, Cell>;
+  row_splits[0] = 0;
+  for (int64_t first = 0; first < n; first += Batch::kSamples) {
+    const Batch batch(index, ids + first, std::min(Batch::kSamples, n - first));
+    batch.add_to(runs, row_splits + first + 1);
+  }
+}
+
+}  // namespace megaindex

@@ -1,0 +1,129 @@
+"""What orders ``epoch`` and ``window`` share: blocks of samples, each in an order that is computed.
+
+The samples of a block are cut one after another and served in the order of a keyed bijection: the
+k-th one served is the one that was cut as number ``bijection(k)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex.index.orders.arrayless import Arrayless
+from megaindex.index.orders.keys import order_key
+from megaindex.index.spans import Spans, check_sample_ids, joined
+from megaindex.index.walk import CHUNK, Chunks, located, share
+from megaindex.kernels import active
+from megaindex.kernels.types import I64, U64
+
+_SCATTERED = 8  # of a smaller part than one in so many, samples are found faster one by one
+
+
+class Block(NamedTuple):
+    """The samples of a block."""
+
+    number: int
+    first: int
+    """Samples of the blocks before."""
+    size: int
+    key: U64
+    """Of the bijection from the order of serving to the order of cutting."""
+
+
+class BlockOrder(Arrayless):
+    """Locates samples block by block, and walks a block in the order in which it is cut."""
+
+    seed: int
+    source_name: str
+
+    @property
+    def num_samples(self) -> int:
+        raise NotImplementedError
+
+    def samples_before(self, block: int) -> int:
+        """Samples of the first ``block`` blocks."""
+        raise NotImplementedError
+
+    def _block_of(self, ids: I64) -> I64:
+        raise NotImplementedError
+
+    def _cut(self, block: Block, numbers: I64) -> Spans:
+        """The samples cut from a block as these numbers; fastest where the numbers increase."""
+        raise NotImplementedError
+
+    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
+        ids = check_sample_ids(sample_ids, self.num_samples)
+        if not ids.size:
+            return joined([], 0)
+        blocks = self._block_of(ids)
+        first = int(blocks[0])
+        if ids.size == 1 or (blocks == first).all():
+            return self._served(first, ids)
+        pieces = []
+        for block in np.unique(blocks).tolist():
+            places = np.flatnonzero(blocks == block)
+            pieces.append((places, self._served(block, ids[places])))
+        return joined(pieces, ids.size)
+
+    def walk(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
+        """See `megaindex.index.walk.walk`."""
+        number = int(self._block_of(np.array([begin]))[0])
+        while begin < end:
+            block = self._block(number)
+            stop = min(end, block.first + block.size)
+            if (stop - begin) * _SCATTERED < block.size:
+                yield from located(self, begin, stop, part, parts)
+            else:
+                low, high = begin - block.first, stop - block.first
+                for cut, served in _in_cut_order(block, low, high, part, parts):
+                    if cut.size:
+                        yield served + block.first, self._cut(block, cut)
+            begin, number = stop, number + 1
+
+    def shuffled_samples(self, block: int) -> I64:
+        """int64[samples]: which sample, in the order of cutting, is served as number 0, 1, ..."""
+        _, _, size, key = self._block(block)
+        shuffled = np.empty(size, np.int64)
+        active().bijection_range(key, size, 0, shuffled)
+        return shuffled
+
+    def _served(self, number: int, ids: I64) -> Spans:
+        block = self._block(number)
+        cut = active().bijection_apply(block.key, block.size, ids - block.first)
+        return self._cut(block, cut)
+
+    @cached_property
+    def _block(self) -> Any:
+        return lru_cache(maxsize=8)(self._make_block)
+
+    def _make_block(self, number: int) -> Block:
+        first = self.samples_before(number)
+        count = self.samples_before(number + 1) - first
+        return Block(
+            number, first, count, order_key(self.seed, number, self.source_name, "samples")
+        )
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "_block"}
+
+
+def _in_cut_order(
+    block: Block, low: int, high: int, part: int, parts: int
+) -> Iterator[tuple[I64, I64]]:
+    """Chunks of a block's samples by increasing number as cut: that, and their number as served.
+
+    Only of those served as numbers low ... high - 1.
+    """
+    begin, end = share(0, block.size, part, parts)
+    for first in range(begin, end, CHUNK):
+        served = np.empty(min(CHUNK, end - first), np.int64)
+        active().bijection_inverse_range(block.key, block.size, first, served)
+        cut = np.arange(first, first + served.size)
+        if high - low < block.size:
+            kept = (low <= served) & (served < high)
+            cut, served = cut[kept], served[kept]
+        yield cut, served
