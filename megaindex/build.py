@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 import xxhash
 
+from megaindex.build_packing import build_packing, check_packing
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.arithmetic import epochs_built
@@ -18,6 +19,7 @@ from megaindex.index.arrays import ArrayIndex
 from megaindex.index.dialect import Split, dialect
 from megaindex.index.orders import shuffled
 from megaindex.index.orders.epoch import EpochIndex, LeftOver
+from megaindex.index.orders.packing import PackImpl, PackingIndex
 from megaindex.index.orders.shuffled import ShuffledOrder
 from megaindex.index.orders.window import WindowIndex
 from megaindex.index.request import (
@@ -34,7 +36,7 @@ from megaindex.kernels.types import I32, IntArray
 from megaindex.store.cache import fetch
 from megaindex.store.fingerprint import array_bytes, corpus_fingerprint
 
-BuiltIndex: TypeAlias = ArrayIndex | EpochIndex | WindowIndex
+BuiltIndex: TypeAlias = ArrayIndex | EpochIndex | PackingIndex | WindowIndex
 
 
 def build_index(
@@ -56,6 +58,10 @@ def build_index(
     epochs_mixed: int = 1,
     left_over: LeftOver | None = None,
     source_name: str | None = None,
+    pack_impl: PackImpl = "packed",
+    allow_chopped: bool = True,
+    label_dataset: str | os.PathLike[str] | IndexedDataset | None = None,
+    next_token: bool = True,
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> BuiltIndex:
     """The index of one dataset: which tokens each sample of the run reads.
@@ -83,6 +89,13 @@ def build_index(
             default), or "carry" them into the next.
         source_name: orders epoch and window: what the order depends on besides the seed. Default:
             a hash of the corpus's lengths, so that a copy elsewhere keeps its order.
+        pack_impl: order neox: packed cuts the concatenated documents; unpacked makes each document
+            a sample, pack_until_overflow as many as fit. The last two need ``num_samples``.
+        allow_chopped: False leaves documents out that are longer than a sample.
+        label_dataset: the pair with one label for each token; documents whose labels are all -100,
+            as far as a sample reads them, are left out.
+        next_token: False serves documents alone, where GPT-NeoX adds the first token of the next
+            one as far as there is room.
         cache_dir: where to keep the arrays. Default: in memory only. Computed orders store none.
 
     Returns:
@@ -104,6 +117,19 @@ def build_index(
         epochs_mixed=epochs_mixed != 1,
         left_over=left_over is not None,
         source_name=source_name is not None,
+        pack_impl=pack_impl != "packed",
+    )
+    whole_samples = check_packing(
+        pack_impl,
+        num_samples=num_samples,
+        separate_final_epoch=separate_final_epoch is not None,
+        final_epoch_threshold=final_epoch_threshold is not None,
+        exact_num_epochs=exact_num_epochs is not None,
+        drop_last_partial=not drop_last_partial,
+        add_extra_token=add_extra_token != 1,
+        allow_chopped=not allow_chopped,
+        label_dataset=label_dataset is not None,
+        next_token=not next_token,
     )
     dataset = _open(path_prefix_or_dataset, row.file_dialect)
     name = str(dataset.path_prefix)
@@ -120,6 +146,19 @@ def build_index(
         window = _window_index(dataset, chosen, source_name, **common)
         return _for_length(window, num_samples, whole)
     dataset.validate()
+    if pack_impl != "packed":
+        return build_packing(
+            dataset,
+            chosen,
+            pack_impl=pack_impl,
+            allow_chopped=allow_chopped,
+            label_dataset=None if label_dataset is None else _open(label_dataset, row.file_dialect),
+            next_token=next_token,
+            sequence_length=sequence_length,
+            seed=seed,
+            num_samples=whole_samples,
+            cache_dir=cache_dir,
+        )
     tokens = count_tokens(dataset.sequence_lengths, chosen)
     check_one_sample(name, tokens, sequence_length, add_extra_token)
     if order == "epoch":
@@ -191,7 +230,7 @@ def _arrays(
         memory = shuffled.Memory()
         build(memory)
         return memory.arrays
-    return fetch(cache_dir, _parameters(request, dataset), build)
+    return fetch(cache_dir, _parameters(request, dataset), build, expected=request.arrays)
 
 
 def _parameters(request: ShuffledOrder, dataset: IndexedDataset) -> dict[str, Any]:

@@ -1,7 +1,6 @@
 """A tree of modules with the names of GPT-NeoX's megatron.data, as little as its loaders need.
 
-What the adapter replaces fails here if it is called; what it leaves alone, which is the control
-flow of data_utils, is written anew. Golden vectors say what the real code serves.
+What the adapter replaces fails here if it is called. Golden vectors say what the real code serves.
 """
 
 from __future__ import annotations
@@ -13,10 +12,7 @@ import os
 from types import ModuleType
 from typing import Any
 
-import numpy as np
 import torch
-
-from megaindex.index.dialect import dialect
 
 
 def _replaced(*_: Any, **__: Any) -> Any:
@@ -39,10 +35,13 @@ class BlendableDataset(torch.utils.data.Dataset):  # type: ignore[type-arg]
 
 
 class MMapIndexedDataset(torch.utils.data.Dataset):  # type: ignore[type-arg]
-    _do_init = __del__ = __getitem__ = get = _replaced
+    _do_init = __getitem__ = get = _replaced
 
     def __init__(self, path: str, skip_warmup: bool = False) -> None:
         self._do_init(path, skip_warmup)
+
+    def __del__(self) -> None:
+        self._bin_buffer_mmap._mmap.close()  # type: ignore[attr-defined]
 
     def __len__(self) -> int:
         return len(self._index)  # type: ignore[attr-defined]
@@ -132,12 +131,16 @@ class DistributedBatchSampler(torch.utils.data.BatchSampler):
         return batch[self.rank * part : (self.rank + 1) * part]
 
 
+def compile_helper() -> None:
+    _replaced()
+
+
 def get_normalized_weights_and_num_samples(weights: Any, num_samples: int | None) -> Any:
     total = sum(weights)
     shares = [weight / total for weight in weights]
     if num_samples is None:
         return shares, [None] * len(shares)
-    return shares, [int(math.ceil(num_samples * share * 1.005)) for share in shares]
+    return shares, [math.ceil(num_samples * share * 1.005) for share in shares]
 
 
 def make_data_loader(dataset: Any, args: Any) -> Any:
@@ -155,64 +158,6 @@ def data_utils() -> Any:
     import megatron.data.data_utils as module
 
     return module
-
-
-def weights_by_num_docs(counts: list[int], alpha: float) -> list[float]:
-    """Shares of the documents to the power of alpha, less of what is frequent."""
-    if len(counts) == 1:
-        return [1.0]
-    total = sum(counts)
-    powers = [(count / total) ** alpha for count in counts]
-    rare = [power / sum(powers) * (1 - count / total)
-            for power, count in zip(powers, counts, strict=True)]  # fmt: skip
-    return [weight / sum(rare) for weight in rare]
-
-
-def build_train_valid_test_data_loaders(args: Any) -> dict[str, Any]:
-    """Loaders of the three parts: of the split of one path, or of a blend of paths."""
-    evaluations = 0 if args.train_epochs else args.train_iters // args.eval_interval + 1
-    iterations = (args.train_iters, evaluations * args.eval_iters, args.eval_iters)
-    loaders = {}
-    for part, (name, count) in enumerate(zip(_PARTS, iterations, strict=True)):
-        samples = None if args.train_epochs else count * args.train_batch_size
-        build = _split_dataset if args.data_path else _blended_dataset
-        loaders[name] = make_data_loader(build(args, part, samples), args)
-    return loaders
-
-
-_PARTS = ("train", "valid", "test")
-
-
-def _dataset(args: Any, name: str, path: str, documents: Any, samples: int | None, label: Any,
-             **more: Any) -> Any:  # fmt: skip
-    open_pair = data_utils().make_indexed_dataset
-    return GPT2Dataset(
-        name, path, documents, open_pair(path, args.data_impl, True), samples,
-        1 if args.train_epochs else None, args.seq_length, args.seed, pack_impl=args.pack_impl,
-        allow_chopped=args.allow_chopped,
-        label_dataset=label and open_pair(label, args.data_impl, True), **more,
-    )  # fmt: skip
-
-
-def _split_dataset(args: Any, part: int, samples: int | None) -> Any:
-    count = len(data_utils().make_indexed_dataset(args.data_path, args.data_impl, True))
-    begin, end = dialect("neox").split_bounds(args.split, count)[part]
-    documents = np.arange(begin, end, dtype=np.int32)
-    return _dataset(args, _PARTS[part], args.data_path, documents, samples, None)
-
-
-def _blended_dataset(args: Any, part: int, samples: int | None) -> Any:
-    paths, labels = args.paths, args.labels or [None] * len(args.paths)
-    open_pair, weights = data_utils().make_indexed_dataset, args.weights
-    counts = [len(open_pair(path, args.data_impl, True)) for path in paths]
-    if args.weight_by_num_documents:
-        weights = weights_by_num_docs(counts, 0.3)
-    weights, asked = data_utils().get_normalized_weights_and_num_samples(weights, samples)
-    datasets = [
-        _dataset(args, f"{_PARTS[part]}_{k}", path, np.arange(count, dtype=np.int32), n, label)
-        for k, (path, count, n, label) in enumerate(zip(paths, counts, asked, labels, strict=True))
-    ]
-    return BlendableDataset(datasets, weights)
 
 
 def shift_and_wrap_data_loaders(neox_args: Any, data_loaders: Any, loop: bool = True) -> Any:
@@ -246,7 +191,8 @@ def modules() -> dict[str, ModuleType]:
         "megatron.data.samplers": [DistributedBatchSampler],
         "megatron.data.data_utils": [
             GPT2Dataset, PairwiseDataset, BlendableDataset, DistributedBatchSampler,
-            get_normalized_weights_and_num_samples, shift_and_wrap_data_loaders,
+            compile_helper, get_normalized_weights_and_num_samples, make_data_loader,
+            shift_and_wrap_data_loaders,
         ],
         "megatron.training": [shift_and_wrap_data_loaders],
     }  # fmt: skip

@@ -112,6 +112,154 @@ DEVIATIONS = (
         test="tests/index/test_megatron_order.py",
     ),
     Deviation(
+        case="pack_impl unpacked and pack_until_overflow with a split",
+        framework="GPT-NeoX",
+        theirs="counts the documents of each part from 0: validation and test are served the first "
+        "documents of the training part",
+        ours="each part its own documents",
+        test="tests/index/test_packing.py",
+    ),
+    Deviation(
+        case="pack_until_overflow where the last document of a pass is left out (labels all -100, "
+        "or too long with allow_chopped=False)",
+        framework="GPT-NeoX",
+        theirs="IndexError while the index is built",
+        ours="the next pass begins",
+        test="tests/index/test_packing.py",
+    ),
+    Deviation(
+        case="unpacked and pack_until_overflow where every document is left out",
+        framework="GPT-NeoX",
+        theirs="loops without end, or IndexError",
+        ours="InvalidArgument",
+        test="tests/index/test_packing.py",
+    ),
+    Deviation(
+        case="unpacked without a label file",
+        framework="GPT-NeoX",
+        theirs="AttributeError",
+        ours="every document that is not empty is a sample",
+        test="tests/index/test_packing.py",
+    ),
+    Deviation(
+        case="the last sample of pack_until_overflow",
+        framework="GPT-NeoX",
+        theirs="has no document after it: sample 0 is served in its place, or, where it is sample "
+        "0, a RecursionError",
+        ours="the document it began with",
+        test="tests/loader/test_neox_dataset.py",
+    ),
+    Deviation(
+        case="the token after a sample of whole documents",
+        framework="GPT-NeoX",
+        theirs="where there is room, the first token of the document that begins the next sample "
+        "follows, with its label, and is trained on unless that is masked",
+        ours="the same; next_token=False serves the documents alone, and where the next one is "
+        "empty nothing follows",
+        test="tests/loader/test_neox_dataset.py",
+    ),
+    Deviation(
+        case="label files of an unsigned dtype",
+        framework="GPT-NeoX",
+        theirs="OverflowError (NumPy 2) where a sample is padded with -100",
+        ours="padded with -100: labels are served as int64",
+        test="tests/loader/test_neox_dataset.py",
+    ),
+    Deviation(
+        case="pairwise data",
+        framework="GPT-NeoX",
+        theirs="unpacked, only as many samples as there are documents are ever served; "
+        "pack_until_overflow with allow_chopped=False leaves out the short pairs instead of the "
+        "long",
+        ours="the same; exact=True serves all samples, and leaves out the long",
+        test="tests/index/test_packing.py",
+    ),
+    Deviation(
+        case="the end of an epoch of the cyclic sampler without data_sharding",
+        framework="Megatron-LM",
+        theirs="ranks can have different numbers of micro batches (5 samples, 2 ranks: 3 and 2), "
+        "so samples are served again beside the next epoch, and a resumed run reads others",
+        ours="every rank ends the epoch after the same number, as Megatron's do when resumed there",
+        test="tests/loader/test_samplers.py",
+    ),
+    Deviation(
+        case="full validation where the ranks do not divide the samples",
+        framework="Megatron-LM",
+        theirs="core 0.16.1 drops the samples of a last partial round; later, a rank that is short "
+        "starts over and scores its first sample twice",
+        ours="EvaluationSampler: each sample once, short ranks padded with rows without loss",
+        test="tests/loader/test_evaluation.py",
+    ),
+    Deviation(
+        case="samples read after a padded one, where masks and position ids are not reset",
+        framework=_CORE,
+        theirs="the loss mask of the first sample read is kept for all, and that sample's padding "
+        "is then zeroed in it: where a padded sample comes first, every later one is without loss "
+        "at the same places",
+        ours="each sample has its own loss mask",
+        test="tests/loader/test_fields.py",
+    ),
+    Deviation(
+        case="a sample that only fills up a batch (index None)",
+        framework=_CORE,
+        theirs="reads sample 0 and zeroes its loss mask",
+        ours="reads nothing: tokens, labels and loss mask are 0",
+        test="tests/loader/test_fields.py",
+    ),
+    Deviation(
+        case="megatron.data under megaindex.adapters.neox: samples that are not there",
+        framework="GPT-NeoX",
+        theirs="another one is served, by index modulo length, with a printed warning",
+        ours="the same, logged once; with exact=True OutOfRange, and blends end before it",
+        test="tests/adapters/test_neox.py",
+    ),
+    Deviation(
+        case="… train_epochs",
+        framework="GPT-NeoX",
+        theirs="one epoch is built, kept in memory batch by batch and replayed in the same order; "
+        "after a resume only what was left of it; of several paths the small ones are served again "
+        "and again, the large ones in part",
+        ours="the same batches, read again instead of kept; with exact=True every epoch serves "
+        "each sample once, in an order of its own, and a resumed run goes on in its epoch",
+        test="tests/adapters/test_neox_exact.py",
+    ),
+    Deviation(
+        case="… samples asked of a weighted source, and the length of a dataset",
+        framework="GPT-NeoX",
+        theirs="⌈N·w·1.005⌉, which may build an epoch more (issue 1164) and is not always enough; "
+        "a dataset counts one sample less than it has",
+        ours="the same; with exact=True what the blend draws, and all samples count",
+        test="tests/adapters/test_neox_exact.py",
+    ),
+    Deviation(
+        case="… more than 254 datasets",
+        framework="GPT-NeoX",
+        theirs="AssertionError",
+        ours="served; dataset_index is int16",
+        test="tests/adapters/test_neox.py",
+    ),
+    Deviation(
+        case="… training or validation data of less than one batch",
+        framework="GPT-NeoX",
+        theirs="ZeroDivisionError",
+        ours="InvalidArgument",
+        test="tests/adapters/test_neox.py",
+    ),
+    Deviation(
+        case="… datasets of the old formats lazy and cached, data_impl infer",
+        framework="GPT-NeoX",
+        theirs="infer and lazy open nothing; GPT2Dataset over cached files ends in AttributeError",
+        ours="read and indexed like mmap",
+        test="tests/adapters/test_neox_files.py",
+    ),
+    Deviation(
+        case="… get() with a length beyond its sequence",
+        framework="GPT-NeoX",
+        theirs="the tokens that follow in the file",
+        ours="OutOfRange",
+        test="tests/adapters/test_neox_files.py",
+    ),
+    Deviation(
         case="cached index arrays",
         framework=f"{_CORE}, GPT-NeoX",
         theirs="found by path and settings, loaded with pickle allowed: a corpus rewritten in "

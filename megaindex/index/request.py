@@ -22,6 +22,7 @@ _SETTINGS = {
     "epochs_mixed": ("epoch",),
     "left_over": ("epoch",),
     "source_name": ("epoch", "window"),
+    "pack_impl": ("neox",),
 }
 
 

@@ -1,0 +1,230 @@
+"""GPT-NeoX's GPT2Dataset and PairwiseDataset over megaindex's indices and batched reading.
+
+The functions here stand for their methods. A dataset keeps GPT-NeoX's attributes, the three arrays
+among them; batches are read at once through ``__getitems__``. A dataset over anything else than
+GPT-NeoX's own files is left to GPT-NeoX's code.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from megaindex.adapters.neox import batches
+from megaindex.adapters.neox.files import mapped
+from megaindex.adapters.neox.framework import framework
+from megaindex.adapters.neox.pairs import Pairs
+from megaindex.adapters.neox.samples import Samples, Texts
+from megaindex.errors import InvalidArgument
+from megaindex.kernels.types import I64
+
+logger = logging.getLogger("megaindex")
+
+
+def init_gpt2(
+    self: Any,
+    name: str,
+    data_prefix: str,
+    documents: Any,
+    indexed_dataset: Any,
+    num_samples: int | None,
+    num_epochs: int | None,
+    seq_length: int,
+    seed: int,
+    pack_impl: Any = "packed",
+    allow_chopped: bool = True,
+    build_index_mappings: bool = True,
+    use_shared_fs: bool = True,
+    label_dataset: Any = None,
+    reward_dataset: Any = None,
+    ref_dataset: Any = None,
+) -> None:
+    """``GPT2Dataset.__init__``."""
+    companions = {"label": label_dataset, "reward": reward_dataset, "ref": ref_dataset}
+    given = [dataset for dataset in companions.values() if dataset is not None]
+    text = mapped(indexed_dataset)
+    if text is None or any(mapped(dataset) is None for dataset in given):
+        framework().original("gpt2_dataset", "GPT2Dataset", "__init__")(
+            self, name, data_prefix, documents, indexed_dataset, num_samples, num_epochs,
+            seq_length, seed, pack_impl, allow_chopped, build_index_mappings, use_shared_fs,
+            label_dataset, reward_dataset, ref_dataset,
+        )  # fmt: skip
+        return
+    vars(self).update(
+        name=name,
+        pack_impl=pack_impl,
+        allow_chopped=allow_chopped,
+        indexed_dataset=indexed_dataset,
+        label_dataset=label_dataset,
+        reward_dataset=reward_dataset,
+        ref_dataset=ref_dataset,
+        seq_length=seq_length,
+    )
+    if reward_dataset is not None and pack_impl != "unpacked":
+        raise InvalidArgument(
+            f"{name}: rewards need pack_impl unpacked, got {pack_impl}; leave one of them out"
+        )
+    _start(
+        self,
+        Texts(
+            name=name,
+            data_prefix=data_prefix,
+            documents=np.asarray(documents),
+            requested=num_samples,
+            num_epochs=num_epochs or None,
+            reshuffles=framework().exact and bool(num_epochs) and name.startswith("train"),
+            seq_length=seq_length,
+            seed=seed,
+            pack_impl=pack_impl,
+            allow_chopped=allow_chopped,
+            exact=framework().exact,
+            text=text,
+            companions={what: mapped(dataset) for what, dataset in companions.items()},
+        ),
+        build_index_mappings,
+    )
+
+
+def init_pairwise(
+    self: Any,
+    name: str,
+    pos_data_prefix: str,
+    documents: Any,
+    pos_indexed_dataset: Any,
+    neg_indexed_dataset: Any,
+    num_samples: int,
+    seq_length: int,
+    seed: int,
+    pack_impl: Any = "unpacked",
+    build_index_mappings: bool = True,
+    use_shared_fs: bool = True,
+    pos_label_dataset: Any = None,
+    pos_ref_dataset: Any = None,
+    neg_label_dataset: Any = None,
+    neg_ref_dataset: Any = None,
+    allow_chopped: bool = True,
+) -> None:
+    """``PairwiseDataset.__init__``."""
+    sides = {
+        "pos": (pos_indexed_dataset, pos_label_dataset, pos_ref_dataset),
+        "neg": (neg_indexed_dataset, neg_label_dataset, neg_ref_dataset),
+    }
+    given = [dataset for side in sides.values() for dataset in side if dataset is not None]
+    if any(mapped(dataset) is None for dataset in given):
+        framework().original("pairwise_dataset", "PairwiseDataset", "__init__")(
+            self, name, pos_data_prefix, documents, pos_indexed_dataset, neg_indexed_dataset,
+            num_samples, seq_length, seed, pack_impl, build_index_mappings, use_shared_fs,
+            pos_label_dataset, pos_ref_dataset, neg_label_dataset, neg_ref_dataset, allow_chopped,
+        )  # fmt: skip
+        return
+    vars(self).update(name=name, pack_impl=pack_impl, seq_length=seq_length)
+    for side, (text, label, ref) in sides.items():
+        vars(self).update(
+            {
+                f"{side}_indexed_dataset": text,
+                f"{side}_label_dataset": label,
+                f"{side}_ref_dataset": ref,
+            }
+        )
+    for what in (1, 2):
+        if (sides["pos"][what] is None) != (sides["neg"][what] is None):
+            raise InvalidArgument(f"{name}: labels and references are given for both sides or none")
+    if pack_impl == "packed":
+        raise InvalidArgument(f"{name}: pairs are not cut; pack_impl packed is not for them")
+    _start(
+        self,
+        Pairs(
+            name=name,
+            data_prefix=pos_data_prefix,
+            requested=num_samples,
+            seq_length=seq_length,
+            seed=seed,
+            pack_impl=pack_impl,
+            allow_chopped=allow_chopped,
+            exact=framework().exact,
+            sides={side: [mapped(dataset) for dataset in sets] for side, sets in sides.items()},
+        ),
+        build_index_mappings,
+    )
+
+
+def _start(self: Any, samples: Samples, build_index_mappings: bool) -> None:
+    """Build the arrays, and give the dataset the attributes that GPT-NeoX does."""
+    self.megaindex = samples
+    if not build_index_mappings:
+        return
+    index: Any = samples.epoch(0).index
+    self.doc_idx = index.document_index
+    self.sample_idx = index.sample_index
+    self.shuffle_idx = index.shuffle_index
+    self.shuffle_idx_len = index.num_samples - 1
+    self.sample_idx_len = index.num_samples
+
+
+def length(self: Any) -> int:
+    """``__len__``: GPT-NeoX leaves out the last sample, exact does not."""
+    samples: Samples | None = getattr(self, "megaindex", None)
+    if samples is None or not samples.exact:
+        return int(min(self.shuffle_idx_len, self.sample_idx_len))
+    return samples.num_samples
+
+
+def get_item(self: Any, idx: int) -> Any:
+    """``__getitem__``."""
+    if getattr(self, "megaindex", None) is None:
+        name = _name(self)
+        return framework().original(*name, "__getitem__")(self, idx)
+    return get_items(self, [idx])[0]
+
+
+def get_items(self: Any, ids: Sequence[int]) -> list[Any]:
+    """``__getitems__``: the samples of a batch, read together."""
+    samples: Samples | None = getattr(self, "megaindex", None)
+    if samples is None:
+        return [get_item(self, idx) for idx in ids]
+    wanted: I64 = np.asarray(ids, np.int64)
+    if not samples.exact:
+        wanted = _instead(self, wanted)
+    if not samples.reshuffles:
+        return batches.BatchRows(samples.epoch(0).read(wanted), wanted.size)
+    epochs, within = np.divmod(wanted, samples.num_samples)
+    parts = []
+    for epoch in np.unique(epochs).tolist():
+        at = np.flatnonzero(epochs == epoch)
+        parts.append((at, batches.BatchRows(samples.epoch(epoch).read(within[at]), at.size)))
+    return batches.joined(parts, wanted.size)
+
+
+def _instead(self: Any, ids: I64) -> I64:
+    """The samples that GPT-NeoX serves for ``ids``: others where it finds none.
+
+    It takes an id beyond its samples modulo its length; and where the last sample of
+    pack_until_overflow has no document after it, the first sample.
+    """
+    samples, size = self.shuffle_idx.shape[0], length(self)
+    if size < 1:
+        return ids
+    served = np.where((ids >= 0) & (ids >= samples), ids % size, ids)
+    if self.pack_impl == "pack_until_overflow" and self.shuffle_idx[0] != samples - 1:
+        rows = self.shuffle_idx[np.clip(served, 0, samples - 1)]
+        served = np.where((rows == samples - 1) & (served >= 0), 0, served)
+    if (served != ids).any() and not getattr(self, "_has_warned", False):
+        self._has_warned = True
+        first = int((served != ids).argmax())
+        logger.warning(
+            "%s: sample %d is not there, and as in GPT-NeoX sample %d is served in its place; "
+            "install(exact=True) serves what was asked for",
+            self.name,
+            int(ids[first]),
+            int(served[first]),
+        )
+    return served
+
+
+def _name(self: Any) -> tuple[str, str]:
+    if isinstance(self, framework().pairwise_dataset.PairwiseDataset):
+        return "pairwise_dataset", "PairwiseDataset"
+    return "gpt2_dataset", "GPT2Dataset"

@@ -1,0 +1,145 @@
+"""GPT-NeoX's indexed datasets over megaindex's mappings.
+
+Opened with the checks of `megaindex.IndexedDataset`; what is read outlives the dataset; no
+descriptor stays open; and a range outside its sequence raises instead of giving what follows.
+Files of the old format (``cached``, ``lazy``) are read the same way, so that GPT2Dataset can be
+built over them, which GPT-NeoX's own code cannot.
+"""
+
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from megaindex.adapters.neox.framework import framework
+from megaindex.errors import FormatError
+from megaindex.format import IndexedDataset
+from megaindex.format.header import IndexHeader
+from megaindex.format.legacy import open_legacy
+from megaindex.format.pair import MappedPair
+from megaindex.index.arithmetic import INT32_MAX
+
+
+class LegacyDataset(IndexedDataset):
+    """A pair of the old format with the interface of the new one.
+
+    Raises:
+        MissingFile: one or both files are missing.
+        FormatError: a rule of the format is broken.
+    """
+
+    def __init__(self, path_prefix: str) -> None:
+        pair = open_legacy(path_prefix)
+        if pair.sizes.size and int(pair.sizes.max()) > INT32_MAX:
+            raise FormatError(
+                f"{pair.idx_path}: sequence {int(pair.sizes.argmax())} has {int(pair.sizes.max())} "
+                f"tokens, at most {INT32_MAX} can be indexed; split it"
+            )
+        self._path_prefix = path_prefix
+        self._dialect = "neox"
+        self._multimodal = False
+        self._modes = None
+        self._num_tokens = None
+        self._pair = MappedPair(
+            bin_path=pair.bin_path,
+            idx_path=pair.idx_path,
+            header=IndexHeader(
+                dtype_code=0, num_sequences=pair.sizes.size, num_bounds=pair.bounds.size
+            ),
+            dtype=pair.dtype,
+            lengths=pair.sizes.astype(np.int32),
+            pointers=pair.byte_offsets,
+            bounds=pair.bounds,
+            modes=None,
+            tokens=pair.tokens,
+            idx_nbytes=pair.sizes.nbytes,
+            bin_nbytes=pair.tokens.nbytes,
+        )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return LegacyDataset, (self._path_prefix,)
+
+
+def mapped(dataset: Any) -> IndexedDataset | None:
+    """megaindex's own dataset under one of GPT-NeoX's; None under anybody else's, and for None."""
+    reader = getattr(getattr(dataset, "_index", dataset), "megaindex", None)
+    return reader if isinstance(reader, IndexedDataset) else None
+
+
+def make_dataset(path: str, impl: str, skip_warmup: bool = False) -> Any:
+    """``indexed_dataset.make_dataset``: ``infer`` and ``lazy`` open their files too."""
+    module = framework().indexed_dataset
+    if module.IndexedDataset.exists(path):
+        if impl == "infer":
+            impl = module.infer_dataset_impl(path)
+        if impl == "lazy":
+            return module.IndexedDataset(path)
+    return framework().original("indexed_dataset", "make_dataset")(path, impl, skip_warmup)
+
+
+class _Index:
+    """What GPT-NeoX's ``MMapIndexedDataset.Index`` offers, over a mapping that its arrays own."""
+
+    def __init__(self, reader: IndexedDataset) -> None:
+        self.megaindex = reader
+        self.dtype = reader.dtype.type
+        self.sizes = self._sizes = reader.sequence_lengths
+        self._pointers = reader.sequence_pointers
+        self._doc_idx = reader.document_indices
+
+    @property
+    def doc_idx(self) -> Any:
+        return self._doc_idx
+
+    def __len__(self) -> int:
+        return len(self.megaindex)
+
+    def __getitem__(self, i: int) -> tuple[Any, Any]:
+        return self._pointers[i], self._sizes[i]
+
+
+def open_mapped(self: Any, path: str, skip_warmup: bool = True) -> None:
+    """``MMapIndexedDataset._do_init``."""
+    module = framework().indexed_dataset
+    if not skip_warmup:
+        module._warmup_mmap_file(module.index_file_path(path))
+        module._warmup_mmap_file(module.data_file_path(path))
+    self._path = path
+    self._index = _Index(IndexedDataset(path, dialect="neox"))
+    self._bin_buffer = self._index.megaindex.tokens.view(np.uint8).data
+    # closed by GPT-NeoX's __del__; our mappings end with their last view
+    self._bin_buffer_mmap = SimpleNamespace(_mmap=io.BytesIO())
+
+
+def open_legacy_index(self: Any, path: str) -> None:
+    """``IndexedDataset.read_index``, of the old format."""
+    reader = LegacyDataset(path)
+    self.megaindex = reader
+    self.dtype = reader.dtype.type
+    self.element_size = reader.dtype.itemsize
+    self._len = self.s = len(reader)
+    self.doc_count = (reader.document_indices.size,)
+    self.dim_offsets = np.arange(len(reader) + 1)
+    begins = reader.sequence_pointers // self.element_size
+    self.data_offsets = np.append(begins, reader.tokens.size)
+    self.sizes = reader.sequence_lengths.astype(np.int64)
+    self.doc_idx = reader.document_indices
+
+
+def get_item(self: Any, idx: Any) -> Any:
+    """``__getitem__``: a sequence, or a list of them."""
+    return _reader(self)[idx]
+
+
+def get(self: Any, idx: Any, offset: int = 0, length: int | None = None) -> Any:
+    """``get``, within the sequence."""
+    return _reader(self).get(idx, offset, length)
+
+
+def _reader(self: Any) -> IndexedDataset:
+    reader = mapped(self)
+    assert reader is not None
+    return reader

@@ -1,0 +1,67 @@
+"""GPT-NeoX's data modules, and its own functions as they were before anything was replaced."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+from megaindex.errors import InvalidArgument
+
+_PACKAGE = "megatron.data"
+
+
+@dataclass(kw_only=True)
+class Framework:
+    """The modules of ``megatron.data``."""
+
+    package: ModuleType
+    gpt2_dataset: ModuleType
+    pairwise_dataset: ModuleType
+    blendable_dataset: ModuleType
+    indexed_dataset: ModuleType
+    samplers: ModuleType
+    data_utils: ModuleType
+    exact: bool = False
+    """Whether GPT-NeoX's surplus, its modulo and its replays are off; see `install`."""
+    originals: dict[tuple[str, ...], Any] = field(default_factory=dict)
+    """What stood under (module, name) or (module, class, name); filled when it is replaced."""
+
+    def original(self, *names: str) -> Any:
+        """GPT-NeoX's own function of that name."""
+        if names in self.originals:
+            return self.originals[names]
+        owner: Any = getattr(self, names[0])
+        for name in names[1:]:
+            owner = getattr(owner, name)
+        return owner
+
+
+@functools.cache
+def framework() -> Framework:
+    """GPT-NeoX's data modules.
+
+    Raises:
+        InvalidArgument: they cannot be imported.
+    """
+    names = (
+        "indexed_dataset",
+        "gpt2_dataset",
+        "pairwise_dataset",
+        "blendable_dataset",
+        "samplers",
+        "data_utils",
+    )
+    try:
+        modules: dict[str, Any] = {
+            name: importlib.import_module(f"{_PACKAGE}.{name}") for name in names
+        }
+        package = importlib.import_module(_PACKAGE)
+    except ImportError as error:
+        raise InvalidArgument(
+            f"{_PACKAGE} cannot be imported ({error}); put a checkout of GPT-NeoX on PYTHONPATH, "
+            "and install what it needs"
+        ) from error
+    return Framework(package=package, **modules)

@@ -1,0 +1,217 @@
+"""What GPT-NeoX's datasets ask for, and the samples megaindex serves for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from megaindex.adapters.neox.arrays import (
+    CutDocuments,
+    Source,
+    WholeDocuments,
+    base_name,
+    fetch,
+    files_of,
+)
+from megaindex.build_packing import check_packing, packing_order
+from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
+from megaindex.index.arithmetic import epochs_for
+from megaindex.index.arrays import ArrayIndex
+from megaindex.index.dialect import dialect
+from megaindex.index.orders.packing import PackImpl, PackingIndex
+from megaindex.index.orders.shuffled import ShuffledOrder
+from megaindex.index.request import check_integers, check_one_sample, check_total
+from megaindex.index.selection import count_tokens, select_documents
+from megaindex.kernels.types import I32, IntArray
+from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset
+from megaindex.store.fingerprint import array_bytes
+
+_EPOCHS_KEPT = 2  # of which samples are read at the same time
+
+
+@dataclass(kw_only=True)
+class Samples:
+    """The request of one dataset; `epoch` answers it."""
+
+    name: str
+    data_prefix: str
+    seq_length: int
+    seed: int
+    pack_impl: PackImpl
+    allow_chopped: bool
+    exact: bool
+    requested: int | None
+    """Samples asked for; None where epochs are."""
+    reshuffles: bool = False
+    """Whether sample n of n is the first of a second epoch, in an order of its own."""
+    _epochs: dict[int, NeoxDataset | NeoxPairwiseDataset] = field(default_factory=dict)
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of one epoch of `epoch`: those that are built."""
+        return len(self.epoch(0))
+
+    def epoch(self, number: int) -> NeoxDataset | NeoxPairwiseDataset:
+        """The samples of an epoch; of each the same number."""
+        if number not in self._epochs:
+            check_integers(self.seq_length, self.seed, 1)
+            opened = self.open(number)
+            for old in [e for e in self._epochs if 0 < e <= number - _EPOCHS_KEPT]:
+                del self._epochs[old]
+            self._epochs[number] = opened
+        return self._epochs[number]
+
+    def open(self, epoch: int) -> NeoxDataset | NeoxPairwiseDataset:
+        """The samples of an epoch, its arrays built if they are not there."""
+        raise NotImplementedError
+
+    def arrays(
+        self, source: Source, epoch: int, mark: str, corpora: list[IndexedDataset], **settings: Any
+    ) -> tuple[Mapping[str, IntArray], Mapping[str, Any]]:
+        """The arrays of an epoch, and their num_epochs and tokens_per_epoch."""
+        seed = self.epoch_seed(epoch)
+        base = base_name(
+            self.data_prefix, self.name, self.requested, self.seq_length, seed, self.pack_impl
+        )
+        decide = {
+            "pack_impl": self.pack_impl,
+            "num_samples": self.requested,
+            "sequence_length": self.seq_length,
+            "seed": seed,
+            **settings,
+        }
+        return fetch(files_of(base + mark), source, decide, corpora)
+
+    def epoch_seed(self, epoch: int) -> int:
+        """The first epoch is GPT-NeoX's own."""
+        return (self.seed + epoch) % 2**32
+
+
+@dataclass(kw_only=True)
+class Texts(Samples):
+    """Of a GPT2Dataset."""
+
+    documents: IntArray
+    """Sequence ids, as GPT-NeoX gives them."""
+    num_epochs: int | None
+    text: IndexedDataset
+    companions: Mapping[str, IndexedDataset | None]
+    """Labels, rewards and references."""
+
+    def open(self, epoch: int) -> NeoxDataset:
+        """The samples of an epoch, with their companions."""
+        if self.requested is None and self.num_epochs is None:
+            raise InvalidArgument(
+                f"{self.name}: neither samples nor epochs are asked for; give one of them"
+            )
+        self.text.validate()
+        index = self._cut(epoch) if self.pack_impl == "packed" else self._whole(epoch)
+        return NeoxDataset(
+            index, self.text, **{f"{name}_dataset": d for name, d in self.companions.items()}
+        )
+
+    def _cut(self, epoch: int) -> ArrayIndex:
+        chosen = self._chosen(as_neox_counts=False)
+        arrays, facts = self.arrays(
+            CutDocuments(self.text, partial(self._cut_order, chosen, self.epoch_seed(epoch))),
+            epoch,
+            "_ac" if self.allow_chopped else "",
+            [self.text],
+            documents=_described(chosen),
+            num_epochs=self.num_epochs,
+        )
+        return ArrayIndex(
+            order="neox",
+            document_index=arrays["document_index"],
+            sample_index=arrays["sample_index"],
+            shuffle_index=arrays["shuffle_index"],
+            sequence_lengths=self.text.sequence_lengths,
+            sequence_length=self.seq_length,
+            add_extra_token=1,
+            **facts,
+        )
+
+    def _cut_order(self, chosen: range | I32, seed: int) -> ShuffledOrder:
+        name = f"{self.data_prefix} ({self.name})"
+        tokens = count_tokens(self.text.sequence_lengths, chosen)
+        if self.requested is None or tokens == 0:
+            check_one_sample(name, tokens, self.seq_length, 1)
+        order = ShuffledOrder(
+            dialect=dialect("neox"),
+            documents=chosen,
+            sequence_length=self.seq_length,
+            seed=seed,
+            num_samples=self.requested or 0,
+            num_epochs=self.num_epochs or epochs_for(self.requested or 0, tokens, self.seq_length),
+            tokens_per_epoch=tokens,
+            separate_final_epoch="never",
+        )
+        check_total(name, order.total_tokens)
+        return order
+
+    def _whole(self, epoch: int) -> PackingIndex:
+        num_samples = check_packing(self.pack_impl, num_samples=self.requested)
+        chosen = self._chosen(as_neox_counts=not self.exact)
+        labels = self.companions["label"]
+        seed = self.epoch_seed(epoch)
+
+        def make_order() -> Any:
+            return packing_order(
+                self.text, chosen, pack_impl=self.pack_impl, sequence_length=self.seq_length,
+                seed=seed, num_samples=num_samples, allow_chopped=self.allow_chopped,
+                label_dataset=labels,
+            )  # fmt: skip
+
+        corpora = [self.text] if labels is None else [self.text, labels]
+        arrays, facts = self.arrays(
+            WholeDocuments(corpora[:1], make_order),
+            epoch,
+            ("_ac" if self.allow_chopped else "") + ("_exact" if self.exact else ""),
+            corpora,
+            documents=_described(chosen),
+            allow_chopped=self.allow_chopped,
+            labels=labels is not None,
+        )
+        return packing_index(self, arrays, facts, self.text)
+
+    def _chosen(self, *, as_neox_counts: bool) -> range | I32:
+        """The documents; GPT-NeoX's packings of whole documents count them from 0."""
+        if self.documents.size and as_neox_counts:
+            return range(self.documents.size)
+        first = int(self.documents[0]) if self.documents.size else 0
+        plain = np.array_equal(self.documents, np.arange(first, first + self.documents.size))
+        return select_documents(
+            len(self.text),
+            self.text.path_prefix,
+            dialect("neox"),
+            documents=range(first, first + self.documents.size) if plain else self.documents,
+        )
+
+
+def packing_index(
+    samples: Samples, arrays: Mapping[str, Any], facts: Mapping[str, Any], text: IndexedDataset
+) -> PackingIndex:
+    """The index that arrays of whole documents make, read with the lengths of ``text``."""
+    return PackingIndex(
+        order="neox",
+        pack_impl=samples.pack_impl,
+        document_index=arrays["document_index"],
+        sample_index=arrays["sample_index"],
+        shuffle_index=arrays["shuffle_index"],
+        sequence_lengths=text.sequence_lengths,
+        sequence_length=samples.seq_length,
+        next_token=not samples.exact,
+        **facts,
+    )
+
+
+def _described(documents: range | I32) -> list[int] | str:
+    if isinstance(documents, range):
+        return [documents.start, documents.stop]
+    return xxhash.xxh3_128_hexdigest(array_bytes(documents))

@@ -1,0 +1,148 @@
+"""Samples as GPT-NeoX's datasets give them: dicts of NumPy rows of sequence_length + 1 entries.
+
+A map-style dataset for PyTorch's DataLoader, without PyTorch: whole batches are read at once
+(``__getitems__``), and a sample id that the index does not hold raises OutOfRange.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex.errors import FormatError
+from megaindex.format import IndexedDataset
+from megaindex.index.orders.packing import IGNORED_LABEL, check_in_step
+from megaindex.index.spans import Index, Spans
+from megaindex.kernels.types import I64
+from megaindex.loader.tokens import MappedTokens
+
+Rows = dict[str, npt.NDArray[Any]]
+
+
+class NeoxDataset:
+    """Text, and what goes with it, of the samples of ``index``.
+
+    ``text`` and ``label`` are int64[S + 1], ``ref`` and ``reward`` float32[S + 1]. Where a sample
+    ends before, text, ref and reward are filled up with 0, labels with -100. The reward of a
+    document stands at each of its tokens.
+
+    Args:
+        index: of the text.
+        dataset: the text.
+        label_dataset: one label for each token.
+        reward_dataset: one number for each document.
+        ref_dataset: one number for each token, such as a reference model's log-probability.
+
+    Raises:
+        FormatError: a companion does not belong to the text.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        dataset: IndexedDataset,
+        *,
+        label_dataset: IndexedDataset | None = None,
+        reward_dataset: IndexedDataset | None = None,
+        ref_dataset: IndexedDataset | None = None,
+    ) -> None:
+        self.index = index
+        self._readers = {"text": MappedTokens([dataset])}
+        for name, companion in (("label", label_dataset), ("ref", ref_dataset)):
+            if companion is not None:
+                check_in_step(dataset, companion, name)
+                self._readers[name] = MappedTokens([companion])
+        self._rewards = None
+        if reward_dataset is not None:
+            self._rewards = _first_of_each(reward_dataset, dataset)
+
+    def __len__(self) -> int:
+        return self.index.num_samples
+
+    def __getitem__(self, sample_id: int) -> Rows:
+        return self.__getitems__([sample_id])[0]
+
+    def __getitems__(self, sample_ids: Sequence[int] | I64) -> list[Rows]:
+        """The samples of one batch, read together."""
+        rows = self.read(sample_ids)
+        return [{name: values[k] for name, values in rows.items()} for k in range(len(sample_ids))]
+
+    def read(self, sample_ids: npt.ArrayLike) -> Rows:
+        """The samples as arrays [n, S + 1], by name.
+
+        Raises:
+            OutOfRange: an id that the index does not hold.
+        """
+        spans = self.index.locate(sample_ids)
+        shape = (spans.row_splits.size - 1, self.index.sequence_length + 1)
+        rows = {}
+        for name, reader in self._readers.items():
+            rows[name] = np.empty(shape, np.float32 if name == "ref" else np.int64)
+            pad = IGNORED_LABEL if name == "label" else 0
+            reader.read(spans, rows[name], pad_id=pad)
+        if self._rewards is not None:
+            rows["reward"] = _spread(self._rewards[spans.document], spans, shape)
+        return rows
+
+
+class NeoxPairwiseDataset:
+    """The two sides of pairwise data: ``pos`` and ``neg``, each with its ``_label`` and ``_ref``.
+
+    Args:
+        pos: the samples of the one side.
+        neg: of the other, over an index of the same arrays (`megaindex.build_packing.build_pairs`).
+    """
+
+    def __init__(self, pos: NeoxDataset, neg: NeoxDataset) -> None:
+        self._sides = {"pos": pos, "neg": neg}
+
+    @property
+    def index(self) -> Index:
+        """Of pos; that of neg has the same arrays."""
+        return self._sides["pos"].index
+
+    def __len__(self) -> int:
+        return len(self._sides["pos"])
+
+    def __getitem__(self, sample_id: int) -> Rows:
+        return self.__getitems__([sample_id])[0]
+
+    def __getitems__(self, sample_ids: Sequence[int] | I64) -> list[Rows]:
+        """The samples of one batch, read together."""
+        rows = self.read(sample_ids)
+        return [{name: values[k] for name, values in rows.items()} for k in range(len(sample_ids))]
+
+    def read(self, sample_ids: npt.ArrayLike) -> Rows:
+        """The samples as arrays [n, S + 1], by name; see `NeoxDataset.read`."""
+        return {
+            side if name == "text" else f"{side}_{name}": values
+            for side, dataset in self._sides.items()
+            for name, values in dataset.read(sample_ids).items()
+        }
+
+
+def _first_of_each(rewards: IndexedDataset, text: IndexedDataset) -> npt.NDArray[np.float32]:
+    """float32[sequences]: the first value of each sequence."""
+    rewards.validate()
+    if len(rewards) != len(text) or not (rewards.sequence_lengths > 0).all():
+        raise FormatError(
+            f"{rewards.path_prefix}.idx: the rewards of {text.path_prefix} must be one value or "
+            f"more for each of its {len(text)} sequences; it has {len(rewards)} sequences, "
+            f"{int((rewards.sequence_lengths < 1).sum())} of them empty; write it again"
+        )
+    first = rewards.tokens[rewards.sequence_pointers // rewards.dtype.itemsize]
+    return first.astype(np.float32)
+
+
+def _spread(
+    values: npt.NDArray[np.float32], spans: Spans, shape: tuple[int, int]
+) -> npt.NDArray[np.float32]:
+    """Each run's value at all of its tokens, 0 where a row has none."""
+    ends = np.concatenate(([0], np.cumsum(spans.length)))
+    sizes = np.diff(ends[spans.row_splits])
+    out = np.zeros(shape, np.float32)
+    out[np.arange(shape[1]) < sizes[:, None]] = np.repeat(values, spans.length)
+    return out

@@ -1,0 +1,165 @@
+"""Writes index arrays under a framework's own file names."""
+
+from __future__ import annotations
+
+import functools
+import os
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from megaindex.io.failures import storage_error
+from megaindex.io.filesystem import is_local
+from megaindex.kernels.types import IntArray
+from megaindex.store.entry import WORTH_MAPPING, map_new, npy_header, populate
+from megaindex.store.sidecar import (
+    ArrayFiles,
+    ArrayRecord,
+    Arrays,
+    Identity,
+    Sidecar,
+    remove,
+    write_sidecars,
+)
+
+_header = functools.lru_cache(maxsize=4096)(npy_header)
+
+
+class ArrayWriter:
+    """A sink for the arrays of one set of files.
+
+    A framework takes a set as present when all its files are. So files that are there are removed
+    first, and the last one gets its name when everything else is complete, the sidecar too: a crash
+    leaves the set whole or absent. Large arrays on a local file system are mapped files, so that
+    what a kernel writes is already in place; others are written when they are done.
+    """
+
+    def __init__(self, files: ArrayFiles) -> None:
+        self.files = files
+        self._last = files.paths[-1]
+        self._temporary = f"{self._last}.tmp.{secrets.token_hex(8)}"
+        self._headers: dict[str, bytes] = {}
+        self._records: dict[str, ArrayRecord] = {}
+        self._arrays: Arrays = {}
+        self._mapped: set[str] = set()
+
+    def __enter__(self) -> ArrayWriter:
+        return self.begin()
+
+    def __exit__(self, *exc: object) -> None:
+        remove(self._temporary)
+
+    def begin(self) -> ArrayWriter:
+        """Make the set absent."""
+        try:
+            remove(self._last)
+            remove(self.files.sidecar)
+        except OSError as error:
+            raise storage_error(error, str(self.files), "cannot replace") from error
+        return self
+
+    def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
+        array: IntArray = np.empty(shape, dtype)  # takes no memory before it is touched
+        self._headers[name] = header = _header(shape, dtype)
+        self._records[name] = (dtype, shape, len(header))
+        if array.nbytes >= WORTH_MAPPING:
+            array = self._map(name, array)
+        self._arrays[name] = array
+        return array
+
+    def done(self, name: str) -> None:
+        if name not in self._mapped:
+            _create(self._path(name), self._headers[name], self._arrays[name])
+
+    def sidecar(self, identity: Identity) -> Sidecar:
+        """What to record of the arrays, all of which are done."""
+        self._arrays.clear()
+        return identity.sidecar("built", self._records)
+
+    def reveal(self, text: str = "") -> None:
+        """Give the last file its name; ``text`` is what the marker holds, where there is one."""
+        if self.files.marker:
+            _create(self._temporary, text.encode())
+        try:
+            os.rename(self._temporary, self._last)
+        except OSError as error:
+            raise storage_error(error, self._last, "cannot publish") from error
+
+    def publish(self, identity: Identity, text: str = "") -> Sidecar:
+        """Record the set and make it visible."""
+        sidecar = self.sidecar(identity)
+        write_sidecars([(self.files, sidecar)])
+        self.reveal(text)
+        return sidecar
+
+    def _path(self, name: str) -> str:
+        path = self.files.arrays[name]
+        return self._temporary if path == self._last else path
+
+    def _map(self, name: str, array: IntArray) -> IntArray:
+        path = Path(self._path(name))
+        os.makedirs(path.parent, exist_ok=True)
+        if not is_local(path.parent):
+            return array
+        remove(str(path))
+        self._mapped.add(name)
+        array = map_new(path, array.shape, array.dtype.name)
+        threading.Thread(target=populate, args=(array,), daemon=True).start()
+        return array
+
+
+def write_together(
+    writers: Sequence[tuple[ArrayWriter, Identity, str]], fill: Callable[[int, ArrayWriter], None]
+) -> list[Sidecar]:
+    """Publish sets of one directory, recorded in one sidecar file.
+
+    Args:
+        writers: each with the identity of its set and the text of its marker.
+        fill: ``fill(k, writer)`` fills the arrays of the k-th.
+    """
+    try:
+        sidecars = []
+        for k, (writer, identity, _) in enumerate(writers):
+            fill(k, writer.begin())
+            sidecars.append(writer.sidecar(identity))
+        write_sidecars([(w.files, s) for (w, *_), s in zip(writers, sidecars, strict=True)])
+        for writer, _, text in writers:
+            writer.reveal(text)
+    finally:
+        for writer, *_ in writers:
+            writer.__exit__()
+    return sidecars
+
+
+def _create(path: str, header: bytes, array: IntArray | None = None) -> None:
+    """A new file that holds the header, then the array."""
+    try:
+        descriptor = _open_new(path)
+        try:
+            _write(descriptor, header)
+            if array is not None and array.size:
+                _write(descriptor, array.data.cast("B"))
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        raise storage_error(error, path, "cannot write") from error
+
+
+def _open_new(path: str) -> int:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    try:
+        return os.open(path, flags, 0o666)
+    except FileExistsError:  # of an incomplete set; readers may have mapped it, so not truncated
+        remove(path)
+    except FileNotFoundError:
+        os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
+    return os.open(path, flags, 0o666)
+
+
+def _write(descriptor: int, data: bytes | memoryview) -> None:
+    written = os.write(descriptor, data)
+    while written < len(data):  # a write may take less than it was given
+        written += os.write(descriptor, memoryview(data)[written:])

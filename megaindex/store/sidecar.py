@@ -1,0 +1,279 @@
+"""Index arrays under a framework's own file names, and beside them what identifies them.
+
+A framework finds its arrays by path and settings alone. The sidecar ``…-megaindex.json`` adds which
+corpus they were cut from, so that a corpus that changed is noticed. Runs with and without megaindex
+share the arrays; the framework never reads the sidecar. Sidecars of sets that were built together
+are hard links to one file that lists them all: hundreds of sets cost one file to write and to read.
+
+Arrays that have none were written by the framework: they are checked, accepted, logged and recorded
+as ``found``. What is found is never written to, and what was built here is rebuilt when the corpus
+has changed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from megaindex.errors import FormatError
+from megaindex.io.failures import as_storage_error
+from megaindex.io.mapping import map_readonly
+from megaindex.kernels.types import IntArray
+from megaindex.store.fingerprint import canonical_json
+from megaindex.store.manifest import ARRAY_DTYPES
+from megaindex.store.npy import map_npy
+
+logger = logging.getLogger("megaindex")
+
+SIDECAR_FORMAT = 1
+_SUFFIX = "-megaindex.json"
+Arrays = dict[str, IntArray]
+ArrayRecord = tuple[str, tuple[int, ...], int]
+"""dtype, shape, and bytes of the header of an .npy file."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayFiles:
+    """Where one set of arrays lies."""
+
+    arrays: Mapping[str, str]
+    """Path of the .npy file of each array."""
+    sidecar: str
+    """Its path, which ends in ``-megaindex.json``."""
+    marker: str | None = None
+    """A text file that the framework writes with them, and without which it finds nothing."""
+
+    @property
+    def paths(self) -> list[str]:
+        """All that the framework looks for."""
+        return [*self.arrays.values(), *([self.marker] if self.marker else [])]
+
+    @property
+    def name(self) -> str:
+        """What the sidecar calls this set."""
+        return os.path.basename(str(self))
+
+    def are_there(self) -> bool:
+        return all(map(os.path.isfile, self.paths))
+
+    def __str__(self) -> str:
+        return self.sidecar.removesuffix(_SUFFIX)
+
+
+@dataclass(kw_only=True)
+class Sidecar:
+    """What is known of one set of arrays."""
+
+    origin: str
+    """built: by megaindex; found: written by the framework, checked and accepted."""
+    settings: Mapping[str, Any]
+    """Everything but the corpus that decides the arrays."""
+    corpus: str
+    """Fingerprint of the corpus; empty where the arrays depend on none."""
+    stamp: list[int]
+    """Sizes and times of the corpus's files when the fingerprint was taken."""
+    facts: Mapping[str, Any]
+    """What a reader need not work out again."""
+    arrays: Mapping[str, ArrayRecord]
+
+
+@dataclass(kw_only=True, slots=True)
+class Identity:
+    """What a request depends on, asked for only as far as a sidecar does not answer it."""
+
+    settings: Callable[[], Mapping[str, Any]]
+    corpus: Callable[[], str]
+    stamp: list[int] = field(default_factory=list)
+    facts: Callable[[], Mapping[str, Any]] = dict
+    learn: Callable[[Mapping[str, Any]], object] = dict
+    """Called with the facts of a sidecar whose stamp shows that they still hold."""
+
+    def is_of(self, sidecar: Sidecar) -> bool:
+        known = bool(self.stamp) and sidecar.stamp == self.stamp
+        if known:
+            self.learn(sidecar.facts)
+        return (known or sidecar.corpus == self.corpus()) and sidecar.settings == self.settings()
+
+    def sidecar(self, origin: str, arrays: Mapping[str, ArrayRecord]) -> Sidecar:
+        """The record of arrays that are those of this identity."""
+        return Sidecar(
+            origin=origin,
+            settings=self.settings(),
+            corpus=self.corpus(),
+            stamp=self.stamp,
+            facts=self.facts(),
+            arrays=arrays,
+        )
+
+
+def find_arrays(
+    files: ArrayFiles, identity: Identity, check: Callable[[Arrays], None]
+) -> Sidecar | None:
+    """The sidecar of arrays that may be used; None where they have to be built.
+
+    ``check`` looks at arrays that have no sidecar, and raises FormatError if they are not those
+    that ``identity`` asks for.
+
+    Raises:
+        FormatError: arrays that megaindex did not write belong to another corpus or are damaged.
+    """
+    sidecar = read_sidecar(files)
+    if sidecar is None:
+        return _accept(files, identity, check) if files.are_there() else None
+    if not all(_has_size(path, sidecar.arrays[name]) for name, path in files.arrays.items()):
+        logger.warning("%s: files are missing or of another size; not used", files)
+        return None if sidecar.origin == "built" or not files.are_there() else _refuse(files)
+    if identity.is_of(sidecar):
+        return sidecar
+    if sidecar.origin != "built":
+        _refuse(files)
+    logger.warning("%s: built from other data or with other settings; rebuilt", files)
+    return None
+
+
+def _refuse(files: ArrayFiles) -> None:
+    raise FormatError(
+        f"{files}-*: these index arrays were written by the framework, not by megaindex, and are "
+        "not those of the corpus and the settings of this run: the corpus changed after they were "
+        "built, or a setting did that their name does not tell; remove the files of that name, or "
+        "choose another cache directory"
+    )
+
+
+def _accept(
+    files: ArrayFiles, identity: Identity, check: Callable[[Arrays], None]
+) -> Sidecar | None:
+    arrays = {name: map_npy(path) for name, path in files.arrays.items()}
+    try:
+        check({name: array for name, (array, _) in arrays.items()})
+    except FormatError as error:
+        logger.warning("%s: %s", files, error)
+        _refuse(files)
+    logger.info("%s: written by the framework, checked and used", files)
+    sidecar = identity.sidecar(
+        "found", {name: (a.dtype.name, a.shape, offset) for name, (a, offset) in arrays.items()}
+    )
+    write_sidecars([(files, sidecar)])
+    return sidecar
+
+
+def write_sidecars(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
+    """Record sets of one directory, in one file that has a name for each of them."""
+    body = {files.name: vars(sidecar) for files, sidecar in sets}
+    text = canonical_json({"sidecar_format": SIDECAR_FORMAT, "sets": body})
+    first = sets[0][0].sidecar
+    temporary = f"{first}.tmp.{secrets.token_hex(8)}"
+    with as_storage_error(first, "cannot write"):
+        try:
+            with open(temporary, "xb", buffering=0) as file:
+                file.write(text.encode())
+            for files, sidecar in sets[1:]:
+                if not _link(temporary, files.sidecar):
+                    write_sidecars([(files, sidecar)])
+            os.rename(temporary, first)
+        except BaseException:
+            remove(temporary)
+            raise
+
+
+def _link(source: str, name: str) -> bool:
+    """Whether ``name`` is now one of ``source``: not where there is a file of that name already,
+    nor on a file system without hard links."""
+    try:
+        os.link(source, name)
+    except OSError:
+        return False
+    return True
+
+
+def remove(path: str) -> None:
+    """Remove a file if it is there."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+
+
+def read_sidecar(files: ArrayFiles) -> Sidecar | None:
+    """The sidecar; None where there is none that can be read: the arrays are then checked."""
+    try:
+        sidecar = _sets_in(files.sidecar)[files.name]
+        if sidecar.arrays.keys() != files.arrays.keys():
+            raise ValueError("it describes other arrays")
+        return sidecar
+    except FileNotFoundError:
+        return None
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        logger.warning("%s: cannot be read (%s); the arrays are checked anew", files.sidecar, error)
+        return None
+
+
+_read_last: tuple[tuple[int, ...], dict[str, Sidecar]] | None = None
+
+
+def _sets_in(path: str) -> dict[str, Sidecar]:
+    """The sets a sidecar lists. The one read last is kept: the next set is often in it too."""
+    global _read_last  # noqa: PLW0603
+    status = os.stat(path)
+    identity = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+    last = _read_last
+    if last is not None and last[0] == identity:
+        return last[1]
+    with open(path, "rb", buffering=0) as file:
+        body = json.loads(file.read())
+    if body["sidecar_format"] != SIDECAR_FORMAT:
+        raise ValueError("it is of another format")
+    sets = {name: _parsed(**fields) for name, fields in body["sets"].items()}
+    _read_last = identity, sets
+    return sets
+
+
+def _parsed(arrays: dict[str, Any], **fields: Any) -> Sidecar:
+    records = {
+        name: (dtype, tuple(shape), offset) for name, (dtype, shape, offset) in arrays.items()
+    }
+    return Sidecar(arrays=records, **fields)
+
+
+def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
+    """The arrays of a set, read-only; pickled objects are never loaded.
+
+    Raises:
+        MissingFile: a file was removed meanwhile.
+        FormatError: a file has another size than the sidecar says.
+    """
+    arrays = {}
+    for name, path in files.arrays.items():
+        dtype, shape, offset = sidecar.arrays[name]
+        data = map_readonly(path)
+        nbytes = _nbytes(sidecar.arrays[name])
+        if data.size != nbytes or dtype not in ARRAY_DTYPES:
+            raise FormatError(
+                f"{path}: {files.sidecar} promises {nbytes} bytes of {dtype}, the file has "
+                f"{data.size}; remove both files, they will be built again"
+            )
+        arrays[name] = data[offset:].view(dtype).reshape(shape)
+    return arrays
+
+
+def _has_size(path: str, record: ArrayRecord) -> bool:
+    try:
+        return os.stat(path).st_size == _nbytes(record)
+    except OSError:
+        return False
+
+
+def _nbytes(record: ArrayRecord) -> int:
+    dtype, shape, offset = record
+    return offset + math.prod(shape) * _ITEMSIZE[dtype]
+
+
+_ITEMSIZE = {name: np.dtype(name).itemsize for name in ARRAY_DTYPES}

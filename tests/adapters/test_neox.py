@@ -1,0 +1,258 @@
+"""GPT-NeoX's data loaders with megaindex under them serve its own batches."""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import neox_stand_in
+import numpy as np
+import pytest
+from neox_corpora import GOLDEN, write_corpus_and_companions
+from neox_running import SIZES, arguments, batches, dataset_of, loaders_of, pair_of
+
+import megaindex.adapters.neox as adapter
+import megaindex.helpers
+from megaindex.errors import FormatError, InvalidArgument, OutOfRange
+
+
+def golden_arguments(case: dict[str, Any], folder: Path) -> SimpleNamespace:
+    labels = case["kind"] in ("labels", "overflow")
+    args = arguments(
+        folder, case["sizes"], prompts=case["prompts"], labels=labels, weights=case["weights"],
+        **case["given"],
+    )  # fmt: skip
+    if case["kind"] == "split":
+        args.data_path = args.paths[0]
+    return args
+
+
+@pytest.mark.parametrize("case", GOLDEN["loaders"], ids=lambda case: case["kind"])
+def test_every_batch_is_the_frameworks(case: dict[str, Any], neox: Any, tmp_path: Path) -> None:
+    adapter.install()
+    args = golden_arguments(case, tmp_path)
+    assert {name: len(loader) for name, loader in loaders_of(args).items()} == case["lengths"]
+    compared = 0
+    for part, (name, expected) in enumerate(case["batches"].items()):
+        for ours, theirs in zip(batches(args, len(expected), part), expected, strict=True):
+            assert ours.keys() == theirs.keys(), name
+            for field, values in theirs.items():
+                np.testing.assert_array_equal(ours[field], values, err_msg=name)
+            compared += 1
+    assert compared
+
+
+def saved_by_neox(case: dict[str, Any], folder: Path) -> tuple[str, dict[str, bytes]]:
+    """The arrays of a golden case under the names that GPT-NeoX gives them."""
+    base = (
+        f"{folder / 'c0'}_train_indexmap_{case['num_samples']}ns_{case['sequence_length']}sl_"
+        f"{case['seed']}s_{case['pack_impl']}pi{'_ac' * case['allow_chopped']}"
+    )
+    for ours, theirs in (("document_index", "doc_idx"), ("sample_index", "sample_idx"),
+                         ("shuffle_index", "shuffle_idx")):  # fmt: skip
+        np.save(f"{base}_{theirs}.npy", np.array(case[ours]["values"], case[ours]["dtype"]))
+    return base, {p.name: p.read_bytes() for p in folder.glob("*.npy")}
+
+
+@pytest.mark.parametrize("case", [c for c in GOLDEN["indices"] if "error" not in c][:15])
+def test_arrays_that_neox_wrote_are_accepted_and_kept(
+    case: dict[str, Any], neox: Any, tmp_path: Path
+) -> None:
+    adapter.install()
+    arguments(tmp_path, [case["sizes"]], prompts=[case["prompts"] or [0] * len(case["sizes"])])
+    base, files = saved_by_neox(case, tmp_path)
+    for _ in range(2):  # checked, then taken from the sidecar's word
+        dataset = dataset_of(case, tmp_path)
+        assert len(dataset) == case["len"]
+        for k in range(case["len"]):
+            if case["served"][k] is not None:
+                for field, values in case["served"][k].items():
+                    np.testing.assert_array_equal(dataset[k][field], np.float32(values))
+        assert '"origin":"found"' in Path(f"{base}-megaindex.json").read_text()
+    assert {p.name: p.read_bytes() for p in tmp_path.glob("*.npy")} == files
+
+
+@pytest.mark.parametrize("pack_impl", ["packed", "unpacked", "pack_until_overflow"])
+def test_arrays_of_another_corpus_are_refused_and_kept(
+    pack_impl: str, neox: Any, tmp_path: Path
+) -> None:
+    adapter.install()
+    case = next(c for c in GOLDEN["indices"] if c["pack_impl"] == pack_impl and "error" not in c)
+    sizes = [*case["sizes"][::-1][:-1], case["sizes"][0] + 40]
+    changed = {**case, "sizes": sizes, "prompts": case["prompts"] and [0] * len(sizes)}
+    arguments(tmp_path, [sizes])
+    _, files = saved_by_neox(case, tmp_path)
+    with pytest.raises(FormatError, match="remove the files of that name"):
+        dataset_of(changed, tmp_path)
+    assert {p.name: p.read_bytes() for p in tmp_path.glob("*.npy")} == files
+
+
+def test_arrays_of_a_corpus_that_changed_are_built_again(neox: Any, tmp_path: Path) -> None:
+    """GPT-NeoX finds them by path, and goes on with the old ones."""
+    adapter.install()
+    case = next(c for c in GOLDEN["indices"] if c["pack_impl"] == "packed")
+    old = np.array(dataset_of(case, tmp_path).sample_idx)
+    for path in [*tmp_path.glob("*.idx"), *tmp_path.glob("*.bin")]:
+        path.unlink()
+    dataset = dataset_of({**case, "sizes": case["sizes"][::-1], "prompts": None}, tmp_path)
+    assert not np.array_equal(dataset.sample_idx, old)
+    np.testing.assert_array_equal(dataset.doc_idx, case["document_index"]["values"])
+
+
+def test_labels_that_changed_are_noticed(neox: Any, tmp_path: Path) -> None:
+    adapter.install()
+    settings = {"sizes": [9, 9, 9], "num_documents": 3, "pack_impl": "unpacked", "seed": 1,
+                "num_samples": 4, "sequence_length": 10, "allow_chopped": True, "reward": False,
+                "ref": False}  # fmt: skip
+    assert set(dataset_of({**settings, "prompts": [9, 0, 0]}, tmp_path).doc_idx) == {1, 2}
+    for path in tmp_path.glob("*_label.*"):
+        path.unlink()
+    write_corpus_and_companions(tmp_path / "other", [9, 9, 9], [0, 9, 0])
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"other_label{suffix}").rename(tmp_path / f"c0_label{suffix}")
+    assert set(dataset_of({**settings, "prompts": [0, 9, 0]}, tmp_path).doc_idx) == {0, 2}
+
+
+def snapshot(neox: Any) -> dict[tuple[str, ...], Any]:
+    seen: dict[tuple[str, ...], Any] = {}
+    for name, module in sys.modules.items():
+        if name.split(".")[0] == "megatron":
+            for attribute, value in vars(module).items():
+                seen[name, attribute] = value
+                if isinstance(value, type):
+                    seen |= {(name, attribute, n): v for n, v in vars(value).items()}
+    return seen
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_uninstall_puts_everything_back(exact: bool, neox: Any) -> None:
+    before = snapshot(neox)
+    adapter.install(exact=exact)
+    adapter.install(exact=exact)
+    installed = snapshot(neox)
+    changed = {key for key in installed if installed[key] is not before.get(key)}
+    assert ("megatron.training", "shift_and_wrap_data_loaders") in changed
+    exactly = ("megatron.data.data_utils", "get_normalized_weights_and_num_samples")
+    assert (exactly in changed) == exact
+    assert ("megatron.data.data_utils", "make_indexed_dataset") in changed
+    assert ("megatron.data.gpt2_dataset", "GPT2Dataset", "__getitems__") in changed
+    assert "megatron.data.helpers" in sys.modules
+    adapter.uninstall()
+    after = snapshot(neox)
+    assert after.keys() == before.keys()
+    assert all(after[key] is before[key] for key in before)
+    assert "megatron.data.helpers" not in sys.modules
+    assert itertools.cycle is sys.modules["megatron.data.data_utils"].cycle
+
+
+def test_the_helpers_are_megaindex_and_nothing_is_compiled(neox: Any) -> None:
+    adapter.install()
+    from megatron.data import helpers  # as GPT-NeoX does where it needs them
+
+    assert helpers is megaindex.helpers
+    neox_stand_in.data_utils().compile_helper()
+
+
+def test_without_the_framework_installing_says_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    adapter.uninstall()
+    monkeypatch.setitem(sys.modules, "megatron.data", None)
+    with pytest.raises(InvalidArgument, match="PYTHONPATH"):
+        adapter.install()
+
+
+def test_ids_beyond_the_samples_are_taken_modulo_where_that_is_asked(
+    neox: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter.install()
+    case = next(c for c in GOLDEN["indices"] if c["pack_impl"] == "packed")
+    dataset = dataset_of(case, tmp_path)
+    samples = dataset.shuffle_idx.size
+    for wrong in (samples, samples + 3, 5 * samples):
+        np.testing.assert_array_equal(
+            dataset[wrong]["text"], dataset[wrong % (samples - 1)]["text"]
+        )
+    assert caplog.text.count("is served in its place") == 1
+    with pytest.raises(OutOfRange):
+        dataset[-1]
+
+
+def test_a_sample_without_a_next_document_is_the_first_one(neox: Any, tmp_path: Path) -> None:
+    adapter.install()
+    for k, case in enumerate(GOLDEN["indices"]):
+        if case["pack_impl"] != "pack_until_overflow" or "error" in case:
+            continue
+        dataset = dataset_of(case, tmp_path / str(k))
+        last = case["shuffle_index"]["values"].index(case["num_samples"] - 1)
+        if last > 0:
+            np.testing.assert_array_equal(dataset[last]["text"], dataset[0]["text"])
+        else:  # GPT-NeoX ends in a RecursionError
+            document = case["document_index"]["values"][-1]
+            begin = sum(case["sizes"][:document])
+            assert dataset[0]["text"][0] == begin
+
+
+def test_more_datasets_than_a_byte_counts(neox: Any, tmp_path: Path) -> None:
+    adapter.install()
+
+    class One:
+        def __init__(self, number: int) -> None:
+            self.number = number
+
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, k: int) -> tuple[int, int]:
+            return self.number, k
+
+    blend = neox_stand_in.BlendableDataset([One(k) for k in range(300)], [1.0] * 300)
+    assert blend.dataset_index.dtype == np.int16
+    assert {blend[k] for k in range(600)} == {(n, k) for n in range(300) for k in range(2)}
+    few = neox_stand_in.BlendableDataset([One(k) for k in range(254)], [1.0] * 254)
+    assert few.dataset_index.dtype == np.uint8
+    for weights in ([1.0], [0.0] * 300, [-1.0] + [1.0] * 299):
+        with pytest.raises(InvalidArgument):
+            neox_stand_in.BlendableDataset([One(k) for k in range(300)], weights)
+
+
+@pytest.mark.parametrize("case", GOLDEN["pairs"][:6])
+def test_pairs_are_the_frameworks(case: dict[str, Any], neox: Any, tmp_path: Path) -> None:
+    adapter.install()
+    dataset = pair_of(case, tmp_path)
+    assert len(dataset) == case["num_samples"] - 1
+    ids = [k for k in range(case["num_samples"]) if case["served"][k] is not None]
+    for k, sample in zip(ids, dataset.__getitems__(ids), strict=True):
+        for field, values in case["served"][k].items():
+            np.testing.assert_array_equal(sample[field], np.float32(values))
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_data_without_one_batch_are_refused(exact: bool, neox: Any, tmp_path: Path) -> None:
+    """GPT-NeoX divides by zero."""
+    adapter.install(exact=exact)
+    args = arguments(tmp_path, SIZES, batch_size=400)
+    with pytest.raises(InvalidArgument, match="samples make not one batch of 400"):
+        batches(args, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_samples": None}, "neither samples nor epochs"),
+        ({"pack_impl": "pack_until_overflow", "num_samples": 0}, "at least 1, not 0"),
+        ({"pack_impl": "tight"}, "pack_impl must be one of"),
+        ({"pack_impl": "packed", "reward": True}, "rewards need pack_impl unpacked"),
+        ({"num_samples": None, "num_epochs": 1, "sequence_length": 900}, "one sample needs 901"),
+    ],
+)
+def test_what_cannot_be_asked(
+    changes: dict[str, Any], message: str, neox: Any, tmp_path: Path
+) -> None:
+    adapter.install()
+    case = next(c for c in GOLDEN["indices"] if c["pack_impl"] == "packed")
+    with pytest.raises(InvalidArgument, match=message):
+        dataset_of(case, tmp_path, **changes)

@@ -1,0 +1,174 @@
+"""Samples as GPT-NeoX's own datasets serve them, companions included."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from neox_corpora import GOLDEN, write_corpus_and_companions, write_pair
+
+import megaindex
+from megaindex.build_packing import build_pairs
+from megaindex.errors import FormatError, OutOfRange
+from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset
+
+
+def single(folder: Path, case: dict[str, Any], **more: Any) -> NeoxDataset:
+    folder.mkdir(exist_ok=True)
+    parts = write_corpus_and_companions(folder / "c", case["sizes"], case["prompts"])
+    companions = {"label": case["prompts"], "reward": case["reward"], "ref": case["ref"]}
+    given: dict[str, Any] = {}
+    if case["pack_impl"] != "packed":
+        given = {"allow_chopped": case["allow_chopped"]}
+        given["label_dataset"] = parts["label"] if case["prompts"] else None
+    index = megaindex.build_index(
+        parts["text"], sequence_length=case["sequence_length"], seed=case["seed"], order="neox",
+        num_samples=case["num_samples"], documents=range(case["num_documents"]),
+        pack_impl=case["pack_impl"], **given, **more,
+    )  # fmt: skip
+    return NeoxDataset(
+        index, parts["text"], **{f"{n}_dataset": parts[n] for n, is_given in companions.items()
+                                 if is_given}
+    )  # fmt: skip
+
+
+def pairwise(folder: Path, case: dict[str, Any]) -> NeoxPairwiseDataset:
+    sides = [
+        write_corpus_and_companions(folder / f"c{k}", case["sizes"][k], prompts)
+        for k, prompts in enumerate(case["prompts"] or [None, None])
+    ]
+    labels = [side["label"] if case["prompts"] else None for side in sides]
+    refs = [side["ref"] if case["ref"] else None for side in sides]
+    indices = build_pairs(
+        sides[0]["text"], sides[1]["text"], pack_impl=case["pack_impl"], seed=case["seed"],
+        sequence_length=case["sequence_length"], num_samples=case["num_samples"],
+        pos_labels=labels[0], neg_labels=labels[1],
+    )  # fmt: skip
+    return NeoxPairwiseDataset(*(
+        NeoxDataset(indices[k], sides[k]["text"], label_dataset=labels[k], ref_dataset=refs[k])
+        for k in range(2)
+    ))  # fmt: skip
+
+
+def assert_serves(dataset: Any, rows: list[dict[str, list[float]] | None]) -> None:
+    """Where the framework serves another sample than asked for (None), nothing is compared."""
+    assert len(dataset) == len(rows)
+    ids = [k for k, row in enumerate(rows) if row is not None]
+    together = dataset.__getitems__(ids)
+    for k, sample in zip(ids, together, strict=True):
+        expected, alone = rows[k], dataset[k]
+        assert expected is not None
+        assert set(sample) == set(alone) == set(expected)
+        for name, values in expected.items():
+            dtype = np.float32 if "ref" in name or name == "reward" else np.int64
+            for row in (sample[name], alone[name]):
+                assert row.dtype == dtype
+                np.testing.assert_array_equal(row, np.asarray(values, dtype), err_msg=name)
+
+
+@pytest.mark.parametrize("case", [c for c in GOLDEN["indices"] if "error" not in c])
+def test_samples_are_the_frameworks(case: dict[str, Any], tmp_path: Path) -> None:
+    assert_serves(single(tmp_path, case), case["served"])
+
+
+@pytest.mark.parametrize("case", GOLDEN["pairs"])
+def test_pairs_are_the_frameworks(case: dict[str, Any], tmp_path: Path) -> None:
+    assert_serves(pairwise(tmp_path, case), case["served"])
+
+
+def test_the_vectors_hold_every_companion() -> None:
+    names = {name for c in GOLDEN["indices"] for row in c.get("served", []) for name in row or ()}
+    assert names == {"text", "label", "reward", "ref"}
+    names = {name for c in GOLDEN["pairs"] for row in c["served"] for name in row or ()}
+    assert names == {f"{side}{what}" for side in ("pos", "neg") for what in ("", "_label", "_ref")}
+
+
+PACKED_DOCUMENTS = {
+    "sizes": [3, 4, 2, 5], "prompts": [1, 0, 1, 2], "num_documents": 4, "sequence_length": 8,
+    "seed": 7, "num_samples": 6, "allow_chopped": True, "reward": True, "ref": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("pack_impl", ["unpacked", "pack_until_overflow"])
+def test_documents_alone_lose_the_first_token_of_the_next(pack_impl: str, tmp_path: Path) -> None:
+    """GPT-NeoX lets it follow, with label, reward and reference value, where there is room."""
+    case = {**PACKED_DOCUMENTS, "pack_impl": pack_impl}
+    theirs = single(tmp_path / "theirs", case)
+    alone = single(tmp_path / "alone", case, next_token=False)
+    begin_of = np.cumsum([0, *case["sizes"]])
+    added = 0
+    for k in range(6):
+        row = theirs.index.shuffle_index[k]
+        begin, end = theirs.index.sample_index[row : row + 2, 0]
+        size = sum(case["sizes"][d] for d in theirs.index.document_index[begin:end])
+        ours, sample = alone[k], theirs[k]
+        assert (ours["text"][size:] == 0).all()
+        assert (ours["label"][size:] == -100).all()
+        assert (ours["reward"][size:] == 0).all()
+        for name in sample:
+            np.testing.assert_array_equal(sample[name][:size], ours[name][:size])
+        if end < theirs.index.document_index.size and size < 9:
+            follower = theirs.index.document_index[end]
+            assert sample["text"][size] == begin_of[follower]
+            assert sample["reward"][size] == follower / 4 - 1
+            assert sample["ref"][size] == -begin_of[follower] / 8
+            added += 1
+    assert added >= 2
+
+
+@pytest.mark.parametrize("pack_impl", ["packed", "unpacked", "pack_until_overflow"])
+def test_no_id_is_served_as_another(pack_impl: str, tmp_path: Path) -> None:
+    dataset = single(tmp_path, {**PACKED_DOCUMENTS, "pack_impl": pack_impl})
+    for wrong in (-1, len(dataset), 10**12):
+        with pytest.raises(OutOfRange):
+            dataset[wrong]
+
+
+def test_the_last_sample_until_overflow_holds_the_document_it_began_with(tmp_path: Path) -> None:
+    """GPT-NeoX finds no document after it, and serves another sample."""
+    dataset = single(tmp_path, {**PACKED_DOCUMENTS, "pack_impl": "pack_until_overflow"})
+    last = int(np.flatnonzero(dataset.index.shuffle_index == 5)[0])
+    document = int(dataset.index.document_index[-1])
+    begin, size = sum(PACKED_DOCUMENTS["sizes"][:document]), PACKED_DOCUMENTS["sizes"][document]
+    expected = [*range(begin, begin + size), *[0] * (9 - size)]
+    assert dataset[last]["text"].tolist() == expected
+
+
+def test_labels_that_cannot_be_negative_are_padded_all_the_same(tmp_path: Path) -> None:
+    text = write_pair(str(tmp_path / "t"), np.uint16, [[5, 6, 7]] * 2)
+    labels = write_pair(str(tmp_path / "l"), np.uint16, [[1, 2, 3]] * 2)
+    index = megaindex.build_index(
+        text, sequence_length=5, seed=1, order="neox", num_samples=2, pack_impl="unpacked",
+        label_dataset=labels, next_token=False,
+    )  # fmt: skip
+    sample = NeoxDataset(index, text, label_dataset=labels)[0]
+    assert sample["text"].tolist() == [5, 6, 7, 0, 0, 0]
+    assert sample["label"].tolist() == [1, 2, 3, -100, -100, -100]
+
+
+def test_companions_that_do_not_belong_to_the_text(tmp_path: Path) -> None:
+    text = write_pair(str(tmp_path / "t"), np.int32, [[5, 6, 7], [8]])
+    index = megaindex.build_index(text, sequence_length=2, seed=1, order="neox", num_samples=1)
+    short = write_pair(str(tmp_path / "s"), np.int32, [[5, 6], [8]])
+    hollow = write_pair(str(tmp_path / "h"), np.float32, [[0.5], []])
+    single_one = write_pair(str(tmp_path / "o"), np.float32, [[0.5]])
+    for name, companion in [
+        ("label_dataset", short), ("ref_dataset", short), ("reward_dataset", hollow),
+        ("reward_dataset", single_one),
+    ]:  # fmt: skip
+        with pytest.raises(FormatError):
+            NeoxDataset(index, text, **{name: companion})
+
+
+def test_under_a_data_loader(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    dataset = single(tmp_path, {**PACKED_DOCUMENTS, "pack_impl": "unpacked"})
+    loader = torch.utils.data.DataLoader(dataset, batch_size=4)
+    batches = list(loader)
+    assert [len(batch["text"]) for batch in batches] == [4, 2]
+    whole = dataset.read(np.arange(6))
+    for name, values in whole.items():
+        got = torch.cat([batch[name] for batch in batches])
+        np.testing.assert_array_equal(got.numpy(), values)

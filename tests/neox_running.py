@@ -1,0 +1,146 @@
+"""Runs of GPT-NeoX's loaders, and its datasets, over corpora that are written on the way."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import neox_stand_in
+import numpy as np
+from neox_corpora import write_corpus_and_companions
+
+from megaindex.index.dialect import dialect
+
+SIZES = [[11, 30, 17, 25, 9], [40, 8, 22], [13] * 9]
+
+
+def arguments(folder: Path, sizes: list[list[int]], **given: Any) -> SimpleNamespace:
+    """Settings of a run over corpora of these lengths, which are written if they are missing."""
+    folder.mkdir(exist_ok=True)
+    prompts = given.pop("prompts", [[0] * len(row) for row in sizes])
+    paths = [str(folder / f"c{k}") for k in range(len(sizes))]
+    for path, row, masked in zip(paths, sizes, prompts, strict=True):
+        if not os.path.exists(path + ".idx"):
+            write_corpus_and_companions(Path(path), row, masked)
+    labels = [path + "_label" for path in paths] if given.pop("labels", False) else None
+    values = {
+        "data_path": None, "data_impl": "mmap", "pack_impl": "packed", "allow_chopped": True,
+        "split": "60,20,20", "seed": 1234, "seq_length": 16, "batch_size": 4,
+        "train_batch_size": 4, "train_iters": 9, "train_epochs": None, "eval_interval": 5,
+        "eval_iters": 1, "iteration": 0, "gradient_accumulation_steps": 1, "rank": 0,
+        "world_size": 1, "weight_by_num_documents": False, "weights": [1.0] * len(paths),
+        "paths": paths, "labels": labels,
+    }  # fmt: skip
+    return SimpleNamespace(**{**values, **given})
+
+
+def weights_by_num_docs(counts: list[int], alpha: float) -> list[float]:
+    """Shares of the documents to the power of alpha, less of what is frequent."""
+    if len(counts) == 1:
+        return [1.0]
+    total = sum(counts)
+    powers = [(count / total) ** alpha for count in counts]
+    rare = [power / sum(powers) * (1 - count / total)
+            for power, count in zip(powers, counts, strict=True)]  # fmt: skip
+    return [weight / sum(rare) for weight in rare]
+
+
+def loaders_of(args: SimpleNamespace) -> dict[str, Any]:
+    """Loaders of the three parts: of the split of one path, or of a blend of paths."""
+    evaluations = 0 if args.train_epochs else args.train_iters // args.eval_interval + 1
+    iterations = (args.train_iters, evaluations * args.eval_iters, args.eval_iters)
+    loaders = {}
+    for part, (name, count) in enumerate(zip(_PARTS, iterations, strict=True)):
+        samples = None if args.train_epochs else count * args.train_batch_size
+        build = _split_dataset if args.data_path else _blended_dataset
+        loaders[name] = neox_stand_in.data_utils().make_data_loader(
+            build(args, part, samples), args
+        )
+    return loaders
+
+
+_PARTS = ("train", "valid", "test")
+
+
+def _dataset(args: Any, name: str, path: str, documents: Any, samples: int | None, label: Any,
+             **more: Any) -> Any:  # fmt: skip
+    open_pair = neox_stand_in.data_utils().make_indexed_dataset
+    return neox_stand_in.GPT2Dataset(
+        name, path, documents, open_pair(path, args.data_impl, True), samples,
+        1 if args.train_epochs else None, args.seq_length, args.seed, pack_impl=args.pack_impl,
+        allow_chopped=args.allow_chopped,
+        label_dataset=label and open_pair(label, args.data_impl, True), **more,
+    )  # fmt: skip
+
+
+def _split_dataset(args: Any, part: int, samples: int | None) -> Any:
+    count = len(
+        neox_stand_in.data_utils().make_indexed_dataset(args.data_path, args.data_impl, True)
+    )
+    begin, end = dialect("neox").split_bounds(args.split, count)[part]
+    documents = np.arange(begin, end, dtype=np.int32)
+    return _dataset(args, _PARTS[part], args.data_path, documents, samples, None)
+
+
+def _blended_dataset(args: Any, part: int, samples: int | None) -> Any:
+    paths, labels = args.paths, args.labels or [None] * len(args.paths)
+    open_pair, weights = neox_stand_in.data_utils().make_indexed_dataset, args.weights
+    counts = [len(open_pair(path, args.data_impl, True)) for path in paths]
+    if args.weight_by_num_documents:
+        weights = weights_by_num_docs(counts, 0.3)
+    weights, asked = neox_stand_in.data_utils().get_normalized_weights_and_num_samples(
+        weights, samples
+    )
+    datasets = [
+        _dataset(args, f"{_PARTS[part]}_{k}", path, np.arange(count, dtype=np.int32), n, label)
+        for k, (path, count, n, label) in enumerate(zip(paths, counts, asked, labels, strict=True))
+    ]
+    return neox_stand_in.BlendableDataset(datasets, weights)
+
+
+def batches(args: SimpleNamespace, count: int, part: int = 0) -> list[dict[str, np.ndarray]]:
+    """The first batches, as the training loop gets them."""
+    utils = neox_stand_in.data_utils()
+    iterator = utils.shift_and_wrap_data_loaders(args, loaders_of(args))[part]
+    return [{n: v.numpy() for n, v in batch.items()} for batch in itertools.islice(iterator, count)]
+
+
+def texts(args: SimpleNamespace, count: int) -> list[list[int]]:
+    return [row for batch in batches(args, count) for row in batch["text"].tolist()]
+
+
+def dataset_of(case: dict[str, Any], folder: Path, **changes: Any) -> Any:
+    case = {**case, **changes}
+    arguments(folder, [case["sizes"]], prompts=[case["prompts"] or [0] * len(case["sizes"])])
+    open_pair = neox_stand_in.data_utils().make_indexed_dataset
+    prefix = str(folder / "c0")
+    companions = {"label": case["prompts"], "reward": case["reward"], "ref": case["ref"]}
+    return neox_stand_in.GPT2Dataset(
+        "train", prefix, np.arange(case["num_documents"], dtype=np.int32),
+        open_pair(prefix, "mmap", True), case["num_samples"], case.get("num_epochs"),
+        case["sequence_length"], case["seed"], pack_impl=case["pack_impl"],
+        allow_chopped=case["allow_chopped"],
+        **{f"{n}_dataset": open_pair(f"{prefix}_{n}", "mmap", True)
+           for n, given in companions.items() if given},
+    )  # fmt: skip
+
+
+def pair_of(case: dict[str, Any], folder: Path, **more: Any) -> Any:
+    sides = {}
+    for side, sizes, prompts in zip(("pos", "neg"), case["sizes"], case["prompts"] or [None] * 2,
+                                    strict=True):  # fmt: skip
+        sides[side] = str(folder / side)
+        if not os.path.exists(sides[side] + ".idx"):
+            write_corpus_and_companions(Path(sides[side]), sizes, prompts)
+    open_pair = neox_stand_in.data_utils().make_indexed_dataset
+    kinds = {"label": case["prompts"], "ref": case["ref"]}
+    return neox_stand_in.PairwiseDataset(
+        "train", sides["pos"], np.arange(len(case["sizes"][0])), open_pair(sides["pos"], "mmap"),
+        open_pair(sides["neg"], "mmap"), case["num_samples"], case["sequence_length"],
+        case["seed"], pack_impl=case["pack_impl"],
+        **{f"{side}_{kind}_dataset": open_pair(f"{prefix}_{kind}", "mmap")
+           for side, prefix in sides.items() for kind, given in kinds.items() if given}, **more,
+    )  # fmt: skip
