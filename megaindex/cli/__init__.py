@@ -12,6 +12,11 @@ VERBS = {
     "audit": ("megaindex.cli.audit", "how often each token and document is seen, and when"),
     "diff-order": ("megaindex.cli.diff_order", "where two orders differ, how much, and why"),
     "extend": ("megaindex.cli.extend", "go past a run's planned end without reordering its past"),
+    "merge": ("megaindex.cli.merge", "put .bin/.idx pairs one behind the other"),
+    "split": ("megaindex.cli.split", "cut a .bin/.idx pair into several, between documents"),
+    "import": ("megaindex.cli.import_", "make a pair from another format, linked where possible"),
+    "verify": ("megaindex.cli.verify", "check pairs and caches; what is broken, what repairs it"),
+    "inspect": ("megaindex.cli.inspect", "what a pair or a cache entry is"),
     "demo": ("megaindex.cli.demo", "one epoch of a real corpus, planned, built, read and proven"),
 }
 

@@ -13,7 +13,8 @@ from megaindex.errors import StorageError
 from megaindex.format.cast import CHUNK
 from megaindex.format.spool import IndexSpool
 from megaindex.io.atomic import AtomicFiles
-from megaindex.io.failures import storage_error
+from megaindex.io.copying import Progress, copy_range
+from megaindex.io.failures import as_storage_error, storage_error
 
 
 class PairSink:
@@ -31,7 +32,7 @@ class PairSink:
     ) -> None:
         self._idx_path = idx_path
         self._bin_path = bin_path
-        self._dtype = dtype
+        self.dtype = dtype
         self._broken = False
         self._files = AtomicFiles((bin_path, idx_path), overwrite=overwrite)
         try:
@@ -45,7 +46,25 @@ class PairSink:
         """Append token values that are known to fit, whatever type and layout they come in."""
         for start in range(0, tokens.size, CHUNK):
             chunk = tokens[start : start + CHUNK]
-            self._bin.write(np.ascontiguousarray(chunk, dtype=self._dtype).data)
+            self._bin.write(np.ascontiguousarray(chunk, dtype=self.dtype).data)
+
+    def copy_bytes(
+        self, path: str, size: int, offset: int, nbytes: int, progress: Progress
+    ) -> None:
+        """Append `nbytes` bytes at `offset` of the file at `path`, which must have `size` bytes."""
+        with as_storage_error(path, "cannot open"):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            self._bin.flush()  # the kernel appends behind what Python still buffers
+            found = os.fstat(descriptor).st_size
+            copied = copy_range(descriptor, self._bin.fileno(), offset, nbytes, progress)
+        finally:
+            os.close(descriptor)
+        if found != size or copied < nbytes:
+            raise StorageError(
+                f"{path}: changed while it was copied: it had {size} bytes, has {found}, and "
+                f"{copied} of {nbytes} bytes at {offset} could be read; start again with it whole"
+            )
 
     def publish(self, dtype_code: int) -> None:
         """Write the .idx, sync both files and give them their names."""
@@ -55,7 +74,7 @@ class PairSink:
                 f"write the pair again"
             )
         with self:
-            self.index.assemble(self._files.open(self._idx_path), dtype_code, self._dtype.itemsize)
+            self.index.assemble(self._files.open(self._idx_path), dtype_code, self.dtype.itemsize)
         self._files.publish()
 
     def discard(self) -> None:

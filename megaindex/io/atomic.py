@@ -13,7 +13,14 @@ from megaindex.errors import StorageError
 from megaindex.io.failures import as_storage_error
 
 _BUFFER_BYTES = 1 << 20
-_NO_HARD_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK}
+_NO_HARD_LINKS = {
+    errno.EPERM,
+    errno.ENOSYS,
+    errno.ENOTSUP,
+    errno.EOPNOTSUPP,
+    errno.EMLINK,
+    errno.EXDEV,
+}
 
 
 class AtomicFiles:
@@ -44,6 +51,24 @@ class AtomicFiles:
         stream = os.fdopen(descriptor, "wb", buffering=_BUFFER_BYTES)
         self._streams[final_path] = stream
         return stream
+
+    def link(self, source: str, final_path: str) -> bool:
+        """Let `publish` put the existing file `source` at `final_path` too, without a copy.
+
+        Returns:
+            True for a hard link; False for a symbolic one, where no hard link is possible.
+        """
+        temporary = f"{final_path}.tmp.{secrets.token_hex(8)}"
+        real = os.path.realpath(source)
+        with as_storage_error(final_path, f"cannot link to {source}"):
+            try:
+                os.link(real, temporary)
+            except OSError as error:
+                if error.errno not in _NO_HARD_LINKS:
+                    raise
+                os.symlink(real, temporary)
+        self._temporary[final_path] = temporary
+        return not os.path.islink(temporary)
 
     def publish(self) -> None:
         """Sync every file, then give each its final name. On failure nothing of ours remains."""
@@ -98,6 +123,7 @@ class AtomicFiles:
         with as_storage_error(path, "cannot publish"):
             if self._overwrite:
                 os.replace(temporary, path)
+                _unlink_if_there(temporary)  # of two names of one file, rename keeps both
             else:
                 _rename_without_replacing(temporary, path)
         del self._temporary[path]
@@ -107,7 +133,10 @@ def _rename_without_replacing(source: str, target: str) -> None:
     """A plain rename would silently replace what another writer published since we looked, and two
     writers of one prefix could end as one's .bin under the other's .idx. A link cannot."""
     try:
-        os.link(source, target)
+        if os.path.islink(source):  # whether a hard link would follow it depends on the platform
+            os.symlink(os.readlink(source), target)
+        else:
+            os.link(source, target)
     except FileExistsError:
         raise _already_there(target) from None
     except OSError as error:

@@ -1,0 +1,93 @@
+"""``megaindex import``: make a .bin/.idx pair of the token files of another system.
+
+Where every byte of the input is a token, the .bin is a hard link to it, or a symbolic link across
+file systems; elsewhere the tokens are copied. The line that is printed says which.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from megaindex.cli.run import guarded
+from megaindex.format.dtypes import DIALECTS
+from megaindex.plan.__main__ import Parser
+
+if TYPE_CHECKING:
+    from megaindex.corpus.imports.flat import FlatTokens
+    from megaindex.corpus.imports.stream import Stream
+
+_FORMATS = {
+    "nanotron": "a .ds file of datatrove, with its .ds.index beside it",
+    "numpy": "a .npy file, or raw tokens without a header",
+    "tntidx": "a .bin/.idx pair of --dataset-impl lazy or cached, by its prefix",
+    "mds": "a folder of MDS shards of MosaicML Streaming",
+    "parquet": "token lists in a .parquet or .arrow file, or a folder of them",
+}
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    return guarded("import", lambda: _import(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="megaindex import", description=__doc__)
+    formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
+    of = {name: formats.add_parser(name, help=text) for name, text in _FORMATS.items()}
+    for one in of.values():
+        one.add_argument("source", metavar="IN")
+        one.add_argument("output", metavar="OUT", help="prefix of the .bin and .idx")
+        one.add_argument("--dtype", help="token type of the pair; default: as stored")
+        one.add_argument("--dialect", default="megatron", choices=DIALECTS, help="dtype codes")
+        one.add_argument("--overwrite", action="store_true", help="replace an existing pair")
+    for name in ("nanotron", "numpy", "tntidx"):
+        of[name].add_argument("--copy", action="store_true", help="copy where a link would do")
+    for name in ("mds", "parquet"):
+        of[name].add_argument("--column", help="default: tokens or input_ids, or the only one")
+    for name in ("numpy", "mds"):
+        of[name].add_argument("--stored-dtype", help="token type of raw bytes, such as uint16")
+    documents = of["numpy"].add_mutually_exclusive_group(required=True)
+    documents.add_argument("--separator", type=int, metavar="ID", help="id that ends a document")
+    documents.add_argument("--boundaries", metavar="FILE", help=".npy of document ends in tokens")
+    return parser
+
+
+def _import(options: argparse.Namespace) -> None:
+    from megaindex.corpus.imports.convert import import_pair
+    from megaindex.corpus.progress import copying
+
+    start = time.perf_counter()
+    with copying("importing") as bar:
+        outcome = import_pair(
+            _open(options),
+            options.output,
+            dtype=options.dtype,
+            dialect=options.dialect,
+            copy=getattr(options, "copy", False),
+            overwrite=options.overwrite,
+            bar=bar,
+        )
+    print(outcome.line(time.perf_counter() - start))
+
+
+def _open(options: argparse.Namespace) -> FlatTokens | Stream:
+    from megaindex.corpus.imports import columns, formats, mds
+
+    source = options.source
+    if options.format == "nanotron":
+        return formats.open_nanotron(source)
+    if options.format == "tntidx":
+        return formats.open_tntidx(source, options.dialect)
+    if options.format == "mds":
+        return mds.open_mds(source, options.column, options.stored_dtype)
+    if options.format == "parquet":
+        return columns.open_columns(source, options.column)
+    return formats.open_numpy(
+        source,
+        stored_dtype=options.stored_dtype,
+        separator=options.separator,
+        boundaries=options.boundaries,
+    )

@@ -1,0 +1,84 @@
+"""``megaindex split``: cut a .bin/.idx pair into several, between documents."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from megaindex.cli.run import guarded
+from megaindex.errors import InvalidArgument
+from megaindex.format.dtypes import DIALECTS
+from megaindex.plan.__main__ import Parser
+
+if TYPE_CHECKING:
+    from megaindex.corpus.cuts import Documents
+    from megaindex.format.pair import MappedPair
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_intermixed_args(arguments)
+    return guarded("split", lambda: _split(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="megaindex split", description=__doc__)
+    parser.add_argument("source", metavar="IN", help="prefix of .bin and .idx")
+    parser.add_argument(
+        "outputs", metavar="OUT", nargs="+", help="a prefix for each part, or one with {} in it"
+    )
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--at", metavar="D,D,…", help="documents at which a new part begins")
+    where.add_argument("--parts", type=int, metavar="N", help="as equal as whole documents allow")
+    where.add_argument("--documents", metavar="A:B,…", help="documents A to B - 1 of each part")
+    parser.add_argument(
+        "--by", default="tokens", choices=("tokens", "documents"), help="what --parts makes equal"
+    )
+    parser.add_argument("--dialect", default="megatron", choices=DIALECTS, help="dtype codes")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing pairs")
+    return parser
+
+
+def _split(options: argparse.Namespace) -> None:
+    from megaindex.corpus.progress import copying
+    from megaindex.corpus.split import split
+
+    start = time.perf_counter()
+    with copying("splitting") as bar:
+        outcomes = split(
+            options.source,
+            options.outputs,
+            lambda pair: _cuts(options, pair),
+            dialect=options.dialect,
+            overwrite=options.overwrite,
+            bar=bar,
+        )
+    seconds = time.perf_counter() - start
+    total = sum(outcome.nbytes for outcome in outcomes)
+    for outcome in outcomes:
+        print(outcome.line(seconds * outcome.nbytes / max(total, 1)))
+
+
+def _cuts(options: argparse.Namespace, pair: MappedPair) -> list[Documents]:
+    from megaindex.corpus.cuts import cut_at, cut_evenly, cut_ranges
+
+    if options.at is not None:
+        return cut_at(pair, [_integer("--at", text) for text in options.at.split(",")])
+    if options.parts is not None:
+        return cut_evenly(pair, options.parts, options.by)
+    ranges = []
+    for text in options.documents.split(","):
+        first, _, stop = text.partition(":")
+        ranges.append((_integer("--documents", first), _integer("--documents", stop)))
+    return cut_ranges(pair, ranges)
+
+
+def _integer(option: str, text: str) -> int:
+    try:
+        return int(text)
+    except ValueError:
+        form = "A:B ranges" if option == "--documents" else "document numbers"
+        raise InvalidArgument(
+            f"{option}: must be {form}, separated by commas; {text!r} is no integer"
+        ) from None
