@@ -56,7 +56,7 @@ class _Pages:
         munmap(self._address, self._size)
 
 
-def map_readonly(path: str) -> npt.NDArray[np.uint8]:
+def map_readonly(path: str, *, follow_symlinks: bool = True) -> npt.NDArray[np.uint8]:
     """The bytes of the regular file at `path` as a read-only uint8 array that owns its mapping.
 
     The array and every view of it stay valid after the file is renamed, replaced or unlinked. Only
@@ -64,10 +64,15 @@ def map_readonly(path: str) -> npt.NDArray[np.uint8]:
 
     Raises:
         MissingFile: there is no file at `path`.
-        StorageError: it is not a regular file, or cannot be opened or mapped.
+        StorageError: it is not a regular file, or a link that may not be followed, or cannot be
+            opened or mapped.
     """
+    # a pipe in the place of a file must be refused below, not waited for
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
+    if not follow_symlinks:
+        flags |= os.O_NOFOLLOW
     with as_storage_error(path, "cannot open"):
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(path, flags)
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode):

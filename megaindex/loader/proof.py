@@ -11,8 +11,8 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Index, Spans
 from megaindex.kernels.types import I64, U8
-from megaindex.loader.gather import gather
 from megaindex.loader.sampler import MicroBatchSampler
+from megaindex.loader.tokens import MappedTokens
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -55,7 +55,8 @@ def walk_ranks(
     times_sample = np.zeros(index.num_samples, np.uint8)
     times_token = np.zeros(dataset.tokens.size, np.uint8)
     token_counts = np.zeros(vocabulary, np.int64)
-    width = index.sequence_length + index.add_extra_token
+    reader = MappedTokens([dataset])
+    tokens = np.empty((micro_batch_size, index.sequence_length), np.int64)
     for rank in range(data_parallel_size):
         batches = MicroBatchSampler(
             num_samples=num_samples,
@@ -63,12 +64,11 @@ def walk_ranks(
             data_parallel_rank=rank,
             data_parallel_size=data_parallel_size,
         )
-        for ids in batches:
+        for rows in batches:
+            ids = np.asarray(rows, np.int64)
             spans = index.locate(ids)
-            text = gather(dataset, spans, width, pad_id=0)
-            token_counts += np.bincount(
-                text[:, : index.sequence_length].ravel(), minlength=vocabulary
-            )
+            reader.read(spans, tokens, pad_id=0)
+            token_counts += np.bincount(tokens.ravel(), minlength=vocabulary)
             np.add.at(times_sample, ids, 1)
             _count_tokens(times_token, dataset, spans, index.add_extra_token)
             progress(len(ids))

@@ -63,8 +63,12 @@ class Recorder:
         self.add_rows(sample_receipts(np.asarray(positions, np.int64), spans, self._keys))
 
     def add_rows(self, rows: npt.ArrayLike) -> None:
-        """Rows of samples, int64[n, 3], as `sample_receipts` gives them."""
+        """Rows of samples, int64[n, 3], as `sample_receipts` gives them.
+
+        A row at position -1 is one of padding, in which nothing was served.
+        """
         added: I64 = np.asarray(rows, np.int64).reshape(-1, 3)
+        added = added[added[:, 0] != -1]
         blocks = dict(self._ladder.blocks)
         numbers = added[:, 0] // self._ladder.stride
         for number in np.unique(numbers).tolist():

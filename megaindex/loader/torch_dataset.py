@@ -3,43 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from functools import cached_property
+from typing import Any, overload
 
-import numpy as np
 import torch
 
-from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.receipt import fingerprint_keys, sample_receipts
 from megaindex.index.spans import Index
-from megaindex.kernels.types import I64
-from megaindex.loader.gather import gather
+from megaindex.loader.batches import BatchSource
+from megaindex.loader.fields import BatchMaker, SampleIds
+from megaindex.loader.options import SampleOptions
+from megaindex.loader.tokens import MappedTokens, TokenReader
 
 Sample = dict[str, torch.Tensor]
 
 
-@dataclass(frozen=True, kw_only=True)
-class MaskOptions:
-    """What happens at an end-of-document token, named as in Megatron."""
+class Samples(Sequence[Sample]):
+    """The samples of one batch, and the ``batch`` itself: the same fields, stacked."""
 
-    eod_id: int | None = None
-    eod_mask_loss: bool = False
-    """No loss where the model reads an end-of-document token."""
-    reset_position_ids: bool = False
-    """Positions start again after each end-of-document token."""
-    reset_attention_mask: bool = False
-    """Tokens do not attend across an end-of-document token."""
-    create_attention_mask: bool = False
-    """Return a [1, S, S] mask, True where attention is forbidden."""
+    def __init__(self, batch: Sample) -> None:
+        self.batch = batch
 
-    def __post_init__(self) -> None:
-        if self.eod_id is None and (
-            self.eod_mask_loss or self.reset_position_ids or self.reset_attention_mask
-        ):
-            raise InvalidArgument(
-                "eod_mask_loss, reset_position_ids and reset_attention_mask act on the "
-                "end-of-document token; give its id as eod_id"
-            )
+    def __len__(self) -> int:
+        return len(self.batch["tokens"])
+
+    @overload
+    def __getitem__(self, at: int) -> Sample: ...
+    @overload
+    def __getitem__(self, at: slice) -> list[Sample]: ...
+    def __getitem__(self, at: int | slice) -> Sample | list[Sample]:
+        return self._rows[at]
+
+    @cached_property
+    def _rows(self) -> list[Sample]:
+        rows = zip(*(tensor.unbind() for tensor in self.batch.values()), strict=True)
+        return [dict(zip(self.batch, row, strict=True)) for row in rows]
+
+
+def collate(samples: Sequence[Sample]) -> Sample:
+    """A ``collate_fn`` for DataLoader: hands over the batch as it was read, without a copy."""
+    if isinstance(samples, Samples):
+        return samples.batch
+    stacked: Sample = torch.utils.data.default_collate(list(samples))
+    return stacked
 
 
 class GPTDataset(torch.utils.data.Dataset[Sample]):
@@ -47,13 +54,20 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
 
     ``tokens`` and ``labels`` are int64[S], the labels one token ahead; ``loss_mask`` is
     float32[S]; ``position_ids`` int64[S]; ``attention_mask`` bool[1, S, S] if asked for. Equal to
-    megatron-core's GPTDataset for the same index and options: ids equal to ``pad_id`` carry no
-    loss and are replaced by 0.
+    megatron-core's GPTDataset for the same index and options; `BatchMaker` says what else there is.
+    Sample id None, which Megatron's samplers give to fill up a batch, is a sample without loss.
 
     With the ``fingerprints`` of its sources each sample has a ``receipt`` too, int64[3], which
     `megaindex.loader.receipted` takes off and adds up: what was read for it, and where.
 
-    Fetches whole batches at once under a DataLoader (``__getitems__``).
+    Fetches whole batches at once under a DataLoader (``__getitems__``); with `collate` as its
+    ``collate_fn`` they are not even copied.
+
+    Args:
+        index: which tokens each sample reads.
+        dataset: what the index was built from: a dataset, one for each source of a blend, or
+            another reader of them.
+        pad_id: short for that of ``options``.
 
     Raises:
         OutOfRange: a sample id the index does not hold; no other sample is served in its place.
@@ -62,69 +76,43 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
     def __init__(
         self,
         index: Index,
-        dataset: IndexedDataset,
+        dataset: IndexedDataset | Sequence[IndexedDataset] | TokenReader,
         *,
-        pad_id: int = -1,
-        options: MaskOptions | None = None,
+        pad_id: int | None = None,
+        options: SampleOptions | None = None,
         fingerprints: Sequence[str] | None = None,
     ) -> None:
-        self._index = index
-        self._dataset = dataset
-        self._pad_id = pad_id
-        self._options = options or MaskOptions()
-        self._keys = None if fingerprints is None else fingerprint_keys(fingerprints)
+        options = options or SampleOptions()
+        if pad_id is not None:
+            options = replace(options, pad_id=pad_id)
+        self._maker = BatchMaker(index, _reader(dataset), options, fingerprints=fingerprints)
+        self._source = self._batches()
 
     def __len__(self) -> int:
-        return self._index.num_samples
+        return self._maker.index.num_samples
 
-    def __getitem__(self, sample_id: int) -> Sample:
+    def __getitem__(self, sample_id: int | None) -> Sample:
         return self.__getitems__([sample_id])[0]
 
-    def __getitems__(self, sample_ids: Sequence[int]) -> list[Sample]:
-        """The samples of one batch, read together."""
-        index = self._index
-        width = index.sequence_length + index.add_extra_token
-        ids = np.asarray(sample_ids)
-        spans = index.locate(ids)
-        fields = self._fields(gather(self._dataset, spans, width, self._pad_id))
-        if self._keys is not None:
-            fields["receipt"] = sample_receipts(ids.astype(np.int64), spans, self._keys)
-        return [
-            {name: torch.from_numpy(rows[k]) for name, rows in fields.items()}
-            for k in range(len(sample_ids))
-        ]
+    def __getitems__(self, sample_ids: SampleIds) -> Samples:
+        """The samples of one batch, read together. They are views of it: its memory is used again
+        when the last of them is gone."""
+        return Samples(self._source.hand_over(self._source.prepare(list(sample_ids))))
 
-    def _fields(self, text: I64) -> dict[str, np.ndarray]:
-        if self._index.add_extra_token:
-            tokens, labels = text[:, :-1].copy(), text[:, 1:].copy()
-        else:
-            tokens, labels = text, np.roll(text, -1, axis=1)
-            labels[:, -1] = self._pad_id
-        fields = _masks(tokens, self._options)
-        fields["loss_mask"][labels == self._pad_id] = 0
-        tokens[tokens == self._pad_id] = 0
-        labels[labels == self._pad_id] = 0
-        return {"tokens": tokens, "labels": labels, **fields}
+    def _batches(self) -> BatchSource:
+        return BatchSource(self._maker, keep=2, pin=False, restore=True, copies=None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"maker": self._maker}  # every process has buffers of its own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._maker = state["maker"]
+        self._source = self._batches()
 
 
-def _masks(tokens: I64, options: MaskOptions) -> dict[str, np.ndarray]:
-    is_eod = np.zeros(tokens.shape, bool) if options.eod_id is None else tokens == options.eod_id
-    position = np.broadcast_to(np.arange(tokens.shape[1]), tokens.shape)
-    # where the document that each token belongs to begins: one past the last end before it
-    begins = np.zeros_like(tokens)
-    begins[:, 1:] = np.maximum.accumulate(np.where(is_eod, position + 1, 0), axis=1)[:, :-1]
-
-    loss_mask = np.ones(tokens.shape, np.float32)
-    if options.eod_mask_loss:
-        loss_mask[is_eod] = 0
-    fields: dict[str, np.ndarray] = {
-        "loss_mask": loss_mask,
-        "position_ids": position - begins if options.reset_position_ids else position.copy(),
-    }
-    if options.create_attention_mask:
-        first = begins if options.reset_attention_mask else np.zeros_like(begins)
-        columns = position[:, None, :]
-        # row i sees columns first[i] ... i
-        hidden = (columns > position[:, :, None]) | (columns < first[:, :, None])
-        fields["attention_mask"] = hidden[:, None]
-    return fields
+def _reader(dataset: IndexedDataset | Sequence[IndexedDataset] | TokenReader) -> TokenReader:
+    if isinstance(dataset, IndexedDataset):
+        return MappedTokens([dataset])
+    if isinstance(dataset, Sequence):
+        return MappedTokens(dataset)
+    return dataset

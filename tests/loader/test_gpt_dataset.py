@@ -16,7 +16,7 @@ from megatron_dataset import EOD, megatron_dataset
 import megaindex
 from megaindex.format import IndexedDataset
 from megaindex.loader import GPTDataset, MicroBatchSampler
-from megaindex.loader.torch_dataset import MaskOptions
+from megaindex.loader.options import SampleOptions
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +51,7 @@ def test_fields_are_megatrons(
         corpus, sequence_length=48, seed=4, split="1,1", subset="valid",
         add_extra_token=int(extra), drop_last_partial=not valid_tail,
     )  # fmt: skip
-    options = MaskOptions(
+    options = SampleOptions(
         eod_id=EOD,
         eod_mask_loss=eod_mask_loss,
         reset_position_ids=reset_position_ids,
@@ -97,7 +97,7 @@ def test_samples_outside_the_index_are_refused(corpus: IndexedDataset) -> None:
 
 def test_masks_need_the_end_of_document_id() -> None:
     with pytest.raises(megaindex.InvalidArgument, match="give its id as eod_id"):
-        MaskOptions(reset_position_ids=True)
+        SampleOptions(reset_position_ids=True)
 
 
 def test_a_pointer_outside_the_bin_is_refused_when_read(tmp_path: Path) -> None:
@@ -109,5 +109,5 @@ def test_a_pointer_outside_the_bin_is_refused_when_read(tmp_path: Path) -> None:
     (tmp_path / "d.idx").write_bytes(raw)
     (tmp_path / "d.bin").write_bytes((tmp_path / "c.bin").read_bytes())
     damaged = GPTDataset(index, IndexedDataset(str(tmp_path / "d")))
-    with pytest.raises(megaindex.FormatError, match="points outside the .bin of 80 tokens"):
+    with pytest.raises(megaindex.FormatError, match="takes bytes 4000 to .* of the .bin, which has 320"):
         damaged.__getitems__(list(range(index.num_samples)))

@@ -1,0 +1,79 @@
+"""Prepares batches in pooled buffers, in any thread, and hands them over."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeAlias
+
+import torch
+
+from megaindex.loader.buffers import Buffers
+from megaindex.loader.device import DeviceCopies
+from megaindex.loader.fields import BatchMaker
+from megaindex.loader.pool import BufferPool
+
+Batch: TypeAlias = dict[str, torch.Tensor]
+Prepared: TypeAlias = "tuple[BufferPool, Buffers | Batch]"
+
+
+class BatchSource:
+    """Batches of ``maker``, of any numbers of rows; safe to share between threads.
+
+    Args:
+        keep: buffers of each number of rows that are watched for reuse.
+        pin, restore: as for `BufferPool`.
+        copies: where to, if batches are handed over on a device.
+    """
+
+    def __init__(
+        self,
+        maker: BatchMaker,
+        *,
+        keep: int,
+        pin: bool,
+        restore: bool,
+        copies: DeviceCopies | None,
+    ) -> None:
+        self._maker = maker
+        self._keep = keep
+        self._pin = pin
+        self._restore = restore
+        self._copies = copies
+        self._pools: dict[int, BufferPool] = {}
+
+    def nbytes(self, rows: int) -> int:
+        """Bytes of a batch."""
+        return self._pool(rows).nbytes
+
+    def prepare(self, sample_ids: Sequence[int | None]) -> Prepared:
+        """Read a batch, and copy it to the device."""
+        pool = self._pool(len(sample_ids))
+        buffers = pool.take()
+        self._maker.fill(buffers, sample_ids)
+        if self._copies is None:
+            return pool, buffers
+        copies = self._copies.copy(buffers.tensors())
+        if self._copies.asynchronous:
+            pool.give_back(buffers)
+        else:  # on the CPU a copy may be the tensor itself
+            pool.watch(buffers)
+        return pool, copies
+
+    def hand_over(self, prepared: Prepared) -> Batch:
+        """The batch, from now on its receiver's."""
+        pool, batch = prepared
+        if isinstance(batch, Buffers):
+            tensors = batch.tensors()
+            pool.watch(batch)
+            return tensors
+        assert self._copies is not None, "only it makes tensors"
+        return self._copies.hand_over(batch)
+
+    def _pool(self, rows: int) -> BufferPool:
+        pool = self._pools.get(rows)
+        if pool is None:
+            new = BufferPool(
+                self._maker, rows, keep=self._keep, pin=self._pin, restore=self._restore
+            )
+            pool = self._pools.setdefault(rows, new)  # another thread may have been quicker
+        return pool

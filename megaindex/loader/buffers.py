@@ -1,0 +1,68 @@
+"""The arrays of a micro batch, filled again and again.
+
+Fresh arrays cost more in page faults than the copying does: 22 µs a sample of 2048 tokens.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+Shapes = Mapping[str, tuple[tuple[int, ...], str]]
+"""Shape and dtype of each field."""
+
+
+class Buffers:
+    """The fields of ``rows`` samples; `BatchMaker.allocate` makes them.
+
+    Args:
+        pin: take page-locked memory, from which copies to a CUDA device run on their own. Without
+            such a device it is ordinary memory.
+    """
+
+    def __init__(self, rows: int, shapes: Shapes, *, pin: bool = False) -> None:
+        self.rows = rows
+        allocate = _pinned if pin and _cuda_is_there() else np.empty
+        self.arrays: dict[str, npt.NDArray[Any]] = {
+            name: allocate(shape, dtype) for name, (shape, dtype) in shapes.items()
+        }
+        """The fields, one row for each sample."""
+        self.constant_loss_mask = False
+        """Whether ``loss_mask`` is that of samples without padding, which need not be written
+        again. Who changes it between two fills sets this to False."""
+        self._own_references = self._references()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """The fields as new tensors that share their memory."""
+        import torch
+
+        return {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+
+    @property
+    def in_use(self) -> bool:
+        """Whether anyone still holds a tensor or a view of an array: a fill would overwrite it."""
+        return self._references() != self._own_references
+
+    def _references(self) -> list[int]:
+        return [sys.getrefcount(array) for array in self.arrays.values()]
+
+
+def _cuda_is_there() -> bool:
+    import torch
+
+    return torch.cuda.is_available()
+
+
+def _pinned(shape: tuple[int, ...], dtype: str) -> npt.NDArray[Any]:
+    import torch
+
+    tensor = torch.empty(shape, dtype=getattr(torch, dtype), pin_memory=True)
+    array: npt.NDArray[Any] = tensor.numpy()  # keeps the tensor alive
+    return array

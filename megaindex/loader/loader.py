@@ -1,0 +1,224 @@
+"""Batches of one rank, read ahead by threads: no worker processes, nothing to pickle.
+
+loader = Loader(index, dataset, sampler, options=SampleOptions(eod_id=0, eod_mask_loss=True))
+for batch in loader:
+    train(batch["tokens"], batch["labels"], batch["loss_mask"], batch["position_ids"])
+checkpoint["data"] = loader.state_dict()
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.format import IndexedDataset
+from megaindex.index.spans import Index
+from megaindex.loader.batches import Batch, BatchSource, Prepared
+from megaindex.loader.choice import make_reader
+from megaindex.loader.device import DeviceCopies
+from megaindex.loader.fields import BatchMaker
+from megaindex.loader.options import SampleOptions
+from megaindex.loader.readahead import ReadAhead
+from megaindex.loader.receipts import Recorder
+from megaindex.loader.targets import Targets
+from megaindex.loader.tokens import TokenReader
+
+VERSION = 1
+
+_State: TypeAlias = "dict[str, Any] | None"
+
+
+class Loader:
+    """Iterates over the batches of one rank, dicts of tensors with the fields of `BatchMaker`.
+
+    A batch is its receiver's for as long as any tensor of it, or a view of one, is alive; then its
+    memory is filled anew. Batches may be kept and changed at will.
+
+    What is read ahead is not counted: `state_dict` stands after the batch that was handed over
+    last. One iteration runs at a time; a new one ends the one before and starts where the sampler
+    was set to start. An error is raised where its batch would have been.
+
+    Args:
+        index: what to read in which order.
+        datasets: the index's sources, in its order; one may be given by itself.
+        sampler: yields lists of sample ids, None for a row of padding: `MicroBatchSampler` and its
+            kin. Any iterable will do, without `state_dict`.
+        options: of the samples.
+        reader: ``mapped``, ``positional``, ``auto`` which times both, or a `TokenReader`.
+        read_ahead: batches ready or being prepared; 0 prepares each when it is asked for.
+        num_threads: threads that prepare batches.
+        bytes_ahead: bound of all those batches together, which lowers ``read_ahead``.
+        pin_memory: hand over batches in page-locked memory. Copies to a device may be asked for
+            and the batch dropped; it is written again once the device is idle. ``device`` is
+            better.
+        device: where batches are handed over. On CUDA they are copied ahead of their use, on a
+            stream of their own.
+        recorder: adds up receipts of what is handed over.
+        restore_fields: whether fields that a batch's receiver may have changed in place, but that
+            hold the same in every batch, are written again before the next use. False saves that
+            time where nobody writes into a batch.
+        targets: of the sources that are instruction data.
+
+    Raises:
+        InvalidArgument: an argument is out of range.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        datasets: IndexedDataset | Sequence[IndexedDataset],
+        sampler: Iterable[Sequence[int | None]],
+        *,
+        options: SampleOptions | None = None,
+        reader: str | TokenReader = "auto",
+        read_ahead: int = 4,
+        num_threads: int = 2,
+        bytes_ahead: int = 1 << 30,
+        pin_memory: bool = False,
+        device: torch.device | str | None = None,
+        recorder: Recorder | None = None,
+        restore_fields: bool = True,
+        targets: Targets | None = None,
+    ) -> None:
+        if read_ahead < 0 or num_threads < 1 or bytes_ahead < 1:
+            raise InvalidArgument(
+                f"read_ahead={read_ahead} must not be negative, num_threads={num_threads} and "
+                f"bytes_ahead={bytes_ahead} must be at least 1"
+            )
+        given = [datasets] if isinstance(datasets, IndexedDataset) else list(datasets)
+        self._sampler = sampler
+        self._recorder = recorder
+        self._reader = make_reader(given, reader) if isinstance(reader, str) else reader
+        fingerprints = None if recorder is None else recorder.state_dict()["fingerprints"]
+        maker = BatchMaker(index, self._reader, options, fingerprints=fingerprints, targets=targets)
+        copies = None if device is None else DeviceCopies(torch.device(device))
+        self._source = BatchSource(
+            maker,
+            keep=read_ahead + num_threads + 2,
+            pin=pin_memory or (copies is not None and copies.asynchronous),
+            restore=restore_fields,
+            copies=copies,
+        )
+        self._read_ahead, self._num_threads = read_ahead, num_threads
+        self._bytes_ahead = bytes_ahead
+        self._iteration = 0
+        self._state: dict[str, Any] | None = None
+        """Of the sampler, after the batch that was handed over last."""
+
+    @property
+    def reader(self) -> TokenReader:
+        """How tokens are read; `AutoTokens.choice` tells what ``auto`` chose."""
+        return self._reader
+
+    def __len__(self) -> int:
+        return len(self._sampler)  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Batch]:
+        self._restart()
+        return self._hand_over(self._iteration)
+
+    def _restart(self) -> None:
+        self._iteration += 1
+        self._state = None
+
+    def _hand_over(self, iteration: int) -> Iterator[Batch]:
+        for prepared, state in self._prepared():
+            if self._iteration != iteration:
+                raise InvalidArgument(
+                    "this iteration has ended: another one was begun, or a state was loaded; "
+                    "iterate over the loader anew"
+                )
+            batch = self._source.hand_over(prepared)
+            self._state = state
+            if self._recorder is not None:
+                rows = batch.pop("receipt").cpu().numpy()
+                self._recorder.add_rows(rows[rows[:, 0] >= 0])  # not those of padding
+            yield batch
+            del prepared, batch  # not held while the next is waited for
+
+    def _prepared(self) -> Iterator[tuple[Prepared, _State]]:
+        """Batches that are ready, in order, and the sampler's state after each."""
+        tasks = ((ids, _state_of(self._sampler)) for ids in self._sampler)
+        first = next(tasks, None)
+        if first is None:
+            return
+        source = self._source  # threads must not keep the loader alive
+
+        def prepare(task: tuple[Sequence[int | None], _State]) -> tuple[Prepared, _State]:
+            return source.prepare(task[0]), task[1]
+
+        every = itertools.chain([first], tasks)
+        depth = min(self._read_ahead, max(1, self._bytes_ahead // source.nbytes(len(first[0]))))
+        if depth == 0:
+            yield from map(prepare, every)
+            return
+        with ReadAhead(every, prepare, depth=depth, threads=self._num_threads) as ahead:
+            yield from ahead
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank stands, after the batch that was handed over last: JSON values.
+
+        ``sampler`` is the same on all ranks that were handed equally many batches, ``receipt`` is
+        each rank's own.
+
+        Raises:
+            InvalidArgument: the sampler has no state.
+        """
+        state = self._state if self._state is not None else _state_of(self._sampler)
+        if state is None:
+            raise InvalidArgument(
+                f"a sampler of type {type(self._sampler).__name__} has no state_dict, so this "
+                "loader has none; use MicroBatchSampler or one of its kin"
+            )
+        return {
+            "version": VERSION,
+            "consumed_samples": state.get("consumed_samples"),
+            "sampler": state,
+            "receipt": None if self._recorder is None else self._recorder.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
+        """Go on from `state_dict`, with any number of ranks, batch size, threads or host.
+
+        With another number of ranks, the receipts of all the old ones go to one of the new; the
+        others take the state with ``receipt`` None.
+
+        Args:
+            allow: differences that are meant, as for `Resumable.load_state_dict`.
+
+        Raises:
+            InvalidArgument: going on would change what was served or what comes next.
+            FormatError: not what `state_dict` gives.
+        """
+        version = state.get("version")
+        if version != VERSION or not isinstance(state.get("sampler"), Mapping):
+            raise FormatError(
+                f"not the state of a loader that this release reads: version {version!r}, keys "
+                f"{sorted(state)}; take it from an intact checkpoint, or use the release that "
+                "wrote it"
+            )
+        load = getattr(self._sampler, "load_state_dict", None)
+        if load is None:
+            raise InvalidArgument(
+                f"a sampler of type {type(self._sampler).__name__} cannot go on from a state; use "
+                "MicroBatchSampler or one of its kin"
+            )
+        load(state["sampler"], allow=allow)
+        if self._recorder is not None and state.get("receipt") is not None:
+            self._recorder.load_state_dict(state["receipt"])
+        self._restart()
+
+    def __reduce__(self) -> Any:
+        raise InvalidArgument(
+            "a Loader has threads and is not pickled or given to DataLoader workers; it needs no "
+            "workers: make one in each process, or use GPTDataset with a DataLoader"
+        )
+
+
+def _state_of(sampler: object) -> dict[str, Any] | None:
+    state_dict = getattr(sampler, "state_dict", None)
+    return None if state_dict is None else state_dict()

@@ -1,0 +1,164 @@
+"""Order, bounds, errors in their place, and no thread that stays."""
+
+from __future__ import annotations
+
+import gc
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from megaindex.errors import InvalidArgument
+from megaindex.loader.readahead import ReadAhead
+
+
+@pytest.fixture(autouse=True)
+def no_thread_stays() -> Iterator[None]:
+    yield
+    gc.collect()
+    for thread in threading.enumerate():
+        if thread.name.startswith("megaindex-ahead"):
+            thread.join(10)
+            assert not thread.is_alive()
+
+
+@pytest.mark.parametrize(("depth", "threads"), [(1, 1), (3, 1), (2, 2), (7, 4), (4, 9)])
+def test_results_come_in_order(depth: int, threads: int) -> None:
+    def prepare(task: int) -> int:
+        time.sleep(0.001 * (task * 7 % 3))  # the later are often ready first
+        return task * task
+
+    with ReadAhead(iter(range(60)), prepare, depth=depth, threads=threads) as ahead:
+        assert list(ahead) == [task * task for task in range(60)]
+        assert list(ahead) == []
+
+
+def test_no_more_than_the_depth_is_ahead() -> None:
+    begun: list[int] = []
+    enough = threading.Event()
+
+    def prepare(task: int) -> int:
+        begun.append(task)
+        if len(begun) == 3:
+            enough.set()
+        return task
+
+    with ReadAhead(iter(range(100)), prepare, depth=3, threads=2) as ahead:
+        assert enough.wait(10)
+        for taken in range(50):
+            assert next(ahead) == taken
+            assert len(begun) <= taken + 1 + 3
+
+
+@pytest.mark.parametrize("at", [0, 1, 7, 30])
+def test_an_error_is_raised_in_its_place(at: int) -> None:
+    release = threading.Event()
+
+    def prepare(task: int) -> int:
+        if task == at:
+            release.set()
+            raise ValueError(f"task {task}")
+        if task < at and task >= at - 3:
+            release.wait(0.05)  # those before it are still in preparation when it fails
+        return task
+
+    with ReadAhead(iter(range(40)), prepare, depth=6, threads=4) as ahead:
+        assert [next(ahead) for _ in range(at)] == list(range(at))
+        for _ in range(2):
+            with pytest.raises(ValueError, match=f"task {at}"):
+                next(ahead)
+
+
+def test_an_error_of_the_order_is_raised_in_its_place() -> None:
+    def tasks() -> Iterator[int]:
+        yield from (5, 6)
+        raise KeyError("the sampler")
+
+    ahead = ReadAhead(tasks(), str, depth=4, threads=3)
+    assert [next(ahead), next(ahead)] == ["5", "6"]
+    with pytest.raises(KeyError, match="the sampler"):
+        next(ahead)
+    ahead.close()
+
+
+def test_nothing_further_is_begun_after_an_error() -> None:
+    begun: list[int] = []
+
+    def prepare(task: int) -> int:
+        begun.append(task)
+        raise ValueError("first")
+
+    ahead = ReadAhead(iter(range(1000)), prepare, depth=100, threads=2)
+    with pytest.raises(ValueError, match="first"):
+        next(ahead)
+    ahead.close()
+    assert len(begun) <= 2
+
+
+def test_dropping_it_ends_the_threads() -> None:
+    ahead = ReadAhead(iter(range(1000)), str, depth=2, threads=2)
+    assert next(ahead) == "0"
+    threads = ahead._threads
+    del ahead
+    gc.collect()
+    for thread in threads:
+        thread.join(10)
+        assert not thread.is_alive()
+
+
+def test_closing_wakes_a_waiting_consumer() -> None:
+    release = threading.Event()
+    ahead = ReadAhead(iter(range(3)), lambda task: release.wait(10) and task, depth=1, threads=1)
+    got: list[object] = []
+    consumer = threading.Thread(target=lambda: got.append(next(ahead, "nothing")))
+    consumer.start()
+    ahead._queue.stop()
+    release.set()
+    consumer.join(10)
+    ahead.close()
+    assert got in ([0], ["nothing"])
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_child_is_told_and_does_not_hang() -> None:
+    ahead = ReadAhead(iter(range(1000)), str, depth=2, threads=2)
+    next(ahead)
+    child = os.fork()
+    if child == 0:
+        try:
+            next(ahead)
+        except InvalidArgument as error:
+            ahead.close()
+            with ReadAhead(iter(range(5)), str, depth=2, threads=2) as own:
+                fine = list(own) == list("01234") and "did not survive the fork" in str(error)
+            os._exit(0 if fine else 1)
+        os._exit(2)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert next(ahead) == "1"
+    ahead.close()
+
+
+@pytest.mark.parametrize("end", ["", "raise SystemExit(0)", "os.kill(os.getpid(), 15)"])
+def test_the_interpreter_exits_with_threads_at_work(end: str) -> None:
+    code = f"""
+import os, time
+from megaindex.loader.readahead import ReadAhead
+ahead = ReadAhead(iter(range(10**9)), lambda task: time.sleep(0.001), depth=3, threads=3)
+next(ahead)
+{end}
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, timeout=60, check=False
+    )
+    assert result.returncode == (-15 if "kill" in end else 0)
+    assert result.stderr == b""
+
+
+@pytest.mark.parametrize(("depth", "threads"), [(0, 1), (1, 0)])
+def test_sizes_are_checked(depth: int, threads: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"depth={depth} and threads={threads}"):
+        ReadAhead(iter(()), str, depth=depth, threads=threads)
