@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 import megaindex
-from benchmarks import backends, index_build, kernels, orders
+from benchmarks import backends, cold, first_batch, index_build, kernels, loading, merge, orders
 from benchmarks.timing import Comparison, timed
 
 Job = Callable[[], Comparison]
@@ -39,6 +39,10 @@ def main() -> None:
             for name in options.memory
             if not options.only
         ]
+        if not options.only or "merge" in options.only:
+            memory.append((f"{merge.SHARDS} merged shards", merge.memory(directory)))
+        if options.only and "cold" in options.only:
+            console.print(cold.describe_device(directory))
         copies = _roofline(rows)
     console.print(_table(rows, copies))
     for name, sides in memory:
@@ -55,8 +59,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--dir", help="where corpora and caches go; default: the system's")
     parser.add_argument("--json", type=Path, default=Path("benchmarks/results/latest.json"))
     parser.add_argument(
-        "--only", nargs="+", help="index, sample_index, shuffle, blend, exhaustive, orders, numba"
+        "--only",
+        nargs="+",
+        help="index, sample_index, shuffle, blend, exhaustive, orders, merge, loading, cold, "
+        "first, numba",
     )
+    parser.add_argument("--sources", type=int, default=50, help="datasets of the blend loaded from")
     parser.add_argument("--memory", nargs="*", default=["40B"], help="corpora to measure memory on")
     return parser
 
@@ -75,11 +83,33 @@ def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, J
         yield "exhaustive", lambda c=count: kernels.exhaustive(c, rounds)
     yield "orders", lambda: orders.first_batch(directory, rounds)
     yield "orders", lambda: orders.bijection(rounds)
+    for order in ("megatron", "epoch", "window"):
+        for name in ("100k-long", "40B"):
+            yield "orders", lambda n=name, o=order: orders.locate(n, o, directory, rounds)
+            yield "orders", lambda n=name, o=order: orders.receipts(n, o, directory, rounds)
+    yield "merge", lambda: merge.compare(directory, rounds)
+    yield from (("loading", job) for job in _loading(options, directory))
+    for reader, workers in (("mapped", 0), ("positional", 0), ("mapped", 2), ("mapped", 4)):
+        yield "cold", lambda r=reader, w=workers: cold.compare(r, w, directory, rounds)
+    yield "cold", lambda: cold.compare("mapped", 0, directory, rounds, as_it_is=True)
+    yield "first", lambda: first_batch.compare(directory, rounds)
     yield "numba", lambda: backends.sample_index(directory, rounds)
     yield "numba", lambda: backends.shuffle(rounds)
     for count in (8, 1000):
         yield "numba", lambda c=count: backends.blend(c, rounds)
         yield "numba", lambda c=count: backends.exhaustive(c, rounds)
+
+
+def _loading(options: argparse.Namespace, directory: Path) -> Iterator[Job]:
+    sides = (("buffers", 0), ("buffers", 2), ("buffers", 4), ("DataLoader", 0))
+    for length in (2048, 8192, 131_072):
+        yield partial(loading.against_memcpy, directory, options.rounds, length=length)
+        for sources in (1, options.sources):
+            for ours, workers in sides:
+                yield partial(
+                    loading.compare, directory, options.rounds, length=length, sources=sources,
+                    ours=ours, workers=workers,
+                )  # fmt: skip
 
 
 def _roofline(rows: list[Comparison]) -> dict[int, tuple[float, float]]:

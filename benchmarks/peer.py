@@ -10,17 +10,29 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     from megatron.core.datasets import helpers, helpers_cpp
+    from megatron.core.datasets.blended_megatron_dataset_builder import (
+        BlendedMegatronDatasetBuilder,
+    )
     from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
-    from megatron.core.datasets.indexed_dataset import IndexedDataset
+    from megatron.core.datasets.indexed_dataset import IndexedDataset, IndexedDatasetBuilder
     from megatron.core.datasets.utils import Split
 
 logging.getLogger("megatron").setLevel(logging.ERROR)
 
-__all__ = ["GPTDataset", "helpers", "helpers_cpp", "megatron_index", "open_megatron"]
+__all__ = [
+    "GPTDataset",
+    "IndexedDatasetBuilder",
+    "helpers",
+    "helpers_cpp",
+    "megatron_blend",
+    "megatron_index",
+    "open_megatron",
+]
 
 
 class Tokenizer:
@@ -52,3 +64,32 @@ def megatron_index(
     )
     documents = np.arange(len(dataset), dtype=np.int32)
     return GPTDataset(dataset, dataset.path_prefix, documents, num_samples, Split.train, config)
+
+
+def megatron_blend(
+    prefixes: list[str],
+    weights: list[float] | None,
+    num_samples: int,
+    sequence_length: int,
+    seed: int,
+    cache: Path,
+) -> Any:
+    """The train split of several corpora, or of one, from the cache where it was built before."""
+    if not torch.distributed.is_initialized():  # a blend asks for its rank
+        store = torch.distributed.HashStore()
+        torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
+    config = GPTDatasetConfig(
+        random_seed=seed,
+        sequence_length=sequence_length,
+        blend=(prefixes, weights),
+        split="1",
+        tokenizer=Tokenizer(),
+        reset_position_ids=False,
+        reset_attention_mask=False,
+        eod_mask_loss=False,
+        create_attention_mask=False,
+        path_to_cache=str(cache),
+        mid_level_dataset_surplus=0.005,
+    )
+    sizes = [num_samples, 0, 0]
+    return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()[0]

@@ -817,8 +817,10 @@ void exhaustive(const py::array& sizes, int64_t begin, int64_t end, py::array& c
 
 py::array_t<int64_t> checkpoints(const py::array& weights, int64_t size, int64_t stride) {
   const double* w = blend_weights(weights);
-  require(size >= 0 && stride >= 1, "size must be >= 0 and stride >= 1");
   const int64_t n = weights.size();
+  require(n >= 1, "weights: need at least one dataset");
+  require(size >= 0 && stride >= 1 && size / stride < int64_t{1} << 40,
+          "size, stride: must be size >= 0, stride >= 1 and at most 2**40 rows");
   py::array_t<int64_t> rows(py::array::ShapeContainer{size / stride + 1, n});
   int64_t* out = rows.mutable_data();
   {

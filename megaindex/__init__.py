@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from megaindex.build import build_index
+    from megaindex.build_blend import build_blend
     from megaindex.errors import (
         FormatError,
         InvalidArgument,
@@ -33,6 +34,7 @@ _HOMES = {
     "OutOfRange": "megaindex.errors",
     "StorageError": "megaindex.errors",
     "backend": "megaindex.kernels",
+    "build_blend": "megaindex.build_blend",
     "build_index": "megaindex.build",
 }
 
@@ -47,6 +49,7 @@ __all__ = [
     "StorageError",
     "__version__",
     "backend",
+    "build_blend",
     "build_index",
 ]
 

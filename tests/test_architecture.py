@@ -18,6 +18,7 @@ LAYERS = [
     {"adapters"},
     {"loader", "audit", "corpus"},
     {"plan"},
+    {"build_blend"},
     {"build"},
     {"build_packing", "build_recipe"},
     {"recipe", "store"},

@@ -20,6 +20,8 @@ class Deviation:
     ours: str
     test: str
     """Where it is shown."""
+    issue: str = ""
+    """Where it was reported, if it was."""
 
 
 _CORE = "megatron-core 0.16.1"
@@ -275,6 +277,68 @@ DEVIATIONS = (
         ours="FormatError naming file, rule and value; views outlive the dataset",
         test="tests/format/",
     ),
+    Deviation(
+        case="a blend that draws more of a source than was built",
+        framework=_CORE,
+        theirs="IndexError; the remedy it names is a guess at mid_level_dataset_surplus",
+        ours="under the adapter the source is built as long as it is drawn",
+        test="tests/adapters/test_megatron_cases.py",
+        issue="NVIDIA/Megatron-LM#705",
+    ),
+    Deviation(
+        case="a part of a split without tokens, of which samples are asked",
+        framework=_CORE,
+        theirs="counts epochs of nothing for ever",
+        ours="InvalidArgument",
+        test="tests/adapters/test_megatron_cases.py",
+        issue="NVIDIA/Megatron-LM#957",
+    ),
+    Deviation(
+        case="the loss mask after a padded sample",
+        framework="megatron-core 0.13 to 0.16.1",
+        theirs="the mask kept for all samples is cleared where the first sample read is padded, up "
+        "to 0.15 where any is: later samples lose those positions",
+        ours="under the adapter every sample has its own",
+        test="tests/adapters/test_megatron_cases.py",
+        issue="NVIDIA/Megatron-LM#1711, #6981",
+    ),
+    Deviation(
+        case="a corpus that changed under index arrays which Megatron cached",
+        framework=_CORE,
+        theirs="served with the old arrays",
+        ours="under the adapter FormatError, nothing is overwritten; arrays that megaindex built "
+        "are rebuilt",
+        test="tests/adapters/test_megatron_cache.py",
+    ),
+    Deviation(
+        case="IndexedDataset.get beyond the end of its sequence",
+        framework=_CORE,
+        theirs="gives the tokens of the next one",
+        ours="OutOfRange",
+        test="tests/adapters/test_megatron_cases.py",
+    ),
+    Deviation(
+        case="a blend built without a process group",
+        framework="megatron-core 0.13 to 0.16.1",
+        theirs="asks torch.distributed for a rank and fails",
+        ours="built",
+        test="tests/adapters/test_megatron_cases.py",
+    ),
+    Deviation(
+        case="IndexedDatasetBuilder.add_document of a multimodal dataset without modes",
+        framework="megatron-core 0.13 to 0.16.1",
+        theirs="TypeError",
+        ours="mode 0 for each sequence, as documented",
+        test="tests/adapters/test_megatron_cases.py",
+    ),
+    Deviation(
+        case="pointers of a dataset merged from others",
+        framework="megatron-core 0.13",
+        theirs="added in int32: wrong from 2 GiB on",
+        ours="added in int64",
+        test="tests/adapters/test_megatron_cases.py",
+        issue="NVIDIA/Megatron-LM#1672",
+    ),
 )
 
 
@@ -297,11 +361,12 @@ def compatibility_page() -> str:
         "",
         "On every other input the arrays are equal to the bit, dtype included.",
         "",
-        "| case | framework | what it does | megaindex | shown in |",
-        "|---|---|---|---|---|",
+        "| case | framework | what it does | megaindex | shown in | reported |",
+        "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {d.case} | {d.framework} | {d.theirs} | {d.ours} | {d.test} |" for d in DEVIATIONS
+        f"| {d.case} | {d.framework} | {d.theirs} | {d.ours} | {d.test} | {d.issue} |"
+        for d in DEVIATIONS
     ]
     return "\n".join(lines) + "\n"
 

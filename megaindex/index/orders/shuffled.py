@@ -88,6 +88,15 @@ class ShuffledOrder:
         )
 
     @property
+    def arrays(self) -> dict[str, tuple[tuple[int, ...], str]]:
+        """Shape and dtype of each array of the index."""
+        return {
+            "document_index": ((self.num_documents,), "int32"),
+            "sample_index": ((self.samples_built + 1, 2), self.sample_dtype),
+            "shuffle_index": ((self.samples_built,), shuffle_dtype(self.samples_built)),
+        }
+
+    @property
     def final(self) -> FinalEpoch:
         return final_epoch(
             self.num_samples,
@@ -100,39 +109,40 @@ class ShuffledOrder:
         )
 
 
-def build(order: ShuffledOrder, lengths: I32, sink: Sink) -> None:
+def build(order: ShuffledOrder, lengths: I32, sink: Sink, threads: int | None = None) -> None:
     """Fill document_index, sample_index and shuffle_index of ``order`` in ``sink``.
+
+    ``threads`` bounds the threads it takes; default: `num_threads`.
 
     All three come from one random stream: first the documents of all epochs (or of all but the
     last, then of the last), then the samples in the same ranges.
     """
+    threads = threads or num_threads()
     # All at once: a sink may bring their pages in while the first kernel runs.
-    document_index = sink.allocate("document_index", (order.num_documents,), "int32")
-    sample_index = sink.allocate("sample_index", (order.samples_built + 1, 2), order.sample_dtype)
-    shuffle_index = sink.allocate(
-        "shuffle_index", (order.samples_built,), shuffle_dtype(order.samples_built)
+    document_index, sample_index, shuffle_index = (
+        sink.allocate(name, shape, dtype) for name, (shape, dtype) in order.arrays.items()
     )
     state = active().seed_state(order.seed)
     apart = order.final.apart
     head = (order.num_epochs - 1) * len(order.documents) if apart else order.num_documents
-    _shuffle_documents(order, state, document_index[:head])
+    _shuffle_documents(order, state, document_index[:head], threads)
     if apart:
-        _shuffle_documents(order, state, document_index[head:])
+        _shuffle_documents(order, state, document_index[head:], threads)
     sink.done("document_index")
 
-    def cut(threads: int) -> None:
-        _cut_samples(order, lengths, document_index, sample_index, threads)
+    def cut(of_them: int) -> None:
+        _cut_samples(order, lengths, document_index, sample_index, of_them)
         sink.done("sample_index")
 
     def shuffle() -> None:
-        _shuffle_samples(order, state, shuffle_index)
+        _shuffle_samples(order, state, shuffle_index, threads)
         sink.done("shuffle_index")
 
     # The number of samples is known before they are cut, so both arrays can be made side by side;
     # but a shuffle keeps two threads busy, so only where there are enough of them.
-    others = num_threads() - 2
+    others = threads - 2
     if others < 2:
-        cut(num_threads())
+        cut(threads)
         shuffle()
     else:
         with ThreadPoolExecutor(1, "megaindex-shuffle") as pool:
@@ -141,19 +151,19 @@ def build(order: ShuffledOrder, lengths: I32, sink: Sink) -> None:
             shuffled.result()
 
 
-def _shuffle_documents(order: ShuffledOrder, state: U32, out: I32) -> None:
+def _shuffle_documents(order: ShuffledOrder, state: U32, out: I32, threads: int) -> None:
     documents = order.documents
     epochs = out.size // len(documents)
     if isinstance(documents, range):
-        active().shuffled_documents(state, None, documents.start, epochs, out, num_threads())
+        active().shuffled_documents(state, None, documents.start, epochs, out, threads)
     else:
-        active().shuffled_documents(state, documents, 0, epochs, out, num_threads())
+        active().shuffled_documents(state, documents, 0, epochs, out, threads)
 
 
-def _shuffle_samples(order: ShuffledOrder, state: U32, out: IntArray) -> None:
+def _shuffle_samples(order: ShuffledOrder, state: U32, out: IntArray, threads: int) -> None:
     head = order.final.samples_before if order.final.apart else out.size
-    active().shuffled_range(state, 0, out[:head], num_threads())
-    active().shuffled_range(state, head, out[head:], num_threads())
+    active().shuffled_range(state, 0, out[:head], threads)
+    active().shuffled_range(state, head, out[head:], threads)
 
 
 def _cut_samples(

@@ -1,0 +1,204 @@
+"""From several corpora and their weights to one index, of the samples the framework draws."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from megaindex.build import build_index
+from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
+from megaindex.index.blended import MOST_SOURCES, BlendedIndex
+from megaindex.index.dialect import Dialect, dialect
+from megaindex.index.orders.shuffled import Memory, Sink
+from megaindex.index.spans import Index
+from megaindex.index.weights import blend_weights, divisor_weights, request_weights
+from megaindex.kernels import active
+from megaindex.kernels.types import I64, IntArray
+from megaindex.store.cache import fetch
+
+
+def build_blend(
+    corpora: Sequence[str | os.PathLike[str] | IndexedDataset],
+    *,
+    num_samples: int | None,
+    weights: Sequence[float] | None = None,
+    order: str = "megatron",
+    variance_buffer: float | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> BlendedIndex:
+    """The index of a blend: source by source what `build_index` gives, and which comes when.
+
+    Sources are asked for as many samples, and the blend made as long, as the framework of ``order``
+    does: see docs/compatibility.md. For order megatron the samples are those of
+    ``BlendedMegatronDatasetBuilder``.
+
+    Args:
+        corpora: prefixes of ``.bin``/``.idx`` pairs, or open datasets.
+        num_samples: samples asked of the blend. None: all of one epoch of each source, without
+            weights and in order megatron only.
+        weights: of the sources, positive. None: by their samples in orders megatron (of one epoch,
+            which is all it then builds), epoch and window; evenly in the others.
+        order: of every source; for the orders epoch and window sources are blended by the divisor
+            rule, for the others by the frameworks' greedy one.
+        variance_buffer: surplus asked of each source in a framework order, at least 1. Default:
+            the framework's own.
+        cache_dir: where to keep the arrays, as in `build_index`.
+        settings: sequence_length, seed, split and what else `build_index` takes for each source.
+
+    Raises:
+        InvalidArgument: the weights do not fit the corpora; or a source runs short before the blend
+            ends, where Megatron fails too.
+        FormatError, StorageError: as `build_index`.
+    """
+    row = dialect(order)
+    _check(corpora, num_samples, weights, row)
+    common = {**settings, "order": order, "cache_dir": cache_dir}
+    if weights is None and row.request in ("megatron", "exact"):
+        indices = [build_index(corpus, **common) for corpus in corpora]
+        by_size = [index.num_samples for index in indices]
+    if weights is None and row.request == "megatron":
+        draws, size = _unweighted(by_size, row, num_samples)
+    else:
+        assert num_samples is not None, "checked"
+        if weights is None:
+            weights = by_size if row.request == "exact" else [1.0] * len(corpora)
+        draws = _weighted(weights, row)
+        buffer = row.buffer_weighted if variance_buffer is None else variance_buffer
+        asked = _asked(weights, row, num_samples, buffer, draws)
+        indices = [
+            build_index(corpus, num_samples=max(1, count), **common)
+            for corpus, count in zip(corpora, asked, strict=True)
+        ]
+        size = _size(weights, row, num_samples, asked, indices)
+    arrays = draws.arrays(size, cache_dir)
+    if row.blend_size != "built":  # the others' blends run short where theirs do: when it is read
+        _check_drawn(arrays["dataset_index"], indices)
+    return BlendedIndex(
+        indices=tuple(indices),
+        dataset_index=arrays["dataset_index"],
+        dataset_sample_index=arrays["dataset_sample_index"],
+    )
+
+
+def _check(
+    corpora: Sequence[Any], num_samples: int | None, weights: Sequence[float] | None, row: Dialect
+) -> None:
+    if isinstance(corpora, (str, os.PathLike, IndexedDataset)) or not len(corpora):
+        raise InvalidArgument("corpora must be a list of at least one prefix or dataset")
+    if len(corpora) > MOST_SOURCES:
+        raise InvalidArgument(f"a blend has at most {MOST_SOURCES} sources, got {len(corpora)}")
+    if num_samples is None and (weights is not None or row.request != "megatron"):
+        raise InvalidArgument(
+            "num_samples is needed: only order megatron without weights serves all there is"
+        )
+    if num_samples is not None and num_samples < 1:
+        raise InvalidArgument(f"num_samples must be at least 1, got {num_samples}")
+    if weights is not None and (
+        len(weights) != len(corpora) or not all(0 < weight < float("inf") for weight in weights)
+    ):
+        raise InvalidArgument(
+            f"weights must be {len(corpora)} positive numbers, one for each corpus, got "
+            f"{list(weights)}"
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class _Draws:
+    """Which source serves each position of a blend."""
+
+    rule: Literal["greedy", "exhaustive", "divisor"]
+    values: IntArray
+    """Weights, or for exhaustive ones the samples of each source."""
+
+    def counts(self, size: int) -> list[int]:
+        counts = np.zeros(self.values.size, np.int64)
+        self._fill(size, counts, None, None)
+        return [int(count) for count in counts]
+
+    def arrays(self, size: int, cache_dir: str | os.PathLike[str] | None) -> Mapping[str, IntArray]:
+        """dataset_index and dataset_sample_index."""
+        if cache_dir is None:
+            memory = Memory()
+            self._build(size, memory)
+            return memory.arrays
+        exact = [v.hex() if isinstance(v, float) else v for v in self.values.tolist()]
+        parameters = {"order": "blend", "rule": self.rule, "values": exact, "size": size}
+        return fetch(cache_dir, parameters, lambda sink: self._build(size, sink))
+
+    def _build(self, size: int, sink: Sink) -> None:
+        index = sink.allocate("dataset_index", (size,), "int16")
+        samples = sink.allocate("dataset_sample_index", (size,), "int64")
+        self._fill(size, np.zeros(self.values.size, np.int64), index, samples)
+        sink.done("dataset_index")
+        sink.done("dataset_sample_index")
+
+    def _fill(
+        self, size: int, counts: I64, index: IntArray | None, samples: IntArray | None
+    ) -> None:
+        backend = active()
+        if self.rule == "greedy":
+            backend.blend_greedy(self.values, 0, size, counts, index, samples)
+        elif self.rule == "exhaustive":
+            backend.blend_exhaustive(self.values, 0, size, counts, index, samples)
+        else:
+            backend.divisor_fill(self.values, 0, size, counts, index, samples)
+
+
+def _unweighted(sizes: list[int], row: Dialect, num_samples: int | None) -> tuple[_Draws, int]:
+    """One epoch of each source: all of it, or the first samples of a blend by size."""
+    if num_samples is None:
+        return _Draws("exhaustive", np.array(sizes, np.int64)), sum(sizes)
+    weights = blend_weights(sizes, row, explicit=False)
+    return _Draws("greedy", weights), min(num_samples, sum(sizes))
+
+
+def _weighted(weights: Sequence[float], row: Dialect) -> _Draws:
+    if row.is_framework:
+        return _Draws("greedy", blend_weights(weights, row))
+    return _Draws("divisor", divisor_weights(weights))
+
+
+def _asked(
+    weights: Sequence[float], row: Dialect, num_samples: int, buffer: float, draws: _Draws
+) -> list[int]:
+    """Samples asked of each source."""
+    if not row.is_framework:
+        return draws.counts(num_samples)
+    count = len(weights)
+    return [
+        row.samples_requested(num_samples, weight, buffer, count)
+        for weight in request_weights(weights, row)
+    ]
+
+
+def _size(
+    weights: Sequence[float],
+    row: Dialect,
+    num_samples: int,
+    asked: Sequence[int],
+    indices: Sequence[Index],
+) -> int:
+    """Positions of the blend: each framework has its own idea of it, see `Dialect.blend_size`."""
+    if row.blend_size == "requested":
+        return sum(_asked(weights, row, num_samples, 1.0, _weighted(weights, row)))
+    if row.blend_size == "buffered":
+        return sum(asked)
+    if row.blend_size == "built":
+        return sum(index.num_samples - 1 for index in indices)
+    return num_samples
+
+
+def _check_drawn(dataset_index: IntArray, indices: Sequence[Index]) -> None:
+    drawn = np.bincount(dataset_index, minlength=len(indices)).tolist()
+    for number, (count, index) in enumerate(zip(drawn, indices, strict=True)):
+        if count > index.num_samples:
+            raise InvalidArgument(
+                f"source {number} of the blend: {count} of its samples are drawn, and "
+                f"{index.num_samples} were built: the run fails there; raise variance_buffer"
+            )
