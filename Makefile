@@ -2,7 +2,7 @@
 # make test   install into .venv with what the tests need, then run them
 # make lint   ruff and strict mypy
 # make bench  time every kernel and the whole build against megatron-core
-# make sanitize, make slow: see CONTRIBUTING.md
+# make sanitize, make slow, make fuzz: see CONTRIBUTING.md
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/megaindex/*.hpp)
 
-.PHONY: demo test lint bench sanitize slow clean
+.PHONY: demo test lint bench sanitize slow fuzz clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -33,6 +33,11 @@ slow: $(VENV)/.test-installed
 
 sanitize: $(VENV)/.test-installed
 	BIN=$(BIN) sh tests/sanitize/run.sh
+
+# FUZZ_SECONDS for each target
+fuzz: $(VENV)/.test-installed
+	$(PIP) -r requirements/fuzz.txt
+	BIN=$(BIN) sh tests/fuzz/run.sh $(or $(FUZZ_SECONDS),60)
 
 $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)

@@ -16,7 +16,17 @@ from rich.console import Console
 from rich.table import Table
 
 import megaindex
-from benchmarks import backends, cold, first_batch, index_build, kernels, loading, merge, orders
+from benchmarks import (
+    adapters,
+    backends,
+    cold,
+    first_batch,
+    index_build,
+    kernels,
+    loading,
+    merge,
+    orders,
+)
 from benchmarks.timing import Comparison, timed
 
 Job = Callable[[], Comparison]
@@ -62,7 +72,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         nargs="+",
         help="index, sample_index, shuffle, blend, exhaustive, orders, merge, loading, cold, "
-        "first, numba",
+        "first, adapters, numba",
     )
     parser.add_argument("--sources", type=int, default=50, help="datasets of the blend loaded from")
     parser.add_argument("--memory", nargs="*", default=["40B"], help="corpora to measure memory on")
@@ -93,6 +103,12 @@ def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, J
         yield "cold", lambda r=reader, w=workers: cold.compare(r, w, directory, rounds)
     yield "cold", lambda: cold.compare("mapped", 0, directory, rounds, as_it_is=True)
     yield "first", lambda: first_batch.compare(directory, rounds)
+    for size in adapters.SIZES:
+        for part in ("cold", "warm", "first"):
+            yield (
+                "adapters",
+                lambda s=size, p=part: adapters.compare(s, p, directory, rounds),
+            )
     yield "numba", lambda: backends.sample_index(directory, rounds)
     yield "numba", lambda: backends.shuffle(rounds)
     for count in (8, 1000):

@@ -26,7 +26,7 @@ def compare(directory: Path, rounds: int) -> Comparison:
     batches = np.arange(64 * MICRO_BATCH).reshape(-1, MICRO_BATCH).tolist()
 
     def ours() -> Any:
-        from megaindex.build_blend import build_blend
+        from megaindex.build.blend import build_blend
         from megaindex.loader import Loader
 
         datasets = [megaindex.IndexedDataset(prefix) for prefix in prefixes]

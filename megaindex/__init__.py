@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from megaindex.build import build_index
-    from megaindex.build_blend import build_blend
+    from megaindex.build.blend import build_blend
     from megaindex.errors import (
         FormatError,
         InvalidArgument,
@@ -34,7 +34,7 @@ _HOMES = {
     "OutOfRange": "megaindex.errors",
     "StorageError": "megaindex.errors",
     "backend": "megaindex.kernels",
-    "build_blend": "megaindex.build_blend",
+    "build_blend": "megaindex.build.blend",
     "build_index": "megaindex.build",
 }
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from corpora import write_corpus
 
-from megaindex.build_recipe import open_recipe
+from megaindex.build.recipe import open_recipe
 from megaindex.cli import main
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.recipe.recipe_file import read_recipe

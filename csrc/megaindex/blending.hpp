@@ -99,7 +99,10 @@ void blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* counts,
            const BlendOutput<Index>& out, Poll& poll) {
   const int64_t only = only_drawn(rule, begin, end, counts);
   if (only >= 0) {
-    for (int64_t n = begin; n < end; ++n) out.write(n, only, counts[only]++);
+    for (int64_t n = begin; n < end; ++n) {
+      out.write(n, only, counts[only]++);
+      if ((n & 0xfffff) == 0) poll();
+    }
     return;
   }
 #ifdef MEGAINDEX_BLEND_AVX2
@@ -147,6 +150,7 @@ void blend_checkpoints(const double* weights, int64_t num_datasets, int64_t size
     std::copy(row - num_datasets, row, row);
     blend_greedy<int16_t>(weights, num_datasets, (k - 1) * stride, k * stride, row, nullptr,
                           nullptr, poll);
+    if ((k & 0x3ff) == 0) poll();  // a short stride is over before the walk polls
   }
 }
 

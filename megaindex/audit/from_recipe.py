@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from megaindex.audit.stream import AuditSource, Stream, step_bounds
-from megaindex.build_recipe import open_recipe
+from megaindex.build.recipe import open_recipe
 from megaindex.recipe.model import Recipe
 
 

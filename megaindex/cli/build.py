@@ -35,7 +35,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _build_recipe(options: argparse.Namespace) -> None:
     """Every source is opened and checked; orders of recipes are computed, nothing is kept."""
-    from megaindex.build_recipe import open_recipe
+    from megaindex.build.recipe import open_recipe
     from megaindex.recipe.recipe_file import read_recipe
 
     start = time.perf_counter()

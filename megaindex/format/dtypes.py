@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.errors import FormatError, InvalidArgument
+from megaindex.errors import InvalidArgument
+from megaindex.format.faults import Fault
 
 _SHARED = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 
@@ -55,17 +56,30 @@ def get_dialect(name: str) -> Dialect:
 
 def dtype_of_code(code: int, dialect: Dialect, idx_path: str) -> np.dtype[Any]:
     """The token type that `code` in the header of `idx_path` means in `dialect`."""
+    fault = code_fault(code, dialect)
+    if fault is not None:
+        raise fault.error(idx_path)
+    return dialect.dtypes[code]
+
+
+def code_fault(code: int, dialect: Dialect) -> Fault | None:
+    """Whether `dialect` knows the dtype code."""
     if code in dialect.dtypes:
-        return dialect.dtypes[code]
+        return None
     others = [other.name for other in DIALECTS.values() if code in other.dtypes]
     remedy = (
         f"open it with dialect={others[0]!r} if that is who wrote it"
         if others
         else "the header is damaged; restore the file or write it again"
     )
-    raise FormatError(
-        f"{idx_path}: dtype code {code} is unknown in the {dialect.name} dialect "
-        f"(known: {_listing(dialect)}); {remedy}"
+    return Fault(
+        rule="dtype-code",
+        where="byte 17",
+        found=str(code),
+        expected=f"one of {_listing(dialect)}",
+        text=f"dtype code {code} is unknown in the {dialect.name} dialect "
+        f"(known: {_listing(dialect)})",
+        remedy=remedy,
     )
 
 

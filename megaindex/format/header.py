@@ -19,14 +19,13 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from megaindex.errors import FormatError
+from megaindex.format.faults import RESTORE, Fault
 
 MAGIC = b"MMIDIDX\0\0"
 VERSION = 1
 _OLD_MAGIC = b"TNTIDX\0\0"
 _HEADER = struct.Struct("<9sQBQQ")
 HEADER_BYTES = _HEADER.size
-_REMEDY = "restore the file or write the pair again"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,27 +59,52 @@ class IndexHeader:
 
 def parse_header(raw: bytes, idx_path: str) -> IndexHeader:
     """Read a header from the beginning of `raw`; FormatError if it is none."""
+    fault = header_fault(raw)
+    if fault is not None:
+        raise fault.error(idx_path)
+    _, _, dtype_code, num_sequences, num_bounds = _HEADER.unpack_from(raw)
+    return IndexHeader(dtype_code=dtype_code, num_sequences=num_sequences, num_bounds=num_bounds)
+
+
+def header_fault(raw: bytes) -> Fault | None:
+    """What keeps the beginning of `raw` from being a header."""
     if raw.startswith(_OLD_MAGIC):
-        raise FormatError(
-            f"{idx_path}: begins with {_OLD_MAGIC!r}, the old 'lazy'/'cached' format, and must "
-            f"begin with {MAGIC!r}; tokenize again with --dataset-impl mmap"
+        return Fault(
+            rule="old-format",
+            where="byte 0",
+            found=repr(_OLD_MAGIC),
+            expected=repr(MAGIC),
+            text=f"begins with {_OLD_MAGIC!r}, the old 'lazy'/'cached' format, and must begin "
+            f"with {MAGIC!r}",
+            remedy="tokenize again with --dataset-impl mmap, or use megaindex import",
         )
     if len(raw) < HEADER_BYTES:
-        raise FormatError(
-            f"{idx_path}: has {len(raw)} bytes, its header alone takes {HEADER_BYTES}; {_REMEDY}"
+        return Fault(
+            rule="header-size",
+            where=f"byte {len(raw)}",
+            found=f"{len(raw)} bytes",
+            expected=f"{HEADER_BYTES} bytes or more",
+            text=f"has {len(raw)} bytes, its header alone takes {HEADER_BYTES}",
         )
-    magic, version, dtype_code, num_sequences, num_bounds = _HEADER.unpack_from(raw)
+    magic, version, *_ = _HEADER.unpack_from(raw)
     if magic != MAGIC:
-        raise FormatError(
-            f"{idx_path}: begins with {magic!r} and must begin with {MAGIC!r}: not a "
-            f"Megatron index; check the path"
+        return Fault(
+            rule="magic",
+            where="byte 0",
+            found=repr(magic),
+            expected=repr(MAGIC),
+            text=f"begins with {magic!r} and must begin with {MAGIC!r}: not a Megatron index",
+            remedy="check the path",
         )
     if version != VERSION:
-        raise FormatError(
-            f"{idx_path}: has format version {version}, and only version {VERSION} is known; "
-            f"{_REMEDY}"
+        return Fault(
+            rule="version",
+            where="byte 9",
+            found=str(version),
+            expected=str(VERSION),
+            text=f"has format version {version}, and only version {VERSION} is known",
         )
-    return IndexHeader(dtype_code=dtype_code, num_sequences=num_sequences, num_bounds=num_bounds)
+    return None
 
 
 def has_modes(header: IndexHeader, file_size: int, idx_path: str) -> bool:
@@ -89,12 +113,25 @@ def has_modes(header: IndexHeader, file_size: int, idx_path: str) -> bool:
     Python integers cannot overflow, so no pair of counts slips through. A file without sequences
     has, trivially, the mode of each.
     """
+    fault = size_fault(header, file_size)
+    if fault is not None:
+        raise fault.error(idx_path)
+    return file_size == header.modes_offset + header.num_sequences
+
+
+def size_fault(header: IndexHeader, file_size: int) -> Fault | None:
+    """Whether the file holds the arrays that its header promises, and nothing more."""
     n, m = header.num_sequences, header.num_bounds
     without_modes = header.modes_offset
     if file_size in (without_modes, without_modes + n):
-        return file_size == without_modes + n
-    raise FormatError(
-        f"{idx_path}: header promises {n} sequences and {m} document bounds "
-        f"({HEADER_BYTES} + 12·{n} + 8·{m} = {without_modes} bytes, or {without_modes + n} with "
-        f"modes), file has {file_size}; {_REMEDY}"
+        return None
+    sizes = f"{without_modes} bytes, or {without_modes + n} with modes"
+    return Fault(
+        rule="file-size",
+        where=f"byte {min(file_size, without_modes)}",
+        found=f"{file_size} bytes",
+        expected=sizes,
+        text=f"header promises {n} sequences and {m} document bounds "
+        f"({HEADER_BYTES} + 12·{n} + 8·{m} = {sizes}), file has {file_size}",
+        remedy=f"{RESTORE}; megaindex verify --repair tells what can be rebuilt",
     )

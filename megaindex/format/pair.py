@@ -74,15 +74,16 @@ def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mapped
         )
     dtype = dtype_of_code(header.dtype_code, dialect, idx_path)
     data = map_readonly(bin_path)
+    arrays = index_arrays(index, header)
     pair = MappedPair(
         bin_path=bin_path,
         idx_path=idx_path,
         header=header,
         dtype=dtype,
-        lengths=index[header.lengths_offset : header.pointers_offset].view(np.int32),
-        pointers=index[header.pointers_offset : header.bounds_offset].view(np.int64),
-        bounds=index[header.bounds_offset : header.modes_offset].view(np.int64),
-        modes=index[header.modes_offset :].view(np.int8) if with_modes else None,
+        lengths=arrays.lengths,
+        pointers=arrays.pointers,
+        bounds=arrays.bounds,
+        modes=arrays.modes if with_modes else None,
         tokens=data[: data.size - data.size % dtype.itemsize].view(dtype),
         idx_nbytes=index.size,
         bin_nbytes=data.size,
@@ -90,6 +91,33 @@ def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mapped
     check_bound_ends(pair.bounds, header.num_sequences, dialect, idx_path)
     _check_last_sequence(pair)
     return pair
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class IndexArrays:
+    """The arrays of an .idx as far as the file holds them: of one cut short, fewer entries."""
+
+    lengths: npt.NDArray[np.int32]
+    pointers: npt.NDArray[np.int64]
+    bounds: npt.NDArray[np.int64]
+    modes: npt.NDArray[np.int8]
+    """Empty where there are none."""
+
+
+def index_arrays(index: npt.NDArray[np.uint8], header: IndexHeader) -> IndexArrays:
+    """Views of the bytes of an .idx, at the places its header gives."""
+
+    def entries(begin: int, end: int, itemsize: int) -> npt.NDArray[np.uint8]:
+        part = index[min(begin, index.size) : min(end, index.size)]
+        return part[: part.size // itemsize * itemsize]
+
+    modes_end = header.modes_offset + header.num_sequences
+    return IndexArrays(
+        lengths=entries(header.lengths_offset, header.pointers_offset, 4).view(np.int32),
+        pointers=entries(header.pointers_offset, header.bounds_offset, 8).view(np.int64),
+        bounds=entries(header.bounds_offset, header.modes_offset, 8).view(np.int64),
+        modes=entries(header.modes_offset, modes_end, 1).view(np.int8),
+    )
 
 
 def _require_both_files(path_prefix: str, bin_path: str, idx_path: str) -> None:

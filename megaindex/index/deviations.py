@@ -282,7 +282,7 @@ DEVIATIONS = (
         framework=_CORE,
         theirs="IndexError; the remedy it names is a guess at mid_level_dataset_surplus",
         ours="under the adapter the source is built as long as it is drawn",
-        test="tests/adapters/test_megatron_cases.py",
+        test="tests/adapters/test_megatron_cache.py",
         issue="NVIDIA/Megatron-LM#705",
     ),
     Deviation(
@@ -290,7 +290,7 @@ DEVIATIONS = (
         framework=_CORE,
         theirs="counts epochs of nothing for ever",
         ours="InvalidArgument",
-        test="tests/adapters/test_megatron_cases.py",
+        test="tests/adapters/test_megatron_cache.py",
         issue="NVIDIA/Megatron-LM#957",
     ),
     Deviation(
@@ -322,7 +322,7 @@ DEVIATIONS = (
         framework="megatron-core 0.13 to 0.16.1",
         theirs="asks torch.distributed for a rank and fails",
         ours="built",
-        test="tests/adapters/test_megatron_cases.py",
+        test="tests/adapters/test_megatron_ranks.py",
     ),
     Deviation(
         case="IndexedDatasetBuilder.add_document of a multimodal dataset without modes",
@@ -333,7 +333,7 @@ DEVIATIONS = (
     ),
     Deviation(
         case="pointers of a dataset merged from others",
-        framework="megatron-core 0.13",
+        framework="megatron-core 0.13, 0.14",
         theirs="added in int32: wrong from 2 GiB on",
         ours="added in int64",
         test="tests/adapters/test_megatron_cases.py",

@@ -47,8 +47,8 @@ class AtomicFiles:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with as_storage_error(final_path, "cannot create"):
             descriptor = os.open(temporary, flags, 0o666)  # the umask narrows it
-        self._temporary[final_path] = temporary
-        stream = os.fdopen(descriptor, "wb", buffering=_BUFFER_BYTES)
+            self._temporary[final_path] = temporary
+            stream = os.fdopen(descriptor, "wb", buffering=_BUFFER_BYTES)
         self._streams[final_path] = stream
         return stream
 
@@ -86,8 +86,9 @@ class AtomicFiles:
             with as_storage_error(self._directory, "cannot sync the directory"):
                 _sync_directory(self._directory)
         except BaseException:
-            for path in reversed(placed):
-                _unlink_if_there(path)
+            with as_storage_error(self._final_paths[-1], "cannot take back"):
+                for path in reversed(placed):  # the last one first, as it makes the set visible
+                    _unlink_if_there(path)
             self.discard()
             raise
 
@@ -98,7 +99,7 @@ class AtomicFiles:
                 stream.close()
         self._streams.clear()
         for temporary in self._temporary.values():
-            _unlink_if_there(temporary)
+            _unlink_if_possible(temporary)
         self._temporary.clear()
 
     def _refuse_existing(self) -> None:
@@ -123,7 +124,7 @@ class AtomicFiles:
         with as_storage_error(path, "cannot publish"):
             if self._overwrite:
                 os.replace(temporary, path)
-                _unlink_if_there(temporary)  # of two names of one file, rename keeps both
+                _unlink_if_possible(temporary)  # of two names of one file, rename keeps both
             else:
                 _rename_without_replacing(temporary, path)
         del self._temporary[path]
@@ -144,7 +145,7 @@ def _rename_without_replacing(source: str, target: str) -> None:
             raise
         os.rename(source, target)
     else:
-        os.unlink(source)
+        _unlink_if_possible(source)
 
 
 def _already_there(path: str) -> StorageError:
@@ -169,4 +170,10 @@ def _sync_directory(directory: str) -> None:
 
 def _unlink_if_there(path: str) -> None:
     with contextlib.suppress(FileNotFoundError):
+        os.unlink(path)
+
+
+def _unlink_if_possible(path: str) -> None:
+    """Of a temporary, whose set is what matters: published by now, or failed for another reason."""
+    with contextlib.suppress(OSError):
         os.unlink(path)

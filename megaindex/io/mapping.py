@@ -74,10 +74,10 @@ def map_readonly(path: str, *, follow_symlinks: bool = True) -> npt.NDArray[np.u
     with as_storage_error(path, "cannot open"):
         descriptor = os.open(path, flags)
     try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise StorageError(f"{path}: cannot map: not a regular file; check the path")
         with as_storage_error(path, "cannot map"):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise StorageError(f"{path}: cannot map: not a regular file; check the path")
             return _map_descriptor(descriptor, status.st_size)
     finally:
         os.close(descriptor)

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from megaindex.build_recipe import OpenRecipe, OpenSource
+from megaindex.build.recipe import OpenRecipe, OpenSource
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.loader.batches import Batch
 from megaindex.loader.ledger import Ledger

@@ -93,7 +93,7 @@ class NeoxPairwiseDataset:
 
     Args:
         pos: the samples of the one side.
-        neg: of the other, over an index of the same arrays (`megaindex.build_packing.build_pairs`).
+        neg: of the other, over an index of the same arrays (`megaindex.build.packing.build_pairs`).
     """
 
     def __init__(self, pos: NeoxDataset, neg: NeoxDataset) -> None:

@@ -62,7 +62,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _run_recipe(recipe: Recipe, options: argparse.Namespace) -> int:
-    from megaindex.build_recipe import plan_recipe
+    from megaindex.build.recipe import plan_recipe
     from megaindex.plan.render_staged import print_recipe_plan
     from megaindex.plan.staged import make_recipe_plan
 

@@ -87,7 +87,11 @@ def _as_far_as(stage: RecipeStage, itinerary: Itinerary, end: int) -> RecipeStag
     batch, first = itinerary.recipe.batch, _first_sample(itinerary, stage.name)
     length = sum(piece.num_samples for piece in itinerary.stages if piece.name == stage.name)
     steps = batch.iterations_within(min(end, first + length), first)
-    return replace(stage, length=Target(kind="iterations", value=Fraction(steps)))
+    kept = replace(stage, length=Target(kind="iterations", value=Fraction(steps)))
+    if end < first + length and itinerary.recipe.exhaustion == "redistribute":
+        # its shares were lowered for its whole length, and must stay so
+        return replace(kept, planned_samples=stage.planned_samples or length)
+    return kept
 
 
 def _facts(stage: PlannedStage, plan: Itinerary) -> tuple[Any, ...]:

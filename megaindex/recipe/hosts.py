@@ -7,7 +7,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-_HOST = re.compile(r"^(?P<host>\S+)\s+slots=(?P<slots>\d+)\s*(#.*)?$")
+from megaindex.errors import InvalidArgument, StorageError
+
+_HOST = re.compile(r"^(?P<host>\S+)\s+slots=(?P<slots>\d{1,9})\s*(#.*)?$")
 
 
 def gpus_of_hosts(config: Mapping[str, Any]) -> int | None:
@@ -17,9 +19,13 @@ def gpus_of_hosts(config: Mapping[str, Any]) -> int | None:
     ``exclude`` name single devices and are left to ``--world-size``.
     """
     path = config.get("hostfile") or os.environ.get("DLTS_HOSTFILE")
-    if not path or config.get("include") or config.get("exclude") or not os.path.isfile(path):
+    if not path or config.get("include") or config.get("exclude"):
         return None
-    slots = _slots(str(path))
+    if not isinstance(path, str):
+        raise InvalidArgument(f"hostfile must be a path, got a {type(path).__name__}")
+    if not os.path.isfile(path):
+        return None
+    slots = _slots(path)
     nodes = config.get("num_nodes")
     if isinstance(nodes, int) and nodes > 0:
         slots = slots[:nodes]
@@ -29,6 +35,9 @@ def gpus_of_hosts(config: Mapping[str, Any]) -> int | None:
 
 
 def _slots(path: str) -> list[int]:
-    with open(path, encoding="utf-8") as file:
-        hosts = [_HOST.match(line.strip()) for line in file]
+    try:
+        with open(path, encoding="utf-8") as file:
+            hosts = [_HOST.match(line.strip()) for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageError(f"hostfile: {path} cannot be read: {error}") from None
     return [int(host["slots"]) for host in hosts if host]

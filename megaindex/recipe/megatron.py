@@ -79,7 +79,7 @@ def _text(source: str) -> str:
             return file.read()
     except FileNotFoundError:
         raise MissingFile(f"--megatron-args: {source} does not exist; check the path") from None
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:  # no text, or no path at all
         raise StorageError(f"--megatron-args: {source} cannot be read: {error}") from None
 
 
@@ -157,8 +157,8 @@ def _read(flag: str, flags: Mapping[str, list[str]]) -> str:
     try:
         with open(path, encoding="utf-8") as file:
             return file.read()
-    except OSError as error:
-        raise StorageError(f"{flag}: {path} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError) as error:  # no text, or no path at all
+        raise StorageError(f"{flag}: {path} cannot be read: {error}") from None
 
 
 def _buffer(flags: Mapping[str, list[str]], words: Sequence[str]) -> str | None:
@@ -178,12 +178,16 @@ def _world_size(flags: Mapping[str, list[str]], script: Script) -> int | None:
     nodes, gpus = (
         next((flags[flag] for flag in names if flag in flags), None) for names in (_NODES, _GPUS)
     )
-    if gpus is not None and gpus[0].isdecimal():
-        count = nodes[0] if nodes else "1"
-        if count.isdecimal():
-            return int(count) * int(gpus[0])
+    count, each = _count(nodes or ["1"]), _count(gpus or [])
+    if count is not None and each is not None:
+        return count * each
     held = script.variables.get("WORLD_SIZE")
-    return int(held) if isinstance(held, str) and held.isdecimal() else None
+    return _count([held]) if isinstance(held, str) else None
+
+
+def _count(words: Sequence[str]) -> int | None:
+    """The number of nodes or GPUs that the first word says; None for `auto` and the like."""
+    return int(words[0]) if words and words[0].isdecimal() and len(words[0]) < 10 else None
 
 
 def _defined(flag: str, words: Sequence[str]) -> Sequence[str]:

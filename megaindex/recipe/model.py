@@ -164,13 +164,17 @@ class RecipeStage:
     """How long; epochs are those of the mixture. None: one epoch of it."""
     first_step: int | None = None
     """The step it must begin with, from 0, where that is to be checked."""
+    planned_samples: int | None = None
+    """Samples it was to have, where it was ended early (see `megaindex.recipe.amend`): what
+    exhaustion redistribute divided. None: those it has."""
     epoch_size: int | None = None
     """Samples of an epoch of the mixture, for proportions. None: those of all its sources."""
     weighting: Weighting | None = None
     """Proportions by size, in place of the streams' own."""
     batching: Batching = "stratified"
     rounding: Rounding = "largest_remainder"
-    """How proportions of an epoch_size become whole samples; "streaming": as that library does."""
+    """How proportions of an epoch_size, and repeats, become whole samples; "streaming": as that
+    library does."""
 
     def __post_init__(self) -> None:
         where = f"stage {self.name}"
@@ -203,6 +207,10 @@ class RecipeStage:
             )
         if self.length is not None and (self.length.value <= 0 or self.length.per_source):
             raise InvalidArgument(f"{where}: its length must be one positive number")
+        if self.planned_samples is not None and self.planned_samples < 1:
+            raise InvalidArgument(
+                f"{where}: planned_samples must be at least 1, got {self.planned_samples}"
+            )
 
     @property
     def by_proportion(self) -> bool:

@@ -15,6 +15,8 @@ from megaindex.recipe.run import Evaluation, Target
 from megaindex.recipe.schedule import BatchSchedule
 from megaindex.recipe.yaml_file import Section, load_mapping
 
+_SEED = 42  # Nanotron's own, where its file has none
+
 
 def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
     """The run that a Nanotron configuration describes.
@@ -77,7 +79,8 @@ def _sections(top: Section) -> list[Section]:
             f"{top.where}: data_stages must be a list with a stage for each range of steps"
         )
     wrapped = Section(top.where, {f"data_stages[{k}]": stage for k, stage in enumerate(stages)})
-    return [wrapped.section(name) for name, _ in wrapped.items()]
+    sections = [wrapped.section(name) for name, _ in wrapped.items()]
+    return sorted(sections, key=lambda section: _needed(section, "start_training_step"))
 
 
 def _names(top: Section) -> list[str]:
@@ -88,13 +91,19 @@ def _seed(top: Section) -> int:
     """That of the first stage's data, as Nanotron's loader takes it."""
     data = _sections(top)[0].section("data", default={})
     seed = data.whole("seed")
-    return 1234 if seed is None else seed
+    return _SEED if seed is None else seed
 
 
 def _stages(top: Section, folder: Path) -> tuple[list[int], list[dict[str, Fraction]]]:
     """First step and blend of each stage."""
     begins, blends = [], []
+    length = top.section("tokens").whole("sequence_length")
     for section in _sections(top):
+        if section.whole("sequence_length") not in (None, length):
+            raise InvalidArgument(
+                f"{section.where}.sequence_length: {section.whole('sequence_length')} differs from "
+                f"that of tokens, {length}; a run has one, in Nanotron too"
+            )
         begins.append(_needed(section, "start_training_step") - 1)
         dataset = section.section("data").section("dataset")
         blends.append(_blend(dataset, folder))
@@ -108,6 +117,11 @@ def _stages(top: Section, folder: Path) -> tuple[list[int], list[dict[str, Fract
 
 def _blend(dataset: Section, folder: Path) -> dict[str, Fraction]:
     """Paths of a stage and their weights; equal ones where there are none."""
+    if dataset.values.get("dataset_max_tokens") is not None:
+        raise InvalidArgument(
+            f"{dataset.where}.dataset_max_tokens: a limit on tokens has no counterpart here; write "
+            "a recipe with max_fraction instead"
+        )
     value = dataset.values.get("dataset_folder")
     if isinstance(value, dict):
         pairs: Sequence[tuple[Any, Any]] = list(value.items())

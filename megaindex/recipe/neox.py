@@ -7,6 +7,7 @@ keys that do not concern the data are ignored.
 from __future__ import annotations
 
 import os
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,7 +58,7 @@ def _load(path: str) -> Mapping[str, Any]:
         raise MissingFile(f"--neox-config: {path} does not exist; check the path") from None
     except OSError as error:
         raise StorageError(f"--neox-config: {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2001-02-30; [[[[…
         reason = " ".join(str(error).split())
         raise InvalidArgument(f"--neox-config: {path} is not YAML: {reason}") from None
     if not isinstance(content, Mapping):
@@ -103,9 +104,9 @@ def _data(config: Mapping[str, Any]) -> dict[str, Any]:
     if single is None:
         return paths
     if not isinstance(single, str):
-        raise InvalidArgument(f"data_path must be one path, got {single!r}; use train_data_paths")
-    split = config.get("split", DEFAULT_SPLIT)
-    return {"data_path": (single,), "split": str(split).replace(" ", "")}
+        raise InvalidArgument(f"data_path must be one path, got {_shown(single)}; use train_data_paths")
+    split = _scalar("split", config.get("split", DEFAULT_SPLIT))
+    return {"data_path": (single,), "split": split.replace(" ", "")}
 
 
 def _blend(config: Mapping[str, Any], split: str) -> tuple[str, ...] | None:
@@ -119,14 +120,15 @@ def _blend(config: Mapping[str, Any], split: str) -> tuple[str, ...] | None:
             f"{split}_data_weights has {len(weights)} entries for {len(paths)} {split}_data_paths; "
             "give one weight for each path"
         )
-    return tuple(str(word) for pair in zip(weights, paths, strict=True) for word in pair)
+    pairs = zip(weights, paths, strict=True)
+    return tuple(_scalar(f"{split}_data_paths", word) for pair in pairs for word in pair)
 
 
 def _refuse_other_packing(config: Mapping[str, Any]) -> None:
     for key, known in (("pack_impl", "packed"), ("dataset_impl", "gpt2")):
         if config.get(key, known) != known:
             raise InvalidArgument(
-                f"{key}: {config[key]!r} is not planned; only {known!r} packs tokens into samples "
+                f"{key}: {_shown(config[key])} is not planned; only {known!r} packs tokens into samples "
                 "whose number can be known ahead"
             )
     if config.get("weight_by_num_documents"):
@@ -145,12 +147,23 @@ def _notes(epochs: int | None) -> tuple[str, ...]:
     )
 
 
+def _scalar(key: str, value: Any) -> str:
+    if isinstance(value, (list, dict)):
+        raise InvalidArgument(f"{key} must hold plain values, got {_shown(value)}")
+    return str(value)
+
+
+def _shown(value: Any) -> str:
+    """A value in an error message. Aliases of YAML nest lists in lists: never write out all."""
+    return reprlib.repr(value)
+
+
 def _list(config: Mapping[str, Any], key: str) -> list[Any]:
     value = config.get(key)
     if value is None:
         return []
     if not isinstance(value, list):
-        raise InvalidArgument(f"{key} must be a list, got {value!r}; write [{value!r}]")
+        raise InvalidArgument(f"{key} must be a list, got {_shown(value)}; put it into [ ]")
     return value
 
 
@@ -159,5 +172,5 @@ def _whole(config: Mapping[str, Any], key: str) -> int | None:
     if value is None or value == "auto":
         return None
     if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidArgument(f"{key} must be a whole number, got {value!r}")
+        raise InvalidArgument(f"{key} must be a whole number, got {_shown(value)}")
     return value

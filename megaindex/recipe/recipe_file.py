@@ -50,7 +50,8 @@ _BATCH = (
     "rampup",
 )
 _TOP = ("sequence_length", "batch", "sources", "stages", "seed", "tail", "exhaustion", "evaluation")
-_STAGE = (*_LENGTHS, "first_step", "mix", "weights", "epoch_size", "batching", "rounding")
+_STAGE = (*_LENGTHS, "first_step", "planned_samples", "mix", "weights", "epoch_size", "batching",
+          "rounding")  # fmt: skip
 
 
 def read_recipe(path: str | os.PathLike[str]) -> Recipe:
@@ -160,6 +161,7 @@ def _stage(name: str, section: Section) -> RecipeStage:
         streams=tuple(_stream(source, mix) for source, _ in mix.items()),
         length=_length(section, given[0]) if given else None,
         first_step=section.whole("first_step"),
+        planned_samples=section.whole("planned_samples"),
         epoch_size=section.whole("epoch_size"),
         weighting=_weighting(section.section("weights")) if "weights" in section.values else None,
         **words,

@@ -112,7 +112,7 @@ class _Route:
         mixture = self._mixture(stage)
         end = self._end(stage, mixture, is_last)
         if self.recipe.exhaustion == "redistribute":
-            self._redistribute(mixture, end - self.position)
+            self._redistribute(mixture, stage.planned_samples or end - self.position)
         without: list[str] = []
         while self.position < end:
             mixing = self._mixing(mixture, len(without))

@@ -6,8 +6,11 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.request import parse_fraction
 from megaindex.kernels.sizes import ceil_div
 
+_MOST_INCREMENTS = 1_000_000
+_EXACT_DOUBLE = 2**53
 _SUFFIX = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 
@@ -71,8 +74,8 @@ def parse_count(text: str, setting: str) -> int:
     clean = text.strip().upper().replace("_", "")
     factor = _SUFFIX.get(clean[-1:], 1)
     try:
-        value = Fraction(clean[:-1] if factor > 1 else clean) * factor
-    except (ValueError, ZeroDivisionError):
+        value = parse_fraction(clean[:-1] if factor > 1 else clean) * factor
+    except ValueError:
         value = Fraction(-1)
     if value.denominator != 1 or value < 0:
         raise InvalidArgument(
@@ -119,6 +122,11 @@ def ramp_up(start: int, increment: int, samples: int, final: int, setting: str) 
             f"of {increment} over {samples} >= 0 samples; change start or increment"
         )
     increments = span // increment
+    if increments > _MOST_INCREMENTS or samples > _EXACT_DOUBLE:
+        raise InvalidArgument(
+            f"{setting}: {increments} increments over {samples} samples; at most "
+            f"{_MOST_INCREMENTS} over 2^53 can be told apart in doubles, as Megatron counts them"
+        )
     if increments == 0 or samples == 0:
         return BatchSchedule.constant(final)
     per_increment = samples / increments

@@ -18,6 +18,10 @@ Word = list[Piece]
 
 _ASSIGNMENT = re.compile(r"(\w+)(\+?)=(\(?)")
 _PREFIXES = ("export", "local", "readonly", "declare")
+_DEEPEST = 8
+_MOST_EXPANDED = 1 << 22  # characters that all expansions of a script add, and
+_COST = 100  # for each of them
+_LONGEST_SUM = 400  # characters; the parser of Python has no limit of its own to nesting
 _EXPANSION = re.compile(
     r"\$\(\((?P<sum>.*?)\)\)(?!\))"
     r"|\$\{(?P<name>\w+)(?P<all>\[[@*]\])?(?:(?P<colon>:?)-(?P<default>[^{}]*))?\}"
@@ -39,6 +43,7 @@ class Script:
     def __init__(self, text: str, environment: Mapping[str, str]) -> None:
         self.variables: dict[str, str | list[str]] = dict(environment)
         self.commands: list[list[str]] = []
+        self._room = _MOST_EXPANDED
         for statement in _statements(text):
             self._take(statement)
 
@@ -88,22 +93,32 @@ class Script:
     def _whole_array(self, text: str, quote: str) -> list[str] | None:
         match = _EXPANSION.fullmatch(text) if quote != "'" else None
         held = self.variables.get(match["name"] or "") if match and match["all"] else None
-        if not isinstance(held, list):
+        if not isinstance(held, list) or self._room < 0:
             return None
+        self._room -= _COST * len(held)
         return held if quote else [part for item in held for part in item.split()]
 
-    def _expand(self, text: str) -> str:
-        """Again and again, since a default may hold variables of its own."""
-        for _ in range(8):
-            new = _EXPANSION.sub(self._value, text)
+    def _expand(self, text: str, depth: int = 0) -> str:
+        """Again and again, since a default may hold variables of its own.
+
+        ``A=$B$B B=$C$C C=…`` doubles with every line, and sums may hold themselves: what a script
+        makes of itself is bounded, and the rest stays as written.
+        """
+        for _ in range(_DEEPEST - depth):
+            new = _EXPANSION.sub(lambda match: self._value(match, depth), text)
             if new == text:
                 break
             text = new
         return text
 
-    def _value(self, match: re.Match[str]) -> str:
-        if match["sum"] is not None:
-            return self._sum(match)
+    def _value(self, match: re.Match[str], depth: int) -> str:
+        if self._room < 0:
+            return match[0]
+        new = self._variable(match) if match["sum"] is None else self._sum(match, depth)
+        self._room -= len(new) + _COST
+        return new
+
+    def _variable(self, match: re.Match[str]) -> str:
         held = self.variables.get(match["name"] or match["plain"])
         if isinstance(held, list):
             return " ".join(held)
@@ -111,11 +126,14 @@ class Script:
             return held
         return match[0] if match["default"] is None else match["default"].strip("\"'")
 
-    def _sum(self, match: re.Match[str]) -> str:
+    def _sum(self, match: re.Match[str], depth: int) -> str:
         """An arithmetic expansion, where names may stand without a dollar sign."""
         text = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", r"${\1}", match["sum"])
+        text = self._expand(text, depth + 1).strip()
+        if len(text) > _LONGEST_SUM:
+            return match[0]
         try:
-            return str(_integer(ast.parse(self._expand(text).strip(), mode="eval").body))
+            return str(_integer(ast.parse(text, mode="eval").body))
         except (SyntaxError, ValueError, ZeroDivisionError):
             return match[0]
 

@@ -47,7 +47,7 @@ def samples_per_epoch(
         counts = apportion(proportions(stage, sizes), total, stage.rounding, seed)
     else:
         counts = [
-            stream.choose or int((stream.repeat or 1) * size.samples)
+            stream.choose or _repeated(stream.repeat or Fraction(1), size.samples, stage.rounding)
             for stream, size in zip(stage.streams, sizes, strict=True)
         ]
     for stream, count in zip(stage.streams, counts, strict=True):
@@ -57,6 +57,11 @@ def samples_per_epoch(
                 "mixture; raise its share or epoch_size, or leave it out"
             )
     return tuple(counts)
+
+
+def _repeated(repeat: Fraction, samples: int, rounding: Rounding) -> int:
+    """Whole samples of so many epochs; 0.29 of 100 are 29, in mosaicml-streaming's doubles 28."""
+    return int(float(repeat) * samples) if rounding == "streaming" else int(repeat * samples)
 
 
 def apportion(shares: Sequence[Fraction], total: int, rounding: Rounding, seed: int) -> list[int]:

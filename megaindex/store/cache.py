@@ -8,28 +8,37 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import xxhash
-
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
+from megaindex.format.faults import Fault
 from megaindex.io.failures import as_storage_error
-from megaindex.io.mapping import map_readonly
 from megaindex.kernels.types import IntArray
+from megaindex.store.check import checksum_fault, key_fault, map_array
+from megaindex.store.claim import build_once
 from megaindex.store.durable import DURABLE, make_durable_later
 from megaindex.store.entry import EntryWriter, boot_id, set_aside
-from megaindex.store.fingerprint import array_bytes, entry_key
-from megaindex.store.manifest import ArrayRecord, Manifest, read_manifest
+from megaindex.store.fingerprint import entry_key
+from megaindex.store.manifest import Manifest, read_manifest
 
 logger = logging.getLogger("megaindex")
+
+Shapes = Mapping[str, tuple[tuple[int | None, ...], str]]
+"""Shape and dtype of arrays by name; None where a size cannot be known ahead."""
 
 
 def fetch(
     cache_dir: str | os.PathLike[str],
     parameters: Mapping[str, Any],
     build: Callable[[EntryWriter], None],
+    *,
+    expected: Shapes | None = None,
 ) -> dict[str, IntArray]:
     """The arrays that ``parameters`` describe, read-only, from the cache or built into it.
 
-    An entry that fails verification is set aside, logged and built anew; it is never served.
+    An entry that fails verification is set aside, logged and built anew; it is never served. Of
+    several processes that want one entry, one builds it and the others wait.
+
+    Args:
+        expected: shape and dtype of each array that ``build`` makes; an entry of others is damaged.
 
     Raises:
         StorageError: the cache cannot be read or written.
@@ -39,28 +48,37 @@ def fetch(
     parameters = dict(parameters)
     key = entry_key(parameters)
     entry = Path(cache_dir) / key
-    for _ in range(_ATTEMPTS):
-        arrays = _load_or_set_aside(entry, key)
-        if arrays is None:
+
+    def find() -> dict[str, IntArray] | None:
+        return _load_or_set_aside(entry, expected)
+
+    def build_and_publish() -> dict[str, IntArray]:
+        for _ in range(_ATTEMPTS):
             with EntryWriter(cache_dir, key) as writer:
                 build(writer)
                 writer.publish(parameters)
-            arrays = _load_or_set_aside(entry, key)
-        if arrays is not None:
-            return arrays
-    raise StorageError(
-        f"{entry}: was removed {_ATTEMPTS} times while it was read; keep others off the cache_dir"
-    )
+            arrays = find()
+            if arrays is not None:
+                return arrays
+        raise StorageError(
+            f"{entry}: was removed {_ATTEMPTS} times while it was read; keep others off the "
+            "cache_dir"
+        )
+
+    return build_once(cache_dir, key, find, build_and_publish)
 
 
 # Processes that find one damaged entry may remove what another has just put in its place.
 _ATTEMPTS = 5
 
 
-def _load_or_set_aside(entry: Path, key: str) -> dict[str, IntArray] | None:
+def _load_or_set_aside(entry: Path, expected: Shapes | None) -> dict[str, IntArray] | None:
     """The arrays of an entry; None where there is none, or one that is damaged."""
     try:
-        return _load(entry, key)
+        arrays = _load(entry)
+        if arrays is not None and expected is not None:
+            _check_shapes(entry, arrays, expected)
+        return arrays
     except MissingFile:  # another process set it aside meanwhile
         return None
     except FormatError as error:
@@ -69,17 +87,17 @@ def _load_or_set_aside(entry: Path, key: str) -> dict[str, IntArray] | None:
         return None
 
 
-def _load(entry: Path, key: str) -> dict[str, IntArray] | None:
+def _load(entry: Path) -> dict[str, IntArray] | None:
     """The arrays of an entry, None where there is no entry."""
     with as_storage_error(str(entry), "cannot read the cache entry"):
-        if not entry.exists():
+        if not os.path.lexists(entry):
             return None
         manifest = read_manifest(entry)
-        if manifest.key != key:
-            raise FormatError(f"{entry}: the manifest is that of entry {manifest.key}")
-        arrays = {name: _map(entry, record) for name, record in manifest.arrays.items()}
+        _refuse(entry, key_fault(entry, manifest))
+        arrays = {name: map_array(entry, record) for name, record in manifest.arrays.items()}
         if not _still_in_memory(entry, manifest):
-            _verify(entry, manifest, arrays)
+            for record in manifest.arrays.values():
+                _refuse(entry / record.file, checksum_fault(entry, record))
             make_durable_later(entry)
     return arrays
 
@@ -91,23 +109,23 @@ def _still_in_memory(entry: Path, manifest: Manifest) -> bool:
     )
 
 
-def _map(entry: Path, record: ArrayRecord) -> IntArray:
-    path = entry / record.file
-    size = path.stat().st_size if path.is_file() else 0
-    if size != record.offset + record.nbytes:
-        raise FormatError(
-            f"{path}: the manifest promises {record.offset} + {record.nbytes} bytes, the file has "
-            f"{size}"
-        )
-    data = map_readonly(str(path))[record.offset :]
-    return data.view(record.dtype).reshape(record.shape)
+def _check_shapes(entry: Path, arrays: Mapping[str, IntArray], expected: Shapes) -> None:
+    """Whoever wrote the manifest also wrote its checksum: what it says is no proof."""
+    held = {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
+    fits = held.keys() == expected.keys() and all(
+        held[name][1] == dtype and _matches(held[name][0], shape)
+        for name, (shape, dtype) in expected.items()
+    )
+    if not fits:
+        raise FormatError(f"{entry}: holds the arrays {held} and must hold {dict(expected)}")
 
 
-def _verify(entry: Path, manifest: Manifest, arrays: dict[str, IntArray]) -> None:
-    for name, record in manifest.arrays.items():
-        found = xxhash.xxh3_128_hexdigest(array_bytes(arrays[name]))
-        if found != record.checksum:
-            raise FormatError(
-                f"{entry / record.file}: the manifest promises checksum {record.checksum}, the "
-                f"file has {found}"
-            )
+def _matches(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(expected) and all(
+        wanted in (None, size) for size, wanted in zip(shape, expected, strict=True)
+    )
+
+
+def _refuse(path: Path, fault: Fault | None) -> None:
+    if fault is not None:
+        raise fault.error(str(path))

@@ -32,7 +32,7 @@ def make_durable(entry: Path) -> None:
             with _opened(name, directory) as file:
                 os.fsync(file)
         os.fsync(directory)
-        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         os.close(os.open(DURABLE, flags, 0o666, dir_fd=directory))
 
 
@@ -72,7 +72,9 @@ os.register_at_fork(after_in_child=_forget_the_thread)
 
 @contextlib.contextmanager
 def _opened(path: str | Path, directory: int | None = None) -> Iterator[int]:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC, dir_fd=directory)
+    # neither out of the entry through a link nor into a pipe that has no writer
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path, flags, dir_fd=directory)
     try:
         yield fd
     finally:

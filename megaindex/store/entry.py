@@ -97,7 +97,7 @@ class EntryWriter:
         make_durable_later(target)
 
     def _is_mapped(self, array: IntArray) -> bool:
-        return self._local and array.nbytes >= _WORTH_MAPPING
+        return self._local and array.nbytes >= WORTH_MAPPING
 
     def _file(self, name: str) -> Path:
         return self._tmp / f"{name}.npy"
@@ -145,7 +145,7 @@ def write_new(path: Path, array: IntArray) -> str:
 
 
 _WRITE_BYTES = 8 << 20
-_WORTH_MAPPING = 32 << 20  # bytes; page faults of fewer cost more than writing them
+WORTH_MAPPING = 32 << 20  # bytes; page faults of fewer cost more than writing them
 
 
 def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:
@@ -189,4 +189,7 @@ def set_aside(entry: Path) -> None:
     with as_storage_error(str(entry), "cannot remove the damaged entry"):
         with contextlib.suppress(FileNotFoundError):  # another process was faster
             os.rename(entry, aside)
-        shutil.rmtree(aside, ignore_errors=True)
+        if aside.is_symlink() or aside.is_file():  # someone put it there; what it names is left
+            aside.unlink(missing_ok=True)
+        else:
+            shutil.rmtree(aside, ignore_errors=True)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
+import os
+import re
+import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,8 @@ from megaindex.errors import FormatError
 from megaindex.store.fingerprint import CACHE_FORMAT, canonical_json
 
 MANIFEST = "manifest.json"
+_LONGEST = 1 << 24  # bytes; a manifest has some hundreds
+_ARRAY_NAME = re.compile(r"[A-Za-z0-9_]{1,64}", re.ASCII)
 ARRAY_DTYPES = ("int16", "int32", "int64", "uint8", "uint32")
 
 
@@ -59,30 +65,64 @@ def read_manifest(entry: Path) -> Manifest:
     """
     path = entry / MANIFEST
     try:
-        body = json.loads(path.read_bytes())
+        body = json.loads(_content(path))
         if body.pop("checksum") != _checksum(body):
             raise ValueError("its checksum does not match its content")
         if body.pop("cache_format") != CACHE_FORMAT:
             raise ValueError("it has another cache format")
         arrays = {name: _record(name, fields) for name, fields in body.pop("arrays").items()}
-        return Manifest(**body, arrays=arrays)
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError) as error:
+        manifest = Manifest(**body, arrays=arrays)
+        if not isinstance(manifest.parameters, dict):
+            raise ValueError("its parameters are no object")
+        return manifest
+    except _UNREADABLE as error:
         raise FormatError(
             f"{path}: the manifest of a cache entry must be as megaindex wrote it, but {error}; "
             "remove the directory, it will be rebuilt"
         ) from error
 
 
+_UNREADABLE = (
+    *(FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError),
+    RecursionError,  # [[[[…
+)
+
+
+def _content(path: Path) -> bytes:
+    """The bytes of a regular file that is no link, and not without end."""
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
+    try:
+        descriptor = os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for a writer
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise ValueError("it is a symbolic link") from None
+        raise
+    with os.fdopen(descriptor, "rb") as file:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LONGEST:
+            raise ValueError(f"it is no regular file of at most {_LONGEST} bytes")
+        return file.read(_LONGEST)
+
+
 def _record(name: str, fields: dict[str, Any]) -> ArrayRecord:
     record = ArrayRecord(**{**fields, "shape": tuple(fields["shape"])})
-    if record.file != f"{name}.npy" or Path(record.file).name != record.file:
+    if not _ARRAY_NAME.fullmatch(name) or record.file != f"{name}.npy":
         raise ValueError(f"array {name!r} names the file {record.file!r}")
     if record.dtype not in ARRAY_DTYPES:
         raise ValueError(f"array {name!r} has dtype {record.dtype!r}")
     sizes = (*record.shape, record.offset)
     if not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
         raise ValueError(f"array {name!r} has shape {record.shape!r}, offset {record.offset!r}")
+    # NumPy multiplies sizes even where one of them is 0, and reads aligned elements only
+    if len(record.shape) > 2 or math.prod(map(_at_least_1, record.shape)) >= 2**59:
+        raise ValueError(f"array {name!r} has shape {record.shape!r}")
+    if record.offset % 16:
+        raise ValueError(f"array {name!r} has offset {record.offset}, no multiple of 16")
     return record
+
+
+def _at_least_1(size: int) -> int:
+    return max(1, size)
 
 
 def _checksum(body: dict[str, Any]) -> str:

@@ -19,7 +19,7 @@ import os
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
@@ -130,7 +130,9 @@ def find_arrays(
         return _accept(files, identity, check) if files.are_there() else None
     if not all(_has_size(path, sidecar.arrays[name]) for name, path in files.arrays.items()):
         logger.warning("%s: files are missing or of another size; not used", files)
-        return None if sidecar.origin == "built" or not files.are_there() else _refuse(files)
+        if sidecar.origin != "built" and files.are_there():
+            _refuse(files)
+        return None
     if identity.is_of(sidecar):
         return sidecar
     if sidecar.origin != "built":
@@ -139,7 +141,7 @@ def find_arrays(
     return None
 
 
-def _refuse(files: ArrayFiles) -> None:
+def _refuse(files: ArrayFiles) -> NoReturn:
     raise FormatError(
         f"{files}-*: these index arrays were written by the framework, not by megaindex, and are "
         "not those of the corpus and the settings of this run: the corpus changed after they were "
@@ -148,9 +150,7 @@ def _refuse(files: ArrayFiles) -> None:
     )
 
 
-def _accept(
-    files: ArrayFiles, identity: Identity, check: Callable[[Arrays], None]
-) -> Sidecar | None:
+def _accept(files: ArrayFiles, identity: Identity, check: Callable[[Arrays], None]) -> Sidecar:
     arrays = {name: map_npy(path) for name, path in files.arrays.items()}
     try:
         check({name: array for name, (array, _) in arrays.items()})

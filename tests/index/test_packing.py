@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from neox_corpora import GOLDEN, write_corpus_and_companions, write_pair
 
 import megaindex
-from megaindex.build_packing import build_pairs
+from megaindex.build.packing import build_pairs
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 from megaindex.index.orders import packing

@@ -10,7 +10,7 @@ import pytest
 from neox_corpora import GOLDEN, write_corpus_and_companions, write_pair
 
 import megaindex
-from megaindex.build_packing import build_pairs
+from megaindex.build.packing import build_pairs
 from megaindex.errors import FormatError, OutOfRange
 from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset
 

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaindex.build_recipe import OpenRecipe, open_recipe
+from megaindex.build.recipe import OpenRecipe, open_recipe
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.index.ladder import planned_receipt

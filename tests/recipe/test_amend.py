@@ -12,7 +12,7 @@ from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaindex.build_recipe import OpenRecipe, open_recipe
+from megaindex.build.recipe import OpenRecipe, open_recipe
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.index.ladder import planned_receipt
 from megaindex.index.receipt import fingerprint_keys

@@ -76,7 +76,7 @@ def test_arrays_of_an_entry_are_numpy_files(corpus: IndexedDataset, tmp_path: Pa
 def test_written_and_mapped_entries_hold_the_same_bytes(
     corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(entry_module, "_WORTH_MAPPING", 0)
+    monkeypatch.setattr(entry_module, "WORTH_MAPPING", 0)
     build(corpus, tmp_path / "mapped")
     monkeypatch.setattr(entry_module, "is_local", lambda path: False)
     monkeypatch.setattr(entry_module, "_WRITE_BYTES", 1000)
@@ -244,7 +244,7 @@ def test_a_full_disk_is_an_error_before_any_kernel_runs(
     def full(fd: int, offset: int, size: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(entry_module, "_WORTH_MAPPING", 0)
+    monkeypatch.setattr(entry_module, "WORTH_MAPPING", 0)
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(megaindex.StorageError, match=r"document_index\.npy.*No space left"):
         build(corpus, tmp_path / "cache")

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
-from megaindex.build_packing import order_parameters
+from megaindex.build.packing import order_parameters
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
 from megaindex.index.acceptance import check_arrays

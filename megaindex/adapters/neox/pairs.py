@@ -8,7 +8,7 @@ from functools import partial
 
 from megaindex.adapters.neox.arrays import WholeDocuments
 from megaindex.adapters.neox.samples import Samples, packing_index
-from megaindex.build_packing import check_packing, pair_order
+from megaindex.build.packing import check_packing, pair_order
 from megaindex.format import IndexedDataset
 from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset
 

@@ -18,7 +18,7 @@ from megaindex.adapters.neox.arrays import (
     fetch,
     files_of,
 )
-from megaindex.build_packing import check_packing, packing_order
+from megaindex.build.packing import check_packing, packing_order
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.arithmetic import epochs_for

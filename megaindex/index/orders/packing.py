@@ -43,6 +43,15 @@ class PackingOrder:
     shuffled_ids: int | None = None
     """Pairwise data, unpacked: so many samples are shuffled, again and again up to num_samples."""
 
+    @property
+    def arrays(self) -> dict[str, tuple[tuple[int | None, ...], str]]:
+        """Shape and dtype of each array; how many documents are packed shows only then."""
+        return {
+            "shuffle_index": ((self.num_samples,), "int64"),
+            "sample_index": ((self.num_samples + 1, 2), "int64"),
+            "document_index": ((None,), "int64"),
+        }
+
 
 def build(order: PackingOrder, sink: Sink) -> None:
     """Fill document_index, sample_index and shuffle_index of ``order`` in ``sink``, all int64.

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 import numpy.typing as npt
 import xxhash
 
-from megaindex.build_packing import build_packing, check_packing
+from megaindex.build.packing import build_packing, check_packing
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.arithmetic import epochs_built

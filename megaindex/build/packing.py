@@ -209,7 +209,12 @@ def _arrays(
         memory = Memory()
         packing.build(order, memory)
         return memory.arrays
-    return fetch(cache_dir, {**corpora, **order_parameters(order)}, partial(packing.build, order))
+    return fetch(
+        cache_dir,
+        {**corpora, **order_parameters(order)},
+        partial(packing.build, order),
+        expected=order.arrays,
+    )
 
 
 def order_parameters(order: PackingOrder) -> dict[str, Any]:

@@ -187,4 +187,3 @@ def _check_companion(dataset: IndexedDataset, targets: IndexedDataset) -> None:
             f"{dataset.path_prefix} has {int(ours[k])} tokens; labels and loss masks have one "
             "entry for each token: write them again"
         )
-

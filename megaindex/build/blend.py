@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from megaindex.build import build_index
+from megaindex.build.single import build_index
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.blended import MOST_SOURCES, BlendedIndex
@@ -108,6 +108,9 @@ def _check(
         )
 
 
+_DTYPES = {"dataset_index": "int16", "dataset_sample_index": "int64"}
+
+
 @dataclass(frozen=True, eq=False)
 class _Draws:
     """Which source serves each position of a blend."""
@@ -129,11 +132,11 @@ class _Draws:
             return memory.arrays
         exact = [v.hex() if isinstance(v, float) else v for v in self.values.tolist()]
         parameters = {"order": "blend", "rule": self.rule, "values": exact, "size": size}
-        return fetch(cache_dir, parameters, lambda sink: self._build(size, sink))
+        expected = {name: ((size,), dtype) for name, dtype in _DTYPES.items()}
+        return fetch(cache_dir, parameters, lambda sink: self._build(size, sink), expected=expected)
 
     def _build(self, size: int, sink: Sink) -> None:
-        index = sink.allocate("dataset_index", (size,), "int16")
-        samples = sink.allocate("dataset_sample_index", (size,), "int64")
+        index, samples = (sink.allocate(name, (size,), dtype) for name, dtype in _DTYPES.items())
         self._fill(size, np.zeros(self.values.size, np.int64), index, samples)
         sink.done("dataset_index")
         sink.done("dataset_sample_index")
