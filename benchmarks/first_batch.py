@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-import megaindex
 from benchmarks.timing import Comparison, alternate
 
 SOURCES = 500
@@ -29,12 +28,11 @@ def compare(directory: Path, rounds: int) -> Comparison:
         from megaindex.build.blend import build_blend
         from megaindex.loader import Loader
 
-        datasets = [megaindex.IndexedDataset(prefix) for prefix in prefixes]
         index = build_blend(
-            datasets, num_samples=NUM_SAMPLES, weights=weights, sequence_length=SEQUENCE_LENGTH,
+            prefixes, num_samples=NUM_SAMPLES, weights=weights, sequence_length=SEQUENCE_LENGTH,
             seed=1, split="1", cache_dir=directory / "blend-cache",
         )  # fmt: skip
-        return iter(Loader(index, datasets, batches))
+        return iter(Loader(index, index.datasets, batches))
 
     def theirs() -> Any:
         from torch.utils.data import DataLoader

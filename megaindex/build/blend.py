@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 
 from megaindex.build.single import build_index
+from megaindex.build.snapshot import open_sources
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.blended import MOST_SOURCES, BlendedIndex
@@ -48,7 +50,9 @@ def build_blend(
             rule, for the others by the frameworks' greedy one.
         variance_buffer: surplus asked of each source in a framework order, at least 1. Default:
             the framework's own.
-        cache_dir: where to keep the arrays, as in `build_index`.
+        cache_dir: where to keep the arrays, as in `build_index`. A blend that was built there
+            before opens at once, and each of its sources when a batch first reads it; ``datasets``
+            of the index holds them, for the loader.
         settings: sequence_length, seed, split and what else `build_index` takes for each source.
 
     Raises:
@@ -58,10 +62,19 @@ def build_blend(
     """
     row = dialect(order)
     _check(corpora, num_samples, weights, row)
-    common = {**settings, "order": order, "cache_dir": cache_dir}
+    given = [c if isinstance(c, IndexedDataset) else os.fspath(c) for c in corpora]
+    common = {**settings, "order": order}
+    open_for = partial(
+        open_sources,
+        given,
+        settings=common,
+        build=partial(_build, common, cache_dir),
+        cache_dir=cache_dir,
+        dialect=row.file_dialect,
+    )
     if weights is None and row.request in ("megatron", "exact"):
-        indices = [build_index(corpus, **common) for corpus in corpora]
-        by_size = [index.num_samples for index in indices]
+        sources = open_for([None] * len(given))
+        by_size = [index.num_samples for index in sources.indices]
     if weights is None and row.request == "megatron":
         draws, size = _unweighted(by_size, row, num_samples)
     else:
@@ -71,19 +84,26 @@ def build_blend(
         draws = _weighted(weights, row)
         buffer = row.buffer_weighted if variance_buffer is None else variance_buffer
         asked = _asked(weights, row, num_samples, buffer, draws)
-        indices = [
-            build_index(corpus, num_samples=max(1, count), **common)
-            for corpus, count in zip(corpora, asked, strict=True)
-        ]
-        size = _size(weights, row, num_samples, asked, indices)
+        sources = open_for([max(1, count) for count in asked])
+        size = _size(weights, row, num_samples, asked, sources.indices)
     arrays = draws.arrays(size, cache_dir)
     if row.blend_size != "built":  # the others' blends run short where theirs do: when it is read
-        _check_drawn(arrays["dataset_index"], indices)
+        _check_drawn(arrays["dataset_index"], sources.indices)
     return BlendedIndex(
-        indices=tuple(indices),
+        indices=sources.indices,
+        datasets=sources.datasets,
         dataset_index=arrays["dataset_index"],
         dataset_sample_index=arrays["dataset_sample_index"],
     )
+
+
+def _build(
+    settings: Mapping[str, Any],
+    cache_dir: str | os.PathLike[str] | None,
+    dataset: IndexedDataset,
+    num_samples: int | None,
+) -> Index:
+    return build_index(dataset, num_samples=num_samples, cache_dir=cache_dir, **settings)
 
 
 def _check(

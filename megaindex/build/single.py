@@ -34,7 +34,7 @@ from megaindex.index.selection import count_tokens, select_documents
 from megaindex.kernels.sizes import ceil_div
 from megaindex.kernels.types import I32, IntArray
 from megaindex.store.cache import fetch
-from megaindex.store.fingerprint import array_bytes, corpus_fingerprint
+from megaindex.store.fingerprint import array_bytes, corpus_fingerprint, entry_key
 
 BuiltIndex: TypeAlias = ArrayIndex | EpochIndex | PackingIndex | WindowIndex
 
@@ -188,7 +188,7 @@ def build_index(
         **common,
     )
     check_total(name, request.total_tokens)
-    return _index(request, dataset, _arrays(request, dataset, cache_dir))
+    return _index(request, dataset, cache_dir)
 
 
 def _open(source: str | os.PathLike[str] | IndexedDataset, file_dialect: str) -> IndexedDataset:
@@ -222,17 +222,6 @@ def _for_length(
     return index.extend(ceil_div(epochs.numerator, epochs.denominator))
 
 
-def _arrays(
-    request: ShuffledOrder, dataset: IndexedDataset, cache_dir: str | os.PathLike[str] | None
-) -> Mapping[str, IntArray]:
-    build = partial(shuffled.build, request, dataset.sequence_lengths)
-    if cache_dir is None:
-        memory = shuffled.Memory()
-        build(memory)
-        return memory.arrays
-    return fetch(cache_dir, _parameters(request, dataset), build, expected=request.arrays)
-
-
 def _parameters(request: ShuffledOrder, dataset: IndexedDataset) -> dict[str, Any]:
     """All that decides the arrays: whatever is missing here would be served by mistake."""
     documents = request.documents
@@ -254,8 +243,18 @@ def _parameters(request: ShuffledOrder, dataset: IndexedDataset) -> dict[str, An
 
 
 def _index(
-    request: ShuffledOrder, dataset: IndexedDataset, arrays: Mapping[str, IntArray]
+    request: ShuffledOrder, dataset: IndexedDataset, cache_dir: str | os.PathLike[str] | None
 ) -> ArrayIndex:
+    build, entry = partial(shuffled.build, request, dataset.sequence_lengths), ""
+    arrays: Mapping[str, IntArray]
+    if cache_dir is None:
+        memory = shuffled.Memory()
+        build(memory)
+        arrays = memory.arrays
+    else:
+        parameters = _parameters(request, dataset)
+        arrays = fetch(cache_dir, parameters, build, expected=request.arrays)
+        entry = os.path.abspath(os.path.join(cache_dir, entry_key(parameters)))
     return ArrayIndex(
         order=request.dialect.order,
         document_index=arrays["document_index"],
@@ -266,4 +265,5 @@ def _index(
         num_epochs=request.num_epochs,
         tokens_per_epoch=request.tokens_per_epoch,
         add_extra_token=request.add_extra_token,
+        cache_entry=entry,
     )

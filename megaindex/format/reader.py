@@ -5,17 +5,24 @@ from __future__ import annotations
 import operator
 import os
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from megaindex.errors import InvalidArgument, OutOfRange, StorageError
+from megaindex.format.dtypes import dtype_of_code, get_dialect
 from megaindex.format.header import IndexHeader
-from megaindex.format.pair import map_pair
+from megaindex.format.pair import MappedPair, map_pair
 from megaindex.format.paths import pair_paths
 
-_Identity = tuple[IndexHeader, int, int]
+
+class PairIdentity(NamedTuple):
+    """What an open pair is known by: the same files, as far as opening them can tell."""
+
+    header: IndexHeader
+    idx_nbytes: int
+    bin_nbytes: int
 
 
 class IndexedDataset:
@@ -49,12 +56,66 @@ class IndexedDataset:
         multimodal: bool = False,
         dialect: str = "megatron",
     ) -> None:
-        self._path_prefix = os.fspath(path_prefix)
+        pair = map_pair(os.fspath(path_prefix), dialect, multimodal=multimodal)
+        self._hold(os.fspath(path_prefix), dialect, multimodal, pair, _identity_of(pair))
+
+    def _hold(
+        self,
+        path_prefix: str,
+        dialect: str,
+        multimodal: bool,
+        pair: MappedPair | None,
+        identity: PairIdentity,
+    ) -> None:
+        self._path_prefix = path_prefix
         self._dialect = dialect
         self._multimodal = multimodal
-        self._pair = map_pair(self._path_prefix, dialect, multimodal=multimodal)
-        self._modes = self._pair.modes if multimodal else None
+        self._mapped = pair
+        self._identity = identity
         self._num_tokens: int | None = None  # known once every entry has been checked
+
+    @classmethod
+    def later(
+        cls,
+        path_prefix: str | os.PathLike[str],
+        identity: PairIdentity,
+        *,
+        dialect: str = "megatron",
+        multimodal: bool = False,
+    ) -> IndexedDataset:
+        """A dataset that opens its files when they are first read: thousands cost nothing to make.
+
+        Args:
+            path_prefix: as for the constructor, and so are dialect and multimodal.
+            identity: `identity` of the dataset when it was open before. Files that have another
+                when they are opened are refused with StorageError.
+        """
+        dataset = cls.__new__(cls)
+        dataset._hold(os.fspath(path_prefix), dialect, multimodal, None, identity)
+        return dataset
+
+    @property
+    def _pair(self) -> MappedPair:
+        pair = self._mapped
+        if pair is None:  # two threads may both open it: either mapping will do
+            pair = map_pair(self._path_prefix, self._dialect, multimodal=self._multimodal)
+            self._check_identity(_identity_of(pair))
+            self._mapped = pair
+        return pair
+
+    @property
+    def _modes(self) -> npt.NDArray[np.int8] | None:
+        return self._pair.modes if self._multimodal else None
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the files are mapped, which a dataset made by `later` does when it is read."""
+        return self._mapped is not None
+
+    @property
+    def identity(self) -> PairIdentity:
+        """Header and sizes: what `later` and unpickling compare."""
+        return self._identity
 
     def validate(self) -> None:
         """Check every entry of the .idx, in constant memory; a second call costs nothing.
@@ -109,11 +170,14 @@ class IndexedDataset:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        return self._pair.dtype
+        if self._mapped is not None:
+            return self._mapped.dtype
+        dialect = get_dialect(self._dialect)
+        return dtype_of_code(self.dtype_code, dialect, pair_paths(self._path_prefix)[1])
 
     @property
     def dtype_code(self) -> int:
-        return self._pair.header.dtype_code
+        return self._identity.header.dtype_code
 
     @property
     def num_tokens(self) -> int:
@@ -125,15 +189,15 @@ class IndexedDataset:
     @property
     def nbytes(self) -> int:
         """Bytes in the .bin."""
-        return self._pair.bin_nbytes
+        return self._identity.bin_nbytes
 
     @property
     def index_nbytes(self) -> int:
         """Bytes in the .idx."""
-        return self._pair.idx_nbytes
+        return self._identity.idx_nbytes
 
     def __len__(self) -> int:
-        return self._pair.header.num_sequences
+        return self._identity.header.num_sequences
 
     def __iter__(self) -> Iterator[Any]:
         return (self.get(i) for i in range(len(self)))
@@ -166,7 +230,7 @@ class IndexedDataset:
 
     def _sequence_number(self, index: Any) -> int:
         i = _integer(index, "index")
-        count = self._pair.header.num_sequences
+        count = len(self)
         if not -count <= i < count:
             raise OutOfRange(
                 f"{self._path_prefix}: sequence {i} was asked for, and there are {count}; valid "
@@ -191,31 +255,34 @@ class IndexedDataset:
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"multimodal": self._multimodal, "dialect": self._dialect}
-        return _reopen, (self._path_prefix, options, self._identity())
+        return _reopen, (self._path_prefix, options, self._identity)
 
-    def _identity(self) -> _Identity:
-        return self._pair.header, self._pair.idx_nbytes, self._pair.bin_nbytes
+    def _check_identity(self, found: PairIdentity) -> None:
+        if found != self._identity:
+            raise StorageError(
+                f"{self._path_prefix}: changed since it was looked at: it had "
+                f"{_describe(self._identity)}, and has {_describe(found)}; open it anew"
+            )
 
     def __repr__(self) -> str:
         return (
             f"IndexedDataset({self._path_prefix!r}: {len(self)} sequences, "
-            f"{len(self._pair.bounds) - 1} documents, {self._pair.dtype})"
+            f"{self._identity.header.num_bounds - 1} documents, {self.dtype})"
         )
 
 
-def _reopen(path_prefix: str, options: dict[str, Any], identity: _Identity) -> IndexedDataset:
+def _reopen(path_prefix: str, options: dict[str, Any], identity: PairIdentity) -> IndexedDataset:
     """Unpickle: the same files, in the state in which they were pickled."""
-    dataset = IndexedDataset(path_prefix, **options)
-    if dataset._identity() != identity:
-        then, now = (_describe(state) for state in (identity, dataset._identity()))
-        raise StorageError(
-            f"{path_prefix}: changed since it was pickled: it had {then}, and has {now}; open it "
-            f"anew instead of unpickling"
-        )
+    dataset = IndexedDataset.later(path_prefix, identity, **options)
+    _ = dataset.tokens  # opened, and compared, here and now
     return dataset
 
 
-def _describe(identity: _Identity) -> str:
+def _identity_of(pair: MappedPair) -> PairIdentity:
+    return PairIdentity(pair.header, pair.idx_nbytes, pair.bin_nbytes)
+
+
+def _describe(identity: PairIdentity) -> str:
     header, idx_nbytes, bin_nbytes = identity
     return (
         f"{header.num_sequences} sequences and {header.num_bounds} document bounds with dtype code "

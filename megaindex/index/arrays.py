@@ -32,6 +32,8 @@ class ArrayIndex:
     num_epochs: int
     tokens_per_epoch: int
     add_extra_token: int
+    cache_entry: str = ""
+    """Path of the cache entry that keeps the arrays; empty where they are in memory alone."""
 
     @property
     def num_samples(self) -> int:

@@ -10,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
 from megaindex.index.arrays import ArrayIndex
+from megaindex.index.on_demand import LaterIndex, Tables
 from megaindex.index.spans import Index, Spans, check_sample_ids, joined
 from megaindex.kernels import active
 from megaindex.kernels.types import I64, IntArray
@@ -28,6 +30,8 @@ class BlendedIndex:
     """int16[num_samples]; uint8 in GPT-NeoX."""
     dataset_sample_index: I64
     """int64[num_samples]."""
+    datasets: tuple[IndexedDataset, ...] = ()
+    """Of the indices, where `megaindex.build_blend` opened them."""
 
     @property
     def num_samples(self) -> int:
@@ -59,13 +63,18 @@ class BlendedIndex:
         ids = check_sample_ids(sample_ids, self.num_samples)
         which = self.dataset_index[ids].astype(np.int64)
         samples = self.dataset_sample_index[ids]
-        if self._table is None:
+        if self._tables is None:
             return self._locate_each(which, samples)
+        table, slots = self._tables.holding(which)
         try:
-            runs = active().blended_spans(self._table, which, samples)
+            runs = active().blended_spans(
+                table, which if slots is None else slots.astype(np.int64), samples
+            )
         except InvalidArgument:
             return self._locate_each(which, samples)  # which says what is wrong
         source, document, offset, length, row_splits = runs
+        if slots is not None:
+            source = np.repeat(which, np.diff(row_splits)).astype(np.int32)
         return Spans(source, document, offset, length, row_splits)
 
     def _locate_each(self, which: I64, samples: I64) -> Spans:
@@ -79,23 +88,32 @@ class BlendedIndex:
         return joined(pieces, which.size)
 
     @cached_property
-    def _table(self) -> Any:
-        """Of the arrays of all sources, if all have arrays: a batch is then one call."""
-        arrays = [index for index in self.indices if isinstance(index, ArrayIndex)]
-        if len(arrays) < len(self.indices):
+    def _tables(self) -> Tables[Any] | None:
+        """Of the arrays of the sources, if all have arrays: a batch is then one call."""
+        if not all(_has_arrays(index) for index in self.indices):
             return None
-        return active().span_table(
-            [
-                (
-                    index.shuffle_index,
-                    index.sample_index,
-                    index.document_index,
-                    index.sequence_lengths,
-                    index.add_extra_token,
-                )
-                for index in arrays
-            ]
+        return Tables(
+            len(self.indices),
+            lambda number: _arrays_of(self.indices[number]),
+            active().span_table,
+            ready=not any(isinstance(index, LaterIndex) for index in self.indices),
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_table"}
+        return {name: value for name, value in self.__dict__.items() if name != "_tables"}
+
+
+def _has_arrays(index: Index) -> bool:
+    return isinstance(index, ArrayIndex) or (isinstance(index, LaterIndex) and index.has_arrays)
+
+
+def _arrays_of(index: Index) -> Any:
+    """A row of the kernel's table."""
+    arrays: Any = index.index if isinstance(index, LaterIndex) else index
+    return (
+        arrays.shuffle_index,
+        arrays.sample_index,
+        arrays.document_index,
+        arrays.sequence_lengths,
+        arrays.add_extra_token,
+    )

@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
+from megaindex.index.on_demand import Tables
 from megaindex.index.spans import Spans
 from megaindex.kernels import active
 from megaindex.kernels.types import IntArray
@@ -54,12 +55,19 @@ class TokenReader(Protocol):
 class MappedTokens:
     """The tokens of ``datasets`` through their mappings; safe to share between threads.
 
+    Datasets that are not open yet are opened when a batch first reads them.
+
     Where the reads are cold, each page waits for the one before it: see `PositionalTokens`.
     """
 
     def __init__(self, datasets: Sequence[IndexedDataset]) -> None:
         self._datasets = tuple(datasets)
-        self._table = active().token_table([source_arrays(dataset) for dataset in self._datasets])
+        self._tables = Tables(
+            len(self._datasets),
+            lambda number: source_arrays(self._datasets[number]),
+            active().token_table,
+            ready=all(dataset.is_open for dataset in self._datasets),
+        )
 
     @property
     def datasets(self) -> tuple[IndexedDataset, ...]:
@@ -75,9 +83,10 @@ class MappedTokens:
         num_threads: int = 1,
     ) -> None:
         """As `TokenReader.read`."""
+        table, source = self._tables.holding(spans.source)
         bad = active().gather(
-            self._table,
-            spans.source,
+            table,
+            spans.source if source is None else source,
             spans.document,
             spans.offset,
             spans.length,

@@ -72,6 +72,15 @@ def fetch(
 _ATTEMPTS = 5
 
 
+def load_entry(entry: Path) -> dict[str, IntArray] | None:
+    """The arrays of an entry that was found before; None where it is gone, or set aside now.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    return _load_or_set_aside(entry, None)
+
+
 def _load_or_set_aside(entry: Path, expected: Shapes | None) -> dict[str, IntArray] | None:
     """The arrays of an entry; None where there is none, or one that is damaged."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -41,6 +42,19 @@ def corpus_fingerprint(dataset: Corpus) -> str:
     digest.update(array_bytes(dataset.sequence_lengths))
     digest.update(array_bytes(dataset.document_indices))
     return digest.hexdigest()
+
+
+def corpus_stamp(path_prefix: str) -> list[int]:
+    """Size, times and inode of the .idx and the .bin; empty where there are no local files.
+
+    While they are the same the content is: what is written or replaced gets another time of
+    change (ctime), which no program sets at will.
+    """
+    try:
+        files = [os.stat(path_prefix + suffix) for suffix in (".idx", ".bin")]
+    except OSError:
+        return []
+    return [n for s in files for n in (s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)]
 
 
 def array_bytes(array: IntArray) -> memoryview:

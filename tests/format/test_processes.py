@@ -94,7 +94,9 @@ def test_pickle_refuses_files_that_changed(raw_pair: RawPair, change: dict[str, 
     prefix = raw_pair([3, 0, 2])
     blob = pickle.dumps(IndexedDataset(prefix))
     raw_pair(**{"lengths": [3, 0, 2], **change})
-    with pytest.raises(StorageError, match=r"train: changed since it was pickled: it had .* anew"):
+    with pytest.raises(
+        StorageError, match=r"train: changed since it was looked at: it had .* anew"
+    ):
         pickle.loads(blob)
 
 
@@ -171,3 +173,27 @@ def test_reading_and_writing_load_no_heavy_modules() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "[]\n"
+
+
+def test_a_dataset_for_later_opens_when_it_is_read(raw_pair: RawPair) -> None:
+    prefix = raw_pair([3, 0, 2])
+    now = IndexedDataset(prefix)
+    later = IndexedDataset.later(prefix, now.identity)
+    assert (len(later), later.dtype, later.nbytes, later.is_open) == (
+        3,
+        now.dtype,
+        now.nbytes,
+        False,
+    )
+    assert later[0].tolist() == now[0].tolist()
+    assert later.is_open
+    assert later.num_tokens == 5
+    assert not IndexedDataset.later(prefix + "-gone", now.identity).is_open
+
+
+def test_a_dataset_for_later_refuses_files_that_changed(raw_pair: RawPair) -> None:
+    prefix = raw_pair([3, 0, 2])
+    later = IndexedDataset.later(prefix, IndexedDataset(prefix).identity)
+    raw_pair([3, 2])
+    with pytest.raises(StorageError, match="it had 3 sequences and .*, and has 2 sequences"):
+        _ = later.sequence_lengths

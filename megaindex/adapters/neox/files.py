@@ -20,6 +20,7 @@ from megaindex.format import IndexedDataset
 from megaindex.format.header import IndexHeader
 from megaindex.format.legacy import open_legacy
 from megaindex.format.pair import MappedPair
+from megaindex.format.reader import PairIdentity
 from megaindex.index.arithmetic import INT32_MAX
 
 
@@ -38,12 +39,7 @@ class LegacyDataset(IndexedDataset):
                 f"{pair.idx_path}: sequence {int(pair.sizes.argmax())} has {int(pair.sizes.max())} "
                 f"tokens, at most {INT32_MAX} can be indexed; split it"
             )
-        self._path_prefix = path_prefix
-        self._dialect = "neox"
-        self._multimodal = False
-        self._modes = None
-        self._num_tokens = None
-        self._pair = MappedPair(
+        mapped = MappedPair(
             bin_path=pair.bin_path,
             idx_path=pair.idx_path,
             header=IndexHeader(
@@ -58,6 +54,12 @@ class LegacyDataset(IndexedDataset):
             idx_nbytes=pair.sizes.nbytes,
             bin_nbytes=pair.tokens.nbytes,
         )
+        identity = PairIdentity(mapped.header, mapped.idx_nbytes, mapped.bin_nbytes)
+        self._hold(path_prefix, "neox", False, mapped, identity)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        return self._pair.dtype  # the old format has codes of its own
 
     def __reduce__(self) -> tuple[Any, ...]:
         return LegacyDataset, (self._path_prefix,)

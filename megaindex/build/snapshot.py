@@ -1,0 +1,204 @@
+"""What the sources of a blend were when it was built, so that opening it again reads one file.
+
+A snapshot lies in the cache beside the entries it names, under a hash of what was asked. It holds
+for each source the sizes and times of its files, and what building its index told. While those are
+the same the files are what they were, and each source is opened when a batch first reads it; if any
+differs, every source is opened and looked at again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from megaindex.format import IndexedDataset
+from megaindex.format.header import IndexHeader
+from megaindex.format.reader import PairIdentity
+from megaindex.index.arrays import ArrayIndex
+from megaindex.index.on_demand import LaterIndex
+from megaindex.index.spans import Index
+from megaindex.store.cache import load_entry
+from megaindex.store.fingerprint import canonical_json, corpus_stamp, entry_key
+
+logger = logging.getLogger("megaindex")
+
+Build = Callable[[IndexedDataset, int | None], Index]
+"""Opens the index of a dataset for so many samples; a snapshot made it before."""
+
+_FACTS = ("num_samples", "num_epochs", "tokens_per_epoch", "sequence_length", "add_extra_token")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """The sources of a blend, open or to be opened later."""
+
+    datasets: tuple[IndexedDataset, ...]
+    indices: tuple[Index, ...]
+
+
+def open_sources(
+    corpora: Sequence[IndexedDataset | str],
+    asked: Sequence[int | None],
+    settings: Mapping[str, Any],
+    build: Build,
+    *,
+    cache_dir: str | os.PathLike[str] | None,
+    dialect: str,
+) -> Sources:
+    """The sources as a snapshot knows them, or built one by one, which leaves a snapshot.
+
+    Args:
+        corpora: prefixes, or open datasets.
+        asked: samples asked of each.
+        settings: what else decides the indices; those that are no plain values leave no snapshot.
+        build: opens the index of one source.
+        cache_dir: where the arrays and the snapshot are; None: nothing is kept.
+        dialect: of the files.
+    """
+    prefixes = [_prefix(corpus) for corpus in corpora]
+    path = None if cache_dir is None else _path(cache_dir, prefixes, asked, settings)
+    if path is not None:
+        records = _read(path, prefixes)
+        if records is not None:
+            return _later(corpora, asked, records, build, dialect)
+    stamps = [corpus_stamp(prefix) for prefix in prefixes]
+    datasets = tuple(
+        corpus if isinstance(corpus, IndexedDataset) else IndexedDataset(corpus, dialect=dialect)
+        for corpus in corpora
+    )
+    indices = tuple(build(dataset, n) for dataset, n in zip(datasets, asked, strict=True))
+    if path is not None:
+        _write(path, prefixes, stamps, datasets, indices)
+    return Sources(datasets=datasets, indices=indices)
+
+
+def _later(
+    corpora: Sequence[IndexedDataset | str],
+    asked: Sequence[int | None],
+    records: list[dict[str, Any]],
+    build: Build,
+    dialect: str,
+) -> Sources:
+    datasets = tuple(
+        corpus if isinstance(corpus, IndexedDataset) else _dataset_later(corpus, record, dialect)
+        for corpus, record in zip(corpora, records, strict=True)
+    )
+    indices = tuple(
+        LaterIndex(
+            name=record["prefix"],
+            has_arrays=bool(record["entry"]),
+            open=partial(_open_index, dataset, record, n, build),
+            **{name: record[name] for name in _FACTS},
+        )
+        for dataset, record, n in zip(datasets, records, asked, strict=True)
+    )
+    return Sources(datasets=datasets, indices=indices)
+
+
+def _dataset_later(prefix: str, record: Mapping[str, Any], dialect: str) -> IndexedDataset:
+    code, sequences, bounds, idx_nbytes, bin_nbytes = record["identity"]
+    header = IndexHeader(dtype_code=code, num_sequences=sequences, num_bounds=bounds)
+    return IndexedDataset.later(
+        prefix, PairIdentity(header, idx_nbytes, bin_nbytes), dialect=dialect
+    )
+
+
+def _open_index(
+    dataset: IndexedDataset, record: Mapping[str, Any], asked: int | None, build: Build
+) -> Index:
+    """From the entry that the snapshot names; where that is gone, built again."""
+    arrays: Any = load_entry(Path(record["entry"])) if record["entry"] else None
+    if arrays is None:
+        return build(dataset, asked)
+    facts = {name: record[name] for name in _FACTS if name != "num_samples"}
+    return ArrayIndex(
+        order=record["order"],
+        sequence_lengths=dataset.sequence_lengths,
+        cache_entry=record["entry"],
+        **facts,
+        **arrays,
+    )
+
+
+def _prefix(corpus: IndexedDataset | str) -> str:
+    path = corpus.path_prefix if isinstance(corpus, IndexedDataset) else corpus
+    return os.path.abspath(path)
+
+
+def _path(
+    cache_dir: str | os.PathLike[str],
+    prefixes: Sequence[str],
+    asked: Sequence[int | None],
+    settings: Mapping[str, Any],
+) -> Path | None:
+    """Where the snapshot of these sources is; None where a setting is no plain value."""
+    request = {"prefixes": list(prefixes), "asked": list(asked), "settings": dict(settings)}
+    try:
+        key = entry_key({"snapshot": 1, **request})
+    except (TypeError, ValueError):
+        return None
+    return Path(cache_dir) / f"blend-{key}.json"
+
+
+def _read(path: Path, prefixes: Sequence[str]) -> list[dict[str, Any]] | None:
+    """The records of a snapshot that still holds."""
+    try:
+        stored = json.loads(path.read_text())
+        records: list[dict[str, Any]] = stored["sources"]
+        whole = stored["checksum"] == _checksum(records)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, KeyError):
+        whole = False
+    if not whole:
+        logger.warning("%s: is damaged; every source is opened anew", path)
+        return None
+    for record, prefix in zip(records, prefixes, strict=True):
+        if record["prefix"] != prefix or record["stamp"] != corpus_stamp(prefix):
+            logger.info("%s: %s changed since it was written", path, prefix)
+            return None
+    return records
+
+
+def _write(
+    path: Path,
+    prefixes: Sequence[str],
+    stamps: Sequence[list[int]],
+    datasets: Sequence[IndexedDataset],
+    indices: Sequence[Index],
+) -> None:
+    """Best effort: without a snapshot the next start is slower and nothing else."""
+    records = [
+        {
+            "prefix": prefix,
+            "stamp": stamp,
+            "identity": [*vars(dataset.identity.header).values(), *dataset.identity[1:]],
+            "order": getattr(index, "order", ""),
+            "entry": getattr(index, "cache_entry", ""),
+            **{name: getattr(index, name) for name in _FACTS},
+        }
+        for prefix, stamp, dataset, index in zip(prefixes, stamps, datasets, indices, strict=True)
+    ]
+    text = canonical_json({"sources": records, "checksum": _checksum(records)})
+    aside = path.with_name(f"tmp.{path.name}.{secrets.token_hex(8)}")
+    with contextlib.suppress(OSError):
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            aside.write_text(text)
+            os.replace(aside, path)
+        finally:
+            aside.unlink(missing_ok=True)
+
+
+def _checksum(records: Any) -> str:
+    return xxhash.xxh3_128_hexdigest(canonical_json({"sources": records}).encode())
