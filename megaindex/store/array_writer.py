@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import secrets
@@ -31,26 +32,31 @@ _header = functools.lru_cache(maxsize=4096)(npy_header)
 class ArrayWriter:
     """A sink for the arrays of one set of files.
 
-    A framework takes a set as present when all its files are. So files that are there are removed
-    first, and the last one gets its name when everything else is complete, the sidecar too: a crash
-    leaves the set whole or absent. Large arrays on a local file system are mapped files, so that
-    what a kernel writes is already in place; others are written when they are done.
+    A framework takes a set as present when all its files are. So the last one is removed first,
+    and gets its name when everything else is complete, the sidecar too: a crash leaves the set
+    whole or absent. No file has its name before it is complete: a builder that was frozen, and
+    replaced, may wake up and go on beside readers of what the other one built. Large arrays on a
+    local file system are mapped files, so that what a kernel writes is already in place; others are
+    written when they are done.
     """
 
     def __init__(self, files: ArrayFiles) -> None:
         self.files = files
         self._last = files.paths[-1]
-        self._temporary = f"{self._last}.tmp.{secrets.token_hex(8)}"
+        self._suffix = f".tmp.{secrets.token_hex(8)}"
         self._headers: dict[str, bytes] = {}
         self._records: dict[str, ArrayRecord] = {}
         self._arrays: Arrays = {}
         self._mapped: set[str] = set()
+        self._unnamed = self.files.paths
 
     def __enter__(self) -> ArrayWriter:
         return self.begin()
 
     def __exit__(self, *exc: object) -> None:
-        remove(self._temporary)
+        for path in self._unnamed:
+            with contextlib.suppress(OSError):  # what stays is removed by the next builder
+                remove(path + self._suffix)
 
     def begin(self) -> ArrayWriter:
         """Make the set absent."""
@@ -72,7 +78,7 @@ class ArrayWriter:
 
     def done(self, name: str) -> None:
         if name not in self._mapped:
-            _create(self._path(name), self._headers[name], self._arrays[name])
+            _create(self._temporary(name), self._headers[name], self._arrays[name])
 
     def sidecar(self, identity: Identity) -> Sidecar:
         """What to record of the arrays, all of which are done."""
@@ -80,13 +86,16 @@ class ArrayWriter:
         return identity.sidecar("built", self._records)
 
     def reveal(self, text: str = "") -> None:
-        """Give the last file its name; ``text`` is what the marker holds, where there is one."""
+        """Give all files their names; ``text`` is what the marker holds, where there is one."""
         if self.files.marker:
-            _create(self._temporary, text.encode())
-        try:
-            os.rename(self._temporary, self._last)
-        except OSError as error:
-            raise storage_error(error, self._last, "cannot publish") from error
+            _create(self.files.marker + self._suffix, text.encode())
+        while self._unnamed:
+            path = self._unnamed[0]
+            try:
+                os.rename(path + self._suffix, path)
+            except OSError as error:
+                raise storage_error(error, path, "cannot publish") from error
+            del self._unnamed[0]
 
     def publish(self, identity: Identity, text: str = "") -> Sidecar:
         """Record the set and make it visible."""
@@ -95,16 +104,14 @@ class ArrayWriter:
         self.reveal(text)
         return sidecar
 
-    def _path(self, name: str) -> str:
-        path = self.files.arrays[name]
-        return self._temporary if path == self._last else path
+    def _temporary(self, name: str) -> str:
+        return self.files.arrays[name] + self._suffix
 
     def _map(self, name: str, array: IntArray) -> IntArray:
-        path = Path(self._path(name))
+        path = Path(self._temporary(name))
         os.makedirs(path.parent, exist_ok=True)
         if not is_local(path.parent):
             return array
-        remove(str(path))
         self._mapped.add(name)
         array = map_new(path, array.shape, array.dtype.name)
         threading.Thread(target=populate, args=(array,), daemon=True).start()
@@ -152,8 +159,6 @@ def _open_new(path: str) -> int:
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
     try:
         return os.open(path, flags, 0o666)
-    except FileExistsError:  # of an incomplete set; readers may have mapped it, so not truncated
-        remove(path)
     except FileNotFoundError:
         os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     return os.open(path, flags, 0o666)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format.faults import Fault
 from megaindex.io.failures import as_storage_error
+from megaindex.io.filesystem import look_again
 from megaindex.kernels.types import IntArray
 from megaindex.store.check import checksum_fault, key_fault, map_array
 from megaindex.store.claim import build_once
@@ -56,8 +58,8 @@ def fetch(
         for _ in range(_ATTEMPTS):
             with EntryWriter(cache_dir, key) as writer:
                 build(writer)
-                writer.publish(parameters)
-            arrays = find()
+                is_ours = writer.publish(parameters)
+            arrays = find() if is_ours else _wait_for(find, cache_dir)
             if arrays is not None:
                 return arrays
         raise StorageError(
@@ -70,6 +72,19 @@ def fetch(
 
 # Processes that find one damaged entry may remove what another has just put in its place.
 _ATTEMPTS = 5
+_VISIBLE_WITHIN = 60.0  # seconds; what network file systems remember longest of a directory
+
+
+def _wait_for(
+    find: Callable[[], dict[str, IntArray] | None], cache_dir: str | os.PathLike[str]
+) -> dict[str, IntArray] | None:
+    """What another process has published, as soon as this one sees it."""
+    deadline, pause = time.monotonic() + _VISIBLE_WITHIN, 0.01
+    while (arrays := find()) is None and time.monotonic() < deadline:
+        time.sleep(pause)
+        pause = min(2 * pause, 1.0)
+        look_again(cache_dir)
+    return arrays
 
 
 def load_entry(entry: Path) -> dict[str, IntArray] | None:

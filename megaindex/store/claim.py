@@ -24,9 +24,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from megaindex.errors import InvalidArgument, StorageError
+from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.io.failures import as_storage_error
-from megaindex.store.holder import is_gone, this_process, token_of, who
+from megaindex.io.filesystem import look_again
+from megaindex.store.holder import is_gone, read_claim, take_away, this_process, token_of, who
+from megaindex.store.leftovers import remove_leftovers
 
 logger = logging.getLogger("megaindex")
 
@@ -63,16 +65,27 @@ def build_once(
             cannot be written.
     """
     deadline = time.monotonic() + (build_timeout() if timeout is None else timeout)
+    taken_over = robbed = False
     while True:
         found = find()
         if found is not None:
             return found
         claim = Claim(directory, key, stale_after=stale_after)
-        if claim.acquire():
-            with claim:
-                found = find()  # it may have been published since we looked
-                return build() if found is None else found
-        claim.wait(deadline)
+        if not claim.acquire():
+            taken_over |= claim.wait(deadline)
+            continue
+        with claim:
+            found = find()  # it may have been published since we looked
+            if found is not None:
+                return found
+            remove_leftovers(Path(directory), key, at_once=taken_over)
+            try:
+                return build()
+            except MissingFile:
+                # Frozen for so long that another took over, it finds its temporaries removed.
+                if robbed:
+                    raise
+                robbed = True
 
 
 def build_timeout() -> float:
@@ -109,11 +122,11 @@ class Claim:
             self._directory.mkdir(parents=True, exist_ok=True)
             if self._path.exists():
                 return False
-            self._own.write_text(self._text(0))
             try:
+                self._own.write_text(self._text(0))
                 return self._link()
             finally:
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):  # what stays is removed by the next holder
                     self._own.unlink()
 
     def __enter__(self) -> Claim:
@@ -125,26 +138,31 @@ class Claim:
         self._stop.set()
         if self._beater is not None:
             self._beater.join()
-        if token_of(_read(self._path)) == self._token:  # not if it was taken away meanwhile
-            with contextlib.suppress(FileNotFoundError):
+        # What was built is built: a claim that cannot be removed no longer moves, and is replaced.
+        with contextlib.suppress(OSError):
+            ours = token_of(read_claim(self._path)) == self._token  # not if it was taken away
+            if ours:
                 self._path.unlink()
 
-    def wait(self, deadline: float) -> None:
+    def wait(self, deadline: float) -> bool:
         """Return when the claim is free: given up by its holder, or taken from a dead one.
+
+        Returns:
+            Whether it was taken from a dead one.
 
         Raises:
             StorageError: ``deadline``, of the monotonic clock, passed while the holder was alive.
         """
-        last, since, pause = _read(self._path), time.monotonic(), _FIRST_PAUSE
+        last, since, pause = read_claim(self._path), time.monotonic(), _FIRST_PAUSE
         if last is not None:
             logger.info("%s: another process builds (%s); waiting", self._path, who(last))
-        while (seen := _read(self._path)) is not None:
+        while (seen := read_claim(self._path)) is not None:
             now = time.monotonic()
             if seen != last:
                 last, since = seen, now
             if is_gone(seen) or now - since > self._stale_after:
                 self._take_away(seen)
-                return
+                return True
             if now > deadline:
                 raise StorageError(
                     f"{self._path}: waited for the process that builds ({who(seen)}), and it is "
@@ -153,6 +171,8 @@ class Claim:
                 )
             time.sleep(min(pause, max(0.0, deadline - now) + _FIRST_PAUSE))
             pause = min(2 * pause, _LONGEST_PAUSE, self._stale_after / 4)
+        look_again(self._directory)
+        return False
 
     def _link(self) -> bool:
         try:
@@ -160,7 +180,11 @@ class Claim:
         except FileExistsError:
             # The answer to a link() that succeeded can get lost on a network, and the repeated
             # request then finds the name taken: by us, if our file has two names.
-            return self._own.stat().st_nlink == 2
+            with contextlib.suppress(FileNotFoundError):
+                return self._own.stat().st_nlink == 2
+            return False
+        except FileNotFoundError:  # a holder that tidied up took it for a leftover
+            return False
         except OSError as error:
             if error.errno not in _NO_HARD_LINKS:
                 raise
@@ -190,26 +214,4 @@ class Claim:
                     file.write(self._text(count))
 
     def _take_away(self, dead: str) -> None:
-        """Remove the claim of a dead process; of several waiters one succeeds."""
-        aside = self._own.with_suffix(".dead")
-        with contextlib.suppress(FileNotFoundError):
-            os.rename(self._path, aside)
-            taken = _read(aside)
-            if token_of(taken) != token_of(dead):
-                # Another waiter was faster, and this is the claim of who builds now: put it back.
-                # If a third has claimed meanwhile both build, which costs time and no more.
-                with contextlib.suppress(OSError):
-                    os.link(aside, self._path)
-            else:
-                logger.warning("%s: its holder (%s) is gone; taken over", self._path, who(dead))
-            aside.unlink()
-
-
-def _read(path: Path) -> str | None:
-    """The text of a claim; None where there is none."""
-    try:
-        return path.read_text()
-    except OSError as error:
-        if error.errno in (errno.ENOENT, errno.ESTALE):
-            return None
-        raise
+        take_away(self._path, dead, self._own.with_name(f"{self._own.name}.dead"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import io
 import logging
 import math
@@ -74,8 +75,8 @@ class EntryWriter:
             task = self._pool.submit(write_new, self._file(name), array)
         self._checksums[name] = task
 
-    def publish(self, parameters: dict[str, Any]) -> None:
-        """Make the entry visible under its key."""
+    def publish(self, parameters: dict[str, Any]) -> bool:
+        """Make the entry visible under its key; False if another process did so before."""
         manifest = Manifest(
             key=self._key,
             parameters=parameters,
@@ -89,12 +90,15 @@ class EntryWriter:
         with as_storage_error(str(target), "cannot publish the cache entry"):
             try:
                 os.rename(self._tmp, target)
-            except OSError:
-                if not (target / MANIFEST).exists():
+            except OSError as error:
+                # A network file system may refuse the name, and not show the entry that has it yet.
+                taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
+                if not taken and not (target / MANIFEST).exists():
                     raise
                 logger.info("%s: another process published it first, using that one", target)
-                return
+                return False
         make_durable_later(target)
+        return True
 
     def _is_mapped(self, array: IntArray) -> bool:
         return self._local and array.nbytes >= WORTH_MAPPING

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import logging
 import os
 import socket
 from pathlib import Path
 
+from megaindex.io.failures import as_storage_error, storage_error
 from megaindex.store.entry import boot_id
+
+logger = logging.getLogger("megaindex")
 
 
 def this_process() -> dict[str, object]:
@@ -26,6 +32,37 @@ def _pid_namespace() -> str:
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
+
+
+def read_claim(path: Path) -> str | None:
+    """The text of a claim; None where there is none."""
+    try:
+        return path.read_text()
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):
+            return None
+        raise storage_error(error, str(path), "cannot read the claim") from error
+
+
+def take_away(path: Path, dead: str, aside: Path) -> None:
+    """Remove the claim of a dead process, whose text is ``dead``; of several who try one succeeds.
+
+    Args:
+        aside: a name that nobody else uses.
+    """
+    with (
+        as_storage_error(str(path), "cannot take over the claim of a dead process"),
+        contextlib.suppress(FileNotFoundError),
+    ):
+        os.rename(path, aside)
+        if token_of(read_claim(aside)) != token_of(dead):
+            # Another waiter was faster, and this is the claim of who builds now: put it back.
+            # If a third has claimed meanwhile both build, which costs time and no more.
+            with contextlib.suppress(OSError):
+                os.link(aside, path)
+        else:
+            logger.warning("%s: its holder (%s) is gone; taken over", path, who(dead))
+        aside.unlink()
 
 
 def _fields(text: str | None) -> dict[str, object]:

@@ -40,7 +40,7 @@ ArrayRecord = tuple[str, tuple[int, ...], int]
 """dtype, shape, and bytes of the header of an .npy file."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True, slots=True)
 class ArrayFiles:
     """Where one set of arrays lies."""
 
@@ -128,7 +128,7 @@ def find_arrays(
     sidecar = read_sidecar(files)
     if sidecar is None:
         return _accept(files, identity, check) if files.are_there() else None
-    if not all(_has_size(path, sidecar.arrays[name]) for name, path in files.arrays.items()):
+    if not _are_whole(files, sidecar):
         logger.warning("%s: files are missing or of another size; not used", files)
         if sidecar.origin != "built" and files.are_there():
             _refuse(files)
@@ -205,7 +205,8 @@ def remove(path: str) -> None:
 def read_sidecar(files: ArrayFiles) -> Sidecar | None:
     """The sidecar; None where there is none that can be read: the arrays are then checked."""
     try:
-        sidecar = _sets_in(files.sidecar)[files.name]
+        with as_storage_error(files.sidecar, "cannot read"):
+            sidecar = _sets_in(files.sidecar)[files.name]
         if sidecar.arrays.keys() != files.arrays.keys():
             raise ValueError("it describes other arrays")
         return sidecar
@@ -254,7 +255,7 @@ def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
     for name, path in files.arrays.items():
         dtype, shape, offset = sidecar.arrays[name]
         data = map_readonly(path)
-        nbytes = _nbytes(sidecar.arrays[name])
+        nbytes = offset + math.prod(shape) * _ITEMSIZE[dtype]
         if data.size != nbytes or dtype not in ARRAY_DTYPES:
             raise FormatError(
                 f"{path}: {files.sidecar} promises {nbytes} bytes of {dtype}, the file has "
@@ -264,16 +265,18 @@ def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
     return arrays
 
 
+def _are_whole(files: ArrayFiles, sidecar: Sidecar) -> bool:
+    """Whether the set is there, for the framework too: a crash may have kept back its marker."""
+    marked = files.marker is None or os.path.isfile(files.marker)
+    return marked and all(_has_size(files.arrays[n], sidecar.arrays[n]) for n in files.arrays)
+
+
 def _has_size(path: str, record: ArrayRecord) -> bool:
+    dtype, shape, offset = record
     try:
-        return os.stat(path).st_size == _nbytes(record)
+        return os.stat(path).st_size == offset + math.prod(shape) * _ITEMSIZE[dtype]
     except OSError:
         return False
-
-
-def _nbytes(record: ArrayRecord) -> int:
-    dtype, shape, offset = record
-    return offset + math.prod(shape) * _ITEMSIZE[dtype]
 
 
 _ITEMSIZE = {name: np.dtype(name).itemsize for name in ARRAY_DTYPES}

@@ -20,7 +20,7 @@ from megaindex.index.orders.shuffled import Memory, ShuffledOrder, Sink
 from megaindex.kernels.sizes import ceil_div
 from megaindex.store.array_writer import ArrayWriter
 from megaindex.store.claim import build_once
-from megaindex.store.fingerprint import canonical_json, corpus_fingerprint
+from megaindex.store.fingerprint import canonical_json, corpus_fingerprint, corpus_stamp
 from megaindex.store.sidecar import ArrayFiles, Arrays, Identity, Sidecar, find_arrays, map_arrays
 
 _NAMES = {"document_index": "doc_idx", "sample_index": "sample_idx", "shuffle_index": "shuffle_idx"}
@@ -123,7 +123,7 @@ def fetch(
     identity = Identity(
         settings=lambda: settings,
         corpus=functools.cache(source.corpus),
-        stamp=[number for corpus in corpora for number in _stamp(corpus)],
+        stamp=[number for corpus in corpora for number in corpus_stamp(corpus.path_prefix)],
         facts=source.facts,
     )
 
@@ -153,9 +153,3 @@ def base_name(
 ) -> str:
     """What the names of a dataset's arrays begin with, allow_chopped's mark not included."""
     return f"{data_prefix}_{name}_indexmap_{num_samples}ns_{seq_length}sl_{seed}s_{pack_impl}pi"
-
-
-def _stamp(corpus: IndexedDataset) -> list[int]:
-    """Size and time in nanoseconds of the two files."""
-    status = [os.stat(corpus.path_prefix + suffix) for suffix in (".idx", ".bin")]
-    return [number for s in status for number in (s.st_size, s.st_mtime_ns)]

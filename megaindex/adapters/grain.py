@@ -1,0 +1,76 @@
+"""megaindex under grain, and so under MaxText: data sources with random access.
+
+    samples = Samples(opened.index, opened.datasets, fields="maxtext")
+    batches = HostBatches(num_samples=len(samples), micro_batch_size=8,
+                          data_parallel_rank=jax.process_index(),
+                          data_parallel_size=jax.process_count())
+    dataset = grain.MapDataset.source(BatchSource(samples, batches)).to_iter_dataset()
+
+The order is the index's: `shuffle` and slices of grain are not needed, and its `repeat` would
+replay one order. Every host has equally many batches by construction, so none runs dry before the
+others, and rows that fill up the last step carry no loss. grain itself is not imported here: its
+sources are any objects with ``__len__`` and ``__getitem__``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import SupportsIndex
+
+from megaindex.loader.samples import Fields, Samples
+
+
+class SampleSource:
+    """A source for ``grain.MapDataset.source`` or ``grain.DataLoader``; items are samples.
+
+    Args:
+        samples: what is read; workers open its files anew.
+        fingerprint: of the order, such as a receipt or a content hash: grain refuses a checkpoint
+            taken with another.
+    """
+
+    def __init__(self, samples: Samples, *, fingerprint: str = "") -> None:
+        self._samples = samples
+        self._fingerprint = fingerprint
+
+    def __len__(self) -> int:
+        return len(self._samples)
+
+    def __getitem__(self, record_key: SupportsIndex) -> Fields:
+        return self._samples[record_key.__index__()]
+
+    def __repr__(self) -> str:
+        """What grain compares when a checkpoint is loaded."""
+        return f"SampleSource({len(self)} samples, {self._fingerprint!r})"
+
+
+class BatchSource:
+    """As `SampleSource`; items are the micro batches of one host, so nothing is left to batch.
+
+    With workers grain batches what each worker reads; batches that are items stay as they are.
+
+    Args:
+        samples: what is read.
+        batches: the sample ids of each batch, such as `megaindex.loader.hosts.HostBatches`.
+        fingerprint: as for `SampleSource`.
+    """
+
+    def __init__(
+        self,
+        samples: Samples,
+        batches: Sequence[Sequence[int | None]],
+        *,
+        fingerprint: str = "",
+    ) -> None:
+        self._samples = samples
+        self._batches = batches
+        self._fingerprint = fingerprint
+
+    def __len__(self) -> int:
+        return len(self._batches)
+
+    def __getitem__(self, record_key: SupportsIndex) -> Fields:
+        return self._samples.__getitems__(self._batches[record_key.__index__()])
+
+    def __repr__(self) -> str:
+        return f"BatchSource({self._batches!r}, {self._fingerprint!r})"

@@ -1,0 +1,168 @@
+"""Whole batches at once for PyTorch's DataLoader: ``__getitems__`` of GPTDataset and blends.
+
+Datasets whose class overrides how a sample is read, or whose tokens do not lie in mapped local
+files, are read sample by sample through their own ``__getitem__``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from megaindex.adapters.megatron.core import core
+from megaindex.adapters.megatron.reading import mapped
+from megaindex.errors import InvalidArgument
+from megaindex.index.arrays import ArrayIndex
+from megaindex.index.blended import BlendedIndex
+from megaindex.index.selection import count_tokens
+from megaindex.index.spans import Index
+from megaindex.loader.options import SampleOptions
+from megaindex.loader.torch_dataset import GPTDataset
+
+
+def get_item(self: Any, idx: int | None) -> Any:
+    """``GPTDataset.__getitem__``, with a loss mask of its own for every sample.
+
+    Megatron keeps the mask of the first sample for all others after having cleared it where that
+    sample is padded, and the releases up to 0.15 clear it for every sample that is padded.
+    """
+    sample = core().originals["GPTDataset", "__getitem__"](self, idx)
+    if self.masks_and_position_ids_are_cached:
+        self.cached_loss_mask = self.cached_loss_mask.new_ones(self.cached_loss_mask.shape)
+    return sample
+
+
+def get_items(self: Any, ids: Sequence[Any]) -> list[Any]:
+    """``GPTDataset.__getitems__``."""
+    reader = _reader_of(self, [self])
+    if reader is None or not _are_places(ids, len(self)):
+        return [self[i] for i in ids]
+    return reader.read(ids)
+
+
+def get_items_of_blend(self: Any, ids: Sequence[Any]) -> list[Any]:
+    """``BlendedDataset.__getitems__``.
+
+    Reading from all sources at once needs all of them open, which is a wait before the first batch
+    and memory that few samples are worth: until about every source was read, each is by itself.
+    """
+    if not core().is_plain(self, "__getitem__") or not _are_places(ids, len(self)):
+        return [self[i] for i in ids]
+    _read_before[self] = _read_before.get(self, 0) + len(ids)
+    if _read_before[self] <= _EACH_BY_ITSELF * len(self.datasets):
+        return [self[i] for i in ids]
+    reader = _reader_of(self, self.datasets)
+    if reader is None:
+        return [self[i] for i in ids]
+    return [
+        {"dataset_id": self.dataset_index[i], **sample}
+        for i, sample in zip(ids, reader.read(ids), strict=True)
+    ]
+
+
+_EACH_BY_ITSELF = 2  # samples for each source: 86 % of equally weighted ones were read by then
+_read_before: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def _are_places(ids: Sequence[Any], length: int) -> bool:
+    """Padding (None) and places counted from the end are left to ``__getitem__``."""
+    return all(i is not None and 0 <= i < length for i in ids)
+
+
+_readers: weakref.WeakKeyDictionary[Any, _Reader | None] = weakref.WeakKeyDictionary()
+
+
+def _reader_of(self: Any, datasets: Sequence[Any]) -> _Reader | None:
+    if self not in _readers:
+        _readers[self] = _Reader(self, datasets) if _all_alike(datasets) else None
+    return _readers[self]
+
+
+def _all_alike(datasets: Sequence[Any]) -> bool:
+    config = datasets[0].config
+    return all(
+        isinstance(dataset, core().gpt_dataset.GPTDataset)
+        and core().is_plain(dataset, "__getitem__", "_query_document_sample_shuffle_indices")
+        and dataset.config is config
+        and dataset._pad_token_id == datasets[0]._pad_token_id
+        and dataset.shuffle_index is not None
+        and mapped(dataset.dataset) is not None
+        and config.mmap_bin_files
+        for dataset in datasets
+    )
+
+
+class _Reader:
+    """Reads samples of alike GPTDatasets with all fields of Megatron's."""
+
+    def __init__(self, top: Any, datasets: Sequence[Any]) -> None:
+        config = datasets[0].config
+        by_document = bool(getattr(config, "inter_document_masking", False))
+        with_mask = config.create_attention_mask and not by_document
+        same_mask = with_mask and not config.reset_attention_mask
+        options = SampleOptions(
+            eod_id=config.tokenizer.eod,
+            pad_id=datasets[0]._pad_token_id,
+            eod_mask_loss=bool(config.eod_mask_loss),
+            reset_position_ids=bool(config.reset_position_ids),
+            reset_attention_mask=bool(config.reset_attention_mask) and with_mask,
+            create_attention_mask=with_mask and not same_mask,
+            cu_seqlens=by_document,
+            boundaries="documents" if by_document else "eod",
+        )
+        indices = [_index_of(dataset) for dataset in datasets]
+        index: Index = indices[0]
+        if top is not datasets[0]:
+            index = BlendedIndex(
+                indices=tuple(indices),
+                dataset_index=top.dataset_index,
+                dataset_sample_index=top.dataset_sample_index,
+            )
+        readers = [mapped(dataset.dataset) for dataset in datasets]
+        self._dataset = GPTDataset(index, [r for r in readers if r is not None], options=options)
+        # one for all samples, as Megatron has it
+        self._mask = _causal_mask(config.sequence_length) if same_mask else None
+
+    def read(self, ids: Sequence[Any]) -> list[dict[str, Any]]:
+        if len(ids) == 0:
+            return []
+        samples = list(self._dataset.__getitems__(np.asarray(ids)))
+        if self._mask is None and "attention_mask" not in samples[0]:
+            return samples
+        return [
+            {
+                "tokens": sample.pop("tokens"),
+                "labels": sample.pop("labels"),
+                "attention_mask": sample.pop("attention_mask", self._mask),
+                **sample,
+            }
+            for sample in samples
+        ]
+
+
+def _causal_mask(length: int) -> Any:
+    """bool[1, length, length], True where attention is forbidden."""
+    import torch
+
+    return torch.ones((1, length, length), dtype=torch.bool).triu_(1)
+
+
+def _index_of(dataset: Any) -> ArrayIndex:
+    reader = mapped(dataset.dataset)
+    if reader is None:
+        raise InvalidArgument("only datasets of mapped files have an index")
+    documents = np.asarray(dataset.indices)
+    return ArrayIndex(
+        order="megatron",
+        document_index=dataset.document_index,
+        sample_index=dataset.sample_index,
+        shuffle_index=dataset.shuffle_index,
+        sequence_lengths=reader.sequence_lengths,
+        sequence_length=dataset.config.sequence_length,
+        num_epochs=dataset.document_index.size // max(1, documents.size),
+        tokens_per_epoch=count_tokens(reader.sequence_lengths, documents),
+        add_extra_token=int(dataset.config.add_extra_token_to_sequence),
+    )

@@ -1,0 +1,239 @@
+"""GPTDataset's three arrays: built by megaindex, under Megatron's own cache names."""
+
+from __future__ import annotations
+
+import logging
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from megaindex.adapters.megatron.core import core
+from megaindex.adapters.megatron.corpus import Corpus
+from megaindex.errors import InvalidArgument
+from megaindex.index.acceptance import check_arrays
+from megaindex.index.arithmetic import epochs_for
+from megaindex.index.dialect import dialect
+from megaindex.index.orders import shuffled
+from megaindex.index.orders.shuffled import ShuffledOrder
+from megaindex.index.request import check_integers, check_total
+from megaindex.index.selection import count_tokens
+from megaindex.kernels.types import I32
+from megaindex.store.array_writer import ArrayWriter
+from megaindex.store.claim import build_once
+from megaindex.store.fingerprint import array_bytes
+from megaindex.store.sidecar import ArrayFiles, Arrays, Identity, Sidecar, find_arrays, map_arrays
+
+logger = logging.getLogger("megaindex")
+
+ARRAYS = ("document_index", "sample_index", "shuffle_index")
+
+
+@dataclass(kw_only=True, slots=True)
+class Request:
+    """One GPTDataset's arrays: what is asked for, of which corpus, and where they are kept."""
+
+    corpus: Corpus
+    documents: range | I32 | tuple[float, float]
+    """Sequence ids of one epoch; or the bounds of the split, as shares of the corpus."""
+    num_samples: int | None
+    sequence_length: int
+    seed: int
+    extra: int
+    drop_last_partial: bool
+    name: str
+    """Of the dataset, for messages."""
+    description: str
+    files: ArrayFiles | None
+
+    def find(self) -> Sidecar | None:
+        assert self.files is not None
+        return find_arrays(self.files, self.identity(), self._check)
+
+    def build(self) -> Sidecar:
+        """Build the arrays and publish them."""
+        assert self.files is not None
+        with ArrayWriter(self.files) as writer:
+            self.fill(writer)
+            return writer.publish(self.identity(), self.description)
+
+    def find_or_build(self) -> Sidecar:
+        """Look the arrays up, or let one process build them."""
+        directory, name = os.path.split(str(self.files))
+        return build_once(directory, name, self.find, self.build)
+
+    def fill(self, sink: shuffled.Sink, threads: int | None = None) -> None:
+        """Build the arrays into ``sink``, with all threads or so many."""
+        order = self.order()
+        if len(order.documents) == 0:
+            _fill_without_documents(sink)
+        else:
+            shuffled.build(order, self.corpus.lengths, sink, threads)
+
+    def order(self) -> ShuffledOrder:
+        """The request with its epochs counted.
+
+        Raises:
+            InvalidArgument: samples are asked of documents without a token, or too many.
+        """
+        check_integers(self.sequence_length, self.seed, self.extra)
+        chosen = self._chosen()
+        tokens = count_tokens(self.corpus.lengths, chosen)
+        if tokens == 0 and self.num_samples is not None:
+            raise InvalidArgument(
+                f"{self.name}: its documents hold no token, and {self.num_samples} samples are "
+                "asked of them; leave it out of this split, or give the split more of it"
+            )
+        order = ShuffledOrder(
+            dialect=dialect("megatron"),
+            documents=chosen,
+            num_samples=self.num_samples or 0,
+            num_epochs=(
+                1
+                if self.num_samples is None
+                else epochs_for(self.num_samples, tokens, self.sequence_length, self.extra)
+            ),
+            tokens_per_epoch=tokens,
+            sequence_length=self.sequence_length,
+            seed=self.seed,
+            add_extra_token=self.extra,
+            drop_last_partial=self.drop_last_partial,
+            separate_final_epoch="auto",
+        )
+        check_total(self.name, order.total_tokens)
+        return order
+
+    def _chosen(self) -> range | I32:
+        if not isinstance(self.documents, tuple):
+            return self.documents
+        count = float(self.corpus.num_sequences)
+        begin, end = self.documents
+        return range(round(begin * count), round(end * count))
+
+    def _settings(self) -> dict[str, Any]:
+        chosen = self._chosen()
+        return {
+            "documents": (
+                [chosen.start, chosen.stop]
+                if isinstance(chosen, range)
+                else xxhash.xxh3_128_hexdigest(array_bytes(chosen))
+            ),
+            "num_samples": self.num_samples,
+            "sequence_length": self.sequence_length,
+            "seed": self.seed,
+            "add_extra_token": self.extra,
+            "drop_last_partial": self.drop_last_partial,
+        }
+
+    def identity(self) -> Identity:
+        """What the arrays depend on."""
+        return Identity(
+            settings=self._settings,
+            corpus=self.corpus.fingerprint,
+            stamp=self.corpus.stamp,
+            facts=self.corpus.facts,
+            learn=self.corpus.learn,
+        )
+
+    def _check(self, arrays: Arrays) -> None:
+        order = self.order()
+        if len(order.documents):
+            check_arrays(order, self.corpus.lengths, **arrays)
+
+
+def _fill_without_documents(sink: shuffled.Sink) -> None:
+    """One epoch of no documents: what Megatron's own code gives, and no sample."""
+    for name, shape, dtype in (
+        ("document_index", (0,), "int32"),
+        ("sample_index", (1, 2), "int32"),
+        ("shuffle_index", (0,), "uint32"),
+    ):
+        sink.allocate(name, shape, dtype)[...] = 0
+        sink.done(name)
+
+
+def request_of(self: Any, corpus: Corpus) -> Request:
+    """What a GPTDataset asks for."""
+    documents = np.asarray(self.indices)
+    return Request(
+        corpus=corpus,
+        documents=_as_range(documents),
+        num_samples=None if self.num_samples is None else int(self.num_samples),
+        name=str(self.dataset_path),
+        description=self.unique_description,
+        files=files_of(
+            cache_directory(self.config, getattr(self.dataset, "path_prefix", None), type(self)),
+            f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}",
+        ),
+        **settings_of(self.config, self.index_split),
+    )
+
+
+def settings_of(config: Any, split: Any) -> dict[str, Any]:
+    """The part of a request that is the same for all datasets of a split."""
+    return {
+        "sequence_length": config.sequence_length,
+        "seed": config.random_seed,
+        "extra": int(config.add_extra_token_to_sequence),
+        "drop_last_partial": (
+            split.name != "valid" or bool(config.drop_last_partial_validation_sequence)
+        ),
+    }
+
+
+def cache_directory(config: Any, path_prefix: str | None, cls: type) -> str | None:
+    """Where Megatron keeps the arrays of a dataset; None where it keeps them in memory."""
+    if config.path_to_cache is not None or config.mock or path_prefix is None:
+        return config.path_to_cache or None
+    return os.path.join(path_prefix, "cache", f"{cls.__name__}_indices")
+
+
+def files_of(directory: str | None, base: str) -> ArrayFiles | None:
+    """Megatron's names of the files of one dataset."""
+    if directory is None:
+        return None
+    path = f"{directory}/{base}"
+    return ArrayFiles(
+        arrays={
+            "document_index": f"{path}-document_index.npy",
+            "sample_index": f"{path}-sample_index.npy",
+            "shuffle_index": f"{path}-shuffle_index.npy",
+        },
+        sidecar=f"{path}-megaindex.json",
+        marker=f"{path}-description.txt",
+    )
+
+
+def build_document_sample_shuffle_indices(self: Any) -> tuple[Any, ...]:
+    """``GPTDataset._build_document_sample_shuffle_indices``."""
+    if isinstance(self.indices, Request):  # made by the builder, which fills the arrays in
+        return None, None, None
+    if is_left_to_megatron(self.config) or not core().is_plain(
+        self, "_get_num_epochs", "_get_num_tokens_per_epoch"
+    ):
+        original = core().originals["GPTDataset", "_build_document_sample_shuffle_indices"]
+        return tuple(original(self))
+    request = request_of(self, Corpus(self.dataset))
+    if request.files is None:
+        memory = shuffled.Memory()
+        request.fill(memory)
+        arrays = memory.arrays
+    else:
+        arrays = map_arrays(request.files, request.find_or_build())
+    return tuple(arrays[name] for name in ARRAYS)
+
+
+def is_left_to_megatron(config: Any) -> bool:
+    """Whether the caches are read without looking: by Megatron's own code, as it is asked to."""
+    return any(getattr(config, name, False) for name in ("fast_cache_load", "defer_npy_index_mmap"))
+
+
+def _as_range(documents: I32) -> range | I32:
+    if documents.size == 0:
+        return range(0)
+    first = int(documents[0])
+    if np.array_equal(documents, np.arange(first, first + documents.size)):
+        return range(first, first + documents.size)
+    return np.ascontiguousarray(documents, np.int32)

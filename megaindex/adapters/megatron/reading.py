@@ -1,0 +1,164 @@
+"""Megatron's IndexedDataset over megaindex's mappings.
+
+Opened with the checks of `megaindex.IndexedDataset`; what is read outlives the dataset; no
+descriptor stays open; and a range outside its sequence raises instead of giving the tokens that
+follow. Everything else than plain local files (object stores, the fast cache load, which skips the
+header) is left to Megatron's own code.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex.adapters.megatron.core import core
+from megaindex.errors import OutOfRange
+from megaindex.format import IndexedDataset
+
+DEFERRED = ("index", "bin_reader")
+
+
+def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+    """``IndexedDataset.initialize``."""
+    original = core().originals["IndexedDataset", "initialize"]
+    bound = inspect.signature(original).bind(self, *args, **kwargs)
+    bound.apply_defaults()
+    settings = {name: value for name, value in bound.arguments.items() if name != "self"}
+    if not is_ours(settings):
+        original(self, *args, **kwargs)
+        return
+    vars(self).update(settings)
+    _open(self)
+
+
+def is_ours(settings: dict[str, Any]) -> bool:
+    """Whether a dataset of these settings is served here, not by Megatron's own code."""
+    module = core().indexed_dataset
+    return not (
+        settings["object_storage_config"]
+        or settings.get("fast_cache_load")
+        or settings.get("sequences_per_dataset")
+        or module.is_object_storage_path(settings["path_prefix"])
+        or module.MultiStorageClientFeature.is_enabled()
+    )
+
+
+def open_later(cls: Any, path_prefix: str, mmap: bool) -> Any:
+    """An IndexedDataset whose files are opened when they are first needed."""
+    dataset = cls.__new__(cls)
+    vars(dataset).update(_defaults(), path_prefix=path_prefix, mmap=mmap)
+    _waiting.add(dataset)
+    return dataset
+
+
+_waiting: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def open_now() -> None:
+    """Open every dataset that is still waiting, before Megatron's class loses the methods that
+    would do it."""
+    for dataset in list(_waiting):
+        if DEFERRED[0] not in vars(dataset):
+            _open(dataset)
+    _waiting.clear()
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    """What the constructor would set, in this version of megatron-core."""
+    parameters = inspect.signature(core().originals["IndexedDataset", "initialize"]).parameters
+    known = {"multimodal": False, "object_storage_config": None}
+    return {
+        name: known.get(name, parameter.default)
+        for name, parameter in parameters.items()
+        if name not in ("self", "path_prefix", "mmap")
+    }
+
+
+def get_attribute(self: Any, name: str) -> Any:
+    """``IndexedDataset.__getattr__``: opens a dataset made by `open_later`."""
+    if name in DEFERRED and "path_prefix" in vars(self):
+        _open(self)
+        return vars(self)[name]
+    raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def delete(self: Any) -> None:
+    """``IndexedDataset.__del__``: mappings end with their last view, descriptors are not kept."""
+
+
+def get(self: Any, idx: Any, offset: Any = 0, length: Any = None) -> Any:
+    """``IndexedDataset.get``, within the sequence."""
+    reader = mapped(self)
+    if reader is None or not self.mmap:
+        return core().originals["IndexedDataset", "get"](self, idx, offset, length)
+    return reader.get(idx, offset, length)
+
+
+def mapped(dataset: Any) -> IndexedDataset | None:
+    """megaindex's own dataset under a Megatron one; None where Megatron's code serves it."""
+    return getattr(getattr(dataset, "index", None), "megaindex", None)
+
+
+def _open(self: Any) -> None:
+    reader = IndexedDataset(self.path_prefix, multimodal=self.multimodal)
+    module = core().indexed_dataset
+    self.index = _Index(reader)
+    self.bin_reader = (
+        _bin_reader_class()(reader.tokens.view(np.uint8), reader.path_prefix)
+        if self.mmap
+        else module._FileBinReader(module.get_bin_path(self.path_prefix))
+    )
+
+
+class _Index:
+    """What Megatron's ``_IndexReader`` offers, over one mapping that its arrays own."""
+
+    def __init__(self, reader: IndexedDataset) -> None:
+        self.megaindex = reader
+        self.dtype = reader.dtype.type
+        self.dtype_size = reader.dtype.itemsize
+        self.sequence_count = len(reader)
+        self.document_count = reader.document_indices.size
+        self.sequence_lengths = reader.sequence_lengths
+        self.sequence_pointers = reader.sequence_pointers
+        self.document_indices = reader.document_indices
+        self.sequence_modes = reader.sequence_modes
+
+    def __len__(self) -> int:
+        return self.sequence_count
+
+    def __getitem__(self, idx: int) -> tuple[np.int64, np.int32, np.int8 | None]:
+        mode = None if self.sequence_modes is None else self.sequence_modes[idx]
+        return self.sequence_pointers[idx], self.sequence_lengths[idx], mode
+
+
+@functools.cache
+def _bin_reader_class() -> Any:
+    """A subclass of Megatron's reader of mapped files, since users ask with isinstance."""
+
+    class MappedBinReader(core().indexed_dataset._MMapBinReader):  # type: ignore[misc]
+        """Reads from a mapping that the arrays it returns own."""
+
+        def __init__(self, data: npt.NDArray[np.uint8], path_prefix: str) -> None:
+            self._data = data
+            self._path_prefix = path_prefix
+
+        def read(self, dtype: Any, count: int, offset: int) -> npt.NDArray[Any]:
+            end = int(offset) + int(count) * np.dtype(dtype).itemsize
+            if not 0 <= offset <= end <= self._data.size:
+                raise OutOfRange(
+                    f"{self._path_prefix}.bin: bytes {offset} to {end} were asked for, the file "
+                    f"has {self._data.size}"
+                )
+            return self._data[int(offset) : end].view(dtype)
+
+        def __del__(self) -> None:
+            """Nothing to close."""
+
+    return MappedBinReader

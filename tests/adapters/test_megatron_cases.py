@@ -1,0 +1,231 @@
+"""What the Megatron adapter does in single cases: classes, batches, files."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpora import write_corpus
+from megatron_blends import (
+    assert_equal,
+    build,
+    files,
+    installed,
+    one_process,
+    places,
+    samples,
+    write_corpora,
+)
+from megatron_dataset import Tokenizer
+
+import megaindex
+import megaindex.adapters.megatron as adapter
+from megaindex.adapters.megatron.classes import METHODS, class_of
+from megaindex.errors import InvalidArgument, OutOfRange
+
+
+@pytest.fixture(scope="module")
+def core(megatron_datasets: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with one_process(megatron_datasets, tmp_path_factory.mktemp("store") / "store") as core:
+        yield core
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return write_corpora(tmp_path_factory.mktemp("corpora"))
+
+
+SPLIT = {"split": "60,20,20"}
+SIZES = (60, 9, 5)
+
+
+def test_uninstall_restores_every_attribute(core: Any) -> None:
+    import megatron.core.datasets.blended_dataset as blended
+    from megatron.core.datasets import helpers
+
+    owners = [class_of(name) for name in METHODS] + [blended, helpers]
+    before = [dict(vars(owner)) for owner in owners]
+    adapter.install()
+    adapter.install()
+    assert adapter.is_installed()
+    assert helpers.build_sample_idx is megaindex.helpers.build_sample_idx
+    adapter.uninstall()
+    adapter.uninstall()
+    assert not adapter.is_installed()
+    assert [dict(vars(owner)) for owner in owners] == before
+
+
+def test_classes_without_installing(core: Any, corpora: list[str], tmp_path: Path) -> None:
+    config = {"blend": (corpora, None), **SPLIT}
+    theirs = build(core, SIZES, tmp_path / "theirs", **config)
+    ours = build(
+        core, SIZES, tmp_path / "ours",
+        cls=adapter.GPTDataset, builder=adapter.BlendedMegatronDatasetBuilder, **config,
+    )  # fmt: skip
+    assert not adapter.is_installed()
+    assert isinstance(ours[0], adapter.BlendedDataset)
+    assert isinstance(ours[0].datasets[0].dataset, adapter.IndexedDataset)
+    assert_equal([d.__getitems__(places(d)) for d in ours], samples(theirs))
+    assert files(tmp_path / "ours") == files(tmp_path / "theirs")
+    single = adapter.GPTDataset.build_low_level_dataset(corpora[0], ours[0].config)
+    assert isinstance(single, adapter.IndexedDataset)
+    with pytest.raises(AttributeError, match="no attribute 'T5Dataset'"):
+        _ = adapter.T5Dataset
+
+
+def test_subclasses(core: Any, corpora: list[str], tmp_path: Path) -> None:
+    """A subclass's own way of reading a sample is kept, in batches too."""
+
+    class Reversed(core.GPTDataset):  # type: ignore[misc]
+        def _query_document_sample_shuffle_indices(self, idx: int) -> Any:
+            text, *rest = super()._query_document_sample_shuffle_indices(idx)
+            return (text[::-1].copy(), *rest)
+
+    class Marked(core.GPTDataset):  # type: ignore[misc]
+        def __init__(self, *args: Any) -> None:
+            super().__init__(*args)
+            self.mark = int(self.shuffle_index[0])
+
+        def __getitem__(self, idx: int | None) -> Any:
+            return {**super().__getitem__(idx), "mark": self.mark}
+
+    for cls in (Reversed, Marked):
+        config = {"cls": cls, "blend": (corpora[:2], None), **SPLIT}
+        theirs = samples(build(core, SIZES, tmp_path / f"theirs-{cls.__name__}", **config))
+        with installed():
+            ours = build(core, SIZES, tmp_path / cls.__name__, **config)
+            assert_equal(samples(ours), theirs)
+            assert_equal([d.__getitems__(places(d)) for d in ours], theirs)
+
+
+def test_mock_data(core: Any) -> None:
+    from megatron.core.datasets.gpt_dataset import MockGPTDataset, MockGPTLowLevelDataset
+
+    class Small(Tokenizer):
+        vocab_size = 100
+
+    class SmallMock(MockGPTDataset):  # type: ignore[misc]
+        @staticmethod
+        def build_low_level_dataset(path: None, config: Any) -> Any:
+            low_level = MockGPTLowLevelDataset(config.tokenizer)
+            low_level.size = 200
+            low_level.sequence_lengths = low_level.sequence_lengths[:200]
+            return low_level
+
+    config = {"cls": SmallMock, "tokenizer": Small(), "sequence_length": 64}
+    theirs = samples(build(core, (20, 20, 20), None, **config))
+    with installed():
+        ours = build(core, (20, 20, 20), None, **config)
+        assert_equal(samples(ours), theirs)
+        assert_equal([d.__getitems__(places(d)) for d in ours], theirs)
+
+
+def test_the_loss_mask_of_one_sample_is_its_own(core: Any, tmp_path: Path) -> None:
+    """Megatron keeps that of the first sample, padding cleared, for all that follow."""
+    write_corpus(tmp_path / "c", [30, 25])
+    config = {
+        "blend": ([str(tmp_path / "c")], None), "split": "0,100,0",
+        "drop_last_partial_validation_sequence": False,
+    }  # fmt: skip
+    with installed():
+        dataset = build(core, (None,) * 3, tmp_path / "cache", **config)[1]
+    partial = int(np.argmax(dataset.shuffle_index))
+    order = [partial, *(i for i in range(len(dataset)) if i != partial)]
+    sums = {i: float(dataset[i]["loss_mask"].sum()) for i in order}
+    assert sums[partial] < 16
+    with installed():
+        fresh = build(core, (None,) * 3, tmp_path / "cache", **config)[1]
+        sums = {i: float(fresh[i]["loss_mask"].sum()) for i in order}
+        batch = fresh.__getitems__(order)
+        assert [float(sample["loss_mask"].sum()) for sample in batch] == [sums[i] for i in order]
+    assert all(sums[i] == 16 for i in order[1:])
+
+
+def test_padding_and_places_from_the_end(core: Any, corpora: list[str], tmp_path: Path) -> None:
+    config = {"blend": (corpora[:1], None), **SPLIT}
+    theirs = build(core, SIZES, tmp_path, **config)[0]
+    expected = [theirs[None], theirs[-1], theirs[2]]
+    with installed():
+        ours = build(core, SIZES, tmp_path, **config)[0]
+        assert_equal(ours.__getitems__([None, -1, 2]), expected)
+        assert ours.__getitems__([]) == []
+        with pytest.raises(IndexError):
+            ours.__getitems__([0, len(ours)])
+
+
+def test_data_loaders(core: Any, corpora: list[str], tmp_path: Path) -> None:
+    """Workers, collation and pickling."""
+    from torch.utils.data import DataLoader
+
+    config = {"blend": (corpora[:3], None), **SPLIT, "create_attention_mask": False}
+    theirs = build(core, SIZES, tmp_path, **config)[0]
+    expected = list(DataLoader(theirs, batch_size=4))
+    with installed():
+        ours = build(core, SIZES, tmp_path, **config)[0]
+        assert_equal(list(DataLoader(ours, batch_size=4, num_workers=2)), expected)
+        ours = build(core, SIZES, tmp_path, **config)[0]
+        copy = pickle.loads(pickle.dumps(ours))
+    assert_equal(list(DataLoader(copy, batch_size=4)), expected)
+
+
+def test_the_low_level_dataset(core: Any, corpora: list[str], tmp_path: Path) -> None:
+    theirs = core.IndexedDataset(corpora[1])
+    with installed():
+        ours = core.IndexedDataset(corpora[1])
+        for i in (0, 1, len(ours) - 1, np.int32(3)):
+            np.testing.assert_array_equal(ours[i], theirs[i])
+            np.testing.assert_array_equal(ours.get(i, 2), theirs.get(i, 2))
+        for a, b in zip(ours[2:7], theirs[2:7], strict=True):
+            np.testing.assert_array_equal(a, b)
+        assert len(ours) == len(theirs)
+        assert ours.index.dtype is theirs.index.dtype
+        assert isinstance(ours.bin_reader, type(theirs.bin_reader))
+        view, lengths = ours[0], ours.sequence_lengths
+        with pytest.raises(OutOfRange, match="and it has"):
+            ours.get(0, 0, 10_000)  # Megatron reads on into the next sequence
+        with pytest.raises(OutOfRange, match="bytes"):
+            ours.bin_reader.read(np.uint16, 1, 1 << 40)
+        assert_same = pickle.loads(pickle.dumps(ours))
+        np.testing.assert_array_equal(assert_same[0], view)
+        with pytest.raises(megaindex.MissingFile if hasattr(megaindex, "MissingFile") else OSError):
+            core.IndexedDataset(str(tmp_path / "nothing"))
+    del ours
+    np.testing.assert_array_equal(view, theirs[0])
+    np.testing.assert_array_equal(lengths, theirs.sequence_lengths)
+
+
+def test_the_low_level_builder_writes_the_same_bytes(core: Any, tmp_path: Path) -> None:
+    def write(name: str, multimodal: bool) -> list[bytes]:
+        prefix = str(tmp_path / name)
+        builder = core.IndexedDatasetBuilder(prefix + ".bin", np.uint16, multimodal)
+        builder.add_document([1, 2, 3], [1, 2], [0, 1] if multimodal else None)
+        builder.add_document([], [], [] if multimodal else None)
+        if not multimodal and (tmp_path / "first.idx").exists():
+            builder.add_index(str(tmp_path / "first"))
+        builder.finalize(prefix + ".idx")
+        return [(tmp_path / f"{name}{suffix}").read_bytes() for suffix in (".bin", ".idx")]
+
+    write("first", False)
+    for multimodal in (False, True):
+        theirs = write("theirs", multimodal)
+        with installed():
+            assert write("ours", multimodal) == theirs
+    with installed():
+        builder = core.IndexedDatasetBuilder(str(tmp_path / "mm.bin"), np.int32, True)
+        builder.add_document([1, 2, 3], [1, 2])  # releases up to 0.16 fail without modes
+        builder.finalize(str(tmp_path / "mm.idx"))
+        assert builder.sequence_modes == [0, 0]
+        builder = core.IndexedDatasetBuilder(str(tmp_path / "merged.bin"), np.int32)
+        builder.sequence_lengths = [np.int32(2**30)] * 3  # as add_index leaves them
+        builder.document_indices = [0, 3]
+        builder.finalize(str(tmp_path / "merged.idx"))
+        pointers = (tmp_path / "merged.idx").read_bytes()[34 + 12 :][:24]
+        assert np.frombuffer(pointers, np.int64).tolist() == [0, 2**32, 2**33]
+        builder = core.IndexedDatasetBuilder(str(tmp_path / "long.bin"), np.int32)
+        builder.sequence_lengths, builder.document_indices = [2**31], [0, 1]
+        with pytest.raises(InvalidArgument, match="sequences hold 0 to 2147483647 tokens"):
+            builder.finalize(str(tmp_path / "long.idx"))

@@ -1,0 +1,83 @@
+"""docs/megatron.md: what it shows can be run as it is written."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from megatron_blends import build, installed, one_process, write_corpora
+
+import megaindex.adapters.megatron as adapter
+from megaindex.cli import main
+
+PAGE = (Path(__file__).parents[2] / "docs/megatron.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
+SIZES = (60, 9, 5)
+
+
+@pytest.fixture(scope="module")
+def core(megatron_datasets: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with one_process(megatron_datasets, tmp_path_factory.mktemp("store") / "store") as core:
+        yield core
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return write_corpora(tmp_path_factory.mktemp("corpora"))
+
+
+def test_python_blocks(core: Any, corpora: list[str], tmp_path: Path) -> None:
+    names: dict[str, Any] = {}
+    for language, code in BLOCKS:
+        if language == "python":
+            exec(code if "import" in code else f"import megaindex.adapters.megatron\n{code}", names)
+    assert not adapter.is_installed()  # the last one takes it out
+    config = {"blend": (corpora, None), "split": "60,20,20"}
+    names["verify"](lambda: build(core, SIZES, tmp_path, **config))
+
+
+def test_verifying_what_was_written(core: Any, corpora: list[str], tmp_path: Path) -> None:
+    [line] = [code.strip() for language, code in BLOCKS if "diff-order" in code]
+    config = {"blend": (corpora[3:4], None), "split": "100", "sequence_length": 16}
+    build(core, SIZES, tmp_path / "cache-without", **config)
+    with installed():
+        build(core, SIZES, tmp_path / "cache-with", **config)
+    for shown, real in (
+        ("my_corpus_text_document", corpora[3]),
+        ("2048", "16"),
+        ("cache-without", str(tmp_path / "cache-without")),
+        ("cache-with ", ""),
+    ):
+        line = line.replace(shown, real)
+    words = shlex.split(line)
+    words[-1] = str(tmp_path / "cache-with")
+    assert words[0] == "megaindex"
+    assert main(words[1:]) == 0
+
+
+def test_running_a_script(core: Any, tmp_path: Path) -> None:
+    """``python -m megaindex.adapters.megatron -- script.py``, and the samplers of a trainer."""
+    package = tmp_path / "megatron/training/datasets"
+    package.mkdir(parents=True)
+    (package / "data_samplers.py").write_text("class MegatronPretrainingSampler:\n    pass\n")
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import sys, megatron.core\n"
+        f"megatron.__path__.append({str(tmp_path / 'megatron')!r})\n"
+        "from megatron.core.datasets.gpt_dataset import GPTDataset\n"
+        "from megatron.training.datasets.data_samplers import MegatronPretrainingSampler as S\n"
+        "assert hasattr(GPTDataset, '__getitems__') and __name__ == '__main__'\n"
+        "print(sys.argv[1:], S.__iter__.__module__)\n"
+    )
+    command = [sys.executable, "-W", "ignore", "-m", "megaindex.adapters.megatron"]
+    result = subprocess.run(
+        [*command, "--", str(script), "--lr", "1"], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.splitlines()[-1] == ("['--lr', '1'] megaindex.adapters.megatron.samplers")
+    assert subprocess.run(command, capture_output=True, check=False).returncode == 2
