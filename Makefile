@@ -2,7 +2,7 @@
 # make test   install into .venv with what the tests need, then run them
 # make lint   ruff and strict mypy
 # make bench  time every kernel and the whole build against megatron-core
-# make sanitize, make slow, make fuzz: see CONTRIBUTING.md
+# make sanitize, make slow, make fuzz, make soak: see CONTRIBUTING.md
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/megaindex/*.hpp)
 
-.PHONY: demo test lint bench sanitize slow fuzz clean
+.PHONY: demo test lint bench sanitize slow fuzz soak faults clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -38,6 +38,14 @@ sanitize: $(VENV)/.test-installed
 fuzz: $(VENV)/.test-installed
 	$(PIP) -r requirements/fuzz.txt
 	BIN=$(BIN) sh tests/fuzz/run.sh $(or $(FUZZ_SECONDS),60)
+
+# Random operations against a model, for SOAK_SECONDS
+soak: $(VENV)/.test-installed
+	$(BIN)/python tests/soak --seconds $(or $(SOAK_SECONDS),3600)
+
+# A process that ends, or a call that fails, at every place where files change
+faults: $(VENV)/.test-installed
+	$(BIN)/python tests/faults
 
 $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)

@@ -836,7 +836,7 @@ void divisor(const py::array& weights, int64_t begin, int64_t end, py::array& co
   const int64_t n = weights.size();
   const BlendOutputs out(n, begin, end, counts, dataset_index, dataset_sample_index);
   out.fill([&](auto* index) {
-    divisor_fill(w, n, begin, end, out.counts, index, out.dataset_sample_index);
+    divisor_fill(w, n, begin, end, out.counts, index, out.dataset_sample_index, Signals{});
   });
 }
 

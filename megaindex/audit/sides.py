@@ -134,7 +134,7 @@ def _from_text(text: str) -> dict[str, Any]:
 def _from_file(path: str) -> dict[str, Any]:
     try:
         content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise FormatError(f"{path}: settings must be YAML or JSON, but {reason}") from error
     if not isinstance(content, dict):

@@ -12,6 +12,7 @@ from megaindex.index.arithmetic import samples_in
 from megaindex.index.bins import Bins, make_bins
 from megaindex.index.orders.binned import BinIndex
 from megaindex.index.orders.epoch import EpochIndex
+from megaindex.index.orders.packing import check_in_step
 from megaindex.index.orders.window import WindowIndex
 from megaindex.index.spans import Index
 from megaindex.index.staged import StagedIndex
@@ -46,7 +47,7 @@ class OpenSource:
     def size(self) -> SourceSize:
         return SourceSize(
             tokens=self.epoch.tokens_per_epoch,
-            documents=len(self.dataset),
+            documents=self.dataset.document_indices.size - 1,
             samples=self.epoch.num_samples,
         )
 
@@ -105,6 +106,14 @@ def plan_recipe(recipe: Recipe) -> Itinerary:
 def _size(corpus: Corpus, recipe: Recipe) -> SourceSize:
     if corpus.tokens is None:
         return _open(corpus, recipe).size
+    for stage in recipe.stages:
+        weighting = stage.weighting
+        drawn = any(stream.source == corpus.name for stream in stage.streams)
+        if drawn and weighting is not None and weighting.by == "documents":
+            raise InvalidArgument(
+                f"stage {stage.name}: weights by documents, and source {corpus.name} has tokens "
+                "alone; give its path, or weigh by tokens"
+            )
     samples = samples_in(corpus.tokens, recipe.sequence_length, EXTRA)
     return SourceSize(tokens=corpus.tokens, documents=1, samples=samples)
 
@@ -119,7 +128,8 @@ def _open(corpus: Corpus, recipe: Recipe) -> OpenSource:
     companion = corpus.labels or corpus.loss_mask
     targets = IndexedDataset(companion) if companion else None
     if targets is not None:
-        _check_companion(dataset, targets)
+        targets.validate()
+        check_in_step(dataset, targets, "labels" if corpus.labels else "loss mask")
     return OpenSource(
         corpus=corpus, dataset=dataset, targets=targets, epoch=_epoch(corpus, dataset, recipe)
     )
@@ -141,6 +151,7 @@ def _epoch(corpus: Corpus, dataset: IndexedDataset, recipe: Recipe) -> Epochs:
             "sequence_length"
         )
     if corpus.kind == "finetuning":
+        _check_documents(corpus, dataset)
         return BinIndex(
             bins=_bins(corpus, dataset, recipe.sequence_length),
             tokens_per_epoch=dataset.num_tokens,
@@ -156,6 +167,16 @@ def _epoch(corpus: Corpus, dataset: IndexedDataset, recipe: Recipe) -> Epochs:
     )
 
 
+def _check_documents(corpus: Corpus, dataset: IndexedDataset) -> None:
+    documents = dataset.document_indices.size - 1
+    if documents != len(dataset):
+        raise FormatError(
+            f"source {corpus.name}: {dataset.path_prefix}.idx has {len(dataset)} sequences in "
+            f"{documents} documents; samples of whole documents need one sequence each: write it "
+            "with one"
+        )
+
+
 def _bins(corpus: Corpus, dataset: IndexedDataset, length: int) -> Bins:
     """Several documents fill the length itself; one alone may have the label's token more."""
     try:
@@ -168,22 +189,3 @@ def _bins(corpus: Corpus, dataset: IndexedDataset, length: int) -> Bins:
         )
     except InvalidArgument as error:
         raise InvalidArgument(f"source {corpus.name}: {error}") from None
-
-
-def _check_companion(dataset: IndexedDataset, targets: IndexedDataset) -> None:
-    """Labels and masks have one entry for every token."""
-    targets.validate()
-    ours, theirs = dataset.sequence_lengths, targets.sequence_lengths
-    if ours.size != theirs.size:
-        raise FormatError(
-            f"{targets.path_prefix}: has {theirs.size} sequences, {dataset.path_prefix} has "
-            f"{ours.size}; labels and loss masks have one entry for each token: write them again"
-        )
-    differs = ours != theirs
-    if differs.any():
-        k = int(differs.argmax())
-        raise FormatError(
-            f"{targets.path_prefix}: sequence {k} has {int(theirs[k])} entries, that of "
-            f"{dataset.path_prefix} has {int(ours[k])} tokens; labels and loss masks have one "
-            "entry for each token: write them again"
-        )

@@ -57,7 +57,7 @@ def make_bins(
         lengths: int32[sequences] of the dataset.
         documents: sequence ids to use.
         packed: lay documents together, the longest first, each where it leaves the least room
-            (best fit decreasing); else one piece a bin.
+            (best fit decreasing, with pieces of one length placed together); else one a bin.
         long_documents: what becomes of documents longer than ``capacity``.
 
     Raises:

@@ -286,10 +286,11 @@ DEVIATIONS = (
         issue="NVIDIA/Megatron-LM#705",
     ),
     Deviation(
-        case="a part of a split without tokens, of which samples are asked",
+        case="a part of a split without tokens",
         framework=_CORE,
-        theirs="counts epochs of nothing for ever",
-        ours="InvalidArgument",
+        theirs="counts epochs of nothing for ever where samples are asked of it, else reads "
+        "outside of its arrays",
+        ours="under the adapter InvalidArgument, else no sample",
         test="tests/adapters/test_megatron_cache.py",
         issue="NVIDIA/Megatron-LM#957",
     ),

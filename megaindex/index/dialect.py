@@ -40,8 +40,8 @@ class Dialect:
     """variance_buffer the framework applies to sources with explicit weights."""
     buffer_single: float = 1.0
     """variance_buffer it applies to one path without a weight."""
-    final_epoch: Literal["auto", "never"] = "never"
-    """auto: the last epoch is shuffled apart below the threshold; never: all epochs together."""
+    final_epoch: Literal["auto", "always", "never"] = "never"
+    """auto: the last epoch is shuffled apart below the threshold; always; never: all together."""
     final_epoch_threshold: float = 0.80
     split_rule: Literal["megatron", "neox"] = "megatron"
     blend_size: Literal["requested", "buffered", "built", "samples"] = "samples"

@@ -140,6 +140,8 @@ def extend_index(
         seeds.append(derived_seed(seed, old.num_samples, len(seeds)))
         epoch = further(seeds[-1])
         _check_fits(epoch, old)
+        if epoch.num_samples < 1:
+            raise InvalidArgument("a further epoch holds no sample; build it from more documents")
         stages.append(Stage(index=epoch, samples=range(min(missing, epoch.num_samples))))
         missing -= epoch.num_samples
     return ExtendedIndex(stages=tuple(stages), further_seeds=tuple(seeds))
@@ -194,7 +196,7 @@ class _Segments:
         length = spans.length.copy()
         length[spans.row_splits[1:] - 1] -= extra  # the label's token of each sample
         _, sequence = np.unique(
-            spans.source * (spans.document.max(initial=0) + 1) + spans.document,
+            spans.source.astype(np.int64) * (spans.document.max(initial=0) + 1) + spans.document,
             return_inverse=True,
         )
         stop = spans.offset + length

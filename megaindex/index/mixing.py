@@ -70,20 +70,25 @@ class Mixing(ABC):
 
     @abstractmethod
     def _block(self, number: int) -> Drawn:
-        """Positions number * BLOCK to (number + 1) * BLOCK - 1."""
+        """Positions number * _block_size to (number + 1) * _block_size - 1."""
+
+    @property
+    def _block_size(self) -> int:
+        return BLOCK
 
     def lookup(self, positions: I64) -> Drawn:
         """Streams and ordinals of positions in any order."""
-        numbers = positions // BLOCK
+        size = self._block_size
+        numbers = positions // size
         if positions.size and (numbers[0] == numbers).all():
             block = self._blocks(int(numbers[0]))
-            within = positions % BLOCK
+            within = positions % size
             return Drawn(block.stream[within], block.ordinal[within])
         found = Drawn(np.empty(positions.size, np.int16), np.empty(positions.size, np.int64))
         for number in np.unique(numbers).tolist():
             mine = numbers == number
             block = self._blocks(number)
-            within = positions[mine] % BLOCK
+            within = positions[mine] % size
             found.stream[mine], found.ordinal[mine] = block.stream[within], block.ordinal[within]
         return found
 
@@ -186,7 +191,7 @@ class Random(Mixing):
 
     def _block(self, number: int) -> Drawn:
         """Pieces of shuffled blocks, which begin anew with every period."""
-        position, end = number * BLOCK, (number + 1) * BLOCK
+        position, end = number * SHUFFLED, (number + 1) * SHUFFLED
         pieces: list[Drawn] = []
         while position < end:
             begin, stop = self._bounds(position)
@@ -199,6 +204,10 @@ class Random(Mixing):
         streams, ordinals = zip(*pieces, strict=True)
         return Drawn(np.concatenate(streams), np.concatenate(ordinals))
 
+    @property
+    def _block_size(self) -> int:
+        return SHUFFLED  # many periods may lie in a block, each shuffled by itself
+
     def _bounds(self, position: int) -> tuple[int, int]:
         """The shuffled block that holds a position."""
         period = position // self.period * self.period
@@ -207,7 +216,7 @@ class Random(Mixing):
 
     @cached_property
     def _shuffled(self) -> Callable[[int], Drawn]:
-        return lru_cache(BLOCK // SHUFFLED)(self._shuffle)
+        return lru_cache(_BLOCKS_KEPT)(self._shuffle)
 
     def _shuffle(self, begin: int) -> Drawn:
         """The shuffled block that begins there: which stream is shuffled, not their samples."""

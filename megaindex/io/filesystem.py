@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -38,6 +39,16 @@ def file_system_type(path: str | os.PathLike[str]) -> str:
         if inside and score > best:
             best, kind = score, rest.split(" ")[0]
     return kind
+
+
+def look_again(directory: str | os.PathLike[str]) -> None:
+    """Let a network file system notice what other machines have made in a directory.
+
+    Such a client remembers for up to a minute that a name was not there; opening the directory to
+    list it makes it ask the server.
+    """
+    with contextlib.suppress(OSError):
+        os.listdir(directory)
 
 
 def _unescaped(text: str) -> str:

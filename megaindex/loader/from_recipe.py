@@ -11,6 +11,7 @@ checkpoint["data"] = loader.state_dict()
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,14 @@ from megaindex.loader.ledger import Ledger
 from megaindex.loader.loader import Loader
 from megaindex.loader.options import SampleOptions
 from megaindex.loader.receipts import Recorder
+from megaindex.loader.recipe_targets import targets_of
 from megaindex.loader.sampler import MicroBatchSampler
-from megaindex.loader.targets import SourceTargets, Targets
 from megaindex.recipe.amend import check_past
+from megaindex.recipe.model import Recipe
 from megaindex.recipe.recipe_file import recipe_of, to_mapping
 from megaindex.recipe.resolve import resolve_recipe
+from megaindex.recipe.streams import SourceSize
+from megaindex.store.fingerprint import corpus_fingerprint
 
 VERSION = 1
 
@@ -61,8 +65,12 @@ class RecipeLoader:
     ) -> None:
         recipe = opened.itinerary.recipe
         self._opened = opened
-        self._fingerprints = {
-            source.corpus.name: fingerprint
+        self._content = {
+            source.corpus.name: {
+                "fingerprint": fingerprint,
+                "targets": _targets_text(source),
+                **vars(source.size),
+            }
             for source, fingerprint in zip(opened.sources, opened.fingerprints, strict=True)
         }
         sampler = MicroBatchSampler(
@@ -80,7 +88,7 @@ class RecipeLoader:
             sampler,
             options=options,
             recorder=self._recorder,
-            targets=_targets(opened),
+            targets=targets_of(opened),
             **loading,
         )
         self.ledger = Ledger(opened.itinerary)
@@ -104,16 +112,13 @@ class RecipeLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank stands, and in which run: JSON values."""
+        import yaml
+
         return {
             "version": VERSION,
-            "recipe": to_mapping(self._opened.itinerary.recipe),
-            "sources": {
-                source.corpus.name: {
-                    "fingerprint": self._fingerprints[source.corpus.name],
-                    **vars(source.size),
-                }
-                for source in self._opened.sources
-            },
+            # as text: the order of its stages and sources counts, that of JSON's keys does not
+            "recipe": yaml.safe_dump(to_mapping(self._opened.itinerary.recipe), sort_keys=False),
+            "sources": [{"name": name, **facts} for name, facts in self._content.items()],
             "loader": self._loader.state_dict(),
         }
 
@@ -122,65 +127,91 @@ class RecipeLoader:
 
         Args:
             allow: ``past``: go on though the recipe served other samples before; ``content``:
-                though a source holds something else. Others are `Loader.load_state_dict`'s.
+                though a source holds something else; ``targets``: though other tokens of it carry
+                loss. Others are `Loader.load_state_dict`'s.
 
         Raises:
             InvalidArgument: the recipe would have served other samples than the run was served,
                 or a source has changed.
             FormatError: not what `state_dict` gives.
         """
-        try:
-            stored, sources = state["recipe"], dict(state["sources"])
-            loader, consumed = dict(state["loader"]), int(state["loader"]["consumed_samples"])
-            known = {name: source["fingerprint"] for name, source in sources.items()}
-        except (KeyError, TypeError, ValueError):
-            raise FormatError(
-                "not the state of a recipe's loader; take it from an intact checkpoint"
-            ) from None
-        if "content" not in allow:
-            self._check_content(known)
+        stored = _Stored.read(state)
+        for name in ("fingerprint", "targets"):
+            if ("content" if name == "fingerprint" else name) not in allow:
+                self._check_sources(stored, name)
         if "past" not in allow:
-            self._check_past(stored, sources, consumed)
-        loader["receipt"] = self._receipt(loader.get("receipt"), list(known.values()))
-        self._loader.load_state_dict(loader, allow=set(allow) - {"past", "content"})
+            end = int(stored.loader["consumed_samples"])
+            check_past(resolve_recipe(stored.recipe, stored.sizes), self._opened.itinerary, end)
+        receipt = stored.loader.get("receipt")
+        loader = {**stored.loader, "receipt": self._receipt(receipt, stored.sources)}
+        self._loader.load_state_dict(loader, allow=set(allow) - {"past", "content", "targets"})
 
-    def _check_content(self, known: Mapping[str, str]) -> None:
-        for name, fingerprint in known.items():
-            ours = self._fingerprints.get(name)
-            if ours != fingerprint:
-                raise InvalidArgument(
-                    f"source {name}: the run read content {fingerprint}, "
-                    + (f"it holds {ours} now" if ours else "and the recipe has no such source")
-                    + "; restore it, or allow content"
-                )
+    def _check_sources(self, stored: _Stored, fact: str) -> None:
+        for name, facts in stored.sources.items():
+            ours = self._content.get(name, {}).get(fact)
+            if ours == facts[fact]:
+                continue
+            what = "content" if fact == "fingerprint" else "targets"
+            raise InvalidArgument(
+                f"source {name}: the run read {what} {facts[fact]}, "
+                + (f"it has {ours} now" if ours else "and the recipe has no such source")
+                + f"; restore it, or allow {what}"
+            )
 
-    def _check_past(self, stored: Mapping[str, Any], sources: dict[str, Any], end: int) -> None:
-        """The recipe of the checkpoint, laid out with the sizes its sources had."""
-        from megaindex.recipe.streams import SourceSize
-
-        old = recipe_of(stored, "the checkpoint's recipe", Path("/"))
-        sizes = [
-            SourceSize(**{k: v for k, v in sources[source.name].items() if k != "fingerprint"})
-            for source in old.sources
-        ]
-        check_past(resolve_recipe(old, sizes), self._opened.itinerary, end)
-
-    def _receipt(self, receipt: Any, known: list[str]) -> Any:
+    def _receipt(self, receipt: Any, sources: Mapping[str, Mapping[str, Any]]) -> Any:
         """The receipt under this run's sources, to which others may have been added."""
-        if receipt is None or receipt.get("fingerprints") != known:
+        known = [facts["fingerprint"] for facts in sources.values()]
+        if not isinstance(receipt, Mapping) or receipt.get("fingerprints") != known:
             return receipt
-        return {**receipt, "fingerprints": list(self._fingerprints.values())}
+        return {**receipt, "fingerprints": self._opened.fingerprints}
 
 
-def _targets(opened: OpenRecipe) -> Targets | None:
-    told = [_source_targets(source) for source in opened.sources]
-    return Targets(told) if any(target is not None for target in told) else None
+@dataclass(frozen=True, kw_only=True)
+class _Stored:
+    """A checkpoint, read and checked."""
+
+    recipe: Recipe
+    sizes: list[SourceSize]
+    sources: dict[str, dict[str, Any]]
+    loader: dict[str, Any]
+
+    @classmethod
+    def read(cls, state: Mapping[str, Any]) -> _Stored:
+        """
+        Raises:
+            FormatError: not what `RecipeLoader.state_dict` gives.
+        """
+        import yaml
+
+        try:
+            if state["version"] != VERSION:
+                raise ValueError(f"version {state['version']!r}, this release reads {VERSION}")
+            content = yaml.safe_load(state["recipe"])
+            recipe = recipe_of(content, "the checkpoint's recipe", Path("/"))
+            sources = {str(facts["name"]): dict(facts) for facts in state["sources"]}
+            sizes = [
+                SourceSize(**{name: int(sources[s.name][name]) for name in _SIZES})
+                for s in recipe.sources
+            ]
+            if any(set(facts) < {"fingerprint", "targets"} for facts in sources.values()):
+                raise ValueError("a source without fingerprint or targets")
+            loader = dict(state["loader"])
+            int(loader["consumed_samples"])
+        except (KeyError, TypeError, ValueError, AttributeError, yaml.YAMLError) as error:
+            raise FormatError(
+                f"not the state of a recipe's loader ({error!r}); take it from an intact "
+                "checkpoint, or use the release that wrote it"
+            ) from None
+        return cls(recipe=recipe, sizes=sizes, sources=sources, loader=loader)
 
 
-def _source_targets(source: OpenSource) -> SourceTargets | None:
-    if source.corpus.kind == "pretraining":
-        return None
-    if source.targets is None:
-        return SourceTargets(kind="all")
-    kind: Any = "labels" if source.corpus.labels else "loss_mask"
-    return SourceTargets(kind=kind, companion=source.targets)
+_SIZES = ("tokens", "documents", "samples")
+
+
+def _targets_text(source: OpenSource) -> str:
+    """What carries loss in a source, to be compared."""
+    corpus = source.corpus
+    if corpus.kind == "pretraining" or source.targets is None:
+        return "all tokens"
+    kind = "labels" if corpus.labels else "loss mask"
+    return f"{kind} {corpus_fingerprint(source.targets)}"

@@ -27,14 +27,14 @@ from megaindex.loader.tokens import MappedTokens, TokenReader
 NO_TARGET = -100
 """Label of a token that carries no loss."""
 
-TargetKind = Literal["labels", "loss_mask", "all"]
+LossKind = Literal["labels", "loss_mask", "all"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class SourceTargets:
     """How the targets of a source's documents are told."""
 
-    kind: TargetKind
+    kind: LossKind
     """labels: the companion holds the label of each token; loss_mask: 1 for each token that is a
     target; all: every token but a document's first is one."""
     companion: IndexedDataset | None = None

@@ -42,7 +42,7 @@ def _answer(plan: RecipePlan) -> RenderableType:
     stages = len({draw.stage for draw in plan.draws})
     lines = [
         Text(
-            f"{stages} stage{'s' * (stages > 1)} of {len(plan.sources)} "
+            f"{stages} stage{'s' * (stages != 1)} of {len(plan.sources)} "
             f"source{'s' * (len(plan.sources) > 1)}, {plan.sequence_length} tokens a sample, "
             f"{sizes} samples an iteration"
         ),
@@ -106,7 +106,8 @@ def _warnings(plan: RecipePlan) -> list[str]:
     if plan.stopped_by:
         warnings.append(
             f"the run stops on all ranks after step {plan.train_iters - 1}: {plan.stopped_by} is "
-            "exhausted; raise its max_epochs, or choose exhaustion repeat or continue"
+            "exhausted; raise its max_epochs, or choose another exhaustion policy than "
+            f"{plan.exhaustion}"
         )
     unused = [source.source for source in plan.sources if source.drawn == 0]
     if unused:

@@ -27,7 +27,7 @@ class Draw:
     """Epochs of the source that were read before the stage."""
     epochs_end: float
     first_repeat: int | None
-    """First step in which the stage serves a sample of a second or later epoch."""
+    """First step in which the stage serves a sample that was served before."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,6 +52,7 @@ class RecipePlan:
     train_iters: int
     samples_consumed: int
     tokens_consumed: int
+    """Of samples of sequence_length tokens; those of instruction data may be padded."""
     samples_masked: int
     """Rows of the last batch that are padding without loss."""
     sequence_length: int
@@ -92,44 +93,54 @@ def make_recipe_plan(itinerary: Itinerary) -> RecipePlan:
         stopped_by=itinerary.stopped_by,
         evaluation_rounds=rounds if evaluation.iterations else 0,
         evaluation_samples=rounds * evaluation.iterations * size,
-        draws=tuple(draw for stage in itinerary.stages for draw in _draws(itinerary, stage)),
+        draws=_draws(itinerary),
         sources=_totals(itinerary),
     )
 
 
-def _draws(itinerary: Itinerary, stage: PlannedStage) -> list[Draw]:
+def _draws(itinerary: Itinerary) -> tuple[Draw, ...]:
+    """Rows of all stages; ``reached`` is how far each source was read by the stages before."""
+    reached = [0] * len(itinerary.sizes)
+    rows: list[Draw] = []
+    for stage in itinerary.stages:
+        rows += _stage_draws(itinerary, stage, reached)
+        for source, begin, count in zip(
+            stage.mixed.sources, stage.mixed.begins, stage.counts, strict=True
+        ):
+            reached[source] = max(reached[source], begin + count)
+    return tuple(rows)
+
+
+def _stage_draws(itinerary: Itinerary, stage: PlannedStage, reached: list[int]) -> list[Draw]:
     recipe, mixed = itinerary.recipe, stage.mixed
     end = stage.first_sample + stage.num_samples
-    first_step = recipe.batch.iterations_within(stage.first_sample)
-    last_step = recipe.batch.iterations_within(end - 1)
     rows = []
     streams = zip(mixed.sources, mixed.begins, stage.counts, strict=True)
     for stream, (source, begin, count) in enumerate(streams):
         per_epoch = itinerary.sizes[source].samples
+        fresh = max(0, per_epoch - begin) if begin >= reached[source] else 0
         rows.append(
             Draw(
                 stage=stage.name,
                 source=recipe.sources[source].name,
-                first_step=first_step,
-                end_step=last_step + 1,
+                first_step=recipe.batch.iterations_within(stage.first_sample),
+                end_step=recipe.batch.iterations_within(end - 1) + 1,
                 samples=count,
                 share=count / stage.num_samples,
                 tokens=count * recipe.sequence_length,
                 epochs_begin=begin / per_epoch,
                 epochs_end=(begin + count) / per_epoch,
-                first_repeat=_first_repeat(itinerary, stage, stream),
+                first_repeat=_first_beyond(itinerary, stage, stream, fresh),
             )
         )
     return rows
 
 
-def _first_repeat(itinerary: Itinerary, stage: PlannedStage, stream: int) -> int | None:
-    """The step in which the stream is drawn beyond the first epoch of its source."""
-    mixed = stage.mixed
-    fresh = max(0, itinerary.sizes[mixed.sources[stream]].samples - mixed.begins[stream])
+def _first_beyond(itinerary: Itinerary, stage: PlannedStage, stream: int, fresh: int) -> int | None:
+    """The step in which a stream is drawn beyond its first ``fresh`` samples of the stage."""
     if stage.counts[stream] <= fresh:
         return None
-    limits = [stage.num_samples] * len(mixed.sources)
+    limits = [stage.num_samples] * len(stage.mixed.sources)
     limits[stream] = fresh
     position = stage.first_sample + stage.mixing.longest(limits, stage.num_samples)
     return itinerary.recipe.batch.iterations_within(position)

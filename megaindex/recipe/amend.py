@@ -47,6 +47,8 @@ def amend(
         for stage in recipe.stages
         if _first_sample(itinerary, stage.name) < consumed_samples
     ]
+    if not stages:
+        raise InvalidArgument("stages must hold at least one stage: what follows from there on")
     first, *rest = stages
     return replace(
         recipe,

@@ -21,6 +21,7 @@ A `Recipe` says what is trained on, in words of samples, steps and epochs;
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Literal
@@ -63,7 +64,8 @@ class Corpus:
     max_epochs: Fraction | None = None
     """Epochs of it that the run may draw; None: one, where the exhaustion policy sets a limit."""
     max_fraction: Fraction | None = None
-    """Share of its samples that an epoch may use, up to 1; None: all of them."""
+    """Share of that, up to 1, that the run may draw: max_epochs x max_fraction of its samples, as
+    in OLMo-core. It bounds how much is drawn, not which samples are."""
     tokens: int | None = None
     """Tokens of one epoch, where there is no file to read."""
 
@@ -73,15 +75,15 @@ class Corpus:
         where = f"source {self.name}"
         if (self.tokens is None) == (not self.path):
             raise InvalidArgument(f"{where}: give either a path or, to plan without files, tokens")
-        if self.tokens is not None and self.tokens < 1:
-            raise InvalidArgument(f"{where}: tokens must be at least 1, got {self.tokens}")
+        if self.tokens is not None and not 1 <= self.tokens < 2**62:
+            raise InvalidArgument(f"{where}: tokens must be from 1 to 2**62, got {self.tokens}")
         if self.labels and self.loss_mask:
             raise InvalidArgument(f"{where}: labels and loss_mask both say what is trained on")
         self._check_kind(where)
         for setting in ("max_epochs", "max_fraction"):
             value = getattr(self, setting)
-            if value is not None and value <= 0:
-                raise InvalidArgument(f"{where}: {setting} must be positive, got {value}")
+            if value is not None and not 0 < value <= 2**31:
+                raise InvalidArgument(f"{where}: {setting} must be positive, got {_shown(value)}")
         if self.max_fraction is not None and self.max_fraction > 1:
             raise InvalidArgument(
                 f"{where}: max_fraction must be at most 1, got {self.max_fraction}; max_epochs "
@@ -92,6 +94,11 @@ class Corpus:
         if self.kind not in ("pretraining", "finetuning"):
             raise InvalidArgument(
                 f"{where}: kind must be pretraining or finetuning, got {self.kind!r}"
+            )
+        if self.long_documents not in ("truncate", "split", "skip"):
+            raise InvalidArgument(
+                f"{where}: long_documents must be truncate, split or skip, got "
+                f"{self.long_documents!r}"
             )
         if self.order not in ("epoch", "window"):
             raise InvalidArgument(
@@ -130,10 +137,16 @@ class Stream:
                 f"stream {self.source}: {' and '.join(given)} exclude each other; give one"
             )
         for name in given:
-            if getattr(self, name) <= 0:
+            value = getattr(self, name)
+            if value <= 0:
                 raise InvalidArgument(
-                    f"stream {self.source}: {name} must be positive, got {getattr(self, name)}; "
-                    "leave out a stream that is not drawn"
+                    f"stream {self.source}: {name} must be positive, got {_shown(value)}; leave "
+                    "out a stream that is not drawn"
+                )
+            if value >= 2**53 or value < Fraction(1, 2**53):
+                raise InvalidArgument(
+                    f"stream {self.source}: {name} must be below 2**53 and not below its inverse, "
+                    f"got {_shown(value)}"
                 )
 
 
@@ -196,26 +209,43 @@ class RecipeStage:
                 f"{where}: weights by {self.weighting.by} take the place of proportion, repeat "
                 f"and choose; remove {own[0]} or the weights"
             )
-        if self.epoch_size is not None and (not self.by_proportion or self.epoch_size < 1):
+        size = self.epoch_size
+        if size is not None and (not self.by_proportion or not 1 <= size < 2**53):
             raise InvalidArgument(
-                f"{where}: epoch_size, a positive number of samples, is divided by proportions"
+                f"{where}: epoch_size, a number of samples from 1 to 2**53, is divided by "
+                "proportions"
             )
         if self.batching not in BATCHINGS or self.rounding not in ROUNDINGS:
             raise InvalidArgument(
                 f"{where}: batching must be one of {', '.join(BATCHINGS)} and rounding one of "
                 f"{', '.join(ROUNDINGS)}, got {self.batching!r} and {self.rounding!r}"
             )
-        if self.length is not None and (self.length.value <= 0 or self.length.per_source):
-            raise InvalidArgument(f"{where}: its length must be one positive number")
+        self._check_length(where)
         if self.planned_samples is not None and self.planned_samples < 1:
             raise InvalidArgument(
                 f"{where}: planned_samples must be at least 1, got {self.planned_samples}"
+            )
+
+    def _check_length(self, where: str) -> None:
+        length = self.length
+        if length is None:
+            return
+        whole = length.kind == "epochs" or length.value.denominator == 1
+        if length.per_source or not whole or not 0 < length.value <= 2**62:
+            raise InvalidArgument(
+                f"{where}: its length must be a positive number, whole but for epochs, got "
+                f"{_shown(length.value)} {length.kind}"
             )
 
     @property
     def by_proportion(self) -> bool:
         """Whether streams share the stage, and not each gives samples of its own count."""
         return self.weighting is not None or self.streams[0].proportion is not None
+
+
+def _shown(value: Fraction | int) -> str:
+    """A number in a message, however long it is."""
+    return reprlib.repr(str(value)).strip("'")
 
 
 @dataclass(frozen=True, kw_only=True)

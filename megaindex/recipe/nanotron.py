@@ -34,15 +34,15 @@ def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
     micro, steps = _needed(tokens, "micro_batch_size"), _needed(tokens, "train_steps")
     accumulation = tokens.whole("batch_accumulation_per_replica") or 1
     parallel = top.section("parallelism", default={}).whole("dp") or 1
-    begins, blends = _stages(top, folder)
+    begins, blends = _stages(top)
     ends = [*begins[1:], steps]
     interval, batches = tokens.whole("val_check_interval"), tokens.whole("limit_val_batches")
     evaluates = interval is not None and interval > 0
-    paths = list(dict.fromkeys(path for blend in blends for path in blend))
+    names = list(dict.fromkeys(name for blend in blends for name in blend))
     return Recipe(
         sequence_length=_needed(tokens, "sequence_length"),
         batch=BatchSchedule.constant(global_batch_size(micro, parallel, accumulation)),
-        sources=tuple(Corpus(name=path, path=path) for path in paths),
+        sources=tuple(Corpus(name=name, path=str(folder / name)) for name in names),
         stages=tuple(
             _stage(name, blend, begin, end)
             for name, blend, begin, end in zip(_names(top), blends, begins, ends, strict=True)
@@ -66,7 +66,7 @@ def _stage(name: str, blend: dict[str, Fraction], begin: int, end: int) -> Recip
         )
     return RecipeStage(
         name=name,
-        streams=tuple(Stream(source=path, proportion=weight) for path, weight in blend.items()),
+        streams=tuple(Stream(source=name, proportion=weight) for name, weight in blend.items()),
         length=Target(kind="iterations", value=Fraction(end - begin)),
         first_step=begin,
     )
@@ -94,7 +94,7 @@ def _seed(top: Section) -> int:
     return _SEED if seed is None else seed
 
 
-def _stages(top: Section, folder: Path) -> tuple[list[int], list[dict[str, Fraction]]]:
+def _stages(top: Section) -> tuple[list[int], list[dict[str, Fraction]]]:
     """First step and blend of each stage."""
     begins, blends = [], []
     length = top.section("tokens").whole("sequence_length")
@@ -106,7 +106,7 @@ def _stages(top: Section, folder: Path) -> tuple[list[int], list[dict[str, Fract
             )
         begins.append(_needed(section, "start_training_step") - 1)
         dataset = section.section("data").section("dataset")
-        blends.append(_blend(dataset, folder))
+        blends.append(_blend(dataset))
     if begins[0] != 0:
         raise InvalidArgument(
             f"{top.where}: the first of the data_stages must have start_training_step 1, got "
@@ -115,8 +115,8 @@ def _stages(top: Section, folder: Path) -> tuple[list[int], list[dict[str, Fract
     return begins, blends
 
 
-def _blend(dataset: Section, folder: Path) -> dict[str, Fraction]:
-    """Paths of a stage and their weights; equal ones where there are none."""
+def _blend(dataset: Section) -> dict[str, Fraction]:
+    """Folders of a stage, as written, and their weights; equal ones where there are none."""
     if dataset.values.get("dataset_max_tokens") is not None:
         raise InvalidArgument(
             f"{dataset.where}.dataset_max_tokens: a limit on tokens has no counterpart here; write "
@@ -142,9 +142,12 @@ def _blend(dataset: Section, folder: Path) -> dict[str, Fraction]:
     blend: dict[str, Fraction] = {}
     for path, weight in pairs:
         share = Section(dataset.where, {str(path): weight}).fraction(str(path))
-        assert share is not None
-        key = str(folder / str(path))
-        blend[key] = blend.get(key, Fraction(0)) + share
+        if not isinstance(path, str) or share is None or share < 0:
+            raise InvalidArgument(
+                f"{dataset.where}: {path!r} with weight {weight!r}: folders are text, weights "
+                "numbers of at least 0"
+            )
+        blend[path] = blend.get(path, Fraction(0)) + share
     return {path: share for path, share in blend.items() if share > 0}
 
 

@@ -104,7 +104,9 @@ def _data(config: Mapping[str, Any]) -> dict[str, Any]:
     if single is None:
         return paths
     if not isinstance(single, str):
-        raise InvalidArgument(f"data_path must be one path, got {_shown(single)}; use train_data_paths")
+        raise InvalidArgument(
+            f"data_path must be one path, got {_shown(single)}; use train_data_paths"
+        )
     split = _scalar("split", config.get("split", DEFAULT_SPLIT))
     return {"data_path": (single,), "split": split.replace(" ", "")}
 
@@ -128,8 +130,8 @@ def _refuse_other_packing(config: Mapping[str, Any]) -> None:
     for key, known in (("pack_impl", "packed"), ("dataset_impl", "gpt2")):
         if config.get(key, known) != known:
             raise InvalidArgument(
-                f"{key}: {_shown(config[key])} is not planned; only {known!r} packs tokens into samples "
-                "whose number can be known ahead"
+                f"{key}: {_shown(config[key])} is not planned; only {known!r} packs tokens "
+                "into samples whose number can be known ahead"
             )
     if config.get("weight_by_num_documents"):
         raise InvalidArgument(

@@ -19,6 +19,8 @@ from megaindex.recipe.itinerary import Itinerary, PlannedStage, first_samples
 from megaindex.recipe.model import Recipe, RecipeStage
 from megaindex.recipe.streams import SourceSize, proportions, samples_per_epoch, within_limits
 
+_MOST_SAMPLES = 2**60
+
 
 def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> Itinerary:
     """Lay a recipe out.
@@ -47,6 +49,11 @@ def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> Itinerary:
         route.step = recipe.batch.iterations_within(route.position)
         route.masked = 0
         stages = first_samples(stages, recipe.batch.samples_after(route.step))
+    if not stages:
+        raise InvalidArgument(
+            f"source {route.stopped_by} allows no whole batch, so the run makes no step; raise its "
+            "max_epochs or max_fraction, or choose another exhaustion policy"
+        )
     return Itinerary(
         recipe=recipe,
         sizes=tuple(sizes),
@@ -64,8 +71,11 @@ class _Mixture:
     stage: RecipeStage
     sources: list[int]
     shares: list[int]
+    """What is drawn of each, in samples, or in batches where a batch is of one stream."""
+    epoch: int
+    """Samples of an epoch of the mixture."""
     period: int | None
-    """Samples after which the shares are to be drawn exactly; None: no such number."""
+    """Samples after which the shares are drawn exactly; None: no such number."""
 
     def remove(self, stream: int) -> None:
         del self.sources[stream], self.shares[stream]
@@ -111,6 +121,10 @@ class _Route:
             )
         mixture = self._mixture(stage)
         end = self._end(stage, mixture, is_last)
+        if end > _MOST_SAMPLES:
+            raise InvalidArgument(
+                f"stage {stage.name} ends with sample {end}; a run has at most 2**60 samples"
+            )
         if self.recipe.exhaustion == "redistribute":
             self._redistribute(mixture, stage.planned_samples or end - self.position)
         without: list[str] = []
@@ -127,8 +141,18 @@ class _Route:
                 without.append(name)
                 mixture.remove(out)
                 if self.recipe.exhaustion == "stop" or not mixture.sources:
+                    self._check_last(stage, name, is_last)
                     self.stopped_by = name
                     return
+
+    def _check_last(self, stage: RecipeStage, name: str, is_last: bool) -> None:
+        """Only the last stage may run out of every source where the run is to continue."""
+        if self.recipe.exhaustion == "continue" and not is_last:
+            raise InvalidArgument(
+                f"stage {stage.name}: {name}, the last of its sources, is exhausted at sample "
+                f"{self.position}, and other stages follow; make the stage shorter, or raise "
+                "max_epochs"
+            )
 
     def _mixture(self, stage: RecipeStage) -> _Mixture:
         sources = [self.recipe.number(stream.source) for stream in stage.streams]
@@ -136,12 +160,42 @@ class _Route:
             if stream.restart:
                 self.cursors[source] = 0
         sizes = [self.sizes[i] for i in sources]
-        if stage.by_proportion and stage.epoch_size is None:
-            weights = divisor_weights(proportions(stage, sizes))
-            shares = [int(weight) for weight in weights]
-            return _Mixture(stage=stage, sources=sources, shares=shares, period=None)
-        shares = list(samples_per_epoch(stage, sizes, self.recipe.seed))
-        return _Mixture(stage=stage, sources=sources, shares=shares, period=sum(shares))
+        counts = list(samples_per_epoch(stage, sizes, self.recipe.seed))
+        exact = not stage.by_proportion or stage.epoch_size is not None
+        shares = counts
+        if not exact:
+            shares = [int(weight) for weight in divisor_weights(proportions(stage, sizes))]
+        unit = 1
+        if stage.batching == "per_stream":
+            unit = self._one_batch_size(stage)
+            shares = self._whole_batches(stage, shares, unit) if exact else shares
+        epoch = sum(shares) * unit if exact else sum(counts)
+        return _Mixture(
+            stage=stage,
+            sources=sources,
+            shares=shares,
+            epoch=epoch,
+            period=epoch if exact else None,
+        )
+
+    def _one_batch_size(self, stage: RecipeStage) -> int:
+        if not self.recipe.batch.is_constant:
+            raise InvalidArgument(
+                f"stage {stage.name}: batching per_stream needs one batch size, and the batch "
+                "schedule has several; use stratified or random"
+            )
+        return self.recipe.batch.final
+
+    def _whole_batches(self, stage: RecipeStage, counts: list[int], size: int) -> list[int]:
+        """Batches of each stream in an epoch of the mixture; what fills none is not drawn."""
+        for stream, count in zip(stage.streams, counts, strict=True):
+            if count < size:
+                raise InvalidArgument(
+                    f"stage {stage.name}: stream {stream.source} gives {count} samples to an epoch "
+                    f"of the mixture, less than one batch of {size}; raise it, or use batching "
+                    "stratified"
+                )
+        return [count // size for count in counts]
 
     def _end(self, stage: RecipeStage, mixture: _Mixture, is_last: bool) -> int:
         """One past the last sample of the stage; counts its steps."""
@@ -170,9 +224,7 @@ class _Route:
         """Samples that the stage is to have."""
         length = stage.length
         if length is None or length.kind == "epochs":
-            epochs = Fraction(1) if length is None else length.value
-            sizes = [self.sizes[i] for i in mixture.sources]
-            return int(epochs * sum(samples_per_epoch(stage, sizes, self.recipe.seed)))
+            return int((Fraction(1) if length is None else length.value) * mixture.epoch)
         value = int(length.value)
         return value if length.kind == "samples" else value // self.recipe.sequence_length
 
@@ -181,7 +233,7 @@ class _Route:
         limits = [self.left[i] for i in mixture.sources]
         if all(limit is None for limit in limits):
             return wanted
-        most = [wanted if limit is None else limit for limit in limits]
+        most = [wanted if limit is None else min(limit, wanted) for limit in limits]
         possible = mixing.longest(most, wanted)
         if mixture.stage.batching == "per_stream" and possible < wanted:
             possible -= possible % self.recipe.batch.final
@@ -250,22 +302,4 @@ class _Route:
             name = f"{stage.name}/{piece}"
             whole = {} if mixture.period is None else {"period": mixture.period}
             return Random(shares=shares, seed=self.recipe.seed, name=name, **whole)
-        return self._by_batches(mixture)
-
-    def _by_batches(self, mixture: _Mixture) -> Mixing:
-        """Batches of one stream; an epoch of the mixture has the whole ones."""
-        batch, shares, name = self.recipe.batch, list(mixture.shares), mixture.stage.name
-        if not batch.is_constant:
-            raise InvalidArgument(
-                f"stage {name}: batching per_stream needs one batch size, and the batch schedule "
-                "has several; use stratified or random"
-            )
-        if mixture.period is not None:
-            shares = [share // batch.final for share in shares]
-        if min(shares) < 1:
-            short = self.recipe.sources[mixture.sources[shares.index(0)]].name
-            raise InvalidArgument(
-                f"stage {name}: stream {short} gives less than one batch of {batch.final} to an "
-                "epoch of the mixture; raise it, or use batching stratified"
-            )
-        return PerStream(shares=tuple(shares), batch_size=batch.final)
+        return PerStream(shares=shares, batch_size=self.recipe.batch.final)

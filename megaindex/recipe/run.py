@@ -64,6 +64,13 @@ class Evaluation:
     batch_size: int | None = None
     """Global batch size of evaluation; None: that of training."""
 
+    def __post_init__(self) -> None:
+        if self.interval < 1 or self.iterations < 0 or (self.batch_size or 1) < 1:
+            raise InvalidArgument(
+                "evaluation interval must be at least 1, iterations at least 0 and batch_size at "
+                f"least 1, got {self.interval}, {self.iterations} and {self.batch_size}"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Shuffling:
@@ -80,6 +87,13 @@ class Shuffling:
             value = getattr(self, name)
             if value is not None and value < 1:
                 raise InvalidArgument(f"{name} must be at least 1, got {value}")
+        if self.separate_final_epoch not in (None, "auto", "always", "never"):
+            raise InvalidArgument(
+                f"separate_final_epoch must be auto, always or never, got "
+                f"{self.separate_final_epoch!r}"
+            )
+        if self.left_over not in (None, "drop", "carry"):
+            raise InvalidArgument(f"left_over must be drop or carry, got {self.left_over!r}")
         threshold = self.final_epoch_threshold
         if threshold is not None and not 0 <= threshold <= 1:
             raise InvalidArgument(f"final_epoch_threshold must be from 0 to 1, got {threshold}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -22,6 +23,15 @@ class BatchSchedule:
     """
 
     stages: tuple[tuple[int, int], ...]
+
+    def __post_init__(self) -> None:
+        firsts = [first for first, _ in self.stages]
+        in_order = all(a <= b for a, b in itertools.pairwise(firsts))
+        if not firsts or firsts[0] != 0 or not in_order or min(n for _, n in self.stages) < 1:
+            raise InvalidArgument(
+                "the stages of a batch schedule begin with sample 0, never fall, and have batches "
+                f"of at least 1 sample, got {self.stages}"
+            )
 
     @classmethod
     def constant(cls, size: int) -> BatchSchedule:

@@ -239,20 +239,17 @@ def _shuffling(settings: Settings) -> Shuffling:
 
 def _evaluation(settings: Settings) -> Evaluation:
     default = Evaluation()
-    interval, iterations = settings.eval_interval, settings.eval_iters
-    evaluation = Evaluation(
-        interval=default.interval if interval is None else interval,
-        iterations=default.iterations if iterations is None else iterations,
-        batch_size=settings.eval_global_batch_size,
-    )
-    if evaluation.interval < 1 or evaluation.iterations < 0:
+    interval = default.interval if settings.eval_interval is None else settings.eval_interval
+    iterations = default.iterations if settings.eval_iters is None else settings.eval_iters
+    size = settings.eval_global_batch_size
+    if interval < 1 or iterations < 0:
         raise InvalidArgument(
             "--eval-interval must be at least 1 and --eval-iters at least 0, got "
-            f"{evaluation.interval} and {evaluation.iterations}"
+            f"{interval} and {iterations}"
         )
-    if evaluation.batch_size is not None and evaluation.batch_size < 1:
+    if size is not None and size < 1:
         raise InvalidArgument("--eval-global-batch-size must be at least 1")
-    return evaluation
+    return Evaluation(interval=interval, iterations=iterations, batch_size=size)
 
 
 def _phases(settings: Settings) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import os
 import reprlib
 from collections.abc import Iterable, Mapping
@@ -30,7 +31,7 @@ def load_mapping(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
     name = os.fspath(path)
     try:
         with open(name, encoding="utf-8") as file:
-            content = yaml.safe_load(file)
+            content = yaml.load(file, _loader())
     except FileNotFoundError:
         raise MissingFile(f"{what}: {name} does not exist; check the path") from None
     except OSError as error:
@@ -44,6 +45,26 @@ def load_mapping(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
             "values"
         )
     return {str(key): value for key, value in content.items()}
+
+
+@functools.cache
+def _loader() -> Any:
+    """YAML's safe loader, which takes the last of equal keys without a word; this one refuses."""
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            keys = [key for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
+            seen = set()
+            for key in keys:
+                if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
+                    if key.value in seen:
+                        line = key.start_mark.line + 1
+                        raise yaml.YAMLError(f"line {line}: {key.value} is given twice")
+                    seen.add(key.value)
+            return super().construct_mapping(node, deep)
+
+    return Loader
 
 
 @dataclass(frozen=True)

@@ -59,7 +59,7 @@ class ArrayFiles:
     @property
     def name(self) -> str:
         """What the sidecar calls this set."""
-        return os.path.basename(str(self))
+        return self.sidecar.rpartition("/")[2].removesuffix(_SUFFIX)
 
     def are_there(self) -> bool:
         return all(map(os.path.isfile, self.paths))
@@ -267,8 +267,9 @@ def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
 
 def _are_whole(files: ArrayFiles, sidecar: Sidecar) -> bool:
     """Whether the set is there, for the framework too: a crash may have kept back its marker."""
-    marked = files.marker is None or os.path.isfile(files.marker)
-    return marked and all(_has_size(files.arrays[n], sidecar.arrays[n]) for n in files.arrays)
+    if files.marker is not None and not os.path.isfile(files.marker):
+        return False
+    return all(_has_size(path, sidecar.arrays[name]) for name, path in files.arrays.items())
 
 
 def _has_size(path: str, record: ArrayRecord) -> bool:

@@ -225,18 +225,14 @@ def test_loading_without_looking(core: Any, corpora: list[str], tmp_path: Path, 
 
 
 def test_a_part_of_a_split_without_tokens(core: Any, tmp_path: Path) -> None:
-    """Megatron counts epochs of nothing for ever."""
+    """Where samples are asked of it Megatron counts epochs for ever, else it reads outside of its
+    arrays."""
     write_corpus(tmp_path / "c", [30] * 20)
     config = {"blend": ([str(tmp_path / "c")], None), "split": "98,1,1"}
-    theirs = build(core, (None,) * 3, tmp_path / "theirs", **config)
     with installed():
-        ours = build(core, (None,) * 3, tmp_path / "ours", **config)
-        assert [len(dataset) for dataset in ours] == [len(dataset) for dataset in theirs]
-        assert len(ours[1]) == 0
-        assert files(tmp_path / "ours") == files(tmp_path / "theirs")
-        assert_equal(
-            samples(build(core, (None,) * 3, tmp_path / "theirs", **config)), samples(ours)
-        )
+        for _ in range(2):  # cold, warm
+            ours = build(core, (None,) * 3, tmp_path / "ours", **config)
+            assert [len(dataset) for dataset in ours] == [37, 0, 0]
         with pytest.raises(InvalidArgument, match="its documents hold no token, and 9 samples"):
             build(core, SIZES, tmp_path, **config)
 

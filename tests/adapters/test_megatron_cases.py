@@ -145,6 +145,27 @@ def test_the_loss_mask_of_one_sample_is_its_own(core: Any, tmp_path: Path) -> No
     assert all(sums[i] == 16 for i in order[1:])
 
 
+def test_batches_of_a_blend(core: Any, corpora: list[str], tmp_path: Path) -> None:
+    """Each source by itself at first, then all in one read."""
+    config = {"blend": (corpora[:4], None), **SPLIT}
+    theirs = samples(build(core, SIZES, tmp_path, **config))
+    with installed():
+        ours = build(core, SIZES, tmp_path, **config)
+        for _ in range(3):
+            assert_equal([d.__getitems__(places(d)) for d in ours], theirs)
+
+
+def test_inter_document_masking(core: Any, corpora: list[str], tmp_path: Path) -> None:
+    if "inter_document_masking" not in core.GPTDatasetConfig.__dataclass_fields__:
+        pytest.skip("Megatron-LM main has it, no release does yet")
+    config = {"blend": (corpora[:1], None), **SPLIT, "inter_document_masking": True}
+    theirs = samples(build(core, SIZES, tmp_path, **config))
+    with installed():
+        ours = build(core, SIZES, tmp_path, **config)
+        assert_equal(samples(ours), theirs)
+        assert_equal([d.__getitems__(places(d)) for d in ours], theirs)
+
+
 def test_padding_and_places_from_the_end(core: Any, corpora: list[str], tmp_path: Path) -> None:
     config = {"blend": (corpora[:1], None), **SPLIT}
     theirs = build(core, SIZES, tmp_path, **config)[0]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -32,3 +34,46 @@ def test_checkpoints_that_no_array_can_hold(size: int) -> None:
 def test_tables_of_what_are_no_arrays(function: str, sources: list[Any]) -> None:
     with pytest.raises(InvalidArgument, match="expected a"):
         getattr(native, function)(sources)
+
+
+class Interrupted(Exception):
+    """Raised by the signal handler, as KeyboardInterrupt is by Ctrl-C."""
+
+
+@pytest.fixture
+def interrupted_soon() -> Iterator[None]:
+    def interrupt(*_: Any) -> None:
+        raise Interrupted
+
+    before = signal.signal(signal.SIGVTALRM, interrupt)
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0.05)
+    yield
+    signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+    signal.signal(signal.SIGVTALRM, before)
+
+
+def counts() -> tuple[Any, None, None]:
+    return np.zeros(20, np.int64), None, None
+
+
+WEIGHTS = np.arange(1, 21)
+HOURS = 2**41
+LONG = {
+    "greedy": lambda: native.blend_greedy(WEIGHTS / 210, 0, HOURS, *counts()),
+    "greedy, one takes all": lambda: native.blend_greedy(
+        WEIGHTS * 1e9**WEIGHTS, 0, HOURS, *counts()
+    ),
+    "checkpoints, short stride": lambda: native.blend_checkpoints(WEIGHTS / 210, 2**27, 33),
+    "divisor": lambda: native.divisor_fill(WEIGHTS.astype(np.uint64), 0, HOURS, *counts()),
+    "exhaustive": lambda: native.blend_exhaustive(WEIGHTS * HOURS, 0, HOURS, *counts()),
+    "mapping": lambda: native.build_mapping(
+        np.array([0, 1000]), np.full(1000, 9, np.int32), 2**31 - 1, 2**60, 30, 0.1, 1
+    ),
+}
+
+
+@pytest.mark.usefixtures("interrupted_soon")
+@pytest.mark.parametrize("call", LONG)
+def test_a_signal_ends_what_would_take_hours(call: str) -> None:
+    with pytest.raises(Interrupted):
+        LONG[call]()

@@ -109,5 +109,7 @@ def test_a_pointer_outside_the_bin_is_refused_when_read(tmp_path: Path) -> None:
     (tmp_path / "d.idx").write_bytes(raw)
     (tmp_path / "d.bin").write_bytes((tmp_path / "c.bin").read_bytes())
     damaged = GPTDataset(index, IndexedDataset(str(tmp_path / "d")))
-    with pytest.raises(megaindex.FormatError, match="takes bytes 4000 to .* of the .bin, which has 320"):
+    with pytest.raises(
+        megaindex.FormatError, match="takes bytes 4000 to .* of the .bin, which has 320"
+    ):
         damaged.__getitems__(list(range(index.num_samples)))

@@ -163,7 +163,7 @@ def test_a_changed_recipe_keeps_its_past_and_its_receipt(folder: Path) -> None:
     assert rows[-1].samples > 0
 
 
-@pytest.mark.parametrize("change", ["past", "content", "gone"])
+@pytest.mark.parametrize("change", ["past", "content", "gone", "targets"])
 def test_another_past_is_refused_unless_allowed(folder: Path, tmp_path: Path, change: str) -> None:
     recipe = recipe_of(folder)
     loader = RecipeLoader(open_recipe(recipe), micro_batch_size=4)
@@ -176,6 +176,10 @@ def test_another_past_is_refused_unless_allowed(folder: Path, tmp_path: Path, ch
         web = replace(recipe.sources[0], path=str(tmp_path / "web"))
         other = replace(recipe, sources=(web, *recipe.sources[1:]))
         says = "source web: the run read content"
+    if change == "targets":
+        chat = replace(recipe.sources[1], labels="", loss_mask=str(folder / "chat_mask"))
+        other = replace(recipe, sources=(recipe.sources[0], chat, recipe.sources[2]))
+        says = "source chat: the run read targets labels .* it has loss mask"
     if change == "gone":
         kept = stage("one", 6, web=2)
         other = replace(recipe, sources=recipe.sources[:1], stages=(kept,))
@@ -186,8 +190,12 @@ def test_another_past_is_refused_unless_allowed(folder: Path, tmp_path: Path, ch
     if change == "past":
         fresh.load_state_dict(state, allow=["past"])
         assert fresh.consumed_samples == 24
-    with pytest.raises(FormatError, match="not the state of a recipe's loader"):
-        fresh.load_state_dict({"version": 1})
+    for damaged in ({"version": 1}, {**state, "version": 99}, {**state, "recipe": "["},
+                    {**state, "sources": [{"name": "web"}]}, {**state, "loader": []}):  # fmt: skip
+        with pytest.raises(FormatError, match="not the state of a recipe's loader"):
+            fresh.load_state_dict(damaged)
+    shuffled = json.loads(json.dumps(state, sort_keys=True))
+    RecipeLoader(open_recipe(recipe), micro_batch_size=4).load_state_dict(shuffled)
 
 
 def test_padding_never_reaches_the_loss(folder: Path) -> None:

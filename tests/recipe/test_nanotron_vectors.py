@@ -135,8 +135,7 @@ def test_examples_are_read_as_nanotron_reads_them(example: dict[str, Any], tmp_p
     for stage, theirs in zip(recipe.stages, example["stages"], strict=True):
         assert stage.name == theirs["name"]
         assert stage.first_step == theirs["start_training_step"] - 1
-        paths = [str(tmp_path / folder) for folder in theirs["folders"]]
-        assert [stream.source for stream in stage.streams] == paths
+        assert [stream.source for stream in stage.streams] == theirs["folders"]
         assert [stream.proportion for stream in stage.streams] == [
             Fraction(str(weight)) for weight in theirs["weights"]
         ]

@@ -112,6 +112,10 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
         ("sources:\n", "sources: [\n", "is not YAML"),
         (FULL, "- a", "holds a list; it must be a mapping"),
         ("tail: pad", "tail: 3", "tail: must be text, got 3"),
+        ("  last:\n", "  stable:\n", "line 24: stable is given twice"),
+        ("interval: 100", "interval: 0", "evaluation interval must be at least 1"),
+        ("steps: 1000\n    mix: {web: 0.7", "steps: 0\n    mix: {web: 0.7", "must be a positive"),
+        ("choose: 512", "choose: 9007199254740993", "choose must be below 2"),
     ],
 )  # fmt: skip
 def test_an_error_says_where_it_is(tmp_path: Path, old: str, new: str, says: str) -> None:
@@ -139,6 +143,7 @@ tokens: {sequence_length: 256, train_steps: 15, micro_batch_size: 3,
 def test_stages_of_nanotron_are_read(tmp_path: Path) -> None:
     recipe = read_nanotron(written(tmp_path, NANOTRON))
     assert [source.path for source in recipe.sources] == [str(tmp_path / n) for n in "abc"]
+    assert [source.name for source in recipe.sources] == ["a", "b", "c"]
     assert (recipe.sequence_length, recipe.batch.final, recipe.seed) == (256, 12, 42)
     stable, annealing = recipe.stages
     assert (stable.first_step, annealing.first_step) == (0, 10)
@@ -155,6 +160,8 @@ def test_stages_of_nanotron_are_read(tmp_path: Path) -> None:
         ("start_training_step: 1\n", "start_training_step: 2\n", "must have start_training_step 1"),
         ("dataset_weights: [0.9, 0.1]", "dataset_weights: [0.9]", "one weight for each of the 2"),
         ("{b: 1, c: 3}", "", "must name the token files of the stage"),
+        ("{b: 1, c: 3}", "{b: null}", "folders are text, weights numbers of at least 0"),
+        ("{b: 1, c: 3}", "{b: -1, c: 3}", "folders are text, weights numbers of at least 0"),
         ("train_steps: 15", "train_steps: 0", "tokens.train_steps: must be at least 1, got 0"),
     ],
 )

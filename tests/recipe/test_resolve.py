@@ -85,11 +85,13 @@ def served(itinerary: Itinerary) -> list[tuple[int, int]]:
 
 
 def resolved(recipe: Recipe, sizes: tuple[SourceSize, ...]) -> Itinerary | None:
-    """None where a stage is too short for a batch."""
+    """None where a stage is too short for a batch, or runs out of all its sources."""
     try:
         return resolve_recipe(recipe, sizes)
     except InvalidArgument as error:
-        if re.search("do not fill one batch|less than one batch", str(error)):
+        if re.search(
+            r"do not fill one batch|than one batch|stages follow|no whole batch", str(error)
+        ):
             return None
         raise
 

@@ -83,6 +83,9 @@ def _reader_of(self: Any, datasets: Sequence[Any]) -> _Reader | None:
 
 def _all_alike(datasets: Sequence[Any]) -> bool:
     config = datasets[0].config
+    # Megatron-LM main counts empty documents in cu_seqlens, which our fields leave out
+    if not config.mmap_bin_files or getattr(config, "inter_document_masking", False):
+        return False
     return all(
         isinstance(dataset, core().gpt_dataset.GPTDataset)
         and core().is_plain(dataset, "__getitem__", "_query_document_sample_shuffle_indices")
@@ -90,7 +93,6 @@ def _all_alike(datasets: Sequence[Any]) -> bool:
         and dataset._pad_token_id == datasets[0]._pad_token_id
         and dataset.shuffle_index is not None
         and mapped(dataset.dataset) is not None
-        and config.mmap_bin_files
         for dataset in datasets
     )
 
@@ -100,8 +102,7 @@ class _Reader:
 
     def __init__(self, top: Any, datasets: Sequence[Any]) -> None:
         config = datasets[0].config
-        by_document = bool(getattr(config, "inter_document_masking", False))
-        with_mask = config.create_attention_mask and not by_document
+        with_mask = config.create_attention_mask
         same_mask = with_mask and not config.reset_attention_mask
         options = SampleOptions(
             eod_id=config.tokenizer.eod,
@@ -110,8 +111,6 @@ class _Reader:
             reset_position_ids=bool(config.reset_position_ids),
             reset_attention_mask=bool(config.reset_attention_mask) and with_mask,
             create_attention_mask=with_mask and not same_mask,
-            cu_seqlens=by_document,
-            boundaries="documents" if by_document else "eod",
         )
         indices = [_index_of(dataset) for dataset in datasets]
         index: Index = indices[0]

@@ -116,7 +116,6 @@ class _Draw:
 
 
 def _cached(self: Any, draw: _Draw) -> tuple[Arrays, list[int]]:
-    lengths = [len(dataset) for dataset in self.datasets]
     directory = self.config.path_to_cache
     base = f"{self.unique_description_hash}-{type(self).__name__}-{self.split.name}"
     files = _files(os.path.join(directory, base))
@@ -132,7 +131,7 @@ def _cached(self: Any, draw: _Draw) -> tuple[Arrays, list[int]]:
 
     def build() -> tuple[Arrays, list[int]]:
         arrays, counts = draw.arrays_and_counts()
-        fits = all(count <= length for count, length in zip(counts, lengths, strict=True))
+        fits = all(n <= len(dataset) for n, dataset in zip(counts, self.datasets, strict=True))
         with ArrayWriter(files if fits else beyond) as writer:
             for name, array in arrays.items():
                 writer.allocate(name, array.shape, array.dtype.name)[...] = array

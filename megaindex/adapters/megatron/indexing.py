@@ -144,7 +144,7 @@ class Request:
 
 
 def _fill_without_documents(sink: shuffled.Sink) -> None:
-    """One epoch of no documents: what Megatron's own code gives, and no sample."""
+    """One epoch of no documents: no sample."""
     for name, shape, dtype in (
         ("document_index", (0,), "int32"),
         ("sample_index", (1, 2), "int32"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections import OrderedDict
@@ -10,6 +11,8 @@ from concurrent.futures import Future
 
 from megaindex.kernels import num_threads
 from megaindex.kernels.types import I64
+
+logger = logging.getLogger("megaindex")
 
 _KEPT = 3  # the one before (samples may begin there), the current one, the next
 
@@ -26,12 +29,12 @@ class PassTables:
         self._reset()
 
     def _reset(self) -> None:
-        self._process = os.getpid()
         self._lock = threading.Lock()
         self._tables: OrderedDict[int, Future[I64]] = OrderedDict()
         # What was asked for last, mostly asked for again: process, block and table.
         self._latest: tuple[int, int, I64] | None = None
         self._prepared: tuple[int, int] | None = None
+        self._process = os.getpid()  # last: who sees it finds the rest anew
 
     def get(self, block: int) -> I64:
         """The table of a block; waits for it if it is being made."""
@@ -54,7 +57,12 @@ class PassTables:
         if is_new:
             # No daemon: the interpreter must not end while a kernel is about to return to it.
             name = f"megaindex-epoch-{block}"
-            threading.Thread(target=self._fill, args=(block, table, 1), name=name).start()
+            try:
+                threading.Thread(target=self._fill, args=(block, table, 1), name=name).start()
+            except RuntimeError as error:  # no more threads: made when it is needed
+                logger.info("%s is not prepared ahead: %s", name, error)
+                with self._lock:
+                    self._tables.pop(block, None)
 
     def _entry(self, block: int) -> tuple[Future[I64], bool]:
         if self._process != os.getpid():

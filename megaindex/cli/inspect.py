@@ -1,0 +1,120 @@
+"""``megaindex inspect``: what a pair or a cache entry is."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from megaindex.cli.run import guarded
+from megaindex.plan.__main__ import Parser
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from megaindex.corpus.inspect import EntryDescription
+    from megaindex.corpus.inspect_pair import PairDescription
+
+_BAR = 40  # characters of the longest bar
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    return guarded("inspect", lambda: _inspect(options))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="megaindex inspect", description=__doc__)
+    parser.add_argument("paths", metavar="PATH", nargs="+", help="prefix, .idx, entry or folder")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    return parser
+
+
+def _inspect(options: argparse.Namespace) -> None:
+    from megaindex.corpus.inspect import EntryDescription, inspect
+
+    found = [each for path in options.paths for each in inspect(path)]
+    if options.json:
+        print(json.dumps({"descriptions": [each.to_json() for each in found]}, indent=2))
+        return
+    for each in found:
+        facts = _entry_facts(each) if isinstance(each, EntryDescription) else _pair_facts(each)
+        _print(each.path, facts, each.faults)
+        if not isinstance(each, EntryDescription) and each.histogram:
+            _print_histogram(each)
+
+
+def _print(path: str, facts: Iterator[tuple[str, str]], faults: Sequence[str]) -> None:
+    print(path)
+    for name, text in facts:
+        print(f"  {name:<10} {text}")
+    for fault in faults:
+        print(f"  {'damaged':<10} {fault}")
+
+
+def _pair_facts(pair: PairDescription) -> Iterator[tuple[str, str]]:
+    bin_size = "missing" if pair.bin_nbytes is None else f"{pair.bin_nbytes:,} bytes"
+    yield "files", f".idx {pair.index_nbytes:,} bytes, .bin {bin_size}"
+    if pair.format != "MMIDIDX":
+        known = {"TNTIDX": "TNTIDX, the old cached/lazy format; `megaindex import` reads it"}
+        yield "format", known.get(pair.format, "no Megatron index")
+        return
+    yield from _dtype_facts(pair)
+    yield (
+        "holds",
+        (f"{pair.documents:,} documents, {pair.sequences:,} sequences, {pair.tokens:,} tokens"),
+    )
+    yield "empty", f"{pair.empty_documents:,} documents, {pair.empty_sequences:,} sequences"
+    yield "lengths", f"{pair.shortest:,} to {pair.longest:,} tokens"
+    order = "rising, with gaps or overlaps" if pair.rising else "in any order"
+    yield "layout", "one sequence behind the other" if pair.contiguous else f"pointers {order}"
+    yield "modes", "one for each sequence: multimodal" if pair.has_modes else "none"
+    for path in pair.companions:
+        yield "beside it", path
+
+
+def _dtype_facts(pair: PairDescription) -> Iterator[tuple[str, str]]:
+    """One line where the dialects agree; else what each makes of the file."""
+    guesses = pair.dialects
+    if all(guess.possible for guess in guesses) and len({guess.dtype for guess in guesses}) == 1:
+        yield "dtype", f"{guesses[0].dtype}, code {pair.dtype_code} in every dialect"
+        return
+    for guess in guesses:
+        verdict = guess.dtype if guess.possible else "not it"
+        yield guess.dialect, f"code {pair.dtype_code}: {verdict}; {guess.reason}"
+
+
+def _entry_facts(entry: EntryDescription) -> Iterator[tuple[str, str]]:
+    for name, value in entry.parameters.items():
+        yield "parameter", f"{name} = {json.dumps(value)}"
+    for name, array in entry.arrays.items():
+        shape = " × ".join(str(size) for size in array["shape"])
+        yield "array", f"{name}: {array['dtype']} [{shape}], {array['bytes']:,} bytes"
+    if entry.arrays:
+        yield "bytes", f"{entry.nbytes:,}"
+        synced = "synced to disk" if entry.durable else "verified by its first reader after a boot"
+        yield "written", f"under boot {entry.boot_id}, {synced}"
+
+
+def _print_histogram(pair: PairDescription) -> None:
+    from megaindex.cli.table import print_view
+
+    print_view(_histogram(pair))
+
+
+def _histogram(pair: PairDescription) -> Table:
+    from rich.bar import Bar
+
+    from megaindex.cli.table import new_table
+
+    table = new_table()
+    for name in ("tokens", "sequences"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("", width=_BAR)
+    most = max(count for _, count in pair.histogram)
+    for lowest, count in pair.histogram:
+        highest = max(lowest, 2 * lowest - 1)
+        text = f"{lowest:,}" if highest == lowest else f"{lowest:,}–{highest:,}"
+        table.add_row(text, f"{count:,}", Bar(most, 0, count, width=_BAR))
+    return table

@@ -1,0 +1,142 @@
+"""``megaindex verify``: check pairs and caches; name what is broken, where, and what repairs it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from megaindex.cli.run import guarded
+from megaindex.errors import InvalidArgument
+from megaindex.format.dtypes import DIALECTS
+from megaindex.plan.__main__ import Parser
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from megaindex.corpus.findings import Report
+    from megaindex.corpus.repair import Repair
+
+
+def main(arguments: Sequence[str]) -> int:
+    """0 where nothing was found, 1 for findings, 2 for bad input."""
+    options = _parser().parse_args(arguments)
+    clean = True
+
+    def body() -> None:
+        nonlocal clean
+        if options.repair is None:
+            clean = _verify(options)
+        else:
+            _repair(options)
+
+    return guarded("verify", body) or int(not clean)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="megaindex verify", description=__doc__)
+    parser.add_argument("paths", metavar="PATH", nargs="+", help="prefix, .idx, entry or folder")
+    parser.add_argument("--full", action="store_true", help="read every byte, not only the .idx")
+    parser.add_argument("--vocab-size", type=int, metavar="N", help="token ids are below N; --full")
+    parser.add_argument("--eod", type=int, metavar="ID", help="documents end with this id; --full")
+    parser.add_argument("--dialect", default="megatron", choices=DIALECTS, help="dtype codes")
+    parser.add_argument("--json", action="store_true", help="one JSON object")
+    repair = parser.add_argument_group("repair (in place of the check)")
+    repair.add_argument(
+        "--repair",
+        metavar="OUT",
+        help="write OUT.idx from what is certain, beside a link of the .bin; the original stays",
+    )
+    repair.add_argument("--dtype", metavar="T", help="token type, where the .idx is lost")
+    return parser
+
+
+def _verify(options: argparse.Namespace) -> bool:
+    from megaindex.corpus.progress import copying, silent
+    from megaindex.corpus.verify import verify_all
+
+    if options.dtype is not None:
+        raise InvalidArgument("--dtype belongs to --repair; the .idx says the type")
+    with copying("reading") as bar:
+        reports = [
+            report
+            for path in options.paths
+            for report in verify_all(
+                path,
+                full=options.full,
+                dialect=options.dialect,
+                vocab_size=options.vocab_size,
+                eod=options.eod,
+                bar=bar if options.full else silent,
+            )
+        ]
+    if options.json:
+        print(json.dumps({"reports": [report.to_json() for report in reports]}, indent=2))
+    else:
+        _print(reports)
+    return all(report.is_clean for report in reports)
+
+
+def _print(reports: Sequence[Report]) -> None:
+    from megaindex.cli.table import print_view
+
+    for report in reports:
+        counted = ", ".join(f"{count:,} {name}" for name, count in report.counted.items())
+        depth = "every byte read" if report.full else "headers, sizes and entries"
+        number = len(report.findings)
+        verdict = f"{number or 'no'} finding{'' if number == 1 else 's'}"
+        print(f"{report.path}: {report.kind}, {counted or 'not readable'}; {depth}: {verdict}")
+        if report.findings:
+            print_view(_table(report))
+
+
+def _table(report: Report) -> Table:
+    from megaindex.cli.table import new_table
+
+    table = new_table()
+    for name in ("", "rule", "where", "found", "expected", "repair"):
+        table.add_column(name, overflow="fold")
+    for finding in report.findings:
+        style = "red" if finding.severity == "error" else "yellow"
+        more = f" and {finding.count - 1:,} more" if finding.count > 1 else ""
+        name = finding.file.rpartition("/")[2]
+        table.add_row(
+            f"[{style}]{finding.severity}[/]",
+            finding.rule,
+            f"{name}: {finding.where}{more}",
+            finding.found,
+            finding.expected,
+            finding.repair,
+        )
+    return table
+
+
+def _repair(options: argparse.Namespace) -> None:
+    from megaindex.corpus.progress import copying
+    from megaindex.corpus.repair import repair
+
+    if len(options.paths) != 1:
+        raise InvalidArgument(f"--repair takes one PATH, got {len(options.paths)}")
+    prefix = options.paths[0].removesuffix(".idx").removesuffix(".bin")
+    with copying("reading") as bar:
+        made = repair(
+            prefix,
+            options.repair,
+            dialect=options.dialect,
+            dtype=options.dtype,
+            eod=options.eod,
+            bar=bar,
+        )
+    _print_repair(made)
+
+
+def _print_repair(made: Repair) -> None:
+    print(
+        f"{made.path_prefix}.idx: {made.documents:,} documents, {made.sequences:,} sequences; "
+        f"{made.path_prefix}.bin is a {made.link}"
+    )
+    for text in made.certain:
+        print(f"  certain  {text}")
+    for text in made.lost:
+        print(f"  lost     {text}")

@@ -1,0 +1,71 @@
+"""What a path given to `verify` or `inspect` names: a pair, a cache entry, or a folder of them."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from megaindex.errors import InvalidArgument, MissingFile
+from megaindex.io.failures import as_storage_error
+from megaindex.store.manifest import MANIFEST
+
+_ENTRY_NAME = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Something to look at."""
+
+    kind: Literal["pair", "cache entry", "cache"]
+    path: str
+    """Prefix of a pair, directory of an entry or of a cache."""
+
+
+def subjects(path: str | os.PathLike[str]) -> list[Subject]:
+    """What lies at `path`: a prefix, an .idx or .bin, an entry, a cache, or a folder of pairs.
+
+    Raises:
+        MissingFile: nothing is there.
+        InvalidArgument: a file that is no half of a pair, or a folder with nothing to look at.
+    """
+    text = os.fspath(path)
+    for suffix in (".idx", ".bin"):
+        if text.endswith(suffix) and not os.path.isdir(text):
+            return [Subject(kind="pair", path=text.removesuffix(suffix))]
+    if os.path.exists(text + ".idx") or os.path.exists(text + ".bin"):
+        return [Subject(kind="pair", path=text)]
+    if os.path.isdir(text):
+        return _in_folder(Path(text))
+    if not os.path.lexists(text):
+        raise MissingFile(f"{text}: does not exist, nor do {text}.idx and {text}.bin; check it")
+    raise InvalidArgument(f"{text}: is neither an .idx nor a .bin; give the prefix of a pair")
+
+
+def _in_folder(folder: Path) -> list[Subject]:
+    if os.path.lexists(folder / MANIFEST) or _ENTRY_NAME.fullmatch(folder.name):
+        return [Subject(kind="cache entry", path=str(folder))]
+    with as_storage_error(str(folder), "cannot list"):
+        names = sorted(os.listdir(folder))
+    found = list(_pairs(folder, names))
+    if any(_ENTRY_NAME.fullmatch(name) or name.startswith("tmp.") for name in names):
+        found.append(Subject(kind="cache", path=str(folder)))
+    if not found:
+        raise InvalidArgument(f"{folder}: holds no .idx and no cache entry; check the path")
+    return found
+
+
+def _pairs(folder: Path, names: list[str]) -> Iterator[Subject]:
+    for name in names:
+        if name.endswith(".idx"):
+            yield Subject(kind="pair", path=str(folder / name.removesuffix(".idx")))
+
+
+def entries(cache: str | os.PathLike[str]) -> list[Path]:
+    """Directories in a cache that bear the name of an entry."""
+    with as_storage_error(os.fspath(cache), "cannot list"):
+        names = sorted(os.listdir(cache))
+    return [Path(cache) / name for name in names if _ENTRY_NAME.fullmatch(name)]

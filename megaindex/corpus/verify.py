@@ -1,0 +1,84 @@
+"""Check pairs and caches: every broken rule is a finding that says where and what repairs it."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from megaindex.corpus.findings import Finding, Report
+from megaindex.corpus.progress import Bar, silent
+from megaindex.corpus.subjects import Subject, subjects
+from megaindex.corpus.verify_cache import verify_cache, verify_entry
+from megaindex.corpus.verify_pair import PairRules, verify_pair
+from megaindex.errors import InvalidArgument
+from megaindex.format.dtypes import get_dialect
+
+__all__ = ["Finding", "Report", "verify", "verify_all"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task:
+    full: bool
+    rules: PairRules
+    bar: Bar
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    full: bool = False,
+    dialect: str = "megatron",
+    vocab_size: int | None = None,
+    eod: int | None = None,
+    bar: Bar = silent,
+) -> Report:
+    """Check the one thing at `path`, as `verify_all` does.
+
+    Raises:
+        InvalidArgument: a folder of several things; use `verify_all`.
+    """
+    reports = verify_all(path, full=full, dialect=dialect, vocab_size=vocab_size, eod=eod, bar=bar)
+    if len(reports) != 1:
+        raise InvalidArgument(f"{os.fspath(path)}: holds {len(reports)} things; use verify_all")
+    return reports[0]
+
+
+def verify_all(
+    path: str | os.PathLike[str],
+    *,
+    full: bool = False,
+    dialect: str = "megatron",
+    vocab_size: int | None = None,
+    eod: int | None = None,
+    bar: Bar = silent,
+) -> list[Report]:
+    """Check a pair, a cache entry, a cache, or all pairs of a folder.
+
+    Args:
+        path: prefix, .idx, .bin, or directory.
+        full: read every byte: token ids, checksums, where sequences overlap. Else only the .idx
+            and the sizes of files are looked at.
+        dialect: whose dtype codes a pair uses.
+        vocab_size: token ids are from 0 to below it; needs `full`.
+        eod: the token id that ends every document; needs `full`.
+        bar: told of bytes that are read.
+
+    Raises:
+        MissingFile: nothing is at `path`.
+        StorageError: a file cannot be read.
+        InvalidArgument: `path` is nothing that can be checked, or the arguments contradict.
+    """
+    if not full and (vocab_size is not None or eod is not None):
+        raise InvalidArgument("vocab_size and eod are checked by reading every token; add --full")
+    if vocab_size is not None and vocab_size < 1:
+        raise InvalidArgument(f"vocab_size must be at least 1, got {vocab_size}")
+    rules = PairRules(dialect=get_dialect(dialect), vocab_size=vocab_size, eod=eod)
+    task = _Task(full=full, rules=rules, bar=bar)
+    return [_verify(subject, task) for subject in subjects(path)]
+
+
+def _verify(subject: Subject, task: _Task) -> Report:
+    if subject.kind == "pair":
+        return verify_pair(subject.path, task.rules, full=task.full, bar=task.bar)
+    check = verify_entry if subject.kind == "cache entry" else verify_cache
+    return check(subject.path, full=task.full, bar=task.bar)

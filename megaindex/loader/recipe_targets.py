@@ -1,0 +1,23 @@
+"""Which tokens of a recipe's instruction data carry loss."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from megaindex.build.recipe import OpenRecipe, OpenSource
+from megaindex.loader.targets import SourceTargets, Targets
+
+
+def targets_of(opened: OpenRecipe) -> Targets | None:
+    """The targets of its sources; None where all are text."""
+    told = [_of_source(source) for source in opened.sources]
+    return Targets(told) if any(target is not None for target in told) else None
+
+
+def _of_source(source: OpenSource) -> SourceTargets | None:
+    if source.corpus.kind == "pretraining":
+        return None
+    if source.targets is None:
+        return SourceTargets(kind="all")
+    kind: Any = "labels" if source.corpus.labels else "loss_mask"
+    return SourceTargets(kind=kind, companion=source.targets)

@@ -1,0 +1,298 @@
+"""Everything in megaindex that publishes files, small enough to be interrupted at every call."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import megaindex
+from megaindex.corpus.cuts import cut_evenly
+from megaindex.corpus.merge import merge
+from megaindex.corpus.split import split
+from megaindex.errors import MegaIndexError
+from megaindex.format import IndexedDataset, IndexedDatasetWriter
+from megaindex.store import entry, leftovers
+from megaindex.store.array_writer import ArrayWriter, write_together
+from megaindex.store.claim import build_once
+from megaindex.store.durable import make_durable
+from megaindex.store.sidecar import ArrayFiles, Identity, Sidecar, find_arrays
+
+OLD = [[1, 1], [9]]
+NEW = [[2, 2, 2], [], [5, 6]]
+
+
+def write(prefix: Path, documents: list[list[int]], **options: Any) -> None:
+    with IndexedDatasetWriter(prefix, np.uint16, **options) as writer:
+        for tokens in documents:
+            writer.add_document(tokens)
+
+
+def read(prefix: Path) -> list[list[int]]:
+    dataset = IndexedDataset(prefix)
+    dataset.validate()
+    return [dataset[k].tolist() for k in range(len(dataset))]
+
+
+def pair_state(prefix: Path) -> str:
+    """By the .idx, as every reader takes it."""
+    if not os.path.exists(f"{prefix}.idx"):
+        return "none"
+    documents = read(prefix)
+    assert documents in (OLD, NEW), f"{prefix}: a mixture: {documents}"
+    return "old" if documents == OLD else "new"
+
+
+def unknown_names(folder: Path, known: str) -> list[str]:
+    return sorted(path.name for path in folder.iterdir() if not re.fullmatch(known, path.name))
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A pair written by the writer, merged or cut out of another; fresh or over an old one."""
+
+    name: str
+    make: Callable[[Path, bool], None]
+    overwrite: bool = False
+
+    def prepare(self, folder: Path) -> None:
+        write(folder / "whole", NEW)
+        write(folder / "first", NEW[:1])
+        write(folder / "rest", NEW[1:])
+        if self.overwrite:
+            write(folder / "out", OLD)
+
+    def act(self, folder: Path) -> None:
+        # A crash between the names of the two halves leaves a .bin, which readers take for nothing.
+        self.make(folder, self.overwrite or os.path.exists(folder / "out.bin"))
+
+    def state(self, folder: Path) -> str:
+        assert read(folder / "whole") == NEW
+        return pair_state(folder / "out")
+
+    def strays(self, folder: Path) -> list[str]:
+        # what a killed writer leaves: unlike those of a cache, nobody may judge whose they are
+        return unknown_names(folder, r"(whole|first|rest|out)\.(bin|idx)")
+
+
+def by_writer(folder: Path, overwrite: bool) -> None:
+    write(folder / "out", NEW, overwrite=overwrite)
+
+
+def by_merge(folder: Path, overwrite: bool) -> None:
+    inputs = [str(folder / "first"), str(folder / "rest")]
+    merge(str(folder / "out"), inputs, overwrite=overwrite)
+
+
+def by_split(folder: Path, overwrite: bool) -> None:
+    split(
+        str(folder / "whole"),
+        [str(folder / "out")],
+        lambda pair: cut_evenly(pair, 1, "tokens"),
+        overwrite=overwrite,
+    )
+
+
+@dataclass(frozen=True)
+class Cache:
+    """An index built into a cache that holds another one already."""
+
+    name: str
+    mapped: bool = False
+    """Arrays are written through mappings, as large ones are."""
+    damaged: bool = False
+    """There is an entry, which has to be replaced."""
+
+    def prepare(self, folder: Path) -> None:
+        entry.make_durable_later = lambda path: None  # by a thread, and 2 s later: see Durable
+        entry.WORTH_MAPPING = 0 if self.mapped else 1 << 25
+        if not (folder.parent / "corpus.idx").exists():
+            with IndexedDatasetWriter(folder.parent / "corpus", np.uint16) as writer:
+                for length in (7, 0, 31, 8, 12):
+                    writer.add_document(np.arange(length))
+        self._build(folder, seed=1)
+        if self.damaged:
+            before = set(folder.iterdir())
+            self._build(folder, seed=2)
+            (path,) = set(folder.iterdir()) - before
+            os.truncate(path / "shuffle_index.npy", 10)
+
+    def act(self, folder: Path) -> None:
+        self._build(folder, seed=2)
+
+    def state(self, folder: Path) -> str:
+        entries = [p for p in folder.iterdir() if re.fullmatch("[0-9a-f]{32}", p.name)]
+        states = [self._entry_state(path) for path in entries]
+        assert "other" in states
+        assert len(states) <= 2
+        return next((state for state in states if state != "other"), "none")
+
+    def _entry_state(self, path: Path) -> str:
+        manifest = (path / "manifest.json").read_text()
+        seed = 1 if '"seed":1' in manifest else 2
+        expected = megaindex.build_index(path.parent.parent / "corpus", **self._settings(seed))
+        try:
+            for name in ("document_index", "sample_index", "shuffle_index"):
+                np.testing.assert_array_equal(
+                    np.load(path / f"{name}.npy"), getattr(expected, name)
+                )
+        except ValueError:
+            assert self.damaged
+            assert seed == 2
+            return "old"
+        return "other" if seed == 1 else "new"
+
+    def strays(self, folder: Path) -> list[str]:
+        return unknown_names(folder, "[0-9a-f]{32}")
+
+    def _build(self, folder: Path, seed: int) -> None:
+        corpus = folder.parent / "corpus"
+        megaindex.build_index(corpus, cache_dir=folder, **self._settings(seed))
+
+    @staticmethod
+    def _settings(seed: int) -> dict[str, Any]:
+        return {"sequence_length": 3, "seed": seed, "epochs": 2}
+
+
+@dataclass(frozen=True)
+class Durable:
+    """An entry brought to the disk and marked."""
+
+    name: str = "durable"
+
+    def prepare(self, folder: Path) -> None:
+        (folder / "entry").mkdir()
+        (folder / "entry/a.npy").write_bytes(b"a")
+
+    def act(self, folder: Path) -> None:
+        make_durable(folder / "entry")
+
+    def state(self, folder: Path) -> str:
+        assert (folder / "entry/a.npy").read_bytes() == b"a"
+        return "new" if (folder / "entry/durable").exists() else "old"
+
+    def strays(self, folder: Path) -> list[str]:
+        return []
+
+
+@dataclass(frozen=True)
+class Named:
+    """Two sets of arrays under a framework's names, with their sidecars, by one claim holder."""
+
+    name: str
+    stale: bool = False
+    """There are sets already, of a corpus that has changed since."""
+    together: bool = True
+
+    def prepare(self, folder: Path) -> None:
+        if self.stale:
+            self._build(folder, "old")
+
+    def act(self, folder: Path) -> None:
+        self._build(folder, "new")
+
+    def _build(self, folder: Path, corpus: str) -> None:
+        identity = Identity(settings=lambda: {"seed": 1}, corpus=lambda: corpus)
+        files = [_files(folder, k) for k in range(2 if self.together else 1)]
+
+        def find() -> list[Sidecar] | None:
+            found = [find_arrays(each, identity, lambda arrays: None) for each in files]
+            return None if None in found else [each for each in found if each is not None]
+
+        def build() -> list[Sidecar]:
+            if not self.together:
+                with ArrayWriter(files[0]) as writer:
+                    _fill(0, writer, corpus)
+                    return [writer.publish(identity, corpus)]
+            return write_together(
+                [(ArrayWriter(each), identity, corpus) for each in files],
+                lambda k, writer: _fill(k, writer, corpus),
+            )
+
+        build_once(folder, "0" if not self.together else "blend", find, build)
+
+    def state(self, folder: Path) -> str:
+        return max(self._set_state(folder, k) for k in range(2 if self.together else 1))
+
+    def _set_state(self, folder: Path, number: int) -> str:
+        """As the framework sees it: present when all its files are."""
+        files = _files(folder, number)
+        if not files.are_there():
+            return "none"
+        said = Path(files.paths[-1]).read_text()
+        arrays = [np.load(path) for path in files.arrays.values()]
+        for array, expected in zip(arrays, _contents(number, said).values(), strict=True):
+            np.testing.assert_array_equal(array, expected)
+        identity = Identity(settings=lambda: {"seed": 1}, corpus=lambda: said)
+        assert find_arrays(files, identity, _refuse) is not None
+        return said
+
+    def strays(self, folder: Path) -> list[str]:
+        known = r"\d-(a\.npy|b\.npy|description\.txt|megaindex\.json)"
+        return unknown_names(folder, known)
+
+
+def _refuse(arrays: Mapping[str, Any]) -> None:
+    raise AssertionError("arrays built here are known by their sidecar")
+
+
+def _files(folder: Path, number: int) -> ArrayFiles:
+    base = folder / str(number)
+    return ArrayFiles(
+        arrays={name: f"{base}-{name}.npy" for name in "ab"},
+        sidecar=f"{base}-megaindex.json",
+        marker=f"{base}-description.txt",
+    )
+
+
+def _contents(number: int, corpus: str) -> dict[str, Any]:
+    first = 100 * number + (50 if corpus == "new" else 0)
+    return {"a": np.arange(first, first + 20), "b": np.arange(20) - first}
+
+
+def _fill(number: int, writer: ArrayWriter, corpus: str) -> None:
+    for name, values in _contents(number, corpus).items():
+        writer.allocate(name, values.shape, values.dtype.name)[...] = values
+        writer.done(name)
+
+
+SCENARIOS: dict[str, Any] = {
+    scenario.name: scenario
+    for scenario in (
+        Pair("writer", by_writer),
+        Pair("writer-overwriting", by_writer, overwrite=True),
+        Pair("merge", by_merge),
+        Pair("merge-overwriting", by_merge, overwrite=True),
+        Pair("split", by_split),
+        Cache("cache"),
+        Cache("cache-mapped", mapped=True),
+        Cache("cache-damaged", damaged=True),
+        Durable(),
+        Named("named", together=False),
+        Named("named-together"),
+        Named("named-stale", stale=True),
+    )
+}
+CACHES = ("cache", "cache-mapped", "cache-damaged", "named", "named-together", "named-stale")
+
+__all__ = ["CACHES", "SCENARIOS", "MegaIndexError"]
+
+
+@dataclass(frozen=True)
+class Tidying:
+    """Another process, which builds something else in the same directory."""
+
+    folder: Path
+
+    def run(self) -> None:
+        leftovers._looked.clear()  # of another process, that never looked here
+
+        def find() -> bool | None:
+            return None
+
+        assert build_once(self.folder, "another", find, lambda: True)

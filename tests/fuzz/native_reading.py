@@ -1,0 +1,161 @@
+"""Calls of the functions of the native core that read: where samples lie, and their tokens."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from arguments import array, rising, spoiled
+from choices import Choices
+
+from megaindex.errors import MegaIndexError
+from megaindex.kernels import _native
+
+Arguments = list[Any]
+
+
+def _index(c: Choices) -> Arguments:
+    """Megatron's three arrays and the lengths, mostly in agreement."""
+    lengths = array(c, "int32", 1 + c.below(8))
+    documents = array(c, "int32", 1 + c.below(12), len(lengths) - 1)
+    extra, size = c.below(2), 1 + c.below(6)
+    real = lengths.astype(np.int64).clip(0, 99)[documents.clip(0, len(lengths) - 1)]
+    samples = max(0, int(real.sum()) - extra) // size
+    rows = np.zeros((samples + 1, 2), c.one_of(("int32", "int64")))
+    with contextlib.suppress(MegaIndexError):
+        total = int(real.sum())
+        _native.cut_samples(lengths, documents, size, extra, samples, total, rows)
+    if c.seldom():
+        rows[c.below(len(rows)), c.below(2)] = c.integer(99) % 2**31
+    shuffle = array(c, c.one_of(("uint32", "int64")), samples, max(0, samples - 1))
+    return [shuffle, rows, documents, lengths, extra]
+
+
+def _array_spans(c: Choices) -> Arguments:
+    index = _index(c)
+    return [*index, array(c, "int64", c.below(8), max(0, len(index[0]) - 1))]
+
+
+def _span_table(c: Choices) -> Arguments:
+    return [[_tuple(c, _index(c)) for _ in range(c.below(4))]]
+
+
+def _blended_spans(c: Choices) -> Arguments:
+    indices = [tuple(_index(c)) for _ in range(c.below(4))]
+    count = c.below(8)
+    which = array(c, "int64", count, max(0, len(indices) - 1))
+    most = max((len(index[0]) for index in indices), default=1)
+    return [_native.span_table(indices), which, array(c, "int64", count, max(0, most - 1))]
+
+
+def _window_spans(c: Choices) -> Arguments:
+    item = c.one_of((1, 2, 4, 8))
+    lengths = array(c, "int32", 1 + c.below(10))
+    ends = np.cumsum(lengths.astype(np.int64) * item)
+    pointers = ends - lengths.astype(np.int64) * item
+    if c.seldom():
+        pointers[c.below(len(pointers))] = np.int64(c.integer(99) % 2**63)
+    begins = array(c, "int64", c.below(6), int(abs(ends[-1]) // item % 200))
+    first = c.below(2)
+    return [pointers, lengths, item, first, len(lengths), begins, begins + 1 + c.below(9)]
+
+
+_TOKENS = (
+    *("uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64"),
+    *("float32", "float64"),
+)
+
+
+def _source(c: Choices) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Tokens, pointers in bytes and lengths; at times unaligned, as they are in an .idx."""
+    tokens = array(c, c.one_of(_TOKENS), c.below(40), 99)
+    lengths = array(c, "int32", c.below(6), 12)
+    begins = array(c, "int64", len(lengths), 30) * tokens.itemsize
+    if c.seldom():
+        begins = begins + 1
+    return tokens, _unaligned(c, begins), _unaligned(c, lengths)
+
+
+def _unaligned(c: Choices, values: np.ndarray) -> np.ndarray:
+    if c.below(2):
+        return values
+    room = np.zeros(values.nbytes + 1, np.uint8)[1:].view(values.dtype)
+    room[...] = values
+    return room
+
+
+def _tuple(c: Choices, items: Arguments) -> Any:
+    items = [spoiled(c, item) if c.seldom() else item for item in items]
+    return tuple(items[: c.below(len(items))] if c.seldom() else items)
+
+
+def _token_table(c: Choices) -> Arguments:
+    return [[_tuple(c, list(_source(c))) for _ in range(c.below(4))]]
+
+
+def _gather(c: Choices) -> Arguments:
+    sources = [_source(c) for _ in range(1 + c.below(3))]
+    splits = rising(c, 1 + c.below(5), 3)
+    runs, rows, width = int(splits[-1] % 64), len(splits) - 1, c.below(12)
+    out = _cells(c, c.one_of(("int64", "int32", "float32")), rows, width)
+    labels = c.one_of((None, _cells(c, str(out.dtype), rows, width), out))
+    return [
+        _native.token_table(sources),
+        array(c, "int32", runs, len(sources) - 1),
+        array(c, "int64", runs, 5),
+        array(c, "int64", runs, 6),
+        array(c, "int64", runs, 9),
+        splits,
+        *(out, labels, c.integer(99), c.integer(4)),
+    ]
+
+
+def _cells(c: Choices, dtype: str, rows: int, width: int) -> np.ndarray:
+    """Rows that lie side by side, or apart."""
+    return np.zeros((rows, width + c.one_of((0, 3))), dtype)[:, :width]
+
+
+def _mask_loss(c: Choices) -> Arguments:
+    rows, width, dtype = c.below(4), c.below(12), c.one_of(("int64", "int32"))
+    tokens, labels = (_filled(c, _cells(c, dtype, rows, width)) for _ in range(2))
+    eod = c.one_of((None, 3, 2**31))
+    return [tokens, labels, c.integer(9), eod, _cells(c, "float32", rows, width)]
+
+
+def _filled(c: Choices, cells: np.ndarray) -> np.ndarray:
+    cells[...] = array(c, str(cells.dtype), cells.size).reshape(cells.shape)
+    return cells
+
+
+def _fields(c: Choices, rows: int, width: int) -> Arguments:
+    return [
+        c.one_of((None, _cells(c, "int64", rows, width))),
+        c.one_of((None, _cells(c, "int32", rows, width + 1))),
+        c.one_of((None, np.zeros(rows, np.int32))),
+    ]
+
+
+def _by_token(c: Choices) -> Arguments:
+    tokens = _filled(c, _cells(c, c.one_of(("int64", "int32")), c.below(4), c.below(12)))
+    return [tokens, c.integer(9), *_fields(c, *tokens.shape)]
+
+
+def _by_run(c: Choices) -> Arguments:
+    splits = rising(c, 1 + c.below(5), 3)
+    lengths, width = array(c, "int64", int(splits[-1] % 64)), c.integer(12)
+    return [lengths, splits, width, *_fields(c, len(splits) - 1, min(max(width, 0), 999))]
+
+
+READING: dict[str, Callable[[Choices], Arguments]] = {
+    "array_spans": _array_spans,
+    "span_table": _span_table,
+    "blended_spans": _blended_spans,
+    "window_spans": _window_spans,
+    "token_table": _token_table,
+    "gather": _gather,
+    "mask_loss": _mask_loss,
+    "documents_by_token": _by_token,
+    "documents_by_run": _by_run,
+}

@@ -1,0 +1,237 @@
+"""Calls of every function of the native core: mostly as it should be, each argument at times not.
+
+A call may succeed, or raise a typed error, a TypeError of the signature or MemoryError. It may not
+crash, read or write outside its arrays, or write into an array that is read-only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from arguments import array, rising, spoiled
+from choices import Choices
+from native_reading import READING
+
+from megaindex.errors import MegaIndexError
+from megaindex.kernels import _native
+
+Arguments = list[Any]
+
+
+def native(data: bytes) -> None:
+    choices = Choices(data)
+    name = choices.one_of(NAMES)
+    with np.errstate(all="ignore"):  # of extremes in narrow types
+        arguments = [spoiled(choices, a) if choices.seldom() else a for a in CALLS[name](choices)]
+    if choices.seldom() and len(arguments) > 1:  # one array in two places
+        arguments[choices.below(len(arguments))] = arguments[choices.below(len(arguments))]
+    guarded = [(a, a.tobytes()) for a in arguments if _is_read_only(a)]
+    try:
+        getattr(_native, name)(*arguments)
+    except (MegaIndexError, TypeError, MemoryError, TimeoutError):
+        pass  # a request of hours, stopped by the driver's alarm, is no defect
+    except ValueError as error:
+        if "too big" not in str(error) and "Maximum allowed" not in str(error):
+            raise  # those two are NumPy's words for more than the address space
+    for given, before in guarded:
+        assert given.tobytes() == before, f"{name} wrote into a read-only array"
+
+
+def _is_read_only(value: Any) -> bool:
+    return isinstance(value, np.ndarray) and not value.flags.writeable
+
+
+def _state(choices: Choices) -> np.ndarray:
+    state = _native.seed_state(choices.byte())
+    if choices.seldom():
+        state[624] = choices.one_of((0, 1, 623, 624, 625, 2**32 - 1))
+    return state
+
+
+def _key(choices: Choices) -> np.ndarray:
+    return array(choices, "uint64", 2, 255)
+
+
+def _threads(choices: Choices) -> int:
+    return choices.integer(4)
+
+
+def _cut_samples(c: Choices) -> Arguments:
+    lengths = array(c, "int32", 1 + c.below(12))
+    documents = (array(c, "int32", 1 + c.below(30), len(lengths) - 1)).astype(np.int32)
+    valid = documents[(documents >= 0) & (documents < len(lengths))]
+    total = max(0, int(lengths[valid].astype(np.int64).sum())) if not c.seldom() else c.integer(99)
+    size, extra = 1 + c.integer(5), c.below(2)
+    samples = max(0, total - extra) // max(1, size)
+    rows = np.zeros((min(samples, 500) + 1, 2), c.one_of(("int32", "int64")))
+    return [lengths, documents, size, extra, samples, total, rows, _threads(c)]
+
+
+def _epoch_lengths(c: Choices) -> tuple[np.ndarray, np.ndarray, int, int]:
+    lengths = array(c, "int32", 1 + c.below(40), 30)
+    return _key(c), lengths, 1 + c.integer(2), 1 + c.integer(9)
+
+
+def _epoch_starts(c: Choices) -> Arguments:
+    key, lengths, copies, stride = _epoch_lengths(c)
+    entries = -(-len(lengths) * copies // max(stride, 1)) + 1
+    return [key, lengths, copies, stride, np.zeros(entries % 1000, np.int64), _threads(c)]
+
+
+def _epoch_spans(c: Choices) -> Arguments:
+    key, lengths, copies, stride = _epoch_lengths(c)
+    starts = np.zeros((-(-len(lengths) * copies // max(stride, 1)) + 1) % 1000, np.int64)
+    with contextlib.suppress(MegaIndexError, TypeError):
+        _native.epoch_starts(key, lengths, copies, stride, starts)
+    if c.seldom() and starts.size:
+        starts[c.below(starts.size)] = np.int64(c.integer(99) % 2**63)
+    last = int(starts[-1]) if starts.size else 0
+    begins = np.array([c.below(max(1, min(last, 255))) for _ in range(c.below(6))], np.int64)
+    ends = begins + 1 + array(c, "int64", len(begins), 9)
+    return [key, lengths, copies, stride, starts, begins, np.minimum(ends, max(last, 1))]
+
+
+def _receipt_add(c: Choices) -> Arguments:
+    samples, sources, blocks = c.below(6), 1 + c.below(3), 1 + c.below(3)
+    splits = rising(c, samples + 1, 3)
+    runs = int(splits[-1] % 64)
+    return [
+        array(c, "int64", samples, 99),
+        array(c, "int32", runs, sources - 1),
+        *(array(c, "int64", runs, 99) for _ in range(3)),
+        splits,
+        array(c, "uint64", 2 * sources, 255).reshape(-1, 2),
+        array(c, "int64", samples, blocks - 1),
+        array(c, "uint64", 2 * blocks, 255).reshape(-1, 2),
+    ]
+
+
+def _least_seen(c: Choices) -> Arguments:
+    samples, segments = c.below(8), 1 + c.below(6)
+    splits = rising(c, samples + 1, 2)
+    runs = int(splits[-1] % 64)
+    begins = array(c, "int64", runs, segments)
+    ends = np.minimum(begins + array(c, "int64", runs, 3), segments)
+    widths, counts = array(c, "int64", segments), array(c, "int64", segments)
+    return [begins, ends, splits, widths, counts, c.integer(samples)]
+
+
+def _blend(c: Choices, weights: np.ndarray, counts: np.ndarray) -> Arguments:
+    begin = int(counts.sum() % 2**62) if c.below(2) else c.integer(50)
+    size = c.below(60)
+    index = c.one_of((None, np.zeros(size, np.int16), np.zeros(size, np.uint8)))
+    rows = c.one_of((None, np.zeros(size, np.int64)))
+    return [weights, begin, begin + size, counts, index, rows]
+
+
+def _greedy(c: Choices) -> Arguments:
+    n = 1 + c.below(40)
+    weights = array(c, "float64", n, 99) / 100
+    if c.seldom():
+        weights[c.below(n)] = c.one_of((float("nan"), float("inf"), -1.0, 5e-324, 1.8e308))
+    return _blend(c, weights, array(c, "int64", n, 3) * c.below(2))
+
+
+def _exhaustive(c: Choices) -> Arguments:
+    sizes = array(c, "int64", 1 + c.below(20), 30)
+    return _blend(c, sizes, np.minimum(array(c, "int64", len(sizes), 3) * c.below(2), sizes))
+
+
+def _divisor(c: Choices) -> Arguments:
+    n = 1 + c.below(20)
+    return _blend(c, array(c, "uint64", n, 99), np.zeros(n, np.int64))
+
+
+def _bounds(c: Choices) -> tuple[np.ndarray, np.ndarray]:
+    docs = rising(c, 1 + c.below(6))
+    return docs, array(c, "int32", int(docs[-1] % 64), 40)
+
+
+def _mapping(c: Choices) -> Arguments:
+    head = [*_bounds(c), c.integer(3), c.integer(99), 1 + c.integer(30)]
+    return [*head, c.one_of((0.0, 0.1, 1.0, float("nan"), -1.0, 5.0)), c.integer(99), c.integer(3)]
+
+
+def _blocks(c: Choices) -> Arguments:
+    docs, sizes = _bounds(c)
+    titles = array(c, "int32", len(docs), 9)
+    head = [docs, sizes, titles, c.integer(3), c.integer(99), 1 + c.integer(30)]
+    return [*head, c.integer(99), bool(c.below(2))]
+
+
+def _documents(c: Choices) -> Arguments:
+    ids = c.one_of((None, array(c, "int32", c.below(20), 99)))
+    count, epochs = c.below(20) if ids is None else len(ids), 1 + c.integer(2)
+    out = np.zeros(count * epochs % 1000, np.int32)
+    return [_state(c), ids, c.integer(99), epochs, out, _threads(c)]
+
+
+def _any_ints(c: Choices) -> np.ndarray:
+    return array(c, c.one_of(("int32", "uint32", "int64")), c.below(60), 99)
+
+
+def _bijection(c: Choices) -> Arguments:
+    n = c.integer(255) if c.below(2) else 4090 + c.below(12)
+    return [
+        _key(c),
+        n,
+        array(c, c.one_of(("int64", "uint64")), c.below(9), max(0, min(n, 256) - 1)),
+    ]
+
+
+def _bijection_range(c: Choices) -> Arguments:
+    n, out = c.integer(255) + 60, np.zeros(c.below(60), c.one_of(("int32", "int64")))
+    return [_key(c), n, c.integer(99), out]
+
+
+def _draw(c: Choices) -> Arguments:
+    first = c.integer(99)
+    return [_state(c), first, c.integer(99) if c.below(2) else first]
+
+
+def _checkpoints(c: Choices) -> Arguments:
+    return [array(c, "float64", 1 + c.below(9), 99), c.integer(200), 1 + c.integer(50)]
+
+
+CALLS: dict[str, Callable[[Choices], Arguments]] = {
+    "seed_state": lambda c: [c.integer(255)],
+    "shuffle": lambda c: [_state(c), _any_ints(c), _threads(c)],
+    "shuffled_range": lambda c: [_state(c), c.integer(99), _any_ints(c), _threads(c)],
+    "shuffled_documents": _documents,
+    "draw_positions": _draw,
+    "cut_samples": _cut_samples,
+    "bijection_apply": _bijection,
+    "bijection_invert": _bijection,
+    "bijection_range": _bijection_range,
+    "bijection_inverse_range": _bijection_range,
+    "epoch_starts": _epoch_starts,
+    "epoch_spans": _epoch_spans,
+    "receipt_add": _receipt_add,
+    "pack_documents": lambda c: [
+        array(c, "int32", c.below(20)), 1 + c.integer(20), c.integer(200),
+        np.zeros(c.below(20), np.int64),
+    ],
+    "least_seen": _least_seen,
+    "blend_greedy": _greedy,
+    "blend_exhaustive": _exhaustive,
+    "blend_checkpoints": _checkpoints,
+    "divisor_fill": _divisor,
+    "divisor_counts": lambda c: [array(c, "uint64", 1 + c.below(20), 99), c.integer(9999)],
+    "build_mapping": _mapping,
+    "build_blocks_mapping": _blocks,
+    **READING,
+}  # fmt: skip
+NAMES = sorted(CALLS)
+
+
+def native_seeds() -> list[bytes]:
+    """Calls of every function: some as they should be, some with spoiled arguments."""
+    rng = np.random.default_rng(0)
+    return [
+        bytes([k, *rng.integers(0, highest, 400, np.uint8).tolist()])
+        for k in range(len(NAMES))
+        for highest in (239, 239, 255, 255, 255)
+    ]
