@@ -26,8 +26,9 @@ print(megaindex.__file__, megaindex.backend(), index.shuffle_index.tolist())
 
 def install(target: Path, **environment: str) -> None:
     copy = target.parent / "source"
-    ignored = shutil.ignore_patterns(".*", "*.so", "*.egg-info", "build", "demo-data", "tests")
+    ignored = shutil.ignore_patterns(".*", "*.so", "*.egg-info", "demo-data", "tests")
     shutil.copytree(ROOT, copy, ignore=ignored)
+    shutil.rmtree(copy / "build", ignore_errors=True)  # of an earlier installation
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
                "--no-build-isolation", "--disable-pip-version-check", "--target", str(target),
                str(copy)]  # fmt: skip

@@ -160,7 +160,8 @@ def build_index(
             cache_dir=cache_dir,
         )
     tokens = count_tokens(dataset.sequence_lengths, chosen)
-    check_one_sample(name, tokens, sequence_length, add_extra_token)
+    if order == "epoch" or tokens == 0:
+        check_one_sample(name, tokens, sequence_length, add_extra_token)
     if order == "epoch":
         block = EpochIndex(
             sequence_lengths=dataset.sequence_lengths,
@@ -174,11 +175,14 @@ def build_index(
         )
         return _for_length(block, num_samples, whole)
     wanted = samples_asked(num_samples, whole, tokens, sequence_length, add_extra_token)
+    built = epochs_built(exact_num_epochs, wanted, tokens, sequence_length, add_extra_token)
+    # several epochs may hold a sample where one does not
+    check_one_sample(name, built * tokens, sequence_length, add_extra_token)
     request = ShuffledOrder(
         dialect=row,
         documents=chosen,
         num_samples=wanted,
-        num_epochs=epochs_built(exact_num_epochs, wanted, tokens, sequence_length, add_extra_token),
+        num_epochs=built,
         tokens_per_epoch=tokens,
         drop_last_partial=drop_last_partial,
         separate_final_epoch=separate_final_epoch or row.final_epoch,

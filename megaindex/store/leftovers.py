@@ -12,7 +12,6 @@ import os
 import re
 import secrets
 import shutil
-import threading
 import time
 from pathlib import Path
 
@@ -28,7 +27,6 @@ _SET_ASIDE = re.compile(rf".+\.claim\.{_TOKEN}\.dead")
 _AGAIN_AFTER = 60.0  # seconds; datasets of a blend may be built, and claimed, one by one
 
 _looked: dict[str, float] = {}
-_lock = threading.Lock()
 
 
 def remove_leftovers(directory: Path, key: str, *, at_once: bool) -> None:
@@ -37,11 +35,10 @@ def remove_leftovers(directory: Path, key: str, *, at_once: bool) -> None:
     Args:
         at_once: a builder is known to have died; else a directory is looked at once a minute.
     """
-    with _lock:
-        last, now = _looked.get(os.fspath(directory)), time.monotonic()
-        if last is not None and now - last < _AGAIN_AFTER and not at_once:
-            return
-        _looked[os.fspath(directory)] = now
+    last, now = _looked.get(os.fspath(directory)), time.monotonic()
+    if last is not None and now - last < _AGAIN_AFTER and not at_once:
+        return
+    _looked[os.fspath(directory)] = now
     with contextlib.suppress(OSError):
         names = os.listdir(directory)
         held = _held(directory, names, key)

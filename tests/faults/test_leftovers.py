@@ -10,12 +10,15 @@ import numpy as np
 import pytest
 from faults.scenarios import _contents, _files, _fill
 
-from megaindex.errors import MissingFile
+from megaindex.errors import MissingFile, StorageError
 from megaindex.store import leftovers
 from megaindex.store.array_writer import ArrayWriter
 from megaindex.store.claim import Claim, build_once
 from megaindex.store.leftovers import remove_leftovers
 from megaindex.store.sidecar import Identity
+
+# From Python 3.12 on, forking warns once anything has started a thread.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 KEY, OTHER = "0" * 32, "f" * 32
 TOKEN = "0123456789abcdef"
@@ -101,6 +104,19 @@ def test_links_are_removed_and_not_followed(tmp_path: Path) -> None:
     remove_leftovers(cache, KEY, at_once=True)
     assert list(cache.iterdir()) == []
     assert (outside / "keep").exists()
+
+
+def test_claims_that_are_none_are_not_waited_for(tmp_path: Path) -> None:
+    litter(tmp_path)
+    os.mkfifo(tmp_path / "a.claim")
+    (tmp_path / "b.claim").write_bytes(b"\xff" * 10_000)
+    remove_leftovers(tmp_path, KEY, at_once=True)
+    assert (tmp_path / f"x-document_index.npy.tmp.{TOKEN}").exists()  # they may be somebody's
+    assert not (tmp_path / f"tmp.{KEY}.{TOKEN}").exists()
+    (tmp_path / "c.claim").symlink_to("/dev/zero")
+    remove_leftovers(tmp_path, KEY, at_once=True)  # tidies nothing, and raises nothing
+    with pytest.raises(StorageError, match=r"c\.claim: cannot read the claim"):
+        Claim(tmp_path, "c").wait(deadline=0)
 
 
 def test_waiters_that_take_a_claim_away_use_names_of_their_own(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -146,3 +147,20 @@ def test_bad_arguments_are_named(
 ) -> None:
     with pytest.raises(megaindex.InvalidArgument, match=message):
         megaindex.build_index(corpus, **{"sequence_length": 1024, "seed": 1, **arguments})
+
+
+@pytest.mark.parametrize("num_samples", [1, 3, 10])
+@pytest.mark.parametrize("extra", [0, 1])
+def test_a_sample_may_need_several_epochs(
+    tmp_path: Path, megatron_datasets: Any, num_samples: int, extra: int
+) -> None:
+    """10 tokens, samples of 31: Megatron goes on through the next epochs, and so do we."""
+    corpus = write_corpus(tmp_path / "c", [3, 0, 5, 2])
+    theirs = megatron_dataset(
+        megatron_datasets, corpus.path_prefix, num_samples=num_samples, sequence_length=31, seed=4,
+        split="1", subset="train", add_extra_token_to_sequence=bool(extra),
+    )  # fmt: skip
+    settings: Any = {"sequence_length": 31, "seed": 4, "add_extra_token": extra}
+    assert_equal_arrays(megaindex.build_index(corpus, num_samples=num_samples, **settings), theirs)
+    with pytest.raises(megaindex.InvalidArgument, match="hold 10 tokens, one sample needs"):
+        megaindex.build_index(corpus, epochs=1, **settings)

@@ -161,7 +161,7 @@ def test_states_of_something_else_are_refused() -> None:
         ("single", {"data_parallel_rank": 2}, "data_parallel_rank must be from 0 to 1, got 2"),
         ("single", {"train_samples": 101}, "train_samples must be from 0 to num_samples = 100"),
         ("single", {"global_batch_size": 6}, "6 must be a multiple of .* data_parallel_size = 4"),
-        ("single", {"global_batch_size": 0}, "global batch size 0 must be a multiple"),
+        ("single", {"global_batch_size": 0}, "have batches of at least 1 sample, got"),
         ("single", {"tail": "repeat"}, "tail must be one of drop, pad, wrap, got 'repeat'"),
         ("single", {"consumed_samples": 97}, "consumed_samples must be from 0 to 96"),
         ("cyclic", {"num_samples": 3}, "must fill a micro batch on every rank, 4 samples, got 3"),
