@@ -30,6 +30,16 @@ def test_the_printed_plan_is_the_plan(capsys: pytest.CaptureFixture[str]) -> Non
     assert words(block) == words(printed)
 
 
+def test_the_recipe_prints_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text(README.split("```yaml\n")[1].split("```")[0])
+    assert main(["plan", "--recipe", str(recipe)]) == 0
+    printed = capsys.readouterr().out
+    block = README.split("when it begins to repeat:\n\n```\n")[1].split("\n```")[0]
+    lines = [line.strip() for line in printed.strip().splitlines()]
+    assert [line.strip() for line in block.splitlines()] == lines
+
+
 def test_every_verb_and_file_it_names_exists() -> None:
     for verb in re.findall(r"megaindex (\w+) ", README):
         assert verb in VERBS or verb in ("decides", "is", "and", "installs")

@@ -7,10 +7,10 @@ be the very file it was.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from megaindex.errors import InvalidArgument, StorageError
@@ -91,10 +91,10 @@ class DescriptorCache:
     def __len__(self) -> int:
         return len(self._open)
 
-    def __del__(self) -> None:
-        with contextlib.suppress(AttributeError):  # __init__ refused its arguments
-            for entry in self._open.values():
-                os.close(entry.descriptor)
+    # The default argument keeps close alive while the interpreter tears its modules down.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        for entry in getattr(self, "_open", {}).values():  # none if __init__ refused its arguments
+            close(entry.descriptor)
 
     def _take(self, path: str, size: int | None) -> _Open:
         if self._pid != os.getpid():  # the parent may have held the lock when it forked

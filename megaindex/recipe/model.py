@@ -263,7 +263,8 @@ class Recipe:
     """What happens where a source has given all that its limits allow: begin its next epoch
     (without limits), stop the run on all ranks together, continue with the remaining sources,
     draw less of it from the start of the stage (redistribute), or refuse to plan (error)."""
-    evaluation: Evaluation = field(default_factory=Evaluation)
+    evaluation: Evaluation = field(default_factory=lambda: Evaluation(iterations=0))
+    """None by default: no iterations."""
     micro_batch_size: int | None = None
     data_parallel_size: int | None = None
     gradient_accumulation_steps: int | None = None

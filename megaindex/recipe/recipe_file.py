@@ -91,7 +91,7 @@ def recipe_of(content: Mapping[str, Any], name: str, folder: Path) -> Recipe:
         sources=tuple(_source(key, sources, folder) for key, _ in sources.items()),
         stages=tuple(_stage(key, stages.section(key)) for key, _ in stages.items()),
         seed=1234 if seed is None else seed,
-        evaluation=_evaluation(top.section("evaluation", default={})),
+        evaluation=_evaluation(top),
         micro_batch_size=sizes.micro_batch,
         data_parallel_size=sizes.data_parallel,
         gradient_accumulation_steps=sizes.accumulation,
@@ -198,7 +198,10 @@ def _weighting(section: Section) -> Weighting:
     return Weighting(by=by, alpha=1.0 if alpha is None else float(alpha))
 
 
-def _evaluation(section: Section) -> Evaluation:
+def _evaluation(top: Section) -> Evaluation:
+    if "evaluation" not in top.values:
+        return Evaluation(iterations=0)
+    section = top.section("evaluation")
     section.known("interval", "iterations", "batch_size")
     default = Evaluation()
     interval, iterations = section.whole("interval"), section.whole("iterations")

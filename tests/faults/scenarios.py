@@ -4,98 +4,22 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from faults.pairs import Pair, by_merge, by_split, by_writer, unknown_names
 
 import megaindex
-from megaindex.corpus.cuts import cut_evenly
-from megaindex.corpus.merge import merge
-from megaindex.corpus.split import split
 from megaindex.errors import MegaIndexError
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
+from megaindex.format import IndexedDatasetWriter
 from megaindex.store import entry, leftovers
 from megaindex.store.array_writer import ArrayWriter, write_together
 from megaindex.store.claim import build_once
 from megaindex.store.durable import make_durable
 from megaindex.store.sidecar import ArrayFiles, Identity, Sidecar, find_arrays
-
-OLD = [[1, 1], [9]]
-NEW = [[2, 2, 2], [], [5, 6]]
-
-
-def write(prefix: Path, documents: list[list[int]], **options: Any) -> None:
-    with IndexedDatasetWriter(prefix, np.uint16, **options) as writer:
-        for tokens in documents:
-            writer.add_document(tokens)
-
-
-def read(prefix: Path) -> list[list[int]]:
-    dataset = IndexedDataset(prefix)
-    dataset.validate()
-    return [dataset[k].tolist() for k in range(len(dataset))]
-
-
-def pair_state(prefix: Path) -> str:
-    """By the .idx, as every reader takes it."""
-    if not os.path.exists(f"{prefix}.idx"):
-        return "none"
-    documents = read(prefix)
-    assert documents in (OLD, NEW), f"{prefix}: a mixture: {documents}"
-    return "old" if documents == OLD else "new"
-
-
-def unknown_names(folder: Path, known: str) -> list[str]:
-    return sorted(path.name for path in folder.iterdir() if not re.fullmatch(known, path.name))
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A pair written by the writer, merged or cut out of another; fresh or over an old one."""
-
-    name: str
-    make: Callable[[Path, bool], None]
-    overwrite: bool = False
-
-    def prepare(self, folder: Path) -> None:
-        write(folder / "whole", NEW)
-        write(folder / "first", NEW[:1])
-        write(folder / "rest", NEW[1:])
-        if self.overwrite:
-            write(folder / "out", OLD)
-
-    def act(self, folder: Path) -> None:
-        # A crash between the names of the two halves leaves a .bin, which readers take for nothing.
-        self.make(folder, self.overwrite or os.path.exists(folder / "out.bin"))
-
-    def state(self, folder: Path) -> str:
-        assert read(folder / "whole") == NEW
-        return pair_state(folder / "out")
-
-    def strays(self, folder: Path) -> list[str]:
-        # what a killed writer leaves: unlike those of a cache, nobody may judge whose they are
-        return unknown_names(folder, r"(whole|first|rest|out)\.(bin|idx)")
-
-
-def by_writer(folder: Path, overwrite: bool) -> None:
-    write(folder / "out", NEW, overwrite=overwrite)
-
-
-def by_merge(folder: Path, overwrite: bool) -> None:
-    inputs = [str(folder / "first"), str(folder / "rest")]
-    merge(str(folder / "out"), inputs, overwrite=overwrite)
-
-
-def by_split(folder: Path, overwrite: bool) -> None:
-    split(
-        str(folder / "whole"),
-        [str(folder / "out")],
-        lambda pair: cut_evenly(pair, 1, "tokens"),
-        overwrite=overwrite,
-    )
 
 
 @dataclass(frozen=True)
