@@ -20,9 +20,9 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDatasetWriter
 from megaindex.index import mixing as mixing_module
 from megaindex.recipe.amend import amend, check_past
+from megaindex.recipe.corpus import Corpus
 from megaindex.recipe.model import (
     EXHAUSTIONS,
-    Corpus,
     Exhaustion,
     Recipe,
     RecipeStage,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
@@ -16,8 +16,10 @@ from megaindex.index.orders.packing import check_in_step
 from megaindex.index.orders.window import WindowIndex
 from megaindex.index.spans import Index
 from megaindex.index.staged import StagedIndex
+from megaindex.recipe.corpus import Corpus
+from megaindex.recipe.evaluation import rounds_of
 from megaindex.recipe.itinerary import Itinerary
-from megaindex.recipe.model import Corpus, Recipe
+from megaindex.recipe.model import Recipe
 from megaindex.recipe.resolve import resolve_recipe
 from megaindex.recipe.streams import SourceSize
 from megaindex.store.fingerprint import corpus_fingerprint
@@ -62,6 +64,7 @@ class OpenRecipe:
 
     itinerary: Itinerary
     sources: tuple[OpenSource, ...]
+    validation: OpenSource | None = None
 
     @property
     def datasets(self) -> tuple[IndexedDataset, ...]:
@@ -90,8 +93,13 @@ def open_recipe(recipe: Recipe) -> OpenRecipe:
         FormatError, StorageError: a source cannot be read, or its labels do not fit it.
     """
     sources = tuple(_open(corpus, recipe) for corpus in recipe.sources)
-    itinerary = resolve_recipe(recipe, [source.size for source in sources])
-    return OpenRecipe(itinerary=itinerary, sources=sources)
+    evaluation = recipe.evaluation
+    validation = None if evaluation is None else _open(evaluation.source, recipe)
+    itinerary = _evaluated(
+        resolve_recipe(recipe, [source.size for source in sources]),
+        None if validation is None else validation.size,
+    )
+    return OpenRecipe(itinerary=itinerary, sources=sources, validation=validation)
 
 
 def plan_recipe(recipe: Recipe) -> Itinerary:
@@ -100,7 +108,22 @@ def plan_recipe(recipe: Recipe) -> Itinerary:
     Raises:
         As `open_recipe`.
     """
-    return resolve_recipe(recipe, [_size(corpus, recipe) for corpus in recipe.sources])
+    evaluation = recipe.evaluation
+    return _evaluated(
+        resolve_recipe(recipe, [_size(corpus, recipe) for corpus in recipe.sources]),
+        None if evaluation is None else _size(evaluation.source, recipe),
+    )
+
+
+def _evaluated(itinerary: Itinerary, validation: SourceSize | None) -> Itinerary:
+    """With its evaluations counted."""
+    recipe = itinerary.recipe
+    if recipe.evaluation is None or validation is None:
+        return itinerary
+    rounds = rounds_of(
+        recipe.evaluation, validation.samples, itinerary.num_steps, recipe.batch.final
+    )
+    return replace(itinerary, evaluation=rounds)
 
 
 def _size(corpus: Corpus, recipe: Recipe) -> SourceSize:

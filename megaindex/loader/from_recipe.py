@@ -18,11 +18,12 @@ from typing import Any
 from megaindex.build.recipe import OpenRecipe, OpenSource
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.loader.batches import Batch
+from megaindex.loader.evaluation import EvaluationSampler
 from megaindex.loader.ledger import Ledger
 from megaindex.loader.loader import Loader
 from megaindex.loader.options import SampleOptions
 from megaindex.loader.receipts import Recorder
-from megaindex.loader.recipe_targets import targets_of
+from megaindex.loader.recipe_targets import targets_of, targets_of_sources
 from megaindex.loader.sampler import MicroBatchSampler
 from megaindex.recipe.amend import check_past
 from megaindex.recipe.model import Recipe
@@ -73,11 +74,15 @@ class RecipeLoader:
             }
             for source, fingerprint in zip(opened.sources, opened.fingerprints, strict=True)
         }
+        self._options, self._loading = options, loading
+        self._ranks: dict[str, Any] = {
+            "micro_batch_size": micro_batch_size or recipe.micro_batch_size or 1,
+            "data_parallel_rank": data_parallel_rank,
+            "data_parallel_size": data_parallel_size or recipe.data_parallel_size or 1,
+        }
         sampler = MicroBatchSampler(
             num_samples=opened.index.num_samples,
-            micro_batch_size=micro_batch_size or recipe.micro_batch_size or 1,
-            data_parallel_rank=data_parallel_rank,
-            data_parallel_size=data_parallel_size or recipe.data_parallel_size or 1,
+            **self._ranks,
             global_batch_size=recipe.batch,
             tail="pad" if opened.itinerary.samples_masked else "drop",
         )
@@ -109,6 +114,27 @@ class RecipeLoader:
 
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._loader)
+
+    def evaluation(self) -> Iterator[Batch]:
+        """This rank's batches of one evaluation: every sample once over all ranks, the same number
+        of batches on each; short ranks get rows without loss.
+
+        Raises:
+            InvalidArgument: the recipe has no evaluation.
+        """
+        source, rounds = self._opened.validation, self._opened.itinerary.evaluation
+        if source is None or rounds is None:
+            raise InvalidArgument("the recipe has no evaluation; give it one, with a source")
+        sampler = EvaluationSampler(num_samples=rounds.samples, **self._ranks)
+        loader = Loader(
+            source.index(rounds.samples),
+            source.dataset,
+            sampler,
+            options=self._options,
+            targets=targets_of_sources([source]),
+            **self._loading,
+        )
+        return iter(loader)
 
     def state_dict(self) -> dict[str, Any]:
         """Where this rank stands, and in which run: JSON values."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from megaindex.build.recipe import OpenRecipe, OpenSource
@@ -10,7 +11,12 @@ from megaindex.loader.targets import SourceTargets, Targets
 
 def targets_of(opened: OpenRecipe) -> Targets | None:
     """The targets of its sources; None where all are text."""
-    told = [_of_source(source) for source in opened.sources]
+    return targets_of_sources(opened.sources)
+
+
+def targets_of_sources(sources: Sequence[OpenSource]) -> Targets | None:
+    """The targets of some sources, numbered as they are given."""
+    told = [_of_source(source) for source in sources]
     return Targets(told) if any(target is not None for target in told) else None
 
 

@@ -53,14 +53,24 @@ def _answer(plan: RecipePlan) -> RenderableType:
     if plan.samples_per_rank is not None:
         lines.append(Text(f"every rank reads {plan.samples_per_rank:,} samples"))
     if plan.samples_masked:
-        lines.append(Text(f"{plan.samples_masked} rows of the last batch are masked padding"))
+        lines.append(Text(f"{_rows(plan.samples_masked)} of the last batch masked"))
     if plan.evaluation_rounds:
+        masked = plan.evaluation_masked
         lines.append(
-            Text(f"{plan.evaluation_rounds} evaluations read {plan.evaluation_samples:,} samples")
+            Text(
+                f"{plan.evaluation_rounds} × evaluation on {plan.evaluation_samples:,} of "
+                f"{plan.evaluation_available:,} samples, each once, in {plan.evaluation_batches:,} "
+                f"batch{'es' * (plan.evaluation_batches != 1)}"
+                + (f", {_rows(masked)} masked" if masked else "")
+            )
         )
     return Panel(
         Group(*lines), box=box.ROUNDED, border_style="green", title="plan", title_align="left"
     )
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
 
 
 def _stages(plan: RecipePlan) -> RenderableType:

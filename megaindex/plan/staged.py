@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from megaindex.recipe.evaluation import Rounds
 from megaindex.recipe.itinerary import Itinerary, PlannedStage
 
 
@@ -61,7 +62,14 @@ class RecipePlan:
     exhaustion: str
     stopped_by: str
     evaluation_rounds: int
+    evaluation_batches: int
+    """Global batches of a round."""
     evaluation_samples: int
+    """Samples that a round scores, each once."""
+    evaluation_masked: int
+    """Rows of a round's last batch that are padding without loss."""
+    evaluation_available: int
+    """Samples that the validation data hold."""
     draws: tuple[Draw, ...]
     sources: tuple[SourceTotal, ...]
 
@@ -76,9 +84,7 @@ class RecipePlan:
 def make_recipe_plan(itinerary: Itinerary) -> RecipePlan:
     """The plan of a recipe that was laid out."""
     recipe = itinerary.recipe
-    evaluation = recipe.evaluation
-    rounds = itinerary.num_steps // evaluation.interval + 1
-    size = evaluation.batch_size or recipe.batch.final
+    rounds = itinerary.evaluation or Rounds(count=0, batches=0, samples=0, masked=0, available=0)
     samples, parallel = itinerary.num_samples, recipe.data_parallel_size
     rows = samples + itinerary.samples_masked
     return RecipePlan(
@@ -91,8 +97,11 @@ def make_recipe_plan(itinerary: Itinerary) -> RecipePlan:
         samples_per_rank=None if parallel is None else rows // parallel,
         exhaustion=recipe.exhaustion,
         stopped_by=itinerary.stopped_by,
-        evaluation_rounds=rounds if evaluation.iterations else 0,
-        evaluation_samples=rounds * evaluation.iterations * size,
+        evaluation_rounds=rounds.count,
+        evaluation_batches=rounds.batches,
+        evaluation_samples=rounds.samples,
+        evaluation_masked=rounds.masked,
+        evaluation_available=rounds.available,
         draws=_draws(itinerary),
         sources=_totals(itinerary),
     )

@@ -8,8 +8,9 @@ from fractions import Fraction
 from typing import Any
 
 from megaindex.errors import InvalidArgument
+from megaindex.recipe.corpus import Corpus
 from megaindex.recipe.itinerary import Itinerary, PlannedStage, first_samples
-from megaindex.recipe.model import Corpus, Recipe, RecipeStage
+from megaindex.recipe.model import Recipe, RecipeStage
 from megaindex.recipe.run import Target
 
 

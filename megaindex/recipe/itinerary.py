@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from megaindex.index.mixing import Mixing
 from megaindex.index.staged import MixedStage
+from megaindex.recipe.evaluation import Rounds
 from megaindex.recipe.model import Recipe
 from megaindex.recipe.streams import SourceSize
 
@@ -50,6 +51,7 @@ class Itinerary:
     num_steps: int
     samples_masked: int = 0
     """Rows of the last batch that are padding without loss, under tail pad."""
+    evaluation: Rounds | None = None
     stopped_by: str = ""
     """The source that ends the run early, where exhaustion stops it."""
 

@@ -21,99 +21,22 @@ A `Recipe` says what is trained on, in words of samples, steps and epochs;
 
 from __future__ import annotations
 
-import reprlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.bins import LongDocuments
-from megaindex.recipe.run import Evaluation, Tail, Target
+from megaindex.recipe.corpus import Corpus, shown
+from megaindex.recipe.evaluation import RecipeEvaluation
+from megaindex.recipe.run import Tail, Target
 from megaindex.recipe.schedule import BatchSchedule
 
-Kind = Literal["pretraining", "finetuning"]
 Batching = Literal["stratified", "random", "per_stream"]
 Rounding = Literal["largest_remainder", "streaming"]
 Exhaustion = Literal["repeat", "stop", "continue", "redistribute", "error"]
 EXHAUSTIONS = ("repeat", "stop", "continue", "redistribute", "error")
 BATCHINGS = ("stratified", "random", "per_stream")
 ROUNDINGS = ("largest_remainder", "streaming")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Corpus:
-    """A source: one .bin/.idx pair and how samples are made of it."""
-
-    name: str
-    """What streams, plans and orders call it: renaming changes its shuffle, moving does not."""
-    path: str = ""
-    """Prefix of the pair; empty where only ``tokens`` are known, for planning."""
-    kind: Kind = "pretraining"
-    """pretraining: documents are concatenated and cut every sequence_length tokens. finetuning:
-    samples of whole documents, of whose tokens some carry loss."""
-    order: Literal["epoch", "window"] = "epoch"
-    labels: str = ""
-    """finetuning: prefix of a pair with the label of every token, -100 where there is no loss."""
-    loss_mask: str = ""
-    """finetuning: prefix of a pair with 1 for every token that is trained on, such as those of a
-    response, and 0 for the others. Neither: all tokens are trained on."""
-    packed: bool = True
-    """finetuning: several documents a sample where they fit, none crossed; else one a sample."""
-    long_documents: LongDocuments = "truncate"
-    """finetuning: documents longer than a sample are truncated, split or skipped."""
-    max_epochs: Fraction | None = None
-    """Epochs of it that the run may draw; None: one, where the exhaustion policy sets a limit."""
-    max_fraction: Fraction | None = None
-    """Share of that, up to 1, that the run may draw: max_epochs x max_fraction of its samples, as
-    in OLMo-core. It bounds how much is drawn, not which samples are."""
-    tokens: int | None = None
-    """Tokens of one epoch, where there is no file to read."""
-
-    def __post_init__(self) -> None:
-        if not self.name:
-            raise InvalidArgument(f"source {self.path}: has no name; give it one")
-        where = f"source {self.name}"
-        if (self.tokens is None) == (not self.path):
-            raise InvalidArgument(f"{where}: give either a path or, to plan without files, tokens")
-        if self.tokens is not None and not 1 <= self.tokens < 2**62:
-            raise InvalidArgument(f"{where}: tokens must be from 1 to 2**62, got {self.tokens}")
-        if self.labels and self.loss_mask:
-            raise InvalidArgument(f"{where}: labels and loss_mask both say what is trained on")
-        self._check_kind(where)
-        for setting in ("max_epochs", "max_fraction"):
-            value = getattr(self, setting)
-            if value is not None and not 0 < value <= 2**31:
-                raise InvalidArgument(f"{where}: {setting} must be positive, got {_shown(value)}")
-        if self.max_fraction is not None and self.max_fraction > 1:
-            raise InvalidArgument(
-                f"{where}: max_fraction must be at most 1, got {self.max_fraction}; max_epochs "
-                "allows more than one epoch"
-            )
-
-    def _check_kind(self, where: str) -> None:
-        if self.kind not in ("pretraining", "finetuning"):
-            raise InvalidArgument(
-                f"{where}: kind must be pretraining or finetuning, got {self.kind!r}"
-            )
-        if self.long_documents not in ("truncate", "split", "skip"):
-            raise InvalidArgument(
-                f"{where}: long_documents must be truncate, split or skip, got "
-                f"{self.long_documents!r}"
-            )
-        if self.order not in ("epoch", "window"):
-            raise InvalidArgument(
-                f"{where}: order must be epoch or window, got {self.order!r}; the orders of the "
-                "frameworks have no stages"
-            )
-        if self.kind == "pretraining" and (self.labels or self.loss_mask):
-            raise InvalidArgument(f"{where}: labels and loss_mask are for kind finetuning")
-        if self.kind == "finetuning" and self.order == "window":
-            raise InvalidArgument(f"{where}: order window cuts documents; use order epoch")
-        if self.kind == "finetuning" and self.tokens is not None:
-            raise InvalidArgument(
-                f"{where}: tokens alone do not tell how many samples whole documents make; give a "
-                "path"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,13 +63,13 @@ class Stream:
             value = getattr(self, name)
             if value <= 0:
                 raise InvalidArgument(
-                    f"stream {self.source}: {name} must be positive, got {_shown(value)}; leave "
+                    f"stream {self.source}: {name} must be positive, got {shown(value)}; leave "
                     "out a stream that is not drawn"
                 )
             if value >= 2**53 or value < Fraction(1, 2**53):
                 raise InvalidArgument(
                     f"stream {self.source}: {name} must be below 2**53 and not below its inverse, "
-                    f"got {_shown(value)}"
+                    f"got {shown(value)}"
                 )
 
 
@@ -234,18 +157,13 @@ class RecipeStage:
         if length.per_source or not whole or not 0 < length.value <= 2**62:
             raise InvalidArgument(
                 f"{where}: its length must be a positive number, whole but for epochs, got "
-                f"{_shown(length.value)} {length.kind}"
+                f"{shown(length.value)} {length.kind}"
             )
 
     @property
     def by_proportion(self) -> bool:
         """Whether streams share the stage, and not each gives samples of its own count."""
         return self.weighting is not None or self.streams[0].proportion is not None
-
-
-def _shown(value: Fraction | int) -> str:
-    """A number in a message, however long it is."""
-    return reprlib.repr(str(value)).strip("'")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -263,8 +181,7 @@ class Recipe:
     """What happens where a source has given all that its limits allow: begin its next epoch
     (without limits), stop the run on all ranks together, continue with the remaining sources,
     draw less of it from the start of the stage (redistribute), or refuse to plan (error)."""
-    evaluation: Evaluation = field(default_factory=lambda: Evaluation(iterations=0))
-    """None by default: no iterations."""
+    evaluation: RecipeEvaluation | None = None
     micro_batch_size: int | None = None
     data_parallel_size: int | None = None
     gradient_accumulation_steps: int | None = None

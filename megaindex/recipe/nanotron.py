@@ -10,8 +10,9 @@ from typing import Any
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.arithmetic import global_batch_size
-from megaindex.recipe.model import Corpus, Recipe, RecipeStage, Stream
-from megaindex.recipe.run import Evaluation, Target
+from megaindex.recipe.corpus import Corpus
+from megaindex.recipe.model import Recipe, RecipeStage, Stream
+from megaindex.recipe.run import Target
 from megaindex.recipe.schedule import BatchSchedule
 from megaindex.recipe.yaml_file import Section, load_mapping
 
@@ -36,8 +37,6 @@ def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
     parallel = top.section("parallelism", default={}).whole("dp") or 1
     begins, blends = _stages(top)
     ends = [*begins[1:], steps]
-    interval, batches = tokens.whole("val_check_interval"), tokens.whole("limit_val_batches")
-    evaluates = interval is not None and interval > 0
     names = list(dict.fromkeys(name for blend in blends for name in blend))
     return Recipe(
         sequence_length=_needed(tokens, "sequence_length"),
@@ -48,10 +47,6 @@ def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
             for name, blend, begin, end in zip(_names(top), blends, begins, ends, strict=True)
         ),
         seed=_seed(top),
-        evaluation=Evaluation(
-            interval=interval if evaluates and interval is not None else steps + 1,
-            iterations=(batches or 0) if evaluates else 0,
-        ),
         micro_batch_size=micro,
         data_parallel_size=parallel,
         gradient_accumulation_steps=accumulation,

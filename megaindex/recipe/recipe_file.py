@@ -29,8 +29,10 @@ from typing import Any
 
 from megaindex.errors import InvalidArgument
 from megaindex.recipe.batch import BatchSizes, batch_sizes
-from megaindex.recipe.model import Corpus, Recipe, RecipeStage, Stream, Weighting
-from megaindex.recipe.run import Evaluation, Target, TargetKind
+from megaindex.recipe.corpus import Corpus
+from megaindex.recipe.evaluation import RecipeEvaluation
+from megaindex.recipe.model import Recipe, RecipeStage, Stream, Weighting
+from megaindex.recipe.run import Target, TargetKind
 from megaindex.recipe.schedule import BatchSchedule
 from megaindex.recipe.settings import Settings, batch_schedule
 from megaindex.recipe.yaml_file import Section, load_mapping
@@ -91,7 +93,7 @@ def recipe_of(content: Mapping[str, Any], name: str, folder: Path) -> Recipe:
         sources=tuple(_source(key, sources, folder) for key, _ in sources.items()),
         stages=tuple(_stage(key, stages.section(key)) for key, _ in stages.items()),
         seed=1234 if seed is None else seed,
-        evaluation=_evaluation(top),
+        evaluation=_evaluation(top, folder),
         micro_batch_size=sizes.micro_batch,
         data_parallel_size=sizes.data_parallel,
         gradient_accumulation_steps=sizes.accumulation,
@@ -120,10 +122,11 @@ def _batch(section: Section, length: int) -> tuple[BatchSizes, BatchSchedule]:
         raise InvalidArgument(f"{section.where}: {error}") from None
 
 
-def _source(name: str, sources: Section, folder: Path) -> Corpus:
-    if isinstance(sources.values[name], str):
-        return Corpus(name=name, path=str(folder / sources.values[name]))
-    section = sources.section(name)
+def _source(key: str, sources: Section, folder: Path, *, called: str = "") -> Corpus:
+    name = called or key
+    if isinstance(sources.values[key], str):
+        return Corpus(name=name, path=str(folder / sources.values[key]))
+    section = sources.section(key)
     section.known("path", "kind", "order", "labels", "loss_mask", "packed", "long_documents",
                   "max_epochs", "max_fraction", "tokens")  # fmt: skip
     paths: dict[str, Any] = {
@@ -198,16 +201,22 @@ def _weighting(section: Section) -> Weighting:
     return Weighting(by=by, alpha=1.0 if alpha is None else float(alpha))
 
 
-def _evaluation(top: Section) -> Evaluation:
+def _evaluation(top: Section, folder: Path) -> RecipeEvaluation | None:
     if "evaluation" not in top.values:
-        return Evaluation(iterations=0)
+        return None
     section = top.section("evaluation")
-    section.known("interval", "iterations", "batch_size")
-    default = Evaluation()
-    interval, iterations = section.whole("interval"), section.whole("iterations")
-    return Evaluation(
-        interval=default.interval if interval is None else interval,
-        iterations=default.iterations if iterations is None else iterations,
+    section.known("source", "interval", "iterations", "batch_size")
+    if "source" not in section.values:
+        raise InvalidArgument(
+            f"{section.where}: source is missing: the prefix of the validation data, or a mapping "
+            "as under sources"
+        )
+    everything = section.values.get("iterations", "all") == "all"
+    interval = section.whole("interval")
+    return RecipeEvaluation(
+        source=_source("source", section, folder, called="validation"),
+        interval=RecipeEvaluation.interval if interval is None else interval,
+        iterations=None if everything else section.whole("iterations"),
         batch_size=section.whole("batch_size"),
     )
 
@@ -229,8 +238,7 @@ def to_mapping(recipe: Recipe) -> dict[str, Any]:
         batch.pop("gradient_accumulation_steps", None)
         stages = ((first * recipe.sequence_length, size) for first, size in recipe.batch.stages)
         batch["schedule"] = " ".join(f"{tokens}:{size}" for tokens, size in stages)
-    evaluation = vars(recipe.evaluation)
-    return {
+    mapping: dict[str, Any] = {
         "sequence_length": recipe.sequence_length,
         "batch": batch,
         "sources": {source.name: _plain(source, "name") for source in recipe.sources},
@@ -238,8 +246,12 @@ def to_mapping(recipe: Recipe) -> dict[str, Any]:
         "seed": recipe.seed,
         "tail": recipe.tail,
         "exhaustion": recipe.exhaustion,
-        "evaluation": {key: value for key, value in evaluation.items() if value is not None},
     }
+    if recipe.evaluation is not None:
+        plain = _plain(recipe.evaluation, "source")
+        source = _plain(recipe.evaluation.source, "name")
+        mapping["evaluation"] = {"source": source, **plain}
+    return mapping
 
 
 def _plain_stage(stage: RecipeStage) -> dict[str, Any]:

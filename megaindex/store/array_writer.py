@@ -15,16 +15,10 @@ import numpy as np
 from megaindex.io.failures import storage_error
 from megaindex.io.filesystem import is_local
 from megaindex.kernels.types import IntArray
+from megaindex.store.array_set import ArrayFiles, ArrayRecord, Arrays, Sidecar
 from megaindex.store.entry import WORTH_MAPPING, map_new, npy_header, populate
-from megaindex.store.sidecar import (
-    ArrayFiles,
-    ArrayRecord,
-    Arrays,
-    Identity,
-    Sidecar,
-    remove,
-    write_sidecars,
-)
+from megaindex.store.listing import Listing
+from megaindex.store.sidecar import Identity, remove, write_sidecars
 
 _header = functools.lru_cache(maxsize=4096)(npy_header)
 
@@ -40,8 +34,10 @@ class ArrayWriter:
     written when they are done.
     """
 
-    def __init__(self, files: ArrayFiles) -> None:
+    def __init__(self, files: ArrayFiles, listing: Listing | None = None) -> None:
+        """``listing``: of their directory, taken by who holds the claim on it."""
         self.files = files
+        self._listing = listing
         self._last = files.paths[-1]
         self._suffix = f".tmp.{secrets.token_hex(8)}"
         self._headers: dict[str, bytes] = {}
@@ -61,8 +57,9 @@ class ArrayWriter:
     def begin(self) -> ArrayWriter:
         """Make the set absent."""
         try:
-            remove(self._last)
-            remove(self.files.sidecar)
+            for path in (self._last, self.files.sidecar):
+                if self._listing is None or path in self._listing:
+                    remove(path)
         except OSError as error:
             raise storage_error(error, str(self.files), "cannot replace") from error
         return self
@@ -146,9 +143,7 @@ def _create(path: str, header: bytes, array: IntArray | None = None) -> None:
     try:
         descriptor = _open_new(path)
         try:
-            _write(descriptor, header)
-            if array is not None and array.size:
-                _write(descriptor, array.data.cast("B"))
+            _write(descriptor, header, b"" if array is None else array_bytes(array))
         finally:
             os.close(descriptor)
     except OSError as error:
@@ -164,7 +159,9 @@ def _open_new(path: str) -> int:
     return os.open(path, flags, 0o666)
 
 
-def _write(descriptor: int, data: bytes | memoryview) -> None:
-    written = os.write(descriptor, data)
-    while written < len(data):  # a write may take less than it was given
+def _write(descriptor: int, header: bytes, data: bytes | memoryview) -> None:
+    written = os.writev(descriptor, (header, data)) - len(header)
+    if written < 0:  # a write may take less than it was given
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+    while written < len(data):
         written += os.write(descriptor, memoryview(data)[written:])

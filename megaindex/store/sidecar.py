@@ -26,63 +26,15 @@ import numpy as np
 from megaindex.errors import FormatError
 from megaindex.io.failures import as_storage_error
 from megaindex.io.mapping import map_readonly
-from megaindex.kernels.types import IntArray
+from megaindex.store.array_set import ArrayFiles, ArrayRecord, Arrays, Sidecar
 from megaindex.store.fingerprint import canonical_json
+from megaindex.store.listing import Listing
 from megaindex.store.manifest import ARRAY_DTYPES
 from megaindex.store.npy import map_npy
 
 logger = logging.getLogger("megaindex")
 
 SIDECAR_FORMAT = 1
-_SUFFIX = "-megaindex.json"
-Arrays = dict[str, IntArray]
-ArrayRecord = tuple[str, tuple[int, ...], int]
-"""dtype, shape, and bytes of the header of an .npy file."""
-
-
-@dataclass(kw_only=True, slots=True)
-class ArrayFiles:
-    """Where one set of arrays lies."""
-
-    arrays: Mapping[str, str]
-    """Path of the .npy file of each array."""
-    sidecar: str
-    """Its path, which ends in ``-megaindex.json``."""
-    marker: str | None = None
-    """A text file that the framework writes with them, and without which it finds nothing."""
-
-    @property
-    def paths(self) -> list[str]:
-        """All that the framework looks for."""
-        return [*self.arrays.values(), *([self.marker] if self.marker else [])]
-
-    @property
-    def name(self) -> str:
-        """What the sidecar calls this set."""
-        return self.sidecar.rpartition("/")[2].removesuffix(_SUFFIX)
-
-    def are_there(self) -> bool:
-        return all(map(os.path.isfile, self.paths))
-
-    def __str__(self) -> str:
-        return self.sidecar.removesuffix(_SUFFIX)
-
-
-@dataclass(kw_only=True)
-class Sidecar:
-    """What is known of one set of arrays."""
-
-    origin: str
-    """built: by megaindex; found: written by the framework, checked and accepted."""
-    settings: Mapping[str, Any]
-    """Everything but the corpus that decides the arrays."""
-    corpus: str
-    """Fingerprint of the corpus; empty where the arrays depend on none."""
-    stamp: list[int]
-    """Sizes and times of the corpus's files when the fingerprint was taken."""
-    facts: Mapping[str, Any]
-    """What a reader need not work out again."""
-    arrays: Mapping[str, ArrayRecord]
 
 
 @dataclass(kw_only=True, slots=True)
@@ -115,20 +67,25 @@ class Identity:
 
 
 def find_arrays(
-    files: ArrayFiles, identity: Identity, check: Callable[[Arrays], None]
+    files: ArrayFiles,
+    identity: Identity,
+    check: Callable[[Arrays], None],
+    listing: Listing | None = None,
 ) -> Sidecar | None:
     """The sidecar of arrays that may be used; None where they have to be built.
 
     ``check`` looks at arrays that have no sidecar, and raises FormatError if they are not those
-    that ``identity`` asks for.
+    that ``identity`` asks for. With a ``listing`` of their directory no file is looked at but
+    sidecars: a file of another size is noticed by `map_arrays`.
 
     Raises:
         FormatError: arrays that megaindex did not write belong to another corpus or are damaged.
     """
-    sidecar = read_sidecar(files)
+    sidecar = read_sidecar(files, listing)
+    is_there = os.path.isfile if listing is None else listing.__contains__
     if sidecar is None:
-        return _accept(files, identity, check) if files.are_there() else None
-    if not _are_whole(files, sidecar):
+        return _accept(files, identity, check) if files.are_there(is_there) else None
+    if not (_are_whole(files, sidecar) if listing is None else files.are_there(is_there)):
         logger.warning("%s: files are missing or of another size; not used", files)
         if sidecar.origin != "built" and files.are_there():
             _refuse(files)
@@ -202,11 +159,12 @@ def remove(path: str) -> None:
         return
 
 
-def read_sidecar(files: ArrayFiles) -> Sidecar | None:
+def read_sidecar(files: ArrayFiles, listing: Listing | None = None) -> Sidecar | None:
     """The sidecar; None where there is none that can be read: the arrays are then checked."""
+    if listing is not None and files.sidecar not in listing:
+        return None
     try:
-        with as_storage_error(files.sidecar, "cannot read"):
-            sidecar = _sets_in(files.sidecar)[files.name]
+        sidecar = _sets_of(files.sidecar, listing)[files.name]
         if sidecar.arrays.keys() != files.arrays.keys():
             raise ValueError("it describes other arrays")
         return sidecar
@@ -217,24 +175,37 @@ def read_sidecar(files: ArrayFiles) -> Sidecar | None:
         return None
 
 
+def _sets_of(path: str, listing: Listing | None) -> dict[str, Sidecar]:
+    """The sets a sidecar lists, read once for all names that a listing shows to be one file."""
+    inode = None if listing is None else listing.inode(path)
+    if listing is not None and inode in listing.sidecars:
+        return listing.sidecars[inode]
+    with as_storage_error(path, "cannot read"):
+        read_inode, sets = _sets_in(path)
+    if listing is not None and inode == read_inode:
+        listing.sidecars[inode] = sets
+    return sets
+
+
 _read_last: tuple[tuple[int, ...], dict[str, Sidecar]] | None = None
 
 
-def _sets_in(path: str) -> dict[str, Sidecar]:
-    """The sets a sidecar lists. The one read last is kept: the next set is often in it too."""
+def _sets_in(path: str) -> tuple[int, dict[str, Sidecar]]:
+    """The inode of a sidecar, and the sets it lists. The one read last is kept: the next set is
+    often in it too."""
     global _read_last  # noqa: PLW0603
     status = os.stat(path)
     identity = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
     last = _read_last
     if last is not None and last[0] == identity:
-        return last[1]
+        return status.st_ino, last[1]
     with open(path, "rb", buffering=0) as file:
         body = json.loads(file.read())
     if body["sidecar_format"] != SIDECAR_FORMAT:
         raise ValueError("it is of another format")
     sets = {name: _parsed(**fields) for name, fields in body["sets"].items()}
     _read_last = identity, sets
-    return sets
+    return status.st_ino, sets
 
 
 def _parsed(arrays: dict[str, Any], **fields: Any) -> Sidecar:

@@ -145,8 +145,9 @@ def recipe_seeds() -> list[bytes]:
         b"stages: {one: {epochs: 1.5, mix: {a: 0.7, b: 3/10}}}\n",
         b"sequence_length: 8\nseed: 7\ntail: pad\nexhaustion: continue\n"
         b"batch: {micro_batch_size: 4, data_parallel_size: 8, gradient_accumulation_steps: 2}\n"
-        b"evaluation: {interval: 100, iterations: 5}\nsources: {a: {path: /x, max_epochs: '7/2',"
-        b" order: window}}\nstages:\n  s: {steps: 10, mix: {a: 1}}\n  t: {first_step: 10, "
+        b"evaluation: {source: /v, interval: 100, iterations: 5}\n"
+        b"sources: {a: {path: /x, max_epochs: '7/2', order: window}}\n"
+        b"stages:\n  s: {steps: 10, mix: {a: 1}}\n  t: {first_step: 10, "
         b"tokens: 1M, batching: random, mix: {a: {choose: 2, restart: true}}}\n",
     ]
 

@@ -20,7 +20,9 @@ from megaindex.index.ladder import planned_receipt
 from megaindex.index.receipt import Receipt, fingerprint_keys
 from megaindex.loader import RecipeLoader
 from megaindex.recipe.amend import amend
-from megaindex.recipe.model import Corpus, Recipe, RecipeStage, Stream
+from megaindex.recipe.corpus import Corpus
+from megaindex.recipe.evaluation import RecipeEvaluation
+from megaindex.recipe.model import Recipe, RecipeStage, Stream
 from megaindex.recipe.run import Target
 from megaindex.recipe.schedule import BatchSchedule
 
@@ -196,6 +198,48 @@ def test_another_past_is_refused_unless_allowed(folder: Path, tmp_path: Path, ch
             fresh.load_state_dict(damaged)
     shuffled = json.loads(json.dumps(state, sort_keys=True))
     RecipeLoader(open_recipe(recipe), micro_batch_size=4).load_state_dict(shuffled)
+
+
+@pytest.mark.parametrize("iterations", [None, 2])
+@pytest.mark.parametrize(("ranks", "micro"), [(1, 4), (3, 2), (4, 3)])
+def test_an_evaluation_scores_each_sample_once(
+    folder: Path, iterations: int | None, ranks: int, micro: int
+) -> None:
+    """On any number of ranks: as many batches on each, the same rows in every round."""
+    source = Corpus(name="validation", path=str(folder / "qa"), kind="finetuning", packed=False,
+                    loss_mask=str(folder / "qa_mask"))  # fmt: skip
+    evaluation = RecipeEvaluation(source=source, iterations=iterations)
+    opened = open_recipe(replace(recipe_of(folder), evaluation=evaluation))
+    rounds = opened.itinerary.evaluation
+    assert rounds is not None
+    assert rounds.samples == (40 if iterations is None else 24)
+    rows: list[list[int]] = []
+    counts = set()
+    for rank in range(ranks):
+        loader = RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=ranks,
+                              micro_batch_size=micro)  # fmt: skip
+        for round_number in range(2):
+            batches = [
+                (batch["tokens"].tolist(), batch["loss_mask"].sum(1).tolist())
+                for batch in loader.evaluation()
+            ]
+            counts.add(len(batches))
+            if round_number == 0:
+                first = batches
+        assert first == batches
+        rows += [t for tokens, loss in batches for t, n in zip(tokens, loss, strict=True) if n]
+    assert len(counts) == 1
+    source_index = opened.validation
+    assert source_index is not None
+    text = IndexedDataset(str(folder / "qa"))
+    chosen = source_index.index(rounds.samples).locate(np.arange(rounds.samples)).document
+    expected = sorted(([*text[d].tolist(), *[0] * S])[:S] for d in chosen)
+    assert sorted(rows) == expected
+
+
+def test_no_evaluation_is_refused(folder: Path) -> None:
+    with pytest.raises(InvalidArgument, match="the recipe has no evaluation"):
+        RecipeLoader(open_recipe(recipe_of(folder)), micro_batch_size=4).evaluation()
 
 
 def test_padding_never_reaches_the_loss(folder: Path) -> None:

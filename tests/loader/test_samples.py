@@ -22,7 +22,8 @@ from megaindex.loader.options import SampleOptions
 from megaindex.loader.recipe_targets import targets_of
 from megaindex.loader.sampler import MicroBatchSampler
 from megaindex.loader.samples import Samples
-from megaindex.recipe.model import Corpus, Recipe, RecipeStage, Stream
+from megaindex.recipe.corpus import Corpus
+from megaindex.recipe.model import Recipe, RecipeStage, Stream
 from megaindex.recipe.run import Target
 from megaindex.recipe.schedule import BatchSchedule
 

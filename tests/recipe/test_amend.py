@@ -18,7 +18,8 @@ from megaindex.index.ladder import planned_receipt
 from megaindex.index.receipt import fingerprint_keys
 from megaindex.loader.ledger import Ledger
 from megaindex.recipe.amend import amend, check_past
-from megaindex.recipe.model import Corpus, Recipe, RecipeStage, Stream
+from megaindex.recipe.corpus import Corpus
+from megaindex.recipe.model import Recipe, RecipeStage, Stream
 from megaindex.recipe.run import Target
 from megaindex.recipe.schedule import BatchSchedule
 

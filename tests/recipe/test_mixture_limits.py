@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 
 from megaindex.errors import InvalidArgument
 from megaindex.recipe.amend import amend, check_past
-from megaindex.recipe.model import Corpus, Exhaustion, Recipe, RecipeStage, Stream
+from megaindex.recipe.corpus import Corpus
+from megaindex.recipe.model import Exhaustion, Recipe, RecipeStage, Stream
 from megaindex.recipe.recipe_file import recipe_of, to_mapping
 from megaindex.recipe.resolve import resolve_recipe
 from megaindex.recipe.run import Target

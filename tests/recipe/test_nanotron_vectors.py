@@ -13,8 +13,9 @@ import yaml
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import BLOCK
+from megaindex.recipe.corpus import Corpus
 from megaindex.recipe.itinerary import Itinerary
-from megaindex.recipe.model import Corpus, Recipe, RecipeStage, Stream
+from megaindex.recipe.model import Recipe, RecipeStage, Stream
 from megaindex.recipe.nanotron import read_nanotron
 from megaindex.recipe.resolve import resolve_recipe
 from megaindex.recipe.run import Target
@@ -130,7 +131,7 @@ def test_examples_are_read_as_nanotron_reads_them(example: dict[str, Any], tmp_p
     assert recipe.batch.final == (
         tokens["micro_batch_size"] * tokens["batch_accumulation_per_replica"] * parallelism["dp"]
     )
-    assert recipe.evaluation.iterations == 0
+    assert recipe.evaluation is None
     assert recipe.seed == example["stages"][0]["seed"]
     for stage, theirs in zip(recipe.stages, example["stages"], strict=True):
         assert stage.name == theirs["name"]

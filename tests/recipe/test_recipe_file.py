@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from megaindex.build.recipe import plan_recipe
 from megaindex.errors import InvalidArgument, MissingFile
-from megaindex.recipe.model import Corpus, RecipeStage, Stream, Weighting
+from megaindex.plan.staged import make_recipe_plan
+from megaindex.recipe.corpus import Corpus
+from megaindex.recipe.evaluation import RecipeEvaluation
+from megaindex.recipe.model import RecipeStage, Stream, Weighting
 from megaindex.recipe.nanotron import read_nanotron
 from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
 from megaindex.recipe.run import Target
@@ -20,7 +24,7 @@ seed: 7
 tail: pad
 exhaustion: continue
 batch: {micro_batch_size: 4, data_parallel_size: 8, gradient_accumulation_steps: 2}
-evaluation: {interval: 100, iterations: 5}
+evaluation: {source: {path: valid, kind: finetuning}, interval: 100, iterations: 5}
 sources:
   web: data/web
   code: {path: /abs/code, max_epochs: "7/2", order: window}
@@ -57,7 +61,8 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
     assert recipe.sequence_length == 2048
     assert (recipe.seed, recipe.tail, recipe.exhaustion) == (7, "pad", "continue")
     assert (recipe.batch.final, recipe.micro_batch_size, recipe.data_parallel_size) == (64, 4, 8)
-    assert (recipe.evaluation.interval, recipe.evaluation.iterations) == (100, 5)
+    valid = Corpus(name="validation", path=str(tmp_path / "valid"), kind="finetuning")
+    assert recipe.evaluation == RecipeEvaluation(source=valid, interval=100, iterations=5)
     assert recipe.sources == (
         Corpus(name="web", path=str(tmp_path / "data/web")),
         Corpus(name="code", path="/abs/code", max_epochs=Fraction(7, 2), order="window"),
@@ -84,6 +89,30 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
     assert (last.epoch_size, last.rounding) == (100, "streaming")
 
 
+@pytest.mark.parametrize(
+    ("evaluation", "batches", "samples", "masked"),
+    [("", 7, 105, 7), (", iterations: all", 7, 105, 7), (", iterations: 2", 2, 32, 0),
+     (", iterations: 3, batch_size: 10", 3, 30, 0)],
+)  # fmt: skip
+def test_evaluations_are_counted_ahead(
+    tmp_path: Path, evaluation: str, batches: int, samples: int, masked: int
+) -> None:
+    """30 steps, a round every 7 and after the last; 105 samples to score, 16 a batch."""
+    text = ("sequence_length: 8\nbatch: {global_batch_size: 16}\nsources: {a: {tokens: 9000}}\n"
+            "stages: {one: {steps: 30, mix: {a: 1}}}\n"
+            "evaluation: {source: {tokens: 841}, interval: 7" + evaluation + "}")  # fmt: skip
+    plan = make_recipe_plan(plan_recipe(read_recipe(written(tmp_path, text))))
+    assert plan.evaluation_rounds == 5
+    assert (plan.evaluation_batches, plan.evaluation_samples) == (batches, samples)
+    assert (plan.evaluation_masked, plan.evaluation_available) == (masked, 105)
+    too_many = text.replace("interval: 7", "interval: 7, batch_size: 200").replace(
+        ", iterations: 3, batch_size: 10", ", iterations: 3"
+    )
+    if "iterations: 2" in text or "iterations: 3" in text:
+        with pytest.raises(InvalidArgument, match="holds 105; ask for fewer, or leave iterations"):
+            plan_recipe(read_recipe(written(tmp_path, too_many)))
+
+
 def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
     recipe = read_recipe(written(tmp_path, FULL))
     text = yaml.safe_dump(to_mapping(recipe), sort_keys=False)
@@ -103,7 +132,7 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
         ("steps: 1000\n    mix: {web: 0.7", "steps: ten\n    mix: {web: 0.7",
          r"run.yaml.stages.stable.steps: 'ten' is not a whole number"),
         ("web: 0.7", "web: heavy", r"stages.stable.mix.web: must be a number such as 2, 0.7"),
-        ("kind: finetuning", "kind: chat", "source chat: kind must be pretraining or finetuning"),
+        ("chat, kind: finetuning", "chat, kind: chat", "source chat: kind must be pretraining or"),
         ("packed: false", "packed: 0", "sources.chat.packed: must be true or false, got 0"),
         ("steps: 1000\n", "steps: 1000\n    epochs: 1\n", "steps and epochs exclude each other"),
         ("web: 0.7", "wet: 0.7", "stage stable: there is no source wet"),
@@ -113,7 +142,8 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
         (FULL, "- a", "holds a list; it must be a mapping"),
         ("tail: pad", "tail: 3", "tail: must be text, got 3"),
         ("  last:\n", "  stable:\n", "line 24: stable is given twice"),
-        ("interval: 100", "interval: 0", "evaluation interval must be at least 1"),
+        ("source: {path: valid, kind: finetuning}, ", "", "source is missing: the prefix of"),
+        ("interval: 100", "interval: 0", "evaluation: interval, iterations and batch_size must"),
         ("steps: 1000\n    mix: {web: 0.7", "steps: 0\n    mix: {web: 0.7", "must be a positive"),
         ("choose: 512", "choose: 9007199254740993", "choose must be below 2"),
     ],
@@ -150,7 +180,7 @@ def test_stages_of_nanotron_are_read(tmp_path: Path) -> None:
     assert [s.length.value for s in recipe.stages if s.length] == [10, 5]
     assert [s.proportion for s in stable.streams] == [Fraction(9, 10), Fraction(1, 10)]
     assert [s.proportion for s in annealing.streams] == [1, 3]
-    assert recipe.evaluation.iterations == 0
+    assert recipe.evaluation is None
 
 
 @pytest.mark.parametrize(

@@ -17,8 +17,9 @@ from megaindex.errors import InvalidArgument
 from megaindex.index import mixing as mixing_module
 from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.index.staged import StagedIndex
+from megaindex.recipe.corpus import Corpus
 from megaindex.recipe.itinerary import Itinerary
-from megaindex.recipe.model import Corpus, Recipe, RecipeStage, Stream, Weighting
+from megaindex.recipe.model import Recipe, RecipeStage, Stream, Weighting
 from megaindex.recipe.resolve import resolve_recipe
 from megaindex.recipe.run import Target
 from megaindex.recipe.schedule import BatchSchedule

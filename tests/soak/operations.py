@@ -20,7 +20,8 @@ from megaindex.index.extended import extend_index
 from megaindex.loader import MicroBatchSampler
 from megaindex.loader.loader import Loader
 from megaindex.recipe.amend import amend, check_past
-from megaindex.recipe.model import Corpus, Recipe, RecipeStage, Stream
+from megaindex.recipe.corpus import Corpus
+from megaindex.recipe.model import Recipe, RecipeStage, Stream
 from megaindex.recipe.run import Target
 from megaindex.recipe.schedule import BatchSchedule
 

@@ -17,9 +17,10 @@ from megaindex.adapters.megatron.indexing import is_left_to_megatron
 from megaindex.errors import FormatError
 from megaindex.helpers import build_blending_indices, build_exhaustive_blending_indices
 from megaindex.kernels.types import I16, I64, IntArray
+from megaindex.store.array_set import ArrayFiles, Arrays, Sidecar
 from megaindex.store.array_writer import ArrayWriter
 from megaindex.store.claim import build_once
-from megaindex.store.sidecar import ArrayFiles, Arrays, Identity, Sidecar, find_arrays, map_arrays
+from megaindex.store.sidecar import Identity, find_arrays, map_arrays
 
 logger = logging.getLogger("megaindex")
 

@@ -21,14 +21,15 @@ from megaindex.adapters.megatron.deferred import Maker, fill_in_later
 from megaindex.adapters.megatron.indexing import Request, is_left_to_megatron
 from megaindex.adapters.megatron.reading import is_ours, open_later
 from megaindex.kernels import num_threads
+from megaindex.store.array_set import Sidecar
 from megaindex.store.array_writer import ArrayWriter, write_together
 from megaindex.store.claim import build_once
-from megaindex.store.sidecar import Sidecar
 
 logger = logging.getLogger("megaindex")
 
 _CLASS = "BlendedMegatronDatasetBuilder"
 _WORTH_A_THREAD = 256 << 10  # bytes of an .idx: 20,000 documents
+_WORTH_LISTING = 20  # names for each dataset: looking for its five by themselves takes longer
 _TOGETHER = 64  # datasets recorded in one file: fewer than this are built by one thread
 
 
@@ -106,25 +107,34 @@ def _fill_in(pairs: Sequence[tuple[Any, Request]], directory: str | None) -> Non
         names = "".join(str(request.files) for request in requests)
         key = f"{hashlib.md5(names.encode(), usedforsecurity=False).hexdigest()}-megaindex-blend"
         sidecars = build_once(
-            directory, key, lambda: _find_all(requests), lambda: _build_missing(requests)
+            directory,
+            key,
+            lambda: _find_all(requests, directory),
+            lambda: _build_missing(requests, directory),
         )
     for (dataset, request), sidecar in zip(pairs, sidecars, strict=True):
         fill_in_later(dataset, request, sidecar)
 
 
-def _find_all(requests: Sequence[Request]) -> list[Sidecar] | None:
+def _listing(requests: Sequence[Request], directory: str) -> Listing | None:
+    return Listing.of(directory, at_most=_WORTH_LISTING * len(requests))
+
+
+def _find_all(requests: Sequence[Request], directory: str) -> list[Sidecar] | None:
     sidecars = []
+    listing = _listing(requests, directory)
     with _uncollected():
         for request in requests:
-            sidecar = request.find()
+            sidecar = request.find(listing)
             if sidecar is None:
                 return None
             sidecars.append(sidecar)
     return sidecars
 
 
-def _build_missing(requests: Sequence[Request]) -> list[Sidecar]:
-    sidecars = [request.find() for request in requests]
+def _build_missing(requests: Sequence[Request], directory: str) -> list[Sidecar]:
+    listing = _listing(requests, directory)
+    sidecars = [request.find(listing) for request in requests]
     missing = [number for number, sidecar in enumerate(sidecars) if sidecar is None]
     logger.info("building the index arrays of %d of %d datasets", len(missing), len(requests))
     parts = [missing[begin : begin + _TOGETHER] for begin in range(0, len(missing), _TOGETHER)]
@@ -137,7 +147,11 @@ def _build_missing(requests: Sequence[Request]) -> list[Sidecar]:
     def build(numbers: list[int]) -> None:
         chosen = [requests[number] for number in numbers]
         built = write_together(
-            [(ArrayWriter(r.files), r.identity(), r.description) for r in chosen if r.files],
+            [
+                (ArrayWriter(r.files, listing), r.identity(), r.description)
+                for r in chosen
+                if r.files
+            ],
             lambda k, writer: chosen[k].fill(writer, threads),
         )
         for number, sidecar in zip(numbers, built, strict=True):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +24,11 @@ from megaindex.adapters.megatron.indexing import (
     files_of,
     settings_of,
 )
-from megaindex.store.sidecar import Sidecar, map_arrays
+from megaindex.errors import FormatError, MissingFile
+from megaindex.store.array_set import Sidecar
+from megaindex.store.sidecar import map_arrays
+
+logger = logging.getLogger("megaindex")
 
 _PENDING = "_megaindex"
 _KNOWN = {
@@ -130,8 +135,21 @@ def get_attribute(self: Any, name: str) -> Any:
         begin, end = sidecar.settings["documents"]
         self.indices = np.arange(begin, end, dtype=np.int32)
     else:
-        vars(self).update(map_arrays(request.files, sidecar))
+        vars(self).update(_map(request, sidecar))
     return vars(self)[name]
+
+
+def _map(request: Request, sidecar: Sidecar) -> Arrays:
+    """The arrays that ``sidecar`` was found to describe, built again if they were damaged."""
+    assert request.files is not None
+    try:
+        return map_arrays(request.files, sidecar)
+    except (FormatError, MissingFile) as error:
+        logger.warning("%s", error)
+        again = request.find_or_build()
+        if (again.corpus, again.arrays) != (sidecar.corpus, sidecar.arrays):
+            raise
+        return map_arrays(request.files, again)
 
 
 def length(self: Any) -> int:

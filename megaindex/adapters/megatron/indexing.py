@@ -21,10 +21,12 @@ from megaindex.index.orders.shuffled import ShuffledOrder
 from megaindex.index.request import check_integers, check_total
 from megaindex.index.selection import count_tokens
 from megaindex.kernels.types import I32
+from megaindex.store.array_set import ArrayFiles, Arrays, Sidecar
 from megaindex.store.array_writer import ArrayWriter
 from megaindex.store.claim import build_once
 from megaindex.store.fingerprint import array_bytes
-from megaindex.store.sidecar import ArrayFiles, Arrays, Identity, Sidecar, find_arrays, map_arrays
+from megaindex.store.listing import Listing
+from megaindex.store.sidecar import Identity, find_arrays, map_arrays
 
 logger = logging.getLogger("megaindex")
 
@@ -48,9 +50,9 @@ class Request:
     description: str
     files: ArrayFiles | None
 
-    def find(self) -> Sidecar | None:
+    def find(self, listing: Listing | None = None) -> Sidecar | None:
         assert self.files is not None
-        return find_arrays(self.files, self.identity(), self._check)
+        return find_arrays(self.files, self.identity(), self._check, listing)
 
     def build(self) -> Sidecar:
         """Build the arrays and publish them."""
