@@ -66,7 +66,9 @@ def open_sources(
         dialect: of the files.
     """
     prefixes = [_prefix(corpus) for corpus in corpora]
-    path = None if cache_dir is None else _path(cache_dir, prefixes, asked, settings)
+    # what an open dataset maps may be older than the files of its name
+    known = cache_dir is not None and not any(isinstance(c, IndexedDataset) for c in corpora)
+    path = _path(cache_dir, prefixes, asked, settings) if known and cache_dir else None
     if path is not None:
         records = _read(path, prefixes)
         if records is not None:
@@ -77,7 +79,7 @@ def open_sources(
         for corpus in corpora
     )
     indices = tuple(build(dataset, n) for dataset, n in zip(datasets, asked, strict=True))
-    if path is not None:
+    if path is not None and stamps == [corpus_stamp(prefix) for prefix in prefixes]:
         _write(path, prefixes, stamps, datasets, indices)
     return Sources(datasets=datasets, indices=indices)
 
@@ -147,7 +149,7 @@ def _path(
         key = entry_key({"snapshot": 1, **request})
     except (TypeError, ValueError):
         return None
-    return Path(cache_dir) / f"blend-{key}.json"
+    return Path(cache_dir) / f"blend-{key}-megaindex.json"
 
 
 def _read(path: Path, prefixes: Sequence[str]) -> list[dict[str, Any]] | None:
@@ -190,7 +192,7 @@ def _write(
         for prefix, stamp, dataset, index in zip(prefixes, stamps, datasets, indices, strict=True)
     ]
     text = canonical_json({"sources": records, "checksum": _checksum(records)})
-    aside = path.with_name(f"tmp.{path.name}.{secrets.token_hex(8)}")
+    aside = path.with_name(f"{path.name}.tmp.{secrets.token_hex(8)}")
     with contextlib.suppress(OSError):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)

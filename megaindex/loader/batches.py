@@ -7,6 +7,7 @@ from typing import TypeAlias
 
 import torch
 
+from megaindex.errors import OutOfRange
 from megaindex.loader.buffers import Buffers
 from megaindex.loader.device import DeviceCopies
 from megaindex.loader.fields import BatchMaker
@@ -47,12 +48,22 @@ class BatchSource:
 
     def prepare(self, sample_ids: Sequence[int | None]) -> Prepared:
         """Read a batch, and copy it to the device."""
+        if any(sample is not None and sample < 0 for sample in sample_ids):
+            raise OutOfRange(
+                f"sample {min(s for s in sample_ids if s is not None)} was asked for; ids count "
+                "from 0, and None is a row of padding"
+            )
         pool = self._pool(len(sample_ids))
         buffers = pool.take()
         self._maker.fill(buffers, sample_ids)
         if self._copies is None:
             return pool, buffers
-        copies = self._copies.copy(buffers.tensors())
+        tensors = buffers.tensors()
+        # counted on the host where the batch is handed over: reading it back would wait for the GPU
+        receipt = tensors.pop("receipt", None)
+        copies = self._copies.copy(tensors)
+        if receipt is not None:
+            copies["receipt"] = receipt.clone()
         if self._copies.asynchronous:
             pool.give_back(buffers)
         else:  # on the CPU a copy may be the tensor itself
@@ -67,7 +78,9 @@ class BatchSource:
             pool.watch(batch)
             return tensors
         assert self._copies is not None, "only it makes tensors"
-        return self._copies.hand_over(batch)
+        receipt = batch.pop("receipt", None)
+        batch = self._copies.hand_over(batch)
+        return batch if receipt is None else {**batch, "receipt": receipt}
 
     def _pool(self, rows: int) -> BufferPool:
         pool = self._pools.get(rows)

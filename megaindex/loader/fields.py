@@ -21,6 +21,7 @@ from megaindex.index.spans import Index, Spans
 from megaindex.kernels import active
 from megaindex.kernels.types import I64, IntArray
 from megaindex.loader.buffers import Buffers
+from megaindex.loader.fit import check_datasets
 from megaindex.loader.options import SampleOptions
 from megaindex.loader.targets import Targets
 from megaindex.loader.tokens import TokenReader
@@ -68,6 +69,7 @@ class BatchMaker:
         self._options = options or SampleOptions()
         self._num_threads = num_threads
         self._keys = None if fingerprints is None else fingerprint_keys(fingerprints)
+        check_datasets(index, reader.datasets)
         self._tokens_per_sample = index.sequence_length + index.add_extra_token
         # int32 corpora could hold -1; in uint16 ones only short samples are padded
         self._reads_padding = any(

@@ -76,9 +76,9 @@ class RecipeLoader:
         }
         self._options, self._loading = options, loading
         self._ranks: dict[str, Any] = {
-            "micro_batch_size": micro_batch_size or recipe.micro_batch_size or 1,
+            "micro_batch_size": _first_of(micro_batch_size, recipe.micro_batch_size, 1),
             "data_parallel_rank": data_parallel_rank,
-            "data_parallel_size": data_parallel_size or recipe.data_parallel_size or 1,
+            "data_parallel_size": _first_of(data_parallel_size, recipe.data_parallel_size, 1),
         }
         sampler = MicroBatchSampler(
             num_samples=opened.index.num_samples,
@@ -170,7 +170,10 @@ class RecipeLoader:
             check_past(resolve_recipe(stored.recipe, stored.sizes), self._opened.itinerary, end)
         receipt = stored.loader.get("receipt")
         loader = {**stored.loader, "receipt": self._receipt(receipt, stored.sources)}
-        self._loader.load_state_dict(loader, allow=set(allow) - {"past", "content", "targets"})
+        others = set(allow) - {"past", "content", "targets"}
+        if "past" in allow or "content" in allow:
+            others.add("order")
+        self._loader.load_state_dict(loader, allow=others)
 
     def _check_sources(self, stored: _Stored, fact: str) -> None:
         for name, facts in stored.sources.items():
@@ -229,6 +232,11 @@ class _Stored:
                 "checkpoint, or use the release that wrote it"
             ) from None
         return cls(recipe=recipe, sizes=sizes, sources=sources, loader=loader)
+
+
+def _first_of(*values: int | None) -> int:
+    """The first that was given."""
+    return next(value for value in values if value is not None)
 
 
 _SIZES = ("tokens", "documents", "samples")

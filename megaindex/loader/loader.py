@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.request import check_integer
 from megaindex.index.spans import Index
 from megaindex.loader.batches import Batch, BatchSource, Prepared
 from megaindex.loader.choice import make_reader
 from megaindex.loader.device import DeviceCopies
 from megaindex.loader.fields import BatchMaker
+from megaindex.loader.fit import order_facts
 from megaindex.loader.options import SampleOptions
 from megaindex.loader.readahead import ReadAhead
 from megaindex.loader.receipts import Recorder
@@ -28,8 +30,6 @@ from megaindex.loader.targets import Targets
 from megaindex.loader.tokens import TokenReader
 
 VERSION = 1
-
-_State: TypeAlias = "dict[str, Any] | None"
 
 
 class Loader:
@@ -84,6 +84,8 @@ class Loader:
         restore_fields: bool = True,
         targets: Targets | None = None,
     ) -> None:
+        for name, value in (("read_ahead", read_ahead), ("num_threads", num_threads)):
+            check_integer(name, value)
         if read_ahead < 0 or num_threads < 1 or bytes_ahead < 1:
             raise InvalidArgument(
                 f"read_ahead={read_ahead} must not be negative, num_threads={num_threads} and "
@@ -105,9 +107,11 @@ class Loader:
         )
         self._read_ahead, self._num_threads = read_ahead, num_threads
         self._bytes_ahead = bytes_ahead
+        self._index = index
         self._iteration = 0
-        self._state: dict[str, Any] | None = None
-        """Of the sampler, after the batch that was handed over last."""
+        self._handed_over = 0
+        """Batches of this iteration."""
+        self._ahead: ReadAhead[Any, Any] | None = None
 
     @property
     def reader(self) -> TokenReader:
@@ -123,40 +127,39 @@ class Loader:
 
     def _restart(self) -> None:
         self._iteration += 1
-        self._state = None
+        self._handed_over = 0
+        if self._ahead is not None:
+            self._ahead.close(0)
+            self._ahead = None
 
     def _hand_over(self, iteration: int) -> Iterator[Batch]:
-        for prepared, state in self._prepared():
+        for prepared in self._prepared():
             if self._iteration != iteration:
                 raise InvalidArgument(
                     "this iteration has ended: another one was begun, or a state was loaded; "
                     "iterate over the loader anew"
                 )
             batch = self._source.hand_over(prepared)
-            self._state = state
+            self._handed_over += 1
             if self._recorder is not None:
-                rows = batch.pop("receipt").cpu().numpy()
-                self._recorder.add_rows(rows[rows[:, 0] >= 0])  # not those of padding
+                self._recorder.add_rows(batch.pop("receipt").numpy())
             yield batch
             del prepared, batch  # not held while the next is waited for
 
-    def _prepared(self) -> Iterator[tuple[Prepared, _State]]:
-        """Batches that are ready, in order, and the sampler's state after each."""
-        tasks = ((ids, _state_of(self._sampler)) for ids in self._sampler)
+    def _prepared(self) -> Iterator[Prepared]:
+        """Batches that are ready, in order."""
+        tasks = iter(self._sampler)
         first = next(tasks, None)
         if first is None:
             return
         source = self._source  # threads must not keep the loader alive
-
-        def prepare(task: tuple[Sequence[int | None], _State]) -> tuple[Prepared, _State]:
-            return source.prepare(task[0]), task[1]
-
         every = itertools.chain([first], tasks)
-        depth = min(self._read_ahead, max(1, self._bytes_ahead // source.nbytes(len(first[0]))))
+        depth = min(self._read_ahead, max(1, self._bytes_ahead // source.nbytes(len(first))))
         if depth == 0:
-            yield from map(prepare, every)
+            yield from map(source.prepare, every)
             return
-        with ReadAhead(every, prepare, depth=depth, threads=self._num_threads) as ahead:
+        with ReadAhead(every, source.prepare, depth=depth, threads=self._num_threads) as ahead:
+            self._ahead = ahead
             yield from ahead
 
     def state_dict(self) -> dict[str, Any]:
@@ -168,16 +171,18 @@ class Loader:
         Raises:
             InvalidArgument: the sampler has no state.
         """
-        state = self._state if self._state is not None else _state_of(self._sampler)
-        if state is None:
+        state_after = getattr(self._sampler, "state_after", None)
+        if state_after is None:
             raise InvalidArgument(
-                f"a sampler of type {type(self._sampler).__name__} has no state_dict, so this "
-                "loader has none; use MicroBatchSampler or one of its kin"
+                f"a sampler of type {type(self._sampler).__name__} has no state_after, so this "
+                "loader has no state; use MicroBatchSampler or one of its kin"
             )
+        state = state_after(self._handed_over)
         return {
             "version": VERSION,
-            "consumed_samples": state.get("consumed_samples"),
+            "consumed_samples": state["consumed_samples"],
             "sampler": state,
+            "order": order_facts(self._index, state["consumed_samples"]),
             "receipt": None if self._recorder is None else self._recorder.state_dict(),
         }
 
@@ -185,10 +190,11 @@ class Loader:
         """Go on from `state_dict`, with any number of ranks, batch size, threads or host.
 
         With another number of ranks, the receipts of all the old ones go to one of the new; the
-        others take the state with ``receipt`` None.
+        others take the state with ``receipt`` None, and begin theirs anew.
 
         Args:
-            allow: differences that are meant, as for `Resumable.load_state_dict`.
+            allow: differences that are meant: ``order``, where this index serves other samples
+                than the run was served, and those of `Resumable.load_state_dict`.
 
         Raises:
             InvalidArgument: going on would change what was served or what comes next.
@@ -207,18 +213,35 @@ class Loader:
                 f"a sampler of type {type(self._sampler).__name__} cannot go on from a state; use "
                 "MicroBatchSampler or one of its kin"
             )
-        load(state["sampler"], allow=allow)
-        if self._recorder is not None and state.get("receipt") is not None:
-            self._recorder.load_state_dict(state["receipt"])
+        if "order" not in allow:
+            self._check_order(state)
+        before = None if self._recorder is None else self._recorder.ladder
+        if self._recorder is not None:
+            self._recorder.restart(state.get("receipt"))
+        try:
+            load(state["sampler"], allow=set(allow) - {"order"})
+        except BaseException:
+            if self._recorder is not None and before is not None:
+                self._recorder.take(before)  # refused: nothing has changed
+            raise
         self._restart()
+
+    def _check_order(self, state: Mapping[str, Any]) -> None:
+        consumed = state.get("consumed_samples")
+        if type(consumed) is not int or consumed < 0 or not isinstance(state.get("order"), Mapping):
+            raise FormatError(
+                "not the state of a loader: it does not say what was read; take it from an intact "
+                "checkpoint"
+            )
+        if dict(state["order"]) != order_facts(self._index, consumed):
+            raise InvalidArgument(
+                f"this index serves other samples than the {consumed} that the run was served: "
+                "another seed, order, corpus or blend; go on with those of the checkpoint, or, if "
+                'it is meant, load it with allow=("order",)'
+            )
 
     def __reduce__(self) -> Any:
         raise InvalidArgument(
             "a Loader has threads and is not pickled or given to DataLoader workers; it needs no "
             "workers: make one in each process, or use GPTDataset with a DataLoader"
         )
-
-
-def _state_of(sampler: object) -> dict[str, Any] | None:
-    state_dict = getattr(sampler, "state_dict", None)
-    return None if state_dict is None else state_dict()

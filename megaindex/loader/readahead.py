@@ -92,7 +92,8 @@ class ReadAhead(Generic[Task, Result]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
+        # a thread that hangs in a read is left to itself: neither an error nor the end waits for it
+        self.close(_EXIT_SECONDS)
 
 
 class _Queue(Generic[Task, Result]):

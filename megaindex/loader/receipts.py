@@ -80,6 +80,21 @@ class Recorder:
         """Receipt, ladder, fingerprints and parameters: kilobytes, JSON values."""
         return {**self.receipt.to_dict(), "ladder": self._ladder.to_dict(), **self._identity}
 
+    def take(self, ladder: Ladder) -> None:
+        """Go on from a ladder of this run."""
+        self._ladder = ladder
+
+    def restart(self, state: Mapping[str, Any] | None) -> None:
+        """Go on from `state_dict`, or anew where there is none.
+
+        Raises:
+            As `load_state_dict`.
+        """
+        if state is None:
+            self._ladder = Ladder(stride=self._ladder.stride, blocks={})
+        else:
+            self.load_state_dict(state)
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`.
 
@@ -87,6 +102,10 @@ class Recorder:
             InvalidArgument: it belongs to other corpora or parameters.
             FormatError: the receipt is not that of its ladder.
         """
+        if not isinstance(state, Mapping):
+            raise FormatError(
+                f"a stored receipt is a mapping, got {state!r}; take it from an intact checkpoint"
+            )
         for name, ours in self._identity.items():
             if state.get(name) != ours:
                 raise InvalidArgument(

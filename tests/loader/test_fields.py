@@ -302,5 +302,5 @@ def test_wrong_batches_are_refused(corpus: IndexedDataset) -> None:
     for wrong in ([0, index.num_samples], [-2, 0], [0, 1.5]):
         with pytest.raises(OutOfRange):
             maker.fill(buffers, wrong)  # type: ignore[arg-type]
-    with pytest.raises(OutOfRange, match="there are 0 datasets"):
-        BatchMaker(index, MappedTokens([])).fill(buffers, [0, 1])
+    with pytest.raises(InvalidArgument, match="has 1 sources and 0 datasets were given"):
+        BatchMaker(index, MappedTokens([]))

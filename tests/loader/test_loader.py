@@ -300,7 +300,7 @@ def test_any_iterable_is_a_sampler_without_state(corpus: IndexedDataset, index: 
     dataset = GPTDataset(index, corpus)
     for batch, ids in zip(loader, [[5, 3], [1], [None, 2]], strict=True):
         assert_equal(batch, expected(dataset, ids))
-    with pytest.raises(InvalidArgument, match="type list has no state_dict"):
+    with pytest.raises(InvalidArgument, match="type list has no state_after"):
         loader.state_dict()
     with pytest.raises(InvalidArgument, match="type list cannot go on"):
         loader.load_state_dict({"version": 1, "sampler": {}})
@@ -449,3 +449,51 @@ def test_arguments_are_checked(
 ) -> None:
     with pytest.raises(InvalidArgument, match=message):
         Loader(index, corpus, [[0]], **arguments)
+
+
+@pytest.mark.parametrize("read_ahead", [0, 4])
+def test_the_state_is_that_of_the_newest_iteration(
+    corpus: IndexedDataset, index: Index, read_ahead: int
+) -> None:
+    """Whatever an iteration before had read ahead, or still reads."""
+    loader = Loader(index, corpus, sampler(index), read_ahead=read_ahead)
+    old = iter(loader)
+    for _ in range(3):
+        next(old)
+    third = loader.state_dict()
+    new = iter(loader)
+    assert loader.state_dict()["consumed_samples"] == 0
+    next(new)
+    assert loader.state_dict()["consumed_samples"] == third["consumed_samples"] // 3
+    loader.load_state_dict(third)
+    assert loader.state_dict() == third
+    next(iter(loader))
+    assert loader.state_dict()["consumed_samples"] == third["consumed_samples"] // 3 * 4
+
+
+def test_another_order_is_refused_by_name(corpus: IndexedDataset, index: Index) -> None:
+    loader = Loader(index, corpus, sampler(index))
+    next(iter(loader))
+    state = loader.state_dict()
+    other = megaindex.build_index(corpus, sequence_length=index.sequence_length, seed=99)
+    fresh = Loader(other, corpus, sampler(other))
+    with pytest.raises(InvalidArgument, match="serves other samples than the .* that the run was"):
+        fresh.load_state_dict(state)
+    assert fresh.state_dict()["consumed_samples"] == 0
+    fresh.load_state_dict(state, allow=["order", "num_samples", "train_samples"])
+    assert fresh.state_dict()["consumed_samples"] == state["consumed_samples"]
+
+
+def test_datasets_of_another_index_are_refused(
+    corpus: IndexedDataset, index: Index, tmp_path: Path
+) -> None:
+    other = write_corpus(tmp_path / "other", corpus.sequence_lengths[::-1])
+    with pytest.raises(InvalidArgument, match="of other lengths; give the datasets that the index"):
+        Loader(index, other, sampler(index))
+    with pytest.raises(InvalidArgument, match="of other lengths"):
+        GPTDataset(index, other)
+
+
+def test_negative_ids_are_no_padding(corpus: IndexedDataset, index: Index) -> None:
+    with pytest.raises(OutOfRange, match="sample -1 was asked for; ids count from 0"):
+        GPTDataset(index, corpus)[-1]
