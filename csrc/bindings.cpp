@@ -354,8 +354,9 @@ void cut(const py::array& lengths, const py::array& document_index, int64_t sequ
               total_tokens >= 0 && num_samples <= total_tokens / sequence_length + 1,
           "sequence_length must be >= 1, extra 0 or 1, num_samples what total_tokens allow");
   require(document_index.size() > 0, "document_index: is empty");
-  require(out.ndim() == 2 && out.shape(0) == num_samples + 1 && out.shape(1) == 2,
-          "out: expected shape (num_samples + 1, 2), got " + describe(out));
+  if (out.ndim() != 2 || out.shape(0) != num_samples + 1 || out.shape(1) != 2) {
+    throw InvalidInput("out: expected shape (num_samples + 1, 2), got " + describe(out));
+  }
   const int64_t n = lengths.size(), m = document_index.size();
   // numpy's allocator puts large arrays on huge pages
   const bool compact = short_lengths_pay(n, m, num_samples);

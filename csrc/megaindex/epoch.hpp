@@ -6,11 +6,11 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <thread>
 #include <type_traits>
 #include <vector>
 
 #include "megaindex/bijection.hpp"
+#include "megaindex/parallel.hpp"
 #include "megaindex/sample_index.hpp"
 
 namespace megaindex {
@@ -89,15 +89,12 @@ inline void epoch_starts(const PermutedDocuments& documents, int64_t stride, int
   };
   const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(num_threads, size / (1 << 17)));
   std::vector<std::vector<int64_t>> others(static_cast<size_t>(parts - 1));
-  std::vector<std::thread> threads;
-  for (int64_t part = 1; part < parts; ++part) {
-    auto& sums = others[static_cast<size_t>(part - 1)];
-    sums.resize(static_cast<size_t>(strides));
-    threads.emplace_back(add, size * part / parts, size * (part + 1) / parts, sums.data());
-  }
+  for (auto& sums : others) sums.resize(static_cast<size_t>(strides));
   std::fill(starts, starts + strides + 1, 0);
-  add(0, size / parts, starts + 1);
-  for (auto& thread : threads) thread.join();
+  run_parallel(parts, [&](int64_t part) {
+    int64_t* sums = part == 0 ? starts + 1 : others[static_cast<size_t>(part - 1)].data();
+    add(size * part / parts, size * (part + 1) / parts, sums);
+  });
   for (int64_t j = 0; j < strides; ++j) {
     for (const auto& sums : others) starts[j + 1] += sums[static_cast<size_t>(j)];
     starts[j + 1] += starts[j];

@@ -8,10 +8,10 @@
 #include <cstdint>
 #include <cstring>
 #include <limits>
-#include <thread>
 #include <type_traits>
 #include <vector>
 
+#include "megaindex/parallel.hpp"
 #include "megaindex/rows.hpp"
 
 namespace megaindex {
@@ -211,20 +211,15 @@ int64_t gather(const std::vector<TokenSource>& sources, const TokenRuns& runs, i
   constexpr int64_t kBytesPerThread = int64_t{1} << 20;
   detail::RunBegins begins(static_cast<size_t>(runs.row_splits[runs.rows]));
   if (const int64_t bad = detail::find_runs(sources, runs, begins); bad >= 0) return bad;
-  const auto fill = [&](int64_t begin, int64_t end) {
-    for (int64_t k = begin; k < end; ++k) {
-      detail::gather_row(sources, runs, begins, k, width, pad_id, out[k], labels[k]);
-    }
-  };
   const int64_t bytes = runs.rows * width * static_cast<int64_t>(sizeof(Out));
   const int64_t parts =
       std::max<int64_t>(1, std::min({int64_t{num_threads}, bytes / kBytesPerThread, runs.rows}));
-  std::vector<std::thread> threads;
-  for (int64_t part = 1; part < parts; ++part) {
-    threads.emplace_back(fill, runs.rows * part / parts, runs.rows * (part + 1) / parts);
-  }
-  fill(0, runs.rows / parts);
-  for (auto& thread : threads) thread.join();
+  run_parallel(parts, [&](int64_t part) {
+    const int64_t end = runs.rows * (part + 1) / parts;
+    for (int64_t k = runs.rows * part / parts; k < end; ++k) {
+      detail::gather_row(sources, runs, begins, k, width, pad_id, out[k], labels[k]);
+    }
+  });
   return -1;
 }
 

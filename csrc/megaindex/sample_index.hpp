@@ -4,12 +4,11 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
-#include <exception>
 #include <stdexcept>
-#include <thread>
 #include <vector>
 
 #include "megaindex/invalid_input.hpp"
+#include "megaindex/parallel.hpp"
 
 namespace megaindex {
 
@@ -239,26 +238,6 @@ int64_t sum_lengths(const Reader& lengths, int64_t begin, int64_t end) {
   int64_t sum = 0;
   forward(lengths, begin, end, [&](int64_t, int64_t length) { sum += length; });
   return sum;
-}
-
-// Runs task(0) ... task(count - 1), one thread each, the last on the caller's; rethrows.
-template <class Task>
-void run_parallel(int64_t count, Task&& task) {
-  std::vector<std::exception_ptr> errors(static_cast<size_t>(count));
-  auto guarded = [&](int64_t i) {
-    try {
-      task(i);
-    } catch (...) {
-      errors[static_cast<size_t>(i)] = std::current_exception();
-    }
-  };
-  std::vector<std::thread> threads;
-  for (int64_t i = 0; i + 1 < count; ++i) threads.emplace_back(guarded, i);
-  guarded(count - 1);
-  for (auto& thread : threads) thread.join();
-  for (const auto& error : errors) {
-    if (error) std::rethrow_exception(error);
-  }
 }
 
 // Cuts [0, n) with `threads` >= 2 threads. The total is known, so one thread cuts from the front

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "megaindex/mt19937.hpp"
+#include "megaindex/parallel.hpp"
 #include "megaindex/poll.hpp"
 
 namespace megaindex {
@@ -40,14 +41,11 @@ class PositionStream {
  public:
   PositionStream(Mt19937& rng, int64_t size, bool threaded)
       : rng_(rng), first_(size - 1), buffer_(new Position[kRing * kShuffleChunk]) {
-    if (threaded) helper_ = std::thread([this] { draw_ahead(); });
+    if (threaded) helper_.start([this] { draw_ahead(); });  // without it the caller draws all
   }
   PositionStream(const PositionStream&) = delete;
   PositionStream& operator=(const PositionStream&) = delete;
-  ~PositionStream() {
-    stop_.store(true, std::memory_order_relaxed);
-    if (helper_.joinable()) helper_.join();
-  }
+  ~PositionStream() { stop_.store(true, std::memory_order_relaxed); }
 
   // Positions of the steps of this chunk; valid until `release`.
   const Position* acquire(int64_t chunk) {
@@ -100,7 +98,7 @@ class PositionStream {
   std::atomic<int64_t> used_{0};   // chunks no longer needed
   std::atomic<bool> stop_{false};
   std::mutex mutex_;  // of rng_ and of the step from one chunk to the next
-  std::thread helper_;
+  JoinedThreads<> helper_{1};  // the last member: waited for before the others go
 };
 
 template <class Position, class T, class Poll>

@@ -19,8 +19,9 @@ def check_arrays(
     sample_index: IntArray,
     shuffle_index: IntArray,
 ) -> None:
-    """Check shapes and dtypes, that both shuffles are complete, that every row is in bounds, and,
-    for some hundred rows, that a sample has as many tokens as it should.
+    """Check shapes and dtypes, that both shuffles are complete, that every row is in bounds, also
+    of the document it lies in, and, for some hundred rows, that a sample has as many tokens as it
+    should.
 
     The seed is not checked: it is in the names that the frameworks give the files.
 
@@ -63,6 +64,25 @@ def _check_documents(order: ShuffledOrder, document_index: IntArray) -> None:
     )
 
 
+def _check_ends(
+    order: ShuffledOrder,
+    lengths: I32,
+    document_index: IntArray,
+    position: IntArray,
+    offset: IntArray,
+) -> None:
+    """Of samples that are whole: the last document has the tokens that are read of it, the extra
+    one too. Arrays cut without an extra token may end a sample after the last of a document."""
+    if position.size == 0:
+        return
+    is_inside = int(position.max()) < document_index.size
+    if not is_inside or np.any(offset > lengths[document_index[position]] - order.add_extra_token):
+        raise FormatError(
+            "sample_index has samples that end outside their last document: its documents have "
+            "other lengths than when it was cut, or it was cut with another add_extra_token"
+        )
+
+
 def _check_rows(
     order: ShuffledOrder, lengths: I32, document_index: IntArray, sample_index: IntArray
 ) -> None:
@@ -72,6 +92,7 @@ def _check_rows(
     samples, size = order.samples_built, order.sequence_length
     # a last sample that is partial has fewer tokens; all others have exactly size
     whole = min(samples, (order.total_tokens - order.add_extra_token) // size)
+    _check_ends(order, lengths, document_index, position[1 : whole + 1], offset[1 : whole + 1])
     rows = np.unique(np.linspace(0, max(whole - 1, 0), _SAMPLED_ROWS).astype(np.int64))
     for row in rows[rows < whole].tolist():
         (first, begin), (last, end) = sample_index[row : row + 2].tolist()

@@ -1,17 +1,22 @@
-"""One set of index arrays: where it lies, and what is known of it."""
+"""One set of index arrays: where it lies, what is known of it, and what is asked for."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
+from megaindex.errors import FormatError
+from megaindex.io.failures import as_storage_error
 from megaindex.kernels.types import IntArray
 
 Arrays = dict[str, IntArray]
 ArrayRecord = tuple[str, tuple[int, ...], int]
 """dtype, shape, and bytes of the header of an .npy file."""
+FileState = list[int]
+"""Size in bytes, time of the last change in nanoseconds, inode: of a file that was not replaced or
+written to, they stay, when it is renamed too."""
 _SUFFIX = "-megaindex.json"
 
 
@@ -59,3 +64,65 @@ class Sidecar:
     facts: Mapping[str, Any]
     """What a reader need not work out again."""
     arrays: Mapping[str, ArrayRecord]
+    files: dict[str, FileState]
+    """The files that this was recorded of: others of their names are not described by it."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Identity:
+    """What a request depends on, asked for only as far as a sidecar does not answer it."""
+
+    settings: Callable[[], Mapping[str, Any]]
+    corpus: Callable[[], str]
+    stamp: list[int] = field(default_factory=list)
+    facts: Callable[[], Mapping[str, Any]] = dict
+    learn: Callable[[Mapping[str, Any]], object] = dict
+    """Called with the facts of a sidecar whose stamp shows that they still hold."""
+
+    def is_of(self, sidecar: Sidecar) -> bool:
+        known = bool(self.stamp) and sidecar.stamp == self.stamp
+        if known:
+            self.learn(sidecar.facts)
+        return (known or sidecar.corpus == self.corpus()) and sidecar.settings == self.settings()
+
+    def sidecar(
+        self, origin: str, arrays: Mapping[str, ArrayRecord], files: dict[str, FileState]
+    ) -> Sidecar:
+        """The record of arrays that are those of this identity."""
+        return Sidecar(
+            origin=origin,
+            settings=self.settings(),
+            corpus=self.corpus(),
+            stamp=self.stamp,
+            facts=self.facts(),
+            arrays=arrays,
+            files=files,
+        )
+
+
+def states_of(paths: Mapping[str, str]) -> dict[str, FileState]:
+    """The state of each file.
+
+    Raises:
+        MissingFile: one is not there.
+    """
+    states = {}
+    for name, path in paths.items():
+        with as_storage_error(path, "cannot look at"):
+            status = os.stat(path)
+        states[name] = [status.st_size, status.st_mtime_ns, status.st_ino]
+    return states
+
+
+def check_unchanged(files: ArrayFiles, sidecar: Sidecar) -> None:
+    """Look whether these are still the files that a sidecar, found by a listing, was written for.
+
+    Raises:
+        MissingFile: one was removed.
+        FormatError: one was replaced or written to.
+    """
+    if states_of(files.arrays) != sidecar.files:
+        raise FormatError(
+            f"{files}-*: these are not the files that {files.sidecar} was written for; remove all "
+            "files of that name, they will be built again"
+        )

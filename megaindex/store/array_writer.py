@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import secrets
@@ -15,10 +16,18 @@ import numpy as np
 from megaindex.io.failures import storage_error
 from megaindex.io.filesystem import is_local
 from megaindex.kernels.types import IntArray
-from megaindex.store.array_set import ArrayFiles, ArrayRecord, Arrays, Sidecar
+from megaindex.store.array_set import (
+    ArrayFiles,
+    ArrayRecord,
+    Arrays,
+    Identity,
+    Sidecar,
+    states_of,
+)
 from megaindex.store.entry import WORTH_MAPPING, map_new, npy_header, populate
+from megaindex.store.fingerprint import array_bytes
 from megaindex.store.listing import Listing
-from megaindex.store.sidecar import Identity, remove, write_sidecars
+from megaindex.store.sidecar import remove, write_sidecars
 
 _header = functools.lru_cache(maxsize=4096)(npy_header)
 
@@ -43,7 +52,7 @@ class ArrayWriter:
         self._headers: dict[str, bytes] = {}
         self._records: dict[str, ArrayRecord] = {}
         self._arrays: Arrays = {}
-        self._mapped: set[str] = set()
+        self._mapped: dict[str, threading.Thread] = {}
         self._unnamed = self.files.paths
 
     def __enter__(self) -> ArrayWriter:
@@ -74,13 +83,16 @@ class ArrayWriter:
         return array
 
     def done(self, name: str) -> None:
-        if name not in self._mapped:
+        if name in self._mapped:
+            self._mapped[name].join()  # it touches pages, which changes the file's time
+        else:
             _create(self._temporary(name), self._headers[name], self._arrays[name])
 
     def sidecar(self, identity: Identity) -> Sidecar:
         """What to record of the arrays, all of which are done."""
         self._arrays.clear()
-        return identity.sidecar("built", self._records)
+        files = states_of({name: self._temporary(name) for name in self._records})
+        return identity.sidecar("built", self._records, files)
 
     def reveal(self, text: str = "") -> None:
         """Give all files their names; ``text`` is what the marker holds, where there is one."""
@@ -109,9 +121,9 @@ class ArrayWriter:
         os.makedirs(path.parent, exist_ok=True)
         if not is_local(path.parent):
             return array
-        self._mapped.add(name)
         array = map_new(path, array.shape, array.dtype.name)
-        threading.Thread(target=populate, args=(array,), daemon=True).start()
+        self._mapped[name] = threading.Thread(target=populate, args=(array,), daemon=True)
+        self._mapped[name].start()
         return array
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 
-from megaindex.store.array_set import Sidecar
+from megaindex.errors import MissingFile
+from megaindex.store.array_set import ArrayFiles, FileState, Sidecar, states_of
 
 
 class Listing:
@@ -20,6 +21,8 @@ class Listing:
         self.sidecars: dict[int, dict[str, Sidecar]] = {}
         """Sets by name, of each sidecar file that was read, by inode: many names are links to one
         such file, which is read once."""
+        self.accepted: list[tuple[ArrayFiles, Sidecar]] = []
+        """Sets of the framework's that were checked and are to be recorded, together."""
 
     @classmethod
     def of(cls, directory: str, at_most: int) -> Listing | None:
@@ -44,3 +47,19 @@ class Listing:
     def inode(self, path: str) -> int | None:
         """Of a file's name; union file systems may tell another than ``os.stat`` does."""
         return self._inodes.get(path)
+
+
+def current_states(
+    files: ArrayFiles, sidecar: Sidecar | None, listing: Listing | None
+) -> dict[str, FileState] | None:
+    """The state of each array file, for all that is known; None where a file is missing."""
+    if not files.are_there(os.path.isfile if listing is None else listing.__contains__):
+        return None
+    if listing is not None and sidecar is not None:
+        inodes = {name: state[-1] for name, state in sidecar.files.items()}
+        if inodes == {name: listing.inode(path) for name, path in files.arrays.items()}:
+            return sidecar.files
+    try:
+        return states_of(files.arrays)
+    except MissingFile:  # removed just now, by who builds them anew
+        return None

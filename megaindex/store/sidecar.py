@@ -1,9 +1,11 @@
 """Index arrays under a framework's own file names, and beside them what identifies them.
 
 A framework finds its arrays by path and settings alone. The sidecar ``…-megaindex.json`` adds which
-corpus they were cut from, so that a corpus that changed is noticed. Runs with and without megaindex
-share the arrays; the framework never reads the sidecar. Sidecars of sets that were built together
-are hard links to one file that lists them all: hundreds of sets cost one file to write and to read.
+corpus they were cut from, so that a corpus that changed is noticed, and which files it speaks of,
+so that arrays that the framework put in their place are not taken for them. Runs with and without
+megaindex share the arrays; the framework never reads the sidecar. Sidecars of sets that were built
+together are hard links to one file that lists them all: hundreds of sets cost one file to write and
+to read.
 
 Arrays that have none were written by the framework: they are checked, accepted, logged and recorded
 as ``found``. What is found is never written to, and what was built here is rebuilt when the corpus
@@ -17,53 +19,29 @@ import logging
 import math
 import os
 import secrets
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
 
-from megaindex.errors import FormatError
+from megaindex.errors import FormatError, StorageError
 from megaindex.io.failures import as_storage_error
 from megaindex.io.mapping import map_readonly
-from megaindex.store.array_set import ArrayFiles, ArrayRecord, Arrays, Sidecar
+from megaindex.store.array_set import (
+    ArrayFiles,
+    Arrays,
+    FileState,
+    Identity,
+    Sidecar,
+)
 from megaindex.store.fingerprint import canonical_json
-from megaindex.store.listing import Listing
+from megaindex.store.listing import Listing, current_states
 from megaindex.store.manifest import ARRAY_DTYPES
 from megaindex.store.npy import map_npy
 
 logger = logging.getLogger("megaindex")
 
-SIDECAR_FORMAT = 1
-
-
-@dataclass(kw_only=True, slots=True)
-class Identity:
-    """What a request depends on, asked for only as far as a sidecar does not answer it."""
-
-    settings: Callable[[], Mapping[str, Any]]
-    corpus: Callable[[], str]
-    stamp: list[int] = field(default_factory=list)
-    facts: Callable[[], Mapping[str, Any]] = dict
-    learn: Callable[[Mapping[str, Any]], object] = dict
-    """Called with the facts of a sidecar whose stamp shows that they still hold."""
-
-    def is_of(self, sidecar: Sidecar) -> bool:
-        known = bool(self.stamp) and sidecar.stamp == self.stamp
-        if known:
-            self.learn(sidecar.facts)
-        return (known or sidecar.corpus == self.corpus()) and sidecar.settings == self.settings()
-
-    def sidecar(self, origin: str, arrays: Mapping[str, ArrayRecord]) -> Sidecar:
-        """The record of arrays that are those of this identity."""
-        return Sidecar(
-            origin=origin,
-            settings=self.settings(),
-            corpus=self.corpus(),
-            stamp=self.stamp,
-            facts=self.facts(),
-            arrays=arrays,
-        )
+SIDECAR_FORMAT = 2
 
 
 def find_arrays(
@@ -74,22 +52,22 @@ def find_arrays(
 ) -> Sidecar | None:
     """The sidecar of arrays that may be used; None where they have to be built.
 
-    ``check`` looks at arrays that have no sidecar, and raises FormatError if they are not those
-    that ``identity`` asks for. With a ``listing`` of their directory no file is looked at but
-    sidecars: a file of another size is noticed by `map_arrays`.
+    ``check`` looks at arrays that have no sidecar, or other files than it was written for, and
+    raises FormatError if they are not those that ``identity`` asks for. With a ``listing`` of their
+    directory no file is looked at but sidecars: files that were written to since are left to
+    `check_unchanged`; and what is accepted is not recorded, but noted in ``listing.accepted``.
 
     Raises:
         FormatError: arrays that megaindex did not write belong to another corpus or are damaged.
     """
     sidecar = read_sidecar(files, listing)
-    is_there = os.path.isfile if listing is None else listing.__contains__
-    if sidecar is None:
-        return _accept(files, identity, check) if files.are_there(is_there) else None
-    if not (_are_whole(files, sidecar) if listing is None else files.are_there(is_there)):
-        logger.warning("%s: files are missing or of another size; not used", files)
-        if sidecar.origin != "built" and files.are_there():
-            _refuse(files)
+    states = current_states(files, sidecar, listing)
+    if states is None or (sidecar is not None and _is_ours_damaged(sidecar, states)):
+        if sidecar is not None:
+            logger.warning("%s: files are missing or of another size; not used", files)
         return None
+    if sidecar is None or states != sidecar.files:
+        return _accept(files, states, identity, check, listing)
     if identity.is_of(sidecar):
         return sidecar
     if sidecar.origin != "built":
@@ -107,19 +85,38 @@ def _refuse(files: ArrayFiles) -> NoReturn:
     )
 
 
-def _accept(files: ArrayFiles, identity: Identity, check: Callable[[Arrays], None]) -> Sidecar:
+def _accept(
+    files: ArrayFiles,
+    states: dict[str, FileState],
+    identity: Identity,
+    check: Callable[[Arrays], None],
+    listing: Listing | None,
+) -> Sidecar:
     arrays = {name: map_npy(path) for name, path in files.arrays.items()}
     try:
         check({name: array for name, (array, _) in arrays.items()})
     except FormatError as error:
         logger.warning("%s: %s", files, error)
         _refuse(files)
-    logger.info("%s: written by the framework, checked and used", files)
+    logger.info("%s: not recorded as they are now; checked and used", files)
     sidecar = identity.sidecar(
-        "found", {name: (a.dtype.name, a.shape, offset) for name, (a, offset) in arrays.items()}
+        "found",
+        {name: (a.dtype.name, a.shape, offset) for name, (a, offset) in arrays.items()},
+        states,
     )
-    write_sidecars([(files, sidecar)])
+    if listing is None:
+        record_accepted([(files, sidecar)])
+    else:
+        listing.accepted.append((files, sidecar))
     return sidecar
+
+
+def record_accepted(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
+    """Record sets of one directory where it can be written to: else they are checked each time."""
+    try:
+        write_sidecars(sets)
+    except StorageError as error:
+        logger.warning("%s; these arrays are used, and will be checked again", error)
 
 
 def write_sidecars(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
@@ -165,7 +162,7 @@ def read_sidecar(files: ArrayFiles, listing: Listing | None = None) -> Sidecar |
         return None
     try:
         sidecar = _sets_of(files.sidecar, listing)[files.name]
-        if sidecar.arrays.keys() != files.arrays.keys():
+        if not sidecar.arrays.keys() == sidecar.files.keys() == files.arrays.keys():
             raise ValueError("it describes other arrays")
         return sidecar
     except FileNotFoundError:
@@ -208,11 +205,12 @@ def _sets_in(path: str) -> tuple[int, dict[str, Sidecar]]:
     return status.st_ino, sets
 
 
-def _parsed(arrays: dict[str, Any], **fields: Any) -> Sidecar:
+def _parsed(arrays: dict[str, Any], files: dict[str, Any], **fields: Any) -> Sidecar:
     records = {
         name: (dtype, tuple(shape), offset) for name, (dtype, shape, offset) in arrays.items()
     }
-    return Sidecar(arrays=records, **fields)
+    states = {name: [size, time, inode] for name, (size, time, inode) in files.items()}
+    return Sidecar(arrays=records, files=states, **fields)
 
 
 def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
@@ -236,19 +234,12 @@ def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
     return arrays
 
 
-def _are_whole(files: ArrayFiles, sidecar: Sidecar) -> bool:
-    """Whether the set is there, for the framework too: a crash may have kept back its marker."""
-    if files.marker is not None and not os.path.isfile(files.marker):
-        return False
-    return all(_has_size(path, sidecar.arrays[name]) for name, path in files.arrays.items())
-
-
-def _has_size(path: str, record: ArrayRecord) -> bool:
-    dtype, shape, offset = record
-    try:
-        return os.stat(path).st_size == offset + math.prod(shape) * _ITEMSIZE[dtype]
-    except OSError:
-        return False
+def _is_ours_damaged(sidecar: Sidecar, states: dict[str, FileState]) -> bool:
+    """Whether one of the very files that were written here has another size now."""
+    return sidecar.origin == "built" and any(
+        size != states[name][0] and inode == states[name][-1]
+        for name, (size, _, inode) in sidecar.files.items()
+    )
 
 
 _ITEMSIZE = {name: np.dtype(name).itemsize for name in ARRAY_DTYPES}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -121,6 +122,75 @@ def test_settings_that_names_omit(core: Any, tmp_path: Path, setting: str) -> No
         for value in (True, False, True):
             ours = build(core, SIZES, tmp_path / "one", **config, **{setting: value})
             assert_equal(samples(ours), expected[value])
+
+
+def remove_arrays(cache: Path) -> None:
+    for path in cache.iterdir():
+        if not path.name.endswith("-megaindex.json"):
+            path.unlink()
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_sidecar_is_not_of_arrays_in_their_place(core: Any, tmp_path: Path, count: int) -> None:
+    """Megatron builds arrays of another setting where those of a sidecar were removed."""
+    prefixes = [str(tmp_path / f"c{number}") for number in range(count)]
+    for prefix in prefixes:
+        write_corpus(Path(prefix), [7] * 34)
+    config = {"blend": (prefixes, None), "split": "100", "mid_level_dataset_surplus": 1.0}
+    cache = tmp_path / "cache"
+    with installed():
+        [ours, *_] = build(core, SIZES, cache, **config, add_extra_token_to_sequence=True)
+        shape = getattr(ours, "datasets", [ours])[0].sample_index.shape
+    remove_arrays(cache)
+    others = build(core, SIZES, cache, **config, add_extra_token_to_sequence=False)
+    assert getattr(others[0], "datasets", others)[0].sample_index.shape == shape
+    before = files(cache)
+    with installed():
+        with pytest.raises(FormatError, match="written by the framework, not by megaindex"):
+            samples(build(core, SIZES, cache, **config, add_extra_token_to_sequence=True))
+        ours = build(core, SIZES, cache, **config, add_extra_token_to_sequence=False)
+        assert_equal(samples(ours), samples(others))
+    assert files(cache) == before
+
+
+def test_found_arrays_that_were_replaced_are_found_anew(core: Any, tmp_path: Path) -> None:
+    """The corpus changed, and Megatron has built its arrays again."""
+    prefix, cache = str(tmp_path / "c"), tmp_path / "cache"
+    config = {"blend": ([prefix], None), "split": "100"}
+    for length in (40, 33):
+        for suffix in (".bin", ".idx"):
+            Path(prefix + suffix).unlink(missing_ok=True)
+        write_corpus(Path(prefix), [length] * 30)
+        theirs = samples(build(core, SIZES, cache, **config))
+        with installed():
+            assert_equal(samples(build(core, SIZES, cache, **config)), theirs)
+        remove_arrays(cache)
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.ENOENT])
+@pytest.mark.parametrize("count", [1, 2])
+def test_acceptance_that_cannot_be_recorded(
+    core: Any,
+    corpora: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    count: int,
+    number: int,
+) -> None:
+    """In a read-only directory, or where a builder tidied up meanwhile, arrays are used as well."""
+    config = {"blend": (corpora[:count], None), **SPLIT, "mid_level_dataset_surplus": 1.0}
+    theirs = samples(build(core, SIZES, tmp_path, **config))
+    before = files(tmp_path)
+
+    def rename(source: str, name: str) -> None:
+        raise OSError(number, os.strerror(number), name)
+
+    monkeypatch.setattr(os, "rename", rename)
+    with installed(), caplog.at_level(logging.WARNING, "megaindex"):
+        assert_equal(samples(build(core, SIZES, tmp_path, **config)), theirs)
+    assert "these arrays are used, and will be checked again" in caplog.text
+    assert files(tmp_path) == before
 
 
 def test_damaged_arrays(core: Any, corpora: list[str], tmp_path: Path) -> None:

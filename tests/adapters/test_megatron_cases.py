@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from megatron_dataset import Tokenizer
 
 import megaindex
 import megaindex.adapters.megatron as adapter
+from megaindex.adapters.megatron import building
 from megaindex.adapters.megatron.classes import METHODS, class_of
 from megaindex.errors import InvalidArgument, OutOfRange
 
@@ -93,13 +95,71 @@ def test_subclasses(core: Any, corpora: list[str], tmp_path: Path) -> None:
         def __getitem__(self, idx: int | None) -> Any:
             return {**super().__getitem__(idx), "mark": self.mark}
 
-    for cls in (Reversed, Marked):
+    class Wrapped(core.GPTDataset):  # type: ignore[misc]
+        @functools.wraps(core.GPTDataset.__getitem__)
+        def __getitem__(self, idx: int | None) -> Any:
+            return {**core.GPTDataset.__getitem__(self, idx), "mark": idx}
+
+    class Shifted(core.IndexedDataset):  # type: ignore[misc]
+        def get(self, *args: Any, **kwargs: Any) -> Any:
+            return super().get(*args, **kwargs) + 1
+
+    class OfShifted(core.GPTDataset):  # type: ignore[misc]
+        @staticmethod
+        def build_low_level_dataset(dataset_path: str, config: Any) -> Any:
+            return Shifted(dataset_path, mmap=config.mmap_bin_files)
+
+    for cls in (Reversed, Marked, Wrapped, OfShifted):
         config = {"cls": cls, "blend": (corpora[:2], None), **SPLIT}
         theirs = samples(build(core, SIZES, tmp_path / f"theirs-{cls.__name__}", **config))
         with installed():
             ours = build(core, SIZES, tmp_path / cls.__name__, **config)
             assert_equal(samples(ours), theirs)
             assert_equal([d.__getitems__(places(d)) for d in ours], theirs)
+
+
+def test_a_subclass_that_counts_epochs_waits_for_rank_0(
+    core: Any, corpora: list[str], tmp_path: Path
+) -> None:
+    """Megatron's code builds its arrays on rank 0, and its barriers make the others wait."""
+
+    class OneMore(core.GPTDataset):  # type: ignore[misc]
+        def _get_num_epochs(self, num_tokens_per_epoch: int) -> int:
+            return int(super()._get_num_epochs(num_tokens_per_epoch))
+
+    config = {"cls": OneMore, "blend": (corpora[:2], None), **SPLIT}
+    theirs = build(core, SIZES, tmp_path / "theirs", **config)
+    with installed():
+        assert not building.coordinates(OneMore, theirs[0].config)
+        assert building.coordinates(core.GPTDataset, theirs[0].config)
+        assert building.coordinates(core.BlendedDataset, theirs[0].config)
+        ours = build(core, SIZES, tmp_path / "ours", **config)
+    assert_equal(samples(ours), samples(theirs))
+    assert not list((tmp_path / "ours").glob("*GPTDataset*-megaindex.json"))
+
+
+def test_uninstalling_when_files_are_gone(
+    core: Any, corpora: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Datasets that wait for their files are left incomplete; the others, and the classes, not."""
+    gone, kept = str(tmp_path / "gone"), corpora[1]
+    write_corpus(Path(gone), [30] * 20)
+    before = dict(vars(core.GPTDataset))
+    adapter.install()
+    try:
+        config = {"blend": ([gone, kept], None), "mid_level_dataset_surplus": 1.0, **SPLIT}
+        build(core, SIZES, tmp_path / "cache", **config)
+        [train, *_] = build(core, SIZES, tmp_path / "cache", **config)
+        for path in (tmp_path / "cache").glob(f"{train.datasets[0].unique_description_hash}*"):
+            path.unlink()
+        for suffix in (".bin", ".idx"):
+            Path(gone + suffix).unlink()
+    finally:
+        adapter.uninstall()
+    assert not adapter.is_installed()
+    assert dict(vars(core.GPTDataset)) == before
+    assert f"{gone}: left incomplete" in caplog.text
+    assert train.datasets[1][0]["tokens"].numel() == 16
 
 
 def test_mock_data(core: Any) -> None:

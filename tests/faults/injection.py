@@ -18,8 +18,8 @@ from typing import Any
 
 # What changes something: the places at which a process may die, and a disk may be full.
 CHANGES = (
-    "write", "pwrite", "fsync", "rename", "replace", "link", "symlink", "mkdir", "rmdir", "unlink",
-    "remove", "posix_fallocate", "ftruncate", "truncate", "copy_file_range",
+    "write", "writev", "pwrite", "fsync", "rename", "replace", "link", "symlink", "mkdir", "rmdir",
+    "unlink", "remove", "posix_fallocate", "ftruncate", "truncate", "copy_file_range",
 )  # fmt: skip
 READS = ("read", "pread", "stat", "lstat", "fstat", "listdir", "scandir")
 

@@ -1,8 +1,12 @@
 // Drives the Python-free headers under the sanitizers, each against an obvious loop.
 #include <algorithm>
+#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <random>
+#include <system_error>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "megaindex/bijection.hpp"
@@ -17,6 +21,7 @@
 #include "megaindex/masks.hpp"
 #include "megaindex/mt19937.hpp"
 #include "megaindex/packing.hpp"
+#include "megaindex/parallel.hpp"
 #include "megaindex/receipt.hpp"
 #include "megaindex/sample_index.hpp"
 #include "megaindex/shuffle.hpp"
@@ -527,9 +532,51 @@ void drive_blended_spans() {
   }
 }
 
+// A thread of a system that starts `left` more of them.
+struct ScarceThread {
+  static int64_t left;
+
+  template <class Task>
+  explicit ScarceThread(Task&& task) {
+    if (left-- == 0) throw std::system_error(EAGAIN, std::generic_category());
+    thread = std::thread(std::forward<Task>(task));
+  }
+  void join() { thread.join(); }
+
+  std::thread thread;
+};
+int64_t ScarceThread::left = 0;
+
+void drive_parallel() {
+  for (int64_t count = 1; count <= 5; ++count) {
+    for (int64_t startable = 0; startable < count; ++startable) {
+      for (int64_t bad = 0; bad <= count; ++bad) {  // bad == count: no part throws
+        ScarceThread::left = startable;
+        std::vector<int> runs(static_cast<size_t>(count));
+        std::vector<std::thread::id> threads(runs.size());
+        int64_t thrown = count;
+        try {
+          run_parallel<ScarceThread>(count, [&](int64_t part) {
+            ++runs[static_cast<size_t>(part)];
+            threads[static_cast<size_t>(part)] = std::this_thread::get_id();
+            if (part >= bad) throw part;
+          });
+        } catch (int64_t part) {
+          thrown = part;
+        }
+        check(thrown == bad, "the first part's exception");
+        check(runs == std::vector<int>(runs.size(), 1), "every part runs once");
+        const auto here = std::count(threads.begin(), threads.end(), std::this_thread::get_id());
+        check(here == count - startable, "parts without a thread run on the caller's");
+      }
+    }
+  }
+}
+
 }  // namespace
 
 int main() {
+  drive_parallel();
   drive_blended_spans();
   drive_gather<uint8_t, int32_t>(TokenType::kU8, 0);
   drive_gather<uint16_t, int64_t>(TokenType::kU16, 1);

@@ -49,7 +49,8 @@ def get_items_of_blend(self: Any, ids: Sequence[Any]) -> list[Any]:
     Reading from all sources at once needs all of them open, which is a wait before the first batch
     and memory that few samples are worth: until about every source was read, each is by itself.
     """
-    if not core().is_plain(self, "__getitem__") or not _are_places(ids, len(self)):
+    is_plain = core().is_plain(type(self), "BlendedDataset", "__getitem__")
+    if not is_plain or not _are_places(ids, len(self)):
         return [self[i] for i in ids]
     _read_before[self] = _read_before.get(self, 0) + len(ids)
     if _read_before[self] <= _EACH_BY_ITSELF * len(self.datasets):
@@ -81,6 +82,9 @@ def _reader_of(self: Any, datasets: Sequence[Any]) -> _Reader | None:
     return _readers[self]
 
 
+_READ_A_SAMPLE = ("__getitem__", "_query_document_sample_shuffle_indices")
+
+
 def _all_alike(datasets: Sequence[Any]) -> bool:
     config = datasets[0].config
     # Megatron-LM main counts empty documents in cu_seqlens, which our fields leave out
@@ -88,7 +92,8 @@ def _all_alike(datasets: Sequence[Any]) -> bool:
         return False
     return all(
         isinstance(dataset, core().gpt_dataset.GPTDataset)
-        and core().is_plain(dataset, "__getitem__", "_query_document_sample_shuffle_indices")
+        and core().is_plain(type(dataset), "GPTDataset", *_READ_A_SAMPLE)
+        and core().is_plain(type(dataset.dataset), "IndexedDataset", "__getitem__", "get")
         and dataset.config is config
         and dataset._pad_token_id == datasets[0]._pad_token_id
         and dataset.shuffle_index is not None

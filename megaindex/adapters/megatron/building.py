@@ -18,17 +18,20 @@ from megaindex.adapters.megatron import blending, indexing
 from megaindex.adapters.megatron.core import core, is_built_here
 from megaindex.adapters.megatron.corpus import Corpus
 from megaindex.adapters.megatron.deferred import Maker, fill_in_later
+from megaindex.adapters.megatron.drawing import Ahead, expected_draws
 from megaindex.adapters.megatron.indexing import Request, is_left_to_megatron
 from megaindex.adapters.megatron.reading import is_ours, open_later
 from megaindex.kernels import num_threads
 from megaindex.store.array_set import Sidecar
 from megaindex.store.array_writer import ArrayWriter, write_together
 from megaindex.store.claim import build_once
+from megaindex.store.listing import Listing
+from megaindex.store.sidecar import record_accepted
 
 logger = logging.getLogger("megaindex")
 
 _CLASS = "BlendedMegatronDatasetBuilder"
-_WORTH_A_THREAD = 256 << 10  # bytes of an .idx: 20,000 documents
+_WORTH_A_THREAD = 1 << 20  # bytes of an .idx: 50,000 documents
 _WORTH_LISTING = 20  # names for each dataset: looking for its five by themselves takes longer
 _TOGETHER = 64  # datasets recorded in one file: fewer than this are built by one thread
 
@@ -43,12 +46,16 @@ def build_megatron_datasets_parallel(
     if makers is None:
         original = core().originals[_CLASS, "_build_megatron_datasets_parallel"]
         return cast("list[list[Any]]", original(self, prefixes, split, sizes_per_dataset))
+    ahead = Ahead(expected_draws(self.config, self.sizes, split))
     with _uncollected():
         made = _make(self, makers, prefixes, sizes_per_dataset)
     pairs = [pair for row in made for pair in row if pair is not None]
-    _fill_in(pairs, self.config.path_to_cache)
-    columns = zip(*made, strict=True)
-    return [[None if pair is None else pair[0] for pair in column] for column in columns]
+    _fill_in(pairs, self.config.path_to_cache, ahead)
+    columns = [
+        [None if pair is None else pair[0] for pair in column] for column in zip(*made, strict=True)
+    ]
+    ahead.leave_for(columns)
+    return columns
 
 
 def _make(
@@ -99,7 +106,7 @@ def _makers(self: Any, prefixes: Sequence[str], split: Sequence[Any]) -> list[Ma
     return makers if all(maker is None or maker.is_possible for maker in makers) else None
 
 
-def _fill_in(pairs: Sequence[tuple[Any, Request]], directory: str | None) -> None:
+def _fill_in(pairs: Sequence[tuple[Any, Request]], directory: str | None, ahead: Ahead) -> None:
     requests = [request for _, request in pairs]
     if directory is None:  # every corpus has its own
         sidecars = [request.find_or_build() for request in requests]
@@ -110,20 +117,25 @@ def _fill_in(pairs: Sequence[tuple[Any, Request]], directory: str | None) -> Non
             directory,
             key,
             lambda: _find_all(requests, directory),
-            lambda: _build_missing(requests, directory),
+            lambda: _build_missing(requests, directory, ahead),
         )
     for (dataset, request), sidecar in zip(pairs, sidecars, strict=True):
         fill_in_later(dataset, request, sidecar)
 
 
-def _listing(requests: Sequence[Request], directory: str) -> Listing | None:
-    return Listing.of(directory, at_most=_WORTH_LISTING * len(requests))
+@contextlib.contextmanager
+def _listing(requests: Sequence[Request], directory: str) -> Iterator[Listing | None]:
+    """To look requests up by; what is found to be Megatron's is recorded at the end."""
+    listing = Listing.of(directory, at_most=_WORTH_LISTING * len(requests))
+    yield listing
+    accepted = [] if listing is None else listing.accepted
+    for begin in range(0, len(accepted), _TOGETHER):
+        record_accepted(accepted[begin : begin + _TOGETHER])
 
 
 def _find_all(requests: Sequence[Request], directory: str) -> list[Sidecar] | None:
     sidecars = []
-    listing = _listing(requests, directory)
-    with _uncollected():
+    with _uncollected(), _listing(requests, directory) as listing:
         for request in requests:
             sidecar = request.find(listing)
             if sidecar is None:
@@ -132,9 +144,10 @@ def _find_all(requests: Sequence[Request], directory: str) -> list[Sidecar] | No
     return sidecars
 
 
-def _build_missing(requests: Sequence[Request], directory: str) -> list[Sidecar]:
-    listing = _listing(requests, directory)
-    sidecars = [request.find(listing) for request in requests]
+def _build_missing(requests: Sequence[Request], directory: str, ahead: Ahead) -> list[Sidecar]:
+    ahead.start()
+    with _listing(requests, directory) as listing:
+        sidecars = [request.find(listing) for request in requests]
     missing = [number for number, sidecar in enumerate(sidecars) if sidecar is None]
     logger.info("building the index arrays of %d of %d datasets", len(missing), len(requests))
     parts = [missing[begin : begin + _TOGETHER] for begin in range(0, len(missing), _TOGETHER)]
@@ -193,13 +206,10 @@ def _patched(name: str, theirs: Any) -> Any:
 
 def coordinates(cls: Any, config: Any) -> bool:
     """Whether datasets of this class agree among themselves who builds, so that no rank waits."""
-    if not isinstance(cls, type) or is_left_to_megatron(config):
+    if not isinstance(cls, type):
         return False
-    functions = (
-        getattr(cls, "_build_document_sample_shuffle_indices", None),
-        getattr(cls, "_build_indices", None),
-    )
-    return functions in (
-        (indexing.build_document_sample_shuffle_indices, None),
-        (None, blending.build_indices),
-    )
+    build = getattr(cls, "_build_document_sample_shuffle_indices", None)
+    if build is indexing.build_document_sample_shuffle_indices:
+        return indexing.is_arranged_here(cls, config)
+    is_blend = getattr(cls, "_build_indices", None) is blending.build_indices
+    return is_blend and build is None and not is_left_to_megatron(config)

@@ -28,20 +28,19 @@ class Core:
     builder: ModuleType
     originals: dict[tuple[str, str], Callable[..., Any]]
 
-    def is_plain(self, dataset: Any, *names: str) -> bool:
-        """Whether a dataset has these methods from Megatron or from here, not from a subclass
-        of the user's own."""
+    def is_plain(self, cls: type, base: str, *names: str) -> bool:
+        """Whether a class has these methods of Megatron's class ``base`` from Megatron or from
+        here, not from a subclass of the user's own.
+
+        Functions are compared, not what they say of themselves: one that wraps Megatron's says the
+        same.
+        """
+        from megaindex.adapters.megatron.classes import METHODS
+
         return all(
-            getattr(getattr(type(dataset), name), "__module__", "").startswith(_OURS_OR_THEIRS)
+            getattr(cls, name, None) in (self.originals.get((base, name)), METHODS[base].get(name))
             for name in names
         )
-
-
-_OURS_OR_THEIRS = (
-    f"{_PACKAGE}.gpt_dataset",
-    f"{_PACKAGE}.blended_dataset",
-    "megaindex.adapters.megatron",
-)
 
 
 @functools.cache

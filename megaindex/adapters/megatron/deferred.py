@@ -25,7 +25,7 @@ from megaindex.adapters.megatron.indexing import (
     settings_of,
 )
 from megaindex.errors import FormatError, MissingFile
-from megaindex.store.array_set import Sidecar
+from megaindex.store.array_set import Arrays, Sidecar, check_unchanged
 from megaindex.store.sidecar import map_arrays
 
 logger = logging.getLogger("megaindex")
@@ -120,7 +120,10 @@ def fill_in_now() -> None:
     """Complete every dataset that is still waiting, before Megatron's classes lose the methods that
     would do it."""
     for dataset in list(_waiting):
-        vars(dataset).update(get_state(dataset))
+        try:
+            vars(dataset).update(get_state(dataset))
+        except Exception:  # one that cannot be read any more must not keep the others from it
+            logger.warning("%s: left incomplete", dataset.dataset_path, exc_info=True)
         vars(dataset).pop(_PENDING, None)
     _waiting.clear()
 
@@ -143,6 +146,7 @@ def _map(request: Request, sidecar: Sidecar) -> Arrays:
     """The arrays that ``sidecar`` was found to describe, built again if they were damaged."""
     assert request.files is not None
     try:
+        check_unchanged(request.files, sidecar)
         return map_arrays(request.files, sidecar)
     except (FormatError, MissingFile) as error:
         logger.warning("%s", error)

@@ -21,12 +21,12 @@ from megaindex.index.orders.shuffled import ShuffledOrder
 from megaindex.index.request import check_integers, check_total
 from megaindex.index.selection import count_tokens
 from megaindex.kernels.types import I32
-from megaindex.store.array_set import ArrayFiles, Arrays, Sidecar
+from megaindex.store.array_set import ArrayFiles, Arrays, Identity, Sidecar
 from megaindex.store.array_writer import ArrayWriter
 from megaindex.store.claim import build_once
 from megaindex.store.fingerprint import array_bytes
 from megaindex.store.listing import Listing
-from megaindex.store.sidecar import Identity, find_arrays, map_arrays
+from megaindex.store.sidecar import find_arrays, map_arrays
 
 logger = logging.getLogger("megaindex")
 
@@ -212,9 +212,7 @@ def build_document_sample_shuffle_indices(self: Any) -> tuple[Any, ...]:
     """``GPTDataset._build_document_sample_shuffle_indices``."""
     if isinstance(self.indices, Request):  # made by the builder, which fills the arrays in
         return None, None, None
-    if is_left_to_megatron(self.config) or not core().is_plain(
-        self, "_get_num_epochs", "_get_num_tokens_per_epoch"
-    ):
+    if not is_arranged_here(type(self), self.config):
         original = core().originals["GPTDataset", "_build_document_sample_shuffle_indices"]
         return tuple(original(self))
     request = request_of(self, Corpus(self.dataset))
@@ -225,6 +223,14 @@ def build_document_sample_shuffle_indices(self: Any) -> tuple[Any, ...]:
     else:
         arrays = map_arrays(request.files, request.find_or_build())
     return tuple(arrays[name] for name in ARRAYS)
+
+
+def is_arranged_here(cls: type, config: Any) -> bool:
+    """Whether the arrays of this class of GPTDatasets are built here: not where it counts epochs in
+    a way of its own."""
+    return not is_left_to_megatron(config) and core().is_plain(
+        cls, "GPTDataset", "_get_num_epochs", "_get_num_tokens_per_epoch"
+    )
 
 
 def is_left_to_megatron(config: Any) -> bool:

@@ -63,13 +63,16 @@ def install() -> None:
 
 
 def uninstall() -> None:
-    """Put back everything that `install` replaced; datasets made since go on working."""
-    reading.open_now()
-    deferred.fill_in_now()
-    while _waiting:
-        _waiting.pop()()
-    while _applied:
-        _applied.pop().undo()
+    """Put back everything that `install` replaced; datasets made since go on working, but for
+    those whose files are gone."""
+    try:
+        reading.open_now()
+        deferred.fill_in_now()
+    finally:
+        while _waiting:
+            _waiting.pop()()
+        while _applied:
+            _applied.pop().undo()
 
 
 def is_installed() -> bool:

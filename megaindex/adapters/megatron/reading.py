@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import logging
 import weakref
 from typing import Any
 
@@ -19,6 +20,8 @@ import numpy.typing as npt
 from megaindex.adapters.megatron.core import core
 from megaindex.errors import OutOfRange
 from megaindex.format import IndexedDataset
+
+logger = logging.getLogger("megaindex")
 
 DEFERRED = ("index", "bin_reader")
 
@@ -63,8 +66,13 @@ def open_now() -> None:
     """Open every dataset that is still waiting, before Megatron's class loses the methods that
     would do it."""
     for dataset in list(_waiting):
-        if DEFERRED[0] not in vars(dataset):
+        if DEFERRED[0] in vars(dataset):
+            continue
+        try:
             _open(dataset)
+        except Exception:  # one that cannot be read any more must not keep the others from it
+            logger.warning("%s: left unopened", dataset.path_prefix, exc_info=True)
+            dataset.index = dataset.bin_reader = None  # Megatron's __del__ expects them
     _waiting.clear()
 
 

@@ -18,11 +18,11 @@ from megaindex.index.orders import packing, shuffled
 from megaindex.index.orders.packing import PackingOrder
 from megaindex.index.orders.shuffled import Memory, ShuffledOrder, Sink
 from megaindex.kernels.sizes import ceil_div
-from megaindex.store.array_set import ArrayFiles, Arrays, Sidecar
+from megaindex.store.array_set import ArrayFiles, Arrays, Identity, Sidecar
 from megaindex.store.array_writer import ArrayWriter
 from megaindex.store.claim import build_once
 from megaindex.store.fingerprint import canonical_json, corpus_fingerprint, corpus_stamp
-from megaindex.store.sidecar import Identity, find_arrays, map_arrays
+from megaindex.store.sidecar import find_arrays, map_arrays
 
 _NAMES = {"document_index": "doc_idx", "sample_index": "sample_idx", "shuffle_index": "shuffle_idx"}
 

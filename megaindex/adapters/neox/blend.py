@@ -73,11 +73,20 @@ def reshuffles(self: Any) -> bool:
 
 def get_item(self: Any, idx: int) -> Any:
     """``__getitem__``."""
-    return get_items(self, [idx])[0]
+    return _read(self, [idx])[0]
 
 
 def get_items(self: Any, ids: Sequence[int]) -> list[Any]:
-    """``__getitems__``: the samples of a batch, those of each dataset read together."""
+    """``__getitems__``: the samples of a batch, those of each dataset read together.
+
+    One by one where a subclass has a ``__getitem__`` of its own.
+    """
+    if type(self).__getitem__ is not get_item:
+        return [self[idx] for idx in ids]
+    return _read(self, ids)
+
+
+def _read(self: Any, ids: Sequence[int]) -> list[Any]:
     wanted: I64 = np.asarray(ids, np.int64)
     within, epochs = wanted, np.zeros_like(wanted)
     if self._exact and reshuffles(self):
@@ -96,7 +105,7 @@ def get_items(self: Any, ids: Sequence[int]) -> list[Any]:
         dataset = self.datasets[number]
         at = np.flatnonzero(source == number)
         asked = (sample[at] + epochs[at] * len(dataset)).tolist()
-        parts.append((at, _read(dataset, asked)))
+        parts.append((at, _read_from(dataset, asked)))
     return batches.joined(parts, wanted.size)
 
 
@@ -105,7 +114,7 @@ def _is_asked_for_epochs(dataset: Any) -> bool:
     return samples is not None and samples.requested is None
 
 
-def _read(dataset: Any, ids: list[int]) -> list[Any]:
+def _read_from(dataset: Any, ids: list[int]) -> list[Any]:
     if hasattr(dataset, "__getitems__"):
         read: list[Any] = dataset.__getitems__(ids)
         return read

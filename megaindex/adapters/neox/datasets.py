@@ -177,14 +177,22 @@ def get_item(self: Any, idx: int) -> Any:
     if getattr(self, "megaindex", None) is None:
         name = _name(self)
         return framework().original(*name, "__getitem__")(self, idx)
-    return get_items(self, [idx])[0]
+    return _read(self, [idx])[0]
 
 
 def get_items(self: Any, ids: Sequence[int]) -> list[Any]:
-    """``__getitems__``: the samples of a batch, read together."""
-    samples: Samples | None = getattr(self, "megaindex", None)
-    if samples is None:
-        return [get_item(self, idx) for idx in ids]
+    """``__getitems__``: the samples of a batch, read together.
+
+    One by one where there is nothing of ours to read, or a subclass has a ``__getitem__`` of its
+    own, which a batch must not go past.
+    """
+    if getattr(self, "megaindex", None) is None or type(self).__getitem__ is not get_item:
+        return [self[idx] for idx in ids]
+    return _read(self, ids)
+
+
+def _read(self: Any, ids: Sequence[int]) -> list[Any]:
+    samples: Samples = self.megaindex
     wanted: I64 = np.asarray(ids, np.int64)
     if not samples.exact:
         wanted = _instead(self, wanted)

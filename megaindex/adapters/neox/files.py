@@ -66,9 +66,14 @@ class LegacyDataset(IndexedDataset):
 
 
 def mapped(dataset: Any) -> IndexedDataset | None:
-    """megaindex's own dataset under one of GPT-NeoX's; None under anybody else's, and for None."""
-    reader = getattr(getattr(dataset, "_index", dataset), "megaindex", None)
-    return reader if isinstance(reader, IndexedDataset) else None
+    """megaindex's own dataset under one of GPT-NeoX's; None under anybody else's, and for None.
+
+    A subclass that reads in its own way is somebody else's: reading under it would go past it.
+    """
+    reader = _reader(dataset)
+    kind = type(dataset)
+    reads_as_we_do = getattr(kind, "get", None) is get and kind.__getitem__ is get_item
+    return reader if isinstance(reader, IndexedDataset) and reads_as_we_do else None
 
 
 def make_dataset(path: str, impl: str, skip_warmup: bool = False) -> Any:
@@ -141,7 +146,5 @@ def get(self: Any, idx: Any, offset: int = 0, length: int | None = None) -> Any:
     return _reader(self).get(idx, offset, length)
 
 
-def _reader(self: Any) -> IndexedDataset:
-    reader = mapped(self)
-    assert reader is not None
-    return reader
+def _reader(dataset: Any) -> Any:
+    return getattr(getattr(dataset, "_index", dataset), "megaindex", None)

@@ -6,6 +6,7 @@ between them is data in `dialect`.
 
 from __future__ import annotations
 
+import functools
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
@@ -71,7 +72,7 @@ class ShuffledOrder:
     def total_tokens(self) -> int:
         return self.num_epochs * self.tokens_per_epoch
 
-    @property
+    @functools.cached_property
     def samples_built(self) -> int:
         return samples_in(
             self.total_tokens,
@@ -96,7 +97,7 @@ class ShuffledOrder:
             "shuffle_index": ((self.samples_built,), shuffle_dtype(self.samples_built)),
         }
 
-    @property
+    @functools.cached_property
     def final(self) -> FinalEpoch:
         return final_epoch(
             self.num_samples,

@@ -1,0 +1,152 @@
+"""Blends of many datasets: looked up by one listing, drawn while they are built."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from corpora import write_corpus
+from megatron_blends import assert_equal, build, installed, one_process, samples, write_corpora
+
+from megaindex.adapters.megatron import building, drawing
+from megaindex.errors import FormatError, MissingFile
+from megaindex.store.listing import Listing
+
+SIZES = (60, 9, 5)
+WEIGHTS = [1.0, 2.0, 3.0, 2.0, 1.0]
+CONFIG = {"split": "60,20,20", "mid_level_dataset_surplus": 1.0}
+
+
+@pytest.fixture(scope="module")
+def core(megatron_datasets: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    with one_process(megatron_datasets, tmp_path_factory.mktemp("store") / "store") as core:
+        yield core
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    return write_corpora(tmp_path_factory.mktemp("corpora"))
+
+
+def inodes(cache: Path) -> set[int]:
+    return {path.stat().st_ino for path in cache.glob("*-GPTDataset-*-megaindex.json")}
+
+
+@pytest.mark.parametrize("per_split", [False, True])
+def test_draws_are_made_ahead(
+    core: Any, corpora: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, per_split: bool
+) -> None:
+    """What the builder is expected to draw is what its blends ask for: none draws again."""
+    threads: list[str] = []
+    make = drawing.Draw.arrays_and_counts
+
+    def noted(self: drawing.Draw) -> drawing.Drawn:
+        threads.append(threading.current_thread().name)
+        return make(self)
+
+    monkeypatch.setattr(drawing.Draw, "arrays_and_counts", noted)
+    blend = (corpora, WEIGHTS)
+    config: dict[str, Any] = {"mid_level_dataset_surplus": 1.0}
+    if per_split:
+        config["blend_per_split"] = [blend, (corpora[1:], WEIGHTS[1:]), None]
+    else:
+        config |= {"blend": blend, "split": "60,20,20"}
+    with installed():
+        ours = build(core, SIZES, tmp_path / "ours", **config)
+    assert len(threads) == (2 if per_split else 3)
+    assert all(name.startswith("megaindex-draw") for name in threads)
+    assert not drawing._left
+    assert_equal(samples(ours), samples(build(core, SIZES, tmp_path / "theirs", **config)))
+
+
+def test_weights_by_size_are_drawn_when_sizes_are_known(
+    core: Any, corpora: list[str], tmp_path: Path
+) -> None:
+    config = {"blend": (corpora, None), **CONFIG}
+    with installed():
+        ours = build(core, SIZES, tmp_path / "ours", **config)
+    assert_equal(samples(ours), samples(build(core, SIZES, tmp_path / "theirs", **config)))
+
+
+@pytest.mark.parametrize("names", [20, 0])
+def test_with_and_without_a_listing(
+    core: Any,
+    corpora: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    names: int,
+) -> None:
+    """In a directory with too many other files each one is looked for by itself."""
+    monkeypatch.setattr(building, "_WORTH_LISTING", names)
+    config = {"blend": (corpora, WEIGHTS), **CONFIG}
+    expected = samples(build(core, SIZES, tmp_path / "theirs", **config))
+    with installed():
+        for cache in ("ours", "ours", "theirs", "theirs"):
+            assert_equal(samples(build(core, SIZES, tmp_path / cache, **config)), expected)
+    assert (Listing.of(str(tmp_path / "ours"), at_most=15 * names) is None) == (names == 0)
+    assert len(inodes(tmp_path / "ours")) == 1
+    assert len(inodes(tmp_path / "theirs")) == (1 if names else 15)  # accepted, and recorded
+
+
+@pytest.mark.parametrize("damage", ["cut", "removed"])
+def test_damage_that_a_listing_does_not_show(
+    core: Any, corpora: list[str], tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    """Noticed when the arrays are mapped; what is ours is built again."""
+    config = {"blend": (corpora, WEIGHTS), **CONFIG}
+    expected = samples(build(core, SIZES, tmp_path / "theirs", **config))
+    with installed():
+        build(core, SIZES, tmp_path / "ours", **config)
+        ours = build(core, SIZES, tmp_path / "ours", **config)
+        for victim in (tmp_path / "ours").glob("*-GPTDataset-*-sample_index.npy"):
+            if damage == "cut":
+                os.truncate(victim, victim.stat().st_size - 8)
+            else:
+                victim.unlink()
+        with caplog.at_level(logging.WARNING, "megaindex"):
+            assert_equal(samples(ours), expected)
+        assert "files are missing or of another size" in caplog.text
+        assert_equal(samples(build(core, SIZES, tmp_path / "ours", **config)), expected)
+
+
+def test_damage_of_what_is_not_ours(core: Any, corpora: list[str], tmp_path: Path) -> None:
+    config = {"blend": (corpora, WEIGHTS), **CONFIG}
+    build(core, SIZES, tmp_path, **config)
+    with installed():
+        build(core, SIZES, tmp_path, **config)  # accepted and recorded
+        ours = build(core, SIZES, tmp_path, **config)
+        [train, *_] = ours
+        victim = next(tmp_path.glob(f"{train.datasets[0].unique_description_hash}*shuffle*"))
+        whole = victim.read_bytes()
+        victim.write_bytes(whole[:-4])
+        with pytest.raises(FormatError, match="may be cut short or still be written"):
+            _ = train.datasets[0].shuffle_index
+        assert victim.read_bytes() == whole[:-4]
+        victim.write_bytes(whole)
+        assert train.datasets[0].shuffle_index.size == len(train.datasets[0])
+
+
+def test_damage_after_the_corpus_changed(core: Any, tmp_path: Path) -> None:
+    """Arrays of another corpus do not take the place of those that are gone."""
+    prefixes = [str(tmp_path / f"c{number}") for number in range(2)]
+    for prefix in prefixes:
+        write_corpus(Path(prefix), [40] * 30)
+    config = {"blend": (prefixes, [1.0, 1.0]), "split": "100", "mid_level_dataset_surplus": 1.0}
+    cache = tmp_path / "cache"
+    with installed():
+        build(core, SIZES, cache, **config)
+        [train, *_] = build(core, SIZES, cache, **config)
+        for suffix in (".bin", ".idx"):
+            os.unlink(prefixes[0] + suffix)
+        write_corpus(Path(prefixes[0]), [41] * 30)
+        first = train.datasets[0]
+        next(cache.glob(f"{first.unique_description_hash}*sample_index.npy")).unlink()
+        with pytest.raises(MissingFile, match="sample_index"):
+            _ = first.sample_index
+        for dataset in (first, *train.datasets[1:]):  # else `uninstall` would map them
+            vars(dataset).pop("_megaindex")
