@@ -23,3 +23,7 @@ class StorageError(MegaIndexError, OSError):
 
 class MissingFile(StorageError, FileNotFoundError):
     """A file that must exist does not."""
+
+
+class EngineError(MegaIndexError, RuntimeError):
+    """What runs the tasks of a command cannot be reached, or keeps losing one of them."""
