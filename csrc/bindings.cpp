@@ -22,6 +22,7 @@
 #include "megaindex/receipt.hpp"
 #include "megaindex/sample_index.hpp"
 #include "megaindex/shuffle.hpp"
+#include "megaindex/sort_by_sample.hpp"
 #include "megaindex/spans.hpp"
 #include "megaindex/windows.hpp"
 
@@ -270,6 +271,18 @@ py::tuple find_array_spans(const py::array& shuffle_index, const py::array& samp
                                    : run(runs_of_arrays<int64_t, int64_t>);
 }
 
+void fill_sorted(const py::array& shuffle_index, int64_t samples, int64_t begin, py::array& out) {
+  const auto* shuffle = input<uint32_t>(shuffle_index, "shuffle_index");
+  auto* entries = output<uint64_t>(out, "out");
+  const int64_t n = out.size();
+  require(0 <= begin && begin <= shuffle_index.size() && n <= shuffle_index.size() - begin &&
+              n < UINT32_MAX,
+          "begin, out: must lie in shuffle_index, fewer than 2**32 - 1 entries");
+  require(0 <= samples && samples <= int64_t{1} << 32, "samples: must be 0 to 2**32");
+  py::gil_scoped_release unlocked;
+  sort_by_sample(shuffle, samples, begin, n, entries);
+}
+
 // The arrays of every source of a blend, kept alive.
 struct SpanTable {
   std::vector<AnyIndexArrays> indices;
@@ -494,12 +507,20 @@ void add_receipts(const py::array& positions, const py::array& source, const py:
   require(keys.shape(1) == 2 && sums.shape(1) == 2,
           "keys, sums: expected two words for each source and each block");
   py::gil_scoped_release unlocked;
-  bool inside = spans.row_splits[0] == 0 && spans.row_splits[n] == runs;
+  // The sign bit tells: a vector of additions, where comparisons of 64 bits are slow.
+  uint64_t outside = 0;
+  const auto word = [](int64_t value) { return static_cast<uint64_t>(value); };
   for (int64_t k = 0; k < n; ++k) {
-    inside &= spans.row_splits[k] <= spans.row_splits[k + 1];
-    inside &= 0 <= block[k] && block[k] < num_blocks;
+    outside |= word(spans.row_splits[k + 1]) | (word(spans.row_splits[k + 1]) - word(spans.row_splits[k]));
+    outside |= word(block[k]) | (word(num_blocks - 1) - word(block[k]));
   }
-  for (int64_t k = 0; k < runs; ++k) inside &= 0 <= spans.source[k] && spans.source[k] < sources;
+  int32_t least = 0, most = 0;
+  for (int64_t k = 0; k < runs; ++k) {
+    least = std::min(least, spans.source[k]);
+    most = std::max(most, spans.source[k]);
+  }
+  const bool inside = spans.row_splits[0] == 0 && spans.row_splits[n] == runs &&
+                      (outside >> 63) == 0 && least == 0 && (runs == 0 || most < sources);
   require(inside, "row_splits, source, blocks: must lie inside the runs, keys and sums");
   receipt_add(at, n, spans, words, block, sum);
 }
@@ -956,6 +977,7 @@ PYBIND11_MODULE(_native, m) {
         "begins"_a, "ends"_a);
   m.def("array_spans", &find_array_spans, "shuffle_index"_a, "sample_index"_a, "document_index"_a,
         "lengths"_a, "extra"_a, "sample_ids"_a);
+  m.def("sort_by_sample", &fill_sorted, "shuffle_index"_a, "samples"_a, "begin"_a, "out"_a);
   py::class_<SpanTable>(m, "SpanTable");
   m.def("span_table", &span_table, "indices"_a);
   m.def("blended_spans", &find_blended_spans, "table"_a, "which"_a, "samples"_a);

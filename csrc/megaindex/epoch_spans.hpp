@@ -52,19 +52,25 @@ class EpochReader {
   void read(const int64_t* begins, const int64_t* ends, int64_t n, Runs& runs, int64_t* row_splits) {
     row_splits[0] = 0;
     std::vector<int64_t> numbers(static_cast<size_t>(n));
-    const auto request_group = [&](int64_t first) {
-      const int64_t count = std::clamp<int64_t>(n - first, 0, group_);
-      if (count == 0) return;
-      guess_pieces(begins + first, count, numbers.data() + first);
-      for (int64_t k = first; k < first + count; ++k) request(numbers[static_cast<size_t>(k)]);
-    };
-    request_group(0);
-    for (int64_t first = 0; first < n; first += group_) {
-      request_group(first + group_);
-      for (int64_t k = first; k < std::min(n, first + group_); ++k) {
+    int64_t requested = 0;  // the pieces of requests before this one are asked from memory
+    for (int64_t k = 0; k < n; ++k) {
+      if (in_last_document(begins[k], ends[k])) {
+        runs.add(static_cast<int64_t>(last_->documents[last_->cursor]),
+                 begins[k] - last_->ends[last_->cursor], ends[k] - begins[k]);
+      } else {
+        // no further ahead where documents are so long that requests before this one needed none
+        const int64_t ahead = requested < k ? 0 : group_;
+        requested = std::max(requested, k);
+        while (requested < std::min(n, k + ahead + 1)) {
+          const int64_t count = std::clamp<int64_t>(ahead, 1, n - requested);
+          guess_pieces(begins + requested, count, numbers.data() + requested);
+          for (const int64_t stop = requested + count; requested < stop; ++requested) {
+            request(numbers[static_cast<size_t>(requested)]);
+          }
+        }
         add_request(numbers[static_cast<size_t>(k)], begins[k], ends[k], runs);
-        row_splits[k + 1] = runs.size();
       }
+      row_splits[k + 1] = runs.size();
     }
   }
 
@@ -120,6 +126,7 @@ class EpochReader {
     }
     newest_ = (newest_ + 1) % pieces_.size();
     EpochPiece<T>& piece = pieces_[newest_];
+    if (last_ == &piece) last_ = nullptr;
     piece.number = number;
     piece.count = std::min(size_, documents_.size() - number * size_);
     piece.cursor = 0;
@@ -149,6 +156,12 @@ class EpochReader {
     return piece.ends[i + 1];
   }
 
+  // Whether these tokens are of the document that the last request ended in: of a long one most are.
+  bool in_last_document(int64_t begin, int64_t end) const {
+    return last_ != nullptr && last_->ends[last_->cursor] <= begin &&
+           end <= last_->ends[last_->cursor + 1];
+  }
+
   void add_request(int64_t guess, int64_t at, int64_t end, Runs& runs) {
     EpochPiece<T>* piece = &opened(guess);
     while (piece->ends[0] > at) piece = &opened(before(*piece));
@@ -160,7 +173,10 @@ class EpochReader {
         runs.add(static_cast<int64_t>(piece->documents[piece->cursor]),
                  at - piece->ends[piece->cursor], to - at);
         at = to;
-        if (at == end) return;
+        if (at == end) {
+          last_ = piece;
+          return;
+        }
       }
       piece = &opened_after(*piece);
     }
@@ -186,6 +202,7 @@ class EpochReader {
   const int64_t halves_, size_, num_pieces_, group_;  // pieces of a row, documents of a piece
   int64_t last_found_ = 0;
   size_t newest_ = 0;
+  const EpochPiece<T>* last_ = nullptr;  // the piece the last request ended in, until it is reused
   std::vector<EpochPiece<T>> pieces_;
   std::vector<T> piece_documents_;
   std::vector<int64_t> piece_ends_;

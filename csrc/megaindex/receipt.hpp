@@ -4,6 +4,7 @@
 // and workers add their own samples, and one swapped, repeated or shifted sample changes the sum.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 namespace megaindex {
@@ -42,11 +43,73 @@ struct LowLane {
 // One lane after the run at `at`, whose source has the fingerprint word `key`. The multiplication by
 // Lane::chain makes the order of runs count; the finaliser is left to the end of the sample.
 template <class Lane>
-inline uint64_t after_run(uint64_t h, uint64_t key, const ReceiptSpans& spans, int64_t at) {
+inline __attribute__((always_inline)) uint64_t after_run(uint64_t h, uint64_t key, const ReceiptSpans& spans, int64_t at) {
   return (h ^ (h >> 32)) * Lane::chain + key +
          static_cast<uint64_t>(spans.document[at]) * Lane::document +
          static_cast<uint64_t>(spans.offset[at]) * Lane::offset +
          static_cast<uint64_t>(spans.length[at]) * Lane::length;
+}
+
+// Samples of one run each, of one source, are hashed 8 at a time: a plain loop, which the compiler
+// turns into vector code.
+constexpr int64_t kLikeSamples = 8;
+
+inline bool are_alike(const ReceiptSpans& spans, int64_t first) {
+  const int64_t run = spans.row_splits[first];
+  int64_t other_runs = spans.row_splits[first + kLikeSamples] - (run + kLikeSamples);
+  for (int64_t k = 0; k < kLikeSamples; ++k) other_runs |= spans.row_splits[first + k] - (run + k);
+  if (other_runs != 0) return false;
+  int32_t other_sources = 0;
+  for (int64_t k = 1; k < kLikeSamples; ++k) {
+    other_sources |= spans.source[run + k] ^ spans.source[run];
+  }
+  return other_sources == 0;
+}
+
+template <class Lane>
+inline __attribute__((always_inline)) void hash_alike(const int64_t* positions,
+                                                      const ReceiptSpans& spans,
+                                                      const uint64_t* keys, int64_t first,
+                                                      uint64_t* hashes) {
+  const int64_t run = spans.row_splits[first];
+  const uint64_t key = keys[2 * spans.source[run]];
+  for (int64_t k = 0; k < kLikeSamples; ++k) {
+    hashes[k] = Lane::mix(after_run<Lane>(static_cast<uint64_t>(positions[first + k]), key, spans, run + k));
+  }
+}
+
+#if defined(__x86_64__)
+#define MEGAINDEX_RECEIPT_AVX2 __attribute__((target("avx2")))
+#else
+#define MEGAINDEX_RECEIPT_AVX2
+#endif
+
+MEGAINDEX_RECEIPT_AVX2 inline void hash_alike_avx2(const int64_t* positions,
+                                                   const ReceiptSpans& spans, const uint64_t* keys,
+                                                   int64_t first, uint64_t* high, uint64_t* low) {
+  hash_alike<HighLane>(positions, spans, keys, first, high);
+  hash_alike<LowLane>(positions, spans, keys + 1, first, low);
+}
+
+inline bool has_avx2() {
+#if defined(__x86_64__)
+  return __builtin_cpu_supports("avx2");
+#else
+  return false;
+#endif
+}
+
+// Both lanes of sample k.
+inline void hash_sample(int64_t position, const ReceiptSpans& spans, const uint64_t* keys, int64_t k,
+                        uint64_t& high, uint64_t& low) {
+  high = low = static_cast<uint64_t>(position);
+  for (int64_t at = spans.row_splits[k]; at < spans.row_splits[k + 1]; ++at) {
+    const uint64_t* key = keys + 2 * spans.source[at];
+    high = after_run<HighLane>(high, key[0], spans, at);
+    low = after_run<LowLane>(low, key[1], spans, at);
+  }
+  high = HighLane::mix(high);
+  low = LowLane::mix(low);
 }
 
 }  // namespace detail
@@ -62,18 +125,23 @@ inline void receipt_add(const int64_t* positions, int64_t n, const ReceiptSpans&
     sum[0] += sum_high + (sum[1] < sum_low);  // the carry
     sum_high = sum_low = 0;
   };
-  for (int64_t k = 0; k < n; ++k) {
-    auto high = static_cast<uint64_t>(positions[k]), low = high;
-    for (int64_t at = spans.row_splits[k]; at < spans.row_splits[k + 1]; ++at) {
-      const uint64_t* key = keys + 2 * spans.source[at];
-      high = detail::after_run<detail::HighLane>(high, key[0], spans, at);
-      low = detail::after_run<detail::LowLane>(low, key[1], spans, at);
-    }
-    high = detail::HighLane::mix(high);
-    low = detail::LowLane::mix(low);
+  const auto add = [&](int64_t k, uint64_t high, uint64_t low) {
     sum_low += low;
     sum_high += high + (sum_low < low);
     if (k + 1 == n || blocks[k + 1] != blocks[k]) add_to(blocks[k]);
+  };
+  const bool vectors = detail::has_avx2();
+  uint64_t high[detail::kLikeSamples], low[detail::kLikeSamples];
+  for (int64_t k = 0; k < n;) {
+    const int64_t count = std::min(n - k, detail::kLikeSamples);
+    if (vectors && count == detail::kLikeSamples && detail::are_alike(spans, k)) {
+      detail::hash_alike_avx2(positions, spans, keys, k, high, low);
+    } else {
+      for (int64_t i = 0; i < count; ++i) {
+        detail::hash_sample(positions[k + i], spans, keys, k + i, high[i], low[i]);
+      }
+    }
+    for (int64_t i = 0; i < count; ++i, ++k) add(k, high[i], low[i]);
   }
 }
 

@@ -40,7 +40,8 @@ class ArrayBatch {
   static constexpr int64_t kSamples = 64;
 
   ArrayBatch(const IndexArrays<Shuffle, Cell>& index, const int64_t* ids, int64_t count)
-      : index_(index), ids_(ids), count_(count) {
+      : index_(index), ids_(ids), count_(count), neighbours_(are_neighbours()) {
+    if (neighbours_) return;
     request_rows();
     request_documents();
     request_lengths();
@@ -48,13 +49,31 @@ class ArrayBatch {
 
   void add_to(Runs& runs, int64_t* row_splits) const {
     for (int64_t k = 0; k < count_; ++k) {
-      add_sample(extents_[k], runs);
+      if (neighbours_) {
+        add_sample(extent_of(static_cast<int64_t>(index_.shuffle[ids_[0] + k])), runs);
+      } else {
+        add_sample(extents_[k], runs);
+      }
       row_splits[k] = runs.size();
     }
   }
 
  private:
   static constexpr int64_t kDocumentsAhead = 16;
+
+  // Whether these are samples cut one after another, with some left out, asked for in that order:
+  // the processor then fetches ahead by itself.
+  bool are_neighbours() const {
+    const int64_t first = ids_[0], last = ids_[count_ - 1];
+    if (first < 0 || last != first + count_ - 1 || last >= index_.num_samples) return false;
+    bool follow = true;
+    for (int64_t k = 1; k < count_; ++k) {
+      follow &= ids_[k - 1] < ids_[k] && index_.shuffle[first + k - 1] < index_.shuffle[first + k];
+    }
+    const auto begin = static_cast<int64_t>(index_.shuffle[first]);
+    const auto end = static_cast<int64_t>(index_.shuffle[last]);
+    return follow && begin >= 0 && end < index_.num_rows - 1 && end - begin < 16 * kSamples;
+  }
 
   void request_rows() {
     for (int64_t k = 0; k < count_; ++k) {
@@ -79,16 +98,20 @@ class ArrayBatch {
 
   void request_documents() {
     for (int64_t k = 0; k < count_; ++k) {
-      const Cell* cells = index_.samples + 2 * extents_[k].first;
-      Extent extent{cells[0], cells[1], cells[2], cells[3]};
-      if (extent.first < 0 || extent.first > extent.last || extent.last >= index_.num_documents ||
-          extent.end > INT32_MAX) {
-        damaged(extent);
-      }
-      extent.end += index_.extra;
-      extents_[k] = extent;
-      __builtin_prefetch(index_.documents + extent.first);
+      extents_[k] = extent_of(extents_[k].first);
+      __builtin_prefetch(index_.documents + extents_[k].first);
     }
+  }
+
+  Extent extent_of(int64_t row) const {
+    const Cell* cells = index_.samples + 2 * row;
+    Extent extent{cells[0], cells[1], cells[2], cells[3]};
+    if (extent.first < 0 || extent.first > extent.last || extent.last >= index_.num_documents ||
+        extent.end > INT32_MAX) {
+      damaged(extent);
+    }
+    extent.end += index_.extra;
+    return extent;
   }
 
   void request_lengths() const {
@@ -133,7 +156,8 @@ class ArrayBatch {
   const IndexArrays<Shuffle, Cell>& index_;
   const int64_t* ids_;
   const int64_t count_;
-  Extent extents_[kSamples];  // between two steps `first` holds the row
+  const bool neighbours_;
+  Extent extents_[kSamples];  // between two steps `first` holds the row; unused for neighbours
 };
 
 }  // namespace detail

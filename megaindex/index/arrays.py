@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import numpy.typing as npt
 
 from megaindex.index.spans import Spans, check_sample_ids
+from megaindex.index.walk import CHUNK, SCATTERED, Chunks, located, share
 from megaindex.kernels import active
-from megaindex.kernels.types import I32, IntArray
+from megaindex.kernels.types import I32, I64, U64, IntArray
+
+_SORTED = 1 << 24  # samples that a walk sorts at a time, 8 bytes each
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -46,9 +50,36 @@ class ArrayIndex:
             OutOfRange: an id below 0 or not below ``num_samples``.
             InvalidArgument: the arrays are damaged: they lead outside of each other.
         """
-        ids = check_sample_ids(sample_ids, self.num_samples)
+        return self._spans(self.shuffle_index, check_sample_ids(sample_ids, self.num_samples))
+
+    def walk(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
+        """See `megaindex.index.walk.walk`: in the order in which samples are cut.
+
+        Raises:
+            InvalidArgument: as `locate`, or a sample is served twice.
+        """
+        first, stop = share(begin, end, part, parts)
+        sortable = self.shuffle_index.dtype == np.uint32
+        if not sortable or (stop - first) * SCATTERED < len(self.sample_index):
+            yield from located(self, first, stop, 0, 1)
+            return
+        entries = np.empty(min(_SORTED, stop - first), np.uint64)
+        for low in range(first, stop, _SORTED):
+            yield from self._in_cut_order(low, entries[: stop - low])
+
+    def _in_cut_order(self, begin: int, entries: U64) -> Chunks:
+        samples = len(self.sample_index) - 1
+        active().sort_by_sample(self.shuffle_index, samples, begin, entries)
+        for at in range(0, entries.size, CHUNK):
+            chunk = entries[at : at + CHUNK]
+            cut = (chunk >> np.uint64(32)).astype(np.uint32)
+            positions = (chunk & np.uint64(2**32 - 1)).view(np.int64)
+            positions += begin
+            yield positions, self._spans(cut, np.arange(cut.size))
+
+    def _spans(self, shuffle_index: IntArray, ids: I64) -> Spans:
         runs = active().array_spans(
-            self.shuffle_index,
+            shuffle_index,
             self.sample_index,
             self.document_index,
             self.sequence_lengths,

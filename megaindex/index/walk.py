@@ -18,6 +18,10 @@ from megaindex.kernels.types import I64
 CHUNK = 1 << 14
 """Samples given at once: what passes from kernel to kernel stays in a near cache."""
 
+SCATTERED = 8
+"""One sample in so few, or fewer, is found faster in the order of training than by passing over all
+of them in the order in which they lie."""
+
 Chunks: TypeAlias = Iterator[tuple[I64, Spans]]
 """Positions in the order of training, int64[n], and the runs of the samples there."""
 

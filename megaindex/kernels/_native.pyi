@@ -56,6 +56,7 @@ def array_spans(
     extra: int,
     sample_ids: I64,
 ) -> tuple[I64, I64, I64, I64]: ...
+def sort_by_sample(shuffle_index: U32, samples: int, begin: int, out: U64) -> None: ...
 def window_spans(
     pointers: I64,
     lengths: I32,

@@ -93,6 +93,8 @@ class Backend(Protocol):
         sample_ids: I64,
     ) -> tuple[I64, I64, I64, I64]: ...
 
+    def sort_by_sample(self, shuffle_index: U32, samples: int, begin: int, out: U64) -> None: ...
+
     def window_spans(
         self,
         pointers: I64,

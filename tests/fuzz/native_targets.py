@@ -196,11 +196,19 @@ def _checkpoints(c: Choices) -> Arguments:
     return [array(c, "float64", 1 + c.below(9), 99), c.integer(200), 1 + c.integer(50)]
 
 
+def _sort_by_sample(c: Choices) -> Arguments:
+    samples = c.below(40)
+    shuffle = array(c, "uint32", c.below(40), max(0, samples - 1))
+    count = c.below(1 + len(shuffle))
+    return [shuffle, samples, c.below(1 + len(shuffle) - count), np.zeros(count, np.uint64)]
+
+
 CALLS: dict[str, Callable[[Choices], Arguments]] = {
     "seed_state": lambda c: [c.integer(255)],
     "shuffle": lambda c: [_state(c), _any_ints(c), _threads(c)],
     "shuffled_range": lambda c: [_state(c), c.integer(99), _any_ints(c), _threads(c)],
     "shuffled_documents": _documents,
+    "sort_by_sample": _sort_by_sample,
     "draw_positions": _draw,
     "cut_samples": _cut_samples,
     "bijection_apply": _bijection,

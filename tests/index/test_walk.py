@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import megaindex
 from megaindex.format import IndexedDataset
+from megaindex.index import arrays
 from megaindex.index import ladder as ladder_module
 from megaindex.index import walk as walk_module
 from megaindex.index.extended import ExtendedIndex, extend_index
@@ -37,8 +38,9 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> IndexedDataset:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (walk_module, blocks):
+    for module in (walk_module, blocks, arrays):
         monkeypatch.setattr(module, "CHUNK", 37)
+    monkeypatch.setattr(arrays, "_SORTED", 101)
 
 
 def build(corpus: Any, order: str, **settings: Any) -> Any:
@@ -120,6 +122,13 @@ def test_computed_orders_walk_in_the_order_of_the_tokens(
     positions = np.concatenate([p for p, _ in walk(index, 0, index.num_samples)])
     assert (positions != np.arange(positions.size)).any()
     np.testing.assert_array_equal(index.shuffled_samples(0)[positions], np.arange(positions.size))
+
+
+def test_arrays_are_walked_in_the_order_of_cutting(corpus: IndexedDataset) -> None:
+    index = build(corpus, "megatron")
+    assert isinstance(index, Walkable)
+    for positions, _ in walk(index, 0, index.num_samples):
+        assert (np.diff(index.shuffle_index[positions].astype(np.int64)) > 0).all()
 
 
 @pytest.mark.parametrize("name", ["reference", "numba", "native"])

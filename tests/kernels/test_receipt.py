@@ -17,11 +17,13 @@ KEYS = np.array([[1, 2], [2**64 - 1, 5]], np.uint64)
 
 def arguments(generator: np.random.Generator, samples: int) -> list[Any]:
     """Positions, source, document, offset, length and row_splits, with values of any size."""
-    splits = np.concatenate(([0], np.cumsum(generator.integers(1, 5, samples)))).astype(np.int64)
+    most = int(generator.integers(2, 6))  # 2: one run each
+    splits = np.concatenate(([0], np.cumsum(generator.integers(1, most, samples)))).astype(np.int64)
     runs = int(splits[-1])
     wide = [generator.integers(0, 2 ** int(generator.integers(1, 63)), runs) for _ in range(3)]
     positions = generator.integers(0, 2**62, samples)
-    return [positions, generator.integers(0, 2, runs).astype(np.int32), *wide, splits]
+    sources = generator.integers(0, int(generator.integers(1, 3)), runs).astype(np.int32)
+    return [positions, sources, *wide, splits]
 
 
 def hashes(backend: Any, spans: list[Any]) -> np.ndarray:

@@ -72,6 +72,7 @@ def arrays(lengths: np.ndarray, epochs: int, S: int, extra: int, seed: int) -> t
     extra=st.integers(0, 1),
     seed=st.integers(0, 99),
     wide=st.tuples(st.booleans(), st.booleans()),
+    left_out=st.sampled_from([None, 0, 2, 40]),
 )
 def test_samples_of_arrays_are_stretches_of_the_concatenated_documents(
     backend: Any,
@@ -81,13 +82,17 @@ def test_samples_of_arrays_are_stretches_of_the_concatenated_documents(
     extra: int,
     seed: int,
     wide: tuple[bool, bool],
+    left_out: int | None,
 ) -> None:
     sizes = np.array(lengths, np.int32)
     shuffle, rows, documents = arrays(sizes, epochs, S, extra, seed)
+    if left_out is not None:  # in the order of cutting, with gaps
+        shuffle = np.sort(shuffle)[:: left_out + 1].copy()
     stream = [t for d in documents for t in range(begins(sizes)[d], begins(sizes)[d + 1])]
     given_arrays = shuffle.astype(np.int64) if wide[0] else shuffle
     given_rows = rows.astype(np.int64) if wide[1] else rows
     ids = np.random.default_rng(seed).integers(0, max(1, shuffle.size), 3 * shuffle.size)
+    ids = ids if left_out is None else np.arange(shuffle.size)
     spans = backend.array_spans(given_arrays, given_rows, documents, unaligned(sizes), extra, ids)
     expected = [stream[S * s : S * s + S + extra] for s in shuffle[ids].tolist()]
     assert token_lists(spans, begins(sizes)) == expected

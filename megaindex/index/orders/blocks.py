@@ -16,11 +16,9 @@ import numpy.typing as npt
 from megaindex.index.orders.arrayless import Arrayless
 from megaindex.index.orders.keys import order_key
 from megaindex.index.spans import Spans, check_sample_ids, joined
-from megaindex.index.walk import CHUNK, Chunks, located, share
+from megaindex.index.walk import CHUNK, SCATTERED, Chunks, located, share
 from megaindex.kernels import active
 from megaindex.kernels.types import I64, U64
-
-_SCATTERED = 8  # of a smaller part than one in so many, samples are found faster one by one
 
 
 class Block(NamedTuple):
@@ -75,7 +73,7 @@ class BlockOrder(Arrayless):
         while begin < end:
             block = self._block(number)
             stop = min(end, block.first + block.size)
-            if (stop - begin) * _SCATTERED < block.size:
+            if (stop - begin) * SCATTERED < block.size:
                 yield from located(self, begin, stop, part, parts)
             else:
                 low, high = begin - block.first, stop - block.first

@@ -28,6 +28,7 @@ from megaindex.kernels.reference.shuffle import (
     shuffle,
     shuffled_documents,
     shuffled_range,
+    sort_by_sample,
 )
 from megaindex.kernels.reference.spans import array_spans
 from megaindex.kernels.reference.windows import window_spans
@@ -61,6 +62,7 @@ __all__ = [
     "shuffle",
     "shuffled_documents",
     "shuffled_range",
+    "sort_by_sample",
     "span_table",
     "token_table",
     "window_spans",

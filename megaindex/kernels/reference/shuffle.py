@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 
+from megaindex.errors import InvalidArgument
 from megaindex.kernels.types import I32, U32, U64, IntArray
 
 STATE_WORDS = 625  # MT19937's 624 words and the read position
@@ -82,3 +85,30 @@ def _unpack(state: U32) -> np.random.RandomState:
     stream = np.random.RandomState()
     stream.set_state(("MT19937", state[:-1], int(state[-1]), 0, 0.0))
     return stream
+
+
+def sort_by_sample(shuffle_index: U32, samples: int, begin: int, out: U64) -> None:
+    """Entries of a shuffle from ``begin`` on, as many as fit into ``out``, sorted by their samples.
+
+    Each becomes ``sample << 32 | k``, where k counts entries from ``begin``. ``shuffle_index``
+    holds each of ``samples`` samples at most once. Of shuffle 2 0 1 from 1 on, these are 0 << 32
+    and 1 << 32 | 1.
+
+    Raises:
+        InvalidArgument: an entry is no sample, or the same as another: the array is damaged.
+    """
+    here = [(int(sample), k) for k, sample in enumerate(shuffle_index[begin : begin + out.size])]
+    for sample, k in here:
+        if sample >= samples:
+            raise InvalidArgument(
+                f"shuffle_index: entry {begin + k} is {sample}, sample_index holds {samples} "
+                "samples; build the index again"
+            )
+    here.sort()
+    for (sample, one), (other, two) in pairwise(here):
+        if sample == other:
+            raise InvalidArgument(
+                f"shuffle_index: entries {begin + one} and {begin + two} are both {sample}; build "
+                "the index again"
+            )
+    out[:] = [sample << 32 | k for sample, k in here]
