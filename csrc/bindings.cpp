@@ -377,7 +377,7 @@ void cut(const py::array& lengths, const py::array& document_index, int64_t sequ
   uint16_t* short_lengths = compact ? room.mutable_data() : nullptr;
   auto run = [&](auto* rows) {
     py::gil_scoped_release unlocked;
-    cut_samples(sizes, n, documents, m, g, num_threads, short_lengths, rows);
+    cut_samples(sizes, n, documents, m, g, num_threads, short_lengths, rows, Signals{});
   };
   if (is<int32_t>(out)) return run(output<int32_t>(out, "out", 2));
   run(output<int64_t>(out, "out", 2));
@@ -465,7 +465,7 @@ void fill_epoch_starts(const py::array& key, const py::array& lengths, int64_t c
   int64_t* starts = output<int64_t>(out, "out");
   check_starts(out, documents, stride);
   py::gil_scoped_release unlocked;
-  epoch_starts(documents, stride, num_threads, starts);
+  epoch_starts(documents, stride, num_threads, starts, Signals{});
 }
 
 py::tuple find_epoch_spans(const py::array& key, const py::array& lengths, int64_t copies,

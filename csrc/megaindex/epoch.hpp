@@ -11,6 +11,7 @@
 
 #include "megaindex/bijection.hpp"
 #include "megaindex/parallel.hpp"
+#include "megaindex/poll.hpp"
 #include "megaindex/sample_index.hpp"
 
 namespace megaindex {
@@ -57,12 +58,13 @@ namespace detail {
 // Adds the tokens of entries [begin, end) of the copies, laid side by side, to the stride that each
 // is in. The other way round, stride by stride, every length would be a wait for memory: lengths
 // are many, strides few enough for a cache.
-template <class T>
+template <class T, class Poll>
 void add_to_strides(const PermutedDocuments& documents, int64_t stride, int64_t begin, int64_t end,
-                    int64_t* sums) {
+                    int64_t* sums, const SharedPoll<Poll>& poll) {
   constexpr int64_t kBatch = 1024;
   T positions[kBatch];
   for (int64_t first = begin; first < end; first += kBatch) {
+    if ((first - begin) % kPollEvery == kPollEvery - kBatch) poll();
     const int64_t count = std::min(kBatch, end - first);
     documents.positions(first, count, positions);
     int64_t document = first % documents.num_documents();
@@ -77,14 +79,16 @@ void add_to_strides(const PermutedDocuments& documents, int64_t stride, int64_t 
 
 // starts[j] = tokens before position j * stride; the last entry is the tokens of the pass. There
 // are ceil(size / stride) + 1 entries.
-inline void epoch_starts(const PermutedDocuments& documents, int64_t stride, int num_threads,
-                         int64_t* starts) {
+template <class Poll = NoPoll>
+void epoch_starts(const PermutedDocuments& documents, int64_t stride, int num_threads,
+                  int64_t* starts, Poll poll = {}) {
+  const SharedPoll<Poll> shared(poll);
   const int64_t size = documents.size(), strides = (size + stride - 1) / stride;
   const auto add = [&](int64_t begin, int64_t end, int64_t* sums) {
     if (size <= INT32_MAX) {
-      detail::add_to_strides<uint32_t>(documents, stride, begin, end, sums);
+      detail::add_to_strides<uint32_t>(documents, stride, begin, end, sums, shared);
     } else {
-      detail::add_to_strides<uint64_t>(documents, stride, begin, end, sums);
+      detail::add_to_strides<uint64_t>(documents, stride, begin, end, sums, shared);
     }
   };
   const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(num_threads, size / (1 << 17)));

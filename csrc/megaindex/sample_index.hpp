@@ -9,6 +9,7 @@
 
 #include "megaindex/invalid_input.hpp"
 #include "megaindex/parallel.hpp"
+#include "megaindex/poll.hpp"
 
 namespace megaindex {
 
@@ -67,11 +68,13 @@ struct ShortLengths {
 };
 
 // Lengths of documents in the order of document_index, requested from memory well ahead.
-template <class Lengths>
+template <class Lengths, class Poll>
 class LengthReader {
  public:
-  LengthReader(const Lengths& lengths, const int32_t* documents)
-      : lengths_(lengths), documents_(documents) {}
+  LengthReader(const Lengths& lengths, const int32_t* documents, const SharedPoll<Poll>& poll)
+      : lengths_(lengths), documents_(documents), poll_(poll) {}
+
+  void poll() const { poll_(); }
 
   void request(int64_t position) const {
     const auto document = static_cast<uint64_t>(int64_t{documents_[position]});
@@ -93,16 +96,22 @@ class LengthReader {
 
   const Lengths lengths_;
   const int32_t* documents_;
+  const SharedPoll<Poll>& poll_;
 };
+
+constexpr int64_t kPollEvery = int64_t{1} << 20;  // documents
 
 // Calls visit(position, length) for begin, begin+1, ..., end-1.
 template <class Reader, class Visit>
 void forward(const Reader& lengths, int64_t begin, int64_t end, Visit&& visit) {
   for (int64_t d = begin; d < std::min(end, begin + kLookAhead); ++d) lengths.request(d);
   int64_t d = begin;
-  for (; d < end - kLookAhead; ++d) {
-    lengths.request(d + kLookAhead);
-    visit(d, lengths.at(d));
+  while (d < end - kLookAhead) {
+    for (const int64_t stop = std::min(end - kLookAhead, d + kPollEvery); d < stop; ++d) {
+      lengths.request(d + kLookAhead);
+      visit(d, lengths.at(d));
+    }
+    lengths.poll();
   }
   for (; d < end; ++d) visit(d, lengths.at(d));
 }
@@ -111,9 +120,12 @@ template <class Reader, class Visit>
 void backward(const Reader& lengths, int64_t begin, int64_t end, Visit&& visit) {
   for (int64_t d = end - 1; d >= std::max(begin, end - kLookAhead); --d) lengths.request(d);
   int64_t d = end - 1;
-  for (; d >= begin + kLookAhead; --d) {
-    lengths.request(d - kLookAhead);
-    visit(d, lengths.at(d));
+  while (d >= begin + kLookAhead) {
+    for (const int64_t stop = std::max(begin + kLookAhead, d - kPollEvery); d >= stop; --d) {
+      lengths.request(d - kLookAhead);
+      visit(d, lengths.at(d));
+    }
+    lengths.poll();
   }
   for (; d >= begin; --d) visit(d, lengths.at(d));
 }
@@ -313,20 +325,19 @@ inline bool short_lengths_pay(int64_t num_lengths, int64_t num_documents, int64_
 
 // Fills rows[num_samples + 1][2]. `lengths` holds int32, aligned or not; `short_lengths` is null or
 // room for as many uint16. Throws InvalidInput if an id, a length or the number of tokens does
-// not fit; rows is unspecified then.
-template <class T>
+// not fit, or what poll throws; rows is unspecified then.
+template <class T, class Poll = NoPoll>
 void cut_samples(const unsigned char* lengths, int64_t num_lengths, const int32_t* document_index,
                  int64_t num_documents, const SampleGeometry& g, int num_threads,
-                 uint16_t* short_lengths, T* rows) {
+                 uint16_t* short_lengths, T* rows, Poll poll = {}) {
+  const SharedPoll<Poll> shared(poll);
+  const auto cut = [&](const auto& sizes) {
+    const detail::LengthReader reader(sizes, document_index, shared);
+    detail::cut(reader, num_documents, g, num_threads, rows);
+  };
   const detail::FileLengths file{lengths, num_lengths};
-  if (short_lengths == nullptr) {
-    detail::cut(detail::LengthReader<detail::FileLengths>(file, document_index), num_documents, g,
-                num_threads, rows);
-  } else {
-    const detail::ShortLengths compact(file, short_lengths);
-    detail::cut(detail::LengthReader<detail::ShortLengths>(compact, document_index), num_documents,
-                g, num_threads, rows);
-  }
+  if (short_lengths == nullptr) return cut(file);
+  cut(detail::ShortLengths(file, short_lengths));
 }
 
 }  // namespace megaindex

@@ -56,6 +56,22 @@ def counts() -> tuple[Any, None, None]:
     return np.zeros(20, np.int64), None, None
 
 
+def starts_of_a_pass(threads: int) -> None:
+    native.epoch_starts(
+        KEY, np.full(10, 3, np.int32), 2**32, 2**20, np.zeros(10 * 2**12 + 1, np.int64), threads
+    )
+
+
+def cut(threads: int) -> None:
+    """2**28 documents of a token: a second, in pages that are never written."""
+    size, documents = 2**20, np.zeros(2**28, np.int32)
+    rows = np.empty((documents.size // size, 2), np.int64)
+    tokens = documents.size
+    native.cut_samples(ONE_TOKEN, documents, size, 1, len(rows) - 1, tokens, rows, threads)
+
+
+KEY = np.array([1, 2], np.uint64)
+ONE_TOKEN = np.ones(1, np.int32)
 WEIGHTS = np.arange(1, 21)
 HOURS = 2**41
 LONG = {
@@ -66,6 +82,10 @@ LONG = {
     "checkpoints, short stride": lambda: native.blend_checkpoints(WEIGHTS / 210, 2**27, 33),
     "divisor": lambda: native.divisor_fill(WEIGHTS.astype(np.uint64), 0, HOURS, *counts()),
     "exhaustive": lambda: native.blend_exhaustive(WEIGHTS * HOURS, 0, HOURS, *counts()),
+    "epoch starts": lambda: starts_of_a_pass(1),
+    "epoch starts, two threads": lambda: starts_of_a_pass(2),
+    "samples": lambda: cut(1),
+    "samples, three threads": lambda: cut(3),
     "mapping": lambda: native.build_mapping(
         np.array([0, 1000]), np.full(1000, 9, np.int32), 2**31 - 1, 2**60, 30, 0.1, 1
     ),
