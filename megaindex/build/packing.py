@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
@@ -18,7 +17,7 @@ from megaindex.index.orders.packing import PackImpl, PackingIndex, PackingOrder
 from megaindex.index.orders.shuffled import Memory
 from megaindex.kernels.types import I32, IntArray
 from megaindex.store.cache import fetch
-from megaindex.store.fingerprint import array_bytes, corpus_fingerprint
+from megaindex.store.fingerprint import array_checksum, corpus_fingerprint
 
 PACK_IMPLS = ("packed", "unpacked", "pack_until_overflow")
 
@@ -225,9 +224,9 @@ def order_parameters(order: PackingOrder) -> dict[str, Any]:
     return {
         "order": "neox",
         "pack_impl": order.pack_impl,
-        "documents": xxhash.xxh3_128_hexdigest(array_bytes(order.documents)),
-        "lengths": xxhash.xxh3_128_hexdigest(array_bytes(order.lengths)),
-        "takes_part": xxhash.xxh3_128_hexdigest(array_bytes(order.takes_part)),
+        "documents": array_checksum(order.documents),
+        "lengths": array_checksum(order.lengths),
+        "takes_part": array_checksum(order.takes_part),
         "sequence_length": order.sequence_length,
         "seed": order.seed,
         "num_samples": order.num_samples,

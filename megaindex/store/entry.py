@@ -13,13 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from megaindex.io.failures import as_storage_error
 from megaindex.io.filesystem import is_local
 from megaindex.kernels.types import IntArray
 from megaindex.store.durable import make_durable_later
-from megaindex.store.fingerprint import array_bytes
+from megaindex.store.fingerprint import array_checksum
 from megaindex.store.manifest import MANIFEST, ArrayRecord, Manifest
 from megaindex.store.npy import WORTH_MAPPING, map_new, npy_header, populate, write_new
 
@@ -67,7 +66,7 @@ class EntryWriter:
     def done(self, name: str) -> None:
         array = self._arrays[name]
         if self._is_mapped(array):
-            task = self._pool.submit(lambda: xxhash.xxh3_128_hexdigest(array_bytes(array)))
+            task = self._pool.submit(array_checksum, array)
         else:
             task = self._pool.submit(write_new, self._file(name), array)
         self._checksums[name] = task
