@@ -12,6 +12,7 @@ import numpy as np
 
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.companions import check_in_step
 from megaindex.index.orders import packing
 from megaindex.index.orders.packing import PackImpl, PackingIndex, PackingOrder
 from megaindex.index.orders.shuffled import Memory
@@ -117,7 +118,7 @@ def packing_order(
         FormatError: the labels are not one for each token.
     """
     if label_dataset is not None:
-        packing.check_in_step(dataset, label_dataset, "labels")
+        check_in_step(dataset, label_dataset, "labels")
     documents = np.asarray(chosen, np.int64)
     lengths = np.ascontiguousarray(dataset.sequence_lengths[documents])
     order = PackingOrder(
@@ -176,7 +177,7 @@ def pair_order(
     takes_part = np.ones(len(pos), bool)
     for text, labels in sides:
         if labels is not None:
-            packing.check_in_step(text, labels, "labels")
+            check_in_step(text, labels, "labels")
         takes_part &= packing.documents_taking_part(
             pack_impl,
             documents,

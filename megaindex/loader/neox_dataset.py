@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
-from megaindex.index.orders.packing import IGNORED_LABEL, check_in_step
+from megaindex.index.companions import IGNORED_LABEL, check_in_step
 from megaindex.index.spans import Index, Spans
 from megaindex.kernels.types import I64
 from megaindex.loader.tokens import MappedTokens
