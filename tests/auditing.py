@@ -1,10 +1,7 @@
-"""Brute-force counting, and the two command lines in this process."""
+"""Brute-force counting."""
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import io
 from typing import Any
 
 import numpy as np
@@ -70,15 +67,3 @@ def as_plain(histograms: Any) -> dict[str, Any]:
         "in_part": _trimmed(histograms.documents_in_part),
         "whole": _trimmed(histograms.documents_whole),
     }
-
-
-def cli(verb: str, *words: object) -> tuple[int, str, str]:
-    """Exit status, stdout and stderr of ``megaindex <verb>``."""
-    main = importlib.import_module(f"megaindex.cli.{verb}").main
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            status = main([str(word) for word in words])
-        except SystemExit as exit_:
-            status = int(exit_.code or 0)
-    return status, out.getvalue(), err.getvalue()

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-import io
 import json
 from pathlib import Path
 
 import numpy as np
 import pytest
+from command_line import cli
 from corpora import write_corpus
 
 from megaindex.build.recipe import open_recipe
-from megaindex.cli import main
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.recipe.recipe_file import read_recipe
 
@@ -41,16 +39,6 @@ def run_file(tmp_path: Path) -> Path:
     path = tmp_path / "run.yaml"
     path.write_text(RECIPE)
     return path
-
-
-def cli(*words: object) -> tuple[int, str, str]:
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            status = main([str(word) for word in words])
-        except SystemExit as exit_:
-            status = int(exit_.code or 0)
-    return status, out.getvalue(), err.getvalue()
 
 
 def remove(prefix: Path) -> None:

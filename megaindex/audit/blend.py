@@ -8,9 +8,8 @@ import numpy as np
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.blended import MOST_SOURCES, BlendedIndex
-from megaindex.index.draws import DivisorDraws, GreedyDraws
+from megaindex.index.draws import DivisorDraws, GreedyDraws, fill_blend
 from megaindex.index.spans import Index
-from megaindex.kernels import active
 from megaindex.plan.sizing import Sizing
 
 
@@ -27,17 +26,9 @@ def blended(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> Index
         raise InvalidArgument(f"a blend has at most {MOST_SOURCES} sources, got {len(indices)}")
     dataset_index = np.empty(num_samples, np.int16)
     dataset_sample_index = np.empty(num_samples, np.int64)
-    counts = np.zeros(len(indices), np.int64)
     draws = sizing.draws
-    if isinstance(draws, GreedyDraws):
-        active().blend_greedy(
-            draws.weights, 0, num_samples, counts, dataset_index, dataset_sample_index
-        )
-    else:
-        assert isinstance(draws, DivisorDraws), "several sources are blended by one of the two"
-        active().divisor_fill(
-            draws.weights, 0, num_samples, counts, dataset_index, dataset_sample_index
-        )
+    assert isinstance(draws, (GreedyDraws, DivisorDraws)), "several sources are blended by these"
+    counts = fill_blend(draws.rule, draws.weights, dataset_index, dataset_sample_index)
     for name, index, drawn in zip(sizing.names, indices, counts.tolist(), strict=True):
         if drawn > index.num_samples:
             raise InvalidArgument(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TextIO
 
 import numpy as np
 from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -18,8 +16,8 @@ from megaindex.audit.report import Audit, shares
 from megaindex.audit.stream import Stream
 from megaindex.audit.words import distance_words, headline, jump_words, percent
 from megaindex.kernels.types import F64, I64
+from megaindex.plan.printing import print_view, spaced
 
-_PIPED_WIDTH = 110
 _CURVE_WIDTH = 60
 _BARS = " ▁▂▃▄▅▆▇█"
 _MOST_TIMES = 8
@@ -33,8 +31,7 @@ def print_audit(audit: Audit, file: TextIO | None = None) -> None:
     if len(audit.stream.sources) > 1:
         parts.append(_sources(audit))
     parts.append(Text(distance_words(audit)))
-    spaced = [item for part in parts for item in (part, Text())]
-    _print(Padding(Group(*spaced[:-1]), (0, 1)), file)
+    print_view(spaced(parts), file)
 
 
 def print_servings(stream: Stream, found: Sequence[Serving], file: TextIO | None = None) -> None:
@@ -52,10 +49,12 @@ def print_servings(stream: Stream, found: Sequence[Serving], file: TextIO | None
         cells.append(f"{s.offset} … {s.offset + s.length - 1}")
         table.add_row(*cells, *([stream.sources[s.source].name] if many else []))
     rest = len(found) - _MOST_ROWS
-    note = f"{rest} more; --json lists all" if rest > 0 else ""
+    view: RenderableType = table
     if not found:
-        note = f"not served in the {stream.num_steps:,} steps of this run"
-    _print(Group(table, Text(note)) if found else Text(note), file)
+        view = Text(f"not served in the {stream.num_steps:,} steps of this run")
+    elif rest > 0:
+        view = Group(table, Text(f"{rest} more; --json lists all"))
+    print_view(view, file)
 
 
 def _seen(audit: Audit) -> RenderableType:
@@ -123,11 +122,3 @@ def _sources(audit: Audit) -> RenderableType:
 
 def _epochs(counts: I64) -> float:
     return float(np.arange(counts.size) @ counts) / max(1, int(counts.sum()))
-
-
-def _print(view: RenderableType, file: TextIO | None) -> None:
-    out = file or sys.stdout
-    console = Console(file=out, width=None if out.isatty() else _PIPED_WIDTH, highlight=False)
-    with console.capture() as text:
-        console.print(view)
-    out.write("\n".join(line.rstrip() for line in text.get().strip("\n").split("\n")) + "\n")

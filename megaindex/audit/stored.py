@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from megaindex.audit.sides import Side
 from megaindex.errors import FormatError, InvalidArgument
@@ -17,7 +16,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.arithmetic import INT32_MAX
 from megaindex.index.arrays import ArrayIndex
 from megaindex.kernels.types import I32, IntArray
-from megaindex.store.fingerprint import array_bytes, corpus_fingerprint
+from megaindex.store.fingerprint import array_checksum, corpus_fingerprint
 from megaindex.store.manifest import MANIFEST, Manifest, read_manifest
 
 _ARRAYS = ("document_index", "sample_index", "shuffle_index")
@@ -159,7 +158,7 @@ def _check(path: Path, arrays: dict[str, IntArray]) -> None:
 
 def _damage(path: Path, manifest: Manifest, arrays: dict[str, IntArray]) -> str:
     for name, record in manifest.arrays.items():
-        if xxhash.xxh3_128_hexdigest(array_bytes(arrays[name])) != record.checksum:
+        if array_checksum(arrays[name]) != record.checksum:
             return f"{path / record.file} does not match the checksum it was written with"
     return ""
 

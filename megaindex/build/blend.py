@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -16,11 +16,11 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.blended import MOST_SOURCES, BlendedIndex
 from megaindex.index.dialect import Dialect, dialect
+from megaindex.index.draws import DivisorDraws, Rule, fill_blend
 from megaindex.index.orders.shuffled import Memory, Sink
 from megaindex.index.spans import Index
 from megaindex.index.weights import blend_weights, divisor_weights, request_weights
-from megaindex.kernels import active
-from megaindex.kernels.types import I64, IntArray
+from megaindex.kernels.types import IntArray
 from megaindex.store.cache import fetch
 
 
@@ -83,7 +83,7 @@ def build_blend(
             weights = by_size if row.request == "exact" else [1.0] * len(corpora)
         draws = _weighted(weights, row)
         buffer = row.buffer_weighted if variance_buffer is None else variance_buffer
-        asked = _asked(weights, row, num_samples, buffer, draws)
+        asked = _asked(weights, row, num_samples, buffer)
         sources = open_for([max(1, count) for count in asked])
         size = _size(weights, row, num_samples, asked, sources.indices)
     arrays = draws.arrays(size, cache_dir)
@@ -135,14 +135,9 @@ _DTYPES = {"dataset_index": "int16", "dataset_sample_index": "int64"}
 class _Draws:
     """Which source serves each position of a blend."""
 
-    rule: Literal["greedy", "exhaustive", "divisor"]
+    rule: Rule
     values: IntArray
-    """Weights, or for exhaustive ones the samples of each source."""
-
-    def counts(self, size: int) -> list[int]:
-        counts = np.zeros(self.values.size, np.int64)
-        self._fill(size, counts, None, None)
-        return [int(count) for count in counts]
+    """See `fill_blend`."""
 
     def arrays(self, size: int, cache_dir: str | os.PathLike[str] | None) -> Mapping[str, IntArray]:
         """dataset_index and dataset_sample_index."""
@@ -157,20 +152,9 @@ class _Draws:
 
     def _build(self, size: int, sink: Sink) -> None:
         index, samples = (sink.allocate(name, (size,), dtype) for name, dtype in _DTYPES.items())
-        self._fill(size, np.zeros(self.values.size, np.int64), index, samples)
+        fill_blend(self.rule, self.values, index, samples)
         sink.done("dataset_index")
         sink.done("dataset_sample_index")
-
-    def _fill(
-        self, size: int, counts: I64, index: IntArray | None, samples: IntArray | None
-    ) -> None:
-        backend = active()
-        if self.rule == "greedy":
-            backend.blend_greedy(self.values, 0, size, counts, index, samples)
-        elif self.rule == "exhaustive":
-            backend.blend_exhaustive(self.values, 0, size, counts, index, samples)
-        else:
-            backend.divisor_fill(self.values, 0, size, counts, index, samples)
 
 
 def _unweighted(sizes: list[int], row: Dialect, num_samples: int | None) -> tuple[_Draws, int]:
@@ -187,12 +171,10 @@ def _weighted(weights: Sequence[float], row: Dialect) -> _Draws:
     return _Draws("divisor", divisor_weights(weights))
 
 
-def _asked(
-    weights: Sequence[float], row: Dialect, num_samples: int, buffer: float, draws: _Draws
-) -> list[int]:
+def _asked(weights: Sequence[float], row: Dialect, num_samples: int, buffer: float) -> list[int]:
     """Samples asked of each source."""
     if not row.is_framework:
-        return draws.counts(num_samples)
+        return DivisorDraws(divisor_weights(weights)).counts(num_samples)
     count = len(weights)
     return [
         row.samples_requested(num_samples, weight, buffer, count)
@@ -209,7 +191,7 @@ def _size(
 ) -> int:
     """Positions of the blend: each framework has its own idea of it, see `Dialect.blend_size`."""
     if row.blend_size == "requested":
-        return sum(_asked(weights, row, num_samples, 1.0, _weighted(weights, row)))
+        return sum(_asked(weights, row, num_samples, 1.0))
     if row.blend_size == "buffered":
         return sum(asked)
     if row.blend_size == "built":

@@ -9,16 +9,16 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.companions import check_in_step
 from megaindex.index.orders import packing
 from megaindex.index.orders.packing import PackImpl, PackingIndex, PackingOrder
 from megaindex.index.orders.shuffled import Memory
 from megaindex.kernels.types import I32, IntArray
 from megaindex.store.cache import fetch
-from megaindex.store.fingerprint import array_bytes, corpus_fingerprint
+from megaindex.store.fingerprint import array_checksum, corpus_fingerprint
 
 PACK_IMPLS = ("packed", "unpacked", "pack_until_overflow")
 
@@ -118,7 +118,7 @@ def packing_order(
         FormatError: the labels are not one for each token.
     """
     if label_dataset is not None:
-        packing.check_in_step(dataset, label_dataset, "labels")
+        check_in_step(dataset, label_dataset, "labels")
     documents = np.asarray(chosen, np.int64)
     lengths = np.ascontiguousarray(dataset.sequence_lengths[documents])
     order = PackingOrder(
@@ -177,7 +177,7 @@ def pair_order(
     takes_part = np.ones(len(pos), bool)
     for text, labels in sides:
         if labels is not None:
-            packing.check_in_step(text, labels, "labels")
+            check_in_step(text, labels, "labels")
         takes_part &= packing.documents_taking_part(
             pack_impl,
             documents,
@@ -225,9 +225,9 @@ def order_parameters(order: PackingOrder) -> dict[str, Any]:
     return {
         "order": "neox",
         "pack_impl": order.pack_impl,
-        "documents": xxhash.xxh3_128_hexdigest(array_bytes(order.documents)),
-        "lengths": xxhash.xxh3_128_hexdigest(array_bytes(order.lengths)),
-        "takes_part": xxhash.xxh3_128_hexdigest(array_bytes(order.takes_part)),
+        "documents": array_checksum(order.documents),
+        "lengths": array_checksum(order.lengths),
+        "takes_part": array_checksum(order.takes_part),
         "sequence_length": order.sequence_length,
         "seed": order.seed,
         "num_samples": order.num_samples,

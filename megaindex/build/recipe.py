@@ -10,9 +10,9 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.arithmetic import samples_in
 from megaindex.index.bins import Bins, make_bins
+from megaindex.index.companions import check_in_step
 from megaindex.index.orders.binned import BinIndex
 from megaindex.index.orders.epoch import EpochIndex
-from megaindex.index.orders.packing import check_in_step
 from megaindex.index.orders.window import WindowIndex
 from megaindex.index.spans import Index
 from megaindex.index.staged import StagedIndex

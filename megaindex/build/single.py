@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import numpy.typing as npt
-import xxhash
 
 from megaindex.build.packing import build_packing, check_packing
 from megaindex.errors import InvalidArgument
@@ -34,7 +33,7 @@ from megaindex.index.selection import count_tokens, select_documents
 from megaindex.kernels.sizes import ceil_div
 from megaindex.kernels.types import I32, IntArray
 from megaindex.store.cache import fetch
-from megaindex.store.fingerprint import array_bytes, corpus_fingerprint, entry_key
+from megaindex.store.fingerprint import corpus_fingerprint, documents_setting, entry_key
 
 BuiltIndex: TypeAlias = ArrayIndex | EpochIndex | PackingIndex | WindowIndex
 
@@ -228,15 +227,10 @@ def _for_length(
 
 def _parameters(request: ShuffledOrder, dataset: IndexedDataset) -> dict[str, Any]:
     """All that decides the arrays: whatever is missing here would be served by mistake."""
-    documents = request.documents
     return {
         "corpus": corpus_fingerprint(dataset),
         "order": request.dialect.order,
-        "documents": (
-            [documents.start, documents.stop]
-            if isinstance(documents, range)
-            else xxhash.xxh3_128_hexdigest(array_bytes(documents))
-        ),
+        "documents": documents_setting(request.documents),
         "sequence_length": request.sequence_length,
         "seed": request.seed,
         "num_epochs": request.num_epochs,

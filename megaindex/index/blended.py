@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
@@ -13,7 +13,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.arrays import ArrayIndex
 from megaindex.index.on_demand import LaterIndex, Tables
-from megaindex.index.spans import Index, Spans, check_sample_ids, joined
+from megaindex.index.spans import Index, Spans, check_sample_ids, locate_each
 from megaindex.kernels import active
 from megaindex.kernels.types import I64, IntArray
 
@@ -64,28 +64,18 @@ class BlendedIndex:
         which = self.dataset_index[ids].astype(np.int64)
         samples = self.dataset_sample_index[ids]
         if self._tables is None:
-            return self._locate_each(which, samples)
+            return locate_each(self.indices, which, samples)
         table, slots = self._tables.holding(which)
         try:
             runs = active().blended_spans(
                 table, which if slots is None else slots.astype(np.int64), samples
             )
         except InvalidArgument:
-            return self._locate_each(which, samples)  # which says what is wrong
+            return locate_each(self.indices, which, samples)  # which says what is wrong
         source, document, offset, length, row_splits = runs
         if slots is not None:
             source = np.repeat(which, np.diff(row_splits)).astype(np.int32)
         return Spans(source, document, offset, length, row_splits)
-
-    def _locate_each(self, which: I64, samples: I64) -> Spans:
-        """Source by source."""
-        pieces = []
-        for source in np.unique(which).tolist():
-            places = np.flatnonzero(which == source)
-            spans = self.indices[source].locate(samples[places])
-            numbered = replace(spans, source=np.full(len(spans), source, np.int32))
-            pieces.append((places, numbered))
-        return joined(pieces, which.size)
 
     @cached_property
     def _tables(self) -> Tables[Any] | None:

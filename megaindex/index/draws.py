@@ -1,14 +1,14 @@
-"""How often a blend draws from each source, and how long it runs before one is spent."""
+"""Which source a blend draws from, how often, and how long it runs before one is spent."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Literal, Protocol
 
 import numpy as np
 
-from megaindex.kernels.types import F64, I64, U64
+from megaindex.kernels.types import F64, I64, U64, IntArray
 
 Progress = Callable[[int, int], None]
 """Called with the samples counted so far and in all."""
@@ -16,6 +16,33 @@ Progress = Callable[[int, int], None]
 # Work, about nanoseconds of the native kernel, that a blend is walked for without being asked.
 FREE_WORK = 5 * 10**9
 _CHUNK_WORK = 2 * 10**8
+
+
+Rule = Literal["greedy", "exhaustive", "divisor"]
+"""greedy and exhaustive are those of Megatron, divisor is Webster's."""
+
+
+def fill_blend(
+    rule: Rule, values: IntArray, dataset_index: IntArray, dataset_sample_index: I64
+) -> I64:
+    """Write which source serves each position of a blend, and the how-manieth of its samples.
+
+    Args:
+        values: weights of the sources; for the exhaustive rule the samples of each.
+
+    Returns:
+        int64[sources]: how often each was drawn.
+    """
+    from megaindex.kernels import active
+
+    fills: dict[Rule, Callable[..., None]] = {
+        "greedy": active().blend_greedy,
+        "exhaustive": active().blend_exhaustive,
+        "divisor": active().divisor_fill,
+    }
+    counts = np.zeros(values.size, np.int64)
+    fills[rule](values, 0, dataset_index.size, counts, dataset_index, dataset_sample_index)
+    return counts
 
 
 class Draws(Protocol):
@@ -53,6 +80,7 @@ class DivisorDraws:
     """Webster's rule: counts at any position without a walk."""
 
     weights: U64
+    rule: ClassVar[Rule] = "divisor"
 
     def counts(self, samples: int) -> list[int]:
         from megaindex.kernels import active
@@ -90,6 +118,7 @@ class GreedyDraws:
     walk: str = "auto"
     """auto: count up to FREE_WORK; exact: count anything; bounds: never count."""
     progress: Progress | None = None
+    rule: ClassVar[Rule] = "greedy"
     _position: int = 0
     _counts: I64 = field(init=False)
     _known: dict[int, list[int]] = field(default_factory=dict)

@@ -20,9 +20,9 @@ from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
-import xxhash
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.orders.keys import key_of
 from megaindex.kernels import active
 from megaindex.kernels.types import I16, I64, U64
 
@@ -222,9 +222,7 @@ class Random(Mixing):
         """The shuffled block that begins there: which stream is shuffled, not their samples."""
         _, end = self._bounds(begin)
         spread = self._spread(begin, end)
-        text = f"megaindex/{self.seed}/{begin}/mixing/{self.name}"
-        number = xxhash.xxh3_128_intdigest(text.encode())
-        key = np.array([number & (2**64 - 1), number >> 64], np.uint64)
+        key = key_of(f"megaindex/{self.seed}/{begin}/mixing/{self.name}")
         order = np.empty(end - begin, np.int64)
         active().bijection_range(key, end - begin, 0, order)
         stream = spread.stream[order]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import numpy as np
@@ -103,6 +103,21 @@ def check_sample_ids(sample_ids: npt.ArrayLike, num_samples: int) -> I64:
             f"{num_samples - 1}; nothing is served in its place"
         )
     return ids.astype(np.int64)
+
+
+def locate_each(indices: Sequence[Index], source: I64, sample: I64) -> Spans:
+    """Sample ``sample[k]`` of ``indices[source[k]]``, int64[n] each, located source by source.
+
+    Raises:
+        OutOfRange: a sample that its source does not hold.
+    """
+    pieces = []
+    for number in np.unique(source).tolist():
+        places = np.flatnonzero(source == number)
+        spans = indices[number].locate(sample[places])
+        numbered = replace(spans, source=np.full(len(spans), number, np.int32))
+        pieces.append((places, numbered))
+    return joined(pieces, source.size)
 
 
 def joined(pieces: Sequence[tuple[I64, Spans]], num_samples: int) -> Spans:

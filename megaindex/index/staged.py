@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import Mixing
-from megaindex.index.spans import Index, Spans, check_sample_ids, joined
+from megaindex.index.spans import Index, Spans, check_sample_ids, locate_each
 from megaindex.kernels.types import I64
 
 
@@ -98,14 +98,7 @@ class StagedIndex:
         return source, sample
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
-        source, sample = self.origin(sample_ids)
-        pieces = []
-        for number in np.unique(source).tolist():
-            places = np.flatnonzero(source == number)
-            spans = self.sources[number].locate(sample[places])
-            spans.source[:] = number
-            pieces.append((places, spans))
-        return joined(pieces, source.size)
+        return locate_each(self.sources, *self.origin(sample_ids))
 
     def drawn(self, position: int) -> list[I64]:
         """For each stage int64[sources]: the samples it drew before sample ``position``."""

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
     from megaindex.loader.evaluation import EvaluationSampler
     from megaindex.loader.fields import BatchMaker
     from megaindex.loader.from_recipe import RecipeLoader
-    from megaindex.loader.gather import gather
     from megaindex.loader.ledger import Ledger
     from megaindex.loader.loader import Loader
     from megaindex.loader.options import SampleOptions
@@ -37,7 +36,6 @@ _HOMES = {
     "Recorder": "megaindex.loader.receipts",
     "SampleOptions": "megaindex.loader.options",
     "collate": "megaindex.loader.torch_dataset",
-    "gather": "megaindex.loader.gather",
     "receipted": "megaindex.loader.receipts",
 }
 
@@ -57,7 +55,6 @@ __all__ = [
     "Recorder",
     "SampleOptions",
     "collate",
-    "gather",
     "receipted",
 ]
 

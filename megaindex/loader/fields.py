@@ -109,11 +109,14 @@ class BatchMaker:
             buffers.arrays["attention_mask"][:] = position > position[:, None]
         return buffers
 
-    def fill(self, buffers: Buffers, sample_ids: SampleIds) -> None:
+    def fill(self, buffers: Buffers, sample_ids: SampleIds) -> Spans:
         """Write these samples over whatever the buffers held.
 
         Args:
             sample_ids: as many as the buffers have rows; None or -1 is a row of padding.
+
+        Returns:
+            The runs that each row was read from, the extra token included.
 
         Raises:
             InvalidArgument: as many ids as rows are needed.
@@ -133,6 +136,7 @@ class BatchMaker:
             buffers.constant_loss_mask = False
         if self._keys is not None:
             arrays["receipt"][:] = sample_receipts(ids, spans, self._keys)
+        return spans
 
     def _locate(self, buffers: Buffers, sample_ids: SampleIds) -> tuple[I64, Spans]:
         if len(sample_ids) != buffers.rows:

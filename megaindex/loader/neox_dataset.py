@@ -6,6 +6,7 @@ A map-style dataset for PyTorch's DataLoader, without PyTorch: whole batches are
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy.typing as npt
 
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
-from megaindex.index.orders.packing import IGNORED_LABEL, check_in_step
+from megaindex.index.companions import IGNORED_LABEL, check_in_step
 from megaindex.index.spans import Index, Spans
 from megaindex.kernels.types import I64
 from megaindex.loader.tokens import MappedTokens
@@ -22,7 +23,23 @@ from megaindex.loader.tokens import MappedTokens
 Rows = dict[str, npt.NDArray[Any]]
 
 
-class NeoxDataset:
+class _ReadsBatches(ABC):
+    """Single samples and lists of them, of a dataset that reads a batch as arrays."""
+
+    def __getitem__(self, sample_id: int) -> Rows:
+        return self.__getitems__([sample_id])[0]
+
+    def __getitems__(self, sample_ids: Sequence[int] | I64) -> list[Rows]:
+        """The samples of one batch, read together."""
+        rows = self.read(sample_ids)
+        return [{name: values[k] for name, values in rows.items()} for k in range(len(sample_ids))]
+
+    @abstractmethod
+    def read(self, sample_ids: npt.ArrayLike) -> Rows:
+        """The samples as arrays [n, S + 1], by name."""
+
+
+class NeoxDataset(_ReadsBatches):
     """Text, and what goes with it, of the samples of ``index``.
 
     ``text`` and ``label`` are int64[S + 1], ``ref`` and ``reward`` float32[S + 1]. Where a sample
@@ -62,14 +79,6 @@ class NeoxDataset:
     def __len__(self) -> int:
         return self.index.num_samples
 
-    def __getitem__(self, sample_id: int) -> Rows:
-        return self.__getitems__([sample_id])[0]
-
-    def __getitems__(self, sample_ids: Sequence[int] | I64) -> list[Rows]:
-        """The samples of one batch, read together."""
-        rows = self.read(sample_ids)
-        return [{name: values[k] for name, values in rows.items()} for k in range(len(sample_ids))]
-
     def read(self, sample_ids: npt.ArrayLike) -> Rows:
         """The samples as arrays [n, S + 1], by name.
 
@@ -88,7 +97,7 @@ class NeoxDataset:
         return rows
 
 
-class NeoxPairwiseDataset:
+class NeoxPairwiseDataset(_ReadsBatches):
     """The two sides of pairwise data: ``pos`` and ``neg``, each with its ``_label`` and ``_ref``.
 
     Args:
@@ -106,14 +115,6 @@ class NeoxPairwiseDataset:
 
     def __len__(self) -> int:
         return len(self._sides["pos"])
-
-    def __getitem__(self, sample_id: int) -> Rows:
-        return self.__getitems__([sample_id])[0]
-
-    def __getitems__(self, sample_ids: Sequence[int] | I64) -> list[Rows]:
-        """The samples of one batch, read together."""
-        rows = self.read(sample_ids)
-        return [{name: values[k] for name, values in rows.items()} for k in range(len(sample_ids))]
 
     def read(self, sample_ids: npt.ArrayLike) -> Rows:
         """The samples as arrays [n, S + 1], by name; see `NeoxDataset.read`."""

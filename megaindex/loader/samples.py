@@ -17,9 +17,9 @@ import numpy.typing as npt
 
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.spans import Index
+from megaindex.index.spans import Index, Spans
 from megaindex.kernels.types import I64
-from megaindex.loader.fields import PADDING, BatchMaker, SampleIds
+from megaindex.loader.fields import BatchMaker, SampleIds
 from megaindex.loader.options import SampleOptions
 from megaindex.loader.targets import Targets
 from megaindex.loader.tokens import MappedTokens, TokenReader
@@ -76,23 +76,20 @@ class Samples:
             FormatError, StorageError: the tokens cannot be read.
         """
         buffers = self._maker.allocate(len(sample_ids))
-        self._maker.fill(buffers, sample_ids)
+        spans = self._maker.fill(buffers, sample_ids)
         if self._fields == "megatron":
             return buffers.arrays
         return _as_maxtext(
             buffers.arrays,
-            self._row_tokens(sample_ids),
+            _row_tokens(spans),
             tells_documents_apart=self._maker.options.resets_positions,
         )
 
-    def _row_tokens(self, sample_ids: SampleIds) -> I64:
-        """Tokens that each row reads, the one beyond its length included."""
-        ids = np.array([PADDING if i is None else i for i in sample_ids], np.int64)
-        tokens = np.zeros(ids.size, np.int64)
-        spans = self.index.locate(ids[ids != PADDING])
-        before = np.concatenate(([0], np.cumsum(spans.length)))
-        tokens[ids != PADDING] = np.diff(before[spans.row_splits])
-        return tokens
+
+def _row_tokens(spans: Spans) -> I64:
+    """Tokens that each row reads, the one beyond its length included."""
+    before = np.concatenate(([0], np.cumsum(spans.length)))
+    return np.diff(before[spans.row_splits])
 
 
 def _as_maxtext(arrays: Fields, row_tokens: I64, *, tells_documents_apart: bool) -> Fields:

@@ -20,12 +20,10 @@ import numpy.typing as npt
 
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.companions import IGNORED_LABEL
 from megaindex.index.spans import Spans
 from megaindex.kernels.types import F32, I64, IntArray
 from megaindex.loader.tokens import MappedTokens, TokenReader
-
-NO_TARGET = -100
-"""Label of a token that carries no loss."""
 
 LossKind = Literal["labels", "loss_mask", "all"]
 
@@ -89,7 +87,7 @@ class Targets:
         if told.any():
             says = self._companions_say(part, labels.shape[1])
             labelled, masked = self._is_labels[source], self._is_mask[source]
-            target[labelled] &= says[labelled] != NO_TARGET
+            target[labelled] &= says[labelled] != IGNORED_LABEL
             target[masked] &= says[masked] > 0
             changed = labels[rows]
             changed[labelled] = says[labelled]
@@ -121,7 +119,7 @@ class Targets:
         )
         entries = np.empty((part.row_splits.size - 1, width), np.int64)
         following = np.empty_like(entries)
-        self._reader.read(numbered, entries, following, pad_id=NO_TARGET)
+        self._reader.read(numbered, entries, following, pad_id=IGNORED_LABEL)
         return following
 
 

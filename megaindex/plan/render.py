@@ -7,31 +7,22 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.panel import Panel
+from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from megaindex.index.draws import Progress
 from megaindex.plan.model import Plan
+from megaindex.plan.printing import answer_panel, print_view, spaced
 from megaindex.plan.tables import coverage, epochs_text, sources, totals
 
 if TYPE_CHECKING:
     from typing import TextIO
 
-_PIPED_WIDTH = 110
-
 
 def print_plan(plan: Plan, file: TextIO | None = None) -> None:
     """Prints the plan; the same layout on a terminal and in a pipe, colours on a terminal only."""
-    out = file or sys.stdout
-    width = None if out.isatty() else _PIPED_WIDTH
-    console = Console(file=out, width=width, highlight=False)
-    with console.capture() as text:
-        console.print(plan_view(plan))
-    out.write("\n".join(line.rstrip() for line in text.get().split("\n")))
+    print_view(plan_view(plan), file)
 
 
 @contextmanager
@@ -60,9 +51,7 @@ def plan_view(plan: Plan) -> RenderableType:
     parts: list[RenderableType] = [_answer(plan), totals(plan), sources(plan)]
     parts += [view for view in (coverage(plan), _facts(plan)) if view is not None]
     parts += [_warning(text) for text in plan.warnings]
-    blank = Text()
-    spaced = [item for part in parts for item in (part, blank)]
-    return Padding(Group(*spaced[:-1]), (0, 1), expand=False)
+    return spaced(parts)
 
 
 def _warning(text: str) -> RenderableType:
@@ -78,8 +67,7 @@ def _answer(plan: Plan) -> RenderableType:
         f"{_batch(plan)} samples an iteration",
     )
     answer = Text.assemble("train_iters ", (str(plan.train_iters), "bold green"))
-    body = Group(asked, Text(), answer, *_limits(plan))
-    return Panel(body, box=box.ROUNDED, border_style="green", title="plan", title_align="left")
+    return answer_panel(asked, Text(), answer, *_limits(plan))
 
 
 def _batch(plan: Plan) -> str:

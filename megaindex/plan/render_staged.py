@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-import sys
 from typing import TYPE_CHECKING
 
-from rich import box
-from rich.console import Console, Group, RenderableType
-from rich.padding import Padding
-from rich.panel import Panel
-from rich.table import Table
+from rich.console import RenderableType
 from rich.text import Text
 
+from megaindex.plan.printing import answer_panel, new_table, print_view, spaced
 from megaindex.plan.staged import RecipePlan
 
 if TYPE_CHECKING:
     from typing import TextIO
 
-_PIPED_WIDTH = 110
-
 
 def print_recipe_plan(plan: RecipePlan, file: TextIO | None = None) -> None:
     """Prints the plan; the same layout on a terminal and in a pipe, colours on a terminal only."""
-    out = file or sys.stdout
-    console = Console(file=out, width=None if out.isatty() else _PIPED_WIDTH, highlight=False)
-    with console.capture() as text:
-        console.print(recipe_plan_view(plan))
-    out.write("\n".join(line.rstrip() for line in text.get().split("\n")))
+    print_view(recipe_plan_view(plan), file)
 
 
 def recipe_plan_view(plan: RecipePlan) -> RenderableType:
     """All parts of the printed plan."""
     parts: list[RenderableType] = [_answer(plan), _stages(plan), _sources(plan)]
     parts += [Text("! " + warning, "yellow") for warning in _warnings(plan)]
-    spaced = [item for part in parts for item in (part, Text())]
-    return Padding(Group(*spaced[:-1]), (0, 1), expand=False)
+    return spaced(parts)
 
 
 def _answer(plan: RecipePlan) -> RenderableType:
@@ -64,9 +53,7 @@ def _answer(plan: RecipePlan) -> RenderableType:
                 + (f", {_rows(masked)} masked" if masked else "")
             )
         )
-    return Panel(
-        Group(*lines), box=box.ROUNDED, border_style="green", title="plan", title_align="left"
-    )
+    return answer_panel(*lines)
 
 
 def _rows(count: int) -> str:
@@ -74,7 +61,7 @@ def _rows(count: int) -> str:
 
 
 def _stages(plan: RecipePlan) -> RenderableType:
-    table = _table("stage", "steps", "source")
+    table = new_table("stage", "steps", "source")
     for name in ("samples", "share", "epochs", "first repeat"):
         table.add_column(name, justify="right", no_wrap=True)
     before: tuple[str, int] | None = None
@@ -95,7 +82,7 @@ def _stages(plan: RecipePlan) -> RenderableType:
 
 
 def _sources(plan: RecipePlan) -> RenderableType:
-    table = _table("source", "kind")
+    table = new_table("source", "kind")
     for name in ("tokens an epoch", "samples an epoch", "drawn", "epochs", "never drawn"):
         table.add_column(name, justify="right", no_wrap=True)
     for source in plan.sources:
@@ -123,10 +110,3 @@ def _warnings(plan: RecipePlan) -> list[str]:
     if unused:
         warnings.append(f"never drawn: {', '.join(unused)}")
     return warnings
-
-
-def _table(*left: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in left:
-        table.add_column(name, overflow="fold")
-    return table

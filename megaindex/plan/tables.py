@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from rich import box
 from rich.console import RenderableType
 from rich.table import Table
 
 from megaindex.plan.model import Plan, Row
+from megaindex.plan.printing import new_table
 
 _MANY_SOURCES = 24
 _SHOWN_TIMES = 4
@@ -14,7 +14,7 @@ _METHODS = {"closed-form": "exact", "built": "exact, counted", "expected": "expe
 
 
 def totals(plan: Plan) -> RenderableType:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table = new_table()
     table.add_column("train")
     for name in ("samples", "tokens"):
         table.add_column(name, justify="right")
@@ -35,15 +35,8 @@ def totals(plan: Plan) -> RenderableType:
     return table
 
 
-def _table(*left: str) -> Table:
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
-    for name in left:
-        table.add_column(name, overflow="fold")
-    return table
-
-
 def sources(plan: Plan) -> RenderableType:
-    table = _table("split", "source")
+    table = new_table("split", "source")
     weighted = any(row.weight is not None for row in plan.datasets)
     columns = ["weight"] * weighted + ["epoch", "asked", "drawn", "built", "epochs", "repeated"]
     for name in columns:
@@ -78,7 +71,7 @@ def coverage(plan: Plan) -> RenderableType | None:
     if not lines:
         return None
     times = max(len(shares) for _, _, shares in lines)
-    table = _table("seen", "source", "share of")
+    table = new_table("seen", "source", "share of")
     heads = [f"{k}×" for k in range(min(times, _SHOWN_TIMES))]
     for name in heads + [f"≥{_SHOWN_TIMES}×"] * (times > _SHOWN_TIMES):
         table.add_column(name, justify="right", no_wrap=True)

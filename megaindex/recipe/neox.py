@@ -11,10 +11,11 @@ import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import DEFAULT_SPLIT
 from megaindex.recipe.hosts import gpus_of_hosts
 from megaindex.recipe.settings import Settings
+from megaindex.recipe.yaml_file import load_mapping
 
 _SPLITS = ("train", "valid", "test")
 
@@ -38,35 +39,14 @@ def merged_files(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
     """
     config: dict[str, Any] = {}
     for path in paths:
-        for key, value in _load(os.fspath(path)).items():
+        for key, value in load_mapping(path, "--neox-config", last_wins=True).items():
             if key in config:
                 raise InvalidArgument(
                     f"{os.fspath(path)}: {key} is set by an earlier file too, which NeoX refuses; "
                     "remove one of them"
                 )
-            config[str(key).replace("-", "_")] = value
+            config[key.replace("-", "_")] = value
     return config
-
-
-def _load(path: str) -> Mapping[str, Any]:
-    import yaml
-
-    try:
-        with open(path, encoding="utf-8") as file:
-            content = yaml.safe_load(file)
-    except FileNotFoundError:
-        raise MissingFile(f"--neox-config: {path} does not exist; check the path") from None
-    except OSError as error:
-        raise StorageError(f"--neox-config: {path} cannot be read: {error.strerror}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2001-02-30; [[[[…
-        reason = " ".join(str(error).split())
-        raise InvalidArgument(f"--neox-config: {path} is not YAML: {reason}") from None
-    if not isinstance(content, Mapping):
-        raise InvalidArgument(
-            f"--neox-config: {path} holds a {type(content).__name__}; a NeoX file is a mapping of "
-            "settings to values"
-        )
-    return content
 
 
 def neox_settings(config: Mapping[str, Any]) -> Settings:

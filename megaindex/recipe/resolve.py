@@ -12,12 +12,12 @@ from fractions import Fraction
 import numpy as np
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.mixing import Mixing, PerStream, Random, Stratified
+from megaindex.index.mixing import Mixing
 from megaindex.index.staged import MixedStage
-from megaindex.index.weights import divisor_weights
 from megaindex.recipe.itinerary import Itinerary, PlannedStage, first_samples
+from megaindex.recipe.mixture import Mixture, mixture_of
 from megaindex.recipe.model import Recipe, RecipeStage
-from megaindex.recipe.streams import SourceSize, proportions, samples_per_epoch, within_limits
+from megaindex.recipe.streams import SourceSize, within_limits
 
 _MOST_SAMPLES = 2**60
 
@@ -62,24 +62,6 @@ def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> Itinerary:
         samples_masked=route.masked,
         stopped_by=route.stopped_by,
     )
-
-
-@dataclass
-class _Mixture:
-    """Streams of a stage that are still drawn."""
-
-    stage: RecipeStage
-    sources: list[int]
-    shares: list[int]
-    """What is drawn of each, in samples, or in batches where a batch is of one stream."""
-    epoch: int
-    """Samples of an epoch of the mixture."""
-    period: int | None
-    """Samples after which the shares are drawn exactly; None: no such number."""
-
-    def remove(self, stream: int) -> None:
-        del self.sources[stream], self.shares[stream]
-        self.period = None
 
 
 @dataclass
@@ -129,7 +111,7 @@ class _Route:
             self._redistribute(mixture, stage.planned_samples or end - self.position)
         without: list[str] = []
         while self.position < end:
-            mixing = self._mixing(mixture, len(without))
+            mixing = mixture.mixing(len(without))
             wanted = end - self.position
             possible = self._possible(mixture, mixing, wanted)
             if possible < wanted:
@@ -154,50 +136,14 @@ class _Route:
                 "max_epochs"
             )
 
-    def _mixture(self, stage: RecipeStage) -> _Mixture:
-        sources = [self.recipe.number(stream.source) for stream in stage.streams]
-        for stream, source in zip(stage.streams, sources, strict=True):
+    def _mixture(self, stage: RecipeStage) -> Mixture:
+        """What the stage draws from, some of it from the first sample again."""
+        for stream in stage.streams:
             if stream.restart:
-                self.cursors[source] = 0
-        sizes = [self.sizes[i] for i in sources]
-        counts = list(samples_per_epoch(stage, sizes, self.recipe.seed))
-        exact = not stage.by_proportion or stage.epoch_size is not None
-        shares = counts
-        if not exact:
-            shares = [int(weight) for weight in divisor_weights(proportions(stage, sizes))]
-        unit = 1
-        if stage.batching == "per_stream":
-            unit = self._one_batch_size(stage)
-            shares = self._whole_batches(stage, shares, unit) if exact else shares
-        epoch = sum(shares) * unit if exact else sum(counts)
-        return _Mixture(
-            stage=stage,
-            sources=sources,
-            shares=shares,
-            epoch=epoch,
-            period=epoch if exact else None,
-        )
+                self.cursors[self.recipe.number(stream.source)] = 0
+        return mixture_of(self.recipe, stage, self.sizes)
 
-    def _one_batch_size(self, stage: RecipeStage) -> int:
-        if not self.recipe.batch.is_constant:
-            raise InvalidArgument(
-                f"stage {stage.name}: batching per_stream needs one batch size, and the batch "
-                "schedule has several; use stratified or random"
-            )
-        return self.recipe.batch.final
-
-    def _whole_batches(self, stage: RecipeStage, counts: list[int], size: int) -> list[int]:
-        """Batches of each stream in an epoch of the mixture; what fills none is not drawn."""
-        for stream, count in zip(stage.streams, counts, strict=True):
-            if count < size:
-                raise InvalidArgument(
-                    f"stage {stage.name}: stream {stream.source} gives {count} samples to an epoch "
-                    f"of the mixture, less than one batch of {size}; raise it, or use batching "
-                    "stratified"
-                )
-        return [count // size for count in counts]
-
-    def _end(self, stage: RecipeStage, mixture: _Mixture, is_last: bool) -> int:
+    def _end(self, stage: RecipeStage, mixture: Mixture, is_last: bool) -> int:
         """One past the last sample of the stage; counts its steps."""
         batch, start, length = self.recipe.batch, self.position, stage.length
         if length is not None and length.kind == "iterations":
@@ -220,7 +166,7 @@ class _Route:
         self.step += steps
         return end
 
-    def _wanted(self, stage: RecipeStage, mixture: _Mixture) -> int:
+    def _wanted(self, stage: RecipeStage, mixture: Mixture) -> int:
         """Samples that the stage is to have."""
         length = stage.length
         if length is None or length.kind == "epochs":
@@ -228,7 +174,7 @@ class _Route:
         value = int(length.value)
         return value if length.kind == "samples" else value // self.recipe.sequence_length
 
-    def _possible(self, mixture: _Mixture, mixing: Mixing, wanted: int) -> int:
+    def _possible(self, mixture: Mixture, mixing: Mixing, wanted: int) -> int:
         """Samples, at most those wanted, before a source is drawn beyond its limits."""
         limits = [self.left[i] for i in mixture.sources]
         if all(limit is None for limit in limits):
@@ -239,7 +185,7 @@ class _Route:
             possible -= possible % self.recipe.batch.final
         return possible
 
-    def _redistribute(self, mixture: _Mixture, total: int) -> None:
+    def _redistribute(self, mixture: Mixture, total: int) -> None:
         """Lower the shares of what would be exhausted, from the start of the stage."""
         name = mixture.stage.name
         if mixture.stage.batching == "per_stream":
@@ -247,7 +193,7 @@ class _Route:
                 f"stage {name}: exhaustion redistribute divides samples, batching per_stream "
                 "whole batches; use batching stratified or random"
             )
-        if self._possible(mixture, self._mixing(mixture, 0), total) == total:
+        if self._possible(mixture, mixture.mixing(0), total) == total:
             return
         limits = [self.left[i] for i in mixture.sources]
         divided = within_limits([Fraction(share) for share in mixture.shares], total, limits)
@@ -261,7 +207,7 @@ class _Route:
         mixture.shares = [divided[k] for k in drawn]
         mixture.period = total
 
-    def _check_exhausted(self, mixture: _Mixture, out: int, possible: int) -> None:
+    def _check_exhausted(self, mixture: Mixture, out: int, possible: int) -> None:
         if self.recipe.exhaustion != "error":
             return
         source = mixture.sources[out]
@@ -273,7 +219,7 @@ class _Route:
         )
 
     def _append(
-        self, mixture: _Mixture, mixing: Mixing, samples: int, without: Sequence[str]
+        self, mixture: Mixture, mixing: Mixing, samples: int, without: Sequence[str]
     ) -> None:
         if samples == 0:
             return
@@ -293,13 +239,3 @@ class _Route:
             self.cursors[source] += count
             allowed = self.left[source]
             self.left[source] = None if allowed is None else allowed - count
-
-    def _mixing(self, mixture: _Mixture, piece: int) -> Mixing:
-        stage, shares = mixture.stage, tuple(mixture.shares)
-        if stage.batching == "stratified":
-            return Stratified(shares=shares)
-        if stage.batching == "random":
-            name = f"{stage.name}/{piece}"
-            whole = {} if mixture.period is None else {"period": mixture.period}
-            return Random(shares=shares, seed=self.recipe.seed, name=name, **whole)
-        return PerStream(shares=shares, batch_size=self.recipe.batch.final)

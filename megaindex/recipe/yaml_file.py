@@ -15,23 +15,26 @@ from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.index.request import parse_fraction
 
 
-def load_mapping(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
+def load_mapping(
+    path: str | os.PathLike[str], what: str, *, last_wins: bool = False
+) -> dict[str, Any]:
     """The mapping that a YAML file holds.
 
     Args:
         path: of the file.
         what: it is given for, such as the flag ``--recipe``.
+        last_wins: take the last of equal keys without a word, as YAML's own loader does.
 
     Raises:
         MissingFile, StorageError: the file cannot be read.
-        InvalidArgument: it is not YAML, or no mapping.
+        InvalidArgument: it is not YAML, no mapping, or gives a key twice.
     """
     import yaml
 
     name = os.fspath(path)
     try:
         with open(name, encoding="utf-8") as file:
-            content = yaml.load(file, _loader())
+            content = yaml.load(file, yaml.SafeLoader if last_wins else _strict_loader())
     except FileNotFoundError:
         raise MissingFile(f"{what}: {name} does not exist; check the path") from None
     except OSError as error:
@@ -48,8 +51,8 @@ def load_mapping(path: str | os.PathLike[str], what: str) -> dict[str, Any]:
 
 
 @functools.cache
-def _loader() -> Any:
-    """YAML's safe loader, which takes the last of equal keys without a word; this one refuses."""
+def _strict_loader() -> Any:
+    """YAML's safe loader, but for equal keys, which this one refuses."""
     import yaml
 
     class Loader(yaml.SafeLoader):

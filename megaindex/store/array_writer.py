@@ -24,9 +24,9 @@ from megaindex.store.array_set import (
     Sidecar,
     states_of,
 )
-from megaindex.store.entry import WORTH_MAPPING, map_new, npy_header, populate
 from megaindex.store.fingerprint import array_bytes
 from megaindex.store.listing import Listing
+from megaindex.store.npy import WORTH_MAPPING, map_new, npy_header, populate
 from megaindex.store.sidecar import remove, write_sidecars
 
 _header = functools.lru_cache(maxsize=4096)(npy_header)

@@ -10,13 +10,11 @@ import os
 import stat
 from pathlib import Path
 
-import xxhash
-
 from megaindex.format.faults import Fault
 from megaindex.io.mapping import map_readonly
 from megaindex.kernels.types import IntArray
 from megaindex.store.durable import DURABLE
-from megaindex.store.fingerprint import array_bytes, entry_key
+from megaindex.store.fingerprint import array_checksum, entry_key
 from megaindex.store.manifest import MANIFEST, ArrayRecord, Manifest
 
 _REBUILT = "remove the directory, it will be rebuilt"
@@ -53,7 +51,7 @@ def array_fault(entry: Path, record: ArrayRecord) -> Fault | None:
 
 def checksum_fault(entry: Path, record: ArrayRecord) -> Fault | None:
     """Whether an array that `array_fault` finds nothing wrong with holds what was written."""
-    found = xxhash.xxh3_128_hexdigest(array_bytes(map_array(entry, record)))
+    found = array_checksum(map_array(entry, record))
     if found == record.checksum:
         return None
     return _fault("checksum", record, f"checksum {found}", f"checksum {record.checksum}")

@@ -62,6 +62,18 @@ def array_bytes(array: IntArray) -> memoryview:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
+def array_checksum(array: IntArray) -> str:
+    """XXH3-128 of the elements' bytes, as 32 hex digits."""
+    return xxhash.xxh3_128_hexdigest(array_bytes(array))
+
+
+def documents_setting(documents: range | IntArray) -> list[int] | str:
+    """Chosen documents as a parameter: both ends of a range, else their checksum."""
+    if isinstance(documents, range):
+        return [documents.start, documents.stop]
+    return array_checksum(documents)
+
+
 def entry_key(parameters: Mapping[str, Any]) -> str:
     """Name of the cache entry that holds what ``parameters`` describe: 32 hex digits."""
     text = canonical_json({"cache_format": CACHE_FORMAT, **parameters})

@@ -1,16 +1,83 @@
-"""Map an .npy file that another program wrote."""
+"""The .npy files of index arrays: how new ones are made, and those of other programs mapped."""
 
 from __future__ import annotations
 
+import ctypes
+import io
 import math
+import mmap
+import os
+from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
+import xxhash
 
 from megaindex.errors import FormatError, MissingFile
+from megaindex.io.failures import as_storage_error
 from megaindex.io.mapping import map_readonly
 from megaindex.kernels.types import IntArray
+from megaindex.store.fingerprint import array_bytes
 from megaindex.store.manifest import ARRAY_DTYPES
+
+WORTH_MAPPING = 32 << 20  # bytes; page faults of fewer cost more than writing them
+_WRITE_BYTES = 8 << 20
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
+_MADVISE = ctypes.CDLL(None, use_errno=True).madvise
+
+
+def map_new(path: Path, shape: tuple[int, ...], dtype: str) -> IntArray:
+    """A new .npy file of that shape, mapped for writing; its room on the disk is reserved."""
+    header = npy_header(shape, dtype)
+    size = len(header) + math.prod(shape) * np.dtype(dtype).itemsize
+    with as_storage_error(str(path), f"cannot reserve {size} bytes"):
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        try:
+            # A full disk must be an error here, not a signal in the middle of a kernel.
+            os.posix_fallocate(fd, 0, size)
+            os.pwrite(fd, header, 0)
+            mapping = mmap.mmap(fd, size)
+        finally:
+            os.close(fd)
+    array: IntArray = np.frombuffer(mapping, dtype, offset=len(header)).reshape(shape)
+    return array
+
+
+def write_new(path: Path, array: IntArray) -> str:
+    """Write a new .npy file from its first byte to its last; returns the elements' checksum."""
+    data = array_bytes(array)
+    digest = xxhash.xxh3_128()
+    with as_storage_error(str(path), "cannot write"), open(path, "xb", buffering=0) as file:
+        file.write(npy_header(array.shape, array.dtype.name))
+        for begin in range(0, len(data), _WRITE_BYTES):
+            part = data[begin : begin + _WRITE_BYTES]
+            digest.update(part)
+            while part:  # a write may take less than it was given
+                part = part[file.write(part) :]
+    return digest.hexdigest()
+
+
+def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:
+    """The .npy header, so that ``numpy.load`` reads the arrays of an entry too."""
+    buffer = io.BytesIO()
+    fields = {
+        "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
+        "fortran_order": False,
+        "shape": shape,
+    }
+    np.lib.format.write_array_header_1_0(buffer, fields)
+    return buffer.getvalue()
+
+
+def populate(array: IntArray) -> None:
+    """Bring the pages of a mapped array in, in one call instead of a page fault for each.
+
+    Only a hint: kernels before Linux 5.14 refuse it, and the faults happen one by one.
+    """
+    page = mmap.PAGESIZE
+    begin = array.ctypes.data // page * page
+    size = array.ctypes.data + array.nbytes - begin
+    _MADVISE(ctypes.c_void_p(begin), ctypes.c_size_t(size), ctypes.c_int(_POPULATE_WRITE))
 
 
 def map_npy(path: str) -> tuple[IntArray, int]:

@@ -8,6 +8,20 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from megatron_blends import one_process, write_corpora
+
+
+@pytest.fixture(scope="module")
+def core(megatron_datasets: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """megatron-core in a process group of one."""
+    with one_process(megatron_datasets, tmp_path_factory.mktemp("store") / "store") as core:
+        yield core
+
+
+@pytest.fixture(scope="module")
+def corpora(megatron_datasets: Any, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Prefixes of the corpora of `write_corpora`; skips where megatron-core is not there."""
+    return write_corpora(tmp_path_factory.mktemp("corpora"))
 
 
 @pytest.fixture

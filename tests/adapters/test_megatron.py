@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from megatron_blends import (
@@ -16,22 +14,9 @@ from megatron_blends import (
     files,
     flat,
     installed,
-    one_process,
     places,
     samples,
-    write_corpora,
 )
-
-
-@pytest.fixture(scope="module")
-def core(megatron_datasets: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with one_process(megatron_datasets, tmp_path_factory.mktemp("store") / "store") as core:
-        yield core
-
-
-@pytest.fixture(scope="module")
-def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return write_corpora(tmp_path_factory.mktemp("corpora"))
 
 
 @st.composite

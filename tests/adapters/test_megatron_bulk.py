@@ -5,13 +5,12 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from corpora import write_corpus
-from megatron_blends import assert_equal, build, installed, one_process, samples, write_corpora
+from megatron_blends import assert_equal, build, installed, samples
 
 from megaindex.adapters.megatron import building, drawing
 from megaindex.errors import FormatError, MissingFile
@@ -20,17 +19,6 @@ from megaindex.store.listing import Listing
 SIZES = (60, 9, 5)
 WEIGHTS = [1.0, 2.0, 3.0, 2.0, 1.0]
 CONFIG = {"split": "60,20,20", "mid_level_dataset_surplus": 1.0}
-
-
-@pytest.fixture(scope="module")
-def core(megatron_datasets: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with one_process(megatron_datasets, tmp_path_factory.mktemp("store") / "store") as core:
-        yield core
-
-
-@pytest.fixture(scope="module")
-def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return write_corpora(tmp_path_factory.mktemp("corpora"))
 
 
 def inodes(cache: Path) -> set[int]:

@@ -6,7 +6,6 @@ import errno
 import json
 import logging
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,27 +18,13 @@ from megatron_blends import (
     files,
     flat,
     installed,
-    one_process,
     places,
     samples,
-    write_corpora,
 )
 from megatron_dataset import Tokenizer
 
 import megaindex
 from megaindex.errors import FormatError, InvalidArgument
-
-
-@pytest.fixture(scope="module")
-def core(megatron_datasets: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with one_process(megatron_datasets, tmp_path_factory.mktemp("store") / "store") as core:
-        yield core
-
-
-@pytest.fixture(scope="module")
-def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return write_corpora(tmp_path_factory.mktemp("corpora"))
-
 
 SPLIT = {"split": "60,20,20"}
 SIZES = (60, 9, 5)

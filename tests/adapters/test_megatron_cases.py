@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +15,8 @@ from megatron_blends import (
     build,
     files,
     installed,
-    one_process,
     places,
     samples,
-    write_corpora,
 )
 from megatron_dataset import Tokenizer
 
@@ -28,18 +25,6 @@ import megaindex.adapters.megatron as adapter
 from megaindex.adapters.megatron import building
 from megaindex.adapters.megatron.classes import METHODS, class_of
 from megaindex.errors import InvalidArgument, OutOfRange
-
-
-@pytest.fixture(scope="module")
-def core(megatron_datasets: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with one_process(megatron_datasets, tmp_path_factory.mktemp("store") / "store") as core:
-        yield core
-
-
-@pytest.fixture(scope="module")
-def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return write_corpora(tmp_path_factory.mktemp("corpora"))
-
 
 SPLIT = {"split": "60,20,20"}
 SIZES = (60, 9, 5)

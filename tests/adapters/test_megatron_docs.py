@@ -6,12 +6,10 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pytest
-from megatron_blends import build, installed, one_process, write_corpora
+from megatron_blends import build, installed
 
 import megaindex.adapters.megatron as adapter
 from megaindex.cli import main
@@ -19,17 +17,6 @@ from megaindex.cli import main
 PAGE = (Path(__file__).parents[2] / "docs/megatron.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, re.DOTALL)
 SIZES = (60, 9, 5)
-
-
-@pytest.fixture(scope="module")
-def core(megatron_datasets: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    with one_process(megatron_datasets, tmp_path_factory.mktemp("store") / "store") as core:
-        yield core
-
-
-@pytest.fixture(scope="module")
-def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return write_corpora(tmp_path_factory.mktemp("corpora"))
 
 
 def test_python_blocks(core: Any, corpora: list[str], tmp_path: Path) -> None:

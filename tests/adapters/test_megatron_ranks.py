@@ -10,8 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-import pytest
-from megatron_blends import build, files, places, write_corpora
+from megatron_blends import build, files, places
 
 WEIGHTS = [1.0, 2.0, 3.0, 2.0, 1.0]
 CONFIG = {"split": "60,20,20", "mid_level_dataset_surplus": 1.0}
@@ -84,11 +83,6 @@ def die_while_building(cache: str, corpora: list[str]) -> None:
     Request.fill = counted  # type: ignore[method-assign]
     adapter.install()
     build(namespace, SIZES, cache, blend=(corpora, WEIGHTS), **CONFIG)
-
-
-@pytest.fixture(scope="module")
-def corpora(megatron_datasets: Any, tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return write_corpora(tmp_path_factory.mktemp("corpora"))
 
 
 def run(tmp_path: Path, caches: list[Path], corpora: list[str]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from auditing import cli
+from command_line import cli
 
 from megaindex import build_index
 from megaindex.audit.from_run import stream_of_run

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from auditing import cli
+from command_line import cli
 from corpora import write_corpus
 from megatron_dataset import Tokenizer
 
@@ -21,11 +21,11 @@ from megaindex.audit.sides import Side, read_settings, side_from_settings
 def diff(prefix: Path | None, *words: object) -> dict[str, Any]:
     """What ``megaindex diff-order --json`` prints, its exit status checked against it."""
     common = [] if prefix is None else ["--data-path", prefix, "--seq-length", 16]
-    status, out, err = cli("diff_order", *common, *words, "--json")
+    status, out, err = cli("diff-order", *common, *words, "--json")
     assert err == ""
     content: dict[str, Any] = json.loads(out)
     assert status == (content["relation"] != "equal")
-    text_status, text, _ = cli("diff_order", *common, *words)
+    text_status, text, _ = cli("diff-order", *common, *words)
     assert text_status == status
     for cause in content["causes"]:
         assert cause["words"] in text
@@ -169,7 +169,7 @@ def test_arrays_without_lengths_against_an_order_without_arrays(
 ) -> None:
     first = entry(prefix, tmp_path / "one")
     settings = f"order=epoch,data_path={prefix},seq_length=16"
-    status, _, err = cli("diff_order", first, settings)
+    status, _, err = cli("diff-order", first, settings)
     assert status == 2
     assert "has no index arrays" in err
     assert "order" in settings_of(diff(prefix, first, settings))
@@ -265,7 +265,7 @@ def test_neox_names_tell_settings(prefix: Path, tmp_path: Path) -> None:
             array = np.load(found / f"{ours}_index.npy")
             np.save(folder / name, array if seed == 1 or ours == "sample" else array[::-1])
     sides = [folder / f"my_text_train_indexmap_300ns_16sl_{seed}s" for seed in (1, 2)]
-    status, _, err = cli("diff_order", folder, folder)
+    status, _, err = cli("diff-order", folder, folder)
     assert status == 2
     assert "holds 2 indices" in err
     content = diff(None, *sides)
@@ -320,9 +320,9 @@ def test_bad_input_ends_in_one_line(
             np.save(tmp_path / name / "shuffle_index.npy", shuffle)
     sides = [word.replace("{", f"{tmp_path}/").replace("}", "") for word in words]
     common = ["--data-path", prefix, "--seq-length", 16]
-    status, out, err = cli("diff_order", *common, *sides)
+    status, out, err = cli("diff-order", *common, *sides)
     assert (status, out) == (2, "")
     assert message in err
-    status, _, err = cli("diff_order", "seed=1", "seed=2")
+    status, _, err = cli("diff-order", "seed=1", "seed=2")
     assert status == 2
     assert "data_path is missing" in err

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from auditing import cli
+from command_line import cli
 from corpora import write_corpus
 
 from megaindex import InvalidArgument, OutOfRange

@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from auditing import cli
+from command_line import cli
 from corpora import write_corpus
 
 

@@ -23,8 +23,9 @@ from megaindex.format import IndexedDataset
 from megaindex.format.dtypes import DIALECTS
 from megaindex.format.legacy import open_legacy
 from megaindex.store import cache
-from megaindex.store.entry import boot_id, npy_header
+from megaindex.store.entry import boot_id
 from megaindex.store.fingerprint import CACHE_FORMAT, canonical_json, entry_key
+from megaindex.store.npy import npy_header
 
 logging.disable(logging.CRITICAL)
 _MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None

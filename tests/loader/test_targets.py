@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
+from megaindex.index.companions import IGNORED_LABEL
 from megaindex.index.spans import Spans
-from megaindex.loader.targets import NO_TARGET, SourceTargets, Targets
+from megaindex.loader.targets import SourceTargets, Targets
 from megaindex.loader.tokens import MappedTokens
 
 WIDTH = 12
@@ -32,7 +33,9 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[np.ndarr
     """Tokens of four sources, and the companions of two of them."""
     rng = np.random.default_rng(1)
     tokens = {kind: [rng.integers(100, 999, n) for n in LENGTHS] for kind in KINDS}
-    labels = [np.where(rng.random(n) < 0.5, NO_TARGET, rng.integers(100, 999, n)) for n in LENGTHS]
+    labels = [
+        np.where(rng.random(n) < 0.5, IGNORED_LABEL, rng.integers(100, 999, n)) for n in LENGTHS
+    ]
     mask = [rng.integers(0, 2, n) for n in LENGTHS]
     return {**tokens, "says labels": labels, "says loss_mask": mask}
 
@@ -60,7 +63,7 @@ def expected(
             label, is_target = int(tokens[j + 1]), True
             if kind == "labels":
                 label = int(corpora["says labels"][document][offset + j + 1])
-                is_target = label != NO_TARGET
+                is_target = label != IGNORED_LABEL
             if kind == "loss_mask":
                 is_target = bool(corpora["says loss_mask"][document][offset + j + 1])
             labels.append(label if is_target else 0)

@@ -54,6 +54,8 @@ def test_a_key_given_twice_is_refused_as_written_and_replaced_with_hyphens(tmp_p
     with pytest.raises(InvalidArgument, match=r"two.yml: train_iters is set by an earlier file"):
         merged_files([one, two])
     assert merged_files([one, hyphen]) == {"train_iters": 3}
+    (twice,) = write(tmp_path, twice="train_iters: 1\ntrain_iters: 2")
+    assert merged_files([twice]) == {"train_iters": 2}  # in one file, as YAML's own loader
 
 
 def test_one_path_takes_the_default_split_and_no_weight() -> None:

@@ -19,6 +19,7 @@ import megaindex
 from megaindex.format import IndexedDataset
 from megaindex.index.orders import shuffled
 from megaindex.store import entry as entry_module
+from megaindex.store import npy
 from megaindex.store.durable import make_durable
 
 
@@ -79,7 +80,7 @@ def test_written_and_mapped_entries_hold_the_same_bytes(
     monkeypatch.setattr(entry_module, "WORTH_MAPPING", 0)
     build(corpus, tmp_path / "mapped")
     monkeypatch.setattr(entry_module, "is_local", lambda path: False)
-    monkeypatch.setattr(entry_module, "_WRITE_BYTES", 1000)
+    monkeypatch.setattr(npy, "_WRITE_BYTES", 1000)
     build(corpus, tmp_path / "written")
     mapped, written = only_entry(tmp_path / "mapped"), only_entry(tmp_path / "written")
     for path in mapped.iterdir():

@@ -6,11 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from megaindex.adapters.megatron.reading import mapped
 from megaindex.kernels.types import I32
-from megaindex.store.fingerprint import array_bytes, corpus_fingerprint, corpus_stamp
+from megaindex.store.fingerprint import array_checksum, corpus_fingerprint, corpus_stamp
 
 
 class Corpus:
@@ -56,7 +55,7 @@ class Corpus:
         if self._fingerprint is None:
             reader = mapped(self.dataset)
             self._fingerprint = (
-                xxhash.xxh3_128_hexdigest(array_bytes(np.asarray(self.dataset.sequence_lengths)))
+                array_checksum(np.asarray(self.dataset.sequence_lengths))
                 if reader is None
                 else corpus_fingerprint(reader)
             )

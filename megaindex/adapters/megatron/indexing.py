@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from megaindex.adapters.megatron.core import core
 from megaindex.adapters.megatron.corpus import Corpus
@@ -24,7 +23,7 @@ from megaindex.kernels.types import I32
 from megaindex.store.array_set import ArrayFiles, Arrays, Identity, Sidecar
 from megaindex.store.array_writer import ArrayWriter
 from megaindex.store.claim import build_once
-from megaindex.store.fingerprint import array_bytes
+from megaindex.store.fingerprint import documents_setting
 from megaindex.store.listing import Listing
 from megaindex.store.sidecar import find_arrays, map_arrays
 
@@ -115,13 +114,8 @@ class Request:
         return range(round(begin * count), round(end * count))
 
     def _settings(self) -> dict[str, Any]:
-        chosen = self._chosen()
         return {
-            "documents": (
-                [chosen.start, chosen.stop]
-                if isinstance(chosen, range)
-                else xxhash.xxh3_128_hexdigest(array_bytes(chosen))
-            ),
+            "documents": documents_setting(self._chosen()),
             "num_samples": self.num_samples,
             "sequence_length": self.sequence_length,
             "seed": self.seed,

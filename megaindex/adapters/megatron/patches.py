@@ -8,38 +8,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
 
 import megaindex.helpers
 from megaindex.adapters.megatron import blending, deferred, reading, samplers
 from megaindex.adapters.megatron.classes import METHODS, as_attribute, class_of
 from megaindex.adapters.megatron.core import core
 from megaindex.adapters.megatron.later import after_import
+from megaindex.adapters.patching import Patches
 
 SAMPLERS = {
     "MegatronPretrainingSampler": samplers.iterate_single,
     "MegatronPretrainingRandomSampler": samplers.iterate_cyclic,
 }
 
-_ABSENT = object()
-
-
-@dataclass(frozen=True)
-class _Patch:
-    owner: Any
-    name: str
-    before: object
-
-    def undo(self) -> None:
-        if self.before is _ABSENT:
-            delattr(self.owner, self.name)
-        else:
-            setattr(self.owner, self.name, self.before)
-
-
-_applied: list[_Patch] = []
+_patches = Patches()
 _waiting: list[Callable[[], None]] = []
 """Cancel what is to be done when a module is imported."""
 
@@ -50,15 +33,15 @@ def install() -> None:
     Raises:
         InvalidArgument: megatron-core cannot be imported.
     """
-    if _applied:
+    if _patches:
         return
     for name, methods in METHODS.items():
         for method, replacement in methods.items():
-            _replace(class_of(name), method, as_attribute(method, replacement))
+            _patches.replace(class_of(name), method, as_attribute(method, replacement))
     modules = core()
-    _replace(modules.blended_dataset, "json", blending.Json(modules.blended_dataset.json))
+    _patches.replace(modules.blended_dataset, "json", blending.Json(modules.blended_dataset.json))
     for owner, name, ours in list(_helpers(modules.helpers)):
-        _replace(owner, name, ours)
+        _patches.replace(owner, name, ours)
     _waiting.extend(after_import(module, _patch_samplers) for module in samplers.MODULES)
 
 
@@ -71,18 +54,12 @@ def uninstall() -> None:
     finally:
         while _waiting:
             _waiting.pop()()
-        while _applied:
-            _applied.pop().undo()
+        _patches.undo()
 
 
 def is_installed() -> bool:
     """Whether `install` was called and not undone."""
-    return bool(_applied)
-
-
-def _replace(owner: Any, name: str, replacement: object) -> None:
-    _applied.append(_Patch(owner, name, vars(owner).get(name, _ABSENT)))
-    setattr(owner, name, replacement)
+    return bool(_patches)
 
 
 def _helpers(theirs: ModuleType) -> Iterator[tuple[ModuleType, str, object]]:
@@ -103,4 +80,4 @@ def _names(theirs: ModuleType) -> list[str]:
 def _patch_samplers(module: ModuleType) -> None:
     for name, iterate in SAMPLERS.items():
         if hasattr(module, name):
-            _replace(getattr(module, name), "__iter__", iterate)
+            _patches.replace(getattr(module, name), "__iter__", iterate)

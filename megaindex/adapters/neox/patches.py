@@ -10,8 +10,7 @@ from typing import Any
 import megaindex.helpers
 from megaindex.adapters.neox import batches, blend, datasets, files, loaders
 from megaindex.adapters.neox.framework import framework
-
-_MISSING = object()
+from megaindex.adapters.patching import Patches
 
 # Methods are replaced on the classes, so that classes imported by name before, and subclasses,
 # have them too.
@@ -57,7 +56,7 @@ EXACT_FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     ("data_utils", "get_normalized_weights_and_num_samples"): loaders.exact_weights_and_num_samples,
 }
 
-_undo: list[Callable[[], None]] = []
+_patches = Patches()
 
 
 def install(exact: bool = False) -> None:
@@ -75,20 +74,19 @@ def install(exact: bool = False) -> None:
         owner = getattr(getattr(neox, module), cls)
         for name, function in methods.items():
             neox.originals[module, cls, name] = getattr(owner, name, None)
-            _replace(owner, name, function)
+            _patches.replace(owner, name, function)
     for (module, name), function in {**FUNCTIONS, **(EXACT_FUNCTIONS if exact else {})}.items():
         original = getattr(getattr(neox, module), name)
         neox.originals[module, name] = original
         for place, alias in _places_of(original, getattr(neox, module), name):
-            _replace(place, alias, function)
-    _replace(neox.package, "helpers", megaindex.helpers)
-    _replace_module("megatron.data.helpers", megaindex.helpers)
+            _patches.replace(place, alias, function)
+    _patches.replace(neox.package, "helpers", megaindex.helpers)
+    _patches.replace_module("megatron.data.helpers", megaindex.helpers)
 
 
 def uninstall() -> None:
     """Put back what `install` replaced. Make datasets anew: those made meanwhile need what was."""
-    while _undo:
-        _undo.pop()()
+    _patches.undo()
     framework.cache_clear()
 
 
@@ -106,29 +104,3 @@ def _places_of(original: Any, home: ModuleType, name: str) -> list[tuple[ModuleT
 
 
 _GPT_NEOX = ("megatron", "tools", "__main__")
-
-
-def _replace(owner: Any, name: str, value: Any) -> None:
-    before = vars(owner).get(name, _MISSING)
-
-    def undo() -> None:
-        if before is _MISSING:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
-
-    setattr(owner, name, value)
-    _undo.append(undo)
-
-
-def _replace_module(name: str, module: Any) -> None:
-    before = sys.modules.get(name)
-
-    def undo() -> None:
-        if before is None:
-            sys.modules.pop(name, None)
-        else:
-            sys.modules[name] = before
-
-    sys.modules[name] = module
-    _undo.append(undo)

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-import xxhash
 
 from megaindex.adapters.neox.arrays import (
     CutDocuments,
@@ -30,7 +29,7 @@ from megaindex.index.request import check_integers, check_one_sample, check_tota
 from megaindex.index.selection import count_tokens, select_documents
 from megaindex.kernels.types import I32, IntArray
 from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset
-from megaindex.store.fingerprint import array_bytes
+from megaindex.store.fingerprint import documents_setting
 
 _EPOCHS_KEPT = 2  # of which samples are read at the same time
 
@@ -123,7 +122,7 @@ class Texts(Samples):
             epoch,
             "_ac" if self.allow_chopped else "",
             [self.text],
-            documents=_described(chosen),
+            documents=documents_setting(chosen),
             num_epochs=self.num_epochs,
         )
         return ArrayIndex(
@@ -174,7 +173,7 @@ class Texts(Samples):
             epoch,
             ("_ac" if self.allow_chopped else "") + ("_exact" if self.exact else ""),
             corpora,
-            documents=_described(chosen),
+            documents=documents_setting(chosen),
             allow_chopped=self.allow_chopped,
             labels=labels is not None,
         )
@@ -209,9 +208,3 @@ def packing_index(
         next_token=not samples.exact,
         **facts,
     )
-
-
-def _described(documents: range | I32) -> list[int] | str:
-    if isinstance(documents, range):
-        return [documents.start, documents.stop]
-    return xxhash.xxh3_128_hexdigest(array_bytes(documents))

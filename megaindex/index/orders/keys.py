@@ -19,8 +19,12 @@ def order_key(
 
     The name comes last and the rest holds no slash, so different requests never share a text.
     """
-    text = f"megaindex/{seed}/{block}/{purpose}/{source_name}"
-    number = xxhash.xxh3_128_intdigest(text.encode())
-    key = np.array([number & (2**64 - 1), number >> 64], np.uint64)
+    key = key_of(f"megaindex/{seed}/{block}/{purpose}/{source_name}")
     key.flags.writeable = False  # all callers share it
     return key
+
+
+def key_of(text: str) -> U64:
+    """uint64[2]: XXH3-128 of the text, low word first."""
+    number = xxhash.xxh3_128_intdigest(text.encode())
+    return np.array([number & (2**64 - 1), number >> 64], np.uint64)

@@ -14,8 +14,9 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.errors import FormatError, InvalidArgument
+from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.companions import documents_with_labels
 from megaindex.index.orders.shuffled import Sink
 from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.kernels import active, num_threads
@@ -23,7 +24,6 @@ from megaindex.kernels.sizes import ceil_div
 from megaindex.kernels.types import I32, I64, U32, IntArray
 
 PackImpl = Literal["packed", "unpacked", "pack_until_overflow"]
-IGNORED_LABEL = -100
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -107,27 +107,6 @@ def _until_overflow(order: PackingOrder, state: U32) -> tuple[I64, I64]:
     return np.concatenate(passes)[:packed], begins
 
 
-def check_in_step(text: IndexedDataset, other: IndexedDataset, role: str) -> None:
-    """Refuses labels or reference values that are not one for each token of the text.
-
-    Raises:
-        FormatError: the two hold different sequences.
-    """
-    if len(text) != len(other):
-        raise FormatError(
-            f"{other.path_prefix}.idx: the {role} of {text.path_prefix} must have one sequence for "
-            f"each of its {len(text)}, it has {len(other)}; write it again from the same text"
-        )
-    differ = text.sequence_lengths != other.sequence_lengths
-    if differ.any():
-        first = int(differ.argmax())
-        raise FormatError(
-            f"{other.path_prefix}.idx: the {role} of {text.path_prefix} must have one entry for "
-            f"each token; sequence {first} has {int(other.sequence_lengths[first])}, the text "
-            f"{int(text.sequence_lengths[first])}; write it again from the same text"
-        )
-
-
 def documents_taking_part(
     pack_impl: PackImpl,
     documents: I64,
@@ -149,32 +128,6 @@ def documents_taking_part(
     if labels is not None:
         keep &= documents_with_labels(labels, documents, sequence_length + (not unpacked))
     return keep
-
-
-def documents_with_labels(
-    labels: IndexedDataset, documents: I64, limit: int
-) -> npt.NDArray[np.bool_]:
-    """bool[n]: which documents have a label other than -100 among their first ``limit``.
-
-    Looks at the first labels of all documents, then further into those still undecided: the text
-    before the first label, and no more, is read.
-    """
-    labels.validate()
-    begin = labels.sequence_pointers[documents] // labels.dtype.itemsize
-    end = begin + np.minimum(labels.sequence_lengths[documents], limit)
-    found = np.zeros(documents.size, bool)
-    open_ones, window = np.flatnonzero(begin < end), 16
-    while open_ones.size:
-        for part in np.array_split(open_ones, ceil_div(open_ones.size * window, _MOST_LABELS)):
-            at = np.minimum(begin[part, None] + np.arange(window), end[part, None] - 1)
-            found[part] = (labels.tokens[at] != IGNORED_LABEL).any(axis=1)
-        begin[open_ones] += window
-        open_ones = open_ones[~found[open_ones] & (begin[open_ones] < end[open_ones])]
-        window = min(2 * window, _MOST_LABELS)
-    return found
-
-
-_MOST_LABELS = 1 << 22  # looked at in one step: bounds the memory
 
 
 def check_some_take_part(name: str, order: PackingOrder) -> None:
