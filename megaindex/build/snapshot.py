@@ -27,6 +27,7 @@ from megaindex.format.reader import PairIdentity
 from megaindex.index.arrays import ArrayIndex
 from megaindex.index.on_demand import LaterIndex
 from megaindex.index.spans import Index
+from megaindex.io.locations import absolute
 from megaindex.store.cache import load_entry
 from megaindex.store.fingerprint import canonical_json, corpus_stamp, entry_key
 
@@ -108,10 +109,12 @@ def _later(
 
 
 def _dataset_later(prefix: str, record: Mapping[str, Any], dialect: str) -> IndexedDataset:
-    code, sequences, bounds, idx_nbytes, bin_nbytes = record["identity"]
+    code, sequences, bounds, idx_nbytes, bin_nbytes, *versions = record["identity"]
     header = IndexHeader(dtype_code=code, num_sequences=sequences, num_bounds=bounds)
     return IndexedDataset.later(
-        prefix, PairIdentity(header, idx_nbytes, bin_nbytes), dialect=dialect
+        prefix,
+        PairIdentity(header, idx_nbytes, bin_nbytes, tuple(versions)),
+        dialect=dialect,
     )
 
 
@@ -132,9 +135,18 @@ def _open_index(
     )
 
 
+def _flat(identity: PairIdentity) -> list[int | str]:
+    return [
+        *vars(identity.header).values(),
+        identity.idx_nbytes,
+        identity.bin_nbytes,
+        *identity.versions,
+    ]
+
+
 def _prefix(corpus: IndexedDataset | str) -> str:
     path = corpus.path_prefix if isinstance(corpus, IndexedDataset) else corpus
-    return os.path.abspath(path)
+    return absolute(path)
 
 
 def _path(
@@ -184,7 +196,7 @@ def _write(
         {
             "prefix": prefix,
             "stamp": stamp,
-            "identity": [*vars(dataset.identity.header).values(), *dataset.identity[1:]],
+            "identity": _flat(dataset.identity),
             "order": getattr(index, "order", ""),
             "entry": getattr(index, "cache_entry", ""),
             **{name: getattr(index, name) for name in _FACTS},

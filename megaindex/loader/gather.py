@@ -7,7 +7,7 @@ import numpy as np
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Spans
 from megaindex.kernels.types import I64
-from megaindex.loader.tokens import MappedTokens
+from megaindex.loader.choice import plain_reader
 
 
 def gather(dataset: IndexedDataset, spans: Spans, width: int, pad_id: int) -> I64:
@@ -20,5 +20,5 @@ def gather(dataset: IndexedDataset, spans: Spans, width: int, pad_id: int) -> I6
         OutOfRange, FormatError: as `megaindex.loader.tokens.TokenReader.read`.
     """
     out = np.empty((spans.row_splits.size - 1, width), np.int64)
-    MappedTokens([dataset]).read(spans, out, pad_id=pad_id)
+    plain_reader([dataset]).read(spans, out, pad_id=pad_id)
     return out
