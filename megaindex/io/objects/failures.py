@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.errors import InvalidArgument, MegaIndexError, MissingFile, StorageError
 from megaindex.io.objects.library import library
 
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z]*)*)")
@@ -26,7 +26,7 @@ def as_storage_error(url: str, action: str) -> Iterator[None]:
     """Raise what obstore raises inside as a StorageError: `action` failed for `url`."""
     try:
         yield
-    except StorageError:
+    except MegaIndexError:
         raise
     except FileNotFoundError:
         raise missing(url) from None

@@ -19,7 +19,7 @@ from datetime import timedelta
 from importlib.machinery import ExtensionFileLoader
 from typing import Any
 
-from megaindex.errors import InvalidArgument
+from megaindex.errors import InvalidArgument, StorageError
 
 logger = logging.getLogger(__name__)
 
@@ -52,10 +52,17 @@ def library() -> Any:
 
     Raises:
         InvalidArgument: it is not installed.
+        StorageError: this is a forked process that cannot have its own.
     """
     with _this.lock:
         if _this.inherited:
-            _load_afresh()
+            try:
+                _load_afresh()
+            except (OSError, ImportError) as error:
+                raise StorageError(
+                    f"obstore cannot be loaded anew in a forked process: {error}; start workers "
+                    "with the method spawn or forkserver"
+                ) from error
             _this.inherited = False
         try:
             import obstore
