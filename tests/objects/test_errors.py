@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from object_server import ACCESS_KEY, SECRET_KEY, Proxy
+from object_server import ACCESS_KEY, SECRET_KEY, Proxy, request
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.format import IndexedDataset
@@ -72,6 +72,22 @@ def test_and_given_up_in_the_end(store: Any, proxy: Proxy, fault: str) -> None:
         _ = remote[3]
     check_error(caught.value, f"{url}.bin: cannot read ", "after 5 attempts")
     assert len(proxy.gets(".bin")) == 5
+
+
+@pytest.mark.parametrize("wrong", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_a_server_that_checks_signatures_denies_others(
+    s3: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    monkeypatch.setenv(wrong, "another-secret")
+    request(proxy.upstream, "POST", "/moto-api/reset-auth", b"0")
+    try:
+        with pytest.raises(StorageError) as caught:
+            IndexedDataset(f"s3://{s3}/corpus")
+    finally:
+        request(proxy.upstream, "POST", "/moto-api/reset-auth", b"inf")
+    check_error(caught.value, f"s3://{s3}/corpus.bin: cannot look at: access denied (403 ")
+    assert "another-secret" not in str(caught.value)
+    assert len(proxy.seen) == 1
 
 
 @pytest.mark.parametrize(

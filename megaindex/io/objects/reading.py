@@ -50,11 +50,11 @@ def read(facts: Facts, offset: int, into: memoryview) -> None:
         options["if_match"] = facts.version
     with as_storage_error(url, f"cannot read {len(into)} bytes at {offset}"):
         result = library().get(client_of(place.store), place.key, options=options)
-        meta = result.meta
+        meta, got = result.meta, result.range
         if (meta["size"], _version(meta)) != (facts.nbytes, facts.version):
             raise replaced(url)  # by a store that does not know preconditions
         data = result.bytes()
-    if len(data) != len(into) or result.range != (offset, stop):
+    if len(data) != len(into) or got != (offset, stop):
         raise StorageError(
             f"{url}: {len(data)} bytes came where {len(into)} at {offset} were asked for; the "
             "store, or a proxy before it, is at fault: try again"
