@@ -27,7 +27,7 @@ from megaindex.format.reader import PairIdentity
 from megaindex.index.arrays import ArrayIndex
 from megaindex.index.on_demand import LaterIndex
 from megaindex.index.spans import Index
-from megaindex.io.locations import absolute
+from megaindex.io.locations import absolute, each_of
 from megaindex.store.cache import load_entry
 from megaindex.store.fingerprint import canonical_json, corpus_stamp, entry_key
 
@@ -74,13 +74,12 @@ def open_sources(
         records = _read(path, prefixes)
         if records is not None:
             return _later(corpora, asked, records, build, dialect)
-    stamps = [corpus_stamp(prefix) for prefix in prefixes]
-    datasets = tuple(
-        corpus if isinstance(corpus, IndexedDataset) else IndexedDataset(corpus, dialect=dialect)
-        for corpus in corpora
-    )
+    stamps = [] if path is None else each_of(corpus_stamp, prefixes)
+    closed = [corpus for corpus in corpora if not isinstance(corpus, IndexedDataset)]
+    opened = iter(each_of(partial(IndexedDataset, dialect=dialect), closed))
+    datasets = tuple(c if isinstance(c, IndexedDataset) else next(opened) for c in corpora)
     indices = tuple(build(dataset, n) for dataset, n in zip(datasets, asked, strict=True))
-    if path is not None and stamps == [corpus_stamp(prefix) for prefix in prefixes]:
+    if path is not None and stamps == each_of(corpus_stamp, prefixes):
         _write(path, prefixes, stamps, datasets, indices)
     return Sources(datasets=datasets, indices=indices)
 
@@ -177,8 +176,9 @@ def _read(path: Path, prefixes: Sequence[str]) -> list[dict[str, Any]] | None:
     if not whole:
         logger.warning("%s: is damaged; every source is opened anew", path)
         return None
-    for record, prefix in zip(records, prefixes, strict=True):
-        if record["prefix"] != prefix or record["stamp"] != corpus_stamp(prefix):
+    stamps = each_of(corpus_stamp, prefixes)
+    for record, prefix, stamp in zip(records, prefixes, stamps, strict=True):
+        if record["prefix"] != prefix or record["stamp"] != stamp:
             logger.info("%s: %s changed since it was written", path, prefix)
             return None
     return records

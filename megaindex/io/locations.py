@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import io
 import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TypeVar
 
 from xxhash import xxh3_64_intdigest
 
@@ -15,6 +18,10 @@ from megaindex.errors import InvalidArgument
 from megaindex.io.facts import Facts
 from megaindex.io.objects.urls import is_remote as is_remote
 from megaindex.io.objects.urls import place_of
+
+Result = TypeVar("Result")
+
+_STORE_THREADS = 32
 
 
 def look_at(path: str) -> Facts | None:
@@ -74,6 +81,14 @@ def stamp(path: str) -> list[int]:
     except OSError:
         return []
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def each_of(function: Callable[[str], Result], paths: Sequence[str]) -> list[Result]:
+    """The results of all paths; those of URLs are waited for together."""
+    if not any(map(is_remote, paths)):
+        return [function(path) for path in paths]
+    with ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="megaindex-object") as threads:
+        return list(threads.map(function, paths))
 
 
 def absolute(path: str) -> str:

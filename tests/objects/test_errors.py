@@ -56,10 +56,10 @@ def test_a_request_that_hangs_is_made_again(
     monkeypatch.setenv("AWS_TIMEOUT", "300ms")
     local, url = store()
     remote = IndexedDataset(url)
-    proxy.faults += ["slow 1"]
+    proxy.faults += ["slow 6"]
     begun = time.monotonic()
     assert remote[3].tolist() == local[3].tolist()
-    assert 0.3 < time.monotonic() - begun < 0.9
+    assert 0.3 < time.monotonic() - begun < 5
 
 
 @pytest.mark.parametrize("fault", ["503", "reset"])
@@ -116,7 +116,7 @@ def test_an_index_that_breaks_off_leaves_no_copy(store: Any, proxy: Proxy, tmp_p
     with pytest.raises(StorageError) as caught:
         IndexedDataset(url)
     check_error(caught.value, f"{url}.idx: cannot read ")
-    assert list((tmp_path / "cache").iterdir()) == []
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
     proxy.faults.clear()
     IndexedDataset(url)
 
@@ -127,7 +127,7 @@ def test_a_cache_that_cannot_be_made_is_named(
     _, url = store()
     (tmp_path / "file").touch()
     monkeypatch.setenv("MEGAINDEX_OBJECT_CACHE", str(tmp_path / "file"))
-    with pytest.raises(StorageError, match="file: cannot make the cache; set MEGAINDEX_OBJECT_CAC"):
+    with pytest.raises(StorageError, match="file: cannot write the cache, which MEGAINDEX_OBJ"):
         IndexedDataset(url)
 
 

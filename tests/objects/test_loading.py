@@ -127,6 +127,22 @@ def test_a_snapshot_of_a_replaced_object_is_not_used(
     assert build_blend([url], **asked).datasets[0].is_open
 
 
+def test_many_sources_are_looked_at_together(store: Any, proxy: Proxy, tmp_path: Path) -> None:
+    local, url = store(lengths=[40] * 20)
+    asked: dict[str, Any] = {
+        "weights": [1.0] * 12, "num_samples": 60, "sequence_length": 24, "seed": 2,
+    }  # fmt: skip
+    proxy.latency = 0.03
+    blend = build_blend([url] * 12, cache_dir=tmp_path / "indices", **asked)
+    assert proxy.in_flight() > 4
+    proxy.seen.clear()
+    again = build_blend([url] * 12, cache_dir=tmp_path / "indices", **asked)
+    assert (len(proxy.seen), proxy.in_flight() > 4) == (24, True)
+    want = batches(build_blend([local] * 12, **asked), [local] * 12, reader="mapped")
+    check_equal(batches(blend, blend.datasets), want)
+    check_equal(batches(again, again.datasets), want)
+
+
 def replace(proxy: Proxy, bucket: str, tmp_path: Path) -> None:
     """Other tokens in a .bin of the same size."""
     content = bytearray((tmp_path / "corpus.bin").read_bytes())
@@ -209,14 +225,13 @@ def test_workers_of_a_dataloader(store: Any, start: str) -> None:
     index = megaindex.build_index(url, sequence_length=24, seed=2)
     remote = IndexedDataset(url)
     assert remote[9].size
-    shown = {}
-    for name, dataset in (("remote", remote), ("local", local)):
-        loading = DataLoader(
-            GPTDataset(index, dataset), batch_size=8, num_workers=2, collate_fn=collate,
-            multiprocessing_context=start, timeout=60,
-        )  # fmt: skip
-        shown[name] = [batch["tokens"].clone() for batch in loading]
-    check_equal(shown["remote"], shown["local"])
+    loading = DataLoader(
+        GPTDataset(index, remote), batch_size=8, num_workers=2 if start == "fork" else 1,
+        collate_fn=collate, multiprocessing_context=start, timeout=120,
+    )  # fmt: skip
+    here = GPTDataset(index, local)
+    want = [here.__getitems__(list(rows)).batch["tokens"].clone() for rows in loading.batch_sampler]
+    check_equal([batch["tokens"].clone() for batch in loading], want)
     assert remote[9].size  # and the parent goes on with its own
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import pickle
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ import megaindex
 from megaindex.errors import InvalidArgument, MissingFile, OutOfRange, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.io.facts import Facts
+from megaindex.io.objects import cache
 from megaindex.io.objects.coalesced import read_all
 from megaindex.store.fingerprint import corpus_fingerprint
 
@@ -98,7 +101,7 @@ def test_the_index_is_downloaded_once(store: Any, proxy: Proxy) -> None:
     assert proxy.gets(".bin") == []
 
 
-@pytest.mark.parametrize("harm", ["flip", "cut", "record", "no record", "folder"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "record", "no record", "no copy", "list"])
 def test_a_damaged_copy_of_the_index_is_read_again(
     store: Any, proxy: Proxy, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -115,6 +118,8 @@ def test_a_damaged_copy_of_the_index_is_read_again(
         record.write_text("{")
     elif harm == "no record":
         record.unlink()
+    elif harm == "no copy":
+        copy.unlink()
     else:
         record.write_text("[]")
     remote = IndexedDataset(url)
@@ -122,8 +127,30 @@ def test_a_damaged_copy_of_the_index_is_read_again(
     assert len(proxy.gets(".idx")) == 2
     IndexedDataset(url)
     assert len(proxy.gets(".idx")) == 2
-    assert sorted(p.suffix for p in (tmp_path / "cache").iterdir()) == [".json", ".object"]
-    assert ("again" in caplog.text) == (harm != "no record")
+    assert not [p for p in (tmp_path / "cache").iterdir() if "tmp" in p.name]
+    assert ("again" in caplog.text) == (harm[:2] != "no")
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_many_that_start_together(
+    store: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, locks: bool
+) -> None:
+    """One downloads for all; where there are no locks several do, and all get the same."""
+    if not locks:
+        monkeypatch.setattr(cache.fcntl, "flock", _no_locks)
+    local, url = store()
+    proxy.latency = 0.02
+    with ThreadPoolExecutor(12) as threads:
+        got = list(threads.map(IndexedDataset, [url] * 24))
+    for dataset in got:
+        np.testing.assert_array_equal(dataset.sequence_lengths, local.sequence_lengths)
+    assert (len(proxy.gets(".idx")) == 1) == locks
+    IndexedDataset(url)
+    assert (len(proxy.gets(".idx")) == 1) == locks
+
+
+def _no_locks(descriptor: int, operation: int) -> None:
+    raise OSError(errno.ENOSYS, "not here")
 
 
 def test_another_index_under_the_same_name_is_another_copy(
