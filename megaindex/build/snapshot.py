@@ -27,7 +27,7 @@ from megaindex.format.reader import PairIdentity
 from megaindex.index.arrays import ArrayIndex
 from megaindex.index.on_demand import LaterIndex
 from megaindex.index.spans import Index
-from megaindex.io.locations import absolute, each_of
+from megaindex.io.locations import absolute, check_local, each_of
 from megaindex.store.cache import load_entry
 from megaindex.store.fingerprint import canonical_json, corpus_stamp, entry_key
 
@@ -66,6 +66,8 @@ def open_sources(
         cache_dir: where the arrays and the snapshot are; None: nothing is kept.
         dialect: of the files.
     """
+    if cache_dir is not None:
+        check_local(os.fspath(cache_dir), "give a directory as cache_dir")
     prefixes = [_prefix(corpus) for corpus in corpora]
     # what an open dataset maps may be older than the files of its name
     known = cache_dir is not None and not any(isinstance(c, IndexedDataset) for c in corpora)

@@ -16,7 +16,7 @@ from megaindex.format.header import HEADER_BYTES, IndexHeader, has_modes, parse_
 from megaindex.format.paths import check_not_a_half, pair_paths
 from megaindex.format.validate import check_bound_ends, check_bounds, check_sequences
 from megaindex.io.facts import Facts
-from megaindex.io.locations import is_remote, local_copy, look_at
+from megaindex.io.locations import each_of, is_remote, local_copy, look_at
 from megaindex.io.mapping import map_readonly
 
 logger = logging.getLogger(__name__)
@@ -161,7 +161,7 @@ def index_arrays(index: npt.NDArray[np.uint8], header: IndexHeader) -> IndexArra
 
 
 def _both_files(path_prefix: str, bin_path: str, idx_path: str) -> tuple[Facts, Facts]:
-    bin_facts, idx_facts = look_at(bin_path), look_at(idx_path)
+    bin_facts, idx_facts = each_of(look_at, (bin_path, idx_path))
     if bin_facts is not None and idx_facts is not None:
         return bin_facts, idx_facts
     check_not_a_half(path_prefix)

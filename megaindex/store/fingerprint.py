@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
-from megaindex.io.locations import stamp
+from megaindex.io.locations import each_of, stamp
 from megaindex.kernels.types import I32, I64, IntArray
 
 CACHE_FORMAT = 1  # raise when the arrays of an entry would mean something else
@@ -47,7 +47,7 @@ def corpus_fingerprint(dataset: Corpus) -> str:
 def corpus_stamp(path_prefix: str) -> list[int]:
     """The stamps of the .idx and the .bin: while they are the same the content is. Empty where one
     of them is missing."""
-    stamps = [stamp(path_prefix + suffix) for suffix in (".idx", ".bin")]
+    stamps = each_of(stamp, [path_prefix + suffix for suffix in (".idx", ".bin")])
     return [*stamps[0], *stamps[1]] if all(stamps) else []
 
 

@@ -218,9 +218,10 @@ def test_staging_is_bounded_whatever_lies_between(
     np.testing.assert_array_equal(out, gather(local, spans, 100, 0))
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_workers_of_a_dataloader(store: Any, start: str) -> None:
-    """A forked worker makes an obstore of its own: the parent has used the one it inherits."""
+    """A forked worker loads an obstore of its own: the parent has used the one it inherits."""
     local, url = store()
     index = megaindex.build_index(url, sequence_length=24, seed=2)
     remote = IndexedDataset(url)
@@ -243,6 +244,7 @@ def _grandchild(url: str, queue: Any) -> None:
     inner.join(30)
 
 
+@pytest.mark.filterwarnings("ignore:.*multi-threaded:DeprecationWarning")
 def test_children_of_children(store: Any) -> None:
     local, url = store()
     assert IndexedDataset(url)[9].size

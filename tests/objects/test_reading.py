@@ -195,6 +195,9 @@ def test_nothing_is_written_to_a_url(store: Any) -> None:
         lambda: megaindex.IndexedDatasetWriter(out, np.int32).__enter__(),
         lambda: merge(out, [local.path_prefix]),
         lambda: megaindex.build_index(url, sequence_length=8, seed=1, cache_dir=out),
+        lambda: megaindex.build_blend(
+            [url], num_samples=9, sequence_length=8, seed=1, order="epoch", cache_dir=out
+        ),
     ):
         with pytest.raises(InvalidArgument, match=rf"{out}.* lies in an object store; .*"):
             write()
