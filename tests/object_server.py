@@ -87,6 +87,7 @@ class Seen:
     path: str
     range: str | None
     begun: float
+    if_match: str | None = None
     ended: float = 0.0
 
 
@@ -161,7 +162,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _pass_on(self) -> None:
         proxy = self.server.proxy
         body = self.rfile.read(int(self.headers.get("content-length") or 0))
-        seen = Seen(self.command, self.path, self.headers.get("range"), time.monotonic())
+        asked = self.headers.get("range"), time.monotonic(), self.headers.get("if-match")
+        seen = Seen(self.command, self.path, *asked)
         proxy.seen.append(seen)
         try:
             fault = proxy.faults.pop(0) if self.command == "GET" and proxy.faults else ""
