@@ -26,6 +26,7 @@ lint: $(VENV)/.test-installed
 	$(BIN)/mypy
 
 bench: $(VENV)/.test-installed
+	$(PIP) -r requirements/bench.txt
 	$(BIN)/python -m benchmarks
 
 slow: $(VENV)/.test-installed

@@ -25,6 +25,7 @@ from benchmarks import (
     kernels,
     loading,
     merge,
+    objects,
     orders,
 )
 from benchmarks.timing import Comparison, timed
@@ -72,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         nargs="+",
         help="index, sample_index, shuffle, blend, exhaustive, orders, merge, loading, cold, "
-        "first, adapters, numba",
+        "first, adapters, objects, numba",
     )
     parser.add_argument("--sources", type=int, default=50, help="datasets of the blend loaded from")
     parser.add_argument("--memory", nargs="*", default=["40B"], help="corpora to measure memory on")
@@ -109,6 +110,8 @@ def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, J
                 "adapters",
                 lambda s=size, p=part: adapters.compare(s, p, directory, rounds),
             )
+    for how, latency in (("one by one", 0.0), ("one by one", 0.02), ("batch by batch", 0.02)):
+        yield "objects", lambda h=how, s=latency: objects.compare(h, s, directory, rounds)
     yield "numba", lambda: backends.sample_index(directory, rounds)
     yield "numba", lambda: backends.shuffle(rounds)
     for count in (8, 1000):

@@ -945,7 +945,9 @@ void raise_invalid_argument(const std::exception& error) {
 
 }  // namespace
 
-PYBIND11_MODULE(_native, m) {
+// Nothing here is shared between calls but the pool of columns, which has a lock: free-threaded
+// Python need not bring its GIL back.
+PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   m.doc() = "megaindex's native core; megaindex.kernels chooses it when it is there";
   py::register_exception_translator([](std::exception_ptr error) {
     try {

@@ -27,6 +27,7 @@ from megaindex.format.reader import PairIdentity
 from megaindex.index.arrays import ArrayIndex
 from megaindex.index.on_demand import LaterIndex
 from megaindex.index.spans import Index
+from megaindex.io.locations import absolute, check_local, each_of
 from megaindex.store.cache import load_entry
 from megaindex.store.fingerprint import canonical_json, corpus_stamp, entry_key
 
@@ -65,6 +66,8 @@ def open_sources(
         cache_dir: where the arrays and the snapshot are; None: nothing is kept.
         dialect: of the files.
     """
+    if cache_dir is not None:
+        check_local(os.fspath(cache_dir), "give a directory as cache_dir")
     prefixes = [_prefix(corpus) for corpus in corpora]
     # what an open dataset maps may be older than the files of its name
     known = cache_dir is not None and not any(isinstance(c, IndexedDataset) for c in corpora)
@@ -73,13 +76,12 @@ def open_sources(
         records = _read(path, prefixes)
         if records is not None:
             return _later(corpora, asked, records, build, dialect)
-    stamps = [corpus_stamp(prefix) for prefix in prefixes]
-    datasets = tuple(
-        corpus if isinstance(corpus, IndexedDataset) else IndexedDataset(corpus, dialect=dialect)
-        for corpus in corpora
-    )
+    stamps = [] if path is None else each_of(corpus_stamp, prefixes)
+    closed = [corpus for corpus in corpora if not isinstance(corpus, IndexedDataset)]
+    opened = iter(each_of(partial(IndexedDataset, dialect=dialect), closed))
+    datasets = tuple(c if isinstance(c, IndexedDataset) else next(opened) for c in corpora)
     indices = tuple(build(dataset, n) for dataset, n in zip(datasets, asked, strict=True))
-    if path is not None and stamps == [corpus_stamp(prefix) for prefix in prefixes]:
+    if path is not None and stamps == each_of(corpus_stamp, prefixes):
         _write(path, prefixes, stamps, datasets, indices)
     return Sources(datasets=datasets, indices=indices)
 
@@ -108,10 +110,12 @@ def _later(
 
 
 def _dataset_later(prefix: str, record: Mapping[str, Any], dialect: str) -> IndexedDataset:
-    code, sequences, bounds, idx_nbytes, bin_nbytes = record["identity"]
+    code, sequences, bounds, idx_nbytes, bin_nbytes, *versions = record["identity"]
     header = IndexHeader(dtype_code=code, num_sequences=sequences, num_bounds=bounds)
     return IndexedDataset.later(
-        prefix, PairIdentity(header, idx_nbytes, bin_nbytes), dialect=dialect
+        prefix,
+        PairIdentity(header, idx_nbytes, bin_nbytes, tuple(versions)),
+        dialect=dialect,
     )
 
 
@@ -132,9 +136,18 @@ def _open_index(
     )
 
 
+def _flat(identity: PairIdentity) -> list[int | str]:
+    return [
+        *vars(identity.header).values(),
+        identity.idx_nbytes,
+        identity.bin_nbytes,
+        *identity.versions,
+    ]
+
+
 def _prefix(corpus: IndexedDataset | str) -> str:
     path = corpus.path_prefix if isinstance(corpus, IndexedDataset) else corpus
-    return os.path.abspath(path)
+    return absolute(path)
 
 
 def _path(
@@ -165,8 +178,9 @@ def _read(path: Path, prefixes: Sequence[str]) -> list[dict[str, Any]] | None:
     if not whole:
         logger.warning("%s: is damaged; every source is opened anew", path)
         return None
-    for record, prefix in zip(records, prefixes, strict=True):
-        if record["prefix"] != prefix or record["stamp"] != corpus_stamp(prefix):
+    stamps = each_of(corpus_stamp, prefixes)
+    for record, prefix, stamp in zip(records, prefixes, stamps, strict=True):
+        if record["prefix"] != prefix or record["stamp"] != stamp:
             logger.info("%s: %s changed since it was written", path, prefix)
             return None
     return records
@@ -184,7 +198,7 @@ def _write(
         {
             "prefix": prefix,
             "stamp": stamp,
-            "identity": [*vars(dataset.identity.header).values(), *dataset.identity[1:]],
+            "identity": _flat(dataset.identity),
             "order": getattr(index, "order", ""),
             "entry": getattr(index, "cache_entry", ""),
             **{name: getattr(index, name) for name in _FACTS},

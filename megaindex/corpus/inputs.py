@@ -67,7 +67,11 @@ def holds_all(target: np.dtype[Any], source: np.dtype[Any]) -> bool:
 
 
 def check_documents(pair: MappedPair) -> int:
-    """Check every entry of a pair whose documents must cover it; return its tokens."""
+    """Check every entry of a pair whose documents must cover it; return its tokens.
+
+    InvalidArgument where the .bin is not on this machine, to be copied from.
+    """
+    _ = pair.tokens
     tokens = pair.check_everything()
     count = pair.header.num_sequences
     if pair.bounds[-1] != count:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ from megaindex.format.faults import Fault
 from megaindex.format.header import HEADER_BYTES, header_fault, parse_header, size_fault
 from megaindex.format.pair import IndexArrays, index_arrays
 from megaindex.format.paths import pair_paths
+from megaindex.io.locations import local_copy, look_at
 from megaindex.io.mapping import map_readonly
 
 _CHUNK = 1 << 17
@@ -66,15 +66,16 @@ def describe_pair(path_prefix: str) -> PairDescription:
         StorageError: it cannot be read.
     """
     bin_path, idx_path = pair_paths(path_prefix)
-    bin_nbytes = os.stat(bin_path).st_size if os.path.exists(bin_path) else None
-    if not os.path.exists(idx_path):
+    bin_facts, idx_facts = look_at(bin_path), look_at(idx_path)
+    bin_nbytes = None if bin_facts is None else bin_facts.nbytes
+    if idx_facts is None:
         raise MissingFile(f"{idx_path}: missing, although {bin_path} exists; it tells what that is")
-    index = map_readonly(idx_path)
+    index = map_readonly(local_copy(idx_facts))
     known: dict[str, Any] = {
         "path": path_prefix,
         "index_nbytes": index.size,
         "bin_nbytes": bin_nbytes,
-        "companions": tuple(p for s in _COMPANIONS if os.path.exists(p := path_prefix + s)),
+        "companions": tuple(p for s in _COMPANIONS if look_at(p := path_prefix + s)),
     }
     raw = index[:HEADER_BYTES].tobytes()
     fault = header_fault(raw)

@@ -11,6 +11,7 @@ from typing import Literal
 
 from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.io.failures import as_storage_error
+from megaindex.io.locations import is_remote, look_at
 from megaindex.store.manifest import MANIFEST
 
 _ENTRY_NAME = re.compile(r"[0-9a-f]{32}")
@@ -36,8 +37,10 @@ def subjects(path: str | os.PathLike[str]) -> list[Subject]:
     for suffix in (".idx", ".bin"):
         if text.endswith(suffix) and not os.path.isdir(text):
             return [Subject(kind="pair", path=text.removesuffix(suffix))]
-    if os.path.exists(text + ".idx") or os.path.exists(text + ".bin"):
+    if look_at(text + ".idx") or look_at(text + ".bin"):
         return [Subject(kind="pair", path=text)]
+    if is_remote(text):
+        raise MissingFile(f"{text}: there are no {text}.idx and {text}.bin; give a pair's prefix")
     if os.path.isdir(text):
         return _in_folder(Path(text))
     if not os.path.lexists(text):

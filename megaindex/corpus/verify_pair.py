@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +24,8 @@ from megaindex.format.validate import (
     sequence_fault,
     sequence_masks,
 )
+from megaindex.io.facts import Facts
+from megaindex.io.locations import local_copy, look_at
 from megaindex.io.mapping import map_readonly
 
 
@@ -45,7 +46,11 @@ class Pair:
     idx_path: str
     arrays: IndexArrays
     dtype: np.dtype[Any]
-    bin_nbytes: int
+    bin_facts: Facts
+
+    @property
+    def bin_nbytes(self) -> int:
+        return self.bin_facts.nbytes
 
 
 def verify_pair(path_prefix: str, rules: PairRules, *, full: bool, bar: Bar) -> Report:
@@ -72,12 +77,13 @@ def verify_pair(path_prefix: str, rules: PairRules, *, full: bool, bar: Bar) -> 
 def _opened(path_prefix: str, dialect: Dialect, found: Collector) -> Pair | None:
     """Both files and the arrays of the .idx; None where the header does not tell where they lie."""
     bin_path, idx_path = pair_paths(path_prefix)
-    missing = [path for path in (bin_path, idx_path) if not os.path.exists(path)]
-    for path in missing:
-        found.add(path, _missing(path, idx_path))
-    if missing:
+    bin_facts, idx_facts = look_at(bin_path), look_at(idx_path)
+    for path, facts in ((bin_path, bin_facts), (idx_path, idx_facts)):
+        if facts is None:
+            found.add(path, _missing(path, idx_path))
+    if bin_facts is None or idx_facts is None:
         return None
-    index = map_readonly(idx_path)
+    index = map_readonly(local_copy(idx_facts))
     raw = index[:HEADER_BYTES].tobytes()
     fault = header_fault(raw)
     if fault is not None:
@@ -95,7 +101,7 @@ def _opened(path_prefix: str, dialect: Dialect, found: Collector) -> Pair | None
         idx_path=idx_path,
         arrays=index_arrays(index, header),
         dtype=dialect.dtypes[header.dtype_code],
-        bin_nbytes=os.stat(bin_path).st_size,
+        bin_facts=bin_facts,
     )
 
 
@@ -216,4 +222,4 @@ def _check_bytes(
     if sound and rules.eod is not None:
         check_document_ends(pair.arrays, _tokens(pair), rules.eod, pair.bin_path, found)
     pointers = pair.arrays.pointers if sound else None
-    check_tokens(pair.bin_path, pair.dtype, rules.vocab_size, pointers, found, bar)
+    check_tokens(pair.bin_facts, pair.dtype, rules.vocab_size, pointers, found, bar)

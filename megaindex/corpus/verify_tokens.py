@@ -12,14 +12,16 @@ from megaindex.corpus.findings import Collector
 from megaindex.corpus.progress import Bar
 from megaindex.format.faults import Fault
 from megaindex.format.pair import IndexArrays
+from megaindex.io.facts import Facts
 from megaindex.io.failures import as_storage_error
+from megaindex.io.locations import open_binary
 
 _CHUNK_BYTES = 4 << 20
 _CHUNK_DOCUMENTS = 1 << 17
 
 
 def check_tokens(
-    bin_path: str,
+    bin_facts: Facts,
     dtype: np.dtype[Any],
     vocab_size: int | None,
     pointers: npt.NDArray[np.int64] | None,
@@ -33,7 +35,8 @@ def check_tokens(
     Args:
         pointers: where sequences begin, in bytes, to name them; None if they are not to be trusted.
     """
-    with as_storage_error(bin_path, "cannot read"), open(bin_path, "rb", buffering=0) as file:
+    bin_path = bin_facts.path
+    with as_storage_error(bin_path, "cannot read"), open_binary(bin_facts) as file:
         progress = bar(file.seek(0, 2))
         file.seek(0)
         at = 0

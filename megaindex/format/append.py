@@ -33,6 +33,7 @@ def append_documents(
         FormatError: the pair's documents do not cover all its sequences.
         StorageError: reading or writing failed.
     """
+    _ = source.tokens  # refuses what is not here, before anything is written
     count, bounds = source.header.num_sequences, source.bounds
     if bounds[-1] != count:
         raise FormatError(

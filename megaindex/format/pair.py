@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import logging
-import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.errors import FormatError, MissingFile
+from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format.dtypes import dtype_of_code, get_dialect
 from megaindex.format.header import HEADER_BYTES, IndexHeader, has_modes, parse_header
 from megaindex.format.paths import check_not_a_half, pair_paths
 from megaindex.format.validate import check_bound_ends, check_bounds, check_sequences
+from megaindex.io.facts import Facts
+from megaindex.io.locations import each_of, is_remote, local_copy, look_at
 from megaindex.io.mapping import map_readonly
 
 logger = logging.getLogger(__name__)
@@ -22,7 +24,10 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MappedPair:
-    """A .bin and its .idx as read-only arrays, each of which owns its mapping."""
+    """A .bin and its .idx as read-only arrays, each of which owns its mapping.
+
+    Of a pair in an object store the .idx is a copy on this machine, and the .bin is not mapped.
+    """
 
     bin_path: str
     idx_path: str
@@ -36,10 +41,39 @@ class MappedPair:
     """int64[m], in sequences."""
     modes: npt.NDArray[np.int8] | None
     """int8[n], if the file holds them."""
-    tokens: npt.NDArray[Any]
-    """The whole .bin, as `dtype`."""
+    mapped_tokens: npt.NDArray[Any] | None
+    """The whole .bin, as `dtype`; None where it lies in an object store."""
     idx_nbytes: int
     bin_nbytes: int
+    idx_file: str = ""
+    """Path on this machine with the bytes of the .idx."""
+    versions: tuple[str, ...] = ()
+    """Of the .idx and the .bin in an object store."""
+
+    @property
+    def tokens(self) -> npt.NDArray[Any]:
+        """The whole .bin; InvalidArgument where it lies in an object store."""
+        if self.mapped_tokens is None:
+            raise InvalidArgument(
+                f"{self.bin_path}: lies in an object store, and what was asked needs the whole "
+                ".bin here; read it through a loader, or copy the pair to a disk"
+            )
+        return self.mapped_tokens
+
+    def runs_of_tokens(self, runs: Sequence[tuple[int, int]]) -> list[npt.NDArray[Any]]:
+        """Tokens [begin, begin + count) of the .bin for each (begin, count), which it holds.
+
+        Views of the mapping; from an object store arrays of their own, by as few requests as
+        pay.
+        """
+        if self.mapped_tokens is not None:
+            return [self.mapped_tokens[begin : begin + count] for begin, count in runs]
+        from megaindex.io.objects.coalesced import read_all
+
+        size = self.dtype.itemsize
+        facts = Facts(self.bin_path, self.bin_nbytes, self.versions[1])
+        parts = read_all(facts, [(begin * size, count * size) for begin, count in runs])
+        return [part.view(self.dtype) for part in parts]
 
     def check_sequences(self, start: int, stop: int) -> int:
         """Check sequences start..stop and return their tokens; FormatError names the first bad."""
@@ -62,9 +96,10 @@ def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mapped
     """Map both files and check header, sizes, first and last bound, and the last sequence."""
     dialect = get_dialect(dialect_name)
     bin_path, idx_path = pair_paths(path_prefix)
-    _require_both_files(path_prefix, bin_path, idx_path)
+    bin_facts, idx_facts = _both_files(path_prefix, bin_path, idx_path)
 
-    index = map_readonly(idx_path)
+    idx_file = local_copy(idx_facts)
+    index = map_readonly(idx_file)
     header = parse_header(index[:HEADER_BYTES].tobytes(), idx_path)
     with_modes = has_modes(header, index.size, idx_path)
     if multimodal and not with_modes:
@@ -73,7 +108,8 @@ def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mapped
             f"of a multimodal file; open it with multimodal=False"
         )
     dtype = dtype_of_code(header.dtype_code, dialect, idx_path)
-    data = map_readonly(bin_path)
+    remote = is_remote(bin_path)
+    data = None if remote else map_readonly(bin_path)
     arrays = index_arrays(index, header)
     pair = MappedPair(
         bin_path=bin_path,
@@ -84,9 +120,13 @@ def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mapped
         pointers=arrays.pointers,
         bounds=arrays.bounds,
         modes=arrays.modes if with_modes else None,
-        tokens=data[: data.size - data.size % dtype.itemsize].view(dtype),
+        mapped_tokens=(
+            None if data is None else data[: data.size - data.size % dtype.itemsize].view(dtype)
+        ),
         idx_nbytes=index.size,
-        bin_nbytes=data.size,
+        bin_nbytes=bin_facts.nbytes if data is None else data.size,
+        idx_file=idx_file,
+        versions=(idx_facts.version, bin_facts.version) if remote else (),
     )
     check_bound_ends(pair.bounds, header.num_sequences, dialect, idx_path)
     _check_last_sequence(pair)
@@ -120,11 +160,14 @@ def index_arrays(index: npt.NDArray[np.uint8], header: IndexHeader) -> IndexArra
     )
 
 
-def _require_both_files(path_prefix: str, bin_path: str, idx_path: str) -> None:
-    missing = [path for path in (bin_path, idx_path) if not os.path.exists(path)]
-    if not missing:
-        return
+def _both_files(path_prefix: str, bin_path: str, idx_path: str) -> tuple[Facts, Facts]:
+    bin_facts, idx_facts = each_of(look_at, (bin_path, idx_path))
+    if bin_facts is not None and idx_facts is not None:
+        return bin_facts, idx_facts
     check_not_a_half(path_prefix)
+    missing = [
+        path for path, facts in ((bin_path, bin_facts), (idx_path, idx_facts)) if facts is None
+    ]
     if len(missing) == 2:
         raise MissingFile(
             f"{path_prefix}: neither {bin_path} nor {idx_path} exists; check the path: it is the "

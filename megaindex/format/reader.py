@@ -15,6 +15,8 @@ from megaindex.format.dtypes import dtype_of_code, get_dialect
 from megaindex.format.header import IndexHeader
 from megaindex.format.pair import MappedPair, map_pair
 from megaindex.format.paths import pair_paths
+from megaindex.io.facts import Facts
+from megaindex.io.locations import look_at
 
 
 class PairIdentity(NamedTuple):
@@ -23,6 +25,8 @@ class PairIdentity(NamedTuple):
     header: IndexHeader
     idx_nbytes: int
     bin_nbytes: int
+    versions: tuple[str, ...] = ()
+    """Of the .idx and the .bin, as an object store has them; files have none."""
 
 
 class IndexedDataset:
@@ -32,6 +36,10 @@ class IndexedDataset:
     result comes as `(tokens, mode)`. All arrays are read-only views that own what they show: they
     outlive the dataset. No file descriptor stays open. Objects are safe to share between threads
     and across fork; pickles re-open the files and refuse them if they changed meanwhile.
+
+    In an object store (`s3://bucket/corpus`) the .idx is mapped from a copy on this machine, and
+    the .bin is read when tokens are asked for: one request for each sequence, one for a slice of
+    neighbours. Such arrays are no views; loaders read many samples at once.
 
     Opening checks what costs O(1): both files, the header, every byte of the .idx accounted for,
     the first and last document bound, the last sequence. `validate` checks every entry, once. Each
@@ -114,8 +122,20 @@ class IndexedDataset:
 
     @property
     def identity(self) -> PairIdentity:
-        """Header and sizes: what `later` and unpickling compare."""
+        """Header, sizes and versions: what `later` and unpickling compare."""
         return self._identity
+
+    @property
+    def bin_facts(self) -> Facts:
+        """The .bin as it was when the pair was opened."""
+        identity = self._identity
+        version = identity.versions[1] if identity.versions else ""
+        return Facts(pair_paths(self._path_prefix)[0], identity.bin_nbytes, version)
+
+    @property
+    def index_file(self) -> str:
+        """Path on this machine with the bytes of the .idx."""
+        return self._pair.idx_file
 
     def validate(self) -> None:
         """Check every entry of the .idx, in constant memory; a second call costs nothing.
@@ -128,7 +148,7 @@ class IndexedDataset:
     @staticmethod
     def exists(path_prefix: str | os.PathLike[str]) -> bool:
         """Whether both files of the pair exist."""
-        return all(os.path.exists(path) for path in pair_paths(os.fspath(path_prefix)))
+        return all(look_at(path) is not None for path in pair_paths(os.fspath(path_prefix)))
 
     @property
     def path_prefix(self) -> str:
@@ -165,7 +185,10 @@ class IndexedDataset:
 
     @property
     def tokens(self) -> npt.NDArray[Any]:
-        """The whole .bin as one array of `dtype`; sequence i begins at pointer // itemsize."""
+        """The whole .bin as one array of `dtype`; sequence i begins at pointer // itemsize.
+
+        InvalidArgument where it lies in an object store.
+        """
         return self._pair.tokens
 
     @property
@@ -212,7 +235,8 @@ class IndexedDataset:
                 f"contiguous, with step 1; pick single sequences by number instead"
             )
         stop = max(start, stop)
-        sequences = [self._view(i, 0, None) for i in range(start, stop)]
+        runs = [self._run(i, 0, None) for i in range(start, stop)]
+        sequences = self._pair.runs_of_tokens(runs)
         return sequences if self._modes is None else (sequences, self._modes[start:stop])
 
     def get(self, index: Any, offset: Any = 0, length: Any = None) -> Any:
@@ -225,7 +249,7 @@ class IndexedDataset:
             OutOfRange: there is no such sequence, or the range leaves it.
         """
         i = self._sequence_number(index)
-        tokens = self._view(i, offset, length)
+        tokens = self._pair.runs_of_tokens([self._run(i, offset, length)])[0]
         return tokens if self._modes is None else (tokens, self._modes[i])
 
     def _sequence_number(self, index: Any) -> int:
@@ -238,11 +262,12 @@ class IndexedDataset:
             )
         return i if i >= 0 else i + count
 
-    def _view(self, i: int, offset: Any, length: Any) -> npt.NDArray[Any]:
+    def _run(self, i: int, offset: Any, length: Any) -> tuple[int, int]:
+        """Where tokens of a sequence begin in the .bin, and how many they are."""
         pair = self._pair
         size = int(pair.lengths[i])
         begin, inside = divmod(int(pair.pointers[i]), pair.dtype.itemsize)
-        if inside or size < 0 or begin < 0 or begin + size > len(pair.tokens):
+        if inside or size < 0 or begin < 0 or begin + size > pair.bin_nbytes // pair.dtype.itemsize:
             pair.check_sequences(i, i + 1)  # raises, saying which rule is broken
         offset = _integer(offset, "offset")
         length = size - offset if length is None else _integer(length, "length")
@@ -251,7 +276,7 @@ class IndexedDataset:
                 f"{self._path_prefix}: tokens {offset} to {offset + length} of sequence {i} were "
                 f"asked for, and it has {size}; stay within 0 to {size}"
             )
-        return pair.tokens[begin + offset : begin + offset + length]
+        return begin + offset, length
 
     def __reduce__(self) -> tuple[Any, ...]:
         options = {"multimodal": self._multimodal, "dialect": self._dialect}
@@ -274,19 +299,20 @@ class IndexedDataset:
 def _reopen(path_prefix: str, options: dict[str, Any], identity: PairIdentity) -> IndexedDataset:
     """Unpickle: the same files, in the state in which they were pickled."""
     dataset = IndexedDataset.later(path_prefix, identity, **options)
-    _ = dataset.tokens  # opened, and compared, here and now
+    _ = dataset.sequence_lengths  # opened, and compared, here and now
     return dataset
 
 
 def _identity_of(pair: MappedPair) -> PairIdentity:
-    return PairIdentity(pair.header, pair.idx_nbytes, pair.bin_nbytes)
+    return PairIdentity(pair.header, pair.idx_nbytes, pair.bin_nbytes, pair.versions)
 
 
 def _describe(identity: PairIdentity) -> str:
-    header, idx_nbytes, bin_nbytes = identity
+    header, idx_nbytes, bin_nbytes, versions = identity
     return (
         f"{header.num_sequences} sequences and {header.num_bounds} document bounds with dtype code "
         f"{header.dtype_code} in {idx_nbytes} + {bin_nbytes} bytes"
+        + (f", versions {' and '.join(versions)}" if versions else "")
     )
 
 

@@ -11,6 +11,7 @@ from typing import BinaryIO
 
 from megaindex.errors import StorageError
 from megaindex.io.failures import as_storage_error
+from megaindex.io.locations import check_local
 
 _BUFFER_BYTES = 1 << 20
 _NO_HARD_LINKS = {
@@ -30,11 +31,13 @@ class AtomicFiles:
     present only when the last one is (`train.bin`, `train.idx`). A crash at any moment leaves at
     most temporaries (`train.bin.tmp.<16 hex digits>`) or an incomplete set without its last file.
 
-    Existing files are refused, at once and again on publication, unless `overwrite`.
+    Existing files are refused, at once and again on publication, unless `overwrite`; URLs always.
     """
 
     def __init__(self, final_paths: Sequence[str], *, overwrite: bool = False) -> None:
         self._final_paths = tuple(final_paths)
+        for path in self._final_paths:
+            check_local(path, "write it to a disk and upload it with the store's own tool")
         self._directory = os.path.dirname(self._final_paths[0]) or "."
         self._overwrite = overwrite
         self._temporary: dict[str, str] = {}  # final path -> temporary path

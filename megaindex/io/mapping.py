@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from megaindex.errors import StorageError
 from megaindex.io.failures import as_storage_error
+from megaindex.io.locations import check_local
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -64,9 +65,11 @@ def map_readonly(path: str, *, follow_symlinks: bool = True) -> npt.NDArray[np.u
 
     Raises:
         MissingFile: there is no file at `path`.
+        InvalidArgument: it is a URL.
         StorageError: it is not a regular file, or a link that may not be followed, or cannot be
             opened or mapped.
     """
+    check_local(path, "copy it to a disk")
     # a pipe in the place of a file must be refused below, not waited for
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
     if not follow_symlinks:

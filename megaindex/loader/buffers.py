@@ -47,11 +47,20 @@ class Buffers:
 
     @property
     def in_use(self) -> bool:
-        """Whether anyone still holds a tensor or a view of an array: a fill would overwrite it."""
-        return self._references() != self._own_references
+        """Whether anyone still holds a tensor or a view of an array: a fill would overwrite it.
+
+        References tell, which free-threaded Python does not count exactly while other threads run:
+        there the answer is always yes.
+        """
+        return not _references_are_exact() or self._references() != self._own_references
 
     def _references(self) -> list[int]:
         return [sys.getrefcount(array) for array in self.arrays.values()]
+
+
+def _references_are_exact() -> bool:
+    is_gil_enabled = getattr(sys, "_is_gil_enabled", None)  # from Python 3.13 on
+    return is_gil_enabled is None or bool(is_gil_enabled())
 
 
 def _cuda_is_there() -> bool:

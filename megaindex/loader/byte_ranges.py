@@ -58,21 +58,24 @@ def locate_bytes(datasets: Sequence[IndexedDataset], spans: Spans) -> RunBytes:
     return RunBytes(source=source, begin=begin, nbytes=nbytes)
 
 
-def merge(runs: RunBytes, gap: int) -> Ranges:
+def merge(runs: RunBytes, gap: int | I64) -> Ranges:
     """Ranges that hold all the runs; runs of a file at most ``gap`` bytes apart share one.
 
-    With a gap of 10, bytes 0-9, 50-59 and 15-20 of a file become 0-20 and 50-59.
+    With a gap of 10, bytes 0-9, 50-59 and 15-20 of a file become 0-20 and 50-59. An array gives
+    each source a gap of its own.
     """
     sources, rank = np.unique(runs.source, return_inverse=True)
     end = runs.begin + runs.nbytes
+    gaps = np.full(sources.size, gap) if np.isscalar(gap) else np.asarray(gap)[sources]
     # one axis for all files, each a stretch of its own that no gap bridges
     reach = np.zeros(sources.size, np.int64)
     np.maximum.at(reach, rank, end)
-    shift = (np.cumsum(reach + gap + 1) - (reach + gap + 1))[rank]
+    stretch = reach + gaps + 1
+    shift = (np.cumsum(stretch) - stretch)[rank]
     order = np.argsort(runs.begin + shift, kind="stable")
     begins, ends = (runs.begin + shift)[order], np.maximum.accumulate((end + shift)[order])
     first = np.ones(order.size, bool)
-    first[1:] = begins[1:] > ends[:-1] + gap
+    first[1:] = begins[1:] > ends[:-1] + gaps[rank[order[:-1]]]
     starts = np.flatnonzero(first)
     lasts = np.append(starts[1:], order.size)[: starts.size] - 1
     nbytes = ends[lasts] - begins[starts]

@@ -1,4 +1,4 @@
-"""Chooses how to read: through the mapping or by positional reads."""
+"""Chooses how to read: through the mapping or by positional reads, the only way for objects."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Spans
 from megaindex.io.filesystem import file_system_type, is_local
+from megaindex.io.locations import check_local, is_remote
 from megaindex.kernels.types import IntArray
 from megaindex.loader.advised import AdvisedTokens
 from megaindex.loader.positional import PositionalTokens
@@ -35,14 +36,30 @@ class Choice:
 
 
 def make_reader(datasets: Sequence[IndexedDataset], reader: str) -> TokenReader:
-    """A reader of the named kind, ``auto``, ``mapped`` or ``positional``."""
+    """A reader of the named kind, ``auto``, ``mapped`` or ``positional``.
+
+    Raises:
+        InvalidArgument: there is no such kind, or a dataset in an object store is to be mapped.
+    """
     if reader == "mapped":
+        for dataset in datasets:
+            check_local(dataset.path_prefix, "read it with reader='positional' or 'auto'")
         return AdvisedTokens(MappedTokens(datasets), datasets)
     if reader == "positional":
         return PositionalTokens(datasets)
     if reader == "auto":
-        return AutoTokens(datasets)
+        return PositionalTokens(datasets) if any_remote(datasets) else AutoTokens(datasets)
     raise InvalidArgument(f"reader={reader!r}: must be one of {', '.join(READERS)}")
+
+
+def plain_reader(datasets: Sequence[IndexedDataset]) -> TokenReader:
+    """What reads datasets where nothing is said: their mappings, or as objects are read."""
+    return PositionalTokens(datasets) if any_remote(datasets) else MappedTokens(datasets)
+
+
+def any_remote(datasets: Sequence[IndexedDataset]) -> bool:
+    """Whether one of them lies in an object store."""
+    return any(is_remote(dataset.path_prefix) for dataset in datasets)
 
 
 class AutoTokens:

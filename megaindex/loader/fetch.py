@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from megaindex.errors import StorageError
-from megaindex.io.pread import RangeReader
+
+Piece = tuple[int, memoryview]
+"""Offset in a file or object, and where the bytes go."""
+ReadEach = Callable[[Sequence[Piece]], Iterable[None]]
+"""Fills the pieces of one file or object in turn, yielding after each."""
 
 
 @dataclass(eq=False)
@@ -15,10 +20,8 @@ class Errand:
     """What one thread reads in turn."""
 
     path: str
-    size: int
-    """Bytes the file must have."""
-    pieces: list[tuple[int, memoryview]]
-    """Offset in the file, and where the bytes go."""
+    read_each: ReadEach
+    pieces: list[Piece]
     done: int = 0
     """Pieces that were read."""
 
@@ -31,9 +34,8 @@ class Errand:
 class Fetch:
     """All errands of a batch; `run` is called by each thread that helps, `wait` by the reader."""
 
-    def __init__(self, reader: RangeReader, errands: list[Errand]) -> None:
+    def __init__(self, errands: list[Errand]) -> None:
         self.errands = errands
-        self._reader = reader
         self._changed = threading.Condition()
         self._next = 0
         self._finished = 0
@@ -46,7 +48,7 @@ class Fetch:
         while (errand := self._begin()) is not None:
             error: BaseException | None = None
             try:
-                for _ in self._reader.read_each(errand.path, errand.size, errand.pieces):
+                for _ in errand.read_each(errand.pieces):
                     errand.done += 1
             except BaseException as caught:  # raised where the batch is waited for
                 error = caught

@@ -19,7 +19,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.request import check_integer
 from megaindex.index.spans import Index
 from megaindex.loader.batches import Batch, BatchSource, Prepared
-from megaindex.loader.choice import make_reader
+from megaindex.loader.choice import any_remote, make_reader
 from megaindex.loader.device import DeviceCopies
 from megaindex.loader.fields import BatchMaker
 from megaindex.loader.fit import order_facts
@@ -48,9 +48,11 @@ class Loader:
         sampler: yields lists of sample ids, None for a row of padding: `MicroBatchSampler` and its
             kin. Any iterable will do, without `state_dict`.
         options: of the samples.
-        reader: ``mapped``, ``positional``, ``auto`` which times both, or a `TokenReader`.
-        read_ahead: batches ready or being prepared; 0 prepares each when it is asked for.
-        num_threads: threads that prepare batches.
+        reader: ``mapped``, ``positional``, ``auto`` which times both, or a `TokenReader`. Objects
+            are read by position.
+        read_ahead: batches ready or being prepared; 0 prepares each when it is asked for. Default:
+            4, or 16 if a dataset lies in an object store, where each read is waited for.
+        num_threads: threads that prepare batches. Default: 2, or as many as those 16.
         bytes_ahead: bound of all those batches together, which lowers ``read_ahead``.
         pin_memory: hand over batches in page-locked memory. Copies to a device may be asked for
             and the batch dropped; it is written again once the device is idle. ``device`` is
@@ -75,8 +77,8 @@ class Loader:
         *,
         options: SampleOptions | None = None,
         reader: str | TokenReader = "auto",
-        read_ahead: int = 4,
-        num_threads: int = 2,
+        read_ahead: int | None = None,
+        num_threads: int | None = None,
         bytes_ahead: int = 1 << 30,
         pin_memory: bool = False,
         device: torch.device | str | None = None,
@@ -84,6 +86,12 @@ class Loader:
         restore_fields: bool = True,
         targets: Targets | None = None,
     ) -> None:
+        given = [datasets] if isinstance(datasets, IndexedDataset) else list(datasets)
+        waits = any_remote(given)
+        if read_ahead is None:
+            read_ahead = 16 if waits else 4
+        if num_threads is None:
+            num_threads = max(1, read_ahead) if waits else 2
         for name, value in (("read_ahead", read_ahead), ("num_threads", num_threads)):
             check_integer(name, value)
         if read_ahead < 0 or num_threads < 1 or bytes_ahead < 1:
@@ -91,7 +99,6 @@ class Loader:
                 f"read_ahead={read_ahead} must not be negative, num_threads={num_threads} and "
                 f"bytes_ahead={bytes_ahead} must be at least 1"
             )
-        given = [datasets] if isinstance(datasets, IndexedDataset) else list(datasets)
         self._sampler = sampler
         self._recorder = recorder
         self._reader = make_reader(given, reader) if isinstance(reader, str) else reader

@@ -18,7 +18,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.companions import IGNORED_LABEL, check_in_step
 from megaindex.index.spans import Index, Spans
 from megaindex.kernels.types import I64
-from megaindex.loader.tokens import MappedTokens
+from megaindex.loader.choice import plain_reader
 
 Rows = dict[str, npt.NDArray[Any]]
 
@@ -67,11 +67,11 @@ class NeoxDataset(_ReadsBatches):
         ref_dataset: IndexedDataset | None = None,
     ) -> None:
         self.index = index
-        self._readers = {"text": MappedTokens([dataset])}
+        self._readers = {"text": plain_reader([dataset])}
         for name, companion in (("label", label_dataset), ("ref", ref_dataset)):
             if companion is not None:
                 check_in_step(dataset, companion, name)
-                self._readers[name] = MappedTokens([companion])
+                self._readers[name] = plain_reader([companion])
         self._rewards = None
         if reward_dataset is not None:
             self._rewards = _first_of_each(reward_dataset, dataset)

@@ -23,7 +23,8 @@ from megaindex.format import IndexedDataset
 from megaindex.index.companions import IGNORED_LABEL
 from megaindex.index.spans import Spans
 from megaindex.kernels.types import F32, I64, IntArray
-from megaindex.loader.tokens import MappedTokens, TokenReader
+from megaindex.loader.choice import plain_reader
+from megaindex.loader.tokens import TokenReader
 
 LossKind = Literal["labels", "loss_mask", "all"]
 
@@ -47,13 +48,13 @@ class Targets:
 
     Args:
         sources: for each source of the index its targets, None for text.
-        make_reader: how companions are read. Default: through mappings.
+        make_reader: how companions are read. Default: through mappings, or as objects are read.
     """
 
     def __init__(
         self,
         sources: Sequence[SourceTargets | None],
-        make_reader: Callable[[Sequence[IndexedDataset]], TokenReader] = MappedTokens,
+        make_reader: Callable[[Sequence[IndexedDataset]], TokenReader] = plain_reader,
     ) -> None:
         kinds = [None if source is None else source.kind for source in sources]
         self._is_text = np.array([kind is None for kind in kinds])

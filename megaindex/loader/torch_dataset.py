@@ -12,9 +12,10 @@ import torch
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Index
 from megaindex.loader.batches import BatchSource
+from megaindex.loader.choice import plain_reader
 from megaindex.loader.fields import BatchMaker, SampleIds
 from megaindex.loader.options import SampleOptions
-from megaindex.loader.tokens import MappedTokens, TokenReader
+from megaindex.loader.tokens import TokenReader
 
 Sample = dict[str, torch.Tensor]
 
@@ -112,7 +113,7 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
 
 def _reader(dataset: IndexedDataset | Sequence[IndexedDataset] | TokenReader) -> TokenReader:
     if isinstance(dataset, IndexedDataset):
-        return MappedTokens([dataset])
+        return plain_reader([dataset])
     if isinstance(dataset, Sequence):
-        return MappedTokens(dataset)
+        return plain_reader(dataset)
     return dataset

@@ -40,8 +40,8 @@ def measure(source: Source, row: Dialect, split: str | None) -> list[Part]:
         return [Part(source=source, begin=0, end=0, tokens=source.tokens)]
     dataset = IndexedDataset(source.path, dialect=row.file_dialect)
     bounds = [(0, len(dataset))] if split is None else row.split_bounds(split, len(dataset))
-    with open(f"{source.path}.idx", "rb") as file:
-        sums = [_sum(file, begin, end, file.name) for begin, end in bounds]
+    with open(dataset.index_file, "rb") as file:
+        sums = [_sum(file, begin, end, f"{source.path}.idx") for begin, end in bounds]
     return [
         Part(source=source, begin=begin, end=end, tokens=tokens)
         for (begin, end), tokens in zip(bounds, sums, strict=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.arithmetic import global_batch_size
+from megaindex.io.locations import inside
 from megaindex.recipe.corpus import Corpus
 from megaindex.recipe.model import Recipe, RecipeStage, Stream
 from megaindex.recipe.run import Target
@@ -41,7 +42,7 @@ def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
     return Recipe(
         sequence_length=_needed(tokens, "sequence_length"),
         batch=BatchSchedule.constant(global_batch_size(micro, parallel, accumulation)),
-        sources=tuple(Corpus(name=name, path=str(folder / name)) for name in names),
+        sources=tuple(Corpus(name=name, path=inside(folder, name)) for name in names),
         stages=tuple(
             _stage(name, blend, begin, end)
             for name, blend, begin, end in zip(_names(top), blends, begins, ends, strict=True)

@@ -3,7 +3,7 @@
 sequence_length: 2048
 batch: {micro_batch_size: 4, data_parallel_size: 8, gradient_accumulation_steps: 2}
 sources:
-  web: data/web                       # prefix of .bin and .idx, relative to this file
+  web: data/web                       # prefix of .bin and .idx, relative to this file, or a URL
   code: {path: data/code, max_epochs: 4}
   chat: {path: data/chat, kind: finetuning, labels: data/chat_labels}
 stages:
@@ -28,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 from megaindex.errors import InvalidArgument
+from megaindex.io.locations import inside
 from megaindex.recipe.batch import BatchSizes, batch_sizes
 from megaindex.recipe.corpus import Corpus
 from megaindex.recipe.evaluation import RecipeEvaluation
@@ -125,12 +126,12 @@ def _batch(section: Section, length: int) -> tuple[BatchSizes, BatchSchedule]:
 def _source(key: str, sources: Section, folder: Path, *, called: str = "") -> Corpus:
     name = called or key
     if isinstance(sources.values[key], str):
-        return Corpus(name=name, path=str(folder / sources.values[key]))
+        return Corpus(name=name, path=inside(folder, sources.values[key]))
     section = sources.section(key)
     section.known("path", "kind", "order", "labels", "loss_mask", "packed", "long_documents",
                   "max_epochs", "max_fraction", "tokens")  # fmt: skip
     paths: dict[str, Any] = {
-        key: str(folder / section.text(key))
+        key: inside(folder, section.text(key))
         for key in ("path", "labels", "loss_mask")
         if section.text(key)
     }

@@ -13,6 +13,7 @@ from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageE
 from megaindex.format.faults import Fault
 from megaindex.io.failures import as_storage_error
 from megaindex.io.filesystem import look_again
+from megaindex.io.locations import check_local
 from megaindex.kernels.types import IntArray
 from megaindex.store.check import checksum_fault, key_fault, map_array
 from megaindex.store.claim import build_once
@@ -47,6 +48,7 @@ def fetch(
     """
     if not os.fspath(cache_dir):
         raise InvalidArgument("cache_dir must name a directory, got ''; None keeps it in memory")
+    check_local(os.fspath(cache_dir), "give a directory as cache_dir")
     parameters = dict(parameters)
     key = entry_key(parameters)
     entry = Path(cache_dir) / key

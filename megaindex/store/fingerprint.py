@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from typing import Any, Protocol
 
 import numpy as np
 import xxhash
 
+from megaindex.io.locations import each_of, stamp
 from megaindex.kernels.types import I32, I64, IntArray
 
 CACHE_FORMAT = 1  # raise when the arrays of an entry would mean something else
@@ -45,16 +45,10 @@ def corpus_fingerprint(dataset: Corpus) -> str:
 
 
 def corpus_stamp(path_prefix: str) -> list[int]:
-    """Size, times and inode of the .idx and the .bin; empty where there are no local files.
-
-    While they are the same the content is: what is written or replaced gets another time of
-    change (ctime), which no program sets at will.
-    """
-    try:
-        files = [os.stat(path_prefix + suffix) for suffix in (".idx", ".bin")]
-    except OSError:
-        return []
-    return [n for s in files for n in (s.st_size, s.st_mtime_ns, s.st_ctime_ns, s.st_ino)]
+    """The stamps of the .idx and the .bin: while they are the same the content is. Empty where one
+    of them is missing."""
+    stamps = each_of(stamp, [path_prefix + suffix for suffix in (".idx", ".bin")])
+    return [*stamps[0], *stamps[1]] if all(stamps) else []
 
 
 def array_bytes(array: IntArray) -> memoryview:

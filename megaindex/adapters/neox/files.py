@@ -50,7 +50,7 @@ class LegacyDataset(IndexedDataset):
             pointers=pair.byte_offsets,
             bounds=pair.bounds,
             modes=None,
-            tokens=pair.tokens,
+            mapped_tokens=pair.tokens,
             idx_nbytes=pair.sizes.nbytes,
             bin_nbytes=pair.tokens.nbytes,
         )

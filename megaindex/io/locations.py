@@ -1,0 +1,108 @@
+"""Paths that may be files or objects of a store: whichever, these functions decide.
+
+They import what reads object stores when one is named, and not before.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from xxhash import xxh3_64_intdigest
+
+from megaindex.errors import InvalidArgument
+from megaindex.io.facts import Facts
+from megaindex.io.objects.urls import is_remote as is_remote
+from megaindex.io.objects.urls import place_of
+
+Result = TypeVar("Result")
+
+_STORE_THREADS = 32
+
+
+def look_at(path: str) -> Facts | None:
+    """Size and version of what is at a path; None where nothing is.
+
+    Raises:
+        InvalidArgument: a URL that names no object.
+        StorageError: the object store cannot be asked.
+    """
+    if is_remote(path):
+        from megaindex.io.objects import reading
+
+        return reading.look_at(path)
+    try:
+        return Facts(path, os.stat(path).st_size)
+    except (OSError, ValueError):  # as os.path.exists
+        return None
+
+
+def local_copy(facts: Facts) -> str:
+    """Path on this machine with the content: of a file its own, of an object that of a copy.
+
+    Raises:
+        StorageError: the object cannot be read or was replaced, or the copy cannot be written.
+    """
+    if is_remote(facts.path):
+        from megaindex.io.objects import cache
+
+        return cache.cached_copy(facts)
+    return facts.path
+
+
+def open_binary(facts: Facts) -> io.RawIOBase:
+    """The content as an unbuffered file, for whoever reads it from the first byte to the last.
+
+    Raises:
+        OSError: it cannot be opened; and, of an object, StorageError where reading it fails.
+    """
+    if is_remote(facts.path):
+        from megaindex.io.objects.stream import ObjectFile
+
+        return ObjectFile(facts)
+    return open(facts.path, "rb", buffering=0)
+
+
+def stamp(path: str) -> list[int]:
+    """What stays the same as long as the content does; empty where nothing is.
+
+    Of a file size, times and inode: what is written or replaced gets another time of change
+    (ctime), which no program sets at will. Of an object size and version, as a number.
+    """
+    if is_remote(path):
+        found = look_at(path)
+        return [] if found is None else [found.nbytes, xxh3_64_intdigest(found.version.encode())]
+    try:
+        status = os.stat(path)
+    except OSError:
+        return []
+    return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
+
+
+def each_of(function: Callable[[str], Result], paths: Sequence[str]) -> list[Result]:
+    """The results of all paths; those of URLs are waited for together."""
+    if not any(map(is_remote, paths)):
+        return [function(path) for path in paths]
+    with ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="megaindex-object") as threads:
+        return list(threads.map(function, paths))
+
+
+def absolute(path: str) -> str:
+    """The same place from any directory."""
+    return path if is_remote(path) else os.path.abspath(path)
+
+
+def inside(folder: Path, path: str) -> str:
+    """A path that is written relative to a folder; absolute ones and URLs stay as they are."""
+    return path if is_remote(path) else str(folder / path)
+
+
+def check_local(path: str, remedy: str) -> None:
+    """InvalidArgument for a URL where only files will do."""
+    if is_remote(path):
+        place_of(path)  # refuses URLs that must not be repeated
+        raise InvalidArgument(f"{path}: lies in an object store; {remedy}")

@@ -1,0 +1,86 @@
+"""What an object is, and any part of it, as long as it is that object."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from megaindex.errors import StorageError
+from megaindex.io.facts import Facts
+from megaindex.io.objects.failures import as_storage_error, replaced
+from megaindex.io.objects.library import client_of, library
+from megaindex.io.objects.urls import place_of
+
+PIECE = 4 << 20
+"""Most bytes of a request: long enough for its latency not to count, short of its time limit."""
+MERGE_GAP = 256 << 10
+"""Bytes that are read in less time than another request takes."""
+_THREADS = 8  # of a read of many pieces
+
+
+def look_at(url: str) -> Facts | None:
+    """Size and version of an object; None where there is none.
+
+    Raises:
+        StorageError: the store cannot be asked, or denies it.
+    """
+    place = place_of(url)
+    try:
+        with as_storage_error(url, "cannot look at"):
+            meta = library().head(client_of(place.store), place.key)
+    except FileNotFoundError:
+        return None
+    return Facts(path=url, nbytes=meta["size"], version=_version(meta))
+
+
+def read(facts: Facts, offset: int, into: memoryview) -> None:
+    """Fill ``into`` with the bytes at ``offset`` of this very object, by one request.
+
+    Raises:
+        MissingFile: it is gone.
+        StorageError: another object has its name, or the read failed in the end.
+    """
+    if not len(into):
+        return
+    url, stop = facts.path, offset + len(into)
+    place = place_of(url)
+    options: dict[str, Any] = {"range": (offset, stop)}
+    if facts.version.startswith('"'):  # a strong tag; any other is compared below alone
+        options["if_match"] = facts.version
+    with as_storage_error(url, f"cannot read {len(into)} bytes at {offset}"):
+        result = library().get(client_of(place.store), place.key, options=options)
+        meta, got = result.meta, result.range
+        if (meta["size"], _version(meta)) != (facts.nbytes, facts.version):
+            raise replaced(url)  # by a store that does not know preconditions
+        data = result.bytes()
+    if len(data) != len(into) or got != (offset, stop):
+        raise StorageError(
+            f"{url}: {len(data)} bytes came where {len(into)} at {offset} were asked for; the "
+            "store, or a proxy before it, is at fault: try again"
+        )
+    into[:] = memoryview(data)
+
+
+def read_each(facts: Facts, ranges: Sequence[tuple[int, memoryview]]) -> Iterator[None]:
+    """`read` each ``(offset, into)``; yields after each."""
+    for offset, into in ranges:
+        read(facts, offset, into)
+        yield
+
+
+def fill(facts: Facts, offset: int, into: memoryview) -> None:
+    """`read` in pieces, several at a time."""
+    pieces = [(offset + begin, into[begin : begin + PIECE]) for begin in range(0, len(into), PIECE)]
+    if len(pieces) < 2:
+        for at, piece in pieces:
+            read(facts, at, piece)
+        return
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="megaindex-object") as threads:
+        for _ in threads.map(lambda each: read(facts, *each), pieces):
+            pass
+
+
+def _version(meta: Any) -> str:
+    """The tag of an object's content; of a store that has none, the time of its last change."""
+    return meta["e_tag"] or f"modified {meta['last_modified'].isoformat()}"

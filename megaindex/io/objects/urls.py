@@ -1,0 +1,69 @@
+"""URLs of objects: s3://bucket/key, gs://bucket/key, az://container/key, file:///path.
+
+Keys are taken as they are written, without percent-encoding, as the stores' own tools take them.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from megaindex.errors import InvalidArgument
+
+SCHEMES = ("s3", "gs", "az", "file")
+# with one slash: what pathlib makes of a URL
+_URL = re.compile(rf"[A-Za-z][A-Za-z0-9+.-]+://|({'|'.join(SCHEMES)}):/")
+
+
+class Place(NamedTuple):
+    """Where an object is."""
+
+    store: str
+    """As ``s3://bucket``: what one client is made for."""
+    key: str
+
+
+def is_remote(path: str) -> bool:
+    """Whether a path is a URL, so that an object store has what it names."""
+    return _URL.match(path) is not None
+
+
+def place_of(url: str) -> Place:
+    """The parts of a URL.
+
+    Raises:
+        InvalidArgument: it is none of a known kind, or holds what might be a secret, which the
+            message does not repeat.
+    """
+    scheme, separator, rest = url.partition("://")
+    if not separator:
+        raise InvalidArgument(
+            f"{_without_secrets(url)}: a URL has two slashes after its colon; pass it as a string, "
+            "as pathlib drops one of them"
+        )
+    host, _, key = rest.partition("/")
+    if any(sign in host for sign in "@:") or "?" in rest:
+        what = "a query, as signed URLs do" if "?" in rest else "credentials or a port"
+        raise InvalidArgument(
+            f"{_without_secrets(url)}: the URL holds {what}; leave that out: access comes from the "
+            "environment, as docs/objects.md says"
+        )
+    if scheme.lower() not in SCHEMES:
+        raise InvalidArgument(
+            f"{url}: corpora are read from {', '.join(f'{s}://' for s in SCHEMES)} and from files; "
+            "copy it to one of them"
+        )
+    if scheme.lower() == "file" and host:
+        raise InvalidArgument(f"{url}: names another machine; write file:///path for a file here")
+    if not key or (scheme.lower() != "file" and not host):
+        raise InvalidArgument(f"{url}: must name a bucket and a key in it, as s3://bucket/corpus")
+    return Place(f"{scheme.lower()}://{host}", key)
+
+
+def _without_secrets(url: str) -> str:
+    """For messages: neither what is before an @ nor what is after a question mark. Secret keys may
+    hold slashes, so that the host may seem to end before the @."""
+    scheme, slashes, rest = re.split(r"(:/+)", url.partition("?")[0], maxsplit=1)
+    if any(sign in rest.partition("/")[0] for sign in "@:"):
+        rest = "…@" + rest.rpartition("@")[2] if "@" in rest else "…"
+    return scheme + slashes + rest

@@ -1,0 +1,244 @@
+"""Stores that cannot be reached, deny, break off or hang: typed errors with the URL, no secrets."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import time
+import traceback
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from object_server import ACCESS_KEY, SECRET_KEY, Proxy, request
+
+from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.format import IndexedDataset
+from megaindex.io.objects import library
+from megaindex.io.objects.urls import Place, is_remote, place_of
+from megaindex.store.fingerprint import corpus_fingerprint
+
+
+@pytest.fixture(autouse=True)
+def no_secrets(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """In no log of this process but those of the server, which runs in it too."""
+    caplog.set_level(logging.DEBUG)
+    yield
+    servers = ("moto", "botocore", "werkzeug")
+    for record in caplog.get_records("call"):
+        if not record.name.startswith(servers):
+            assert SECRET_KEY not in record.getMessage()
+            assert ACCESS_KEY not in record.getMessage()
+
+
+def check_error(error: BaseException, *parts: str) -> None:
+    """It has these parts, and neither it nor its traceback has a secret."""
+    shown = "".join(traceback.format_exception(error)) + repr(error)
+    assert SECRET_KEY not in shown
+    assert ACCESS_KEY not in shown
+    for part in parts:
+        assert part in str(error)
+
+
+@pytest.mark.parametrize("fault", ["503", "500", "429", "reset", "short"])
+def test_what_may_pass_is_tried_again(store: Any, proxy: Proxy, fault: str) -> None:
+    local, url = store(lengths=[5000] * 20)
+    remote = IndexedDataset(url)
+    proxy.seen.clear()
+    proxy.faults += [fault, fault]
+    assert remote[3].tolist() == local[3].tolist()
+    assert len(proxy.gets(".bin")) == 3
+    if fault == "short":  # gone on with where it ended
+        lengths = [_length(seen.range) for seen in proxy.gets(".bin")]
+        assert lengths == [20_000, 10_000, 5_000]
+
+
+def test_a_request_that_hangs_is_made_again(
+    store: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_TIMEOUT", "300ms")
+    local, url = store()
+    remote = IndexedDataset(url)
+    proxy.faults += ["slow 6"]
+    begun = time.monotonic()
+    assert remote[3].tolist() == local[3].tolist()
+    assert 0.3 < time.monotonic() - begun < 5
+
+
+@pytest.mark.parametrize("fault", ["503", "reset"])
+def test_and_given_up_in_the_end(store: Any, proxy: Proxy, fault: str) -> None:
+    _, url = store()
+    remote = IndexedDataset(url)
+    proxy.seen.clear()
+    proxy.faults += [fault] * 50
+    with pytest.raises(StorageError) as caught:
+        _ = remote[3]
+    check_error(caught.value, f"{url}.bin: cannot read ", "after 5 attempts")
+    assert len(proxy.gets(".bin")) == 5
+
+
+@pytest.mark.parametrize("wrong", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"])
+def test_a_server_that_checks_signatures_denies_others(
+    s3: str, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, wrong: str
+) -> None:
+    monkeypatch.setenv(wrong, "another-secret")
+    request(proxy.upstream, "POST", "/moto-api/reset-auth", b"0")
+    try:
+        with pytest.raises(StorageError) as caught:
+            IndexedDataset(f"s3://{s3}/corpus")
+    finally:
+        request(proxy.upstream, "POST", "/moto-api/reset-auth", b"inf")
+    check_error(caught.value, f"s3://{s3}/corpus.bin: cannot look at: access denied (403 ")
+    assert "another-secret" not in str(caught.value)
+    assert sorted(seen.path[-4:] for seen in proxy.seen) == [".bin", ".idx"]
+
+
+@pytest.mark.parametrize(
+    ("fault", "text"),
+    [("403", "access denied (403 Forbidden)"), ("401", "access denied (401 Unauthorized)"),
+     ("412", "changed since it was looked at"), ("404", "does not exist"),
+     ("416", "416 Range Not Satisfiable")],
+)  # fmt: skip
+def test_what_will_not_pass_is_said_at_once(
+    store: Any, proxy: Proxy, fault: str, text: str
+) -> None:
+    _, url = store()
+    remote = IndexedDataset(url)
+    proxy.seen.clear()
+    proxy.faults += [fault]
+    with pytest.raises(StorageError) as caught:
+        _ = remote[3]
+    check_error(caught.value, f"{url}.bin: ", text)
+    assert isinstance(caught.value, MissingFile) == (fault == "404")
+    assert len(proxy.gets(".bin")) == 1
+
+
+def test_an_index_that_breaks_off_leaves_no_copy(store: Any, proxy: Proxy, tmp_path: Any) -> None:
+    _, url = store()
+    proxy.faults += ["503"] * 50
+    with pytest.raises(StorageError) as caught:
+        IndexedDataset(url)
+    check_error(caught.value, f"{url}.idx: cannot read ")
+    assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".lock"]
+    proxy.faults.clear()
+    IndexedDataset(url)
+
+
+def test_a_cache_that_cannot_be_made_is_named(
+    store: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
+) -> None:
+    _, url = store()
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("MEGAINDEX_OBJECT_CACHE", str(tmp_path / "file"))
+    with pytest.raises(StorageError, match="file: cannot write the cache, which MEGAINDEX_OBJ"):
+        IndexedDataset(url)
+
+
+def test_an_unreachable_store_is_an_error_in_seconds(
+    s3: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with socket.socket() as taken:  # bound and not listening: connections are refused
+        taken.bind(("127.0.0.1", 0))
+        port = taken.getsockname()[1]
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
+        begun = time.monotonic()
+        with pytest.raises(StorageError) as caught:
+            IndexedDataset(f"s3://{s3}/corpus")
+    assert time.monotonic() - begun < 8
+    check_error(caught.value, f"s3://{s3}/corpus.bin: cannot look at: the store cannot be reached")
+
+
+def test_wrong_settings_are_an_error(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_TIMEOUT", f"{SECRET_KEY}")
+    with pytest.raises(StorageError) as caught:
+        IndexedDataset(f"s3://{s3}/corpus")
+    check_error(caught.value, "cannot look at: the store's settings are refused")
+
+
+def test_credentials_are_in_nothing_that_is_kept(
+    store: Any, tmp_path: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    import pickle
+
+    _, url = store()
+    remote = IndexedDataset(url)
+    assert {r.name for r in caplog.records} >= {
+        "megaindex.io.objects.library", "megaindex.io.objects.cache",
+    }  # fmt: skip
+    kept = [repr(remote), repr(remote.identity), corpus_fingerprint(remote)]
+    kept += [p.read_text() for p in (tmp_path / "cache").glob("*.json")]
+    kept += [pickle.dumps(remote).decode("latin-1")]
+    for text in kept:
+        assert SECRET_KEY not in text
+        assert ACCESS_KEY not in text
+
+
+@pytest.mark.parametrize(
+    ("url", "message"),
+    [
+        (f"s3://AKIA:{SECRET_KEY}@bucket/corpus", "credentials"),
+        (f"s3://{SECRET_KEY.replace('/', '')}@bucket/corpus", "credentials"),
+        (f"s3:/AKIA:{SECRET_KEY}@bucket/corpus", "two slashes"),
+        (f"s3://AKIA:{SECRET_KEY}", "credentials"),
+        (f"s3://bucket/corpus?X-Amz-Signature={SECRET_KEY}", "a query"),
+        (f"az://container/corpus?sig={SECRET_KEY}", "a query"),
+        ("s3:/bucket/corpus", "two slashes"),
+        ("http://somewhere/corpus", "s3://, gs://, az://, file://"),
+        ("s3://bucket", "must name a bucket and a key"),
+        ("s3:///corpus", "must name a bucket and a key"),
+        ("file://host/corpus", "another machine"),
+    ],
+)
+def test_urls_that_are_refused(url: str, message: str) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        IndexedDataset(url)
+    check_error(caught.value, message)
+    for part in (SECRET_KEY.replace("/", ""), *SECRET_KEY.split("/")):
+        assert part not in str(caught.value)
+
+
+def test_urls_and_their_places() -> None:
+    assert place_of("s3://bucket/a/b c%20#d") == Place("s3://bucket", "a/b c%20#d")
+    assert place_of("GS://bucket/a") == Place("gs://bucket", "a")
+    assert place_of("file:///data/a") == Place("file://", "data/a")
+    for path in ("/data/s3/corpus", "data", "s3/corpus", "c:/data", "./s3://x", ""):
+        assert not is_remote(path)
+
+
+@pytest.mark.parametrize(
+    ("url", "environment"),
+    [
+        ("gs://bucket/corpus", {"GOOGLE_SKIP_SIGNATURE": "true"}),
+        ("az://container/corpus", {"AZURE_STORAGE_ACCOUNT_NAME": "account"}),
+    ],
+)
+def test_other_stores_have_clients_too(
+    monkeypatch: pytest.MonkeyPatch, url: str, environment: dict[str, str]
+) -> None:
+    """Made, not used: there is no such server here."""
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    library._this.clients.clear()
+    client = library.client_of(place_of(url).store)
+    assert type(client).__name__ == {"gs": "GCSStore", "az": "AzureStore"}[url[:2]]
+    library._this.clients.clear()
+
+
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    import sys
+
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    with pytest.raises(InvalidArgument, match=r"pip install 'megaindex\[objects\]'"):
+        IndexedDataset("s3://bucket/corpus")
+
+
+def _length(header: str | None) -> int:
+    assert header is not None
+    begin, stop = header.removeprefix("bytes=").split("-")
+    return int(stop) - int(begin) + 1
+
+
+def test_this_process_has_no_proxy_of_the_machine(s3: str) -> None:
+    assert s3
+    assert {name.lower() for name in os.environ if "proxy" in name.lower()} == {"no_proxy"}

@@ -1,0 +1,257 @@
+"""Pairs in a bucket against the same pairs on a disk, token for token."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpora import write_corpus
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from object_server import Proxy, request, upload
+
+import megaindex
+from megaindex.errors import InvalidArgument, MissingFile, OutOfRange, StorageError
+from megaindex.format import IndexedDataset
+from megaindex.io.facts import Facts
+from megaindex.io.objects import cache
+from megaindex.io.objects.coalesced import read_all
+from megaindex.store.fingerprint import corpus_fingerprint
+
+
+def test_a_pair_in_a_bucket_is_the_pair_on_the_disk(store: Any) -> None:
+    local, url = store(dtype=np.uint16)
+    remote = IndexedDataset(url)
+    assert (len(remote), remote.dtype, remote.nbytes) == (len(local), local.dtype, local.nbytes)
+    for name in ("sequence_lengths", "sequence_pointers", "document_indices"):
+        np.testing.assert_array_equal(getattr(remote, name), getattr(local, name))
+    assert remote.num_tokens == local.num_tokens
+    for i in (0, 7, -1, len(local) - 1):
+        got = remote[i]
+        assert got.dtype == local[i].dtype
+        assert not got.flags.writeable
+        np.testing.assert_array_equal(got, local[i])
+    np.testing.assert_array_equal(remote.get(3, 1, 4), local.get(3, 1, 4))
+    with pytest.raises(OutOfRange, match="sequence 3"):
+        remote.get(3, 1, 10_000)
+
+
+def test_a_slice_is_one_request(store: Any, proxy: Proxy) -> None:
+    local, url = store()
+    remote = IndexedDataset(url)
+    proxy.seen.clear()
+    got = remote[20:180]
+    (seen,) = proxy.seen
+    assert (seen.method, seen.if_match) == ("GET", remote.bin_facts.version)
+    for ours, expected in zip(got, local[20:180], strict=True):
+        np.testing.assert_array_equal(ours, expected)
+    proxy.seen.clear()
+    assert remote[5:5] == []
+    empty = int(np.flatnonzero(local.sequence_lengths == 0)[0])
+    assert remote[empty].size == 0
+    assert proxy.seen == []
+
+
+@settings(max_examples=20)
+@given(
+    ranges=st.lists(st.tuples(st.integers(0, 3 << 20), st.integers(0, 700_000)), max_size=9),
+)
+def test_ranges_of_a_file_url_are_its_bytes(tmp_path: Path, ranges: list[tuple[int, int]]) -> None:
+    path = tmp_path / "some bytes"
+    if not path.exists():
+        path.write_bytes(np.random.default_rng(1).bytes(4 << 20))
+    content = path.read_bytes()
+    from megaindex.io.locations import look_at
+
+    facts = look_at(f"file://{path}")
+    assert facts is not None
+    assert facts.nbytes == len(content)
+    ranges = [(begin, min(count, len(content) - begin)) for begin, count in ranges]
+    parts = read_all(facts, ranges)
+    assert [part.tobytes() for part in parts] == [content[b : b + n] for b, n in ranges]
+
+
+def test_content_decides_fingerprint_order_and_cache(store: Any, tmp_path: Path) -> None:
+    local, url = store()
+    remote = IndexedDataset(url)
+    assert corpus_fingerprint(remote) == corpus_fingerprint(local)
+    for order in ("megatron", "epoch", "window"):
+        asked: dict[str, Any] = {"sequence_length": 16, "seed": 3, "order": order}
+        if order == "megatron":
+            asked["cache_dir"] = tmp_path / "indices"
+        ours, theirs = (megaindex.build_index(p, **asked) for p in (url, local))
+        assert getattr(ours, "cache_entry", "") == getattr(theirs, "cache_entry", "")
+        ids = np.arange(ours.num_samples)
+        for a, b in zip(ours.locate(ids), theirs.locate(ids), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_the_index_is_downloaded_once(store: Any, proxy: Proxy) -> None:
+    _, url = store()
+    IndexedDataset(url)
+    assert len(proxy.gets(".idx")) == 1
+    for _ in range(3):
+        IndexedDataset(url).validate()
+    assert len(proxy.gets(".idx")) == 1
+    assert proxy.gets(".bin") == []
+
+
+@pytest.mark.parametrize("harm", ["flip", "cut", "record", "no record", "no copy", "list"])
+def test_a_damaged_copy_of_the_index_is_read_again(
+    store: Any, proxy: Proxy, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    local, url = store()
+    IndexedDataset(url)
+    (copy,), (record,) = (list((tmp_path / "cache").glob(f"*.{s}")) for s in ("object", "json"))
+    content = bytearray(copy.read_bytes())
+    if harm == "flip":
+        content[60] ^= 1
+        copy.write_bytes(content)
+    elif harm == "cut":
+        copy.write_bytes(content[:-8])
+    elif harm == "record":
+        record.write_text("{")
+    elif harm == "no record":
+        record.unlink()
+    elif harm == "no copy":
+        copy.unlink()
+    else:
+        record.write_text("[]")
+    remote = IndexedDataset(url)
+    np.testing.assert_array_equal(remote.sequence_lengths, local.sequence_lengths)
+    assert len(proxy.gets(".idx")) == 2
+    IndexedDataset(url)
+    assert len(proxy.gets(".idx")) == 2
+    assert not [p for p in (tmp_path / "cache").iterdir() if "tmp" in p.name]
+    assert ("again" in caplog.text) == (harm[:2] != "no")
+
+
+@pytest.mark.parametrize("locks", [True, False])
+def test_many_that_start_together(
+    store: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, locks: bool
+) -> None:
+    """One downloads for all; where there are no locks several do, and all get the same."""
+    if not locks:
+        monkeypatch.setattr(cache.fcntl, "flock", _no_locks)
+    local, url = store()
+    proxy.latency = 0.02
+    with ThreadPoolExecutor(12) as threads:
+        got = list(threads.map(IndexedDataset, [url] * 24))
+    for dataset in got:
+        np.testing.assert_array_equal(dataset.sequence_lengths, local.sequence_lengths)
+    assert (len(proxy.gets(".idx")) == 1) == locks
+    IndexedDataset(url)
+    assert (len(proxy.gets(".idx")) == 1) == locks
+
+
+def _no_locks(descriptor: int, operation: int) -> None:
+    raise OSError(errno.ENOSYS, "not here")
+
+
+def test_another_index_under_the_same_name_is_another_copy(
+    store: Any, s3: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    _, url = store()
+    IndexedDataset(url)
+    write_corpus(tmp_path / "other", [5, 6, 7])
+    upload(proxy.upstream, s3, "data/corpus", tmp_path / "other")
+    assert IndexedDataset(url).sequence_lengths.tolist() == [5, 6, 7]
+
+
+def test_pickles_open_the_same_objects_or_refuse(
+    store: Any, s3: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    local, url = store()
+    pickled = pickle.dumps(IndexedDataset(url))
+    np.testing.assert_array_equal(pickle.loads(pickled)[4], local[4])
+    content = (tmp_path / "corpus.bin").read_bytes()
+    request(proxy.upstream, "PUT", f"/{s3}/data/corpus.bin", content[:-4] + b"\1\2\3\4")
+    with pytest.raises(StorageError, match=f"{url}: changed since it was looked at"):
+        pickle.loads(pickled)
+
+
+def test_what_needs_the_whole_file_says_so(store: Any, tmp_path: Path) -> None:
+    _, url = store()
+    with pytest.raises(InvalidArgument, match=r"corpus\.bin: lies in an object store.*loader"):
+        _ = IndexedDataset(url).tokens
+    from megaindex.corpus.merge import merge
+
+    with pytest.raises(InvalidArgument, match=r"corpus\.bin: lies in an object store"):
+        merge(str(tmp_path / "merged"), [url, url])
+    assert not list(tmp_path.glob("merged*"))
+
+
+def test_nothing_is_written_to_a_url(store: Any) -> None:
+    from megaindex.corpus.merge import merge
+
+    local, url = store()
+    out = "s3://elsewhere/out"
+    for write in (
+        lambda: megaindex.IndexedDatasetWriter(out, np.int32).__enter__(),
+        lambda: merge(out, [local.path_prefix]),
+        lambda: megaindex.build_index(url, sequence_length=8, seed=1, cache_dir=out),
+        lambda: megaindex.build_blend(
+            [url], num_samples=9, sequence_length=8, seed=1, order="epoch", cache_dir=out
+        ),
+    ):
+        with pytest.raises(InvalidArgument, match=rf"{out}.* lies in an object store; .*"):
+            write()
+    assert not Path("s3:").exists()
+
+
+def test_exists(store: Any) -> None:
+    _, url = store()
+    assert IndexedDataset.exists(url)
+    assert not IndexedDataset.exists(url + "x")
+
+
+@pytest.mark.parametrize("half", ["bin", "idx"])
+def test_a_missing_half_is_named(store: Any, s3: str, proxy: Proxy, half: str) -> None:
+    _, url = store()
+    request(proxy.upstream, "DELETE", f"/{s3}/data/corpus.{half}")
+    with pytest.raises(MissingFile, match=rf"^{url}\.{half}: missing, although"):
+        IndexedDataset(url)
+
+
+def test_a_missing_bucket_or_object_is_named(store: Any) -> None:
+    store()
+    for url in ("s3://no-such-bucket/corpus", "s3://bucket-0/other"):
+        with pytest.raises(MissingFile, match=rf"^{url}: neither {url}\.bin nor"):
+            IndexedDataset(url)
+
+
+def test_gone_between_look_and_read(store: Any, s3: str, proxy: Proxy) -> None:
+    _, url = store()
+    remote = IndexedDataset(url)
+    request(proxy.upstream, "DELETE", f"/{s3}/data/corpus.bin")
+    with pytest.raises(MissingFile, match=rf"^{url}\.bin: does not exist"):
+        _ = remote[3]
+
+
+def test_a_cut_object_is_refused_when_opened(
+    store: Any, s3: str, proxy: Proxy, tmp_path: Path
+) -> None:
+    _, url = store()
+    for half, message in (("bin", "cut short"), ("idx", "header promises")):
+        content = (tmp_path / f"corpus.{half}").read_bytes()
+        request(proxy.upstream, "PUT", f"/{s3}/data/corpus.{half}", content[:-8])
+        with pytest.raises(megaindex.FormatError, match=rf"{url}\.idx: .*{message}"):
+            IndexedDataset(url)
+        request(proxy.upstream, "PUT", f"/{s3}/data/corpus.{half}", content)
+
+
+def test_a_reader_of_facts_takes_no_other_version(store: Any, proxy: Proxy) -> None:
+    """Also from a store that does not know preconditions."""
+    _, url = store()
+    found = IndexedDataset(url).bin_facts
+    proxy.drops_conditions = True
+    with pytest.raises(StorageError, match=r"corpus\.bin: changed since it was looked at"):
+        read_all(Facts(found.path, found.nbytes, '"another"'), [(0, 8)])
+    assert read_all(found, [(0, 8)])[0].size == 8
+    assert logging.getLogger("megaindex").handlers == []
