@@ -16,12 +16,14 @@ from megaindex.index.orders import shuffled
 
 @dataclass(frozen=True, kw_only=True)
 class Struck:
-    """A build that kills its worker the first time, or that takes long enough to be struck."""
+    """A build that kills its worker the first time, or takes long enough to be struck."""
 
     task: BuildTask
     folder: str
     """Takes a file for each run of each dataset."""
     dies: bool = False
+    seconds: float = 0.0
+    """Added to the build."""
 
     def __str__(self) -> str:
         return str(self.task)
@@ -38,7 +40,7 @@ def build_struck(struck: Struck) -> Built:
         real(*args)
         if struck.dies and not earlier:
             os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(0 if struck.dies else 0.1)
+        time.sleep(struck.seconds)
 
     shuffled.build = build
     try:

@@ -79,6 +79,10 @@ def _initialise(ray: Any, where: str, **settings: Any) -> None:
             f"{where}: cannot be used as a Ray cluster: {reason}; run the command on a node of it, "
             "with the Python and the Ray that it was started with"
         ) from error
+    # Errors of nodes are printed to stdout whatever log_to_driver says, with pages of their logs.
+    worker = getattr(getattr(ray, "_private", None), "worker", None)
+    if hasattr(worker, "_worker_logs_enabled"):
+        worker._worker_logs_enabled = False
 
 
 def _check_that_it_answers(address: str) -> None:
