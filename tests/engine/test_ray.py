@@ -24,6 +24,7 @@ from megaindex.engine import open_engine
 from megaindex.errors import EngineError, InvalidArgument
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_in_the_middle(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
