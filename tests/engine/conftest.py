@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 from ray_clusters import quiet
@@ -10,11 +11,14 @@ from ray_clusters import quiet
 from megaindex.engine import Engine, open_engine
 
 
-@pytest.fixture(params=["local", "ray"])
+@pytest.fixture(params=["local", "ray"], scope="module")
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    if request.param == "local":
-        with open_engine(workers=2) as here:
-            yield here
-        return
-    with quiet(), open_engine("ray", address=request.getfixturevalue("ray_address")) as cluster:
+    """One for all tests of a module: what one of them breaks off must not disturb the next."""
+    with ExitStack() as stack:
+        if request.param == "local":
+            yield stack.enter_context(open_engine(workers=2))
+            return
+        address = request.getfixturevalue("ray_address")
+        with quiet():
+            cluster = stack.enter_context(open_engine("ray", address=address))
         yield cluster
