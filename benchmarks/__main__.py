@@ -27,6 +27,7 @@ from benchmarks import (
     merge,
     objects,
     orders,
+    scaling,
 )
 from benchmarks.timing import Comparison, timed
 
@@ -73,7 +74,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         nargs="+",
         help="index, sample_index, shuffle, blend, exhaustive, orders, merge, loading, cold, "
-        "first, adapters, objects, numba",
+        "first, adapters, objects, scaling, numba",
     )
     parser.add_argument("--sources", type=int, default=50, help="datasets of the blend loaded from")
     parser.add_argument("--memory", nargs="*", default=["40B"], help="corpora to measure memory on")
@@ -112,6 +113,8 @@ def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, J
             )
     for how, latency in (("one by one", 0.0), ("one by one", 0.02), ("batch by batch", 0.02)):
         yield "objects", lambda h=how, s=latency: objects.compare(h, s, directory, rounds)
+    for name, workers in scaling.SIDES:
+        yield "scaling", lambda n=name, w=workers: scaling.compare(n, w, directory, rounds)
     yield "numba", lambda: backends.sample_index(directory, rounds)
     yield "numba", lambda: backends.shuffle(rounds)
     for count in (8, 1000):
