@@ -26,8 +26,15 @@ def copying(what: str) -> Iterator[Bar]:
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
     from rich.progress import Progress as Display
+    from rich.progress import TransferSpeedColumn
 
-    columns = (TextColumn(what), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn(what),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+    )
     with Display(*columns, console=Console(stderr=True), transient=True) as display:
         task = display.add_task(what)
 
