@@ -24,9 +24,14 @@ def copying(what: str) -> Iterator[Bar]:
         yield silent
         return
     from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
     from rich.progress import Progress as Display
-    from rich.progress import TransferSpeedColumn
 
     columns = (
         TextColumn(what),

@@ -40,14 +40,13 @@ class Holding:
     def __enter__(self) -> Holding:
         # one that died on another machine shows by then
         deadline = time.monotonic() + 1.5 * STALE_AFTER
-        while not self._claim.acquire():
-            try:
+        try:
+            while not self._claim.acquire():
                 self._claim.wait(deadline)
-            except StorageError as error:
-                raise StorageError(
-                    f"{self._output}: another run is at work on this output ({error}); let it end, "
-                    f"or choose another prefix"
-                ) from error
+        except StorageError as error:
+            raise StorageError(
+                f"{self._output}: the work folder {self.folder.path} is not to be had: {error}"
+            ) from error
         self._claim.__enter__()
         self.folder.remove_temporaries()
         return self

@@ -2,7 +2,7 @@
 
 | file | library | what is called | what of Megatron's it equals |
 |---|---|---|---|
-| tokenizer.json | tokenizers | `encode_batch(texts)` | `AutoTokenizer`'s `tokenizer(text).input_ids` |
+| tokenizer.json | tokenizers | `encode_batch(texts)` | AutoTokenizer's `(text).input_ids` |
 | *.model | sentencepiece | `encode(texts)` | `encode_as_ids(text)` |
 | bytes | built in | `text.encode()` | `list(text.encode("utf-8"))` |
 
