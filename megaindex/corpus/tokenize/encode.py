@@ -36,6 +36,12 @@ class Task:
     stop: bool
     """At the first bad line, rather than count it and go on."""
 
+    def __str__(self) -> str:
+        first, others = self.part.pieces[0], len(self.part.pieces) - 1
+        more = f" and {others:,} other inputs" if others else ""
+        unit = "row groups" if first.source.format == "parquet" else "bytes"
+        return f"{first.source.path}, {unit} {first.begin}:{first.end}{more}"
+
 
 def encode_part(task: Task) -> Done:
     """Write the pairs of a part, one for each key, then what came of it; both whole or not at all.

@@ -38,6 +38,11 @@ class Holding:
         self._claim = Claim(self.folder.path, "run")
 
     def __enter__(self) -> Holding:
+        with (
+            as_storage_error(self.folder.path, "cannot create"),
+            contextlib.suppress(FileExistsError),
+        ):
+            os.mkdir(self.folder.path)
         # one that died on another machine shows by then
         deadline = time.monotonic() + 1.5 * STALE_AFTER
         try:
@@ -53,8 +58,14 @@ class Holding:
 
     def __exit__(self, *_: object) -> None:
         self._claim.__exit__()
-        with contextlib.suppress(OSError):  # unless there is something to go on from
+        try:
             os.rmdir(self.folder.path)
+        except OSError:
+            logger.warning(
+                "%s: finished parts are kept there; give the same command again to go on from "
+                "them, or delete the folder",
+                self.folder.path,
+            )
 
     def tell_strangers(self, keys: set[str]) -> None:
         """Warn of finished parts that this run has no use for."""

@@ -16,6 +16,7 @@ from megaindex.errors import FormatError
 from megaindex.io.failures import as_storage_error
 
 _BUFFER = 1 << 20
+_UNPACKED = 1 << 16  # what lies between the line named and the damage, at most
 
 
 class Lines:
@@ -107,7 +108,7 @@ def _skip_to_line(file: BinaryIO, begin: int, end: int) -> int:
 
 def _unpacked(file: BinaryIO, compression: str) -> BinaryIO:
     if compression == "gzip":
-        return io.BufferedReader(gzip.GzipFile(fileobj=file), _BUFFER)
+        return io.BufferedReader(gzip.GzipFile(fileobj=file), _UNPACKED)
     if compression == "zstd":
-        return io.BufferedReader(ZstdStream(file), _BUFFER)
+        return io.BufferedReader(ZstdStream(file), _UNPACKED)
     return open(os.dup(file.fileno()), "rb", buffering=_BUFFER)
