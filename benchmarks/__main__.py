@@ -26,6 +26,7 @@ from benchmarks import (
     loading,
     merge,
     orders,
+    tokenize,
 )
 from benchmarks.timing import Comparison, timed
 
@@ -37,7 +38,7 @@ def main() -> None:
     console = Console(width=None if Console().is_terminal else 130, highlight=False)
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="megaindex-bench-") as temporary:
         directory = Path(temporary)
-        rows = []
+        rows, notes = [], []
         for group, job in _jobs(options, directory):
             if options.only and not any(part in group for part in options.only):
                 continue
@@ -51,13 +52,17 @@ def main() -> None:
         ]
         if not options.only or "merge" in options.only:
             memory.append((f"{merge.SHARDS} merged shards", merge.memory(directory)))
+        if options.only and "tokenize" in options.only:
+            notes = tokenize.memory(directory)
         if options.only and "cold" in options.only:
             console.print(cold.describe_device(directory))
         copies = _roofline(rows)
     console.print(_table(rows, copies))
     for name, sides in memory:
         console.print(_memory_line(name, sides))
-    report = _report(rows, memory, copies)
+    for note in notes:
+        console.print(note)
+    report = _report(rows, memory, copies) | {"notes": notes}
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(report, indent=1))
     console.print(f"written to {options.json}")
@@ -71,8 +76,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only",
         nargs="+",
-        help="index, sample_index, shuffle, blend, exhaustive, orders, merge, loading, cold, "
-        "first, adapters, numba",
+        help="index, sample_index, shuffle, blend, exhaustive, orders, merge, tokenize, loading, "
+        "cold, first, adapters, numba",
     )
     parser.add_argument("--sources", type=int, default=50, help="datasets of the blend loaded from")
     parser.add_argument("--memory", nargs="*", default=["40B"], help="corpora to measure memory on")
@@ -98,6 +103,7 @@ def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, J
             yield "orders", lambda n=name, o=order: orders.locate(n, o, directory, rounds)
             yield "orders", lambda n=name, o=order: orders.receipts(n, o, directory, rounds)
     yield "merge", lambda: merge.compare(directory, rounds)
+    yield "tokenize", lambda: tokenize.compare(directory, rounds)
     yield from (("loading", job) for job in _loading(options, directory))
     for reader, workers in (("mapped", 0), ("positional", 0), ("mapped", 2), ("mapped", 4)):
         yield "cold", lambda r=reader, w=workers: cold.compare(r, w, directory, rounds)

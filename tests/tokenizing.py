@@ -76,7 +76,8 @@ def encoder_of(tokenizer: str | Path, special: bool = True) -> Callable[[str], l
 
         model = sentencepiece.SentencePieceProcessor()
         model.Load(str(tokenizer))
-        return lambda text: model.encode_as_ids(text)
+        found: Callable[[str], list[int]] = model.encode_as_ids
+        return found
     from tokenizers import Tokenizer
 
     loaded = Tokenizer.from_file(str(tokenizer))

@@ -292,7 +292,8 @@ def test_ids_beyond_the_token_type_are_found_before_anything_is_done(tmp_path: P
     source = write_jsonl(tmp_path / "a.jsonl", ["a b"])
     before = names(tmp_path)
     options: dict[str, Any] = {"tokenizer": tmp_path / "words.json"}
-    with pytest.raises(InvalidArgument, match=r"dtype=uint16: ends at 65535, .*words\.json go up to 70000; pass --dtype int32"):  # fmt: skip
+    message = r"dtype=uint16: ends at 65535, .*words\.json go up to 70000; pass --dtype int32"
+    with pytest.raises(InvalidArgument, match=message):
         run(tmp_path / "o", [source], **options)
     assert names(tmp_path) == before
     assert run(tmp_path / "o", [source], dtype="int32", **options).pairs[0].tokens == 2
