@@ -20,8 +20,6 @@ import numpy as np
 
 from benchmarks.timing import Comparison, alternate
 from megaindex.corpus.byte_level import text_files
-from megaindex.corpus.tokenize import tokenize
-from megaindex.engine import open_engine
 
 WORKERS = len(os.sched_getaffinity(0))
 TEXT_BYTES = 16 << 20
@@ -37,7 +35,7 @@ def compare(directory: Path, rounds: int) -> Comparison:
     ours, theirs = str(directory / "tokenized"), str(directory / "tokenized-by-megatron")
 
     def run_ours() -> None:
-        _run_ours(ours, text, str(tokenizer), 2 << 20)
+        _run_ours(ours, text, str(tokenizer), "2M")
 
     def run_peer() -> None:
         _run_peer(theirs, text, str(tokenizer))
@@ -46,7 +44,7 @@ def compare(directory: Path, rounds: int) -> Comparison:
     run_peer()
     _check_equal(ours, theirs)
     seconds = alternate(run_ours, run_peer, min(rounds, 3))
-    lines = sum(1 for _ in open(text, "rb"))
+    lines = text.read_bytes().count(b"\n")
     return Comparison(
         what=f"tokenizing {os.path.getsize(text) / 1e6:,.0f} MB of JSONL, {lines:,} documents, "
         f"BPE of {VOCABULARY:,}, {WORKERS} processes",
@@ -81,12 +79,13 @@ def memory(directory: Path) -> list[str]:
     return lines
 
 
-def _run_ours(output: str, text: Path, tokenizer: str, part_bytes: int) -> None:
-    with open_engine(workers=WORKERS) as engine:
-        tokenize(
-            output, [text], tokenizer=tokenizer, eod=0, part_bytes=part_bytes, engine=engine,
-            overwrite=True,
-        )  # fmt: skip
+def _run_ours(output: str, text: Path, tokenizer: str, part_size: str) -> None:
+    """The command, its start included; the peer's pool forks what is imported here."""
+    command = [
+        sys.executable, "-m", "megaindex", "tokenize", output, str(text), "--tokenizer", tokenizer,
+        "--eod", "0", "--part-size", part_size, "--workers", str(WORKERS), "--overwrite",
+    ]  # fmt: skip
+    subprocess.run(command, check=True, capture_output=True)
 
 
 def _run_peer(output: str, text: Path, tokenizer: str) -> None:
@@ -204,7 +203,7 @@ def _measure(side: str, directory: Path, count: int) -> None:
     output = str(directory / f"measured-{side}-{count}")
     with _PeakOfAll() as peak:
         if side == "ours":
-            _run_ours(output, text, "bytes", 16 << 20)
+            _run_ours(output, text, "bytes", "16M")
         else:
             _run_peer(output, text, "bytes")
     print(peak.bytes)
