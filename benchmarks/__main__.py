@@ -26,6 +26,7 @@ from benchmarks import (
     loading,
     merge,
     orders,
+    scaling,
     tokenize,
 )
 from benchmarks.timing import Comparison, timed
@@ -77,7 +78,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         nargs="+",
         help="index, sample_index, shuffle, blend, exhaustive, orders, merge, tokenize, loading, "
-        "cold, first, adapters, numba",
+        "cold, first, adapters, numba, scaling",
     )
     parser.add_argument("--sources", type=int, default=50, help="datasets of the blend loaded from")
     parser.add_argument("--memory", nargs="*", default=["40B"], help="corpora to measure memory on")
@@ -103,7 +104,8 @@ def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, J
             yield "orders", lambda n=name, o=order: orders.locate(n, o, directory, rounds)
             yield "orders", lambda n=name, o=order: orders.receipts(n, o, directory, rounds)
     yield "merge", lambda: merge.compare(directory, rounds)
-    yield "tokenize", lambda: tokenize.compare(directory, rounds)
+    for what in ("text", "short"):
+        yield "tokenize", lambda w=what: tokenize.compare(w, directory, rounds)
     yield from (("loading", job) for job in _loading(options, directory))
     for reader, workers in (("mapped", 0), ("positional", 0), ("mapped", 2), ("mapped", 4)):
         yield "cold", lambda r=reader, w=workers: cold.compare(r, w, directory, rounds)
@@ -115,6 +117,8 @@ def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, J
                 "adapters",
                 lambda s=size, p=part: adapters.compare(s, p, directory, rounds),
             )
+    for name, workers in scaling.SIDES:
+        yield "scaling", lambda n=name, w=workers: scaling.compare(n, w, directory, rounds)
     yield "numba", lambda: backends.sample_index(directory, rounds)
     yield "numba", lambda: backends.shuffle(rounds)
     for count in (8, 1000):

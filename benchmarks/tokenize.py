@@ -25,20 +25,30 @@ WORKERS = len(os.sched_getaffinity(0))
 TEXT_BYTES = 16 << 20
 VOCABULARY = 32_000
 MEASURED_DOCUMENTS = (500_000, 2_000_000)
+SHORT_DOCUMENTS = 500_000
 
 _encode: Any = None  # of a process of the pool
 
 
-def compare(directory: Path, rounds: int) -> Comparison:
-    """Check that both files are equal, then time both sides."""
-    text, tokenizer = _text(directory), _tokenizer(directory)
+def compare(what: str, directory: Path, rounds: int) -> Comparison:
+    """Check that both files are equal, then time both sides.
+
+    Args:
+        what: "text", sources tokenized with a BPE, where the library takes nearly all the time; or
+            "short", many short documents as bytes, where what is around the library does.
+    """
+    if what == "text":
+        text, tokenizer = _text(directory), str(_tokenizer(directory))
+        name = f"BPE of {VOCABULARY:,}"
+    else:
+        text, tokenizer, name = _short(directory, SHORT_DOCUMENTS), "bytes", "byte level"
     ours, theirs = str(directory / "tokenized"), str(directory / "tokenized-by-megatron")
 
     def run_ours() -> None:
-        _run_ours(ours, text, str(tokenizer), "2M")
+        _run_ours(ours, text, tokenizer, "2M")
 
     def run_peer() -> None:
-        _run_peer(theirs, text, str(tokenizer))
+        _run_peer(theirs, text, tokenizer)
 
     run_ours()
     run_peer()
@@ -47,7 +57,7 @@ def compare(directory: Path, rounds: int) -> Comparison:
     lines = text.read_bytes().count(b"\n")
     return Comparison(
         what=f"tokenizing {os.path.getsize(text) / 1e6:,.0f} MB of JSONL, {lines:,} documents, "
-        f"BPE of {VOCABULARY:,}, {WORKERS} processes",
+        f"{name}, {WORKERS} processes",
         ours=seconds[0],
         peer=seconds[1],
         items=lines,
@@ -146,6 +156,14 @@ def _text(directory: Path) -> Path:
     return path
 
 
+def _short(directory: Path, count: int) -> Path:
+    path = directory / f"short-{count}.jsonl"
+    if not path.exists():
+        with open(path, "w") as out:
+            out.writelines(f'{{"text": "document number {i}"}}\n' for i in range(count))
+    return path
+
+
 def _tokenizer(directory: Path) -> Path:
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
@@ -166,10 +184,12 @@ def _tokenizer(directory: Path) -> Path:
 
 
 class _PeakOfAll:
-    """Peak of the anonymous memory of this process and its descendants, in bytes."""
+    """Peak of the anonymous memory of this process and its descendants, in bytes above what this
+    process had at the start; pages that processes share count once."""
 
     def __enter__(self) -> _PeakOfAll:
         self.bytes = 0
+        self._start = _anonymous(os.getpid())
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -181,26 +201,29 @@ class _PeakOfAll:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.02):
-            self.bytes = max(self.bytes, _anonymous(os.getpid()))
+            self.bytes = max(self.bytes, _anonymous(os.getpid()) - self._start)
 
 
 def _anonymous(pid: int) -> int:
     """A process that ends meanwhile counts for nothing."""
     try:
-        status = Path(f"/proc/{pid}/status").read_text()
+        status = Path(f"/proc/{pid}/smaps_rollup").read_text()
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
     except OSError:
         return 0
-    own = next((int(s.split()[1]) << 10 for s in status.splitlines() if s.startswith("RssAnon")), 0)
+    own = next(
+        (int(s.split()[1]) << 10 for s in status.splitlines() if s.startswith("Pss_Anon")), 0
+    )
     return own + sum(_anonymous(int(child)) for child in children)
 
 
 def _measure(side: str, directory: Path, count: int) -> None:
-    text = directory / f"short-{count}.jsonl"
-    if not text.exists():
-        with open(text, "w") as out:
-            out.writelines(f'{{"text": "document number {i}"}}\n' for i in range(count))
+    text = _short(directory, count)
     output = str(directory / f"measured-{side}-{count}")
+    if side == "peer":
+        from benchmarks import peer
+
+        assert peer.IndexedDatasetBuilder  # importing it is not part of the work
     with _PeakOfAll() as peak:
         if side == "ours":
             _run_ours(output, text, "bytes", "16M")

@@ -124,14 +124,7 @@ def _tokenize(options: argparse.Namespace) -> None:
 
 
 def _print(made: Tokenized, seconds: float) -> None:
-    for pair, empty in zip(made.pairs, made.empty, strict=True):
-        print(pair.line(seconds))
-        if empty:
-            print(f"  {empty:,} documents have no tokens")
-    if made.resumed:
-        print(f"  {made.resumed:,} of {made.parts:,} parts were there from an earlier run")
-    if made.blank_lines:
-        print(f"  {made.blank_lines:,} blank lines passed over")
+    print("\n".join(made.lines(seconds)))
     if made.bad is not None:
         print(f"  {made.bad.count:,} bad lines left out, all in {made.bad.path}", file=sys.stderr)
         for line in made.bad.first:

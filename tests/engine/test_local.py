@@ -1,8 +1,7 @@
-"""Processes of this machine: every result once, whoever is killed; nothing outlives a run."""
+"""Processes of this machine: none outlives the one that it works for."""
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import subprocess
@@ -11,110 +10,29 @@ import time
 from pathlib import Path
 
 import pytest
-from engine_tasks import Deadly, Raising, note_and_sleep, refuse, runs_of, square, survive
+from engine_tasks import Raising, all_tidied, refuse, square, until
 
 from megaindex.engine import open_engine
-from megaindex.engine.losses import ATTEMPTS
-from megaindex.errors import EngineError, InvalidArgument, MissingFile
+from megaindex.errors import InvalidArgument, MissingFile
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_every_task_once(workers: int) -> None:
-    with open_engine(workers=workers) as engine:
-        assert engine.workers == workers
-        assert sorted(engine.run(square, range(50))) == [(i, i * i) for i in range(50)]
-        assert list(engine.run(square, [])) == []
-        assert list(engine.run(square, [7])) == [(0, 49)]
+def test_one_worker_is_this_process() -> None:
+    with open_engine(workers=1) as engine:
+        assert list(engine.run(lambda task: (task, os.getpid()), "ab")) == [
+            (0, ("a", os.getpid())),
+            (1, ("b", os.getpid())),
+        ]
+        with pytest.raises(MissingFile):
+            list(engine.run(refuse, [Raising(number=0, folder="", kind="missing")]))
 
 
-def test_a_killed_worker_costs_its_task_alone(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    deaths = {3: 1, 8: ATTEMPTS - 1}
-    tasks = [Deadly(number=i, folder=str(tmp_path), deaths=deaths.get(i, 0)) for i in range(12)]
-    with caplog.at_level(logging.WARNING), open_engine(workers=2) as engine:
-        assert sorted(engine.run(survive, tasks)) == [(i, i) for i in range(12)]
-    runs = {i: runs_of(tmp_path, i) for i in range(12)}
-    assert runs == {i: 1 + deaths.get(i, 0) for i in range(12)}
-    assert "deadly task 3: its worker was lost (killed by SIGKILL)" in caplog.text
-
-
-def test_a_task_that_always_kills_its_worker_is_named(tmp_path: Path) -> None:
-    tasks = [Deadly(number=i, folder=str(tmp_path), deaths=99 * (i == 1)) for i in range(4)]
-    with (
-        open_engine(workers=2) as engine,
-        pytest.raises(EngineError, match=rf"^deadly task 1: lost its worker {ATTEMPTS} times"),
-    ):
-        list(engine.run(survive, tasks))
-    assert runs_of(tmp_path, 1) == ATTEMPTS
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-@pytest.mark.parametrize(
-    ("kind", "raised", "message"),
-    [
-        ("missing", MissingFile, r"^/data/x.idx: does not exist; check the path$"),
-        ("value", ValueError, "^no number$"),
-    ],
-)
-def test_what_a_task_raises_is_raised_and_nothing_is_begun_after(
-    tmp_path: Path, workers: int, kind: str, raised: type[Exception], message: str
-) -> None:
-    tasks = [Raising(number=i, folder=str(tmp_path), kind=kind * (i == 1)) for i in range(40)]
-    with open_engine(workers=workers) as engine, pytest.raises(raised, match=message):
-        list(engine.run(refuse, tasks))
-    assert len(list(tmp_path.iterdir())) < 10
-
-
-def test_an_exception_that_cannot_be_sent_is_told(tmp_path: Path) -> None:
-    tasks = [Raising(number=i, folder=str(tmp_path), kind="picky") for i in range(2)]
-    with (
-        open_engine(workers=2) as engine,
-        pytest.raises(EngineError, match="a task raised Picky: 1 and 2"),
-    ):
-        list(engine.run(refuse, tasks))
-
-
-def test_a_closed_iterator_ends_what_runs(tmp_path: Path) -> None:
+def test_iterators_may_be_left_open() -> None:
     with open_engine(workers=2) as engine:
-        left_open = engine.run(note_and_sleep, [str(tmp_path)] * 9)
-        with pytest.raises(TimeoutError):
-            _interrupted(lambda: next(left_open))
-    _all_tidied(tmp_path)
-
-
-def _interrupted(call: object) -> None:
-    """Call, and raise TimeoutError in it after a second."""
-
-    def stop(*_: object) -> None:
-        raise TimeoutError
-
-    earlier = signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, 2)
-    try:
-        call()  # type: ignore[operator]
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, earlier)
-
-
-def _all_tidied(folder: Path) -> None:
-    names = [path.name for path in folder.iterdir()]
-    pids = [int(name.rpartition("-")[2]) for name in names]
-    assert len(pids) == 2
-    assert all(name.startswith("tidied") for name in names)
-    deadline = time.monotonic() + 5
-    while any(map(_is_alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(_is_alive, pids))
-
-
-def _is_alive(pid: int) -> bool:
-    try:
-        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-    except FileNotFoundError:
-        return False
-    return state != "Z"
+        results = engine.run(square, range(9))
+        number, result = next(results)
+        assert result == number**2
+        assert sorted(engine.run(square, [3, 4])) == [(0, 9), (1, 16)]  # beside it
+    assert not engine._alive  # type: ignore[attr-defined]
 
 
 SCRIPT = """
@@ -142,23 +60,20 @@ def test_no_process_outlives_the_one_it_works_for(tmp_path: Path, number: int) -
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
         stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
-    deadline = time.monotonic() + 20
-    while len(list((tmp_path / "run").iterdir())) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
+    assert until(lambda: len(list((tmp_path / "run").iterdir())) == 2, 20)
+    began = time.monotonic()
     if number == signal.SIGINT:
         os.killpg(process.pid, number)
     else:
         process.send_signal(number)
-    began = time.monotonic()
     error = process.communicate(timeout=20)[1]
     assert time.monotonic() - began < 5
-    deadline = time.monotonic() + 5
-    while len(list((tmp_path / "run").glob("tidied*"))) < 2 and time.monotonic() < deadline:
-        time.sleep(0.05)
-    _all_tidied(tmp_path / "run")
-    assert process.returncode == (130 if number == signal.SIGINT else -number)
+    all_tidied(tmp_path / "run")
     if number == signal.SIGINT:
         assert error == "megaindex test: interrupted, nothing half-written was left\n"
+        assert process.returncode == 130
+    else:
+        assert process.returncode == -number
 
 
 @pytest.mark.parametrize(

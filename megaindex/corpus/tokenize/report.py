@@ -55,9 +55,30 @@ class Tokenized:
     """Documents without a token, for each key; they are in the pair, as Megatron has them."""
     blank_lines: int
     bad: BadReport | None
+    input_bytes: int
+    """As the inputs lie there, packed or not."""
     parts: int
     resumed: int
     """Parts that an earlier run had finished."""
+
+    def lines(self, seconds: float) -> list[str]:
+        """What to print of a run that took so long: a line for each pair, then for all."""
+        said = []
+        for pair, empty in zip(self.pairs, self.empty, strict=True):
+            without = f", {empty:,} documents without any" if empty else ""
+            said.append(
+                f"{pair.path_prefix}: {pair.documents:,} documents, {pair.tokens:,} "
+                f"tokens{without}, {pair.dtype}, {pair.nbytes / 1e6:,.1f} MB"
+            )
+        tokens = sum(pair.tokens for pair in self.pairs)
+        rate = tokens / max(seconds, 1e-9)  # the clock may not have moved
+        resumed = f", {self.resumed:,} of them from an earlier run" if self.resumed else ""
+        blank = f", {self.blank_lines:,} blank lines passed over" if self.blank_lines else ""
+        said.append(
+            f"  of {self.input_bytes / 1e6:,.1f} MB in {self.parts:,} parts{resumed}{blank}, in "
+            f"{seconds:.2f} s ({rate:,.0f} tokens/s)"
+        )
+        return said
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -68,6 +89,8 @@ def summed(
     keys: tuple[str, ...],
     done: Sequence[Done],
     bad: BadReport | None,
+    *,
+    input_bytes: int,
     resumed: int,
 ) -> Tokenized:
     """Put together what came of all parts."""
@@ -78,6 +101,7 @@ def summed(
         empty=tuple(sum(counts) for counts in zip(*(one.empty for one in done), strict=True)),
         blank_lines=sum(one.blank for one in done),
         bad=bad,
+        input_bytes=input_bytes,
         parts=len(done),
         resumed=resumed,
     )

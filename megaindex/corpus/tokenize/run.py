@@ -108,7 +108,14 @@ def tokenize(
                 _merge(prefix, number, done, work.folder, overwrite, stage)
         work.is_over()
     outcomes = tuple(checked_outcome(prefix, "megatron") for prefix in prefixes)
-    return summed(outcomes, settings.keys, done, report, resumed)
+    return summed(
+        outcomes,
+        settings.keys,
+        done,
+        report,
+        input_bytes=sum(source.size for source in sources),
+        resumed=resumed,
+    )
 
 
 def _prefixes(output: str, keys: Sequence[str], megatron_names: bool) -> list[str]:
