@@ -104,8 +104,8 @@ def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, J
             yield "orders", lambda n=name, o=order: orders.locate(n, o, directory, rounds)
             yield "orders", lambda n=name, o=order: orders.receipts(n, o, directory, rounds)
     yield "merge", lambda: merge.compare(directory, rounds)
-    for what in ("text", "short"):
-        yield "tokenize", lambda w=what: tokenize.compare(w, directory, rounds)
+    yield "tokenize", lambda: tokenize.compare("text", directory, rounds)
+    yield "tokenize", lambda: tokenize.compare("short", directory, rounds)
     yield from (("loading", job) for job in _loading(options, directory))
     for reader, workers in (("mapped", 0), ("positional", 0), ("mapped", 2), ("mapped", 4)):
         yield "cold", lambda r=reader, w=workers: cold.compare(r, w, directory, rounds)
