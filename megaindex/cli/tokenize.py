@@ -126,7 +126,11 @@ def _tokenize(options: argparse.Namespace) -> None:
 def _print(made: Tokenized, seconds: float) -> None:
     print("\n".join(made.lines(seconds)))
     if made.bad is not None:
-        print(f"  {made.bad.count:,} bad lines left out, all in {made.bad.path}", file=sys.stderr)
+        plural = "" if made.bad.count == 1 else "s"
+        print(
+            f"  {made.bad.count:,} bad line{plural} left out, all in {made.bad.path}",
+            file=sys.stderr,
+        )
         for line in made.bad.first:
             print(f"    {line}", file=sys.stderr)
 

@@ -24,7 +24,7 @@ BAD_LINES = {
     "type-null": (b'{"text": null}', "key 'text' holds None, neither"),
     "type-in-list": (b'{"text": ["a", 3]}', r"key 'text' holds \['a', 3\], neither"),
     "utf-8": (b'{"text": "a\xff"}', "is no UTF-8: byte 0xff at 11"),
-    "json": (b'{"text": "a', "is no JSON: Unterminated string"),
+    "json": (b'{"text": "a', "is no JSON: Unterminated string starting at character 9; it"),
     "json-of-two": (b'{"text": "a"} {"text": "b"}', "is no JSON: Extra data"),
     "json-depth": (b"[" * 100_000, "is no JSON: maximum recursion depth"),
     "object": (b'["text"]', r"is no JSON object but \['text'\]"),

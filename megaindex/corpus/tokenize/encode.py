@@ -196,7 +196,7 @@ def lay_out(
     tokens = _joined(ids)
     if eod is not None and lengths.size:
         is_last = np.append(owners[1:] != owners[:-1], True)
-        tokens = np.insert(tokens.astype(np.int64), np.cumsum(lengths)[is_last], eod)
+        tokens = np.insert(tokens.astype(np.int32), np.cumsum(lengths)[is_last], eod)
         lengths = lengths + is_last
     return tokens, lengths, np.bincount(owners, minlength=len(counts)).astype(np.int64)
 
@@ -204,7 +204,7 @@ def lay_out(
 def _joined(ids: Sequence[Sequence[int]]) -> npt.NDArray[Any]:
     if ids and isinstance(ids[0], bytes):
         return np.frombuffer(b"".join(ids), np.uint8)  # type: ignore[arg-type]
-    return np.frombuffer(array("q", itertools.chain.from_iterable(ids)), np.int64)
+    return np.frombuffer(array("i", itertools.chain.from_iterable(ids)), np.int32)
 
 
 def _encode(

@@ -33,7 +33,7 @@ class Holding:
     def __init__(self, output: str) -> None:
         check_not_a_half(output)
         self._output = output
-        self.folder = WorkFolder(f"{output}.parts")
+        self.folder = WorkFolder(os.path.abspath(f"{output}.parts"))
         self._merging = os.path.join(self.folder.path, "merging.json")
         self._claim = Claim(self.folder.path, "run")
 

@@ -47,7 +47,9 @@ def from_json(raw: bytes, keys: Sequence[str]) -> tuple[Text, ...]:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise BadRecord("json", f"is no JSON: {error}; it begins {_excerpt(text)}") from None
+        raise BadRecord(
+            "json", f"is no JSON: {_reason(error)}; it begins {_excerpt(text)}"
+        ) from None
     if not isinstance(found, dict):
         raise BadRecord("object", f"is no JSON object but {_excerpt(found)}")
     return tuple(_value(found, key) for key in keys)
@@ -62,6 +64,13 @@ def decoded(raw: bytes) -> str:
             "utf-8",
             f"is no UTF-8: byte 0x{raw[error.start]:02x} at {error.start} ({error.reason})",
         ) from None
+
+
+def _reason(error: Exception) -> str:
+    """Without the line, which to json is always 1."""
+    if isinstance(error, json.JSONDecodeError):
+        return f"{error.msg.removesuffix(' at')} at character {error.pos}"
+    return str(error)
 
 
 def _value(found: dict[str, Any], key: str) -> Text:

@@ -74,9 +74,10 @@ class Tokenized:
         rate = tokens / max(seconds, 1e-9)  # the clock may not have moved
         resumed = f", {self.resumed:,} of them from an earlier run" if self.resumed else ""
         blank = f", {self.blank_lines:,} blank lines passed over" if self.blank_lines else ""
+        plural = "" if self.parts == 1 else "s"
         said.append(
-            f"  of {self.input_bytes / 1e6:,.1f} MB in {self.parts:,} parts{resumed}{blank}, in "
-            f"{seconds:.2f} s ({rate:,.0f} tokens/s)"
+            f"  of {self.input_bytes / 1e6:,.1f} MB in {self.parts:,} part{plural}{resumed}{blank}"
+            f", in {seconds:.2f} s ({rate:,.0f} tokens/s)"
         )
         return said
 

@@ -66,7 +66,8 @@ def find_sources(inputs: Sequence[str | os.PathLike[str]], form: str | None) -> 
         raise InvalidArgument(f"format={form!r}: unknown; choose one of {', '.join(FORMATS)}")
     if not inputs:
         raise InvalidArgument("inputs: there are none; give at least one file or folder")
-    paths = [path for given in inputs for path in _files(os.fspath(given))]
+    # tasks may run where the working directory is another
+    paths = [path for given in inputs for path in _files(os.path.abspath(given))]
     return [_look_at(path, form) for path in paths]
 
 
