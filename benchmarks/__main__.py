@@ -54,7 +54,7 @@ def main() -> None:
         if not options.only or "merge" in options.only:
             memory.append((f"{merge.SHARDS} merged shards", merge.memory(directory)))
         if options.only and "tokenize" in options.only:
-            notes = tokenize.memory(directory)
+            notes = tokenize.figures(directory)
         if options.only and "cold" in options.only:
             console.print(cold.describe_device(directory))
         copies = _roofline(rows)
@@ -105,7 +105,7 @@ def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, J
             yield "orders", lambda n=name, o=order: orders.receipts(n, o, directory, rounds)
     yield "merge", lambda: merge.compare(directory, rounds)
     yield "tokenize", lambda: tokenize.compare("text", directory, rounds)
-    yield "tokenize", lambda: tokenize.compare("short", directory, rounds)
+    yield "tokenize", lambda: tokenize.compare("500000", directory, rounds)
     yield from (("loading", job) for job in _loading(options, directory))
     for reader, workers in (("mapped", 0), ("positional", 0), ("mapped", 2), ("mapped", 4)):
         yield "cold", lambda r=reader, w=workers: cold.compare(r, w, directory, rounds)

@@ -24,8 +24,7 @@ from megaindex.corpus.byte_level import text_files
 WORKERS = len(os.sched_getaffinity(0))
 TEXT_BYTES = 16 << 20
 VOCABULARY = 32_000
-MEASURED_DOCUMENTS = (500_000, 2_000_000)
-SHORT_DOCUMENTS = 500_000
+SHORT_DOCUMENTS = (500_000, 2_000_000)
 
 _encode: Any = None  # of a process of the pool
 
@@ -35,13 +34,10 @@ def compare(what: str, directory: Path, rounds: int) -> Comparison:
 
     Args:
         what: "text", sources tokenized with a BPE, where the library takes nearly all the time; or
-            "short", many short documents as bytes, where what is around the library does.
+            a number of short documents as bytes, where what is around the library does.
     """
-    if what == "text":
-        text, tokenizer = _text(directory), str(_tokenizer(directory))
-        name = f"BPE of {VOCABULARY:,}"
-    else:
-        text, tokenizer, name = _short(directory, SHORT_DOCUMENTS), "bytes", "byte level"
+    text, tokenizer = _input(what, directory)
+    name = "byte level" if tokenizer == "bytes" else f"BPE of {VOCABULARY:,}"
     ours, theirs = str(directory / "tokenized"), str(directory / "tokenized-by-megatron")
 
     def run_ours() -> None:
@@ -66,26 +62,17 @@ def compare(what: str, directory: Path, rounds: int) -> Comparison:
     )
 
 
-def memory(directory: Path) -> list[str]:
-    """Peak memory of each side with all its processes, for few and for many short documents."""
+def figures(directory: Path) -> list[str]:
+    """Peak memory and processor time of each side with all its processes."""
     lines = []
-    for count in MEASURED_DOCUMENTS:
-        peaks = {}
-        for side in ("ours", "peer"):
-            command = [
-                sys.executable,
-                "-m",
-                "benchmarks.tokenize",
-                side,
-                str(directory),
-                str(count),
-            ]
+    for what in ("text", *map(str, SHORT_DOCUMENTS)):
+        said = []
+        for side, where in (("ours", "here"), ("peer", "there")):
+            command = [sys.executable, "-m", "benchmarks.tokenize", side, what, str(directory)]
             output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-            peaks[side] = int(output.splitlines()[-1]) / 1e6
-        lines.append(
-            f"peak memory of all processes, {count:,} short documents, byte level: "
-            f"{peaks['ours']:,.0f} MB here, {peaks['peer']:,.0f} MB there"
-        )
+            peak, seconds = map(float, output.split()[-2:])
+            said.append(f"{peak / 1e6:,.0f} MB at most and {seconds:.1f} s of processors {where}")
+        lines.append(f"tokenizing {what}{' short documents' * (what != 'text')}: {', '.join(said)}")
     return lines
 
 
@@ -138,6 +125,13 @@ def _check_equal(ours: str, theirs: str) -> None:
     for suffix in (".bin", ".idx"):
         if subprocess.run(["cmp", ours + suffix, theirs + suffix], check=False).returncode:
             raise SystemExit(f"tokenize: {suffix} differs from megatron-core's")
+
+
+def _input(what: str, directory: Path) -> tuple[Path, str]:
+    """The text and its tokenizer."""
+    if what == "text":
+        return _text(directory), str(_tokenizer(directory))
+    return _short(directory, int(what)), "bytes"
 
 
 def _text(directory: Path) -> Path:
@@ -200,7 +194,7 @@ class _PeakOfAll:
         self._thread.join()
 
     def _watch(self) -> None:
-        while not self._stop.wait(0.02):
+        while not self._stop.wait(0.05):
             self.bytes = max(self.bytes, _anonymous(os.getpid()) - self._start)
 
 
@@ -217,20 +211,22 @@ def _anonymous(pid: int) -> int:
     return own + sum(_anonymous(int(child)) for child in children)
 
 
-def _measure(side: str, directory: Path, count: int) -> None:
-    text = _short(directory, count)
-    output = str(directory / f"measured-{side}-{count}")
+def _measure(side: str, what: str, directory: Path) -> None:
+    """Print bytes and seconds."""
+    text, tokenizer = _input(what, directory)
+    output = str(directory / f"measured-{side}-{what}")
     if side == "peer":
         from benchmarks import peer
 
         assert peer.IndexedDatasetBuilder  # importing it is not part of the work
+    start = sum(os.times()[:4])
     with _PeakOfAll() as peak:
         if side == "ours":
-            _run_ours(output, text, "bytes", "16M")
+            _run_ours(output, text, tokenizer, "4M")
         else:
-            _run_peer(output, text, "bytes")
-    print(peak.bytes)
+            _run_peer(output, text, tokenizer)
+    print(peak.bytes, sum(os.times()[:4]) - start)
 
 
 if __name__ == "__main__":
-    _measure(sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))
+    _measure(sys.argv[1], sys.argv[2], Path(sys.argv[3]))

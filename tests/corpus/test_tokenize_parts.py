@@ -46,7 +46,7 @@ def pieces_of(path: Path, size: int) -> list[Piece]:
 
 
 @given(lines=LINES, final=st.booleans(), size=st.integers(1, 40))
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_every_line_is_of_one_piece_wherever_cuts_fall(
     lines: list[tuple[str, str]], final: bool, size: int
 ) -> None:

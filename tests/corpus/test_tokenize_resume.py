@@ -20,8 +20,8 @@ from megaindex.corpus.tokenize import run as running
 from megaindex.corpus.tokenize.work import WorkFolder
 from megaindex.errors import EngineError, FormatError, StorageError
 
-LINES = [f"line number {i} of a corpus that takes a while" for i in range(20_000)]
-PARTS = ["--part-size", "10000"]
+LINES = [f"line number {i} of a corpus that takes a while" for i in range(8_000)]
+PARTS = ["--part-size", "5000"]
 
 
 def start(output: Path, source: Path, *more: str) -> subprocess.Popen[str]:
@@ -98,7 +98,7 @@ def test_a_worker_that_is_killed_costs_its_part_alone(
     said, errors = process.communicate()
     assert process.returncode == 0, errors
     assert "killed by SIGKILL" in errors
-    assert "20,000 documents" in said
+    assert "8,000 documents" in said
     assert pair(output) == expected
     assert names(tmp_path) == {"o.bin", "o.idx"}
 

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.corpus.tokenize.parts import Part, Piece
-from megaindex.corpus.tokenize.reading import Reader, place_name
+from megaindex.corpus.tokenize.reading import OnBad, Reader, place_name
 from megaindex.corpus.tokenize.records import BadRecord, Record
 from megaindex.corpus.tokenize.settings import Settings
 from megaindex.corpus.tokenize.tokenizers import Tokenizer, load, one_thread
@@ -131,7 +131,7 @@ class _Encoding:
         return reader.count
 
     def _encoded(
-        self, batch: Sequence[Record], on_bad: Any
+        self, batch: Sequence[Record], on_bad: OnBad
     ) -> list[tuple[list[Sequence[int]], list[int]]]:
         """For each key the ids of every text, and how many texts each document has.
 

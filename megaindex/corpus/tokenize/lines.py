@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import os
 import zlib
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -111,4 +110,4 @@ def _unpacked(file: BinaryIO, compression: str) -> BinaryIO:
         return io.BufferedReader(gzip.GzipFile(fileobj=file), _UNPACKED)
     if compression == "zstd":
         return io.BufferedReader(ZstdStream(file), _UNPACKED)
-    return open(os.dup(file.fileno()), "rb", buffering=_BUFFER)
+    return file

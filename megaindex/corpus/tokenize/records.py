@@ -10,6 +10,7 @@ from typing import Any
 Text = tuple[str, ...]
 """What stands under one key: the sequences of a document, one unless the value is a list."""
 
+_parse = json.JSONDecoder().decode
 _SHOWN = 60  # characters of a value that a message repeats
 
 
@@ -45,7 +46,7 @@ def from_json(raw: bytes, keys: Sequence[str]) -> tuple[Text, ...]:
     """
     text = decoded(raw)
     try:
-        found = json.loads(text)
+        found = _parse(text)
     except (ValueError, RecursionError) as error:
         raise BadRecord(
             "json", f"is no JSON: {_reason(error)}; it begins {_excerpt(text)}"
