@@ -14,9 +14,9 @@ from megaindex.build.many import BuildSettings, BuildTask, build_many
 from megaindex.engine import open_engine
 
 SIDES = (("local", 2), ("ray", 1), ("ray", 2))
-DATASETS = 100
-DOCUMENTS = 200_000  # of each dataset
-EPOCHS = 2
+DATASETS = 16
+DOCUMENTS = 1_000_000  # of each dataset
+EPOCHS = 4
 
 
 def compare(name: str, workers: int, directory: Path, rounds: int) -> Comparison:
@@ -56,16 +56,7 @@ def _loop(paths: list[str], cache: Path) -> None:
 
 
 def _settings(cache: Path) -> BuildSettings:
-    return BuildSettings(
-        sequence_length=2048,
-        seed=1234,
-        num_samples=None,
-        epochs=str(EPOCHS),
-        split=None,
-        subset="train",
-        order="megatron",
-        cache_dir=str(cache),
-    )
+    return BuildSettings(sequence_length=2048, seed=1234, epochs=str(EPOCHS), cache_dir=str(cache))
 
 
 def _corpora(directory: Path) -> list[str]:
@@ -86,7 +77,13 @@ def _seconds(run: Callable[[Path], None], directory: Path) -> float:
     try:
         return timed(lambda: run(cache))
     finally:
-        shutil.rmtree(cache)
+        _remove(cache)
+
+
+def _remove(cache: Path) -> None:
+    """Also while entries are marked in the background as synced."""
+    while cache.exists():
+        shutil.rmtree(cache, ignore_errors=True)
 
 
 def _check(run: Callable[[Path], None], paths: list[str], directory: Path) -> int:
@@ -99,6 +96,6 @@ def _check(run: Callable[[Path], None], paths: list[str], directory: Path) -> in
     if not same or not all(filecmp.cmp(ours / a, loop / a, shallow=False) for a in arrays):
         raise SystemExit("scaling: the caches differ")
     nbytes = sum((loop / array).stat().st_size for array in arrays)
-    shutil.rmtree(ours)
-    shutil.rmtree(loop)
+    _remove(ours)
+    _remove(loop)
     return nbytes

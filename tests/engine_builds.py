@@ -50,19 +50,8 @@ def build_struck(struck: Struck) -> Built:
 
 
 def settings(cache: Path, **changes: Any) -> BuildSettings:
-    return BuildSettings(
-        **{
-            "sequence_length": 16,
-            "seed": 7,
-            "num_samples": None,
-            "epochs": "2",
-            "split": None,
-            "subset": "train",
-            "order": "megatron",
-            "cache_dir": str(cache),
-            **changes,
-        }
-    )
+    asked: dict[str, Any] = {"sequence_length": 16, "seed": 7, "epochs": "2", **changes}
+    return BuildSettings(**asked, cache_dir=str(cache))
 
 
 def content(cache: Path) -> dict[str, object]:

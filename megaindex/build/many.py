@@ -18,12 +18,12 @@ class BuildSettings:
 
     sequence_length: int
     seed: int
-    num_samples: int | None
-    epochs: str | None
-    split: str | None
-    subset: Split
-    order: str
     cache_dir: str
+    num_samples: int | None = None
+    epochs: str | None = None
+    split: str | None = None
+    subset: Split = "train"
+    order: str = "megatron"
 
 
 @dataclass(frozen=True, kw_only=True)

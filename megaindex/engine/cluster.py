@@ -80,7 +80,7 @@ def _initialise(ray: Any, where: str, **settings: Any) -> None:
             "with the Python and the Ray that it was started with"
         ) from error
     # Errors of nodes are printed to stdout whatever log_to_driver says, with pages of their logs.
-    worker = getattr(getattr(ray, "_private", None), "worker", None)
+    worker: Any = getattr(getattr(ray, "_private", None), "worker", None)
     if hasattr(worker, "_worker_logs_enabled"):
         worker._worker_logs_enabled = False
 

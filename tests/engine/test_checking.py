@@ -25,11 +25,9 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("form", [(), ("--json",)])
 @pytest.mark.parametrize("kind", ["local", "ray"])
 def test_reports_are_those_of_one_process(
     kind: str,
-    form: tuple[str, ...],
     folder: Path,
     capsys: pytest.CaptureFixture[str],
     request: pytest.FixtureRequest,
@@ -39,9 +37,9 @@ def test_reports_are_those_of_one_process(
         where = ["--engine", "ray", "--address", request.getfixturevalue("ray_address")]
     paths = [str(folder / "cache"), str(folder), str(folder / "c7.idx")]
     with quiet():
-        assert main(["verify", *paths, "--full", *form, *where]) == 1
+        assert main(["verify", *paths, "--full", *where]) == 1
         there = capsys.readouterr()
-        assert main(["verify", *paths, "--full", *form, "--workers", "1"]) == 1
+        assert main(["verify", *paths, "--full", "--workers", "1"]) == 1
         here = capsys.readouterr()
     assert there == here
     assert here.out.count("c3.bin") >= 1

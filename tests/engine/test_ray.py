@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import signal
@@ -13,14 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from corpora import write_corpus
 from engine_tasks import Deadly, all_tidied, linger, runs_of, square, survive, until
 from ray_clusters import add_node, quiet, ray_cluster
 
 import megaindex
+from megaindex.cli import main
 from megaindex.engine import open_engine
 from megaindex.errors import EngineError, InvalidArgument
 
 
+@pytest.mark.slow
 def test_a_node_that_is_lost_in_the_middle(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -172,3 +176,35 @@ def test_ctrl_c_ends_a_run_and_its_tasks(tmp_path: Path, ray_address: str) -> No
     assert error == "megaindex test: interrupted, nothing half-written was left\n"
     assert process.returncode == 130
     all_tidied(tmp_path)
+
+
+def test_a_cluster_that_was_started_here_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    corpora = [write_corpus(tmp_path / name, [90, 40 + i]) for i, name in enumerate("ab")]
+    before = _raylets()
+    with quiet():
+        status = main(
+            [
+                *("build", "--data-path", *(str(corpus.path_prefix) for corpus in corpora)),
+                *("--seq-length", "16", "--cache-dir", str(tmp_path / "cache")),
+                *("--engine", "ray", "--workers", "1"),
+            ]
+        )
+    captured = capsys.readouterr()
+    assert (status, captured.err) == (0, "")
+    assert captured.out.startswith("order megatron: 2 dataset(s), 16 samples of 16 tokens")
+    assert "on 1 worker(s) (ray)" in captured.out
+    assert until(lambda: _raylets() == before, 10)
+
+
+def _raylets() -> set[int]:
+    """Processes that manage a Ray node and that this one has started."""
+    found = set()
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            head, _, rest = (path / "stat").read_text().rpartition(")")
+            if head.endswith("(raylet") and int(rest.split()[1]) == os.getpid():
+                found.add(int(path.name))
+    return found
