@@ -22,7 +22,7 @@ from megaindex.corpus.tokenize.work import BadLines, Done, Pulse, WorkFolder, pa
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDatasetWriter
 
-_BATCH_BYTES = 1 << 20  # of text that is tokenized at once
+_BATCH_BYTES = 1 << 18  # of text that is tokenized at once
 _BATCH_RECORDS = 4096
 
 
