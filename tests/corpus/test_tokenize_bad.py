@@ -103,6 +103,29 @@ def test_a_text_that_the_library_refuses(tmp_path: Path) -> None:
     assert (made.documents, made.bad.count, made.pairs[0].tokens) == (2, 1, 3)
 
 
+@pytest.mark.parametrize("part_bytes", [30, 1 << 20])
+def test_the_report_is_in_order_whoever_refuses(tmp_path: Path, part_bytes: int) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"a": 0}))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "words.json"))
+    source = tmp_path / "a.jsonl"
+    lines = ['{"text": "unknown"}', "{}", '{"text": "a"}', "nonsense"] * 3
+    source.write_text("\n".join(lines))
+    options: dict[str, Any] = {"tokenizer": tmp_path / "words.json", "part_bytes": part_bytes}
+    with pytest.raises(FormatError, match="line 1: cannot be tokenized"):
+        run(tmp_path / "o", [source], **options)
+    made = run(tmp_path / "o", [source], on_bad_line="skip", **options)
+    assert made.documents == 3
+    report = [json.loads(line) for line in (tmp_path / "o.bad.jsonl").read_text().splitlines()]
+    assert [(r["line"], r["rule"]) for r in report] == [
+        (4 * i + j, rule)
+        for i in range(3)
+        for j, rule in ((1, "tokenizer"), (2, "missing-key"), (4, "json"))
+    ]
+
+
 def truncated_gzip(folder: Path) -> Path:
     path = folder / "a.jsonl.gz"
     path.write_bytes(gzip.compress(GOOD * 5000)[:-20])

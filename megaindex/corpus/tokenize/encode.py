@@ -14,13 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.corpus.tokenize.parts import Part, Piece
-from megaindex.corpus.tokenize.reading import OnBad, Reader, place_name
-from megaindex.corpus.tokenize.records import BadRecord, Record
+from megaindex.corpus.tokenize.reading import Reader, place_name
+from megaindex.corpus.tokenize.records import BadRecord, Record, Refused
 from megaindex.corpus.tokenize.settings import Settings
 from megaindex.corpus.tokenize.tokenizers import Tokenizer, load, one_thread
 from megaindex.corpus.tokenize.work import BadLines, Done, Pulse, WorkFolder, pair_bytes
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDatasetWriter
+
+Encoded = tuple[list[Sequence[int]], list[int]]
+"""Ids of every text, and how many texts each document has."""
 
 _BATCH_BYTES = 1 << 18  # of text that is tokenized at once
 _BATCH_RECORDS = 4096
@@ -108,20 +111,15 @@ class _Encoding:
         pulse: Pulse,
     ) -> int:
         """Returns its lines or rows."""
-        form = piece.source.format
-
-        def on_bad(place: int, error: BadRecord) -> None:
-            if self._task.stop:
-                where = place_name(form, reader.place(place))
-                raise FormatError(
-                    f"{piece.source.path}: {where}{error.detail}; mend it, or pass --on-bad-line "
-                    f"skip"
-                )
-            bad.add(number, place, error)
-
-        reader = Reader(piece, self._settings.keys, on_bad)
+        reader = Reader(piece, self._settings.keys)
         for batch in _batches(reader):
-            kept = self._encoded(batch, on_bad)
+            records = [one for one in batch if isinstance(one, Record)]
+            kept, refused = self._encoded(records)
+            refused += [one for one in batch if isinstance(one, Refused)]
+            for one in sorted(refused, key=lambda one: one.place):
+                if self._task.stop:
+                    raise _as_error(one, piece, reader)
+                bad.add(number, one)
             for key, (ids, counts) in enumerate(kept):
                 self._write(key, writers[key], ids, counts)
             self._documents += len(kept[0][1])
@@ -130,30 +128,24 @@ class _Encoding:
         self._blank += reader.blank
         return reader.count
 
-    def _encoded(
-        self, batch: Sequence[Record], on_bad: OnBad
-    ) -> list[tuple[list[Sequence[int]], list[int]]]:
-        """For each key the ids of every text, and how many texts each document has.
-
-        A text that the library refuses is found by trying its batch one by one.
-        """
+    def _encoded(self, records: Sequence[Record]) -> tuple[list[Encoded], list[Refused]]:
+        """What each key has, and the records that the library refuses: found one by one."""
         keys = range(len(self._settings.keys))
         try:
-            return [_encode(self._tokenizer, batch, key) for key in keys]
+            return [_encode(self._tokenizer, records, key) for key in keys], []
         except MemoryError:  # no fault of the text
             raise
         except Exception as error:  # whatever a library may raise
-            if len(batch) == 1:
-                on_bad(batch[0].place, BadRecord("tokenizer", f"cannot be tokenized: {error}"))
-                return [([], []) for _ in keys]
-        singles = [self._encoded([record], on_bad) for record in batch]
-        return [
-            (
-                [ids for single in singles for ids in single[key][0]],
-                [count for single in singles for count in single[key][1]],
-            )
-            for key in keys
-        ]
+            if len(records) == 1:
+                reason = BadRecord("tokenizer", f"cannot be tokenized: {error}")
+                return [([], []) for _ in keys], [Refused(place=records[0].place, error=reason)]
+        singles = [self._encoded([record]) for record in records]
+        together: list[Encoded] = [([], []) for _ in keys]
+        for kept, _ in singles:
+            for (ids, counts), (own_ids, own_counts) in zip(together, kept, strict=True):
+                ids += own_ids
+                counts += own_counts
+        return together, [one for _, refused in singles for one in refused]
 
     def _write(
         self,
@@ -207,20 +199,25 @@ def _joined(ids: Sequence[Sequence[int]]) -> npt.NDArray[Any]:
     return np.frombuffer(array("i", itertools.chain.from_iterable(ids)), np.int32)
 
 
-def _encode(
-    tokenizer: Tokenizer, batch: Sequence[Record], key: int
-) -> tuple[list[Sequence[int]], list[int]]:
-    texts = [record.texts[key] for record in batch]
+def _encode(tokenizer: Tokenizer, records: Sequence[Record], key: int) -> Encoded:
+    texts = [record.texts[key] for record in records]
     flat = [text for value in texts for text in value]
     return tokenizer.encode(flat) if flat else [], [len(value) for value in texts]
 
 
-def _batches(records: Iterable[Record]) -> Iterator[list[Record]]:
-    batch: list[Record] = []
+def _as_error(refused: Refused, piece: Piece, reader: Reader) -> FormatError:
+    where = place_name(piece.source.format, reader.place(refused.place))
+    return FormatError(
+        f"{piece.source.path}: {where}{refused.error.detail}; mend it, or pass --on-bad-line skip"
+    )
+
+
+def _batches(records: Iterable[Record | Refused]) -> Iterator[list[Record | Refused]]:
+    batch: list[Record | Refused] = []
     size = 0
     for record in records:
         batch.append(record)
-        size += record.size
+        size += record.size if isinstance(record, Record) else 0
         if size >= _BATCH_BYTES or len(batch) == _BATCH_RECORDS:
             yield batch
             batch, size = [], 0

@@ -1,16 +1,20 @@
-"""The records of a piece, whatever its format; what cannot be one is told, and passed over."""
+"""The records of a piece, whatever its format, and in their places the lines that are none."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 from megaindex.corpus.tokenize import rows
 from megaindex.corpus.tokenize.lines import Lines, lines_before
 from megaindex.corpus.tokenize.parts import Piece
-from megaindex.corpus.tokenize.records import BadRecord, Record, Text, decoded, from_json
-
-OnBad = Callable[[int, BadRecord], None]
-"""Told the place in the piece, from 0, and what is wrong."""
+from megaindex.corpus.tokenize.records import (
+    BadRecord,
+    Record,
+    Refused,
+    Text,
+    decoded,
+    from_json,
+)
 
 
 class Reader:
@@ -18,13 +22,11 @@ class Reader:
 
     Args:
         keys: of the texts wanted; a text file has one text whatever the key.
-        on_bad: is told of lines and rows that are no record; iteration goes on if it returns.
     """
 
-    def __init__(self, piece: Piece, keys: Sequence[str], on_bad: OnBad) -> None:
+    def __init__(self, piece: Piece, keys: Sequence[str]) -> None:
         self._piece = piece
         self._keys = keys
-        self._on_bad = on_bad
         self._lines = Lines(piece)
         self.count = 0
         """Lines or rows so far, of whatever kind."""
@@ -35,7 +37,7 @@ class Reader:
         """Bytes of the input read so far; of Parquet files nothing is known before the end."""
         return self._lines.done
 
-    def __iter__(self) -> Iterator[Record]:
+    def __iter__(self) -> Iterator[Record | Refused]:
         if self._piece.source.format == "parquet":
             yield from self._rows()
         else:
@@ -50,7 +52,7 @@ class Reader:
             return place + 1
         return lines_before(path, self._lines.first_byte) + place + 1
 
-    def _text(self) -> Iterator[Record]:
+    def _text(self) -> Iterator[Record | Refused]:
         whole = self._piece.source.format == "files"
         for raw in self._lines:
             place, self.count = self.count, self.count + 1
@@ -60,7 +62,7 @@ class Reader:
             try:
                 texts = self._texts(raw)
             except BadRecord as error:
-                self._on_bad(place, error)
+                yield Refused(place=place, error=error)
             else:
                 yield Record(place=place, texts=texts, size=len(raw))
 
@@ -72,7 +74,7 @@ class Reader:
             raw = raw.removesuffix(b"\r")
         return ((decoded(raw),),)
 
-    def _rows(self) -> Iterator[Record]:
+    def _rows(self) -> Iterator[Record | Refused]:
         piece = self._piece
         piece.source.check_unchanged()
         for row in rows.rows(piece.source.path, self._keys, piece.begin, piece.end):
@@ -80,7 +82,7 @@ class Reader:
             try:
                 texts = rows.from_row(row, self._keys)
             except BadRecord as error:
-                self._on_bad(place, error)
+                yield Refused(place=place, error=error)
             else:
                 yield Record(place=place, texts=texts, size=_size(texts))
         piece.source.check_unchanged()

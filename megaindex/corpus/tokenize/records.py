@@ -24,6 +24,15 @@ class BadRecord(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Refused:
+    """A line or row that is left out."""
+
+    place: int
+    """As of a `Record`."""
+    error: BadRecord
+
+
+@dataclass(frozen=True, kw_only=True)
 class Record:
     """A document before it is tokenized."""
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
 
-from megaindex.corpus.tokenize.records import BadRecord
+from megaindex.corpus.tokenize.records import Refused
 from megaindex.format.paths import pair_paths
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.failures import as_storage_error
@@ -131,11 +131,17 @@ class BadLines:
         self._file: BinaryIO | None = None
         self.count = 0
 
-    def add(self, piece: int, place: int, error: BadRecord) -> None:
-        """`piece` by its number in the part, `place` by its number in the piece, from 0."""
+    def add(self, piece: int, refused: Refused) -> None:
+        """`piece` by its number in the part."""
         if self._file is None:
             self._file = self._files.open(self._path)
-        entry = {"piece": piece, "place": place, "rule": error.rule, "detail": error.detail}
+        error = refused.error
+        entry = {
+            "piece": piece,
+            "place": refused.place,
+            "rule": error.rule,
+            "detail": error.detail,
+        }
         with as_storage_error(self._path, "cannot write"):
             self._file.write(json.dumps(entry).encode() + b"\n")
         self.count += 1
