@@ -268,7 +268,7 @@ def test_one_run_at_a_time(tmp_path: Path, small: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(holding, "STALE_AFTER", 0.1)
     with (
         holding.Holding(str(tmp_path / "o")),
-        pytest.raises(StorageError, match=r"the work folder .*o\.parts is not to be had"),
+        pytest.raises(StorageError, match=rf"o: another run is at work on it \(.*{os.getpid()}"),
     ):
         run(tmp_path / "o", [small])
     run(tmp_path / "o", [small])

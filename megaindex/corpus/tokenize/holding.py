@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import xxhash
 
@@ -17,6 +18,7 @@ from megaindex.errors import StorageError
 from megaindex.format.paths import check_not_a_half
 from megaindex.io.failures import as_storage_error
 from megaindex.store.claim import STALE_AFTER, Claim
+from megaindex.store.holder import read_claim, who
 
 logger = logging.getLogger("megaindex")
 
@@ -49,8 +51,12 @@ class Holding:
             while not self._claim.acquire():
                 self._claim.wait(deadline)
         except StorageError as error:
+            holder = read_claim(Path(self.folder.path, "run.claim"))
+            if holder is None:
+                raise
             raise StorageError(
-                f"{self._output}: the work folder {self.folder.path} is not to be had: {error}"
+                f"{self._output}: another run is at work on it ({who(holder)}); let it end, or "
+                f"choose another prefix"
             ) from error
         self._claim.__enter__()
         self.folder.remove_temporaries()
