@@ -46,7 +46,6 @@ def join_cluster(ray: Any, address: str | None, workers: int | None) -> bool:
         EngineError: no cluster is there, it cannot be joined from here, or this process is in
             another one.
     """
-    address = address or os.environ.get("RAY_ADDRESS") or None
     if ray.is_initialized():
         joined = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", joined):
@@ -55,7 +54,8 @@ def join_cluster(ray: Any, address: str | None, workers: int | None) -> bool:
                 "first, or give no address"
             )
         return False
-    if address is None:
+    address = address or os.environ.get("RAY_ADDRESS")
+    if not address:
         _initialise(
             ray,
             "this machine",

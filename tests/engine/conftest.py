@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import ExitStack
 
+import numpy as np
 import pytest
+from corpora import write_corpus
+from engine_builds import content, settings
 from ray_clusters import quiet
 
+from megaindex.build.many import BuildTask
 from megaindex.engine import Engine, open_engine
 
 
-@pytest.fixture(params=["local", "ray"])
+@pytest.fixture(params=["local", "ray"], scope="module")
 def engine(request: pytest.FixtureRequest) -> Iterator[Engine]:
-    if request.param == "local":
-        with open_engine(workers=2) as here:
-            yield here
-        return
-    with quiet(), open_engine("ray", address=request.getfixturevalue("ray_address")) as cluster:
+    """One for all tests of a module: what one of them breaks off must not disturb the next."""
+    with ExitStack() as stack:
+        if request.param == "local":
+            yield stack.enter_context(open_engine(workers=2))
+            return
+        address = request.getfixturevalue("ray_address")
+        with quiet():
+            cluster = stack.enter_context(open_engine("ray", address=address))
         yield cluster
+
+
+@pytest.fixture(scope="session")
+def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Prefixes of 30 corpora, no two alike."""
+    folder = tmp_path_factory.mktemp("corpora")
+    generator = np.random.default_rng(5)
+    for number in range(30):
+        write_corpus(folder / f"c{number:02}", generator.integers(1, 90, 40 + number), np.uint16)
+    return [str(folder / f"c{number:02}") for number in range(30)]
+
+
+@pytest.fixture(scope="session")
+def alone(paths: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
+    """What one process builds, one dataset after the other."""
+    cache = tmp_path_factory.mktemp("alone")
+    for path in paths:
+        BuildTask(path=path, settings=settings(cache)).run()
+    found = content(cache)
+    assert len(found) == 30 * 5  # directory, manifest, three arrays
+    return found

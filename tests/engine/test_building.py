@@ -2,43 +2,17 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 import pytest
 from corpora import write_corpus
 from engine_builds import Struck, build_struck, content, settings
-from engine_tasks import until
-from ray_clusters import add_node, quiet, ray_cluster
+from ray_clusters import quiet
 
-import megaindex
 from megaindex.build.many import BuildTask, build_many
 from megaindex.cli import main
-from megaindex.engine import Engine, open_engine
+from megaindex.engine import Engine
 from megaindex.errors import InvalidArgument
-
-
-@pytest.fixture(scope="module")
-def paths(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Prefixes of 30 corpora, no two alike."""
-    folder = tmp_path_factory.mktemp("corpora")
-    generator = np.random.default_rng(5)
-    for number in range(30):
-        write_corpus(folder / f"c{number:02}", generator.integers(1, 90, 40 + number), np.uint16)
-    return [str(folder / f"c{number:02}") for number in range(30)]
-
-
-@pytest.fixture(scope="module")
-def alone(paths: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict[str, object]:
-    """What one process builds, one dataset after the other."""
-    cache = tmp_path_factory.mktemp("alone")
-    for path in paths:
-        BuildTask(path=path, settings=settings(cache)).run()
-    found = content(cache)
-    assert len(found) == 30 * 5  # directory, manifest, three arrays
-    return found
 
 
 def test_the_cache_is_that_of_one_machine(
@@ -68,37 +42,6 @@ def test_builders_killed_in_the_middle_change_nothing(
     list(build_many(paths, settings(tmp_path / "cache"), engine))
     assert len(list((tmp_path / "runs").iterdir())) >= 24 + 2 + 3
     assert content(tmp_path / "cache") == alone
-
-
-@pytest.mark.slow
-def test_a_node_lost_in_the_middle_changes_nothing(
-    paths: list[str], alone: dict[str, object], tmp_path: Path
-) -> None:
-    runs, cache = tmp_path / "runs", tmp_path / "cache"
-    runs.mkdir()
-    tasks = [
-        Struck(task=BuildTask(path=path, settings=settings(cache)), folder=str(runs), seconds=0.4)
-        for path in paths
-    ]
-    with ray_cluster(num_cpus=1) as cluster:
-        node = add_node(cluster, num_cpus=3)
-        lose = threading.Thread(target=_lose, args=(cluster, node, runs))
-        with quiet(), open_engine("ray", address=cluster.address) as engine:
-            lose.start()
-            assert len(list(engine.run(build_struck, tasks))) == len(paths)
-            lose.join()
-    assert len(list(runs.iterdir())) > len(paths)  # something was lost, and run again
-    # whoever builds next removes what the lost ones left, such as a claim on what they published
-    extra = {"sequence_length": 16, "seed": 99}
-    for place in (cache, tmp_path / "extra"):
-        megaindex.build_index(paths[0], **extra, cache_dir=place)
-    assert content(cache) == {**alone, **content(tmp_path / "extra")}
-
-
-def _lose(cluster: Any, node: Any, runs: Path) -> None:
-    until(lambda: len(list(runs.iterdir())) >= 9, 30)
-    with quiet():
-        cluster.remove_node(node, allow_graceful=False)
 
 
 def test_a_dataset_that_fails_is_named_and_the_others_stay(
