@@ -28,6 +28,7 @@ from benchmarks import (
     objects,
     orders,
     scaling,
+    tokenize,
 )
 from benchmarks.timing import Comparison, timed
 
@@ -39,7 +40,7 @@ def main() -> None:
     console = Console(width=None if Console().is_terminal else 130, highlight=False)
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="megaindex-bench-") as temporary:
         directory = Path(temporary)
-        rows = []
+        rows, notes = [], []
         for group, job in _jobs(options, directory):
             if options.only and not any(part in group for part in options.only):
                 continue
@@ -53,13 +54,17 @@ def main() -> None:
         ]
         if not options.only or "merge" in options.only:
             memory.append((f"{merge.SHARDS} merged shards", merge.memory(directory)))
+        if options.only and "tokenize" in options.only:
+            notes = tokenize.figures(directory)
         if options.only and "cold" in options.only:
             console.print(cold.describe_device(directory))
         copies = _roofline(rows)
     console.print(_table(rows, copies))
     for name, sides in memory:
         console.print(_memory_line(name, sides))
-    report = _report(rows, memory, copies)
+    for note in notes:
+        console.print(note)
+    report = _report(rows, memory, copies) | {"notes": notes}
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(report, indent=1))
     console.print(f"written to {options.json}")
@@ -73,8 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--only",
         nargs="+",
-        help="index, sample_index, shuffle, blend, exhaustive, orders, merge, loading, cold, "
-        "first, adapters, objects, scaling, numba",
+        help="index, sample_index, shuffle, blend, exhaustive, orders, merge, tokenize, loading, "
+        "cold, first, adapters, objects, scaling, numba",
     )
     parser.add_argument("--sources", type=int, default=50, help="datasets of the blend loaded from")
     parser.add_argument("--memory", nargs="*", default=["40B"], help="corpora to measure memory on")
@@ -83,43 +88,58 @@ def _parser() -> argparse.ArgumentParser:
 
 def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, Job]]:
     rounds = options.rounds
+    yield from _building(directory, rounds)
+    yield from _corpora(directory, rounds)
+    yield from (("loading", job) for job in _loading(options, directory))
+    yield from _reading(directory, rounds)
+    yield from _numba(directory, rounds)
+
+
+def _building(directory: Path, rounds: int) -> Iterator[tuple[str, Job]]:
     for name in ("1B", "10B", "40B", "100M-short", "100k-long"):
-        yield "index", lambda name=name: index_build.compare(name, directory, rounds)
+        yield "index", partial(index_build.compare, name, directory, rounds)
     for name in ("1B", "40B", "100M-short", "100k-long"):
-        yield "sample_index", lambda name=name: kernels.sample_index(name, directory, rounds)
-    yield "shuffle", lambda: kernels.shuffle(rounds)
+        yield "sample_index", partial(kernels.sample_index, name, directory, rounds)
+    yield "shuffle", partial(kernels.shuffle, rounds)
     for count in (2, 3, 8, 100, 1000, 4000):
         for family in kernels.FAMILIES:
-            yield "blend", lambda f=family, c=count: kernels.greedy(f, c, rounds)
+            yield "blend", partial(kernels.greedy, family, count, rounds)
     for count in (8, 100, 1000, 4000):
-        yield "exhaustive", lambda c=count: kernels.exhaustive(c, rounds)
-    yield "orders", lambda: orders.first_batch(directory, rounds)
-    yield "orders", lambda: orders.bijection(rounds)
+        yield "exhaustive", partial(kernels.exhaustive, count, rounds)
+    yield "orders", partial(orders.first_batch, directory, rounds)
+    yield "orders", partial(orders.bijection, rounds)
     for order in ("megatron", "epoch", "window"):
         for name in ("100k-long", "40B"):
-            yield "orders", lambda n=name, o=order: orders.locate(n, o, directory, rounds)
-            yield "orders", lambda n=name, o=order: orders.receipts(n, o, directory, rounds)
-    yield "merge", lambda: merge.compare(directory, rounds)
-    yield from (("loading", job) for job in _loading(options, directory))
+            yield "orders", partial(orders.locate, name, order, directory, rounds)
+            yield "orders", partial(orders.receipts, name, order, directory, rounds)
+    for engine, workers in scaling.SIDES:
+        yield "scaling", partial(scaling.compare, engine, workers, directory, rounds)
+
+
+def _corpora(directory: Path, rounds: int) -> Iterator[tuple[str, Job]]:
+    yield "merge", partial(merge.compare, directory, rounds)
+    for size in ("text", "500000"):
+        yield "tokenize", partial(tokenize.compare, size, directory, rounds)
+
+
+def _reading(directory: Path, rounds: int) -> Iterator[tuple[str, Job]]:
     for reader, workers in (("mapped", 0), ("positional", 0), ("mapped", 2), ("mapped", 4)):
-        yield "cold", lambda r=reader, w=workers: cold.compare(r, w, directory, rounds)
-    yield "cold", lambda: cold.compare("mapped", 0, directory, rounds, as_it_is=True)
-    yield "first", lambda: first_batch.compare(directory, rounds)
+        yield "cold", partial(cold.compare, reader, workers, directory, rounds)
+    yield "cold", partial(cold.compare, "mapped", 0, directory, rounds, as_it_is=True)
+    yield "first", partial(first_batch.compare, directory, rounds)
     for size in adapters.SIZES:
         for part in ("cold", "warm", "first"):
-            yield (
-                "adapters",
-                lambda s=size, p=part: adapters.compare(s, p, directory, rounds),
-            )
+            yield "adapters", partial(adapters.compare, size, part, directory, rounds)
     for how, latency in (("one by one", 0.0), ("one by one", 0.02), ("batch by batch", 0.02)):
-        yield "objects", lambda h=how, s=latency: objects.compare(h, s, directory, rounds)
-    for name, workers in scaling.SIDES:
-        yield "scaling", lambda n=name, w=workers: scaling.compare(n, w, directory, rounds)
-    yield "numba", lambda: backends.sample_index(directory, rounds)
-    yield "numba", lambda: backends.shuffle(rounds)
+        yield "objects", partial(objects.compare, how, latency, directory, rounds)
+
+
+def _numba(directory: Path, rounds: int) -> Iterator[tuple[str, Job]]:
+    yield "numba", partial(backends.sample_index, directory, rounds)
+    yield "numba", partial(backends.shuffle, rounds)
     for count in (8, 1000):
-        yield "numba", lambda c=count: backends.blend(c, rounds)
-        yield "numba", lambda c=count: backends.exhaustive(c, rounds)
+        yield "numba", partial(backends.blend, count, rounds)
+        yield "numba", partial(backends.exhaustive, count, rounds)
 
 
 def _loading(options: argparse.Namespace, directory: Path) -> Iterator[Job]:

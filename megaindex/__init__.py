@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from megaindex.build import build_index
     from megaindex.build.blend import build_blend
+    from megaindex.corpus.tokenize import tokenize
     from megaindex.errors import (
         FormatError,
         InvalidArgument,
@@ -36,6 +37,7 @@ _HOMES = {
     "backend": "megaindex.kernels",
     "build_blend": "megaindex.build.blend",
     "build_index": "megaindex.build",
+    "tokenize": "megaindex.corpus.tokenize",
 }
 
 __all__ = [
@@ -51,6 +53,7 @@ __all__ = [
     "backend",
     "build_blend",
     "build_index",
+    "tokenize",
 ]
 
 

@@ -12,6 +12,7 @@ VERBS = {
     "audit": ("megaindex.cli.audit", "how often each token and document is seen, and when"),
     "diff-order": ("megaindex.cli.diff_order", "where two orders differ, how much, and why"),
     "extend": ("megaindex.cli.extend", "go past a run's planned end without reordering its past"),
+    "tokenize": ("megaindex.cli.tokenize", "make .bin/.idx pairs of JSONL, text or Parquet"),
     "merge": ("megaindex.cli.merge", "put .bin/.idx pairs one behind the other"),
     "split": ("megaindex.cli.split", "cut a .bin/.idx pair into several, between documents"),
     "import": ("megaindex.cli.import_", "make a pair from another format, linked where possible"),

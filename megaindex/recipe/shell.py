@@ -23,7 +23,7 @@ _MOST_EXPANDED = 1 << 22  # characters that all expansions of a script add, and
 _COST = 100  # for each of them
 _LONGEST_SUM = 400  # characters; the parser of Python has no limit of its own to nesting
 _EXPANSION = re.compile(
-    r"\$\(\((?P<sum>.*?)\)\)(?!\))"
+    rf"\$\(\((?P<sum>.{{0,{_LONGEST_SUM}}}?)\)\)(?!\))"
     r"|\$\{(?P<name>\w+)(?P<all>\[[@*]\])?(?:(?P<colon>:?)-(?P<default>[^{}]*))?\}"
     r"|\$(?P<plain>\w+)",
     re.S,

@@ -62,8 +62,9 @@ def test_arrays_that_double_stay_as_written_in_the_end() -> None:
         "echo $((" + "-" * 100_000 + "1))",
         "echo $((" + "(" * 100_000 + "1))",
         "echo $((" + "1+" * 100_000 + "1))",
+        'echo "' + "$((" * 100_000 + '"',
     ],
-    ids=["itself", "itself often", "signs", "parentheses", "terms"],
+    ids=["itself", "itself often", "signs", "parentheses", "terms", "beginnings"],
 )
 def test_sums_without_end(text: str) -> None:
     assert Script(text, {}).commands

@@ -1,0 +1,161 @@
+"""What a run made, and the lines and rows that it left out."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from megaindex.corpus.outcome import Outcome
+from megaindex.corpus.tokenize.parts import Part
+from megaindex.corpus.tokenize.reading import place_name
+from megaindex.corpus.tokenize.work import Done, WorkFolder, read_bad_lines
+from megaindex.io.atomic import AtomicFiles
+from megaindex.io.failures import as_storage_error
+
+_FIRST = 10  # bad lines that are shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadLine:
+    """A line or row that is no document."""
+
+    path: str
+    format: str
+    number: int
+    """Of the line, from 1; of the row of a Parquet file, from 0."""
+    rule: str
+    detail: str
+
+    def __str__(self) -> str:
+        return f"{self.path}: {place_name(self.format, self.number)}{self.detail}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class BadReport:
+    """All bad lines are in the file; the first are here."""
+
+    path: str
+    count: int
+    first: tuple[BadLine, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tokenized:
+    """What a run made."""
+
+    pairs: tuple[Outcome, ...]
+    """One for each key."""
+    keys: tuple[str, ...]
+    documents: int
+    empty: tuple[int, ...]
+    """Documents without a token, for each key; they are in the pair, as Megatron has them."""
+    blank_lines: int
+    bad: BadReport | None
+    input_bytes: int
+    """As the inputs lie there, packed or not."""
+    parts: int
+    resumed: int
+    """Parts that an earlier run had finished."""
+
+    def lines(self, seconds: float) -> list[str]:
+        """What to print of a run that took so long: a line for each pair, then for all."""
+        said = []
+        for pair, empty in zip(self.pairs, self.empty, strict=True):
+            without = f", {empty:,} documents without any" if empty else ""
+            said.append(
+                f"{pair.path_prefix}: {pair.documents:,} documents, {pair.tokens:,} "
+                f"tokens{without}, {pair.dtype}, {pair.nbytes / 1e6:,.1f} MB"
+            )
+        tokens = sum(pair.tokens for pair in self.pairs)
+        rate = tokens / max(seconds, 1e-9)  # the clock may not have moved
+        resumed = f", {self.resumed:,} of them from an earlier run" if self.resumed else ""
+        blank = f", {self.blank_lines:,} blank lines passed over" if self.blank_lines else ""
+        plural = "" if self.parts == 1 else "s"
+        said.append(
+            f"  of {self.input_bytes / 1e6:,.1f} MB in {self.parts:,} part{plural}{resumed}{blank}"
+            f", in {seconds:.2f} s ({rate:,.0f} tokens/s)"
+        )
+        return said
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summed(
+    pairs: tuple[Outcome, ...],
+    keys: tuple[str, ...],
+    done: Sequence[Done],
+    bad: BadReport | None,
+    *,
+    input_bytes: int,
+    resumed: int,
+) -> Tokenized:
+    """Put together what came of all parts."""
+    return Tokenized(
+        pairs=pairs,
+        keys=keys,
+        documents=sum(one.documents for one in done),
+        empty=tuple(sum(counts) for counts in zip(*(one.empty for one in done), strict=True)),
+        blank_lines=sum(one.blank for one in done),
+        bad=bad,
+        input_bytes=input_bytes,
+        parts=len(done),
+        resumed=resumed,
+    )
+
+
+def write_bad_report(
+    output: str, parts: Sequence[Part], done: Sequence[Done], folder: WorkFolder
+) -> BadReport | None:
+    """Write `<output>.bad.jsonl`, in the order of the inputs; without bad lines, remove it."""
+    path = f"{output}.bad.jsonl"
+    count = sum(one.bad for one in done)
+    if count == 0:
+        with contextlib.suppress(FileNotFoundError), as_storage_error(path, "cannot remove"):
+            os.unlink(path)
+        return None
+    first: list[BadLine] = []
+    files = AtomicFiles([path], overwrite=True)
+    try:
+        with as_storage_error(path, "cannot write"):
+            file = files.open(path)
+            for line in _bad_lines(parts, done, folder):
+                file.write(json.dumps(_entry(line)).encode() + b"\n")
+                if len(first) < _FIRST:
+                    first.append(line)
+        files.publish()
+    finally:
+        files.discard()
+    return BadReport(path=path, count=count, first=tuple(first))
+
+
+def _bad_lines(
+    parts: Sequence[Part], done: Sequence[Done], folder: WorkFolder
+) -> Iterator[BadLine]:
+    """Places in a file are those in its pieces, behind the lines of the pieces before."""
+    before = 0
+    for part, one in zip(parts, done, strict=True):
+        starts = []
+        for piece, lines in zip(part.pieces, one.lines, strict=True):
+            before = before if piece.begin else 0
+            starts.append(before)
+            before += lines
+        for bad in read_bad_lines(folder.bad(one.name)) if one.bad else ():
+            source = part.pieces[bad["piece"]].source
+            number = starts[bad["piece"]] + bad["place"] + (source.format != "parquet")
+            yield BadLine(
+                path=source.path,
+                format=source.format,
+                number=number,
+                rule=bad["rule"],
+                detail=bad["detail"],
+            )
+
+
+def _entry(line: BadLine) -> dict[str, Any]:
+    place = {} if line.format == "files" else {place_name(line.format, 0)[:-4]: line.number}
+    return {"file": line.path, **place, "rule": line.rule, "detail": line.detail}

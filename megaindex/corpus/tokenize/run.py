@@ -1,0 +1,173 @@
+"""A whole run: look at everything, tokenize what is not done yet, put the parts together."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from megaindex.corpus.merge import merge
+from megaindex.corpus.outcome import checked_outcome
+from megaindex.corpus.outputs import check_outputs
+from megaindex.corpus.progress import Bar, silent
+from megaindex.corpus.tokenize.encode import Task, encode_part
+from megaindex.corpus.tokenize.holding import Holding, is_published
+from megaindex.corpus.tokenize.parts import cut
+from megaindex.corpus.tokenize.report import Tokenized, summed, write_bad_report
+from megaindex.corpus.tokenize.settings import check_settings
+from megaindex.corpus.tokenize.sources import find_sources
+from megaindex.corpus.tokenize.tokenizers import find_tokenizer
+from megaindex.corpus.tokenize.watch import watching
+from megaindex.corpus.tokenize.work import Done, WorkFolder
+from megaindex.engine import Engine, open_engine
+from megaindex.errors import FormatError, InvalidArgument
+
+PART_BYTES = 1 << 26
+ON_BAD_LINE = ("stop", "skip")
+
+Stage = Callable[[str], AbstractContextManager[Bar]]
+
+
+def tokenize(
+    output: str | os.PathLike[str],
+    inputs: Sequence[str | os.PathLike[str]],
+    *,
+    tokenizer: str | os.PathLike[str],
+    format: str | None = None,
+    keys: Sequence[str] = ("text",),
+    megatron_names: bool = False,
+    eod: int | str | None = None,
+    append_eod: bool = False,
+    add_special_tokens: bool = True,
+    dtype: Any | None = None,
+    on_bad_line: str = "stop",
+    part_bytes: int = PART_BYTES,
+    engine: Engine | None = None,
+    overwrite: bool = False,
+    stage: Stage = lambda _what: nullcontext(silent),
+) -> Tokenized:
+    """Write the documents of `inputs`, in their order, as .bin/.idx pairs.
+
+    The bytes are those of Megatron's tools/preprocess_data.py for the same tokenizer and options,
+    and depend neither on `part_bytes` nor on `engine`. Sentences are not split; a value that is a
+    list of strings is a document of as many sequences. Memory does not depend on the inputs, but
+    for their longest line. A pair appears whole or not at all. What a run that was killed has
+    finished lies in `<output>.parts`, and the same call goes on from there; parts of other inputs,
+    settings or tokenizers are done again.
+
+    Args:
+        output: prefix of the pair; with several keys, or `megatron_names`, the pairs are
+            `<output>_<key>_document`.
+        inputs: files, or folders of files; JSONL, text (both plain, gzip or zstd) or Parquet.
+        tokenizer: a tokenizer.json or SentencePiece model, a folder that holds one, or "bytes".
+        format: "jsonl", "lines", "files" or "parquet"; None goes by the files' names.
+        keys: of the JSON objects, or columns; one pair each.
+        eod: token or id behind each document; a token is given by its text.
+        append_eod: as `eod`, with the token that the tokenizer itself names.
+        add_special_tokens: let a tokenizer.json add the tokens that its template has, such as one
+            for the beginning, as Megatron does by default.
+        dtype: token type; by default uint16 for less than 65,500 tokens, else int32, as Megatron.
+        on_bad_line: "stop" at a line or row that is no document, or "skip", count and report it in
+            `<output>.bad.jsonl`.
+        part_bytes: of input, for each task.
+        engine: where tasks run; by default processes of this machine, one for each CPU.
+        overwrite: replace existing pairs.
+        stage: given the name of a stage, a context manager that yields its progress bar.
+
+    Raises:
+        InvalidArgument: settings contradict the inputs, the tokenizer or one another, or a library
+            is missing.
+        FormatError: an input or the tokenizer is damaged or empty, there is no document, or with
+            "stop" a line is none.
+        StorageError: an output exists, an input changed, or a file cannot be read or written.
+        EngineError: the tasks cannot be run.
+    """
+    if on_bad_line not in ON_BAD_LINE:
+        raise InvalidArgument(f"on_bad_line must be stop or skip, got {on_bad_line!r}")
+    sources = find_sources(inputs, format)
+    file = find_tokenizer(tokenizer, add_special_tokens=add_special_tokens)
+    settings = check_settings(file, keys, eod=eod, append_eod=append_eod, dtype=dtype)
+    output = os.fspath(output)
+    prefixes = _prefixes(output, settings.keys, megatron_names)
+    parts = cut(sources, settings, part_bytes)
+    with Holding(output) as work:
+        merging = work.is_merging(parts)
+        if not merging:
+            check_outputs(prefixes, [source.path for source in sources], overwrite=overwrite)
+        tasks = [
+            Task(part=part, settings=settings, folder=work.folder.path, stop=on_bad_line == "stop")
+            for part in parts
+        ]
+        done, resumed = _all_done(tasks, work, engine, stage)
+        _check_any(done, [source.path for source in sources])
+        report = write_bad_report(output, parts, done, work.folder)
+        work.begin_merging(parts, overwrite=overwrite)
+        for number, prefix in enumerate(prefixes):
+            if not (merging and is_published(prefix, [one.sizes[number] for one in done])):
+                _merge(prefix, number, done, work.folder, overwrite, stage)
+        work.is_over()
+    outcomes = tuple(checked_outcome(prefix, "megatron") for prefix in prefixes)
+    return summed(
+        outcomes,
+        settings.keys,
+        done,
+        report,
+        input_bytes=sum(source.size for source in sources),
+        resumed=resumed,
+    )
+
+
+def _prefixes(output: str, keys: Sequence[str], megatron_names: bool) -> list[str]:
+    if len(keys) == 1 and not megatron_names:
+        return [output]
+    return [f"{output}_{key}_document" for key in keys]
+
+
+def _all_done(
+    tasks: Sequence[Task], work: Holding, engine: Engine | None, stage: Stage
+) -> tuple[list[Done], int]:
+    """What came of every part, and how many of them an earlier run had finished."""
+    stop, pairs = tasks[0].stop, len(tasks[0].settings.keys)
+    found = [work.folder.read_done(task.part.key, pairs) for task in tasks]
+    done = {one.key: one for one in found if one is not None and not (stop and one.bad)}
+    work.tell_strangers({task.part.key for task in tasks})
+    # an input that is given twice is done once
+    todo = list({t.part.key: t for t in tasks if t.part.key not in done}.values())
+    resumed = len(done)
+    if todo:
+        total = sum(task.part.nbytes for task in todo)
+        with (
+            nullcontext(engine) if engine else open_engine() as runner,
+            stage(f"tokenizing {len(todo):,} parts") as bar,
+            watching(work.folder, bar(total)) as finished,
+        ):
+            for number, one in runner.run(encode_part, todo):
+                done[one.key] = one
+                finished(todo[number].part.nbytes)
+    return [done[task.part.key] for task in tasks], resumed
+
+
+def _check_any(done: Sequence[Done], paths: Sequence[str]) -> None:
+    if any(one.documents for one in done):
+        return
+    lines = sum(sum(one.lines) for one in done)
+    blank, bad = sum(one.blank for one in done), sum(one.bad for one in done)
+    others = f" and {len(paths) - 1:,} other inputs" if len(paths) > 1 else ""
+    raise FormatError(
+        f"{paths[0]}{others}: no document in {lines:,} lines, of which {blank:,} are blank and "
+        f"{bad:,} bad; check inputs, format and keys"
+    )
+
+
+def _merge(
+    prefix: str,
+    number: int,
+    done: Sequence[Done],
+    folder: WorkFolder,
+    overwrite: bool,
+    stage: Stage,
+) -> None:
+    pairs = [folder.pair(one.name, number) for one in done if one.documents]
+    with stage(f"putting {len(pairs):,} parts together") as bar:
+        merge(prefix, pairs, overwrite=overwrite, bar=bar)

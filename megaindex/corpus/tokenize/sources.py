@@ -1,0 +1,128 @@
+"""The files that are tokenized: what each holds, how it is packed, and what identifies it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
+from megaindex.io.failures import as_storage_error
+
+FORMATS = {
+    "jsonl": "a JSON object on each line",
+    "lines": "each line of a text file is a document",
+    "files": "each text file is a document",
+    "parquet": "each row of a Parquet file is a document",
+}
+_SUFFIXES = {
+    ".jsonl": "jsonl",
+    ".ndjson": "jsonl",
+    ".json": "jsonl",
+    ".txt": "lines",
+    ".text": "lines",
+    ".parquet": "parquet",
+}
+_PACKED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """One input file."""
+
+    path: str
+    format: str
+    """One of FORMATS."""
+    compression: str
+    """"gzip", "zstd", or "" for none; what the first bytes say, not the name."""
+    size: int
+    """Bytes of the file as it lies there."""
+    mtime_ns: int
+
+    def check_unchanged(self) -> None:
+        """StorageError if the file is no longer the one that was looked at."""
+        with as_storage_error(self.path, "cannot look at the input"):
+            status = os.stat(self.path)
+        if (status.st_size, status.st_mtime_ns) != (self.size, self.mtime_ns):
+            raise StorageError(
+                f"{self.path}: changed while it was tokenized: it had {self.size} bytes and has "
+                f"{status.st_size}, or was written again; start again once it stays as it is"
+            )
+
+
+def find_sources(inputs: Sequence[str | os.PathLike[str]], form: str | None) -> list[Source]:
+    """Look at every input, in the order given; of a folder, at its files in order of name.
+
+    Args:
+        form: one of FORMATS for all; None goes by the name of each file.
+
+    Raises:
+        MissingFile: an input is not there, or a folder holds no file of a known name.
+        FormatError: a file is empty, or is not packed as its name says.
+        InvalidArgument: there is no input, or the name of a file does not tell its format.
+    """
+    if form is not None and form not in FORMATS:
+        raise InvalidArgument(f"format={form!r}: unknown; choose one of {', '.join(FORMATS)}")
+    if not inputs:
+        raise InvalidArgument("inputs: there are none; give at least one file or folder")
+    # tasks may run where the working directory is another
+    paths = [path for given in inputs for path in _files(os.path.abspath(given))]
+    return [_look_at(path, form) for path in paths]
+
+
+def _files(path: str) -> list[str]:
+    if not os.path.isdir(path):
+        return [path]
+    found = sorted(str(f) for f in Path(path).iterdir() if _by_name(str(f)) and f.is_file())
+    if not found:
+        raise MissingFile(
+            f"{path}: the folder holds no file that ends in {', '.join(_SUFFIXES)}, with or "
+            f"without {', '.join(_PACKED)}; name the files themselves"
+        )
+    return found
+
+
+def _look_at(path: str, form: str | None) -> Source:
+    with as_storage_error(path, "cannot open the input"), open(path, "rb") as file:
+        start = file.read(4)
+        status = os.fstat(file.fileno())
+    if not start:
+        raise FormatError(f"{path}: is empty (0 bytes); leave it out, or write it again")
+    compression = _packed_as(start)
+    promised = _PACKED.get(os.path.splitext(path)[1].lower(), "")
+    if promised and compression != promised:
+        raise FormatError(
+            f"{path}: is named as a {promised} file and begins with the bytes {start.hex(' ')}, "
+            f"which no {promised} file does; write it again or rename it"
+        )
+    known = form or _by_name(path)
+    if known is None:
+        raise InvalidArgument(
+            f"{path}: its name does not tell its format (known: {', '.join(_SUFFIXES)}); pass "
+            f"--format {'|'.join(FORMATS)}"
+        )
+    if known == "parquet" and compression:
+        raise FormatError(f"{path}: is a {compression} file around Parquet; unpack it first")
+    return Source(
+        path=path,
+        format=known,
+        compression=compression,
+        size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+    )
+
+
+def _packed_as(start: bytes) -> str:
+    if start[:2] == b"\x1f\x8b":
+        return "gzip"
+    skippable = start[1:] == b"\x2a\x4d\x18" and 0x50 <= start[0] <= 0x5F  # pzstd begins so
+    return "zstd" if start == b"\x28\xb5\x2f\xfd" or skippable else ""
+
+
+def _by_name(path: str) -> str | None:
+    """The format that a name tells, with or without a suffix of packing."""
+    stem, suffix = os.path.splitext(path.lower())
+    if suffix in _PACKED:
+        suffix = os.path.splitext(stem)[1]
+    return _SUFFIXES.get(suffix)

@@ -1,0 +1,201 @@
+"""The work folder of a run: finished parts, by their keys, so that a killed run goes on from them.
+
+For a part there are `<key>.<attempt>.0.bin/.idx` (and `.1`, … for further keys),
+`<key>.<attempt>.bad.jsonl` if it had bad lines, and `<key>.json`, put there last: a part is
+finished if that is there and the sizes it states are those of the pairs. Attempts have names of
+their own, so two workers at one part are not in each other's way. While a part is worked on,
+`<key>.<attempt>.pulse` says how far.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from typing import Any, BinaryIO
+
+from megaindex.corpus.tokenize.records import Refused
+from megaindex.format.paths import pair_paths
+from megaindex.io.atomic import AtomicFiles
+from megaindex.io.failures import as_storage_error
+
+_BEAT_SECONDS = 1.0
+_DONE = re.compile(r"[0-9a-f]{32}\.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Done:
+    """What came of a part."""
+
+    key: str
+    attempt: str
+    """Part of the names of its files."""
+    documents: int
+    blank: int
+    """Lines without a character."""
+    bad: int
+    tokens: tuple[int, ...]
+    """For each key."""
+    empty: tuple[int, ...]
+    """Documents without a token, for each key."""
+    lines: tuple[int, ...]
+    """Lines or rows of each piece."""
+    sizes: tuple[tuple[int, int], ...]
+    """Bytes of the .bin and the .idx, for each key."""
+
+    @property
+    def name(self) -> str:
+        return f"{self.key}.{self.attempt}"
+
+
+class WorkFolder:
+    """Names and finished parts of one folder."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def pair(self, name: str, number: int) -> str:
+        """Prefix of a pair; `name` is `<key>.<attempt>`, here and below."""
+        return os.path.join(self.path, f"{name}.{number}")
+
+    def bad(self, name: str) -> str:
+        return os.path.join(self.path, f"{name}.bad.jsonl")
+
+    def pulse(self, name: str) -> str:
+        return os.path.join(self.path, f"{name}.pulse")
+
+    def read_done(self, key: str, pairs: int) -> Done | None:
+        """What came of a part; None if it is not finished, or not whole any more."""
+        try:
+            with open(self._done(key), "rb") as file:
+                fields: dict[str, Any] = json.load(file)
+            done = Done(**{name: _tuples(value) for name, value in fields.items()})
+            sizes = tuple(pair_bytes(self.pair(done.name, number)) for number in range(pairs))
+            bad_is_there = not done.bad or os.path.exists(self.bad(done.name))
+        except (OSError, ValueError, TypeError):
+            return None
+        return done if (done.key, done.sizes) == (key, sizes) and bad_is_there else None
+
+    def write_done(self, done: Done) -> None:
+        """Replaces what another attempt wrote: whichever is there, its files are too."""
+        path = self._done(done.key)
+        temporary = f"{path}.tmp.{done.attempt}"
+        with as_storage_error(path, "cannot write"):
+            with open(temporary, "w") as file:
+                json.dump(asdict(done), file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+
+    def bytes_in_progress(self) -> int:
+        """Bytes of input that unfinished parts have behind them, as they last said."""
+        total = 0
+        with contextlib.suppress(OSError):
+            for entry in os.scandir(self.path):
+                if entry.name.endswith(".pulse"):
+                    with contextlib.suppress(OSError, ValueError), open(entry.path) as file:
+                        total += int(file.read() or 0)
+        return total
+
+    def finished_keys(self) -> set[str]:
+        """Keys of parts that are finished, of this run or another."""
+        with as_storage_error(self.path, "cannot list the work folder"):
+            names = os.listdir(self.path)
+        return {name.removesuffix(".json") for name in names if _DONE.fullmatch(name)}
+
+    def remove_temporaries(self) -> None:
+        """Of workers that are gone."""
+        with contextlib.suppress(OSError):
+            for name in os.listdir(self.path):
+                if ".tmp." in name or name.endswith(".pulse"):
+                    with contextlib.suppress(OSError):
+                        os.unlink(os.path.join(self.path, name))
+
+    def _done(self, key: str) -> str:
+        return os.path.join(self.path, f"{key}.json")
+
+
+class BadLines:
+    """The bad lines of a part, on disk: `{"piece", "place", "rule", "detail"}` on each line.
+
+    The file appears when the `with` block ends, if there were any.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._files = AtomicFiles([path])
+        self._file: BinaryIO | None = None
+        self.count = 0
+
+    def add(self, piece: int, refused: Refused) -> None:
+        """`piece` by its number in the part."""
+        if self._file is None:
+            self._file = self._files.open(self._path)
+        error = refused.error
+        entry = {
+            "piece": piece,
+            "place": refused.place,
+            "rule": error.rule,
+            "detail": error.detail,
+        }
+        with as_storage_error(self._path, "cannot write"):
+            self._file.write(json.dumps(entry).encode() + b"\n")
+        self.count += 1
+
+    def __enter__(self) -> BadLines:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None and self._file is not None:
+                self._files.publish()
+        finally:
+            self._files.discard()
+
+
+def read_bad_lines(path: str) -> Iterator[dict[str, Any]]:
+    """What `BadLines` wrote."""
+    with as_storage_error(path, "cannot read the bad lines"), open(path, "rb") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+class Pulse:
+    """Tells the run how far a part is, about every second; not needed for anything else."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._last = time.monotonic()
+        self._behind = 0
+
+    def beat(self, done: int) -> None:
+        """`done` bytes of the current piece are read."""
+        now = time.monotonic()
+        if now - self._last >= _BEAT_SECONDS:
+            self._last = now
+            with contextlib.suppress(OSError), open(self._path, "w") as file:
+                file.write(str(self._behind + done))
+
+    def piece_done(self, nbytes: int) -> None:
+        self._behind += nbytes
+
+    def __enter__(self) -> Pulse:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with contextlib.suppress(OSError):
+            os.unlink(self._path)
+
+
+def pair_bytes(prefix: str) -> tuple[int, int]:
+    """Sizes of the .bin and the .idx; OSError if one is not there."""
+    first, second = pair_paths(prefix)
+    return os.path.getsize(first), os.path.getsize(second)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(map(_tuples, value)) if isinstance(value, list) else value

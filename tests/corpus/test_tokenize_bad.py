@@ -1,0 +1,335 @@
+"""Bad input: named by file and line, rule, value and remedy; and nothing is half-written."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import zstandard
+from tokenizing import names, pair, run, train_bpe, write_jsonl
+
+from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, StorageError
+
+GOOD = b'{"text": "good"}\n'
+BAD_LINES = {
+    "missing-key": (b'{"body": "x"}', "has no key 'text'; it has 'body'"),
+    "missing-key-of-none": (b"{}", "has no key 'text'; it has nothing"),
+    "type": (b'{"text": 12}', "key 'text' holds 12, neither a string nor a list of strings"),
+    "type-null": (b'{"text": null}', "key 'text' holds None, neither"),
+    "type-in-list": (b'{"text": ["a", 3]}', r"key 'text' holds \['a', 3\], neither"),
+    "utf-8": (b'{"text": "a\xff"}', "is no UTF-8: byte 0xff at 11"),
+    "json": (b'{"text": "a', "is no JSON: Unterminated string starting at character 9; it"),
+    "json-of-two": (b'{"text": "a"} {"text": "b"}', "is no JSON: Extra data"),
+    "json-depth": (b"[" * 100_000, "is no JSON: maximum recursion depth"),
+    "object": (b'["text"]', r"is no JSON object but \['text'\]"),
+    "surrogate": (b'{"text": "a\\ud800"}', r"a lone surrogate, U\+D800, at 1"),
+}
+
+
+@pytest.mark.parametrize("part_bytes", [3, 1 << 20])
+@pytest.mark.parametrize("name", BAD_LINES)
+def test_a_bad_line_stops_or_is_counted(tmp_path: Path, name: str, part_bytes: int) -> None:
+    line, message = BAD_LINES[name]
+    part_bytes = max(part_bytes, len(line) // 10)
+    source = tmp_path / "a.jsonl"
+    source.write_bytes(2 * GOOD + b"\n" + line + b"\n" + GOOD)
+    with pytest.raises(FormatError, match=rf"a\.jsonl: line 4: .*{message}.*--on-bad-line"):
+        run(tmp_path / "o", [source], part_bytes=part_bytes)
+    assert not {"o.bin", "o.idx"} & names(tmp_path)
+    made = run(tmp_path / "o", [source], part_bytes=part_bytes, on_bad_line="skip")
+    assert made.bad is not None
+    assert (made.documents, made.bad.count, made.blank_lines) == (3, 1, 1)
+    report = json.loads((tmp_path / "o.bad.jsonl").read_text())
+    assert (report["file"], report["line"]) == (str(source), 4)
+    assert name.startswith(report["rule"])
+    source.write_bytes(3 * GOOD)
+    run(tmp_path / "fresh", [source])
+    assert pair(tmp_path / "o") == pair(tmp_path / "fresh")
+    run(tmp_path / "o", [source], overwrite=True)
+    assert not (tmp_path / "o.bad.jsonl").exists()  # there are none now
+
+
+def test_bad_lines_of_all_inputs_are_in_one_report(tmp_path: Path) -> None:
+    inputs, expected = [], []
+    for number, suffix in enumerate(["", ".gz", ""]):
+        lines = [b"bad" if i % 7 == number else GOOD[:-1] for i in range(40)]
+        source = tmp_path / f"{number}.jsonl{suffix}"
+        data = b"\n".join(lines)
+        source.write_bytes(gzip.compress(data) if suffix else data)
+        inputs.append(source)
+        expected += [(str(source), i + 1) for i in range(40) if i % 7 == number]
+    table = pa.table({"text": ["a", None, "b", None]})
+    pq.write_table(table, tmp_path / "r.parquet", row_group_size=1)
+    made = run(tmp_path / "o", [*inputs, tmp_path / "r.parquet"], part_bytes=50, on_bad_line="skip")
+    report = [json.loads(line) for line in (tmp_path / "o.bad.jsonl").read_text().splitlines()]
+    assert [(r["file"], r["line"]) for r in report[:-2]] == expected
+    assert [(r["row"], r["detail"]) for r in report[-2:]] == [
+        (1, "column 'text' is null"),
+        (3, "column 'text' is null"),
+    ]
+    assert made.bad is not None
+    assert made.bad.count == len(report)
+    assert len(made.bad.first) == 10
+    with pytest.raises(FormatError, match=r"r\.parquet: row 1: column 'text' is null"):
+        run(tmp_path / "p", [tmp_path / "r.parquet"], part_bytes=1)
+
+
+def test_invalid_utf8_in_a_column_is_of_one_row(tmp_path: Path) -> None:
+    values = pa.array([b"good", b"\xff", b"too"], pa.binary()).view(pa.string())
+    pq.write_table(pa.table({"text": values}), tmp_path / "a.parquet")
+    with pytest.raises(FormatError, match=r"a\.parquet: row 1: is no UTF-8: byte 0xff at 0"):
+        run(tmp_path / "o", [tmp_path / "a.parquet"])
+    assert run(tmp_path / "o", [tmp_path / "a.parquet"], on_bad_line="skip").documents == 2
+
+
+def test_a_text_that_the_library_refuses(tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 1}))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "words.json"))
+    source = write_jsonl(tmp_path / "a.jsonl", ["a b", "a c", "b"])
+    options: dict[str, Any] = {"tokenizer": tmp_path / "words.json"}
+    with pytest.raises(FormatError, match=r"a\.jsonl: line 2: cannot be tokenized: "):
+        run(tmp_path / "o", [source], **options)
+    made = run(tmp_path / "o", [source], on_bad_line="skip", **options)
+    assert made.bad is not None
+    assert (made.documents, made.bad.count, made.pairs[0].tokens) == (2, 1, 3)
+
+
+@pytest.mark.parametrize("part_bytes", [30, 1 << 20])
+def test_the_report_is_in_order_whoever_refuses(tmp_path: Path, part_bytes: int) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"a": 0}))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "words.json"))
+    source = tmp_path / "a.jsonl"
+    lines = ['{"text": "unknown"}', "{}", '{"text": "a"}', "nonsense"] * 3
+    source.write_text("\n".join(lines))
+    options: dict[str, Any] = {"tokenizer": tmp_path / "words.json", "part_bytes": part_bytes}
+    with pytest.raises(FormatError, match="line 1: cannot be tokenized"):
+        run(tmp_path / "o", [source], **options)
+    made = run(tmp_path / "o", [source], on_bad_line="skip", **options)
+    assert made.documents == 3
+    report = [json.loads(line) for line in (tmp_path / "o.bad.jsonl").read_text().splitlines()]
+    assert [(r["line"], r["rule"]) for r in report] == [
+        (4 * i + j, rule)
+        for i in range(3)
+        for j, rule in ((1, "tokenizer"), (2, "missing-key"), (4, "json"))
+    ]
+
+
+def truncated_gzip(folder: Path) -> Path:
+    path = folder / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(GOOD * 5000)[:-20])
+    return path
+
+
+def truncated_zstd(folder: Path) -> Path:
+    path = folder / "a.jsonl.zst"
+    path.write_bytes(zstandard.ZstdCompressor().compress(GOOD * 50_000)[:-20])
+    return path
+
+
+def damaged_gzip(folder: Path) -> Path:
+    path = folder / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(GOOD) + b"garbage behind it")
+    return path
+
+
+def damaged_zstd(folder: Path) -> Path:
+    path = folder / "a.jsonl.zst"
+    path.write_bytes(zstandard.ZstdCompressor().compress(GOOD) + b"garbage behind it")
+    return path
+
+
+def packed_nothing(folder: Path) -> Path:
+    path = folder / "a.jsonl.gz"
+    path.write_bytes(gzip.compress(b""))
+    return path
+
+
+def named_gzip(folder: Path) -> Path:
+    path = folder / "a.jsonl.gz"
+    path.write_bytes(GOOD)
+    return path
+
+
+def empty(folder: Path) -> Path:
+    path = folder / "a.jsonl"
+    path.touch()
+    return path
+
+
+def blank(folder: Path) -> Path:
+    path = folder / "a.jsonl"
+    path.write_text("\n \n")
+    return path
+
+
+def unknown(folder: Path) -> Path:
+    path = folder / "a.csv"
+    path.write_bytes(GOOD)
+    return path
+
+
+def no_parquet(folder: Path) -> Path:
+    path = folder / "a.parquet"
+    path.write_bytes(GOOD)
+    return path
+
+
+def cut_parquet(folder: Path) -> Path:
+    path = folder / "a.parquet"
+    pq.write_table(pa.table({"text": [str(i) * 100 for i in range(5000)]}), path)
+    data = path.read_bytes()
+    path.write_bytes(data[:1000] + bytes(20_000) + data[21_000:])
+    return path
+
+
+def no_rows(folder: Path) -> Path:
+    path = folder / "a.parquet"
+    pq.write_table(pa.table({"text": pa.array([], pa.string())}), path)
+    return path
+
+
+def no_column(folder: Path) -> Path:
+    path = folder / "a.parquet"
+    pq.write_table(pa.table({"body": ["x"]}), path)
+    return path
+
+
+def numbers(folder: Path) -> Path:
+    path = folder / "a.parquet"
+    pq.write_table(pa.table({"text": [1]}), path)
+    return path
+
+
+def missing(folder: Path) -> Path:
+    return folder / "nowhere.jsonl"
+
+
+def no_files(folder: Path) -> Path:
+    (folder / "in").mkdir()
+    return folder / "in"
+
+
+@pytest.mark.parametrize("on_bad_line", ["stop", "skip"])
+@pytest.mark.parametrize(
+    ("make", "kind", "message"),
+    [
+        (
+            truncated_gzip,
+            FormatError,
+            r"a\.jsonl\.gz: the gzip stream breaks off .* behind line \d+",
+        ),
+        (truncated_zstd, FormatError, r"a\.jsonl\.zst: the zstd stream breaks off .* line \d+"),
+        (damaged_gzip, FormatError, r"a\.jsonl\.gz: .* is damaged behind line 0: "),
+        (damaged_zstd, FormatError, r"a\.jsonl\.zst: .* is damaged behind line 1: "),
+        (packed_nothing, FormatError, r"a\.jsonl\.gz: the gzip stream holds 0 bytes; leave it out"),
+        (
+            named_gzip,
+            FormatError,
+            r"a\.jsonl\.gz: is named as a gzip file and begins with .* 7b 22",
+        ),
+        (empty, FormatError, r"a\.jsonl: is empty \(0 bytes\); leave it out"),
+        (blank, FormatError, r"a\.jsonl: no document in 2 lines, of which 2 are blank"),
+        (unknown, InvalidArgument, r"a\.csv: its name does not tell its format .*--format"),
+        (no_parquet, FormatError, r"a\.parquet: cannot be read as Parquet: .*; write the file"),
+        (cut_parquet, FormatError, r"a\.parquet: cannot be read as Parquet: "),
+        (no_rows, FormatError, r"a\.parquet: has 0 rows; leave it out"),
+        (no_column, InvalidArgument, r"a\.parquet: has no column 'text'; choose of body"),
+        (numbers, FormatError, r"a\.parquet: column 'text' holds int64, and must hold text"),
+        (missing, MissingFile, r"nowhere\.jsonl: cannot open the input: No such file"),
+        (no_files, MissingFile, r"in: the folder holds no file that ends in \.jsonl"),
+    ],
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_a_bad_file_always_stops(
+    tmp_path: Path,
+    make: Callable[[Path], Path],
+    kind: type[MegaIndexError],
+    message: str,
+    on_bad_line: str,
+) -> None:
+    source = make(tmp_path)
+    before = names(tmp_path)
+    with pytest.raises(kind, match=message):
+        run(tmp_path / "o", [source], on_bad_line=on_bad_line)
+    assert names(tmp_path) - {"o.parts"} == before
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "message"),
+    [
+        ({"eod": "<none>"}, InvalidArgument, "eod='<none>': is not in the vocabulary of .*json"),
+        ({"eod": 400}, InvalidArgument, "eod=400: is not in the vocabulary .* ids are 0 to "),
+        ({"eod": -1}, InvalidArgument, "eod=-1: is not in the vocabulary"),
+        ({"append_eod": True}, InvalidArgument, "does not say which token ends a document.*--eod"),
+        ({"dtype": "uint8"}, InvalidArgument, "dtype=uint8: ends at 255, and the ids of .* up to"),
+        ({"dtype": "float32"}, InvalidArgument, "dtype=float32: is no integer type"),
+        ({"dtype": "uint32"}, InvalidArgument, "dtype=uint32: the megatron dialect has no code"),
+        ({"tokenizer": "notes.txt"}, FormatError, r"notes\.txt: is no tokenizer that Sentence"),
+        ({"tokenizer": "other.json"}, FormatError, r"other\.json: is no tokenizer that the token"),
+        ({"tokenizer": "."}, InvalidArgument, "the folder holds neither tokenizer.json nor"),
+        ({"tokenizer": "gone.json"}, MissingFile, r"gone\.json: cannot read the tokenizer"),
+        ({"keys": []}, InvalidArgument, r"keys=\[\]: must be at least one"),
+        ({"keys": ["a", "a"]}, InvalidArgument, r"keys=\['a', 'a'\]: .* only once"),
+        ({"format": "csv"}, InvalidArgument, "format='csv': unknown; choose one of jsonl"),
+        ({"on_bad_line": "warn"}, InvalidArgument, "on_bad_line must be stop or skip, got 'warn'"),
+        ({"part_bytes": 0}, InvalidArgument, "part_bytes must be at least 1, got 0"),
+    ],
+)
+def test_bad_settings(
+    tmp_path: Path,
+    options: dict[str, Any],
+    kind: type[MegaIndexError],
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    source = write_jsonl(tmp_path / "a.jsonl", ["text"])
+    bpe = train_bpe(tmp_path / "bpe")
+    Path("notes.txt").write_text("not a tokenizer")
+    Path("other.json").write_text('{"version": "1.0"}')
+    before = names(tmp_path)
+    with pytest.raises(kind, match=message):
+        run(tmp_path / "o", [source], **{"tokenizer": bpe, **options})
+    assert names(tmp_path) == before
+
+
+def test_ids_beyond_the_token_type_are_found_before_anything_is_done(tmp_path: Path) -> None:
+    """Few tokens, and one of a great id: Megatron's rule would take uint16."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"a": 0, "b": 70_000}, unk_token="a"))
+    words.pre_tokenizer = pre_tokenizers.Whitespace()
+    words.save(str(tmp_path / "words.json"))
+    source = write_jsonl(tmp_path / "a.jsonl", ["a b"])
+    before = names(tmp_path)
+    options: dict[str, Any] = {"tokenizer": tmp_path / "words.json"}
+    message = r"dtype=uint16: ends at 65535, .*words\.json go up to 70000; pass --dtype int32"
+    with pytest.raises(InvalidArgument, match=message):
+        run(tmp_path / "o", [source], **options)
+    assert names(tmp_path) == before
+    assert run(tmp_path / "o", [source], dtype="int32", **options).pairs[0].tokens == 2
+
+
+def test_outputs_that_must_not_be_written(tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", ["text"])
+    with pytest.raises(InvalidArgument, match="names one file of the pair"):
+        run(tmp_path / "o.bin", [source])
+    with pytest.raises(MissingFile, match="check the path"):
+        run(tmp_path / "none" / "o", [source])
+    (tmp_path / "o.bin").write_bytes(b"precious")
+    with pytest.raises(StorageError, match=r"o\.bin: already exists"):
+        run(tmp_path / "o", [source])
+    assert names(tmp_path) == {"a.jsonl", "o.bin"}
+    assert (tmp_path / "o.bin").read_bytes() == b"precious"

@@ -1,0 +1,146 @@
+"""The same bytes however the inputs are cut, and wherever the parts are tokenized."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizing import (
+    TEXTS,
+    encoder_of,
+    names,
+    pair,
+    run,
+    train_bpe,
+    write_as_megatron,
+    write_jsonl,
+)
+
+from megaindex.corpus.tokenize import encode, work
+from megaindex.corpus.tokenize.lines import Lines, lines_before
+from megaindex.corpus.tokenize.parts import Piece
+from megaindex.corpus.tokenize.sources import Source
+
+# characters of one to four bytes, and those that could be taken for the end of a line
+CHARACTERS = st.sampled_from('ab \\"\t\r\v\x0b\x1c\x85\u2028éß漢🎉')
+LINES = st.lists(
+    st.tuples(st.text(CHARACTERS, max_size=12), st.sampled_from(["\n", "\r\n"])), max_size=8
+)
+
+
+def pieces_of(path: Path, size: int) -> list[Piece]:
+    status = path.stat()
+    source = Source(
+        path=str(path), format="lines", compression="", size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+    )  # fmt: skip
+    return [
+        Piece(source=source, begin=begin, end=min(begin + size, status.st_size), nbytes=size)
+        for begin in range(0, status.st_size, size)
+    ]
+
+
+@given(lines=LINES, final=st.booleans(), size=st.integers(1, 40))
+@settings(max_examples=100)
+def test_every_line_is_of_one_piece_wherever_cuts_fall(
+    lines: list[tuple[str, str]], final: bool, size: int
+) -> None:
+    data = "".join(text + end for text, end in lines).encode()
+    data = data if final else data.removesuffix(b"\n")
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.txt"
+        path.write_bytes(data)
+        found = []
+        for piece in pieces_of(path, size):
+            reading = Lines(piece)
+            own = list(reading)
+            if own:
+                assert lines_before(str(path), reading.first_byte) == len(found)
+            assert 0 <= reading.done <= piece.end - piece.begin
+            found += own
+    expected = data.split(b"\n")
+    assert found == (expected[:-1] if expected[-1] == b"" else expected)
+
+
+def test_a_long_line_is_passed_over_in_pieces(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr("megaindex.corpus.tokenize.lines._BUFFER", 16)
+    data = [b"x" * 1000, b"y" * 500, b"", b"z"]
+    (tmp_path / "a.txt").write_bytes(b"\n".join(data))
+    for size in (1, 7, 499, 1001, 5000):
+        found = [line for piece in pieces_of(tmp_path / "a.txt", size) for line in Lines(piece)]
+        assert found == data
+
+
+@given(
+    texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=6),
+    plain=st.booleans(),
+    final=st.booleans(),
+    size=st.integers(8, 200),
+    batch=st.integers(1, 50),
+)
+def test_the_result_depends_on_no_part_and_no_batch(
+    megatron_datasets: Any,
+    bpe: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    texts: list[str],
+    plain: bool,
+    final: bool,
+    size: int,
+    batch: int,
+) -> None:
+    monkeypatch.setattr(encode, "_BATCH_BYTES", batch)
+    lines = [json.dumps({"text": text}, ensure_ascii=not plain) for text in texts]
+    ends = ["\r\n\n" if i % 3 == 1 else "\n" for i in range(len(lines))]
+    data = "".join(line + end for line, end in zip(lines, ends, strict=True)).encode()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "a.jsonl").write_bytes(data if final else data.rstrip())
+        run(folder / "ours", [folder / "a.jsonl"], tokenizer=bpe, eod="<eos>", part_bytes=size)
+        write_as_megatron(megatron_datasets, folder / "theirs", texts, encoder_of(bpe), eod=1)
+        assert pair(folder / "ours") == pair(folder / "theirs")
+        assert not (folder / "ours.parts").exists()
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_bpe(tmp_path_factory.mktemp("bpe"))
+
+
+def test_processes_at_once_write_what_one_writes(tmp_path: Path, bpe: Path) -> None:
+    first = write_jsonl(tmp_path / "a.jsonl", TEXTS * 200)
+    second = write_jsonl(tmp_path / "b.jsonl.gz", TEXTS * 20)
+    made = run(tmp_path / "one", [first, second, first], tokenizer=bpe, part_bytes=1 << 30)
+    assert made.parts == 1
+    made = run(tmp_path / "many", [first, second, first], tokenizer=bpe, part_bytes=9999, workers=3)
+    assert made.parts > 50
+    assert pair(tmp_path / "one") == pair(tmp_path / "many")
+
+
+def test_two_attempts_at_a_part_leave_one_result(tmp_path: Path) -> None:
+    """As after a worker that was taken for lost, and was not."""
+    source = write_jsonl(tmp_path / "a.jsonl", TEXTS)
+    tasks = []
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        patch.setattr(
+            "megaindex.corpus.tokenize.run.encode_part",
+            lambda task: (tasks.append(task), encode.encode_part(task))[1],
+        )
+        run(tmp_path / "o", [source])
+    (task,) = tasks
+    folder = work.WorkFolder(task.folder)
+    Path(folder.path).mkdir()
+    with monkey.context() as patch:
+        patch.setattr(work.WorkFolder, "read_done", lambda *_: None)
+        first, second = encode.encode_part(task), encode.encode_part(task)
+    assert first.attempt != second.attempt
+    for done in (first, second):
+        assert pair(Path(folder.pair(done.name, 0))) == pair(tmp_path / "o")
+    assert folder.read_done(task.part.key, 1) == second
+    assert encode.encode_part(task) == second
+    assert not [name for name in names(Path(folder.path)) if ".tmp." in name or "pulse" in name]
