@@ -13,6 +13,7 @@
 #include "megaindex/epoch.hpp"
 #include "megaindex/epoch_spans.hpp"
 #include "megaindex/gather.hpp"
+#include "megaindex/layout.hpp"
 #include "megaindex/least_seen.hpp"
 #include "megaindex/invalid_input.hpp"
 #include "megaindex/mapping.hpp"
@@ -326,20 +327,35 @@ py::tuple find_blended_spans(const SpanTable& table, const py::array& which,
                         runs[3]);
 }
 
-py::tuple find_window_spans(const py::array& pointers, const py::array& lengths, int64_t item_size,
-                            int64_t first, int64_t stop, const py::array& begins,
-                            const py::array& ends) {
+Sequences sequences_of(const py::array& pointers, const py::array& lengths, int64_t item_size,
+                       int64_t first, int64_t stop) {
   check_array<int64_t>(pointers, 1, "pointers");
   check_array<int32_t>(lengths, 1, "lengths");
-  require(pointers.size() == lengths.size() && 0 <= first && first < stop && stop <= lengths.size(),
+  require(pointers.size() == lengths.size() && 0 <= first && first <= stop &&
+              stop <= lengths.size(),
           "first, stop: must name sequences that have a pointer and a length");
   const int bits = item_size == 1 ? 0 : item_size == 2 ? 1 : item_size == 4 ? 2 : 3;
   require(item_size == 1 << bits, "item_size: must be 1, 2, 4 or 8 bytes");
-  const Sequences sequences{static_cast<const unsigned char*>(pointers.data()),
-                            {static_cast<const unsigned char*>(lengths.data()), lengths.size()},
-                            first,
-                            stop,
-                            bits};
+  return {static_cast<const unsigned char*>(pointers.data()),
+          {static_cast<const unsigned char*>(lengths.data()), lengths.size()},
+          first,
+          stop,
+          bits};
+}
+
+int64_t count_tokens_within(const py::array& pointers, const py::array& lengths, int64_t item_size,
+                            int64_t nbytes) {
+  const auto sequences = sequences_of(pointers, lengths, item_size, 0, lengths.size());
+  require(nbytes >= 0, "nbytes: must not be negative");
+  py::gil_scoped_release unlocked;
+  return tokens_within(sequences, nbytes);
+}
+
+py::tuple find_window_spans(const py::array& pointers, const py::array& lengths, int64_t item_size,
+                            int64_t first, int64_t stop, const py::array& begins,
+                            const py::array& ends) {
+  const auto sequences = sequences_of(pointers, lengths, item_size, first, stop);
+  require(first < stop, "first, stop: must name sequences that have a pointer and a length");
   const auto* from = input<int64_t>(begins, "begins");
   const auto* to = input<int64_t>(ends, "ends");
   const int64_t n = begins.size();
@@ -985,6 +1001,8 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   m.def("blended_spans", &find_blended_spans, "table"_a, "which"_a, "samples"_a);
   m.def("window_spans", &find_window_spans, "pointers"_a, "lengths"_a, "item_size"_a, "first"_a,
         "stop"_a, "begins"_a, "ends"_a);
+  m.def("tokens_within", &count_tokens_within, "pointers"_a, "lengths"_a, "item_size"_a,
+        "nbytes"_a);
   m.def("receipt_add", &add_receipts, "positions"_a, "source"_a, "document"_a, "offset"_a,
         "length"_a, "row_splits"_a, "keys"_a, "blocks"_a, "sums"_a);
   m.def("pack_documents", &pack_whole_documents, "lengths"_a, "capacity"_a, "tokens"_a,

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from megaindex.format.dtypes import Dialect
 from megaindex.format.faults import RESTORE, Fault
+from megaindex.kernels import active
 
 _CHUNK = 1 << 17  # a chunk and its temporaries stay in a core's cache
 _Mask = npt.NDArray[np.bool_]
@@ -44,13 +45,16 @@ def check_sequences(
         FormatError: names the first sequence that breaks a rule.
     """
     total = 0
-    for start, sizes, begins in sequence_chunks(lengths, pointers):
-        if not _all_inside(sizes, begins, itemsize, bin_size):
+    for start in range(0, len(lengths), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        tokens = active().tokens_within(pointers[part], lengths[part], itemsize, bin_size)
+        if tokens < 0:
+            sizes, begins = lengths[part].astype(np.int64), pointers[part].astype(np.int64)
             masks = sequence_masks(sizes, begins, itemsize, bin_size)
             i = min(int(mask.argmax()) for mask in masks if mask.any())
             number, size, begin = first + start + i, int(sizes[i]), int(begins[i])
             raise sequence_fault(number, size, begin, itemsize, bin_size).error(idx_path)
-        total += int(sizes.sum())
+        total += tokens
     return total
 
 
@@ -62,17 +66,6 @@ def sequence_chunks(
         # Copies, because the mapped arrays are unaligned and NumPy is slow on those.
         stop = start + _CHUNK
         yield start, lengths[start:stop].astype(np.int64), pointers[start:stop].astype(np.int64)
-
-
-def _all_inside(sizes: _I64, begins: _I64, itemsize: int, bin_size: int) -> bool:
-    """Whether no sequence breaks a rule of `sequence_masks`: extremes, a fraction of the work."""
-    if len(sizes) == 0:
-        return True
-    if sizes.min() < 0 or begins.min() < 0 or begins.max() > bin_size:
-        return False
-    ends = sizes * itemsize
-    ends += begins
-    return bool(ends.max() <= bin_size and not np.bitwise_or.reduce(begins) & (itemsize - 1))
 
 
 def sequence_masks(sizes: _I64, begins: _I64, itemsize: int, bin_size: int) -> tuple[_Mask, ...]:

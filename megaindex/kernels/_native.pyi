@@ -66,6 +66,7 @@ def window_spans(
     begins: I64,
     ends: I64,
 ) -> tuple[I64, I64, I64, I64]: ...
+def tokens_within(pointers: I64, lengths: I32, item_size: int, nbytes: int) -> int: ...
 def receipt_add(
     positions: I64,
     source: I32,

@@ -35,6 +35,7 @@ from megaindex.kernels._native import (
     sort_by_sample,
     span_table,
     token_table,
+    tokens_within,
     window_spans,
 )
 
@@ -70,5 +71,6 @@ __all__ = [
     "sort_by_sample",
     "span_table",
     "token_table",
+    "tokens_within",
     "window_spans",
 ]

@@ -106,6 +106,8 @@ class Backend(Protocol):
         ends: I64,
     ) -> tuple[I64, I64, I64, I64]: ...
 
+    def tokens_within(self, pointers: I64, lengths: I32, item_size: int, nbytes: int) -> int: ...
+
     def receipt_add(
         self,
         positions: I64,

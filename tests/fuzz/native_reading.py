@@ -50,6 +50,16 @@ def _blended_spans(c: Choices) -> Arguments:
     return [_native.span_table(indices), which, array(c, "int64", count, max(0, most - 1))]
 
 
+def _tokens_within(c: Choices) -> Arguments:
+    count = c.below(10)
+    return [
+        array(c, "int64", count, 99),
+        array(c, "int32", count),
+        c.one_of((1, 2, 4, 8)),
+        c.integer(999),
+    ]
+
+
 def _window_spans(c: Choices) -> Arguments:
     item = c.one_of((1, 2, 4, 8))
     lengths = array(c, "int32", 1 + c.below(10))
@@ -150,6 +160,7 @@ def _by_run(c: Choices) -> Arguments:
 
 READING: dict[str, Callable[[Choices], Arguments]] = {
     "array_spans": _array_spans,
+    "tokens_within": _tokens_within,
     "span_table": _span_table,
     "blended_spans": _blended_spans,
     "window_spans": _window_spans,

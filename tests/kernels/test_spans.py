@@ -273,6 +273,39 @@ def test_inverse_ranges_undo_ranges(backend: Any, n: int) -> None:
             np.testing.assert_array_equal(there[out], np.arange(begin, begin + count))
 
 
+@given(
+    lengths=st.lists(st.integers(0, 50), max_size=40),
+    item_size=st.sampled_from([1, 2, 4, 8]),
+    room=st.integers(-3, 3),
+    damage=st.sampled_from(["none", "negative length", "negative", "beyond", "inside", "wraps"]),
+    at=st.integers(0, 39),
+)
+def test_sequences_lie_in_the_bin_or_not(
+    backend: Any, lengths: list[int], item_size: int, room: int, damage: str, at: int
+) -> None:
+    sizes = np.array(lengths, np.int32)
+    pointers = begins(sizes).astype(np.int64)[: sizes.size] * item_size
+    nbytes = max(0, sum(lengths) * item_size + room)
+    fits = all(p + n * item_size <= nbytes for p, n in zip(pointers.tolist(), lengths, strict=True))
+    if sizes.size and damage != "none":
+        at %= sizes.size
+        wrong = {
+            "negative": -8,
+            "beyond": nbytes + 8,
+            "inside": pointers[at] + 1,
+            "wraps": 2**63 - 8,
+        }
+        if damage == "negative length":
+            sizes[at] = -1
+        else:
+            pointers[at] = wrong[damage]
+        fits = fits and damage == "inside" and item_size == 1
+        fits = fits and pointers[at] + lengths[at] <= nbytes
+    expected = sum(lengths) if fits else -1
+    arrays = unaligned(pointers), unaligned(sizes)
+    assert backend.tokens_within(*arrays, item_size, nbytes) == expected
+
+
 # ---- the native core ---------------------------------------------------------------------------
 
 

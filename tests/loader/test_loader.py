@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,9 +26,12 @@ from megaindex.io.descriptors import DescriptorCache
 from megaindex.io.pread import RangeReader
 from megaindex.loader import GPTDataset, MicroBatchSampler, Recorder
 from megaindex.loader.choice import AutoTokens
+from megaindex.loader.fields import BatchMaker
 from megaindex.loader.loader import Loader
 from megaindex.loader.options import SampleOptions
+from megaindex.loader.pool import BufferPool
 from megaindex.loader.positional import PositionalTokens
+from megaindex.loader.tokens import MappedTokens
 
 EOD = 7
 Batch = dict[str, torch.Tensor]
@@ -193,6 +197,19 @@ def test_dropped_batches_are_written_again(corpus: IndexedDataset, index: Index)
     addresses = [batch["tokens"].data_ptr() for batch in loader]
     assert len(addresses) > 20
     assert len(set(addresses)) <= 2 + 1 + 2
+
+
+def test_free_threaded_python_never_writes_a_batch_again(
+    corpus: IndexedDataset, index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not count references exactly while other threads run."""
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: False, raising=False)
+    pool = BufferPool(BatchMaker(index, MappedTokens([corpus])), 2, keep=4)
+    first = pool.take()
+    pool.watch(first)
+    assert pool.take() is not first
+    monkeypatch.setattr(sys, "_is_gil_enabled", lambda: True, raising=False)
+    assert pool.take() is first
 
 
 def test_what_a_receiver_changes_is_gone_in_the_next_batch(

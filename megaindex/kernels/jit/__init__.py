@@ -32,6 +32,7 @@ from megaindex.kernels.jit.shuffle import (
 )
 from megaindex.kernels.jit.spans import array_spans
 from megaindex.kernels.jit.windows import window_spans
+from megaindex.kernels.reference.layout import tokens_within
 
 __all__ = [
     "array_spans",
@@ -65,5 +66,6 @@ __all__ = [
     "sort_by_sample",
     "span_table",
     "token_table",
+    "tokens_within",
     "window_spans",
 ]

@@ -16,6 +16,7 @@ from megaindex.kernels.reference.blending import (
 )
 from megaindex.kernels.reference.epoch import epoch_spans, epoch_starts
 from megaindex.kernels.reference.gather import gather, token_table
+from megaindex.kernels.reference.layout import tokens_within
 from megaindex.kernels.reference.least_seen import least_seen
 from megaindex.kernels.reference.mapping import build_blocks_mapping, build_mapping
 from megaindex.kernels.reference.masks import documents_by_run, documents_by_token, mask_loss
@@ -65,5 +66,6 @@ __all__ = [
     "sort_by_sample",
     "span_table",
     "token_table",
+    "tokens_within",
     "window_spans",
 ]
