@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Protocol
 
+from megaindex.build.known import KnownSources
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.arithmetic import samples_in
@@ -22,7 +24,6 @@ from megaindex.recipe.itinerary import Itinerary
 from megaindex.recipe.model import Recipe
 from megaindex.recipe.resolve import resolve_recipe
 from megaindex.recipe.streams import SourceSize
-from megaindex.store.fingerprint import corpus_fingerprint
 
 EXTRA = 1  # token that a sample reads beyond its length, for the shifted label
 
@@ -64,6 +65,7 @@ class OpenRecipe:
 
     itinerary: Itinerary
     sources: tuple[OpenSource, ...]
+    known: KnownSources
     validation: OpenSource | None = None
 
     @property
@@ -74,7 +76,7 @@ class OpenRecipe:
     @property
     def fingerprints(self) -> list[str]:
         """Of the sources' content, for receipts and checkpoints."""
-        return [corpus_fingerprint(source.dataset) for source in self.sources]
+        return [self.known.fingerprint(source.dataset) for source in self.sources]
 
     @cached_property
     def index(self) -> StagedIndex:
@@ -85,21 +87,40 @@ class OpenRecipe:
         )
 
 
-def open_recipe(recipe: Recipe) -> OpenRecipe:
+def open_recipe(recipe: Recipe, *, cache_dir: str | os.PathLike[str] | None = None) -> OpenRecipe:
     """Open the sources of a recipe and lay the run out.
+
+    Args:
+        cache_dir: where one process keeps what checking every entry of the sources told, for all
+            that open the recipe later: they read one file and no .idx as a whole. It holds as long
+            as the files are those it was learned of. Default: every process checks.
 
     Raises:
         InvalidArgument: the recipe cannot be laid out, or a source has no files.
         FormatError, StorageError: a source cannot be read, or its labels do not fit it.
     """
-    sources = tuple(_open(corpus, recipe) for corpus in recipe.sources)
+    known = KnownSources(_paths(recipe), None if cache_dir is None else os.fspath(cache_dir))
+    sources = tuple(_open(corpus, recipe, known) for corpus in recipe.sources)
     evaluation = recipe.evaluation
-    validation = None if evaluation is None else _open(evaluation.source, recipe)
+    validation = None if evaluation is None else _open(evaluation.source, recipe, known)
     itinerary = _evaluated(
         resolve_recipe(recipe, [source.size for source in sources]),
         None if validation is None else validation.size,
     )
-    return OpenRecipe(itinerary=itinerary, sources=sources, validation=validation)
+    opened = [*sources, *([] if validation is None else [validation])]
+    known.keep([d for s in opened for d in (s.dataset, s.targets) if d is not None])
+    return OpenRecipe(itinerary=itinerary, sources=sources, known=known, validation=validation)
+
+
+def _paths(recipe: Recipe) -> list[str]:
+    """Of all pairs that the recipe reads."""
+    evaluation = [] if recipe.evaluation is None else [recipe.evaluation.source]
+    named = ((c.path, _companion(c)) for c in (*recipe.sources, *evaluation))
+    return [path for paths in named for path in paths if path]
+
+
+def _companion(corpus: Corpus) -> str | None:
+    return corpus.labels or corpus.loss_mask
 
 
 def plan_recipe(recipe: Recipe) -> Itinerary:
@@ -128,7 +149,7 @@ def _evaluated(itinerary: Itinerary, validation: SourceSize | None) -> Itinerary
 
 def _size(corpus: Corpus, recipe: Recipe) -> SourceSize:
     if corpus.tokens is None:
-        return _open(corpus, recipe).size
+        return _open(corpus, recipe, KnownSources([corpus.path], None)).size
     for stage in recipe.stages:
         weighting = stage.weighting
         drawn = any(stream.source == corpus.name for stream in stage.streams)
@@ -141,17 +162,15 @@ def _size(corpus: Corpus, recipe: Recipe) -> SourceSize:
     return SourceSize(tokens=corpus.tokens, documents=1, samples=samples)
 
 
-def _open(corpus: Corpus, recipe: Recipe) -> OpenSource:
+def _open(corpus: Corpus, recipe: Recipe, known: KnownSources) -> OpenSource:
     if not corpus.path:
         raise InvalidArgument(
             f"source {corpus.name}: has tokens to plan with and no path to read; give its path"
         )
-    dataset = IndexedDataset(corpus.path)
-    dataset.validate()
-    companion = corpus.labels or corpus.loss_mask
-    targets = IndexedDataset(companion) if companion else None
+    dataset = known.open(corpus.path)
+    companion = _companion(corpus)
+    targets = known.open(companion) if companion else None
     if targets is not None:
-        targets.validate()
         check_in_step(dataset, targets, "labels" if corpus.labels else "loss mask")
     return OpenSource(
         corpus=corpus, dataset=dataset, targets=targets, epoch=_epoch(corpus, dataset, recipe)

@@ -8,18 +8,12 @@ differs, every source is opened and looked at again.
 
 from __future__ import annotations
 
-import contextlib
-import json
-import logging
 import os
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import xxhash
 
 from megaindex.format import IndexedDataset
 from megaindex.format.header import IndexHeader
@@ -29,9 +23,8 @@ from megaindex.index.on_demand import LaterIndex
 from megaindex.index.spans import Index
 from megaindex.io.locations import absolute, check_local, each_of
 from megaindex.store.cache import load_entry
-from megaindex.store.fingerprint import canonical_json, corpus_stamp, entry_key
-
-logger = logging.getLogger("megaindex")
+from megaindex.store.fingerprint import entry_key
+from megaindex.store.records import read_records, stamps_of, write_records
 
 Build = Callable[[IndexedDataset, int | None], Index]
 """Opens the index of a dataset for so many samples; a snapshot made it before."""
@@ -73,15 +66,15 @@ def open_sources(
     known = cache_dir is not None and not any(isinstance(c, IndexedDataset) for c in corpora)
     path = _path(cache_dir, prefixes, asked, settings) if known and cache_dir else None
     if path is not None:
-        records = _read(path, prefixes)
+        records = read_records(path, prefixes)
         if records is not None:
             return _later(corpora, asked, records, build, dialect)
-    stamps = [] if path is None else each_of(corpus_stamp, prefixes)
+    stamps = [] if path is None else stamps_of(prefixes)
     closed = [corpus for corpus in corpora if not isinstance(corpus, IndexedDataset)]
     opened = iter(each_of(partial(IndexedDataset, dialect=dialect), closed))
     datasets = tuple(c if isinstance(c, IndexedDataset) else next(opened) for c in corpora)
     indices = tuple(build(dataset, n) for dataset, n in zip(datasets, asked, strict=True))
-    if path is not None and stamps == each_of(corpus_stamp, prefixes):
+    if path is not None and stamps == stamps_of(prefixes):
         _write(path, prefixes, stamps, datasets, indices)
     return Sources(datasets=datasets, indices=indices)
 
@@ -165,27 +158,6 @@ def _path(
     return Path(cache_dir) / f"blend-{key}-megaindex.json"
 
 
-def _read(path: Path, prefixes: Sequence[str]) -> list[dict[str, Any]] | None:
-    """The records of a snapshot that still holds."""
-    try:
-        stored = json.loads(path.read_text())
-        records: list[dict[str, Any]] = stored["sources"]
-        whole = stored["checksum"] == _checksum(records)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, KeyError):
-        whole = False
-    if not whole:
-        logger.warning("%s: is damaged; every source is opened anew", path)
-        return None
-    stamps = each_of(corpus_stamp, prefixes)
-    for record, prefix, stamp in zip(records, prefixes, stamps, strict=True):
-        if record["prefix"] != prefix or record["stamp"] != stamp:
-            logger.info("%s: %s changed since it was written", path, prefix)
-            return None
-    return records
-
-
 def _write(
     path: Path,
     prefixes: Sequence[str],
@@ -193,7 +165,6 @@ def _write(
     datasets: Sequence[IndexedDataset],
     indices: Sequence[Index],
 ) -> None:
-    """Best effort: without a snapshot the next start is slower and nothing else."""
     records = [
         {
             "prefix": prefix,
@@ -205,16 +176,4 @@ def _write(
         }
         for prefix, stamp, dataset, index in zip(prefixes, stamps, datasets, indices, strict=True)
     ]
-    text = canonical_json({"sources": records, "checksum": _checksum(records)})
-    aside = path.with_name(f"{path.name}.tmp.{secrets.token_hex(8)}")
-    with contextlib.suppress(OSError):
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            aside.write_text(text)
-            os.replace(aside, path)
-        finally:
-            aside.unlink(missing_ok=True)
-
-
-def _checksum(records: Any) -> str:
-    return xxhash.xxh3_128_hexdigest(canonical_json({"sources": records}).encode())
+    write_records(path, records)

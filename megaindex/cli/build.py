@@ -42,21 +42,24 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _build_recipe(options: argparse.Namespace) -> None:
-    """Every source is opened and checked; orders of recipes are computed, nothing is kept."""
+    """Every source is opened and checked; orders of recipes are computed, no arrays are kept."""
     from megaindex.build.recipe import open_recipe
     from megaindex.recipe.recipe_file import read_recipe
 
     if options.engine != "local":
         raise InvalidArgument("--engine builds datasets; a recipe is only opened, leave it out")
     start = time.perf_counter()
-    opened = open_recipe(read_recipe(options.recipe))
+    opened = open_recipe(read_recipe(options.recipe), cache_dir=options.cache_dir)
     index = opened.index
     seconds = time.perf_counter() - start
+    kept = "nothing to keep"
+    if options.cache_dir is not None:
+        kept = f"what the checks told is in {options.cache_dir}"
     print(
         f"{options.recipe}: {index.num_samples:,} samples of {index.sequence_length} tokens in "
         f"{opened.itinerary.num_steps:,} steps, from {len(opened.sources)} source(s) of "
         f"{index.tokens_per_epoch:,} tokens, in {seconds:.2f} s; computed as they are read, "
-        "nothing to keep"
+        f"{kept}"
     )
     for source, fingerprint in zip(opened.sources, opened.fingerprints, strict=True):
         print(f"  {source.corpus.name}: {source.dataset.path_prefix}, content {fingerprint}")
