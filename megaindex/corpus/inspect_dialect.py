@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from megaindex.format.dtypes import DIALECTS, Dialect
 from megaindex.format.pair import IndexArrays
 
+_WIDEST = 8  # bytes of a token
 _LOOKED_AT = 4096  # sequences
 
 
@@ -58,14 +59,21 @@ def _guess(dialect: Dialect, code: int, itemsize: int | None, short: bool) -> Di
 
 
 def bytes_per_token(arrays: IndexArrays, bin_nbytes: int | None) -> int | None:
-    """From the first sequence that another one follows; None where the file does not tell."""
+    """From the first sequence that another one follows; None where the file does not tell.
+
+    No token is wider than 8 bytes: where pointers advance by more, something lies in between, or
+    the file is damaged.
+    """
     count = min(len(arrays.lengths), len(arrays.pointers), _LOOKED_AT)
     # as Python's integers, which damage cannot make overflow
     sizes, begins = arrays.lengths[:count].tolist(), arrays.pointers[:count].tolist()
     for size, begin, end in zip(sizes, begins, begins[1:], strict=False):
         if size > 0 and end > begin and (end - begin) % size == 0:
-            width: int = (end - begin) // size
-            return width
+            return _width((end - begin) // size)
     if count == 1 and sizes[0] > 0 and bin_nbytes and bin_nbytes % sizes[0] == 0:
-        return int(bin_nbytes // sizes[0])
+        return _width(bin_nbytes // sizes[0])
     return None
+
+
+def _width(nbytes: int) -> int | None:
+    return nbytes if nbytes <= _WIDEST else None

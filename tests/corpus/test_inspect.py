@@ -107,6 +107,20 @@ def test_what_is_left_of_a_damaged_pair(tmp_path: Path, capsys: pytest.CaptureFi
     assert "`megaindex import` reads it" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("second", [2**62, -(2**62), 100])
+def test_pointers_that_no_token_width_explains(tmp_path: Path, second: int) -> None:
+    """Of damage, -2**62 to 2**62 is no number of bytes that 64 bits hold."""
+    write_corpus(tmp_path / "c", [1, 1, 1])
+    data = bytearray((tmp_path / "c.idx").read_bytes())
+    for sequence, pointer in ((0, -second), (1, second)):
+        begin = 34 + 12 + 8 * sequence
+        data[begin : begin + 8] = np.int64(pointer).tobytes()
+    (tmp_path / "c.idx").write_bytes(data)
+    pair = described(tmp_path / "c")
+    assert pair.bytes_per_token is None
+    assert not pair.contiguous
+
+
 def test_a_lone_bin_has_nothing_to_tell(tmp_path: Path) -> None:
     (tmp_path / "c.bin").write_bytes(bytes(8))
     with pytest.raises(MissingFile, match="c.idx: missing"):
