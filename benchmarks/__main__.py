@@ -26,6 +26,7 @@ from benchmarks import (
     loading,
     merge,
     orders,
+    scaling,
 )
 from benchmarks.timing import Comparison, timed
 
@@ -72,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         nargs="+",
         help="index, sample_index, shuffle, blend, exhaustive, orders, merge, loading, cold, "
-        "first, adapters, numba",
+        "first, adapters, numba, scaling",
     )
     parser.add_argument("--sources", type=int, default=50, help="datasets of the blend loaded from")
     parser.add_argument("--memory", nargs="*", default=["40B"], help="corpora to measure memory on")
@@ -109,6 +110,8 @@ def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, J
                 "adapters",
                 lambda s=size, p=part: adapters.compare(s, p, directory, rounds),
             )
+    for name, workers in scaling.SIDES:
+        yield "scaling", lambda n=name, w=workers: scaling.compare(n, w, directory, rounds)
     yield "numba", lambda: backends.sample_index(directory, rounds)
     yield "numba", lambda: backends.shuffle(rounds)
     for count in (8, 1000):

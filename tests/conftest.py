@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import warnings
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
+from ray_clusters import ray_cluster
 
 from megaindex.kernels import load
 
@@ -70,3 +72,12 @@ def megatron_datasets() -> Any:
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20260101)
+
+
+@pytest.fixture(scope="session")
+def ray_address() -> Iterator[str]:
+    """A Ray cluster of one node with two CPUs, in processes of its own; this one has not joined."""
+    if os.environ.get("MEGAINDEX_SANITIZE") == "1":
+        pytest.skip("Ray does not run under the sanitizers")
+    with ray_cluster(num_cpus=2) as cluster:
+        yield cluster.address

@@ -1,14 +1,20 @@
-"""``megaindex build``: index arrays of a dataset, built into a cache or found there."""
+"""``megaindex build``: index arrays of datasets, built into a cache or found there."""
 
 from __future__ import annotations
 
 import argparse
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
+from megaindex.cli.engine import add_engine_arguments, chosen_engine
 from megaindex.cli.run import guarded
-from megaindex.errors import InvalidArgument
+from megaindex.errors import FormatError, InvalidArgument
 from megaindex.plan.__main__ import Parser
+
+if TYPE_CHECKING:
+    from megaindex.build.many import Built
+    from megaindex.engine import Engine
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -20,7 +26,8 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex build", description=__doc__)
     parser.add_argument("--recipe", metavar="FILE", help="open and lay out a whole run instead")
-    parser.add_argument("--data-path", metavar="P", help="prefix of .bin and .idx")
+    parser.add_argument("--data-path", metavar="P", nargs="+", help="prefixes of .bin and .idx")
+    parser.add_argument("--data-paths-file", metavar="FILE", help="more prefixes, one a line")
     parser.add_argument("--seq-length", type=int, metavar="S")
     parser.add_argument("--seed", type=int, default=1234, help="default: 1234, as the frameworks")
     length = parser.add_mutually_exclusive_group()
@@ -29,7 +36,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--split", help="such as 969,30,1; default: all documents")
     parser.add_argument("--subset", default="train", choices=("train", "valid", "test"))
     parser.add_argument("--order", default="megatron", help="default: megatron")
-    parser.add_argument("--cache-dir", metavar="DIR")
+    parser.add_argument("--cache-dir", metavar="DIR", help="one that all nodes share")
+    add_engine_arguments(parser)
     return parser
 
 
@@ -38,6 +46,8 @@ def _build_recipe(options: argparse.Namespace) -> None:
     from megaindex.build.recipe import open_recipe
     from megaindex.recipe.recipe_file import read_recipe
 
+    if options.engine != "local":
+        raise InvalidArgument("--engine builds datasets; a recipe is only opened, leave it out")
     start = time.perf_counter()
     opened = open_recipe(read_recipe(options.recipe))
     index = opened.index
@@ -52,19 +62,48 @@ def _build_recipe(options: argparse.Namespace) -> None:
         print(f"  {source.corpus.name}: {source.dataset.path_prefix}, content {fingerprint}")
 
 
-def _check(options: argparse.Namespace) -> None:
-    for name in ("data_path", "seq_length", "cache_dir"):
+def _build(options: argparse.Namespace) -> None:
+    """One dataset is built by this process, several by an engine."""
+    for name in ("seq_length", "cache_dir"):
         if getattr(options, name) is None:
             raise InvalidArgument(f"--{name.replace('_', '-')} is missing, or give --recipe")
+    paths = _paths(options)
+    with chosen_engine(options) as engine:
+        if len(paths) == 1 and options.engine == "local":
+            _build_one(paths[0], options)
+        else:
+            _build_many(paths, options, engine)
 
 
-def _build(options: argparse.Namespace) -> None:
+def _paths(options: argparse.Namespace) -> list[str]:
+    """Each dataset that is named, once."""
+    paths = list(options.data_path or ())
+    if options.data_paths_file is not None:
+        paths += _lines(options.data_paths_file)
+    if not paths:
+        raise InvalidArgument("--data-path is missing, or give --recipe")
+    return list(dict.fromkeys(paths))
+
+
+def _lines(file: str) -> list[str]:
+    from megaindex.io.failures import as_storage_error
+
+    with as_storage_error(file, "cannot read"), open(file, encoding="utf-8") as lines:
+        try:
+            paths = [line.strip() for line in lines]
+        except UnicodeDecodeError as error:
+            raise FormatError(f"{file}: is no text: {error}; write one prefix a line") from None
+    if not any(paths):
+        raise FormatError(f"{file}: names no dataset; write one prefix a line")
+    return [path for path in paths if path]
+
+
+def _build_one(path: str, options: argparse.Namespace) -> None:
     import megaindex
 
-    _check(options)
     start = time.perf_counter()
     index = megaindex.build_index(
-        options.data_path,
+        path,
         sequence_length=options.seq_length,
         seed=options.seed,
         num_samples=options.num_samples,
@@ -75,10 +114,50 @@ def _build(options: argparse.Namespace) -> None:
         cache_dir=options.cache_dir,
     )
     seconds = time.perf_counter() - start
-    computed = index.order in ("epoch", "window")
-    where = "computed as it is read, nothing to keep" if computed else f"in {options.cache_dir}"
     print(
         f"order {index.order}: {index.num_samples:,} samples of {index.sequence_length} tokens, "
         f"{index.num_epochs} epoch(s) of {index.tokens_per_epoch:,} tokens, in {seconds:.2f} s "
-        f"({megaindex.backend()}), {where}"
+        f"({megaindex.backend()}), {_where(options)}"
     )
+
+
+def _build_many(paths: Sequence[str], options: argparse.Namespace, engine: Engine) -> None:
+    from megaindex.build.many import BuildSettings, build_many
+    from megaindex.corpus.progress import counting
+
+    settings = BuildSettings(
+        sequence_length=options.seq_length,
+        seed=options.seed,
+        num_samples=options.num_samples,
+        epochs=options.epochs,
+        split=options.split,
+        subset=options.subset,
+        order=options.order,
+        cache_dir=options.cache_dir,
+    )
+    start = time.perf_counter()
+    built = []
+    with counting("building", len(paths)) as count:
+        for one in build_many(paths, settings, engine):
+            built.append(one)
+            count(1)
+    seconds = time.perf_counter() - start
+    workers = f"{engine.workers} worker(s) ({options.engine})"
+    print(_summary(built, settings.sequence_length, f"in {seconds:.2f} s on {workers}", options))
+
+
+def _summary(built: Sequence[Built], length: int, how: str, options: argparse.Namespace) -> str:
+    slowest = max(built, key=lambda one: one.seconds)
+    samples = sum(one.num_samples for one in built)
+    tokens = sum(one.tokens_per_epoch for one in built)
+    return (
+        f"order {options.order}: {len(built):,} dataset(s), {samples:,} samples of {length} "
+        f"tokens, {tokens:,} tokens in one epoch of each, {how}, {_where(options)}\n"
+        f"slowest: {slowest.path}, {slowest.num_samples:,} samples in {slowest.seconds:.2f} s"
+    )
+
+
+def _where(options: argparse.Namespace) -> str:
+    if options.order in ("epoch", "window"):
+        return "computed as it is read, nothing to keep"
+    return f"in {options.cache_dir}"

@@ -7,6 +7,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from megaindex.cli.engine import add_engine_arguments, chosen_engine
 from megaindex.cli.run import guarded
 from megaindex.errors import InvalidArgument
 from megaindex.format.dtypes import DIALECTS
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
     from megaindex.corpus.findings import Report
     from megaindex.corpus.repair import Repair
+    from megaindex.corpus.verify import Check
+    from megaindex.engine import Engine
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -42,6 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--eod", type=int, metavar="ID", help="documents end with this id; --full")
     parser.add_argument("--dialect", default="megatron", choices=DIALECTS, help="dtype codes")
     parser.add_argument("--json", action="store_true", help="one JSON object")
+    add_engine_arguments(parser)
     repair = parser.add_argument_group("repair (in place of the check)")
     repair.add_argument(
         "--repair",
@@ -53,29 +57,46 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _verify(options: argparse.Namespace) -> bool:
-    from megaindex.corpus.progress import copying, silent
-    from megaindex.corpus.verify import verify_all
+    from megaindex.corpus.verify import checks
 
     if options.dtype is not None:
         raise InvalidArgument("--dtype belongs to --repair; the .idx says the type")
-    with copying("reading") as bar:
-        reports = [
-            report
-            for path in options.paths
-            for report in verify_all(
-                path,
-                full=options.full,
-                dialect=options.dialect,
-                vocab_size=options.vocab_size,
-                eod=options.eod,
-                bar=bar if options.full else silent,
-            )
-        ]
+    to_do = checks(
+        options.paths,
+        full=options.full,
+        dialect=options.dialect,
+        vocab_size=options.vocab_size,
+        eod=options.eod,
+    )
+    with chosen_engine(options) as engine:
+        alone = len(to_do) == 1 and options.engine == "local"
+        reports = [_report(to_do[0])] if alone else _reports(to_do, engine)
     if options.json:
         print(json.dumps({"reports": [report.to_json() for report in reports]}, indent=2))
     else:
         _print(reports)
     return all(report.is_clean for report in reports)
+
+
+def _report(check: Check) -> Report:
+    """Of one thing, checked by this process, with a bar of the bytes that it reads."""
+    from megaindex.corpus.progress import copying, silent
+
+    with copying("reading") as bar:
+        return check.run(bar if check.full else silent)
+
+
+def _reports(to_do: Sequence[Check], engine: Engine) -> list[Report]:
+    """Of all of them, in order, whichever is done first."""
+    from megaindex.corpus.progress import counting
+    from megaindex.corpus.verify import Check
+
+    reports: dict[int, Report] = {}
+    with counting("checking", len(to_do)) as count:
+        for number, report in engine.run(Check.run, to_do):
+            reports[number] = report
+            count(1)
+    return [reports[number] for number in range(len(to_do))]
 
 
 def _print(reports: Sequence[Report]) -> None:

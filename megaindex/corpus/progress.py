@@ -1,4 +1,4 @@
-"""A bar on stderr while bytes are copied; on a terminal only."""
+"""A bar on stderr while bytes are copied or tasks run; on a terminal only."""
 
 from __future__ import annotations
 
@@ -36,3 +36,19 @@ def copying(what: str) -> Iterator[Bar]:
             return lambda count: display.advance(task, count)
 
         yield begin
+
+
+@contextmanager
+def counting(what: str, total: int) -> Iterator[Progress]:
+    """Yield what to tell of tasks that are done, out of ``total``."""
+    if not sys.stderr.isatty():
+        yield ignore
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+    from rich.progress import Progress as Display
+
+    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Display(*columns, console=Console(stderr=True), transient=True) as display:
+        task = display.add_task(what, total=total)
+        yield lambda count: display.advance(task, count)

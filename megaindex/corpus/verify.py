@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from megaindex.corpus.findings import Finding, Report
@@ -13,14 +14,32 @@ from megaindex.corpus.verify_pair import PairRules, verify_pair
 from megaindex.errors import InvalidArgument
 from megaindex.format.dtypes import get_dialect
 
-__all__ = ["Finding", "Report", "verify", "verify_all"]
+__all__ = ["Check", "Finding", "Report", "checks", "verify", "verify_all"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Task:
+class Check:
+    """One thing to check and what it is held to: a task, wherever it runs."""
+
+    subject: Subject
     full: bool
-    rules: PairRules
-    bar: Bar
+    dialect: str
+    vocab_size: int | None
+    eod: int | None
+
+    def __str__(self) -> str:
+        return self.subject.path
+
+    def run(self, bar: Bar = silent) -> Report:
+        """Raises StorageError: a file cannot be read."""
+        path = self.subject.path
+        if self.subject.kind == "pair":
+            rules = PairRules(
+                dialect=get_dialect(self.dialect), vocab_size=self.vocab_size, eod=self.eod
+            )
+            return verify_pair(path, rules, full=self.full, bar=bar)
+        look = verify_entry if self.subject.kind == "cache entry" else verify_cache
+        return look(path, full=self.full, bar=bar)
 
 
 def verify(
@@ -68,17 +87,31 @@ def verify_all(
         StorageError: a file cannot be read.
         InvalidArgument: `path` is nothing that can be checked, or the arguments contradict.
     """
+    to_do = checks([path], full=full, dialect=dialect, vocab_size=vocab_size, eod=eod)
+    return [check.run(bar) for check in to_do]
+
+
+def checks(
+    paths: Sequence[str | os.PathLike[str]],
+    *,
+    full: bool = False,
+    dialect: str = "megatron",
+    vocab_size: int | None = None,
+    eod: int | None = None,
+) -> list[Check]:
+    """All that `verify_all` does for each of `paths`, in order and not done yet.
+
+    Raises:
+        MissingFile: nothing is at one of them.
+        InvalidArgument: one is nothing that can be checked, or the arguments contradict.
+    """
     if not full and (vocab_size is not None or eod is not None):
         raise InvalidArgument("vocab_size and eod are checked by reading every token; add --full")
     if vocab_size is not None and vocab_size < 1:
         raise InvalidArgument(f"vocab_size must be at least 1, got {vocab_size}")
-    rules = PairRules(dialect=get_dialect(dialect), vocab_size=vocab_size, eod=eod)
-    task = _Task(full=full, rules=rules, bar=bar)
-    return [_verify(subject, task) for subject in subjects(path)]
-
-
-def _verify(subject: Subject, task: _Task) -> Report:
-    if subject.kind == "pair":
-        return verify_pair(subject.path, task.rules, full=task.full, bar=task.bar)
-    check = verify_entry if subject.kind == "cache entry" else verify_cache
-    return check(subject.path, full=task.full, bar=task.bar)
+    get_dialect(dialect)
+    return [
+        Check(subject=subject, full=full, dialect=dialect, vocab_size=vocab_size, eod=eod)
+        for path in paths
+        for subject in subjects(path)
+    ]

@@ -1,0 +1,128 @@
+"""One process that runs one task at a time, known by name, so that it can be ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future, ProcessPoolExecutor
+from multiprocessing import connection, context, parent_process
+from types import FrameType
+from typing import Any, TypeVar
+
+from megaindex.engine.outcome import Outcome, capture
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+_ENDED = 128 + signal.SIGTERM  # exit status of a process that was told to end
+_ALONE_FOR = 5.0  # seconds that a task may go on once the process that wants it is gone
+
+
+class _Spawn(context.SpawnContext):
+    """Spawns, and remembers what: an executor does not tell its processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[context.SpawnProcess] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> context.SpawnProcess:  # type: ignore[override]
+        process = context.SpawnProcess(*args, **kwargs)
+        self.started.append(process)
+        return process
+
+
+class Worker:
+    """An executor of a single process.
+
+    A pool of many breaks as a whole when one of its processes is killed, and does not tell which
+    task that one had. Here a loss is the loss of one task, and the others go on.
+    """
+
+    def __init__(self, threads: int) -> None:
+        self._spawn = _Spawn()
+        self._executor = ProcessPoolExecutor(
+            1, mp_context=self._spawn, initializer=_prepare, initargs=(threads,)
+        )
+        self._future: Future[Any] | None = None
+
+    def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Outcome[Result]]:
+        """Raises BrokenProcessPool if the process is gone, as the future does if it goes."""
+        # A Ctrl-C on a terminal is for all processes; one that still imports modules cannot
+        # answer it but with a traceback. A child inherits what is blocked here.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            future = self._executor.submit(_run, function, task)
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._future = future
+        return future
+
+    def end(self) -> None:
+        """Tell the process to end; a task that it runs is interrupted and tidies up."""
+        if self._future is not None and not self._future.done():
+            for process in self._spawn.started:
+                process.terminate()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def join(self, deadline: float) -> None:
+        """Wait until ``deadline`` of the monotonic clock, then kill."""
+        for process in self._spawn.started:
+            if not connection.wait([process.sentinel], max(0.0, deadline - time.monotonic())):
+                process.kill()
+                connection.wait([process.sentinel])
+
+    def post_mortem(self) -> str:
+        """How a process that was lost ended, in words."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        codes = [process.exitcode for process in self._spawn.started]
+        if not codes or codes[-1] is None:
+            return "gone"
+        if codes[-1] < 0:
+            return f"killed by {signal.Signals(-codes[-1]).name}"
+        return f"ended with status {codes[-1]}"
+
+
+class _Ended(BaseException):
+    """This process was told to end while it ran a task."""
+
+
+_in_task = False
+
+
+def _run(function: Callable[[Task], Result], task: Task) -> Outcome[Result]:
+    global _in_task  # noqa: PLW0603
+    _in_task = True
+    try:
+        return capture(function, task)
+    except _Ended:
+        os._exit(_ENDED)
+    finally:
+        _in_task = False
+
+
+def _prepare(threads: int) -> None:
+    """In the new process, before its first task."""
+    os.environ.setdefault("MEGAINDEX_NUM_THREADS", str(threads))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever began this decides
+    signal.signal(signal.SIGTERM, _end)
+    threading.Thread(target=_end_with_parent, name="megaindex-parent", daemon=True).start()
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    """Ends an idle process; interrupts a task, which removes what is half-written."""
+    if not _in_task:
+        os._exit(_ENDED)
+    raise _Ended
+
+
+def _end_with_parent() -> None:
+    """No process outlives the one that it works for, however that one ended."""
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_ALONE_FOR)
+    os._exit(_ENDED)
