@@ -1,4 +1,6 @@
-"""``megaindex verify``: check pairs and caches; name what is broken, where, and what repairs it."""
+"""``megaindex verify``: check pairs, caches and recipes.
+
+What is broken is named, where, and what repairs it."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from megaindex.errors import FormatError
 from megaindex.index.arithmetic import shuffle_dtype
@@ -93,7 +94,7 @@ def _check_rows(
     # a last sample that is partial has fewer tokens; all others have exactly size
     whole = min(samples, (order.total_tokens - order.add_extra_token) // size)
     _check_ends(order, lengths, document_index, position[1 : whole + 1], offset[1 : whole + 1])
-    if not is_rising(sample_index[: whole + 1]):
+    if not rising_rows(sample_index[: whole + 1]).all():
         raise FormatError("sample_index has a sample that does not begin after the one before it")
     rows = np.unique(np.linspace(0, max(whole - 1, 0), _SAMPLED_ROWS).astype(np.int64))
     for row in rows[rows < whole].tolist():
@@ -106,8 +107,9 @@ def _check_rows(
             )
 
 
-def is_rising(sample_index: IntArray) -> bool:
-    """Whether every row is behind the row before it: later, or in the same document farther on."""
+def rising_rows(sample_index: IntArray) -> npt.NDArray[np.bool_]:
+    """bool[n - 1]: which rows are behind the row before: later, or farther on in its document."""
     position, offset = sample_index[:, 0], sample_index[:, 1]
     farther = (position[1:] == position[:-1]) & (offset[1:] > offset[:-1])
-    return bool((farther | (position[1:] > position[:-1])).all())
+    rising: npt.NDArray[np.bool_] = farther | (position[1:] > position[:-1])
+    return rising

@@ -12,8 +12,8 @@ from megaindex.io.failures import as_storage_error
 from megaindex.kernels.types import IntArray
 
 Arrays = dict[str, IntArray]
-ArrayRecord = tuple[str, tuple[int, ...], int, str]
-"""dtype, shape, bytes of the header of an .npy file, and XXH3-128 of the elements after it."""
+ArrayRecord = tuple[str, tuple[int, ...], int]
+"""dtype, shape, and bytes of the header of an .npy file."""
 FileState = list[int]
 """Size in bytes, time of the last change in nanoseconds, inode: of a file that was not replaced or
 written to, they stay, when it is renamed too."""
@@ -73,6 +73,8 @@ class Sidecar:
     arrays: Mapping[str, ArrayRecord]
     files: dict[str, FileState]
     """The files that this was recorded of: others of their names are not described by it."""
+    checksums: Mapping[str, str] | None
+    """XXH3-128 of the elements of each array; None where it was read and nobody needs them."""
     in_doubt: bool = False
     """Recorded under another boot, and nobody has noted that the files are on the disk: pages of
     them may have been lost. Not part of the record."""
@@ -96,7 +98,11 @@ class Identity:
         return (known or sidecar.corpus == self.corpus()) and sidecar.settings == self.settings()
 
     def sidecar(
-        self, origin: str, arrays: Mapping[str, ArrayRecord], files: dict[str, FileState]
+        self,
+        origin: str,
+        arrays: Mapping[str, ArrayRecord],
+        files: dict[str, FileState],
+        checksums: Mapping[str, str],
     ) -> Sidecar:
         """The record of arrays that are those of this identity."""
         return Sidecar(
@@ -107,6 +113,7 @@ class Identity:
             facts=self.facts(),
             arrays=arrays,
             files=files,
+            checksums=checksums,
         )
 
 

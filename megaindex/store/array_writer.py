@@ -12,6 +12,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from megaindex.io.failures import storage_error
 from megaindex.io.filesystem import is_local
@@ -50,6 +51,7 @@ class ArrayWriter:
         self._last = files.paths[-1]
         self._suffix = f".tmp.{secrets.token_hex(8)}"
         self._headers: dict[str, bytes] = {}
+        self._records: dict[str, ArrayRecord] = {}
         self._checksums: dict[str, str | Future[str]] = {}
         self._arrays: Arrays = {}
         self._mapped: set[str] = set()
@@ -78,7 +80,8 @@ class ArrayWriter:
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
         array: IntArray = np.empty(shape, dtype)  # takes no memory before it is touched
-        self._headers[name] = _header(shape, dtype)
+        self._headers[name] = header = _header(shape, dtype)
+        self._records[name] = (dtype, shape, len(header))
         if array.nbytes >= WORTH_MAPPING:
             array = self._map(name, array)
         self._arrays[name] = array
@@ -89,16 +92,20 @@ class ArrayWriter:
         if self._pool is not None and name in self._mapped:
             self._checksums[name] = self._pool.submit(array_checksum, array)
         else:
-            _create(self._temporary(name), self._headers[name], array)
-            self._checksums[name] = array_checksum(array)
+            data = array_bytes(array)
+            _create(self._temporary(name), self._headers[name], data)
+            self._checksums[name] = xxhash.xxh3_128_hexdigest(data)
 
     def sidecar(self, identity: Identity) -> Sidecar:
         """What to record of the arrays, all of which are done."""
         # waits for what touches pages of a mapped file too, which changes its time
-        records = {name: self._record(name) for name in self._arrays}
+        checksums = {
+            name: checksum if isinstance(checksum, str) else checksum.result()
+            for name, checksum in self._checksums.items()
+        }
         self._arrays.clear()
-        files = states_of({name: self._temporary(name) for name in records})
-        return identity.sidecar("built", records, files)
+        files = states_of({name: self._temporary(name) for name in self._records})
+        return identity.sidecar("built", self._records, files, checksums)
 
     def reveal(self, text: str = "") -> None:
         """Give all files their names; ``text`` is what the marker holds, where there is one."""
@@ -119,11 +126,6 @@ class ArrayWriter:
         self.reveal(text)
         make_sets_durable_later([(self.files, sidecar)])
         return sidecar
-
-    def _record(self, name: str) -> ArrayRecord:
-        array, checksum = self._arrays[name], self._checksums[name]
-        checksum = checksum if isinstance(checksum, str) else checksum.result()
-        return array.dtype.name, array.shape, len(self._headers[name]), checksum
 
     def _temporary(self, name: str) -> str:
         return self.files.arrays[name] + self._suffix
@@ -166,12 +168,12 @@ def write_together(
     return sidecars
 
 
-def _create(path: str, header: bytes, array: IntArray | None = None) -> None:
-    """A new file that holds the header, then the array."""
+def _create(path: str, header: bytes, data: bytes | memoryview = b"") -> None:
+    """A new file that holds the header, then the data."""
     try:
         descriptor = _open_new(path)
         try:
-            _write(descriptor, header, b"" if array is None else array_bytes(array))
+            _write(descriptor, header, data)
         finally:
             os.close(descriptor)
     except OSError as error:

@@ -115,8 +115,9 @@ def damaged_arrays(files: ArrayFiles, sidecar: Sidecar) -> list[str]:
     Raises:
         MissingFile, FormatError: as `map_arrays`.
     """
+    assert sidecar.checksums is not None, "they are read where a sidecar is in doubt"
     arrays = map_arrays(files, sidecar)
-    return [name for name, a in arrays.items() if array_checksum(a) != sidecar.arrays[name][-1]]
+    return [name for name, a in arrays.items() if array_checksum(a) != sidecar.checksums[name]]
 
 
 def _accept(
@@ -134,10 +135,10 @@ def _accept(
         _refuse(files)
     logger.info("%s: not recorded as they are now; checked and used", files)
     records = {
-        name: (array.dtype.name, array.shape, offset, array_checksum(array))
-        for name, (array, offset) in arrays.items()
+        name: (array.dtype.name, array.shape, offset) for name, (array, offset) in arrays.items()
     }
-    sidecar = identity.sidecar("found", records, states)
+    checksums = {name: array_checksum(array) for name, (array, _) in arrays.items()}
+    sidecar = identity.sidecar("found", records, states, checksums)
     if listing is None:
         record_accepted([(files, sidecar)])
     else:
@@ -164,7 +165,7 @@ def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
     """
     arrays = {}
     for name, path in files.arrays.items():
-        dtype, shape, offset, _ = sidecar.arrays[name]
+        dtype, shape, offset = sidecar.arrays[name]
         data = map_readonly(path)
         nbytes = offset + math.prod(shape) * _ITEMSIZE[dtype]
         if data.size != nbytes or dtype not in ARRAY_DTYPES:

@@ -1,11 +1,12 @@
 """The file ``…-megaindex.json``: what is recorded of sets of arrays that were written together.
 
-{"durable":"10","boot":"5e1c…","endings":{"document_index":"-document_index.npy"},"marker":null,
- "sets":{"a-train":{…},"b-train":{…}},"sidecar_format":3}
+{"durable":"10","boot":"5e1c…","checksums":"90ab…","endings":{"sample_index":"-sample_index.npy"},
+ "marker":null,"sets":{"a-train":{…},"b-train":{…}},"sidecar_format":3}
 
 Hard links give it a name for each of its sets. ``durable`` has a character for each set, in their
 order: 1 once its files are known to be on the disk. It comes first, and so has a fixed place, where
 it is overwritten: one byte is there or is not, whatever happens, and it needs no name of its own.
+``checksums`` are those of all arrays, in their order, in one text: most readers need none of them.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import json
 import logging
 import os
 import secrets
+import stat
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,9 +31,17 @@ from megaindex.store.listing import Listing
 logger = logging.getLogger("megaindex")
 
 SIDECAR_FORMAT = 3
+
+
+class OtherFormat(ValueError):
+    """A sidecar that another release wrote."""
+
+
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """What reading a file raises that is none of these."""
 _LONGEST = 1 << 28  # bytes; a set has about a thousand
+_DIGITS = 32  # of a checksum
+_NOT_RECORDED = ("checksums", "in_doubt")  # with a set: the one lies beside, the other is found out
 _HEAD = '{"durable":"'
 
 
@@ -46,10 +56,23 @@ class SidecarFile:
     marker: str | None
     """Likewise, of the file without which the framework finds nothing."""
     durable: str
+    """A character for each set."""
     sets: dict[str, Sidecar]
 
+    def is_durable(self, name: str) -> bool:
+        """Whether the files of a set are known to be on the disk."""
+        return self.durable[self.place_of(name)] == "1"
+
+    def place_of(self, name: str) -> int:
+        return list(self.sets).index(name)
+
     def files(self, directory: str, name: str) -> ArrayFiles:
-        """Where the set of that name lies."""
+        """Where the set of that name lies; ValueError for a name that leads out of there."""
+        for part in (name, *self.endings.values(), self.marker or ""):
+            if "/" in part or "\0" in part:
+                raise ValueError(f"it names files by {part!r}")
+        if self.endings.keys() != self.sets[name].arrays.keys():
+            raise ValueError(f"set {name!r} has other arrays than files")
         base = f"{directory}/{name}"
         return ArrayFiles(
             arrays={array: base + ending for array, ending in self.endings.items()},
@@ -77,20 +100,24 @@ def write_sidecars(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
 
 def _text(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> str:
     endings, marker = sets[0][0].endings
-    body: dict[str, Any] = {
+    by_name = {files.name: vars(sidecar) for files, sidecar in sets}
+    checksums = [
+        by_name[name]["checksums"][array]
+        for name in sorted(by_name)
+        for array in sorted(by_name[name]["arrays"])
+    ]
+    body = {
         "sidecar_format": SIDECAR_FORMAT,
         "boot": boot_id(),
+        "checksums": "".join(checksums),
         "endings": endings,
         "marker": marker,
-        "sets": {files.name: _record(sidecar) for files, sidecar in sets},
+        "sets": {
+            name: {key: value for key, value in facts.items() if key not in _NOT_RECORDED}
+            for name, facts in by_name.items()
+        },
     }
-    return f'{_HEAD}{"0" * len(body["sets"])}",{canonical_json(body)[1:]}'
-
-
-def _record(sidecar: Sidecar) -> dict[str, Any]:
-    record = dict(vars(sidecar))
-    del record["in_doubt"]
-    return record
+    return f'{_HEAD}{"0" * len(by_name)}",{canonical_json(body)[1:]}'
 
 
 def _link(source: str, name: str) -> bool:
@@ -157,32 +184,67 @@ def _sets_in(path: str) -> tuple[int, dict[str, Sidecar]]:
     return status.st_ino, sets
 
 
-def parse_sidecar(text: bytes) -> SidecarFile:
-    """What the file says; one of `UNREADABLE` if it is none of this format."""
+def parse_sidecar(text: bytes, *, with_checksums: bool = False) -> SidecarFile:
+    """What the file says; one of `UNREADABLE` if it is none of this format.
+
+    Checksums are given to those sets alone that are in doubt, or to all ``with_checksums``.
+    """
     body = json.loads(text)
     if body["sidecar_format"] != SIDECAR_FORMAT:
-        raise ValueError("it is of another format")
+        raise OtherFormat("it is of another format")
     in_memory = body["boot"] == boot_id() != "unknown"
-    marks, sets = body["durable"], body["sets"].items()
+    durable = body["durable"]
+    sets = {name: _parsed(**fields) for name, fields in body["sets"].items()}
+    if len(durable) != len(sets):
+        raise ValueError("it has not one mark for each set")
+    if with_checksums or not (in_memory or durable == "1" * len(sets)):
+        for mark, sidecar in zip(durable, sets.values(), strict=True):
+            sidecar.in_doubt = not in_memory and mark != "1"
+        _add_checksums(sets, body["checksums"])
     return SidecarFile(
         boot=body["boot"],
         endings=body["endings"],
         marker=body["marker"],
-        durable=marks,
-        sets={
-            name: _parsed(in_doubt=not in_memory and mark != "1", **fields)
-            for mark, (name, fields) in zip(marks, sets, strict=True)
-        },
+        durable=durable,
+        sets=sets,
     )
+
+
+def _add_checksums(sets: Mapping[str, Sidecar], text: str) -> None:
+    if len(text) != _DIGITS * sum(len(sidecar.arrays) for sidecar in sets.values()):
+        raise ValueError("it has not one checksum for each array")
+    checksums = iter([text[k : k + _DIGITS] for k in range(0, len(text), _DIGITS)])
+    for sidecar in sets.values():
+        sidecar.checksums = {name: next(checksums) for name in sidecar.arrays}
 
 
 def _parsed(arrays: dict[str, Any], files: dict[str, Any], **fields: Any) -> Sidecar:
     records = {
-        name: (dtype, tuple(shape), offset, checksum)
-        for name, (dtype, shape, offset, checksum) in arrays.items()
+        name: (dtype, tuple(shape), offset) for name, (dtype, shape, offset) in arrays.items()
     }
     states = {name: [size, time, inode] for name, (size, time, inode) in files.items()}
-    return Sidecar(arrays=records, files=states, **fields)
+    return Sidecar(arrays=records, files=states, checksums=None, **fields)
+
+
+def load_sidecar(path: str) -> SidecarFile:
+    """What any file of such a name says, by whomever it was put there.
+
+    Raises:
+        StorageError: it cannot be read.
+        ValueError and the others of `UNREADABLE`: it is no sidecar.
+    """
+    if os.path.islink(path):
+        raise ValueError("it is a symbolic link")
+    with as_storage_error(path, "cannot read"), opened(path) as descriptor:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LONGEST:
+            raise ValueError(f"it is no regular file of at most {_LONGEST} bytes")
+        file = parse_sidecar(os.pread(descriptor, _LONGEST, 0), with_checksums=True)
+    for sidecar in file.sets.values():
+        sizes = [size for state in sidecar.files.values() for size in state]
+        if sidecar.files.keys() != sidecar.arrays.keys() or {int} != {type(n) for n in sizes}:
+            raise ValueError("it has files without arrays, or sizes that are no numbers")
+    return file
 
 
 def make_sets_durable_later(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
@@ -226,4 +288,4 @@ def _read_and_sync(descriptor: int) -> SidecarFile:
 
 def _mark(descriptor: int, file: SidecarFile, name: str, sidecar: Sidecar) -> None:
     if file.sets[name].files == sidecar.files:
-        os.pwrite(descriptor, b"1", len(_HEAD) + list(file.sets).index(name))
+        os.pwrite(descriptor, b"1", len(_HEAD) + file.place_of(name))

@@ -16,10 +16,10 @@ import megaindex
 from megaindex.errors import MegaIndexError
 from megaindex.format import IndexedDatasetWriter
 from megaindex.store import array_writer, entry, leftovers
+from megaindex.store.array_set import ArrayFiles, Identity, Sidecar
 from megaindex.store.array_writer import ArrayWriter, write_together
 from megaindex.store.claim import build_once
 from megaindex.store.durable import make_durable
-from megaindex.store.array_set import ArrayFiles, Identity, Sidecar
 from megaindex.store.sidecar import find_arrays
 from megaindex.store.sidecar_file import make_sets_durable, parse_sidecar, read_sidecar
 
