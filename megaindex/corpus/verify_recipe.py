@@ -17,6 +17,7 @@ from megaindex.recipe.model import Recipe
 from megaindex.recipe.recipe_file import read_recipe
 
 _CORRECT = "correct the recipe"
+_PLACES = ("source ", "stage ", "stream ")
 
 
 def verify_recipe(path: str) -> Report:
@@ -48,10 +49,8 @@ def verify_recipe(path: str) -> Report:
 
 
 def pairs_of_recipe(path: str) -> tuple[list[str], list[str]]:
-    """Prefixes of the pairs that a recipe names and that are there: of tokens, and of companions.
-
-    None where the recipe cannot be read, which its report says.
-    """
+    """Prefixes of the pairs that a recipe names and that are there: of tokens, and of labels and
+    masks. There are none where the recipe cannot be read, which its report says."""
     try:
         recipe = read_recipe(path)
     except InvalidArgument:
@@ -118,16 +117,23 @@ def _check_layout(path: str, recipe: Recipe, found: Collector) -> None:
 def _broken(rule: str, path: str, error: Exception) -> Fault:
     """``run.yaml.stages.decay.steps: must be a number; …``: where, what, and what helps."""
     text = str(error).removeprefix("--recipe: ").removeprefix(path).lstrip(":. ")
-    where, colon, rest = text.partition(": ")
-    what, _, remedy = (rest if colon else text).partition("; ")
+    where, _, rest = text.partition(": ")
+    is_place = bool(rest) and (" " not in where or where.startswith(_PLACES))
+    what, remedy = _divided(rest if is_place else text)
     return Fault(
         rule=rule,
-        where=where if colon else "the file",
+        where=where if is_place else "the file",
         found=what,
         expected="a recipe that can be " + ("read" if rule == "recipe" else "laid out"),
         text=text,
-        remedy=remedy or _CORRECT,
+        remedy=remedy,
     )
+
+
+def _divided(message: str) -> tuple[str, str]:
+    """What is wrong, and what helps, which our messages end with."""
+    what, _, remedy = message.rpartition("; ")
+    return (what, remedy) if what else (message, _CORRECT)
 
 
 def _missing(corpus: Corpus, setting: str, prefix: str) -> Fault:
@@ -153,12 +159,12 @@ def _no_ids(corpus: Corpus, text: IndexedDataset) -> Fault:
 
 
 def _unfit(corpus: Corpus, error: Exception) -> Fault:
-    text, _, remedy = str(error).partition("; ")
+    what, remedy = _divided(str(error))
     return Fault(
         rule="source",
         where=f"source {corpus.name}",
-        found=text,
+        found=what,
         expected="a sound pair, and labels or a mask in step with it",
-        text=text,
-        remedy=remedy or _CORRECT,
+        text=str(error),
+        remedy=remedy,
     )

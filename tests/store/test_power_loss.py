@@ -142,7 +142,7 @@ def test_what_was_synced_is_not_read(tmp_path: Path, machine: Machine) -> None:
 
 
 @settings(
-    max_examples=30,
+    max_examples=50,
     derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture],
     deadline=None,
