@@ -24,11 +24,14 @@ from collections.abc import Callable, Sequence
 from typing import NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
 from megaindex.errors import FormatError, MissingFile, StorageError
 from megaindex.io.mapping import map_readonly
+from megaindex.kernels.types import IntArray
 from megaindex.store.array_set import (
     ArrayFiles,
+    ArrayRecord,
     Arrays,
     FileState,
     Identity,
@@ -167,14 +170,25 @@ def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
     for name, path in files.arrays.items():
         dtype, shape, offset = sidecar.arrays[name]
         data = map_readonly(path)
-        nbytes = offset + math.prod(shape) * _ITEMSIZE[dtype]
-        if data.size != nbytes or dtype not in ARRAY_DTYPES:
+        array = _elements(data, sidecar.arrays[name])
+        if array is None:
             raise FormatError(
-                f"{path}: {files.sidecar} promises {nbytes} bytes of {dtype}, the file has "
-                f"{data.size}; remove both files, they will be built again"
+                f"{path}: {files.sidecar} promises {dtype} of shape {shape} after {offset} bytes, "
+                f"the file has {data.size}; remove both files, they will be built again"
             )
-        arrays[name] = data[offset:].view(dtype).reshape(shape)
+        arrays[name] = array
     return arrays
+
+
+def _elements(data: npt.NDArray[np.uint8], record: ArrayRecord) -> IntArray | None:
+    """What a file holds behind its header; None if it has another size than that takes."""
+    dtype, shape, offset = record
+    try:
+        if data.size == offset + math.prod(shape) * _ITEMSIZE[dtype]:
+            return data[offset:].view(dtype).reshape(shape)
+    except (KeyError, TypeError, ValueError):  # no sizes or no type: nobody wrote that here
+        pass
+    return None
 
 
 def _is_ours_damaged(sidecar: Sidecar, states: dict[str, FileState]) -> bool:

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from megaindex.cli import main
 from megaindex.corpus.findings import Finding
 from megaindex.corpus.inspect import EntryDescription, inspect
 from megaindex.corpus.verify import verify, verify_all
-from megaindex.errors import InvalidArgument
+from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.store import sidecar_file
 from megaindex.store.array_set import ArrayFiles, Identity
 from megaindex.store.array_writer import ArrayWriter, write_together
-from megaindex.store.sidecar import find_arrays
+from megaindex.store.sidecar import find_arrays, map_arrays
 from megaindex.store.sidecar_file import make_sets_durable
 
 CONTENTS = {
@@ -224,3 +229,46 @@ def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "documents = [10, 13]" in out
     assert 'origin = "built"' in out
     assert "synced to disk" in out
+
+
+LEAVES = st.sampled_from(
+    [None, -1, 0, 2**70, 1.5, "", "1", "x", "../x", [], [1], {}, {"a": 1}, True, "float64", [[0]]]
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*path, key))
+
+
+@settings(
+    max_examples=300,
+    derandomize=True,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
+@given(data=st.data())
+def test_any_value_in_a_sidecar(folder: Path, data: st.DataObject) -> None:
+    """Whatever a place of it holds: a report, a description, and for readers an error of ours."""
+    with ArrayWriter(files_of(folder, "x")) as writer:
+        fill(writer)
+        writer.publish(IDENTITY)
+    path = folder / "x-megaindex.json"
+    body = json.loads(path.read_text())
+    body["boot"] = data.draw(st.sampled_from([body["boot"], "another"]))
+    place = data.draw(st.sampled_from([each for each in places(body) if each]))
+    inner = body
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = data.draw(LEAVES)
+    path.write_text(json.dumps(body))
+    for full in (False, True):
+        verify(path, full=full)
+    inspect(path)
+    files = files_of(folder, "x")
+    with contextlib.suppress(MegaIndexError):
+        found = find_arrays(files, IDENTITY, lambda arrays: None)
+        if found is not None:
+            map_arrays(files, found)
