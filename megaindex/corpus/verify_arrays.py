@@ -74,11 +74,12 @@ class _Set:
     sidecar: Sidecar
     full: bool
     found: Collector
+    differs: bool = False
+    """Whether elements are others than those recorded, as far as they were read."""
 
     def check(self, progress: Callable[[int], None]) -> None:
         remedy = _BUILT if self.sidecar.origin == "built" else _FOUND
         arrays: Arrays = {}
-        is_sound = True
         for name, path in self.files.arrays.items():
             size = self.sidecar.files[name][0]
             severity: Severity = "error"
@@ -86,13 +87,12 @@ class _Set:
             if fault is None:
                 fault, severity = self._content_fault(name, path, arrays)
             if fault is not None:
-                is_sound = False
                 self.found.add(path, replace(fault, remedy=remedy), severity=severity)
             progress(size if self.full else 0)
         marker = self.files.marker
         if marker is not None and not os.path.isfile(marker):
             self.found.add(marker, replace(_missing(), remedy=remedy))
-        if self.full and not is_sound:  # where it is wrong, not only that
+        if self.differs:  # where they are wrong, not only that they are
             for name, fault, count in order_faults(arrays, self.sidecar.settings):
                 self.found.add(self.files.arrays[name], replace(fault, remedy=remedy), count=count)
 
@@ -109,6 +109,7 @@ class _Set:
         arrays[name] = array
         checksum = array_checksum(array) if self.full else ""
         expected = self.sidecar.checksums[name] if self.full and self.sidecar.checksums else ""
+        self.differs |= checksum != expected
         if state_of(os.stat(path)) != self.sidecar.files[name]:
             is_harmless = self.sidecar.origin == "found" or (self.full and checksum == expected)
             return _changed(), "warning" if is_harmless else "error"

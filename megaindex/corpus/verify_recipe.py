@@ -55,11 +55,10 @@ def pairs_of_recipe(path: str) -> tuple[list[str], list[str]]:
         recipe = read_recipe(path)
     except InvalidArgument:
         return [], []
-    named = _prefixes(recipe)
-    there = [prefix for prefix in named if _is_there(prefix)]
+    there = {path: setting for path, setting in _prefixes(recipe).items() if _is_there(path)}
     return (
-        [prefix for prefix in there if named[prefix] == "path"],
-        [prefix for prefix in there if named[prefix] != "path"],
+        [path for path, setting in there.items() if setting == "path"],
+        [path for path, setting in there.items() if setting != "path"],
     )
 
 
@@ -71,13 +70,13 @@ def _corpora(recipe: Recipe) -> Iterator[Corpus]:
 
 def _prefixes(recipe: Recipe) -> dict[str, str]:
     """Every distinct prefix, and the setting that names it first; tokens before companions."""
-    named: dict[str, str] = {}
+    named: dict[str, tuple[str, str]] = {}
     for setting in ("path", "labels", "loss_mask"):
         for corpus in _corpora(recipe):
             prefix = getattr(corpus, setting)
             if prefix:
-                named.setdefault(os.path.normpath(prefix), setting)
-    return named
+                named.setdefault(os.path.realpath(prefix), (prefix, setting))
+    return dict(named.values())
 
 
 def _is_there(prefix: str) -> bool:

@@ -198,6 +198,20 @@ def test_a_forged_sidecar_leads_nowhere(folder: Path, change: str) -> None:
     assert only(path).rule == "sidecar"
 
 
+def test_a_packing_may_serve_a_sample_again(tmp_path: Path) -> None:
+    """The arrays of GPT-NeoX's packings of whole documents, one of them damaged."""
+    files = files_of(tmp_path, "p")
+    with ArrayWriter(files) as writer:
+        for name, values in CONTENTS.items():
+            array = np.array([0, 1, 0] if name == "shuffle_index" else values, np.int64)
+            writer.allocate(name, array.shape, "int64")[...] = array
+            writer.done(name)
+        writer.publish(IDENTITY)
+    changed = np.array([12, 10, 11], np.int64)
+    overwrite(tmp_path / "p-document_index.npy", changed, same_time=True)
+    assert only(tmp_path, full=True).rule == "checksum"
+
+
 def test_arrays_without_a_sidecar_are_not_judged(folder: Path) -> None:
     for name in "xy":
         (folder / f"{name}-megaindex.json").unlink()
