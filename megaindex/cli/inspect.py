@@ -1,4 +1,4 @@
-"""``megaindex inspect``: what a pair or a cache entry is."""
+"""``megaindex inspect``: what a pair, a cache entry or a set of arrays is."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""``megaindex verify``: check pairs and caches; name what is broken, where, and what repairs it."""
+"""``megaindex verify``: check pairs, caches and recipes.
+
+What is broken is named, where, and what repairs it."""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex verify", description=__doc__)
-    parser.add_argument("paths", metavar="PATH", nargs="+", help="prefix, .idx, entry or folder")
+    parser.add_argument(
+        "paths", metavar="PATH", nargs="+", help="prefix, .idx, entry, recipe, sidecar or folder"
+    )
     parser.add_argument("--full", action="store_true", help="read every byte, not only the .idx")
     parser.add_argument("--vocab-size", type=int, metavar="N", help="token ids are below N; --full")
     parser.add_argument("--eod", type=int, metavar="ID", help="documents end with this id; --full")

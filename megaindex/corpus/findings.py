@@ -32,7 +32,7 @@ class Report:
     """What was looked at, and what was found."""
 
     path: str
-    kind: Literal["pair", "cache entry", "cache"]
+    kind: Literal["pair", "cache entry", "cache", "framework arrays", "recipe"]
     full: bool
     findings: tuple[Finding, ...]
     counted: dict[str, int] = field(default_factory=dict)

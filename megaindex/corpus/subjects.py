@@ -1,4 +1,5 @@
-"""What a path given to `verify` or `inspect` names: a pair, a cache entry, or a folder of them."""
+"""What a path given to `verify` or `inspect` names: a pair, a cache entry, arrays under a
+framework's names, a recipe, or a folder of them."""
 
 from __future__ import annotations
 
@@ -12,8 +13,10 @@ from typing import Literal
 from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.io.failures import as_storage_error
 from megaindex.io.locations import is_remote, look_at
+from megaindex.store.array_set import SUFFIX
 from megaindex.store.manifest import MANIFEST
 
+_RECIPES = (".yaml", ".yml")
 _ENTRY_NAME = re.compile(r"[0-9a-f]{32}")
 
 
@@ -21,13 +24,14 @@ _ENTRY_NAME = re.compile(r"[0-9a-f]{32}")
 class Subject:
     """Something to look at."""
 
-    kind: Literal["pair", "cache entry", "cache"]
+    kind: Literal["pair", "cache entry", "cache", "framework arrays", "recipe"]
     path: str
-    """Prefix of a pair, directory of an entry or of a cache."""
+    """Prefix of a pair, directory of an entry or of a cache, a sidecar, or a recipe."""
 
 
 def subjects(path: str | os.PathLike[str]) -> list[Subject]:
-    """What lies at `path`: a prefix, an .idx or .bin, an entry, a cache, or a folder of pairs.
+    """What lies at `path`: a prefix, an .idx or .bin, an entry, a cache, a sidecar, a recipe, or a
+    folder of pairs and sidecars.
 
     Raises:
         MissingFile: nothing is there.
@@ -45,7 +49,14 @@ def subjects(path: str | os.PathLike[str]) -> list[Subject]:
         return _in_folder(Path(text))
     if not os.path.lexists(text):
         raise MissingFile(f"{text}: does not exist, nor do {text}.idx and {text}.bin; check it")
-    raise InvalidArgument(f"{text}: is neither an .idx nor a .bin; give the prefix of a pair")
+    if text.endswith(SUFFIX):
+        return [Subject(kind="framework arrays", path=text)]
+    if text.endswith(_RECIPES):
+        return [Subject(kind="recipe", path=text)]
+    raise InvalidArgument(
+        f"{text}: is neither an .idx nor a .bin, nor a recipe (.yaml) nor a sidecar (…{SUFFIX}); "
+        "give the prefix of a pair"
+    )
 
 
 def _in_folder(folder: Path) -> list[Subject]:
@@ -56,8 +67,11 @@ def _in_folder(folder: Path) -> list[Subject]:
     found = list(_pairs(folder, names))
     if any(_ENTRY_NAME.fullmatch(name) or name.startswith("tmp.") for name in names):
         found.append(Subject(kind="cache", path=str(folder)))
+    found += _sidecars(folder, names)
     if not found:
-        raise InvalidArgument(f"{folder}: holds no .idx and no cache entry; check the path")
+        raise InvalidArgument(
+            f"{folder}: holds no .idx, no cache entry and no sidecar; check the path"
+        )
     return found
 
 
@@ -65,6 +79,17 @@ def _pairs(folder: Path, names: list[str]) -> Iterator[Subject]:
     for name in names:
         if name.endswith(".idx"):
             yield Subject(kind="pair", path=str(folder / name.removesuffix(".idx")))
+
+
+def _sidecars(folder: Path, names: list[str]) -> Iterator[Subject]:
+    """Each sidecar once, under the first of its names."""
+    seen = set()
+    for path in (str(folder / name) for name in names if name.endswith(SUFFIX)):
+        with as_storage_error(path, "cannot look at"):
+            status = os.lstat(path)
+        if (status.st_dev, status.st_ino) not in seen:
+            seen.add((status.st_dev, status.st_ino))
+            yield Subject(kind="framework arrays", path=path)
 
 
 def entries(cache: str | os.PathLike[str]) -> list[Path]:

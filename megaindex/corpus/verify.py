@@ -1,16 +1,20 @@
-"""Check pairs and caches: every broken rule is a finding that says where and what repairs it."""
+"""Check pairs, caches and recipes: every broken rule is a finding that says where, and what repairs
+it."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from megaindex.corpus.findings import Finding, Report
 from megaindex.corpus.progress import Bar, silent
 from megaindex.corpus.subjects import Subject, subjects
+from megaindex.corpus.verify_arrays import verify_arrays
 from megaindex.corpus.verify_cache import verify_cache, verify_entry
 from megaindex.corpus.verify_pair import PairRules, verify_pair
+from megaindex.corpus.verify_recipe import pairs_of_recipe, verify_recipe
 from megaindex.errors import InvalidArgument
 from megaindex.format.dtypes import get_dialect
 
@@ -38,8 +42,12 @@ class Check:
                 dialect=get_dialect(self.dialect), vocab_size=self.vocab_size, eod=self.eod
             )
             return verify_pair(path, rules, full=self.full, bar=bar)
-        look = verify_entry if self.subject.kind == "cache entry" else verify_cache
-        return look(path, full=self.full, bar=bar)
+        if self.subject.kind == "recipe":
+            return verify_recipe(path)
+        return _LOOKS[self.subject.kind](path, full=self.full, bar=bar)
+
+
+_LOOKS = {"cache entry": verify_entry, "cache": verify_cache, "framework arrays": verify_arrays}
 
 
 def verify(
@@ -71,10 +79,11 @@ def verify_all(
     eod: int | None = None,
     bar: Bar = silent,
 ) -> list[Report]:
-    """Check a pair, a cache entry, a cache, or all pairs of a folder.
+    """Check a pair, a cache entry, a cache, arrays under a framework's names, a recipe and all
+    pairs that it names, or all of those but recipes in a folder.
 
     Args:
-        path: prefix, .idx, .bin, or directory.
+        path: prefix, .idx, .bin, sidecar, recipe, or directory.
         full: read every byte: token ids, checksums, where sequences overlap. Else only the .idx
             and the sizes of files are looked at.
         dialect: whose dtype codes a pair uses.
@@ -109,9 +118,21 @@ def checks(
         raise InvalidArgument("vocab_size and eod are checked by reading every token; add --full")
     if vocab_size is not None and vocab_size < 1:
         raise InvalidArgument(f"vocab_size must be at least 1, got {vocab_size}")
+    if vocab_size is not None and eod is not None and not 0 <= eod < vocab_size:
+        raise InvalidArgument(f"eod is a token id, from 0 to below {vocab_size}, got {eod}")
     get_dialect(dialect)
-    return [
-        Check(subject=subject, full=full, dialect=dialect, vocab_size=vocab_size, eod=eod)
-        for path in paths
-        for subject in subjects(path)
-    ]
+    make = partial(Check, full=full, dialect=dialect)
+    of_tokens = partial(make, vocab_size=vocab_size, eod=eod)
+    to_do = [of_tokens(subject=subject) for path in paths for subject in subjects(path)]
+    named = {check.subject.path for check in to_do}
+    for recipe in [check.subject.path for check in to_do if check.subject.kind == "recipe"]:
+        tokens, companions = pairs_of_recipe(recipe)
+        for prefix in [prefix for prefix in (*tokens, *companions) if prefix not in named]:
+            subject = Subject(kind="pair", path=prefix)
+            named.add(prefix)
+            to_do.append(
+                of_tokens(subject=subject)
+                if prefix in tokens
+                else make(subject=subject, vocab_size=None, eod=None)  # labels and masks are no ids
+            )
+    return to_do

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from megaindex.errors import FormatError
 from megaindex.index.arithmetic import shuffle_dtype
@@ -93,6 +94,8 @@ def _check_rows(
     # a last sample that is partial has fewer tokens; all others have exactly size
     whole = min(samples, (order.total_tokens - order.add_extra_token) // size)
     _check_ends(order, lengths, document_index, position[1 : whole + 1], offset[1 : whole + 1])
+    if not rising_rows(sample_index[: whole + 1]).all():
+        raise FormatError("sample_index has a sample that does not begin after the one before it")
     rows = np.unique(np.linspace(0, max(whole - 1, 0), _SAMPLED_ROWS).astype(np.int64))
     for row in rows[rows < whole].tolist():
         (first, begin), (last, end) = sample_index[row : row + 2].tolist()
@@ -102,3 +105,11 @@ def _check_rows(
                 f"sample {row} must have {size} tokens, has {between - begin + end}: its documents "
                 "have other lengths than when it was cut"
             )
+
+
+def rising_rows(sample_index: IntArray) -> npt.NDArray[np.bool_]:
+    """bool[n - 1]: which rows are behind the row before: later, or farther on in its document."""
+    position, offset = sample_index[:, 0], sample_index[:, 1]
+    farther = (position[1:] == position[:-1]) & (offset[1:] > offset[:-1])
+    rising: npt.NDArray[np.bool_] = farther | (position[1:] > position[:-1])
+    return rising

@@ -17,7 +17,7 @@ ArrayRecord = tuple[str, tuple[int, ...], int]
 FileState = list[int]
 """Size in bytes, time of the last change in nanoseconds, inode: of a file that was not replaced or
 written to, they stay, when it is renamed too."""
-_SUFFIX = "-megaindex.json"
+SUFFIX = "-megaindex.json"
 
 
 @dataclass(kw_only=True, slots=True)
@@ -39,14 +39,21 @@ class ArrayFiles:
     @property
     def name(self) -> str:
         """What the sidecar calls this set."""
-        return self.sidecar.rpartition("/")[2].removesuffix(_SUFFIX)
+        return self.sidecar.rpartition("/")[2].removesuffix(SUFFIX)
+
+    @property
+    def endings(self) -> tuple[dict[str, str], str | None]:
+        """What follows the name of the set in those of its arrays, and of its marker."""
+        base = str(self)
+        arrays = {name: path.removeprefix(base) for name, path in self.arrays.items()}
+        return arrays, self.marker and self.marker.removeprefix(base)
 
     def are_there(self, is_there: Callable[[str], bool] = os.path.isfile) -> bool:
         """Whether the framework would find them."""
         return all(map(is_there, self.paths))
 
     def __str__(self) -> str:
-        return self.sidecar.removesuffix(_SUFFIX)
+        return self.sidecar.removesuffix(SUFFIX)
 
 
 @dataclass(kw_only=True)
@@ -66,6 +73,11 @@ class Sidecar:
     arrays: Mapping[str, ArrayRecord]
     files: dict[str, FileState]
     """The files that this was recorded of: others of their names are not described by it."""
+    checksums: Mapping[str, str] | None
+    """XXH3-128 of the elements of each array; None where it was read and nobody needs them."""
+    in_doubt: bool = False
+    """Recorded under another boot, and nobody has noted that the files are on the disk: pages of
+    them may have been lost. Not part of the record."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -86,7 +98,11 @@ class Identity:
         return (known or sidecar.corpus == self.corpus()) and sidecar.settings == self.settings()
 
     def sidecar(
-        self, origin: str, arrays: Mapping[str, ArrayRecord], files: dict[str, FileState]
+        self,
+        origin: str,
+        arrays: Mapping[str, ArrayRecord],
+        files: dict[str, FileState],
+        checksums: Mapping[str, str],
     ) -> Sidecar:
         """The record of arrays that are those of this identity."""
         return Sidecar(
@@ -97,6 +113,7 @@ class Identity:
             facts=self.facts(),
             arrays=arrays,
             files=files,
+            checksums=checksums,
         )
 
 
@@ -109,9 +126,12 @@ def states_of(paths: Mapping[str, str]) -> dict[str, FileState]:
     states = {}
     for name, path in paths.items():
         with as_storage_error(path, "cannot look at"):
-            status = os.stat(path)
-        states[name] = [status.st_size, status.st_mtime_ns, status.st_ino]
+            states[name] = state_of(os.stat(path))
     return states
+
+
+def state_of(status: os.stat_result) -> FileState:
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
 def check_unchanged(files: ArrayFiles, sidecar: Sidecar) -> None:

@@ -7,11 +7,12 @@ import errno
 import functools
 import os
 import secrets
-import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import xxhash
 
 from megaindex.io.failures import storage_error
 from megaindex.io.filesystem import is_local
@@ -24,10 +25,10 @@ from megaindex.store.array_set import (
     Sidecar,
     states_of,
 )
-from megaindex.store.fingerprint import array_bytes
+from megaindex.store.fingerprint import array_bytes, array_checksum
 from megaindex.store.listing import Listing
 from megaindex.store.npy import WORTH_MAPPING, map_new, npy_header, populate
-from megaindex.store.sidecar import remove, write_sidecars
+from megaindex.store.sidecar_file import make_sets_durable_later, remove, write_sidecars
 
 _header = functools.lru_cache(maxsize=4096)(npy_header)
 
@@ -39,8 +40,8 @@ class ArrayWriter:
     and gets its name when everything else is complete, the sidecar too: a crash leaves the set
     whole or absent. No file has its name before it is complete: a builder that was frozen, and
     replaced, may wake up and go on beside readers of what the other one built. Large arrays on a
-    local file system are mapped files, so that what a kernel writes is already in place; others are
-    written when they are done.
+    local file system are mapped files, so that what a kernel writes is already in place; their
+    checksums are computed while the next kernel runs. Others are written when they are done.
     """
 
     def __init__(self, files: ArrayFiles, listing: Listing | None = None) -> None:
@@ -51,14 +52,18 @@ class ArrayWriter:
         self._suffix = f".tmp.{secrets.token_hex(8)}"
         self._headers: dict[str, bytes] = {}
         self._records: dict[str, ArrayRecord] = {}
+        self._checksums: dict[str, str | Future[str]] = {}
         self._arrays: Arrays = {}
-        self._mapped: dict[str, threading.Thread] = {}
+        self._mapped: set[str] = set()
+        self._pool: ThreadPoolExecutor | None = None
         self._unnamed = self.files.paths
 
     def __enter__(self) -> ArrayWriter:
         return self.begin()
 
     def __exit__(self, *exc: object) -> None:
+        if self._pool is not None:
+            self._pool.shutdown(wait=True, cancel_futures=True)
         for path in self._unnamed:
             with contextlib.suppress(OSError):  # what stays is removed by the next builder
                 remove(path + self._suffix)
@@ -83,16 +88,24 @@ class ArrayWriter:
         return array
 
     def done(self, name: str) -> None:
-        if name in self._mapped:
-            self._mapped[name].join()  # it touches pages, which changes the file's time
+        array = self._arrays[name]
+        if self._pool is not None and name in self._mapped:
+            self._checksums[name] = self._pool.submit(array_checksum, array)
         else:
-            _create(self._temporary(name), self._headers[name], self._arrays[name])
+            data = array_bytes(array)
+            _create(self._temporary(name), self._headers[name], data)
+            self._checksums[name] = xxhash.xxh3_128_hexdigest(data)
 
     def sidecar(self, identity: Identity) -> Sidecar:
         """What to record of the arrays, all of which are done."""
+        # waits for what touches pages of a mapped file too, which changes its time
+        checksums = {
+            name: checksum if isinstance(checksum, str) else checksum.result()
+            for name, checksum in self._checksums.items()
+        }
         self._arrays.clear()
         files = states_of({name: self._temporary(name) for name in self._records})
-        return identity.sidecar("built", self._records, files)
+        return identity.sidecar("built", self._records, files, checksums)
 
     def reveal(self, text: str = "") -> None:
         """Give all files their names; ``text`` is what the marker holds, where there is one."""
@@ -111,6 +124,7 @@ class ArrayWriter:
         sidecar = self.sidecar(identity)
         write_sidecars([(self.files, sidecar)])
         self.reveal(text)
+        make_sets_durable_later([(self.files, sidecar)])
         return sidecar
 
     def _temporary(self, name: str) -> str:
@@ -122,8 +136,10 @@ class ArrayWriter:
         if not is_local(path.parent):
             return array
         array = map_new(path, array.shape, array.dtype.name)
-        self._mapped[name] = threading.Thread(target=populate, args=(array,), daemon=True)
-        self._mapped[name].start()
+        self._mapped.add(name)
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(1, "megaindex-arrays")
+        self._pool.submit(populate, array)
         return array
 
 
@@ -141,21 +157,23 @@ def write_together(
         for k, (writer, identity, _) in enumerate(writers):
             fill(k, writer.begin())
             sidecars.append(writer.sidecar(identity))
-        write_sidecars([(w.files, s) for (w, *_), s in zip(writers, sidecars, strict=True)])
+        sets = [(w.files, s) for (w, *_), s in zip(writers, sidecars, strict=True)]
+        write_sidecars(sets)
         for writer, _, text in writers:
             writer.reveal(text)
     finally:
         for writer, *_ in writers:
             writer.__exit__()
+    make_sets_durable_later(sets)
     return sidecars
 
 
-def _create(path: str, header: bytes, array: IntArray | None = None) -> None:
-    """A new file that holds the header, then the array."""
+def _create(path: str, header: bytes, data: bytes | memoryview = b"") -> None:
+    """A new file that holds the header, then the data."""
     try:
         descriptor = _open_new(path)
         try:
-            _write(descriptor, header, b"" if array is None else array_bytes(array))
+            _write(descriptor, header, data)
         finally:
             os.close(descriptor)
     except OSError as error:

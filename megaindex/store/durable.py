@@ -1,13 +1,14 @@
-"""Brings published entries to disk in the background and marks those that are there."""
+"""Brings what was published to disk in the background and marks what is there."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 DURABLE = "durable"
@@ -21,15 +22,20 @@ def make_durable_later(entry: Path) -> None:
 
     A process that ends before leaves it unmarked: it is verified once, by its first reader.
     """
-    _worker.schedule(entry)
+    later(functools.partial(make_durable, entry))
+
+
+def later(sync: Callable[[], None]) -> None:
+    """Call ``sync``, which handles its own errors, when building is likely to be over."""
+    _worker.schedule(sync)
 
 
 def make_durable(entry: Path) -> None:
     """Sync an entry now and mark it."""
-    with contextlib.suppress(OSError), _opened(entry) as directory:
+    with contextlib.suppress(OSError), opened(entry) as directory:
         # By descriptor: whatever bears the entry's name by now, this marks what was synced.
         for name in os.listdir(directory):
-            with _opened(name, directory) as file:
+            with opened(name, directory) as file:
                 os.fsync(file)
         os.fsync(directory)
         flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -37,15 +43,15 @@ def make_durable(entry: Path) -> None:
 
 
 class _Worker:
-    """One thread for all entries of the process, started with the first."""
+    """One thread for all that the process has to sync, started with the first."""
 
     def __init__(self) -> None:
-        self._entries: queue.SimpleQueue[tuple[float, Path]] = queue.SimpleQueue()
+        self._tasks: queue.SimpleQueue[tuple[float, Callable[[], None]]] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._started = False
 
-    def schedule(self, entry: Path) -> None:
-        self._entries.put((time.monotonic() + _DELAY_SECONDS, entry))
+    def schedule(self, sync: Callable[[], None]) -> None:
+        self._tasks.put((time.monotonic() + _DELAY_SECONDS, sync))
         with self._lock:
             if not self._started:
                 self._started = True
@@ -53,16 +59,16 @@ class _Worker:
 
     def _run(self) -> None:
         while True:
-            due, entry = self._entries.get()
+            due, sync = self._tasks.get()
             time.sleep(max(0.0, due - time.monotonic()))
-            make_durable(entry)
+            sync()
 
 
 _worker = _Worker()
 
 
 def _forget_the_thread() -> None:
-    """After a fork the thread is the parent's, and so are the entries it has to sync."""
+    """After a fork the thread is the parent's, and so is what it has to sync."""
     global _worker  # noqa: PLW0603
     _worker = _Worker()
 
@@ -71,9 +77,11 @@ os.register_at_fork(after_in_child=_forget_the_thread)
 
 
 @contextlib.contextmanager
-def _opened(path: str | Path, directory: int | None = None) -> Iterator[int]:
-    # neither out of the entry through a link nor into a pipe that has no writer
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+def opened(
+    path: str | Path, directory: int | None = None, mode: int = os.O_RDONLY
+) -> Iterator[int]:
+    """A descriptor of a file, neither behind a link nor of a pipe that has no writer."""
+    flags = mode | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     fd = os.open(path, flags, dir_fd=directory)
     try:
         yield fd

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
 import logging
 import os
 import secrets
@@ -113,6 +114,7 @@ class EntryWriter:
         )
 
 
+@functools.cache  # no process outlives it
 def boot_id() -> str:
     """Identifies this boot of this machine: pages written under it are still in its memory."""
     try:

@@ -23,6 +23,8 @@ class Listing:
         such file, which is read once."""
         self.accepted: list[tuple[ArrayFiles, Sidecar]] = []
         """Sets of the framework's that were checked and are to be recorded, together."""
+        self.verified: list[tuple[ArrayFiles, Sidecar]] = []
+        """Sets of another boot that lost nothing, and are to be noted as being on the disk."""
 
     @classmethod
     def of(cls, directory: str, at_most: int) -> Listing | None:
@@ -55,7 +57,7 @@ def current_states(
     """The state of each array file, for all that is known; None where a file is missing."""
     if not files.are_there(os.path.isfile if listing is None else listing.__contains__):
         return None
-    if listing is not None and sidecar is not None:
+    if listing is not None and sidecar is not None and not sidecar.in_doubt:
         inodes = {name: state[-1] for name, state in sidecar.files.items()}
         if inodes == {name: listing.inode(path) for name, path in files.arrays.items()}:
             return sidecar.files

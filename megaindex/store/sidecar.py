@@ -7,6 +7,10 @@ megaindex share the arrays; the framework never reads the sidecar. Sidecars of s
 together are hard links to one file that lists them all: hundreds of sets cost one file to write and
 to read.
 
+A sidecar of this boot, or one that says that its files are on the disk, is taken at its word. After
+another boot its arrays are read once and compared with their checksums: a power loss takes pages
+that were not written yet, and leaves the sizes as they were.
+
 Arrays that have none were written by the framework: they are checked, accepted, logged and recorded
 as ``found``. What is found is never written to, and what was built here is rebuilt when the corpus
 has changed.
@@ -14,34 +18,32 @@ has changed.
 
 from __future__ import annotations
 
-import json
 import logging
 import math
-import os
-import secrets
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
+import numpy.typing as npt
 
-from megaindex.errors import FormatError, StorageError
-from megaindex.io.failures import as_storage_error
+from megaindex.errors import FormatError, MissingFile, StorageError
 from megaindex.io.mapping import map_readonly
+from megaindex.kernels.types import IntArray
 from megaindex.store.array_set import (
     ArrayFiles,
+    ArrayRecord,
     Arrays,
     FileState,
     Identity,
     Sidecar,
 )
-from megaindex.store.fingerprint import canonical_json
+from megaindex.store.fingerprint import array_checksum
 from megaindex.store.listing import Listing, current_states
 from megaindex.store.manifest import ARRAY_DTYPES
 from megaindex.store.npy import map_npy
+from megaindex.store.sidecar_file import make_sets_durable_later, read_sidecar, write_sidecars
 
 logger = logging.getLogger("megaindex")
-
-SIDECAR_FORMAT = 2
 
 
 def find_arrays(
@@ -69,7 +71,7 @@ def find_arrays(
     if sidecar is None or states != sidecar.files:
         return _accept(files, states, identity, check, listing)
     if identity.is_of(sidecar):
-        return sidecar
+        return _verified(files, sidecar, listing) if sidecar.in_doubt else sidecar
     if sidecar.origin != "built":
         _refuse(files)
     logger.warning("%s: built from other data or with other settings; rebuilt", files)
@@ -83,6 +85,42 @@ def _refuse(files: ArrayFiles) -> NoReturn:
         "built, or a setting did that their name does not tell; remove the files of that name, or "
         "choose another cache directory"
     )
+
+
+def _verified(files: ArrayFiles, sidecar: Sidecar, listing: Listing | None) -> Sidecar | None:
+    """The sidecar of another boot if nothing was lost since; None where arrays are to be built."""
+    try:
+        damaged = damaged_arrays(files, sidecar)
+    except MissingFile:  # removed just now, by who builds them anew
+        return None
+    if damaged and sidecar.origin != "built":
+        raise FormatError(
+            f"{files.arrays[damaged[0]]}: does not hold what it held when it was accepted; a power "
+            "loss takes what is not yet on the disk; remove all files of that name, they will be "
+            "built again"
+        )
+    if damaged:
+        names = ", ".join(damaged)
+        logger.warning("%s: %s lost what was written; rebuilt", files, names)
+        return None
+    logger.info("%s: recorded under another boot; nothing is lost", files)
+    sidecar.in_doubt = False
+    if listing is None:
+        make_sets_durable_later([(files, sidecar)])
+    else:
+        listing.verified.append((files, sidecar))
+    return sidecar
+
+
+def damaged_arrays(files: ArrayFiles, sidecar: Sidecar) -> list[str]:
+    """Names of the arrays that do not hold what the sidecar says; every byte is read.
+
+    Raises:
+        MissingFile, FormatError: as `map_arrays`.
+    """
+    assert sidecar.checksums is not None, "they are read where a sidecar is in doubt"
+    arrays = map_arrays(files, sidecar)
+    return [name for name, a in arrays.items() if array_checksum(a) != sidecar.checksums[name]]
 
 
 def _accept(
@@ -99,11 +137,11 @@ def _accept(
         logger.warning("%s: %s", files, error)
         _refuse(files)
     logger.info("%s: not recorded as they are now; checked and used", files)
-    sidecar = identity.sidecar(
-        "found",
-        {name: (a.dtype.name, a.shape, offset) for name, (a, offset) in arrays.items()},
-        states,
-    )
+    records = {
+        name: (array.dtype.name, array.shape, offset) for name, (array, offset) in arrays.items()
+    }
+    checksums = {name: array_checksum(array) for name, (array, _) in arrays.items()}
+    sidecar = identity.sidecar("found", records, states, checksums)
     if listing is None:
         record_accepted([(files, sidecar)])
     else:
@@ -117,100 +155,8 @@ def record_accepted(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
         write_sidecars(sets)
     except StorageError as error:
         logger.warning("%s; these arrays are used, and will be checked again", error)
-
-
-def write_sidecars(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
-    """Record sets of one directory, in one file that has a name for each of them."""
-    body = {files.name: vars(sidecar) for files, sidecar in sets}
-    text = canonical_json({"sidecar_format": SIDECAR_FORMAT, "sets": body})
-    first = sets[0][0].sidecar
-    temporary = f"{first}.tmp.{secrets.token_hex(8)}"
-    with as_storage_error(first, "cannot write"):
-        try:
-            with open(temporary, "xb", buffering=0) as file:
-                file.write(text.encode())
-            for files, sidecar in sets[1:]:
-                if not _link(temporary, files.sidecar):
-                    write_sidecars([(files, sidecar)])
-            os.rename(temporary, first)
-        except BaseException:
-            remove(temporary)
-            raise
-
-
-def _link(source: str, name: str) -> bool:
-    """Whether ``name`` is now one of ``source``: not where there is a file of that name already,
-    nor on a file system without hard links."""
-    try:
-        os.link(source, name)
-    except OSError:
-        return False
-    return True
-
-
-def remove(path: str) -> None:
-    """Remove a file if it is there."""
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return
-
-
-def read_sidecar(files: ArrayFiles, listing: Listing | None = None) -> Sidecar | None:
-    """The sidecar; None where there is none that can be read: the arrays are then checked."""
-    if listing is not None and files.sidecar not in listing:
-        return None
-    try:
-        sidecar = _sets_of(files.sidecar, listing)[files.name]
-        if not sidecar.arrays.keys() == sidecar.files.keys() == files.arrays.keys():
-            raise ValueError("it describes other arrays")
-        return sidecar
-    except FileNotFoundError:
-        return None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        logger.warning("%s: cannot be read (%s); the arrays are checked anew", files.sidecar, error)
-        return None
-
-
-def _sets_of(path: str, listing: Listing | None) -> dict[str, Sidecar]:
-    """The sets a sidecar lists, read once for all names that a listing shows to be one file."""
-    inode = None if listing is None else listing.inode(path)
-    if listing is not None and inode in listing.sidecars:
-        return listing.sidecars[inode]
-    with as_storage_error(path, "cannot read"):
-        read_inode, sets = _sets_in(path)
-    if listing is not None and inode == read_inode:
-        listing.sidecars[inode] = sets
-    return sets
-
-
-_read_last: tuple[tuple[int, ...], dict[str, Sidecar]] | None = None
-
-
-def _sets_in(path: str) -> tuple[int, dict[str, Sidecar]]:
-    """The inode of a sidecar, and the sets it lists. The one read last is kept: the next set is
-    often in it too."""
-    global _read_last  # noqa: PLW0603
-    status = os.stat(path)
-    identity = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
-    last = _read_last
-    if last is not None and last[0] == identity:
-        return status.st_ino, last[1]
-    with open(path, "rb", buffering=0) as file:
-        body = json.loads(file.read())
-    if body["sidecar_format"] != SIDECAR_FORMAT:
-        raise ValueError("it is of another format")
-    sets = {name: _parsed(**fields) for name, fields in body["sets"].items()}
-    _read_last = identity, sets
-    return status.st_ino, sets
-
-
-def _parsed(arrays: dict[str, Any], files: dict[str, Any], **fields: Any) -> Sidecar:
-    records = {
-        name: (dtype, tuple(shape), offset) for name, (dtype, shape, offset) in arrays.items()
-    }
-    states = {name: [size, time, inode] for name, (size, time, inode) in files.items()}
-    return Sidecar(arrays=records, files=states, **fields)
+    else:
+        make_sets_durable_later(sets)
 
 
 def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
@@ -224,14 +170,25 @@ def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
     for name, path in files.arrays.items():
         dtype, shape, offset = sidecar.arrays[name]
         data = map_readonly(path)
-        nbytes = offset + math.prod(shape) * _ITEMSIZE[dtype]
-        if data.size != nbytes or dtype not in ARRAY_DTYPES:
+        array = _elements(data, sidecar.arrays[name])
+        if array is None:
             raise FormatError(
-                f"{path}: {files.sidecar} promises {nbytes} bytes of {dtype}, the file has "
-                f"{data.size}; remove both files, they will be built again"
+                f"{path}: {files.sidecar} promises {dtype} of shape {shape} after {offset} bytes, "
+                f"the file has {data.size}; remove both files, they will be built again"
             )
-        arrays[name] = data[offset:].view(dtype).reshape(shape)
+        arrays[name] = array
     return arrays
+
+
+def _elements(data: npt.NDArray[np.uint8], record: ArrayRecord) -> IntArray | None:
+    """What a file holds behind its header; None if it has another size than that takes."""
+    dtype, shape, offset = record
+    try:
+        if data.size == offset + math.prod(shape) * _ITEMSIZE[dtype]:
+            return data[offset:].view(dtype).reshape(shape)
+    except (KeyError, TypeError, ValueError):  # no sizes or no type: nobody wrote that here
+        pass
+    return None
 
 
 def _is_ours_damaged(sidecar: Sidecar, states: dict[str, FileState]) -> bool:

@@ -10,6 +10,14 @@ from typing import Any
 import pytest
 from megatron_blends import one_process, write_corpora
 
+from megaindex.store import sidecar_file
+
+
+@pytest.fixture(autouse=True)
+def no_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is synced 2 s later, in the middle of another test."""
+    monkeypatch.setattr(sidecar_file, "later", lambda sync: None)
+
 
 @pytest.fixture(scope="module")
 def core(megatron_datasets: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:

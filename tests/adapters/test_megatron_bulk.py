@@ -14,7 +14,9 @@ from megatron_blends import assert_equal, build, installed, samples
 
 from megaindex.adapters.megatron import building, drawing
 from megaindex.errors import FormatError, MissingFile
+from megaindex.store import sidecar, sidecar_file
 from megaindex.store.listing import Listing
+from megaindex.store.sidecar_file import parse_sidecar
 
 SIZES = (60, 9, 5)
 WEIGHTS = [1.0, 2.0, 3.0, 2.0, 1.0]
@@ -138,3 +140,64 @@ def test_damage_after_the_corpus_changed(core: Any, tmp_path: Path) -> None:
             _ = first.sample_index
         for dataset in (first, *train.datasets[1:]):  # else `uninstall` would map them
             vars(dataset).pop("_megaindex")
+
+
+def power_loss(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Another boot, after which all elements of an array read as zeros."""
+    monkeypatch.setattr(sidecar_file, "boot_id", lambda: "another boot")
+    monkeypatch.setattr(sidecar_file, "_read_last", None)
+    status = path.stat()
+    with open(path, "r+b") as file:
+        file.seek(128)
+        file.write(bytes(status.st_size - 128))
+    os.utime(path, ns=(0, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("array", ["document_index", "sample_index", "shuffle_index"])
+def test_a_power_loss_is_noticed_and_mended(
+    core: Any,
+    corpora: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    array: str,
+) -> None:
+    """Of all sets the damaged one is built again; the others are noted, and not read again."""
+    due: list[Any] = []
+    monkeypatch.setattr(sidecar_file, "later", due.append)
+    config = {"blend": (corpora, WEIGHTS), **CONFIG}
+    with installed():
+        expected = samples(build(core, SIZES, tmp_path, **config))
+        due.clear()
+        victim = sorted(tmp_path.glob(f"*-GPTDataset-train-{array}.npy"))[1]
+        power_loss(monkeypatch, victim)
+        with caplog.at_level(logging.WARNING, "megaindex"):
+            assert_equal(samples(build(core, SIZES, tmp_path, **config)), expected)
+        named = {record.getMessage() for record in caplog.records}
+        base = str(victim).removesuffix(f"-{array}.npy")
+        assert named == {f"{base}: {array} lost what was written; rebuilt"}
+        for sync in due:
+            sync()
+        monkeypatch.setattr(sidecar_file, "boot_id", lambda: "one more")
+        monkeypatch.setattr(sidecar, "damaged_arrays", None)  # nothing is read
+        assert_equal(samples(build(core, SIZES, tmp_path, **config)), expected)
+    marks = {path.stat().st_ino: path for path in tmp_path.glob("*-megaindex.json")}.values()
+    durable = [parse_sidecar(path.read_bytes()).durable for path in marks]
+    assert sorted(durable)[:-1] == ["1"] * 4  # three blends and the set that was built again
+    assert sorted(durable, key=len)[-1].count("0") == 1  # whose old record nobody reads any more
+
+
+def test_a_power_loss_of_what_is_not_ours(
+    core: Any, corpora: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar_file, "later", lambda sync: None)
+    config = {"blend": (corpora, WEIGHTS), **CONFIG}
+    build(core, SIZES, tmp_path, **config)
+    with installed():
+        build(core, SIZES, tmp_path, **config)
+        victim = sorted(tmp_path.glob("*-GPTDataset-train-sample_index.npy"))[1]
+        power_loss(monkeypatch, victim)
+        before = victim.read_bytes()
+        with pytest.raises(FormatError, match="does not hold what it held when it was accepted"):
+            build(core, SIZES, tmp_path, **config)
+    assert victim.read_bytes() == before

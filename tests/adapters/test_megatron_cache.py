@@ -201,6 +201,22 @@ def test_damaged_arrays(core: Any, corpora: list[str], tmp_path: Path) -> None:
         assert_equal(samples(build(core, SIZES, tmp_path, **config)), expected)
 
 
+def test_a_page_that_no_sampled_row_lies_in(core: Any, tmp_path: Path) -> None:
+    """Of arrays without a sidecar every row is compared with the one before it."""
+    prefix, cache = str(tmp_path / "c"), tmp_path / "cache"
+    write_corpus(Path(prefix), [4000] * 1000)
+    config = {"blend": ([prefix], None), "split": "100"}
+    build(core, (None, None, None), cache, **config)
+    victim = next(cache.glob("*-train-sample_index.npy"))
+    rows = np.load(victim)
+    assert len(rows) > 100_000
+    row = len(rows) // 2 + 40
+    rows[row : row + 100] = 0
+    np.save(victim, rows)
+    with installed(), pytest.raises(FormatError, match="written by the framework"):
+        build(core, (None, None, None), cache, **config)
+
+
 def test_foreign_blends_are_checked(core: Any, corpora: list[str], tmp_path: Path) -> None:
     config = {"blend": (corpora[:3], [1.0, 2.0, 3.0]), **SPLIT, "mid_level_dataset_surplus": 0.5}
     build(core, SIZES, tmp_path, **config)

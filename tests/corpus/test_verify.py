@@ -252,7 +252,7 @@ def test_paths_that_name_nothing(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="does not exist"):
         verify(tmp_path / "no")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(InvalidArgument, match="holds no .idx and no cache entry"):
+    with pytest.raises(InvalidArgument, match=r"holds no .idx, no cache entry and no sidecar"):
         verify(tmp_path / "empty")
     (tmp_path / "text").write_text("x")
     with pytest.raises(InvalidArgument, match="neither an .idx nor a .bin"):

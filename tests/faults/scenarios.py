@@ -15,11 +15,13 @@ from faults.pairs import Pair, by_merge, by_split, by_writer, unknown_names
 import megaindex
 from megaindex.errors import MegaIndexError
 from megaindex.format import IndexedDatasetWriter
-from megaindex.store import entry, leftovers
+from megaindex.store import array_writer, entry, leftovers
+from megaindex.store.array_set import ArrayFiles, Identity, Sidecar
 from megaindex.store.array_writer import ArrayWriter, write_together
 from megaindex.store.claim import build_once
 from megaindex.store.durable import make_durable
-from megaindex.store.sidecar import ArrayFiles, Identity, Sidecar, find_arrays
+from megaindex.store.sidecar import find_arrays
+from megaindex.store.sidecar_file import make_sets_durable, parse_sidecar, read_sidecar
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,7 @@ class Named:
     together: bool = True
 
     def prepare(self, folder: Path) -> None:
+        array_writer.make_sets_durable_later = lambda sets: None  # see NamedDurable
         if self.stale:
             self._build(folder, "old")
 
@@ -161,6 +164,25 @@ class Named:
         return unknown_names(folder, known)
 
 
+class NamedDurable(Named):
+    """Two sets that are there, brought to the disk and noted in their sidecar."""
+
+    def prepare(self, folder: Path) -> None:
+        super().prepare(folder)
+        self._build(folder, "new")
+
+    def act(self, folder: Path) -> None:
+        files = [_files(folder, number) for number in range(2)]
+        sidecars = [(each, read_sidecar(each)) for each in files]
+        make_sets_durable([(each, found) for each, found in sidecars if found is not None])
+
+    def state(self, folder: Path) -> str:
+        assert super().state(folder) == "new"  # whole, and known, whatever happens
+        marks = parse_sidecar((folder / "0-megaindex.json").read_bytes()).durable
+        assert marks in ("00", "10", "01", "11")
+        return "new" if marks == "11" else "old"
+
+
 def _refuse(arrays: Mapping[str, Any]) -> None:
     raise AssertionError("arrays built here are known by their sidecar")
 
@@ -200,6 +222,7 @@ SCENARIOS: dict[str, Any] = {
         Named("named", together=False),
         Named("named-together"),
         Named("named-stale", stale=True),
+        NamedDurable("named-durable"),
     )
 }
 CACHES = ("cache", "cache-mapped", "cache-damaged", "named", "named-together", "named-stale")

@@ -27,6 +27,7 @@ from megaindex.store.array_writer import ArrayWriter, write_together
 from megaindex.store.claim import build_once
 from megaindex.store.listing import Listing
 from megaindex.store.sidecar import record_accepted
+from megaindex.store.sidecar_file import make_sets_durable_later
 
 logger = logging.getLogger("megaindex")
 
@@ -125,12 +126,16 @@ def _fill_in(pairs: Sequence[tuple[Any, Request]], directory: str | None, ahead:
 
 @contextlib.contextmanager
 def _listing(requests: Sequence[Request], directory: str) -> Iterator[Listing | None]:
-    """To look requests up by; what is found to be Megatron's is recorded at the end."""
+    """To look requests up by; what is found to be Megatron's is recorded at the end, and what
+    has outlived a boot noted."""
     listing = Listing.of(directory, at_most=_WORTH_LISTING * len(requests))
     yield listing
-    accepted = [] if listing is None else listing.accepted
-    for begin in range(0, len(accepted), _TOGETHER):
-        record_accepted(accepted[begin : begin + _TOGETHER])
+    if listing is None:
+        return
+    for begin in range(0, len(listing.accepted), _TOGETHER):
+        record_accepted(listing.accepted[begin : begin + _TOGETHER])
+    for begin in range(0, len(listing.verified), _TOGETHER):
+        make_sets_durable_later(listing.verified[begin : begin + _TOGETHER])
 
 
 def _find_all(requests: Sequence[Request], directory: str) -> list[Sidecar] | None:
