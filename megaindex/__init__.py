@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from megaindex.build.blend import build_blend
     from megaindex.corpus.tokenize import tokenize
     from megaindex.errors import (
+        EngineError,
         FormatError,
         InvalidArgument,
         MegaIndexError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _HOMES = {
+    "EngineError": "megaindex.errors",
     "FormatError": "megaindex.errors",
     "IndexedDataset": "megaindex.format",
     "IndexedDatasetWriter": "megaindex.format",
@@ -41,6 +43,7 @@ _HOMES = {
 }
 
 __all__ = [
+    "EngineError",
     "FormatError",
     "IndexedDataset",
     "IndexedDatasetWriter",
