@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import warnings
 from collections.abc import Iterator
 from types import ModuleType
@@ -23,6 +24,9 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 settings.load_profile("megaindex")
+
+# What a shell starts in the background ignores Ctrl-C, and so do its children: tests send it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BACKENDS = ("reference", "numba", "native")
 
