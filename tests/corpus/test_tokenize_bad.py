@@ -284,7 +284,11 @@ def test_a_bad_file_always_stops(
         ({"keys": ["a", "a"]}, InvalidArgument, r"keys=\['a', 'a'\]: .* only once"),
         ({"format": "csv"}, InvalidArgument, "format='csv': unknown; choose one of jsonl"),
         ({"on_bad_line": "warn"}, InvalidArgument, "on_bad_line must be stop or skip, got 'warn'"),
-        ({"part_bytes": 0}, InvalidArgument, "part_bytes must be at least 1, got 0"),
+        (
+            {"part_bytes": 0},
+            InvalidArgument,
+            r"part_bytes \(--part-size\) must be at least 1, got 0",
+        ),
     ],
 )
 def test_bad_settings(
