@@ -37,7 +37,7 @@ class _Process(context.SpawnProcess):
             main = sys.modules["__main__"]
             sys.modules["__main__"] = ModuleType("__main__")
             try:
-                return context.SpawnProcess._Popen(process_obj)  # type: ignore[attr-defined]
+                return context.SpawnProcess._Popen(process_obj)
             finally:
                 sys.modules["__main__"] = main
 

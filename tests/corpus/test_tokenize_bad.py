@@ -333,7 +333,7 @@ def test_outputs_that_must_not_be_written(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="check the path"):
         run(tmp_path / "none" / "o", [source])
     (tmp_path / "o.bin").write_bytes(b"precious")
-    with pytest.raises(StorageError, match=r"o\.bin: already exists"):
+    with pytest.raises(StorageError, match=r"o\.bin: already exists.*--overwrite"):
         run(tmp_path / "o", [source])
     assert names(tmp_path) == {"a.jsonl", "o.bin"}
     assert (tmp_path / "o.bin").read_bytes() == b"precious"
