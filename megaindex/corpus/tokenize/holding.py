@@ -19,7 +19,7 @@ from megaindex.errors import StorageError
 from megaindex.format.paths import pair_paths
 from megaindex.io.failures import as_storage_error
 from megaindex.store.claim import STALE_AFTER, Claim
-from megaindex.store.holder import is_gone, read_claim, who
+from megaindex.store.holder import is_gone, read_claim, token_of, who
 
 logger = logging.getLogger("megaindex")
 
@@ -40,6 +40,8 @@ class Holding:
         self.folder = WorkFolder(os.path.abspath(f"{output}.parts"))
         self._merging = os.path.join(self.folder.path, MERGING)
         self._claim = Claim(self.folder.path, "run")
+        self._claim_path = Path(self.folder.path, "run.claim")
+        self._token: object = None
         self._told = False
 
     def __enter__(self) -> Holding:
@@ -56,7 +58,7 @@ class Holding:
                 self._tell_who_holds_it()
                 self._claim.wait(deadline)
         except StorageError as error:
-            holder = read_claim(Path(self.folder.path, "run.claim"))
+            holder = read_claim(self._claim_path)
             if holder is None:
                 raise
             raise StorageError(
@@ -64,6 +66,7 @@ class Holding:
                 f"choose another prefix"
             ) from error
         self._claim.__enter__()
+        self._token = token_of(read_claim(self._claim_path))
         self.folder.remove_temporaries()
         return self
 
@@ -72,7 +75,7 @@ class Holding:
         with contextlib.suppress(StorageError):  # somebody took the folder away
             finished = self.folder.finished_keys()
         if not finished and not os.path.exists(self._merging):
-            self.folder.clear()  # of no use to the next run
+            self.is_over()  # what is left is of no use to the next run
         self._claim.__exit__()
         try:
             os.rmdir(self.folder.path)
@@ -87,7 +90,7 @@ class Holding:
 
     def _tell_who_holds_it(self) -> None:
         """Warn, once: the wait is of a minute and more."""
-        holder = read_claim(Path(self.folder.path, "run.claim"))
+        holder = read_claim(self._claim_path)
         if holder is not None and not is_gone(holder) and not self._told:
             self._told = True
             logger.warning(
@@ -141,8 +144,13 @@ class Holding:
                         os.unlink(path)
 
     def is_over(self) -> None:
-        """Remove all that runs made in the folder, but for the claim, which goes last."""
-        self.folder.clear()
+        """Remove all that runs made in the folder, but for the claim, which goes last.
+
+        A run that was frozen for so long that another took the folder leaves it to that one.
+        """
+        with contextlib.suppress(StorageError):  # then the next run removes it
+            if token_of(read_claim(self._claim_path)) == self._token:
+                self.folder.clear()
 
     def _note(self) -> dict[str, object]:
         """What `begin_merging` wrote; empty where it did not."""

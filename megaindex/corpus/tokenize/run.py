@@ -81,12 +81,13 @@ def tokenize(
             `<output>.bad.jsonl`.
         part_bytes: of input, for each task.
         engine: where tasks run; by default processes of this machine, one for each CPU.
-        overwrite: replace existing pairs.
+        overwrite: replace existing pairs, and the report of bad lines beside them.
         stage: given the name of a stage, a context manager that yields its progress bar.
 
     Raises:
-        InvalidArgument: settings contradict the inputs, the tokenizer or one another, or a library
-            is missing.
+        InvalidArgument: settings contradict the inputs, the tokenizer or one another, `output` is
+            no prefix, an input is a pipe or a URL, `<output>.parts` holds files of others, or a
+            library is missing.
         FormatError: an input or the tokenizer is damaged or empty, there is no document, or with
             "stop" a line is none.
         StorageError: an output exists, an input changed, or a file cannot be read or written.
