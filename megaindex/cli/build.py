@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from megaindex.cli.engine import add_engine_arguments, chosen_engine
+from megaindex.cli.flags import refuse_others
 from megaindex.cli.run import guarded
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.plan.__main__ import Parser
@@ -18,9 +19,17 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> int:
-    options = _parser().parse_args(arguments)
-    build = _build_recipe if options.recipe else _build
-    return guarded("build", lambda: build(options))
+    parser = _parser()
+    options = parser.parse_args(arguments)
+
+    def body() -> None:
+        if options.recipe:
+            refuse_others(parser, options, "--recipe", ["cache_dir"])
+            _build_recipe(options)
+        else:
+            _build(options)
+
+    return guarded("build", body)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,8 +55,6 @@ def _build_recipe(options: argparse.Namespace) -> None:
     from megaindex.build.recipe import open_recipe
     from megaindex.recipe.recipe_file import read_recipe
 
-    if options.engine != "local":
-        raise InvalidArgument("--engine builds datasets; a recipe is only opened, leave it out")
     start = time.perf_counter()
     opened = open_recipe(read_recipe(options.recipe), cache_dir=options.cache_dir)
     index = opened.index

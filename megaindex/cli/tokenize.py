@@ -49,7 +49,9 @@ def _parser() -> argparse.ArgumentParser:
     _add_token_arguments(parser)
     add_engine_arguments(parser)
     parser.add_argument("--megatron-names", action="store_true", help="OUT_<key>_document always")
-    parser.add_argument("--overwrite", action="store_true", help="replace existing pairs")
+    parser.add_argument(
+        "--overwrite", action="store_true", help="replace existing pairs, and OUT.bad.jsonl"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     return parser
 

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from megaindex.cli.engine import add_engine_arguments, chosen_engine
+from megaindex.cli.flags import refuse_others
 from megaindex.cli.run import guarded
 from megaindex.errors import InvalidArgument
 from megaindex.format.dtypes import DIALECTS
@@ -24,9 +25,13 @@ if TYPE_CHECKING:
     from megaindex.engine import Engine
 
 
+_OF_REPAIR = ("dialect", "dtype", "eod")
+
+
 def main(arguments: Sequence[str]) -> int:
     """0 where nothing was found, 1 for findings, 2 for bad input."""
-    options = _parser().parse_args(arguments)
+    parser = _parser()
+    options = parser.parse_args(arguments)
     clean = True
 
     def body() -> None:
@@ -34,6 +39,7 @@ def main(arguments: Sequence[str]) -> int:
         if options.repair is None:
             clean = _verify(options)
         else:
+            refuse_others(parser, options, "--repair", _OF_REPAIR)
             _repair(options)
 
     return guarded("verify", body) or int(not clean)

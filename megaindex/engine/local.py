@@ -13,6 +13,7 @@ from typing import Generic, TypeVar
 from megaindex.engine.losses import Losses
 from megaindex.engine.outcome import Outcome
 from megaindex.engine.worker import Worker
+from megaindex.errors import InvalidArgument
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -44,6 +45,7 @@ class LocalEngine:
         if self._workers == 1:
             yield from ((number, function(task)) for number, task in enumerate(tasks))
             return
+        _check_importable(function)
         run = _Run(self, function, tasks)
         try:
             while finished := run.finished():
@@ -74,6 +76,15 @@ class LocalEngine:
         deadline = time.monotonic() + _GRACE
         for worker in ended:
             worker.join(deadline)
+
+
+def _check_importable(function: Callable[..., object]) -> None:
+    """A process that cannot find its task would look like one that was lost."""
+    if getattr(function, "__module__", None) == "__main__":
+        raise InvalidArgument(
+            f"{function}: is defined in the script that runs, which other processes do not run "
+            f"again; put it in a module of its own, or pass workers=1"
+        )
 
 
 class _Run(Generic[Task, Result]):

@@ -12,9 +12,11 @@ Result = TypeVar("Result")
 class Engine(Protocol):
     """Runs one function over many tasks, each in a process of its own choosing.
 
-    Function, tasks and results are picklable and small: data goes through files. A task is
-    idempotent and names its output itself, so one that is run twice, or by two workers at once,
-    leaves what one run leaves. Nothing of a result may depend on who ran it.
+    Function, tasks and results are picklable and small: data goes through files. They are of
+    modules that can be imported: other processes do not run the caller's script again, so what
+    that script (__main__) defines cannot be found there. A task is idempotent and names its output
+    itself, so one that is run twice, or by two workers at once, leaves what one run leaves. Nothing
+    of a result may depend on who ran it.
     """
 
     @property

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ProcessPoolExecutor
 from multiprocessing import connection, context, parent_process
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 from megaindex.engine.outcome import Outcome, capture
@@ -21,6 +22,26 @@ _ENDED = 128 + signal.SIGTERM  # exit status of a process that was told to end
 _ALONE_FOR = 5.0  # seconds that a task may go on once the process that wants it is gone
 
 
+_starting = threading.Lock()  # __main__ is of the whole process, and engines may be in threads
+
+
+class _Process(context.SpawnProcess):
+    """Does not run the caller's script again, which may lack a guard, or be no file at all.
+
+    What is told to a new process of how the old one began is read from __main__.
+    """
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        with _starting:
+            main = sys.modules["__main__"]
+            sys.modules["__main__"] = ModuleType("__main__")
+            try:
+                return context.SpawnProcess._Popen(process_obj)
+            finally:
+                sys.modules["__main__"] = main
+
+
 class _Spawn(context.SpawnContext):
     """Spawns, and remembers what: an executor does not tell its processes."""
 
@@ -29,7 +50,7 @@ class _Spawn(context.SpawnContext):
         self.started: list[context.SpawnProcess] = []
 
     def Process(self, *args: Any, **kwargs: Any) -> context.SpawnProcess:  # type: ignore[override]
-        process = context.SpawnProcess(*args, **kwargs)
+        process = _Process(*args, **kwargs)
         self.started.append(process)
         return process
 

@@ -154,7 +154,7 @@ def _rename_without_replacing(source: str, target: str) -> None:
 def _already_there(path: str) -> StorageError:
     error = StorageError(
         f"{path}: already exists, and existing files are not replaced; "
-        f"choose another prefix or pass overwrite=True"
+        f"choose another prefix or, where files may be replaced, pass overwrite=True (--overwrite)"
     )
     error.errno = errno.EEXIST
     return error

@@ -114,3 +114,15 @@ def test_build_keeps_what_it_learned(recipe: Recipe, tmp_path: Path) -> None:
     assert f"what the checks told is in {tmp_path / 'cache'}" in out
     (record,) = (tmp_path / "cache").iterdir()
     assert record.name.startswith("sources-")
+
+
+@pytest.mark.parametrize(
+    "given", [["--seed", "7"], ["--data-path", "x"], ["--engine", "ray"], ["--epochs", "2"]],
+    ids=lambda given: given[0],
+)  # fmt: skip
+def test_what_a_recipe_settles_is_no_flag_of_build(
+    recipe: Recipe, tmp_path: Path, given: list[str]
+) -> None:
+    status, _, err = cli("build", "--recipe", tmp_path / "run.yaml", *given)
+    assert status == 2
+    assert f"{given[0]}: has no meaning with --recipe, which takes --cache-dir and no other" in err

@@ -196,3 +196,15 @@ def test_the_verb_says_what_is_certain_and_what_is_lost(
     assert "certain  5 documents, each ending with token 60000" in said
     assert "lost     sequences inside documents" in said
     assert main(["verify", prefix, "--repair", out]) == 2
+
+
+@pytest.mark.parametrize(
+    "given", [["--full"], ["--json"], ["--vocab-size", "9"], ["--workers", "2"]], ids=lambda g: g[0]
+)
+def test_flags_of_the_check_are_refused(
+    prefix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], given: list[str]
+) -> None:
+    out = tmp_path / "out"
+    assert main(["verify", prefix, "--repair", str(out), *given]) == 2
+    assert f"{given[0]}: has no meaning with --repair, which takes" in capsys.readouterr().err
+    assert not out.with_suffix(".idx").exists()

@@ -284,7 +284,11 @@ def test_a_bad_file_always_stops(
         ({"keys": ["a", "a"]}, InvalidArgument, r"keys=\['a', 'a'\]: .* only once"),
         ({"format": "csv"}, InvalidArgument, "format='csv': unknown; choose one of jsonl"),
         ({"on_bad_line": "warn"}, InvalidArgument, "on_bad_line must be stop or skip, got 'warn'"),
-        ({"part_bytes": 0}, InvalidArgument, "part_bytes must be at least 1, got 0"),
+        (
+            {"part_bytes": 0},
+            InvalidArgument,
+            r"part_bytes \(--part-size\) must be at least 1, got 0",
+        ),
     ],
 )
 def test_bad_settings(
@@ -329,7 +333,7 @@ def test_outputs_that_must_not_be_written(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="check the path"):
         run(tmp_path / "none" / "o", [source])
     (tmp_path / "o.bin").write_bytes(b"precious")
-    with pytest.raises(StorageError, match=r"o\.bin: already exists"):
+    with pytest.raises(StorageError, match=r"o\.bin: already exists.*--overwrite"):
         run(tmp_path / "o", [source])
     assert names(tmp_path) == {"a.jsonl", "o.bin"}
     assert (tmp_path / "o.bin").read_bytes() == b"precious"

@@ -76,6 +76,38 @@ def test_no_process_outlives_the_one_it_works_for(tmp_path: Path, number: int) -
         assert process.returncode == -number
 
 
+PLAIN = """
+from engine_tasks import square
+from megaindex.engine import open_engine
+
+print("began")
+with open_engine(workers=2) as engine:
+    print(sorted(engine.run(square, [3, 4])))
+"""
+
+
+@pytest.mark.parametrize("how", ["script", "-"])
+def test_the_script_of_the_caller_is_not_run_again(tmp_path: Path, how: str) -> None:
+    """It may have no guard of __main__, or be no file at all."""
+    (tmp_path / "plain.py").write_text(PLAIN)
+    process = subprocess.run(
+        [sys.executable, "-" if how == "-" else str(tmp_path / "plain.py")],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+        input=PLAIN, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert process.stdout == "began\n[(0, 9), (1, 16)]\n", process.stderr
+    assert process.returncode == 0
+
+
+def test_tasks_of_the_callers_script_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(square, "__module__", "__main__")
+    with (
+        open_engine(workers=2) as engine,
+        pytest.raises(InvalidArgument, match="is defined in the script that runs"),
+    ):
+        list(engine.run(square, [1]))
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

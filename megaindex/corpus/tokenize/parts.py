@@ -54,15 +54,17 @@ def cut(sources: Sequence[Source], settings: Settings, part_bytes: int) -> list[
         FormatError: a Parquet file cannot be read, or its columns hold no text.
     """
     if part_bytes < 1:
-        raise InvalidArgument(f"part_bytes must be at least 1, got {part_bytes}")
+        raise InvalidArgument(f"part_bytes (--part-size) must be at least 1, got {part_bytes}")
     parts: list[Part] = []
     waiting: list[Piece] = []
+    nbytes = 0
     for source in sources:
         for piece in _pieces(source, settings, part_bytes):
             waiting.append(piece)
-            if sum(one.nbytes for one in waiting) >= part_bytes:
+            nbytes += piece.nbytes
+            if nbytes >= part_bytes:
                 parts.append(_part(waiting, settings))
-                waiting = []
+                waiting, nbytes = [], 0
     if waiting:
         parts.append(_part(waiting, settings))
     return parts

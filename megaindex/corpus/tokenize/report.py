@@ -13,6 +13,7 @@ from megaindex.corpus.outcome import Outcome
 from megaindex.corpus.tokenize.parts import Part
 from megaindex.corpus.tokenize.reading import place_name
 from megaindex.corpus.tokenize.work import Done, WorkFolder, read_bad_lines
+from megaindex.errors import InvalidArgument
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.failures import as_storage_error
 
@@ -60,6 +61,9 @@ class Tokenized:
     parts: int
     resumed: int
     """Parts that an earlier run had finished."""
+    new_tokens: int
+    """Of this run: without those of parts that an earlier one had finished, and those of an input
+    that is given twice once."""
 
     def lines(self, seconds: float) -> list[str]:
         """What to print of a run that took so long: a line for each pair, then for all."""
@@ -70,8 +74,7 @@ class Tokenized:
                 f"{pair.path_prefix}: {pair.documents:,} documents, {pair.tokens:,} "
                 f"tokens{without}, {pair.dtype}, {pair.nbytes / 1e6:,.1f} MB"
             )
-        tokens = sum(pair.tokens for pair in self.pairs)
-        rate = tokens / max(seconds, 1e-9)  # the clock may not have moved
+        rate = self.new_tokens / max(seconds, 1e-9)  # the clock may not have moved
         resumed = f", {self.resumed:,} of them from an earlier run" if self.resumed else ""
         blank = f", {self.blank_lines:,} blank lines passed over" if self.blank_lines else ""
         plural = "" if self.parts == 1 else "s"
@@ -92,9 +95,10 @@ def summed(
     bad: BadReport | None,
     *,
     input_bytes: int,
-    resumed: int,
+    fresh: set[str],
 ) -> Tokenized:
-    """Put together what came of all parts."""
+    """Put together what came of all parts; `fresh` are the keys of those that this run did."""
+    once = {one.key: one for one in done}
     return Tokenized(
         pairs=pairs,
         keys=keys,
@@ -104,15 +108,37 @@ def summed(
         bad=bad,
         input_bytes=input_bytes,
         parts=len(done),
-        resumed=resumed,
+        resumed=len(once.keys() - fresh),
+        new_tokens=sum(sum(one.tokens) for key, one in once.items() if key in fresh),
     )
+
+
+def bad_report_path(output: str) -> str:
+    """Where the bad lines of a run with this output are put."""
+    return f"{output}.bad.jsonl"
+
+
+def check_bad_report(output: str, inputs: Sequence[str], *, overwrite: bool) -> None:
+    """Refuse a report that would take the place of an input or, unless `overwrite`, of any file.
+
+    Raises:
+        InvalidArgument: it is an input.
+        StorageError: it is there.
+    """
+    path = bad_report_path(output)
+    if os.path.realpath(path) in map(os.path.realpath, inputs):
+        raise InvalidArgument(
+            f"{path}: is an input, and where bad lines of this call are reported; choose another "
+            f"prefix"
+        )
+    AtomicFiles([path], overwrite=overwrite)  # looks for an existing file
 
 
 def write_bad_report(
     output: str, parts: Sequence[Part], done: Sequence[Done], folder: WorkFolder
 ) -> BadReport | None:
     """Write `<output>.bad.jsonl`, in the order of the inputs; without bad lines, remove it."""
-    path = f"{output}.bad.jsonl"
+    path = bad_report_path(output)
     count = sum(one.bad for one in done)
     if count == 0:
         with contextlib.suppress(FileNotFoundError), as_storage_error(path, "cannot remove"):

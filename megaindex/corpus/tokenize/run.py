@@ -12,9 +12,16 @@ from megaindex.corpus.outcome import checked_outcome
 from megaindex.corpus.outputs import check_outputs
 from megaindex.corpus.progress import Bar, silent
 from megaindex.corpus.tokenize.encode import Task, encode_part
-from megaindex.corpus.tokenize.holding import Holding, is_published
+from megaindex.corpus.tokenize.holding import Holding, is_half_published, is_published
 from megaindex.corpus.tokenize.parts import cut
-from megaindex.corpus.tokenize.report import Tokenized, summed, write_bad_report
+from megaindex.corpus.tokenize.report import (
+    BadReport,
+    Tokenized,
+    bad_report_path,
+    check_bad_report,
+    summed,
+    write_bad_report,
+)
 from megaindex.corpus.tokenize.settings import check_settings
 from megaindex.corpus.tokenize.sources import find_sources
 from megaindex.corpus.tokenize.tokenizers import find_tokenizer
@@ -22,6 +29,8 @@ from megaindex.corpus.tokenize.watch import watching
 from megaindex.corpus.tokenize.work import Done, WorkFolder
 from megaindex.engine import Engine, open_engine
 from megaindex.errors import FormatError, InvalidArgument
+from megaindex.format.paths import check_not_a_half
+from megaindex.io.locations import check_local
 
 PART_BYTES = 1 << 26
 ON_BAD_LINE = ("stop", "skip")
@@ -72,12 +81,13 @@ def tokenize(
             `<output>.bad.jsonl`.
         part_bytes: of input, for each task.
         engine: where tasks run; by default processes of this machine, one for each CPU.
-        overwrite: replace existing pairs.
+        overwrite: replace existing pairs, and the report of bad lines beside them.
         stage: given the name of a stage, a context manager that yields its progress bar.
 
     Raises:
-        InvalidArgument: settings contradict the inputs, the tokenizer or one another, or a library
-            is missing.
+        InvalidArgument: settings contradict the inputs, the tokenizer or one another, `output` is
+            no prefix, an input is a pipe or a URL, `<output>.parts` holds files of others, or a
+            library is missing.
         FormatError: an input or the tokenizer is damaged or empty, there is no document, or with
             "stop" a line is none.
         StorageError: an output exists, an input changed, or a file cannot be read or written.
@@ -85,27 +95,34 @@ def tokenize(
     """
     if on_bad_line not in ON_BAD_LINE:
         raise InvalidArgument(f"on_bad_line must be stop or skip, got {on_bad_line!r}")
-    sources = find_sources(inputs, format)
+    output = os.fspath(output)
+    prefixes = _prefixes(output, keys, megatron_names)
+    sources = find_sources(inputs, format, leave_out=(f"{output}.parts", bad_report_path(output)))
     file = find_tokenizer(tokenizer, add_special_tokens=add_special_tokens)
     settings = check_settings(file, keys, eod=eod, append_eod=append_eod, dtype=dtype)
-    output = os.fspath(output)
-    prefixes = _prefixes(output, settings.keys, megatron_names)
     parts = cut(sources, settings, part_bytes)
     with Holding(output) as work:
         merging = work.is_merging(parts)
+        paths = [source.path for source in sources]
+        check_bad_report(output, paths, overwrite=overwrite or merging)
         if not merging:
-            check_outputs(prefixes, [source.path for source in sources], overwrite=overwrite)
+            check_outputs(prefixes, paths, overwrite=overwrite)
+        work.remove_leftovers(parts, prefixes)
         tasks = [
             Task(part=part, settings=settings, folder=work.folder.path, stop=on_bad_line == "stop")
             for part in parts
         ]
-        done, resumed = _all_done(tasks, work, engine, stage)
-        _check_any(done, [source.path for source in sources])
-        report = write_bad_report(output, parts, done, work.folder)
+        done, fresh = _all_done(tasks, work, engine, stage)
+        for source in sources:  # those of parts that an earlier run finished, too
+            source.check_unchanged()
         work.begin_merging(parts, overwrite=overwrite)
+        report = write_bad_report(output, parts, done, work.folder)
+        _check_any(done, paths, report)
         for number, prefix in enumerate(prefixes):
-            if not (merging and is_published(prefix, [one.sizes[number] for one in done])):
-                _merge(prefix, number, done, work.folder, overwrite, stage)
+            sizes = [one.sizes[number] for one in done]
+            if not (merging and is_published(prefix, sizes)):
+                ours = merging and is_half_published(prefix, sizes)
+                _merge(prefix, number, done, work.folder, overwrite or ours, stage)
         work.is_over()
     outcomes = tuple(checked_outcome(prefix, "megatron") for prefix in prefixes)
     return summed(
@@ -114,27 +131,41 @@ def tokenize(
         done,
         report,
         input_bytes=sum(source.size for source in sources),
-        resumed=resumed,
+        fresh=fresh,
     )
 
 
 def _prefixes(output: str, keys: Sequence[str], megatron_names: bool) -> list[str]:
+    """InvalidArgument for what is no name of an output, before anything is looked at."""
+    check_local(output, "write the pair to a disk and upload it with the store's own tool")
+    check_not_a_half(output)
+    if not output or output.endswith("/") or "\0" in output or os.path.exists(output):
+        what = "exists" if output and os.path.exists(output) else "is no prefix"
+        raise InvalidArgument(
+            f"OUT={output!r}: {what}; OUT is the prefix of the pair, which gets .bin and .idx, and "
+            f"comes first, before the inputs"
+        )
     if len(keys) == 1 and not megatron_names:
         return [output]
+    for key in keys:
+        if "/" in key or "\0" in key:
+            raise InvalidArgument(
+                f"key {key!r}: becomes part of the name of a file, which holds no / and no NUL; "
+                f"tokenize it alone, without --megatron-names, or rename it in the inputs"
+            )
     return [f"{output}_{key}_document" for key in keys]
 
 
 def _all_done(
     tasks: Sequence[Task], work: Holding, engine: Engine | None, stage: Stage
-) -> tuple[list[Done], int]:
-    """What came of every part, and how many of them an earlier run had finished."""
+) -> tuple[list[Done], set[str]]:
+    """What came of every part, and the keys of those that no earlier run had finished."""
     stop, pairs = tasks[0].stop, len(tasks[0].settings.keys)
     found = [work.folder.read_done(task.part.key, pairs) for task in tasks]
     done = {one.key: one for one in found if one is not None and not (stop and one.bad)}
     work.tell_strangers({task.part.key for task in tasks})
     # an input that is given twice is done once
     todo = list({t.part.key: t for t in tasks if t.part.key not in done}.values())
-    resumed = len(done)
     if todo:
         total = sum(task.part.nbytes for task in todo)
         with (
@@ -145,18 +176,19 @@ def _all_done(
             for number, one in runner.run(encode_part, todo):
                 done[one.key] = one
                 finished(todo[number].part.nbytes)
-    return [done[task.part.key] for task in tasks], resumed
+    return [done[task.part.key] for task in tasks], {task.part.key for task in todo}
 
 
-def _check_any(done: Sequence[Done], paths: Sequence[str]) -> None:
+def _check_any(done: Sequence[Done], paths: Sequence[str], report: BadReport | None) -> None:
     if any(one.documents for one in done):
         return
     lines = sum(sum(one.lines) for one in done)
     blank, bad = sum(one.blank for one in done), sum(one.bad for one in done)
     others = f" and {len(paths) - 1:,} other inputs" if len(paths) > 1 else ""
+    why = "" if report is None else f"; all bad ones are in {report.path}, first {report.first[0]}"
     raise FormatError(
         f"{paths[0]}{others}: no document in {lines:,} lines, of which {blank:,} are blank and "
-        f"{bad:,} bad; check inputs, format and keys"
+        f"{bad:,} bad; check inputs, format and keys{why}"
     )
 
 

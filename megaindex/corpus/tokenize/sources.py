@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import os
+import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.io.failures import as_storage_error
+from megaindex.io.locations import check_local
+
+logger = logging.getLogger("megaindex")
 
 FORMATS = {
     "jsonl": "a JSON object on each line",
@@ -51,30 +56,50 @@ class Source:
             )
 
 
-def find_sources(inputs: Sequence[str | os.PathLike[str]], form: str | None) -> list[Source]:
+def find_sources(
+    inputs: Sequence[str | os.PathLike[str]], form: str | None, *, leave_out: Sequence[str] = ()
+) -> list[Source]:
     """Look at every input, in the order given; of a folder, at its files in order of name.
 
     Args:
         form: one of FORMATS for all; None goes by the name of each file.
+        leave_out: paths that are no inputs where they lie in a folder: what runs put there.
 
     Raises:
         MissingFile: an input is not there, or a folder holds no file of a known name.
         FormatError: a file is empty, or is not packed as its name says.
-        InvalidArgument: there is no input, or the name of a file does not tell its format.
+        InvalidArgument: there is no input, one is a URL, a pipe or a device, or the name of a file
+            does not tell its format.
     """
     if form is not None and form not in FORMATS:
         raise InvalidArgument(f"format={form!r}: unknown; choose one of {', '.join(FORMATS)}")
     if not inputs:
         raise InvalidArgument("inputs: there are none; give at least one file or folder")
+    given = [os.fspath(path) for path in inputs]
+    for path in given:
+        check_local(path, "download it with the store's own tool first")
+    others = {os.path.abspath(path) for path in leave_out}
     # tasks may run where the working directory is another
-    paths = [path for given in inputs for path in _files(os.path.abspath(given))]
+    paths = [path for name in given for path in _files(os.path.abspath(name), others)]
     return [_look_at(path, form) for path in paths]
 
 
-def _files(path: str) -> list[str]:
+def _files(path: str, leave_out: set[str]) -> list[str]:
     if not os.path.isdir(path):
         return [path]
-    found = sorted(str(f) for f in Path(path).iterdir() if _by_name(str(f)) and f.is_file())
+    with as_storage_error(path, "cannot list the folder"):
+        all_there = sorted(f for f in Path(path).iterdir() if str(f) not in leave_out)
+    found = [str(f) for f in all_there if _is_text(f)]
+    passed_over = [f.name for f in all_there if not _is_text(f)]
+    if found and passed_over:
+        logger.warning(
+            "%s: %d files and folders in it are passed over, first %s: of a folder, files that end "
+            "in %s are read; name the others themselves",
+            path,
+            len(passed_over),
+            passed_over[0],
+            ", ".join(_SUFFIXES),
+        )
     if not found:
         raise MissingFile(
             f"{path}: the folder holds no file that ends in {', '.join(_SUFFIXES)}, with or "
@@ -84,6 +109,13 @@ def _files(path: str) -> list[str]:
 
 
 def _look_at(path: str, form: str | None) -> Source:
+    with as_storage_error(path, "cannot open the input"):
+        is_file = stat.S_ISREG(os.stat(path).st_mode)
+    if not is_file:  # opening a pipe would wait, and take what is in it
+        raise InvalidArgument(
+            f"{path}: is a pipe or a device, and inputs are read more than once; write it to a "
+            f"file first"
+        )
     with as_storage_error(path, "cannot open the input"), open(path, "rb") as file:
         start = file.read(4)
         status = os.fstat(file.fileno())
@@ -118,6 +150,10 @@ def _packed_as(start: bytes) -> str:
         return "gzip"
     skippable = start[1:] == b"\x2a\x4d\x18" and 0x50 <= start[0] <= 0x5F  # pzstd begins so
     return "zstd" if start == b"\x28\xb5\x2f\xfd" or skippable else ""
+
+
+def _is_text(file: Path) -> bool:
+    return _by_name(str(file)) is not None and file.is_file()
 
 
 def _by_name(path: str) -> str | None:

@@ -23,6 +23,7 @@ import xxhash
 from megaindex.corpus.byte_level import END_OF_DOCUMENT
 from megaindex.errors import InvalidArgument, StorageError
 from megaindex.io.failures import as_storage_error
+from megaindex.io.locations import check_local
 
 BYTES = "bytes"
 
@@ -69,6 +70,7 @@ def find_tokenizer(path: str | os.PathLike[str], *, add_special_tokens: bool) ->
         StorageError: the file cannot be read.
     """
     path = os.fspath(path)
+    check_local(path, "download the tokenizer first")
     if path == BYTES:
         library, fingerprint = BYTES, "bytes 1"
     else:

@@ -9,6 +9,7 @@ from typing import Any, BinaryIO
 from megaindex.errors import InvalidArgument
 
 _READ = 1 << 14  # packed bytes at a time: what they unpack to is in memory
+_LONGEST_WINDOW = 1 << 31  # zstd --long=31; the library stops at 1 << 27 unless told
 
 
 class ZstdStream(io.RawIOBase):
@@ -43,7 +44,9 @@ class ZstdStream(io.RawIOBase):
                 raise EOFError("the file ends within a frame")
             return False
         if self._frame is None or self._frame.eof:
-            self._frame = _zstandard().ZstdDecompressor().decompressobj()
+            self._frame = (
+                _zstandard().ZstdDecompressor(max_window_size=_LONGEST_WINDOW).decompressobj()
+            )
         self._ready = memoryview(self._frame.decompress(packed))
         return True
 

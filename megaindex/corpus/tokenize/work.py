@@ -14,17 +14,26 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
 
 from megaindex.corpus.tokenize.records import Refused
+from megaindex.errors import InvalidArgument
 from megaindex.format.paths import pair_paths
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.failures import as_storage_error
 
+MERGING = "merging.json"
 _BEAT_SECONDS = 1.0
 _DONE = re.compile(r"[0-9a-f]{32}\.json")
+_OURS = re.compile(
+    r"[0-9a-f]{32}\.json(\.tmp\.[0-9a-f]+)?"
+    r"|[0-9a-f]{32}\.[0-9a-f]{8}\.(pulse|(\d+\.(bin|idx)|bad\.jsonl)(\.tmp\.[0-9a-f]+)?)"
+    r"|merging\.json(\.tmp\.[0-9a-f]+)?"
+    r"|run\.claim(\.[0-9a-f]+(\.dead)?)?"
+    r"|\.nfs[0-9a-f]+"  # what a network file system makes of a file that is removed while open
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +118,46 @@ class WorkFolder:
 
     def remove_temporaries(self) -> None:
         """Of workers that are gone."""
-        with contextlib.suppress(OSError):
-            for name in os.listdir(self.path):
-                if ".tmp." in name or name.endswith(".pulse"):
-                    with contextlib.suppress(OSError):
-                        os.unlink(os.path.join(self.path, name))
+        self._remove(name for name in self._own() if ".tmp." in name or name.endswith(".pulse"))
+
+    def check_own(self) -> None:
+        """InvalidArgument if something is in the way of the folder, or in it and not of a run.
+
+        At the end the folder goes with all that is in it, so it must hold nothing else.
+        """
+        if os.path.lexists(self.path) and not os.path.isdir(self.path):
+            raise InvalidArgument(
+                f"{self.path}: is no folder, and finished parts are kept in one of that name until "
+                f"the end; move it away, or choose another prefix"
+            )
+        with contextlib.suppress(FileNotFoundError), as_storage_error(self.path, "cannot list"):
+            for entry in sorted(os.scandir(self.path), key=lambda entry: entry.name):
+                if not _OURS.fullmatch(entry.name) or entry.is_dir(follow_symlinks=False):
+                    raise InvalidArgument(
+                        f"{self.path}: holds {entry.name}, which no run puts there, and the folder "
+                        f"goes at the end; move that away, or choose another prefix"
+                    )
+
+    def clear(self) -> None:
+        """Remove what runs made, but for the claim.
+
+        Pairs go first, then the outcomes, which alone make no part look finished, then the note
+        that parts were put together: a run that comes upon what an interruption left knows that
+        the pairs at the output are those of the same parts.
+        """
+        names = [name for name in self._own() if not name.startswith("run.claim")]
+        self._remove(sorted(names, key=lambda name: (name == MERGING, bool(_DONE.fullmatch(name)))))
+
+    def _own(self) -> list[str]:
+        try:
+            return [name for name in os.listdir(self.path) if _OURS.fullmatch(name)]
+        except OSError:
+            return []
+
+    def _remove(self, names: Iterable[str]) -> None:
+        for name in names:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self.path, name))
 
     def _done(self, key: str) -> str:
         return os.path.join(self.path, f"{key}.json")
