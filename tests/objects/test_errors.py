@@ -262,6 +262,7 @@ def test_urls_and_their_places() -> None:
     assert place_of("s3://bucket/a/b c%20#d") == Place("s3://bucket", "a/b c%20#d")
     assert place_of("GS://bucket/a") == Place("gs://bucket", "a")
     assert place_of("s3://bucket/.../..a/.b") == Place("s3://bucket", ".../..a/.b")
+    assert place_of("s3://bucket/a\u3000b/ü").key == "a\u3000b/ü"
     for path in ("/data/s3/corpus", "data", "s3/corpus", "c:/data", "./s3://x", "", "file:///s3"):
         assert not is_remote(path)
 

@@ -17,6 +17,8 @@ _OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"} | dict.fromkeys(
 # with one slash: what pathlib makes of a URL
 _URL = re.compile(rf"(?!file:)(?:[a-z][a-z0-9+.-]+://|({'|'.join(SCHEMES)}):/)", re.IGNORECASE)
 
+_NO_KEY = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f]")
+
 
 class Place(NamedTuple):
     """Where an object is."""
@@ -55,9 +57,7 @@ def place_of(url: str) -> Place:
         raise InvalidArgument(f"{url}: {_other_scheme(scheme.lower())}")
     if not key or not host:
         raise InvalidArgument(f"{url}: must name a bucket and a key in it, as s3://bucket/corpus")
-    if not key.isprintable() or not all(
-        part.strip(".") or len(part) > 2 for part in key.split("/")
-    ):
+    if _NO_KEY.search(key):
         raise InvalidArgument(
             f"{url!r}: a key with an empty part, '.', '..' or a control character cannot be asked "
             "for; copy the object to another key"
