@@ -19,7 +19,7 @@ from xxhash import xxh3_64_intdigest
 from megaindex.errors import InvalidArgument
 from megaindex.io.facts import Facts
 from megaindex.io.objects.urls import is_remote as is_remote
-from megaindex.io.objects.urls import place_of
+from megaindex.io.objects.urls import place_of, without_secrets
 
 Result = TypeVar("Result")
 
@@ -38,7 +38,9 @@ def plain(path: str) -> str:
         return path
     local = path[found.end() :]
     if local.startswith("//"):
-        raise InvalidArgument(f"{path}: names another machine; write file:///path for a file here")
+        raise InvalidArgument(
+            f"{without_secrets(path)}: names another machine; write file:///path for a file here"
+        )
     return local
 
 

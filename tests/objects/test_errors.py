@@ -243,6 +243,7 @@ def test_credentials_are_in_nothing_that_is_kept(
         ("s3://bucket", "must name a bucket and a key"),
         ("s3:///corpus", "must name a bucket and a key"),
         ("file://host/corpus", "another machine"),
+        (f"file://AKIA:{SECRET_KEY}@host/corpus", "another machine"),
         ("s3://bucket//corpus", "an empty part"),
         ("s3://bucket/a//corpus", "copy the object to another key"),
         ("s3://bucket/a/../corpus", "an empty part"),

@@ -43,14 +43,14 @@ def place_of(url: str) -> Place:
     scheme, separator, rest = url.partition("://")
     if not separator:
         raise InvalidArgument(
-            f"{_without_secrets(url)}: a URL has two slashes after its colon; pass it as a string, "
+            f"{without_secrets(url)}: a URL has two slashes after its colon; pass it as a string, "
             "as pathlib drops one of them"
         )
     host, _, key = rest.partition("/")
     if any(sign in host for sign in "@:") or "?" in rest:
         what = "a query, as signed URLs do" if "?" in rest else "credentials or a port"
         raise InvalidArgument(
-            f"{_without_secrets(url)}: the URL holds {what}; leave that out: access comes from the "
+            f"{without_secrets(url)}: the URL holds {what}; leave that out: access comes from the "
             "environment, as docs/objects.md says"
         )
     if scheme.lower() not in SCHEMES:
@@ -74,7 +74,7 @@ def _other_scheme(scheme: str) -> str:
     return f"corpora are read from {known} and from files; copy it to one of them"
 
 
-def _without_secrets(url: str) -> str:
+def without_secrets(url: str) -> str:
     """For messages: neither what is before an @ nor what is after a question mark. Secret keys may
     hold slashes, so that the host may seem to end before the @."""
     scheme, slashes, rest = re.split(r"(:/+)", url.partition("?")[0], maxsplit=1)
