@@ -105,6 +105,10 @@ class Proxy:
     seen: list[Seen] = field(default_factory=list)
     drops_conditions: bool = False
     """Leave If-Match out, as a store that does not know it."""
+    drops_ranges: bool = False
+    """Leave Range out, as some caches do."""
+    etag: str | None = None
+    """In the place of the ETag that the store gave; empty: none."""
     port: int = 0
 
     def gets(self, suffix: str = "") -> list[Seen]:
@@ -123,7 +127,8 @@ class Proxy:
         self.faults.clear()
         self.seen.clear()
         self.latency = 0.0
-        self.drops_conditions = False
+        self.drops_conditions = self.drops_ranges = False
+        self.etag = None
 
 
 @contextlib.contextmanager
@@ -194,8 +199,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _ask(self, proxy: Proxy, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         headers = dict(self.headers)
-        if proxy.drops_conditions:
-            headers = {k: v for k, v in headers.items() if k.lower() != "if-match"}
+        dropped = {"if-match": proxy.drops_conditions, "range": proxy.drops_ranges}
+        headers = {k: v for k, v in headers.items() if not dropped.get(k.lower())}
         connection = http.client.HTTPConnection("127.0.0.1", proxy.upstream, timeout=20)
         try:
             connection.request(self.command, self.path, body, headers)
@@ -203,6 +208,9 @@ class _Handler(BaseHTTPRequestHandler):
             data = response.read()
             hop = ("connection", "transfer-encoding", "date", "server", "content-length")
             kept = [(k, v) for k, v in response.getheaders() if k.lower() not in hop]
+            if proxy.etag is not None:
+                kept = [(k, v) for k, v in kept if k.lower() != "etag"]
+                kept += [("ETag", proxy.etag)] if proxy.etag else []
             length = response.getheader("content-length") or str(len(data))
             return response.status, [*kept, ("content-length", length)], data
         finally:

@@ -14,7 +14,9 @@ from megaindex.audit.report import Audit, shares
 from megaindex.audit.words import distance_words, headline, jump_words, percent
 from megaindex.errors import InvalidArgument
 from megaindex.io.failures import as_storage_error
+from megaindex.io.locations import check_local
 
+PAGE_REMEDY = "write the page (--html) to a disk"
 _CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
        max-width: 60rem; margin: 2rem auto; padding: 0 1.5rem; }
@@ -56,9 +58,10 @@ def write_page(audit: Audit, path: str | os.PathLike[str]) -> None:
     """Writes the page, whole or not at all.
 
     Raises:
-        InvalidArgument: matplotlib is not installed.
+        InvalidArgument: matplotlib is not installed, or the path is a URL.
         StorageError: the file cannot be written.
     """
+    check_local(os.fspath(path), PAGE_REMEDY)
     text = page(audit)
     target = Path(path)
     part = target.with_name(f".{target.name}.part")

@@ -19,6 +19,7 @@ from megaindex.index.arithmetic import final_epoch, samples_for_epochs, samples_
 from megaindex.index.dialect import dialect
 from megaindex.index.selection import select_documents
 from megaindex.index.spans import Index
+from megaindex.io.locations import check_local
 from megaindex.store.fingerprint import corpus_fingerprint
 
 _WORDS = ("data_path", "order", "split", "subset", "epochs", "separate_final_epoch")
@@ -164,7 +165,9 @@ def existing(path: str) -> Path | None:
 
     Raises:
         MissingFile: it looks like a path, and nothing is there.
+        InvalidArgument: it is a URL.
     """
+    check_local(path, "copy it to a disk: a side is a local file or directory, or settings")
     candidate = Path(path)
     if candidate.is_dir():
         return candidate

@@ -35,7 +35,12 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex build", description=__doc__)
     parser.add_argument("--recipe", metavar="FILE", help="open and lay out a whole run instead")
-    parser.add_argument("--data-path", metavar="P", nargs="+", help="prefixes of .bin and .idx")
+    parser.add_argument(
+        "--data-path",
+        metavar="P",
+        nargs="+",
+        help="prefixes of .bin and .idx, or URLs (s3://, gs://, az://)",
+    )
     parser.add_argument("--data-paths-file", metavar="FILE", help="more prefixes, one a line")
     parser.add_argument("--seq-length", type=int, metavar="S")
     parser.add_argument("--seed", type=int, default=1234, help="default: 1234, as the frameworks")

@@ -26,7 +26,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex inspect", description=__doc__)
-    parser.add_argument("paths", metavar="PATH", nargs="+", help="prefix, .idx, entry or folder")
+    parser.add_argument(
+        "paths",
+        metavar="PATH",
+        nargs="+",
+        help="prefixes of .bin and .idx, or URLs (s3://, gs://, az://); .idx, entries, folders",
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object")
     return parser
 

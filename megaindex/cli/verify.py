@@ -48,7 +48,11 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex verify", description=__doc__)
     parser.add_argument(
-        "paths", metavar="PATH", nargs="+", help="prefix, .idx, entry, recipe, sidecar or folder"
+        "paths",
+        metavar="PATH",
+        nargs="+",
+        help="prefixes of .bin and .idx, or URLs (s3://, gs://, az://); .idx, entries, recipes, "
+        "sidecars, folders",
     )
     parser.add_argument("--full", action="store_true", help="read every byte, not only the .idx")
     parser.add_argument("--vocab-size", type=int, metavar="N", help="token ids are below N; --full")

@@ -12,7 +12,7 @@ from typing import Literal
 
 from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.io.failures import as_storage_error
-from megaindex.io.locations import is_remote, look_at
+from megaindex.io.locations import is_remote, look_at, plain
 from megaindex.store.array_set import SUFFIX
 from megaindex.store.manifest import MANIFEST
 
@@ -37,7 +37,7 @@ def subjects(path: str | os.PathLike[str]) -> list[Subject]:
         MissingFile: nothing is there.
         InvalidArgument: a file that is no half of a pair, or a folder with nothing to look at.
     """
-    text = os.fspath(path)
+    text = plain(os.fspath(path))
     for suffix in (".idx", ".bin"):
         if text.endswith(suffix) and not os.path.isdir(text):
             return [Subject(kind="pair", path=text.removesuffix(suffix))]

@@ -14,9 +14,10 @@ from megaindex.format.faults import Fault
 from megaindex.format.pair import IndexArrays
 from megaindex.io.facts import Facts
 from megaindex.io.failures import as_storage_error
-from megaindex.io.locations import open_binary
+from megaindex.io.locations import is_remote, open_binary
 
 _CHUNK_BYTES = 4 << 20
+_OBJECT_CHUNK_BYTES = 32 << 20  # as many pieces as are read at a time
 _CHUNK_DOCUMENTS = 1 << 17
 
 
@@ -40,7 +41,8 @@ def check_tokens(
         progress = bar(file.seek(0, 2))
         file.seek(0)
         at = 0
-        while raw := file.read(_CHUNK_BYTES):
+        chunk = _OBJECT_CHUNK_BYTES if is_remote(bin_path) else _CHUNK_BYTES
+        while raw := file.read(chunk):
             whole = len(raw) // dtype.itemsize * dtype.itemsize
             if whole < len(raw) and whole:  # a read stopped inside a token: begin there again
                 file.seek(whole - len(raw), 1)

@@ -45,8 +45,6 @@ class MappedPair:
     """The whole .bin, as `dtype`; None where it lies in an object store."""
     idx_nbytes: int
     bin_nbytes: int
-    idx_file: str = ""
-    """Path on this machine with the bytes of the .idx."""
     versions: tuple[str, ...] = ()
     """Of the .idx and the .bin in an object store."""
 
@@ -98,8 +96,7 @@ def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mapped
     bin_path, idx_path = pair_paths(path_prefix)
     bin_facts, idx_facts = _both_files(path_prefix, bin_path, idx_path)
 
-    idx_file = local_copy(idx_facts)
-    index = map_readonly(idx_file)
+    index = map_readonly(local_copy(idx_facts))
     header = parse_header(index[:HEADER_BYTES].tobytes(), idx_path)
     with_modes = has_modes(header, index.size, idx_path)
     if multimodal and not with_modes:
@@ -125,7 +122,6 @@ def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mapped
         ),
         idx_nbytes=index.size,
         bin_nbytes=bin_facts.nbytes if data is None else data.size,
-        idx_file=idx_file,
         versions=(idx_facts.version, bin_facts.version) if remote else (),
     )
     check_bound_ends(pair.bounds, header.num_sequences, dialect, idx_path)

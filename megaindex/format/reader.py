@@ -16,7 +16,7 @@ from megaindex.format.header import IndexHeader
 from megaindex.format.pair import MappedPair, map_pair
 from megaindex.format.paths import pair_paths
 from megaindex.io.facts import Facts
-from megaindex.io.locations import look_at
+from megaindex.io.locations import look_at, plain
 
 
 class PairIdentity(NamedTuple):
@@ -64,8 +64,9 @@ class IndexedDataset:
         multimodal: bool = False,
         dialect: str = "megatron",
     ) -> None:
-        pair = map_pair(os.fspath(path_prefix), dialect, multimodal=multimodal)
-        self._hold(os.fspath(path_prefix), dialect, multimodal, pair, _identity_of(pair))
+        path_prefix = plain(os.fspath(path_prefix))
+        pair = map_pair(path_prefix, dialect, multimodal=multimodal)
+        self._hold(path_prefix, dialect, multimodal, pair, _identity_of(pair))
 
     def _hold(
         self,
@@ -99,7 +100,7 @@ class IndexedDataset:
                 when they are opened are refused with StorageError.
         """
         dataset = cls.__new__(cls)
-        dataset._hold(os.fspath(path_prefix), dialect, multimodal, None, identity)
+        dataset._hold(plain(os.fspath(path_prefix)), dialect, multimodal, None, identity)
         return dataset
 
     @property
@@ -131,11 +132,6 @@ class IndexedDataset:
         identity = self._identity
         version = identity.versions[1] if identity.versions else ""
         return Facts(pair_paths(self._path_prefix)[0], identity.bin_nbytes, version)
-
-    @property
-    def index_file(self) -> str:
-        """Path on this machine with the bytes of the .idx."""
-        return self._pair.idx_file
 
     def validate(self) -> None:
         """Check every entry of the .idx, in constant memory; a second call costs nothing.
@@ -254,7 +250,12 @@ class IndexedDataset:
             OutOfRange: there is no such sequence, or the range leaves it.
         """
         i = self._sequence_number(index)
-        tokens = self._pair.runs_of_tokens([self._run(i, offset, length)])[0]
+        begin, count = self._run(i, offset, length)
+        tokens = self._pair.mapped_tokens
+        if tokens is not None:  # at once: a file is read in a microsecond
+            tokens = tokens[begin : begin + count]
+        else:
+            tokens = self._pair.runs_of_tokens([(begin, count)])[0]
         return tokens if self._modes is None else (tokens, self._modes[i])
 
     def _sequence_number(self, index: Any) -> int:

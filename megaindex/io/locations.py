@@ -1,5 +1,6 @@
 """Paths that may be files or objects of a store: whichever, these functions decide.
 
+A ``file:`` URL is another way to write a plain path, and becomes that here.
 They import what reads object stores when one is named, and not before.
 """
 
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -17,11 +19,29 @@ from xxhash import xxh3_64_intdigest
 from megaindex.errors import InvalidArgument
 from megaindex.io.facts import Facts
 from megaindex.io.objects.urls import is_remote as is_remote
-from megaindex.io.objects.urls import place_of
+from megaindex.io.objects.urls import place_of, without_secrets
 
 Result = TypeVar("Result")
 
 _STORE_THREADS = 32
+_FILE_URL = re.compile(r"file:(//)?(?=/)", re.IGNORECASE)  # pathlib drops two of the slashes
+
+
+def plain(path: str) -> str:
+    """A path without the scheme ``file:``; any other as it is. Nothing is percent-decoded.
+
+    Raises:
+        InvalidArgument: the URL names a file of another machine.
+    """
+    found = _FILE_URL.match(path)
+    if found is None:
+        return path
+    local = path[found.end() :]
+    if local.startswith("//"):
+        raise InvalidArgument(
+            f"{without_secrets(path)}: names another machine; write file:///path for a file here"
+        )
+    return local
 
 
 def look_at(path: str) -> Facts | None:
@@ -35,6 +55,7 @@ def look_at(path: str) -> Facts | None:
         from megaindex.io.objects import reading
 
         return reading.look_at(path)
+    path = plain(path)
     try:
         return Facts(path, os.stat(path).st_size)
     except (OSError, ValueError):  # as os.path.exists
@@ -77,7 +98,7 @@ def stamp(path: str) -> list[int]:
         found = look_at(path)
         return [] if found is None else [found.nbytes, xxh3_64_intdigest(found.version.encode())]
     try:
-        status = os.stat(path)
+        status = os.stat(plain(path))
     except OSError:
         return []
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
@@ -93,16 +114,18 @@ def each_of(function: Callable[[str], Result], paths: Sequence[str]) -> list[Res
 
 def absolute(path: str) -> str:
     """The same place from any directory."""
-    return path if is_remote(path) else os.path.abspath(path)
+    return path if is_remote(path) else os.path.abspath(plain(path))
 
 
 def inside(folder: Path, path: str) -> str:
     """A path that is written relative to a folder; absolute ones and URLs stay as they are."""
-    return path if is_remote(path) else str(folder / path)
+    return path if is_remote(path) else str(folder / plain(path))
 
 
 def check_local(path: str, remedy: str) -> None:
     """InvalidArgument for a URL where only files will do."""
+    if plain(path) != path:
+        raise InvalidArgument(f"{path}: is a URL; write the path alone, {plain(path)}")
     if is_remote(path):
         place_of(path)  # refuses URLs that must not be repeated
         raise InvalidArgument(f"{path}: lies in an object store; {remedy}")

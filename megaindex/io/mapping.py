@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from megaindex.errors import StorageError
 from megaindex.io.failures import as_storage_error
-from megaindex.io.locations import check_local
+from megaindex.io.locations import check_local, plain
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -69,6 +69,7 @@ def map_readonly(path: str, *, follow_symlinks: bool = True) -> npt.NDArray[np.u
         StorageError: it is not a regular file, or a link that may not be followed, or cannot be
             opened or mapped.
     """
+    path = plain(path)
     check_local(path, "copy it to a disk")
     # a pipe in the place of a file must be refused below, not waited for
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK

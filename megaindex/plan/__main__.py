@@ -161,7 +161,12 @@ def _add_data(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--nanotron-config", metavar="FILE", help="Nanotron's, with data_stages")
     group.add_argument("--neox-config", nargs="+", metavar="FILE", help="NeoX files, merged")
     group.add_argument("--megatron-args", metavar="ARGS", help="arguments, or a shell script")
-    group.add_argument("--data-path", nargs="+", metavar="P", help="P, P P … or w P w P …")
+    group.add_argument(
+        "--data-path",
+        nargs="+",
+        metavar="P",
+        help="P, P P … or w P w P …: prefixes of .bin and .idx, or URLs (s3://, gs://, az://)",
+    )
     group.add_argument("--train-data-path", nargs="+", metavar="P", help="train data of its own")
     group.add_argument("--valid-data-path", nargs="+", metavar="P")
     group.add_argument("--test-data-path", nargs="+", metavar="P")

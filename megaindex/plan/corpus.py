@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import BinaryIO
 
 import numpy as np
+import numpy.typing as npt
 
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
-from megaindex.format.header import HEADER_BYTES
 from megaindex.index.dialect import Dialect
 from megaindex.recipe.run import Source
 
@@ -40,25 +39,24 @@ def measure(source: Source, row: Dialect, split: str | None) -> list[Part]:
         return [Part(source=source, begin=0, end=0, tokens=source.tokens)]
     dataset = IndexedDataset(source.path, dialect=row.file_dialect)
     bounds = [(0, len(dataset))] if split is None else row.split_bounds(split, len(dataset))
-    with open(dataset.index_file, "rb") as file:
-        sums = [_sum(file, begin, end, f"{source.path}.idx") for begin, end in bounds]
+    lengths, path = dataset.sequence_lengths, f"{source.path}.idx"
+    sums = [_sum(lengths, begin, end, path) for begin, end in bounds]
     return [
         Part(source=source, begin=begin, end=end, tokens=tokens)
         for (begin, end), tokens in zip(bounds, sums, strict=True)
     ]
 
 
-def _sum(file: BinaryIO, begin: int, end: int, path: str) -> int:
-    """Tokens of the sequences [begin, end), read in blocks: a mapping would count as memory."""
+def _sum(lengths: npt.NDArray[np.int32], begin: int, end: int, path: str) -> int:
+    """Tokens of the sequences [begin, end), in blocks: the sum makes copies as wide as int64."""
     total = 0
-    file.seek(HEADER_BYTES + begin * 4)
     for start in range(begin, end, _CHUNK):
-        lengths = np.frombuffer(file.read(4 * min(_CHUNK, end - start)), "<i4")
-        if len(lengths) and int(lengths.min()) < 0:
-            at = int(np.argmax(lengths < 0))
+        block = lengths[start : min(start + _CHUNK, end)]
+        if int(block.min()) < 0:
+            at = int(np.argmax(block < 0))
             raise FormatError(
-                f"{path}: sequence {start + at} has the length {int(lengths[at])}; lengths are "
+                f"{path}: sequence {start + at} has the length {int(block[at])}; lengths are "
                 ">= 0: write the file again"
             )
-        total += int(lengths.sum(dtype=np.int64))
+        total += int(block.sum(dtype=np.int64))
     return total

@@ -13,6 +13,7 @@ from typing import Any
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.index.request import parse_fraction
+from megaindex.io.locations import check_local
 
 
 def load_mapping(
@@ -27,11 +28,12 @@ def load_mapping(
 
     Raises:
         MissingFile, StorageError: the file cannot be read.
-        InvalidArgument: it is not YAML, no mapping, or gives a key twice.
+        InvalidArgument: it is a URL, not YAML, no mapping, or gives a key twice.
     """
     import yaml
 
     name = os.fspath(path)
+    check_local(name, f"copy it to a disk and give {what} that file")
     try:
         with open(name, encoding="utf-8") as file:
             content = yaml.load(file, yaml.SafeLoader if last_wins else _strict_loader())

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from corpora import write_corpus
 from object_server import Proxy, request
 
 from megaindex.build.recipe import open_recipe
@@ -86,6 +87,52 @@ def test_verify_reads_every_token(store: Any, s3: str, proxy: Proxy, tmp_path: P
     assert finding.where.startswith("byte 2000")
     with pytest.raises(InvalidArgument, match="lies in an object store"):
         verify(url, full=True, eod=1)
+
+
+def test_verify_has_several_requests_under_way(store: Any, proxy: Proxy) -> None:
+    local, url = store(lengths=[4 << 20] * 2)
+    proxy.seen.clear()
+    proxy.latency = 0.1
+    report = verify(url, full=True, vocab_size=1 << 24)
+    assert report.findings == ()
+    assert report.counted["tokens"] == local.num_tokens
+    assert len(proxy.gets(".bin")) == 8
+    assert proxy.in_flight() > 4
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("audit", "--data-path", "P", *RUN, "--epochs", "1", "--html", "{}"),
+        ("plan", "--recipe", "{}"),
+        ("build", "--recipe", "{}"),
+        ("diff-order", "{}", "order=epoch", "--data-path", "P", "--seq-length", "16"),
+        ("import", "numpy", "{}.npy", "OUT", "--separator", "0"),
+        ("import", "numpy", "{}.raw", "OUT", "--separator", "0", "--stored-dtype", "uint16"),
+        ("import", "nanotron", "{}", "OUT"),
+        ("import", "tntidx", "{}", "OUT"),
+        ("import", "mds", "{}", "OUT"),
+        ("import", "parquet", "{}", "OUT"),
+    ],
+)
+def test_what_must_be_a_file_here_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: tuple[str, ...]
+) -> None:
+    write_corpus(tmp_path / "P", [20] * 10)
+    here = {"P": str(tmp_path / "P"), "OUT": str(tmp_path / "OUT")}
+    status = main([here.get(each, each).format("s3://bucket/x") for each in arguments])
+    shown = capsys.readouterr().err
+    assert status == 2, shown
+    assert "s3://bucket/x" in shown
+    assert "lies in an object store; " in shown
+    assert not list(tmp_path.glob("OUT*"))
+
+
+@pytest.mark.parametrize("verb", ["plan", "build", "audit", "verify", "inspect"])
+def test_help_says_that_urls_are_taken(capsys: pytest.CaptureFixture[str], verb: str) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "--help"])
+    assert "URLs (s3://, gs://, az://)" in " ".join(capsys.readouterr().out.split())
 
 
 def test_verify_finds_what_is_missing(store: Any, s3: str, proxy: Proxy) -> None:

@@ -16,6 +16,7 @@ from object_server import ACCESS_KEY, SECRET_KEY, Proxy, request
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.io.objects import library
+from megaindex.io.objects.failures import as_storage_error
 from megaindex.io.objects.urls import Place, is_remote, place_of
 from megaindex.store.fingerprint import corpus_fingerprint
 
@@ -98,6 +99,7 @@ def test_a_server_that_checks_signatures_denies_others(
     ("fault", "text"),
     [("403", "access denied (403 Forbidden)"), ("401", "access denied (401 Unauthorized)"),
      ("412", "changed since it was looked at"), ("404", "does not exist"),
+     ("301", "set AWS_REGION to the bucket's region"),
      ("416", "416 Range Not Satisfiable")],
 )  # fmt: skip
 def test_what_will_not_pass_is_said_at_once(
@@ -149,6 +151,56 @@ def test_an_unreachable_store_is_an_error_in_seconds(
     check_error(caught.value, f"s3://{s3}/corpus.bin: cannot look at: the store cannot be reached")
 
 
+@pytest.mark.parametrize("endpoint", ["nonsense", f"{ACCESS_KEY}:9000", ""])
+def test_an_endpoint_without_a_scheme_is_refused(
+    s3: str, monkeypatch: pytest.MonkeyPatch, endpoint: str
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(InvalidArgument) as caught:
+        IndexedDataset(f"s3://{s3}/corpus")
+    check_error(caught.value, "AWS_ENDPOINT_URL: must begin with https:// or http://")
+
+
+def test_a_panic_of_the_library_is_an_error_of_the_store() -> None:
+    class PanicException(BaseException):
+        pass
+
+    with pytest.raises(StorageError) as caught, as_storage_error("s3://b/c", "cannot read"):
+        raise PanicException(SECRET_KEY)
+    check_error(caught.value, "s3://b/c: cannot read: the request failed; check")
+    with pytest.raises(KeyboardInterrupt), as_storage_error("s3://b/c", "cannot read"):
+        raise KeyboardInterrupt
+
+
+def test_corrected_settings_count_when_a_corpus_is_opened(
+    store: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    local, url = store()
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "false")
+    with pytest.raises(StorageError) as caught:
+        IndexedDataset(url)
+    check_error(caught.value, f"{url}.bin: cannot look at: plain http", "set AWS_ALLOW_HTTP=true")
+    monkeypatch.setenv("AWS_ALLOW_HTTP", "true")
+    assert IndexedDataset(url)[3].tolist() == local[3].tolist()
+    assert len(library._this.clients) == 1
+
+
+def test_a_server_that_ignores_ranges_is_named(store: Any, proxy: Proxy) -> None:
+    _, url = store()
+    remote = IndexedDataset(url)
+    proxy.drops_ranges = True
+    with pytest.raises(StorageError) as caught:
+        _ = remote[3]
+    check_error(caught.value, f"{url}.bin: cannot read ", "ignores Range")
+
+
+def test_a_missing_file_of_credentials_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", f"/nowhere/{SECRET_KEY}.json")
+    with pytest.raises(StorageError) as caught:
+        IndexedDataset("gs://bucket/corpus")
+    check_error(caught.value, "a file of credentials is missing", "that the credentials' variables")
+
+
 def test_wrong_settings_are_an_error(s3: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AWS_TIMEOUT", f"{SECRET_KEY}")
     with pytest.raises(StorageError) as caught:
@@ -184,10 +236,19 @@ def test_credentials_are_in_nothing_that_is_kept(
         (f"s3://bucket/corpus?X-Amz-Signature={SECRET_KEY}", "a query"),
         (f"az://container/corpus?sig={SECRET_KEY}", "a query"),
         ("s3:/bucket/corpus", "two slashes"),
-        ("http://somewhere/corpus", "s3://, gs://, az://, file://"),
+        ("http://somewhere/corpus", "s3://, gs://, az:// and from files"),
+        ("s3a://bucket/corpus", "write the same place as s3://bucket/key"),
+        ("gcs://bucket/corpus", "write the same place as gs://bucket/key"),
+        ("abfs://container/corpus", "write the same place as az://container/key"),
         ("s3://bucket", "must name a bucket and a key"),
         ("s3:///corpus", "must name a bucket and a key"),
         ("file://host/corpus", "another machine"),
+        (f"file://AKIA:{SECRET_KEY}@host/corpus", "another machine"),
+        ("s3://bucket//corpus", "an empty part"),
+        ("s3://bucket/a//corpus", "copy the object to another key"),
+        ("s3://bucket/a/../corpus", "an empty part"),
+        ("s3://bucket/./corpus", "an empty part"),
+        ("s3://bucket/a\nb", "a control character"),
     ],
 )
 def test_urls_that_are_refused(url: str, message: str) -> None:
@@ -201,8 +262,9 @@ def test_urls_that_are_refused(url: str, message: str) -> None:
 def test_urls_and_their_places() -> None:
     assert place_of("s3://bucket/a/b c%20#d") == Place("s3://bucket", "a/b c%20#d")
     assert place_of("GS://bucket/a") == Place("gs://bucket", "a")
-    assert place_of("file:///data/a") == Place("file://", "data/a")
-    for path in ("/data/s3/corpus", "data", "s3/corpus", "c:/data", "./s3://x", ""):
+    assert place_of("s3://bucket/.../..a/.b") == Place("s3://bucket", ".../..a/.b")
+    assert place_of("s3://bucket/a\u3000b/ü").key == "a\u3000b/ü"
+    for path in ("/data/s3/corpus", "data", "s3/corpus", "c:/data", "./s3://x", "", "file:///s3"):
         assert not is_remote(path)
 
 

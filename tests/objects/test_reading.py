@@ -17,9 +17,11 @@ from hypothesis import strategies as st
 from object_server import Proxy, request, upload
 
 import megaindex
+from megaindex.corpus.verify import verify
 from megaindex.errors import InvalidArgument, MissingFile, OutOfRange, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.io.facts import Facts
+from megaindex.io.locations import look_at, stamp
 from megaindex.io.objects import cache
 from megaindex.io.objects.coalesced import read_all
 from megaindex.store.fingerprint import corpus_fingerprint
@@ -62,14 +64,15 @@ def test_a_slice_is_one_request(store: Any, proxy: Proxy) -> None:
 @given(
     ranges=st.lists(st.tuples(st.integers(0, 3 << 20), st.integers(0, 700_000)), max_size=9),
 )
-def test_ranges_of_a_file_url_are_its_bytes(tmp_path: Path, ranges: list[tuple[int, int]]) -> None:
-    path = tmp_path / "some bytes"
-    if not path.exists():
-        path.write_bytes(np.random.default_rng(1).bytes(4 << 20))
-    content = path.read_bytes()
-    from megaindex.io.locations import look_at
-
-    facts = look_at(f"file://{path}")
+def test_ranges_of_an_object_are_its_bytes(
+    s3: str, proxy: Proxy, ranges: list[tuple[int, int]]
+) -> None:
+    content = np.random.default_rng(1).bytes(4 << 20)
+    url = f"s3://{s3}/some bytes"
+    facts = look_at(url)
+    if facts is None:
+        request(proxy.upstream, "PUT", f"/{s3}/some%20bytes", content)
+        facts = look_at(url)
     assert facts is not None
     assert facts.nbytes == len(content)
     ranges = [(begin, min(count, len(content) - begin)) for begin, count in ranges]
@@ -203,6 +206,81 @@ def test_nothing_is_written_to_a_url(store: Any) -> None:
         with pytest.raises(InvalidArgument, match=rf"{out}.* lies in an object store; .*"):
             write()
     assert not Path("s3:").exists()
+
+
+@pytest.mark.parametrize("slashes", ["/", "///"])
+def test_a_file_url_is_the_path(tmp_path: Path, slashes: str) -> None:
+    path = tmp_path / "a corpus"
+    local = write_corpus(path, [5, 6, 7])
+    url = f"file:{slashes}{str(path).lstrip('/')}"
+    dataset = IndexedDataset(url)
+    assert dataset.path_prefix == str(path)
+    assert dataset.tokens.tolist() == local.tokens.tolist()
+    assert pickle.loads(pickle.dumps(dataset)).identity == local.identity
+    assert IndexedDataset.exists(url)
+    assert verify(url, full=True).path == str(path)
+    with pytest.raises(InvalidArgument, match="is a URL; write the path alone"):
+        megaindex.build_index(url, sequence_length=8, seed=1, cache_dir=f"file://{tmp_path}/c")
+
+
+@pytest.mark.parametrize("tag", ["", 'W/"weak"'])
+def test_a_store_without_strong_tags_is_refused(store: Any, proxy: Proxy, tag: str) -> None:
+    _, url = store()
+    proxy.etag = tag
+    with pytest.raises(StorageError, match=rf"^{url}\.bin: the store gives no strong ETag"):
+        IndexedDataset(url)
+
+
+def test_a_copy_is_checked_once(
+    store: Any, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until something of it changes; and again while it may change without another time."""
+    checked = []
+    sum_of = cache._checksum
+    monkeypatch.setattr(cache, "_checksum", lambda path: checked.append(path) or sum_of(path))
+    _, url = store()
+    for _ in range(3):
+        IndexedDataset(url)
+    assert len(checked) == 2
+    monkeypatch.setattr(cache, "_SETTLED", 0)
+    for _ in range(3):
+        IndexedDataset(url)
+    assert len(checked) == 3
+    (copy,) = (tmp_path / "cache").glob("*.object")
+    before = stamp(str(copy))
+    while stamp(str(copy)) == before:  # clocks of file systems tick in milliseconds
+        copy.write_bytes(copy.read_bytes()[:-1] + b"\x07")
+    IndexedDataset(url)
+    assert len(checked) == 5  # and once more alone
+    assert len(proxy.gets(".idx")) == 2
+
+
+def test_a_full_cache_is_left_as_it_was(
+    store: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing stays of a download whose record cannot be written, nor of one that was killed."""
+    _, url = store()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(cache.json, "dump", full)
+        with pytest.raises(StorageError, match="free some space"):
+            IndexedDataset(url)
+    (lock,) = (tmp_path / "cache").iterdir()
+    for left in (".0.object", ".0.object.tmp.1", ".0.object.1.json"):
+        lock.with_suffix(left).touch()
+    IndexedDataset(url)
+    names = sorted(path.name.count(".") for path in (tmp_path / "cache").iterdir())
+    assert names == [1, 1, 2]
+
+
+def test_a_cache_is_a_directory_here(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, url = store()
+    monkeypatch.setenv("MEGAINDEX_OBJECT_CACHE", "s3://bucket/cache")
+    with pytest.raises(InvalidArgument, match="give MEGAINDEX_OBJECT_CACHE a directory"):
+        IndexedDataset(url)
 
 
 def test_exists(store: Any) -> None:

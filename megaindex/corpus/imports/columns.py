@@ -12,6 +12,7 @@ import numpy as np
 from megaindex.corpus.imports.stream import Batch, Stream
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile
 from megaindex.io.failures import storage_error
+from megaindex.io.locations import check_local
 
 _ROWS = 1 << 12  # rows read at once
 _USUAL = ("tokens", "input_ids")
@@ -31,6 +32,7 @@ def open_columns(path: str, column: str | None = None) -> Stream:
         InvalidArgument: pyarrow is not installed, or there is no such column.
         FormatError: a file cannot be read, or the column holds no lists of integers.
     """
+    check_local(path, "copy it to a disk")
     _require_pyarrow()
     files = _files(path)
     schema = _reader(files[0])[0]

@@ -26,6 +26,7 @@ from megaindex.corpus.imports.mds_columns import Column, find_column
 from megaindex.corpus.imports.stream import Batch, Stream
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.io.failures import as_storage_error
+from megaindex.io.locations import check_local
 
 _BATCH_TOKENS = 1 << 18  # tokens written together
 _REMEDY = "copy the shard again, or write it again"
@@ -74,6 +75,7 @@ def open_mds(
 def _read_index(
     folder: str, column: str | None, stored_dtype: npt.DTypeLike | None
 ) -> list[_Shard]:
+    check_local(folder, "copy it to a disk")
     path = os.path.join(folder, "index.json")
     with as_storage_error(path, "cannot read"), open(path, encoding="utf-8") as stream:
         text = stream.read()

@@ -1,27 +1,32 @@
 """Copies of whole objects on this machine, for the .idx files, which are mapped.
 
 A record has a name made of URL, size and version, so that a changed object has another one; it
-names the copy and its checksum. A copy is used only if it is as recorded. Copies have names of
-their own and records are replaced in one step: where locks do not work, processes that start
-together each download one, and the last record counts. Anything in the directory may be deleted at
-any time.
+names the copy and its checksum. A copy is used only if it is as recorded: what was checked once is
+known by inode, size and times from then on, and checked again where one of them differs. Copies
+have names of their own and records are replaced in one step: where locks do not work, processes
+that start together each download one, and the last record counts. Anything in the directory may be
+deleted at any time.
 """
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import glob
 import json
 import logging
 import os
 import secrets
+import time
 from collections.abc import Iterator
+from typing import Any
 
 import xxhash
 
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.facts import Facts
 from megaindex.io.failures import as_storage_error
+from megaindex.io.locations import check_local, stamp
 from megaindex.io.objects.reading import fill
 
 logger = logging.getLogger(__name__)
@@ -29,6 +34,7 @@ logger = logging.getLogger(__name__)
 VARIABLE = "MEGAINDEX_OBJECT_CACHE"
 _DEFAULT = "~/.cache/megaindex/objects"
 _BLOCK = 32 << 20  # bytes in memory at once
+_SETTLED = 2 * 10**9  # ns since the last change, after which the next one has another time
 
 
 def cached_copy(facts: Facts) -> str:
@@ -36,8 +42,11 @@ def cached_copy(facts: Facts) -> str:
 
     Raises:
         StorageError: the object cannot be read or was replaced, or the copy cannot be written.
+        InvalidArgument: the cache's variable holds a URL.
     """
-    folder = os.path.expanduser(os.environ.get(VARIABLE) or _DEFAULT)
+    folder = os.environ.get(VARIABLE) or _DEFAULT
+    check_local(folder, f"give {VARIABLE} a directory")
+    folder = os.path.abspath(os.path.expanduser(folder))
     name = xxhash.xxh3_128_hexdigest("\n".join(map(str, facts)).encode())
     record = os.path.join(folder, f"{name}.json")
     copy = _sound_copy(facts, record)
@@ -45,8 +54,13 @@ def cached_copy(facts: Facts) -> str:
         return copy
     with as_storage_error(folder, f"cannot write the cache, which {VARIABLE} names"):
         os.makedirs(folder, exist_ok=True)
-        with _one_at_a_time(os.path.join(folder, f"{name}.lock")):
-            return _sound_copy(facts, record) or _download(facts, record)
+        with _one_at_a_time(os.path.join(folder, f"{name}.lock")) as alone:
+            copy = _sound_copy(facts, record)
+            if copy is None:
+                if alone:
+                    _remove(glob.glob(f"{glob.escape(os.path.join(folder, name))}.*.object*"))
+                copy = _download(facts, record)
+            return copy
 
 
 def _sound_copy(facts: Facts, record: str) -> str | None:
@@ -54,14 +68,20 @@ def _sound_copy(facts: Facts, record: str) -> str | None:
     try:
         with open(record, encoding="utf-8") as file:
             recorded = json.load(file)
+        checked = recorded.pop("checked", None)
         name = str(recorded["copy"])
         copy = os.path.join(os.path.dirname(record), os.path.basename(name))
-        if recorded == _record(facts, name, _checksum(copy)):
-            return copy
+        now = stamp(copy)
+        if recorded == _record(facts, name, str(recorded["xxh3_128"])):
+            if now and now == checked:
+                return copy
+            if recorded["xxh3_128"] == _checksum(copy):
+                _remember(record, recorded, copy, now)
+                return copy
         reason = "is damaged"
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         reason = f"cannot be used: {error!r}"
     logger.warning("%s: the copy %s; %s is read again", record, reason, facts.path)
     return None
@@ -70,6 +90,17 @@ def _sound_copy(facts: Facts, record: str) -> str | None:
 def _download(facts: Facts, record: str) -> str:
     copy = f"{record.removesuffix('.json')}.{secrets.token_hex(8)}.object"
     logger.info("%s: its %d bytes are copied to %s", facts.path, facts.nbytes, copy)
+    try:
+        checksum = _copied(facts, copy)
+        _write(_record(facts, os.path.basename(copy), checksum), record, copy)
+    except BaseException:
+        _remove([copy])
+        raise
+    return copy
+
+
+def _copied(facts: Facts, copy: str) -> str:
+    """Write the copy; its checksum."""
     files = AtomicFiles((copy,))
     digest = xxhash.xxh3_128()
     block = memoryview(bytearray(min(_BLOCK, facts.nbytes)))
@@ -83,11 +114,32 @@ def _download(facts: Facts, record: str) -> str:
         files.publish()
     finally:
         files.discard()
-    aside = f"{copy}.json"
-    with open(aside, "w", encoding="utf-8") as file:
-        json.dump(_record(facts, os.path.basename(copy), digest.hexdigest()), file)
-    os.replace(aside, record)
-    return copy
+    return digest.hexdigest()
+
+
+def _remember(record: str, recorded: dict[str, Any], copy: str, now: list[int]) -> None:
+    """Spare the next opening the checksum, if the copy is what it was before it was read."""
+    changed = os.stat(copy).st_ctime_ns
+    if now == stamp(copy) and changed <= time.time_ns() - _SETTLED:
+        with contextlib.suppress(OSError):  # a cache that is only read
+            _write({**recorded, "checked": now}, record, copy)
+
+
+def _write(recorded: dict[str, Any], record: str, copy: str) -> None:
+    aside = f"{copy}.{secrets.token_hex(8)}.json"
+    try:
+        with open(aside, "w", encoding="utf-8") as file:
+            json.dump(recorded, file)
+        os.replace(aside, record)
+    except BaseException:
+        _remove([aside])
+        raise
+
+
+def _remove(paths: list[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
 
 
 def _record(facts: Facts, name: str, checksum: str) -> dict[str, str | int]:
@@ -104,13 +156,15 @@ def _checksum(path: str) -> str:
 
 
 @contextlib.contextmanager
-def _one_at_a_time(path: str) -> Iterator[None]:
-    """The ranks of a node start together, and one of them downloads for all."""
+def _one_at_a_time(path: str) -> Iterator[bool]:
+    """The ranks of a node start together, and one of them downloads for all. Whether it works."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
+        alone = False
         with contextlib.suppress(OSError):  # a file system without locks
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
+            alone = True
+        yield alone
     finally:
         with contextlib.suppress(OSError):  # a child that was forked meanwhile holds it too
             fcntl.flock(descriptor, fcntl.LOCK_UN)

@@ -15,10 +15,41 @@ from megaindex.io.objects.library import library
 _STATUS = re.compile(r"status code: (\d{3}(?: [A-Z][A-Za-z]*)*)")
 _RETRIED = re.compile(r"after (\d+) retries")
 _METADATA_SERVERS = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")
+_HTTP = "set AWS_ALLOW_HTTP=true (AZURE_…, GOOGLE_…) for a store without TLS, or write https://"
 _ACCESS = (
     "check the credentials in the environment, their right to read the bucket, and that the key "
     "exists: without the right to list, some stores deny what is missing"
 )
+_CREDENTIALS = "check the file that the credentials' variables name"
+# what is in obstore's texts, what we say, and what helps; the first that is found counts
+_KNOWN = tuple(
+    (re.compile(phrase), reason, remedy)
+    for phrase, reason, remedy in (
+        ("|".join(map(re.escape, _METADATA_SERVERS)), "no credentials were found", _ACCESS),
+        ("BadScheme", "plain http is not allowed by default", _HTTP),
+        (
+            "incorrectly configured region|status code: 30[0-9]",
+            "the store sends elsewhere, as for a bucket of another region",
+            "set AWS_REGION to the bucket's region and check the endpoint",
+        ),
+        (
+            "non-partial response when range requested",
+            "the store, or a proxy before it, ignores Range and sends the whole object",
+            "read around the proxy, or copy the object to a disk or to another store",
+        ),
+        (
+            "token file|service account file|(?i:credentials?) file|OpenCredentials|TokenFile",
+            "a file of credentials is missing or cannot be read",
+            _CREDENTIALS,
+        ),
+        (
+            "Account must be specified",
+            "no storage account is named",
+            "set AZURE_STORAGE_ACCOUNT_NAME",
+        ),
+    )
+)
+_CONNECTION = re.compile(r"kind: (Connect|Request|Timeout|Interrupted)\b")
 
 
 @contextlib.contextmanager
@@ -30,9 +61,10 @@ def as_storage_error(url: str, action: str) -> Iterator[None]:
         raise
     except FileNotFoundError:
         raise missing(url) from None
-    except Exception as error:
+    except BaseException as error:
+        panic = type(error).__name__ == "PanicException"  # of Rust, and no Exception
         kinds = library().exceptions
-        if not isinstance(error, (kinds.BaseError, OSError, ValueError)):
+        if not panic and not isinstance(error, (kinds.BaseError, OSError, ValueError)):
             raise
         raise _typed(error, kinds, url, action) from None
 
@@ -51,7 +83,7 @@ def replaced(url: str, detail: str = "the store has another version now") -> Sto
     )
 
 
-def _typed(error: Exception, kinds: Any, url: str, action: str) -> Exception:
+def _typed(error: BaseException, kinds: Any, url: str, action: str) -> Exception:
     if isinstance(error, kinds.PreconditionError):
         return replaced(url)
     if isinstance(error, (kinds.PermissionDeniedError, kinds.UnauthenticatedError)):
@@ -60,23 +92,32 @@ def _typed(error: Exception, kinds: Any, url: str, action: str) -> Exception:
         return denied
     if isinstance(error, (kinds.InvalidPathError, kinds.UnknownConfigurationKeyError)):
         return InvalidArgument(f"{url}: {action}: not a key that the store can have; check it")
-    text = str(error)
-    retried = _RETRIED.search(text)
+    retried = _RETRIED.search(str(error))
     tries = f" after {int(retried[1]) + 1} attempts" if retried else ""
-    if any(server in text for server in _METADATA_SERVERS):
-        reason, remedy = "no credentials were found", _ACCESS
-    elif _STATUS.search(text):
-        reason, remedy = f"the store answered {_status(error)}", "check region and endpoint"
-    elif "Config" in text:
-        reason, remedy = "the store's settings are refused", "check its environment variables"
-    else:
-        reason = "the store cannot be reached, or the connection broke"
-        remedy = "check the network, the endpoint and its variables, then try again"
+    reason, remedy = _reason(str(error))
     failed = StorageError(f"{url}: {action}: {reason}{tries}; {remedy}")
     failed.errno = errno.EIO
     return failed
 
 
-def _status(error: Exception) -> str:
+def _reason(text: str) -> tuple[str, str]:
+    """Why it failed, and what helps."""
+    for phrase, reason, remedy in _KNOWN:
+        if phrase.search(text):
+            return reason, remedy
+    status = _STATUS.search(text)
+    if status:
+        return f"the store answered {status[1]}", "check region and endpoint"
+    if "Config" in text:
+        return "the store's settings are refused", "check its environment variables"
+    if _CONNECTION.search(text):
+        return (
+            "the store cannot be reached, or the connection broke",
+            "check the network, the endpoint and its variables, then try again",
+        )
+    return "the request failed", "check the store's environment variables, then try again"
+
+
+def _status(error: BaseException) -> str:
     found = _STATUS.search(str(error))
     return found[1] if found else "no status"

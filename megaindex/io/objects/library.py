@@ -33,6 +33,14 @@ _RETRIES = {
 }
 
 
+_Settings = dict[str, str]
+_FAMILIES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
+_ENDPOINTS = (
+    "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT",
+    "AZURE_ENDPOINT", "GOOGLE_BASE_URL",
+)  # fmt: skip
+
+
 class _Process:
     """What belongs to one process."""
 
@@ -40,7 +48,7 @@ class _Process:
         self.lock = threading.RLock()
         self.inherited = inherited
         """Whether the obstore that is loaded is the parent's."""
-        self.clients: dict[str, Any] = {}
+        self.clients: dict[str, tuple[_Settings, Any]] = {}
 
 
 _this = _Process(inherited=False)
@@ -74,23 +82,42 @@ def library() -> Any:
     return obstore
 
 
-def client_of(store: str) -> Any:
+def client_of(store: str, *, as_set_now: bool = False) -> Any:
     """The client of ``s3://bucket``; obstore finds settings and credentials where it looks for
     them: environment variables, web identity, container or instance credentials.
 
+    Args:
+        as_set_now: make another if the variables changed. Comparing them takes 50 us, too long
+            for each request.
+
     Raises:
+        InvalidArgument: an endpoint is no URL.
         obstore's errors, where the settings contradict.
     """
     obstore = library()
     with _this.lock:
-        client = _this.clients.get(store)
-        if client is None:
+        settings, client = _this.clients.get(store, ({}, None))
+        if client is None or (as_set_now and settings != _settings(store)):
+            settings = _settings(store)
+            _check_endpoints(settings)
             # given options of the HTTP client, obstore would not look for them in the environment
-            settings = {} if store == "file://" else {"retry_config": _RETRIES}
-            client = obstore.store.from_url(f"{store}/", **settings)
-            _this.clients[store] = client
+            client = obstore.store.from_url(f"{store}/", retry_config=_RETRIES)
+            _this.clients[store] = settings, client
             logger.debug("made a client for %s", store)
     return client
+
+
+def _settings(store: str) -> _Settings:
+    family = _FAMILIES[store.partition(":")[0]]
+    return {name: value for name, value in os.environ.items() if name.startswith(family)}
+
+
+def _check_endpoints(settings: _Settings) -> None:
+    """The library panics at an endpoint without a scheme."""
+    for name in _ENDPOINTS:
+        value = settings.get(name)
+        if value is not None and not value.lower().startswith(("http://", "https://")):
+            raise InvalidArgument(f"{name}: must begin with https:// or http://; write it in full")
 
 
 def _load_afresh() -> None:

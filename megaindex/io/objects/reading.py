@@ -23,15 +23,15 @@ def look_at(url: str) -> Facts | None:
     """Size and version of an object; None where there is none.
 
     Raises:
-        StorageError: the store cannot be asked, or denies it.
+        StorageError: the store cannot be asked, denies it, or gives no strong ETag.
     """
     place = place_of(url)
     try:
         with as_storage_error(url, "cannot look at"):
-            meta = library().head(client_of(place.store), place.key)
+            meta = library().head(client_of(place.store, as_set_now=True), place.key)
     except FileNotFoundError:
         return None
-    return Facts(path=url, nbytes=meta["size"], version=_version(meta))
+    return Facts(path=url, nbytes=meta["size"], version=_version(url, meta))
 
 
 def read(facts: Facts, offset: int, into: memoryview) -> None:
@@ -45,13 +45,11 @@ def read(facts: Facts, offset: int, into: memoryview) -> None:
         return
     url, stop = facts.path, offset + len(into)
     place = place_of(url)
-    options: dict[str, Any] = {"range": (offset, stop)}
-    if facts.version.startswith('"'):  # a strong tag; any other is compared below alone
-        options["if_match"] = facts.version
+    options: dict[str, Any] = {"range": (offset, stop), "if_match": facts.version}
     with as_storage_error(url, f"cannot read {len(into)} bytes at {offset}"):
         result = library().get(client_of(place.store), place.key, options=options)
         meta, got = result.meta, result.range
-        if (meta["size"], _version(meta)) != (facts.nbytes, facts.version):
+        if (meta["size"], _version(url, meta)) != (facts.nbytes, facts.version):
             raise replaced(url)  # by a store that does not know preconditions
         data = result.bytes()
     if len(data) != len(into) or got != (offset, stop):
@@ -81,6 +79,12 @@ def fill(facts: Facts, offset: int, into: memoryview) -> None:
             pass
 
 
-def _version(meta: Any) -> str:
-    """The tag of an object's content; of a store that has none, the time of its last change."""
-    return meta["e_tag"] or f"modified {meta['last_modified'].isoformat()}"
+def _version(url: str, meta: Any) -> str:
+    """The tag that changes with any byte of an object. Times do not: they are whole seconds."""
+    tag = meta["e_tag"]
+    if not tag or not tag.startswith('"'):
+        raise StorageError(
+            f"{url}: the store gives no strong ETag, so that a replaced object would go unnoticed; "
+            "copy the object to a disk, or to a store that does"
+        )
+    return str(tag)
