@@ -102,7 +102,9 @@ def _paths(options: argparse.Namespace) -> list[str]:
 
 def _lines(file: str) -> list[str]:
     from megaindex.io.failures import as_storage_error
+    from megaindex.io.locations import check_local
 
+    check_local(file, "copy it to a disk")
     with as_storage_error(file, "cannot read"), open(file, encoding="utf-8") as lines:
         try:
             paths = [line.strip() for line in lines]
