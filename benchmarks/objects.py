@@ -141,9 +141,11 @@ class _Sides:
     def check(
         self, name: str, batches: list[list[int]], got: Iterator[np.ndarray[Any, Any]]
     ) -> None:
-        from megaindex.loader.gather import gather
+        from megaindex.loader.tokens import MappedTokens
 
+        reader = MappedTokens([self._local])
         for rows, tokens in zip(batches, got, strict=True):
-            expected = gather(self._local, self._index.locate(rows), SEQUENCE_LENGTH, 0)
+            expected = np.empty((len(rows), SEQUENCE_LENGTH), np.int64)
+            reader.read(self._index.locate(rows), expected, pad_id=0)
             if not np.array_equal(tokens, expected):
                 raise SystemExit(f"objects, {name}: a batch differs from the file's")
