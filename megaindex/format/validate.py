@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from megaindex.format.dtypes import Dialect
 from megaindex.format.faults import RESTORE, Fault
-from megaindex.kernels import active
+from megaindex.kernels import active, reference
 
 _CHUNK = 1 << 17  # a chunk and its temporaries stay in a core's cache
+_FEW = 1 << 12  # sequences for which no compiled backend need be loaded
 _Mask = npt.NDArray[np.bool_]
 _I64 = npt.NDArray[np.int64]
 
@@ -44,10 +45,11 @@ def check_sequences(
     Raises:
         FormatError: names the first sequence that breaks a rule.
     """
+    tokens_within = active().tokens_within if len(lengths) > _FEW else reference.tokens_within
     total = 0
     for start in range(0, len(lengths), _CHUNK):
         part = slice(start, start + _CHUNK)
-        tokens = active().tokens_within(pointers[part], lengths[part], itemsize, bin_size)
+        tokens = tokens_within(pointers[part], lengths[part], itemsize, bin_size)
         if tokens < 0:
             sizes, begins = lengths[part].astype(np.int64), pointers[part].astype(np.int64)
             masks = sequence_masks(sizes, begins, itemsize, bin_size)
