@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from megaindex.build.single import build_index
+from megaindex.build.single import BuiltIndex, build_index
 from megaindex.engine import Engine
 from megaindex.errors import MegaIndexError
 from megaindex.index.dialect import Split
@@ -24,6 +24,10 @@ class BuildSettings:
     split: str | None = None
     subset: Split = "train"
     order: str = "megatron"
+
+    def build(self, path: str) -> BuiltIndex:
+        """The index of one dataset, see `build_index`."""
+        return build_index(path, **vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,19 +59,9 @@ class BuildTask:
         Raises:
             MegaIndexError: as `build_index`; the message names the dataset.
         """
-        asked, start = self.settings, time.perf_counter()
+        start = time.perf_counter()
         try:
-            index = build_index(
-                self.path,
-                sequence_length=asked.sequence_length,
-                seed=asked.seed,
-                num_samples=asked.num_samples,
-                epochs=asked.epochs,
-                split=asked.split,
-                subset=asked.subset,
-                order=asked.order,
-                cache_dir=asked.cache_dir,
-            )
+            index = self.settings.build(self.path)
         except (MegaIndexError, MemoryError) as error:
             if str(error).startswith(self.path):
                 raise

@@ -14,7 +14,7 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.plan.__main__ import Parser
 
 if TYPE_CHECKING:
-    from megaindex.build.many import Built
+    from megaindex.build.many import BuildSettings, Built
     from megaindex.engine import Engine
 
 
@@ -115,12 +115,10 @@ def _lines(file: str) -> list[str]:
     return [path for path in paths if path]
 
 
-def _build_one(path: str, options: argparse.Namespace) -> None:
-    import megaindex
+def _settings(options: argparse.Namespace) -> BuildSettings:
+    from megaindex.build.many import BuildSettings
 
-    start = time.perf_counter()
-    index = megaindex.build_index(
-        path,
+    return BuildSettings(
         sequence_length=options.seq_length,
         seed=options.seed,
         num_samples=options.num_samples,
@@ -130,6 +128,14 @@ def _build_one(path: str, options: argparse.Namespace) -> None:
         order=options.order,
         cache_dir=options.cache_dir,
     )
+
+
+def _build_one(path: str, options: argparse.Namespace) -> None:
+    import megaindex
+
+    settings = _settings(options)
+    start = time.perf_counter()
+    index = settings.build(path)
     seconds = time.perf_counter() - start
     print(
         f"order {index.order}: {index.num_samples:,} samples of {index.sequence_length} tokens, "
@@ -139,19 +145,10 @@ def _build_one(path: str, options: argparse.Namespace) -> None:
 
 
 def _build_many(paths: Sequence[str], options: argparse.Namespace, engine: Engine) -> None:
-    from megaindex.build.many import BuildSettings, build_many
+    from megaindex.build.many import build_many
     from megaindex.corpus.progress import counting
 
-    settings = BuildSettings(
-        sequence_length=options.seq_length,
-        seed=options.seed,
-        num_samples=options.num_samples,
-        epochs=options.epochs,
-        split=options.split,
-        subset=options.subset,
-        order=options.order,
-        cache_dir=options.cache_dir,
-    )
+    settings = _settings(options)
     start = time.perf_counter()
     built = []
     with counting("building", len(paths)) as count:
