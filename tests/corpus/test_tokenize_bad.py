@@ -126,64 +126,35 @@ def test_the_report_is_in_order_whoever_refuses(tmp_path: Path, part_bytes: int)
     ]
 
 
-def truncated_gzip(folder: Path) -> Path:
-    path = folder / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(GOOD * 5000)[:-20])
-    return path
+def holding(name: str, content: bytes | pa.Table) -> Callable[[Path], Path]:
+    """What makes the file of that name."""
+
+    def make(folder: Path) -> Path:
+        path = folder / name
+        if isinstance(content, bytes):
+            path.write_bytes(content)
+        else:
+            pq.write_table(content, path)
+        return path
+
+    return make
 
 
-def truncated_zstd(folder: Path) -> Path:
-    path = folder / "a.jsonl.zst"
-    path.write_bytes(zstandard.ZstdCompressor().compress(GOOD * 50_000)[:-20])
-    return path
-
-
-def damaged_gzip(folder: Path) -> Path:
-    path = folder / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(GOOD) + b"garbage behind it")
-    return path
-
-
-def damaged_zstd(folder: Path) -> Path:
-    path = folder / "a.jsonl.zst"
-    path.write_bytes(zstandard.ZstdCompressor().compress(GOOD) + b"garbage behind it")
-    return path
-
-
-def packed_nothing(folder: Path) -> Path:
-    path = folder / "a.jsonl.gz"
-    path.write_bytes(gzip.compress(b""))
-    return path
-
-
-def named_gzip(folder: Path) -> Path:
-    path = folder / "a.jsonl.gz"
-    path.write_bytes(GOOD)
-    return path
-
-
-def empty(folder: Path) -> Path:
-    path = folder / "a.jsonl"
-    path.touch()
-    return path
-
-
-def blank(folder: Path) -> Path:
-    path = folder / "a.jsonl"
-    path.write_text("\n \n")
-    return path
-
-
-def unknown(folder: Path) -> Path:
-    path = folder / "a.csv"
-    path.write_bytes(GOOD)
-    return path
-
-
-def no_parquet(folder: Path) -> Path:
-    path = folder / "a.parquet"
-    path.write_bytes(GOOD)
-    return path
+truncated_gzip = holding("a.jsonl.gz", gzip.compress(GOOD * 5000)[:-20])
+truncated_zstd = holding("a.jsonl.zst", zstandard.ZstdCompressor().compress(GOOD * 50_000)[:-20])
+damaged_gzip = holding("a.jsonl.gz", gzip.compress(GOOD) + b"garbage behind it")
+damaged_zstd = holding(
+    "a.jsonl.zst", zstandard.ZstdCompressor().compress(GOOD) + b"garbage behind it"
+)
+packed_nothing = holding("a.jsonl.gz", gzip.compress(b""))
+named_gzip = holding("a.jsonl.gz", GOOD)
+empty = holding("a.jsonl", b"")
+blank = holding("a.jsonl", b"\n \n")
+unknown = holding("a.csv", GOOD)
+no_parquet = holding("a.parquet", GOOD)
+no_rows = holding("a.parquet", pa.table({"text": pa.array([], pa.string())}))
+no_column = holding("a.parquet", pa.table({"body": ["x"]}))
+numbers = holding("a.parquet", pa.table({"text": [1]}))
 
 
 def cut_parquet(folder: Path) -> Path:
@@ -191,24 +162,6 @@ def cut_parquet(folder: Path) -> Path:
     pq.write_table(pa.table({"text": [str(i) * 100 for i in range(5000)]}), path)
     data = path.read_bytes()
     path.write_bytes(data[:1000] + bytes(20_000) + data[21_000:])
-    return path
-
-
-def no_rows(folder: Path) -> Path:
-    path = folder / "a.parquet"
-    pq.write_table(pa.table({"text": pa.array([], pa.string())}), path)
-    return path
-
-
-def no_column(folder: Path) -> Path:
-    path = folder / "a.parquet"
-    pq.write_table(pa.table({"body": ["x"]}), path)
-    return path
-
-
-def numbers(folder: Path) -> Path:
-    path = folder / "a.parquet"
-    pq.write_table(pa.table({"text": [1]}), path)
     return path
 
 
@@ -250,7 +203,7 @@ def no_files(folder: Path) -> Path:
         (missing, MissingFile, r"nowhere\.jsonl: cannot open the input: No such file"),
         (no_files, MissingFile, r"in: the folder holds no file that ends in \.jsonl"),
     ],
-    ids=lambda value: getattr(value, "__name__", ""),
+    ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_a_bad_file_always_stops(
     tmp_path: Path,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from array_sets import files_of, fill
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -20,7 +21,7 @@ from megaindex.corpus.inspect import EntryDescription, inspect
 from megaindex.corpus.verify import verify, verify_all
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.store import sidecar_file
-from megaindex.store.array_set import ArrayFiles, Identity
+from megaindex.store.array_set import Identity
 from megaindex.store.array_writer import ArrayWriter, write_together
 from megaindex.store.sidecar import find_arrays, map_arrays
 from megaindex.store.sidecar_file import make_sets_durable
@@ -38,25 +39,11 @@ def no_background(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sidecar_file, "later", lambda sync: None)
 
 
-def files_of(folder: Path, name: str) -> ArrayFiles:
-    return ArrayFiles(
-        arrays={array: f"{folder}/{name}-{array}.npy" for array in CONTENTS},
-        sidecar=f"{folder}/{name}-megaindex.json",
-        marker=f"{folder}/{name}-description.txt",
-    )
-
-
-def fill(writer: ArrayWriter) -> None:
-    for name, values in CONTENTS.items():
-        writer.allocate(name, values.shape, values.dtype.name)[...] = values
-        writer.done(name)
-
-
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """Two sets of one sidecar."""
-    writers = [(ArrayWriter(files_of(tmp_path, name)), IDENTITY, name) for name in "xy"]
-    write_together(writers, lambda _, writer: fill(writer))
+    writers = [(ArrayWriter(files_of(tmp_path, CONTENTS, name)), IDENTITY, name) for name in "xy"]
+    write_together(writers, lambda _, writer: fill(writer, CONTENTS))
     return tmp_path
 
 
@@ -64,7 +51,7 @@ def as_found(folder: Path) -> None:
     """The same sets, but written by the framework and accepted."""
     for name in "xy":
         os.unlink(folder / f"{name}-megaindex.json")
-        find_arrays(files_of(folder, name), IDENTITY, lambda arrays: None)
+        find_arrays(files_of(folder, CONTENTS, name), IDENTITY, lambda arrays: None)
 
 
 def overwrite(path: Path, array: np.ndarray, *, same_time: bool) -> None:
@@ -92,8 +79,8 @@ def test_sound_sets_are_one_report(folder: Path, full: bool) -> None:
 
 
 def test_sets_that_were_built_again_belong_to_their_own_sidecar(folder: Path) -> None:
-    with ArrayWriter(files_of(folder, "x")) as writer:
-        fill(writer)
+    with ArrayWriter(files_of(folder, CONTENTS, "x")) as writer:
+        fill(writer, CONTENTS)
         writer.publish(IDENTITY)
     (folder / "y-shuffle_index.npy").unlink()
     x, y = verify_all(folder)
@@ -200,7 +187,7 @@ def test_a_forged_sidecar_leads_nowhere(folder: Path, change: str) -> None:
 
 def test_a_packing_may_serve_a_sample_again(tmp_path: Path) -> None:
     """The arrays of GPT-NeoX's packings of whole documents, one of them damaged."""
-    files = files_of(tmp_path, "p")
+    files = files_of(tmp_path, CONTENTS, "p")
     with ArrayWriter(files) as writer:
         for name, values in CONTENTS.items():
             array = np.array([0, 1, 0] if name == "shuffle_index" else values, np.int64)
@@ -229,7 +216,7 @@ def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = files_of(folder, "y")
+    files = files_of(folder, CONTENTS, "y")
     found = find_arrays(files, IDENTITY, lambda arrays: None)
     assert found is not None
     make_sets_durable([(files, found)])
@@ -266,8 +253,8 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 @given(data=st.data())
 def test_any_value_in_a_sidecar(folder: Path, data: st.DataObject) -> None:
     """Whatever a place of it holds: a report, a description, and for readers an error of ours."""
-    with ArrayWriter(files_of(folder, "x")) as writer:
-        fill(writer)
+    with ArrayWriter(files_of(folder, CONTENTS, "x")) as writer:
+        fill(writer, CONTENTS)
         writer.publish(IDENTITY)
     path = folder / "x-megaindex.json"
     body = json.loads(path.read_text())
@@ -281,7 +268,7 @@ def test_any_value_in_a_sidecar(folder: Path, data: st.DataObject) -> None:
     for full in (False, True):
         verify(path, full=full)
     inspect(path)
-    files = files_of(folder, "x")
+    files = files_of(folder, CONTENTS, "x")
     with contextlib.suppress(MegaIndexError):
         found = find_arrays(files, IDENTITY, lambda arrays: None)
         if found is not None:

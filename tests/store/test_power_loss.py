@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from array_sets import files_of, fill
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -62,24 +63,10 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
     return Machine(monkeypatch)
 
 
-def files_of(folder: Path, name: str = "set") -> ArrayFiles:
-    return ArrayFiles(
-        arrays={array: f"{folder}/{name}-{array}.npy" for array in CONTENTS},
-        sidecar=f"{folder}/{name}-megaindex.json",
-        marker=f"{folder}/{name}-description.txt",
-    )
-
-
-def fill(writer: ArrayWriter) -> None:
-    for name, values in CONTENTS.items():
-        writer.allocate(name, values.shape, values.dtype.name)[...] = values
-        writer.done(name)
-
-
 def build(folder: Path) -> ArrayFiles:
-    files = files_of(folder)
+    files = files_of(folder, CONTENTS, "set")
     with ArrayWriter(files) as writer:
-        fill(writer)
+        fill(writer, CONTENTS)
         writer.publish(IDENTITY)
     return files
 
@@ -190,9 +177,9 @@ def test_what_the_framework_wrote_is_refused(tmp_path: Path, machine: Machine) -
 
 def test_sets_of_one_sidecar_are_noted_one_by_one(tmp_path: Path, machine: Machine) -> None:
     """Who verified one set says nothing of the others."""
-    files = [files_of(tmp_path, name) for name in "xyz"]
+    files = [files_of(tmp_path, CONTENTS, name) for name in "xyz"]
     writers = [(ArrayWriter(each), IDENTITY, "") for each in files]
-    write_together(writers, lambda _, writer: fill(writer))
+    write_together(writers, lambda _, writer: fill(writer, CONTENTS))
     machine.boot()
     assert find(files[1]) is not None
     machine.sync()
@@ -260,9 +247,9 @@ def test_a_directory_without_hard_links(
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", link)
-    files = [files_of(tmp_path, name) for name in "xy"]
+    files = [files_of(tmp_path, CONTENTS, name) for name in "xy"]
     writers = [(ArrayWriter(each), IDENTITY, "") for each in files]
-    write_together(writers, lambda _, writer: fill(writer))
+    write_together(writers, lambda _, writer: fill(writer, CONTENTS))
     machine.sync()
     machine.boot()
     assert all(find(each) is not None for each in files)
