@@ -59,11 +59,12 @@ class ArrayIndex:
             InvalidArgument: as `locate`, or a sample is served twice.
         """
         first, stop = share(begin, end, part, parts)
+        at_once = min(_SORTED, stop - first)
         sortable = self.shuffle_index.dtype == np.uint32
-        if not sortable or (stop - first) * SCATTERED < len(self.sample_index):
+        if not sortable or at_once * SCATTERED < len(self.sample_index):
             yield from located(self, first, stop, 0, 1)
             return
-        entries = np.empty(min(_SORTED, stop - first), np.uint64)
+        entries = np.empty(at_once, np.uint64)
         for low in range(first, stop, _SORTED):
             yield from self._in_cut_order(low, entries[: stop - low])
 
