@@ -527,7 +527,8 @@ void add_receipts(const py::array& positions, const py::array& source, const py:
   uint64_t outside = 0;
   const auto word = [](int64_t value) { return static_cast<uint64_t>(value); };
   for (int64_t k = 0; k < n; ++k) {
-    outside |= word(spans.row_splits[k + 1]) | (word(spans.row_splits[k + 1]) - word(spans.row_splits[k]));
+    const uint64_t end = word(spans.row_splits[k + 1]);
+    outside |= end | (end - word(spans.row_splits[k]));
     outside |= word(block[k]) | (word(num_blocks - 1) - word(block[k]));
   }
   int32_t least = 0, most = 0;

@@ -43,7 +43,8 @@ struct LowLane {
 // One lane after the run at `at`, whose source has the fingerprint word `key`. The multiplication by
 // Lane::chain makes the order of runs count; the finaliser is left to the end of the sample.
 template <class Lane>
-inline __attribute__((always_inline)) uint64_t after_run(uint64_t h, uint64_t key, const ReceiptSpans& spans, int64_t at) {
+inline __attribute__((always_inline)) uint64_t after_run(uint64_t h, uint64_t key,
+                                                         const ReceiptSpans& spans, int64_t at) {
   return (h ^ (h >> 32)) * Lane::chain + key +
          static_cast<uint64_t>(spans.document[at]) * Lane::document +
          static_cast<uint64_t>(spans.offset[at]) * Lane::offset +
@@ -74,7 +75,8 @@ inline __attribute__((always_inline)) void hash_alike(const int64_t* positions,
   const int64_t run = spans.row_splits[first];
   const uint64_t key = keys[2 * spans.source[run]];
   for (int64_t k = 0; k < kLikeSamples; ++k) {
-    hashes[k] = Lane::mix(after_run<Lane>(static_cast<uint64_t>(positions[first + k]), key, spans, run + k));
+    const auto position = static_cast<uint64_t>(positions[first + k]);
+    hashes[k] = Lane::mix(after_run<Lane>(position, key, spans, run + k));
   }
 }
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from megaindex.io.failures import as_storage_error
-from megaindex.store.array_set import ArrayFiles, Sidecar, state_of
+from megaindex.store.array_set import SUFFIX, ArrayFiles, Sidecar, state_of
 from megaindex.store.durable import later, opened
 from megaindex.store.entry import boot_id
 from megaindex.store.fingerprint import canonical_json
@@ -76,7 +76,7 @@ class SidecarFile:
         base = f"{directory}/{name}"
         return ArrayFiles(
             arrays={array: base + ending for array, ending in self.endings.items()},
-            sidecar=f"{base}-megaindex.json",
+            sidecar=base + SUFFIX,
             marker=None if self.marker is None else base + self.marker,
         )
 

@@ -12,7 +12,7 @@ from megaindex.adapters.megatron.core import core
 from megaindex.adapters.megatron.deferred import Identifiers
 from megaindex.adapters.megatron.drawing import DRAWN, Draw, Drawn, maker_of
 from megaindex.adapters.megatron.indexing import is_left_to_megatron
-from megaindex.store.array_set import ArrayFiles, Arrays, Identity, Sidecar
+from megaindex.store.array_set import SUFFIX, ArrayFiles, Arrays, Identity, Sidecar
 from megaindex.store.array_writer import ArrayWriter
 from megaindex.store.claim import build_once
 from megaindex.store.sidecar import find_arrays, map_arrays
@@ -93,7 +93,7 @@ def _counts_in(sidecar: Sidecar, files: ArrayFiles, draw: Draw) -> list[int]:
 def _files(path: str, *, with_marker: bool = True) -> ArrayFiles:
     return ArrayFiles(
         arrays={name: f"{path}-{name}.npy" for name in DRAWN},
-        sidecar=f"{path}-megaindex.json",
+        sidecar=f"{path}{SUFFIX}",
         marker=f"{path}-description.txt" if with_marker else None,
     )
 

@@ -20,7 +20,7 @@ from megaindex.index.orders.shuffled import ShuffledOrder
 from megaindex.index.request import check_integers, check_total
 from megaindex.index.selection import count_tokens
 from megaindex.kernels.types import I32
-from megaindex.store.array_set import ArrayFiles, Arrays, Identity, Sidecar
+from megaindex.store.array_set import SUFFIX, ArrayFiles, Arrays, Identity, Sidecar
 from megaindex.store.array_writer import ArrayWriter
 from megaindex.store.claim import build_once
 from megaindex.store.fingerprint import documents_setting
@@ -197,7 +197,7 @@ def files_of(directory: str | None, base: str) -> ArrayFiles | None:
             "sample_index": f"{path}-sample_index.npy",
             "shuffle_index": f"{path}-shuffle_index.npy",
         },
-        sidecar=f"{path}-megaindex.json",
+        sidecar=f"{path}{SUFFIX}",
         marker=f"{path}-description.txt",
     )
 

@@ -18,7 +18,7 @@ from megaindex.index.orders import packing, shuffled
 from megaindex.index.orders.packing import PackingOrder
 from megaindex.index.orders.shuffled import Memory, ShuffledOrder, Sink
 from megaindex.kernels.sizes import ceil_div
-from megaindex.store.array_set import ArrayFiles, Arrays, Identity, Sidecar
+from megaindex.store.array_set import SUFFIX, ArrayFiles, Arrays, Identity, Sidecar
 from megaindex.store.array_writer import ArrayWriter
 from megaindex.store.claim import build_once
 from megaindex.store.fingerprint import canonical_json, corpus_fingerprint, corpus_stamp
@@ -145,7 +145,7 @@ def files_of(base: str) -> ArrayFiles:
     """GPT-NeoX's names of one set of arrays, and of the sidecar beside them."""
     return ArrayFiles(
         arrays={ours: f"{base}_{theirs}.npy" for ours, theirs in _NAMES.items()},
-        sidecar=f"{base}-megaindex.json",
+        sidecar=f"{base}{SUFFIX}",
     )
 
 
