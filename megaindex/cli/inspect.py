@@ -103,7 +103,7 @@ def _entry_facts(entry: EntryDescription) -> Iterator[tuple[str, str]]:
 
 
 def _print_histogram(pair: PairDescription) -> None:
-    from megaindex.cli.table import print_view
+    from megaindex.plan.printing import print_view
 
     print_view(_histogram(pair))
 
@@ -111,7 +111,7 @@ def _print_histogram(pair: PairDescription) -> None:
 def _histogram(pair: PairDescription) -> Table:
     from rich.bar import Bar
 
-    from megaindex.cli.table import new_table
+    from megaindex.plan.printing import new_table
 
     table = new_table()
     for name in ("tokens", "sequences"):

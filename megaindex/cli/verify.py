@@ -114,7 +114,7 @@ def _reports(to_do: Sequence[Check], engine: Engine) -> list[Report]:
 
 
 def _print(reports: Sequence[Report]) -> None:
-    from megaindex.cli.table import print_view
+    from megaindex.plan.printing import print_view
 
     for report in reports:
         counted = ", ".join(f"{count:,} {name}" for name, count in report.counted.items())
@@ -127,7 +127,7 @@ def _print(reports: Sequence[Report]) -> None:
 
 
 def _table(report: Report) -> Table:
-    from megaindex.cli.table import new_table
+    from megaindex.plan.printing import new_table
 
     table = new_table()
     for name in ("", "rule", "where", "found", "expected", "repair"):
