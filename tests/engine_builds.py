@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from engine_tasks import until
+
 from megaindex.build.many import BuildSettings, BuildTask, Built
 from megaindex.index.orders import shuffled
 
@@ -20,10 +22,12 @@ class Struck:
 
     task: BuildTask
     folder: str
-    """Takes a file for each run of each dataset."""
+    """Takes a file for each run of each dataset, with the number of its process."""
     dies: bool = False
     seconds: float = 0.0
     """Added to the build."""
+    waits_for: str = ""
+    """A file; the build stays in its middle until it is there."""
 
     def __str__(self) -> str:
         return str(self.task)
@@ -33,7 +37,7 @@ def build_struck(struck: Struck) -> Built:
     """As `BuildTask.run`, and something happens between the claim and the entry."""
     name = Path(struck.task.path).name
     earlier = len(list(Path(struck.folder).glob(f"{name}-*")))
-    (Path(struck.folder) / f"{name}-{earlier}").touch()
+    (Path(struck.folder) / f"{name}-{earlier}").write_text(str(os.getpid()))
     real = shuffled.build
 
     def build(*args: Any) -> None:
@@ -41,6 +45,8 @@ def build_struck(struck: Struck) -> Built:
         if struck.dies and not earlier:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(struck.seconds)
+        if struck.waits_for:
+            assert until(Path(struck.waits_for).exists, 60)
 
     shuffled.build = build
     try:

@@ -118,10 +118,10 @@ def all_tidied(folder: Path) -> None:
     assert until(lambda: len(list(folder.glob("tidied-*"))) == 2, 5)
     pids = [int(path.name.rpartition("-")[2]) for path in folder.iterdir()]
     assert len(pids) == 2
-    assert until(lambda: not any(map(_runs_a_task, pids)), 5)
+    assert until(lambda: not any(map(runs_a_task, pids)), 5)
 
 
-def _runs_a_task(pid: int) -> bool:
+def runs_a_task(pid: int) -> bool:
     """Whether a process is alive, and not one that Ray keeps for later."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from engine_builds import Struck, build_struck, content, settings
-from engine_tasks import until
+from engine_tasks import runs_a_task, until
 from ray_clusters import add_node, quiet, ray_cluster
 
 import megaindex
@@ -23,15 +23,19 @@ def test_a_node_lost_in_the_middle_changes_nothing(
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    runs, cache = tmp_path / "runs", tmp_path / "cache"
+    runs, lost, cache = tmp_path / "runs", tmp_path / "lost", tmp_path / "cache"
     runs.mkdir()
     tasks = [
-        Struck(task=BuildTask(path=path, settings=settings(cache)), folder=str(runs), seconds=0.5)
+        Struck(
+            task=BuildTask(path=path, settings=settings(cache)),
+            folder=str(runs),
+            waits_for=str(lost),
+        )
         for path in paths
     ]
     with ray_cluster(num_cpus=1) as cluster:
         node = add_node(cluster, num_cpus=3)
-        lose = threading.Thread(target=_lose, args=(cluster, node, runs))
+        lose = threading.Thread(target=_lose, args=(cluster, node, runs, lost))
         with quiet(), open_engine("ray", address=cluster.address) as engine:
             lose.start()
             assert len(list(engine.run(build_struck, tasks))) == len(paths)
@@ -45,7 +49,16 @@ def test_a_node_lost_in_the_middle_changes_nothing(
     assert content(cache) == {**alone, **content(tmp_path / "extra")}
 
 
-def _lose(cluster: Any, node: Any, runs: Path) -> None:
-    until(lambda: len(list(runs.iterdir())) >= 5, 30)
+def _lose(cluster: Any, node: Any, runs: Path, lost: Path) -> None:
+    """Once every CPU is in the middle of a build; three of them go with the node."""
+    until(lambda: _builders(runs) == 4, 60)
     with quiet():
         cluster.remove_node(node, allow_graceful=False)
+    until(lambda: _builders(runs) == 1, 60)  # Ray ends them once they miss their node
+    lost.touch()
+
+
+def _builders(runs: Path) -> int:
+    """Processes that are in a build."""
+    pids = {path.read_text() for path in runs.iterdir()} - {""}
+    return sum(runs_a_task(int(pid)) for pid in pids)
