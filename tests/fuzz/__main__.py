@@ -25,6 +25,7 @@ TARGETS = {
     "pair": "file_targets",
     "legacy": "file_targets",
     "entry": "file_targets",
+    "sidecar": "file_targets",
     "megatron": "text_targets",
     "neox": "text_targets",
     "recipe": "text_targets",

@@ -1,4 +1,4 @@
-"""Targets that read files: the .bin/.idx pair, the cache entry, the legacy index."""
+"""Targets that read files: the .bin/.idx pair, the legacy index, cache entry, sidecar."""
 
 from __future__ import annotations
 
@@ -22,10 +22,13 @@ from megaindex.errors import FormatError, MegaIndexError
 from megaindex.format import IndexedDataset
 from megaindex.format.dtypes import DIALECTS
 from megaindex.format.legacy import open_legacy
-from megaindex.store import cache
+from megaindex.store import cache, sidecar_file
+from megaindex.store.array_set import ArrayFiles, Identity, states_of
+from megaindex.store.array_writer import ArrayWriter
 from megaindex.store.entry import boot_id
 from megaindex.store.fingerprint import CACHE_FORMAT, canonical_json, entry_key
 from megaindex.store.npy import npy_header
+from megaindex.store.sidecar import find_arrays, map_arrays
 
 logging.disable(logging.CRITICAL)
 _MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
@@ -116,6 +119,60 @@ def _mended(text: bytes, same_boot: int) -> bytes:
         ).encode()
     except (ValueError, TypeError, AttributeError, RecursionError):
         return text
+
+
+def sidecar(data: bytes) -> None:
+    """Arrays under a framework's names, and what is recorded of them. Byte 0: whether it is of this
+    boot; byte 1: whether it was written for the files that lie there; the rest is the sidecar."""
+    choices = Choices(data)
+    same_boot, same_files = choices.below(2), choices.below(2)
+    path = Path(_SET.sidecar)
+    path.unlink(missing_ok=True)
+    path.write_bytes(_fitted(choices.rest(), same_boot, same_files))
+    sidecar_file._read_last = None  # files that follow each other so fast look alike
+    for full in (False, True):
+        verify(path, full=full)
+    inspect(path)
+    with contextlib.suppress(MegaIndexError):
+        found = find_arrays(_SET, _IDENTITY, lambda arrays: None)
+        for array in map_arrays(_SET, found).values() if found else ():
+            assert array.flags.aligned
+            assert not array.dtype.hasobject
+            array.sum()
+
+
+def _fitted(text: bytes, same_boot: int, same_files: int) -> bytes:
+    try:
+        body = json.loads(text)
+        if same_boot:
+            body["boot"] = boot_id()
+        if same_files:
+            body["sets"]["set"]["files"] = states_of(_SET.arrays)
+        return json.dumps({"durable": body.pop("durable"), **body}).encode()
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return text
+
+
+_SET = ArrayFiles(
+    arrays={name: f"{_FOLDER}/set-{name}.npy" for name in ("document_index", "sample_index")},
+    sidecar=f"{_FOLDER}/set-megaindex.json",
+    marker=f"{_FOLDER}/set-description.txt",
+)
+_IDENTITY = Identity(settings=lambda: {"documents": [0, 3]}, corpus=lambda: "corpus")
+sidecar_file.later = lambda sync: sync()  # what a thread would do some time
+
+
+def sidecar_seeds() -> list[bytes]:
+    """Recorded as built, and as found."""
+    values = {"document_index": np.arange(3, dtype=np.int32), "sample_index": np.zeros((4, 2))}
+    with ArrayWriter(_SET) as writer:
+        for name, array in values.items():
+            writer.allocate(name, array.shape, "int32")[...] = array
+            writer.done(name)
+        writer.publish(_IDENTITY)
+    built = Path(_SET.sidecar).read_bytes()
+    texts = [built, built.replace(b'"built"', b'"found"')]
+    return [bytes([b, f]) + text for text in texts for b in (0, 1) for f in (0, 1)]
 
 
 _PARAMETERS = {"order": "megatron", "seed": 1}

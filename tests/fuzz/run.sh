@@ -8,7 +8,7 @@ BIN=$(cd "${BIN:-.venv/bin}" && pwd)
 CXX=${CXX:-g++}
 seconds=${1:-60}
 [ $# -gt 0 ] && shift
-targets=${*:-pair legacy entry megatron neox recipe nanotron settings native}
+targets=${*:-pair legacy entry sidecar megatron neox recipe nanotron settings native}
 work=${FUZZ_DIR:-$(mktemp -d)}
 mkdir -p "$work"
 fuzz=$(pwd)/tests/fuzz

@@ -12,8 +12,8 @@ import pytest
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-TARGETS = ["pair", "legacy", "entry", "megatron", "neox", "recipe", "nanotron", "settings"]
-TARGETS += ["native"]
+TARGETS = ["pair", "legacy", "entry", "sidecar"]
+TARGETS += ["megatron", "neox", "recipe", "nanotron", "settings", "native"]
 NO_NATIVE = os.environ.get("MEGAINDEX_NO_NATIVE") == "1"
 
 
