@@ -146,7 +146,7 @@ def _build_one(path: str, options: argparse.Namespace) -> None:
 
 def _build_many(paths: Sequence[str], options: argparse.Namespace, engine: Engine) -> None:
     from megaindex.build.many import build_many
-    from megaindex.corpus.progress import counting
+    from megaindex.io.progress import counting
 
     settings = _settings(options)
     start = time.perf_counter()

@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _import(options: argparse.Namespace) -> None:
     from megaindex.corpus.imports.convert import import_pair
-    from megaindex.corpus.progress import copying
+    from megaindex.io.progress import copying
 
     start = time.perf_counter()
     with copying("importing") as bar:

@@ -28,7 +28,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _merge(options: argparse.Namespace) -> None:
     from megaindex.corpus.merge import merge
-    from megaindex.corpus.progress import copying
+    from megaindex.io.progress import copying
 
     start = time.perf_counter()
     with copying(f"merging {len(options.inputs)} pairs") as bar:

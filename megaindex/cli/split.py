@@ -41,8 +41,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _split(options: argparse.Namespace) -> None:
-    from megaindex.corpus.progress import copying
     from megaindex.corpus.split import split
+    from megaindex.io.progress import copying
 
     start = time.perf_counter()
     with copying("splitting") as bar:

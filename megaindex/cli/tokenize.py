@@ -97,8 +97,8 @@ def _add_token_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _tokenize(options: argparse.Namespace) -> None:
-    from megaindex.corpus.progress import copying
     from megaindex.corpus.tokenize import tokenize
+    from megaindex.io.progress import copying
 
     start = time.perf_counter()
     with chosen_engine(options) as engine:

@@ -94,7 +94,7 @@ def _verify(options: argparse.Namespace) -> bool:
 
 def _report(check: Check) -> Report:
     """Of one thing, checked by this process, with a bar of the bytes that it reads."""
-    from megaindex.corpus.progress import copying, silent
+    from megaindex.io.progress import copying, silent
 
     with copying("reading") as bar:
         return check.run(bar if check.full else silent)
@@ -102,8 +102,8 @@ def _report(check: Check) -> Report:
 
 def _reports(to_do: Sequence[Check], engine: Engine) -> list[Report]:
     """Of all of them, in order, whichever is done first."""
-    from megaindex.corpus.progress import counting
     from megaindex.corpus.verify import Check
+    from megaindex.io.progress import counting
 
     reports: dict[int, Report] = {}
     with counting("checking", len(to_do)) as count:
@@ -148,8 +148,8 @@ def _table(report: Report) -> Table:
 
 
 def _repair(options: argparse.Namespace) -> None:
-    from megaindex.corpus.progress import copying
     from megaindex.corpus.repair import repair
+    from megaindex.io.progress import copying
 
     if len(options.paths) != 1:
         raise InvalidArgument(f"--repair takes one PATH, got {len(options.paths)}")

@@ -8,12 +8,12 @@ from typing import Any
 from megaindex.corpus.inputs import check_inputs
 from megaindex.corpus.outcome import Outcome, checked_outcome
 from megaindex.corpus.outputs import check_outputs
-from megaindex.corpus.progress import Bar, silent
 from megaindex.format.append import append_pair
 from megaindex.format.dtypes import code_of_dtype, get_dialect
 from megaindex.format.pair import map_pair
 from megaindex.format.paths import pair_paths
 from megaindex.format.sink import PairSink
+from megaindex.io.progress import Bar, silent
 
 
 def merge(

@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.corpus.progress import Bar, silent
 from megaindex.corpus.repair_sources import Rebuilt, from_damaged_index, from_tokens
 from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.format.dtypes import code_of_dtype, get_dialect
@@ -29,6 +28,7 @@ from megaindex.format.reader import IndexedDataset
 from megaindex.format.spool import IndexSpool
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.failures import as_storage_error
+from megaindex.io.progress import Bar, silent
 
 _CHUNK = 1 << 17
 

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.corpus.progress import Bar
 from megaindex.errors import InvalidArgument
 from megaindex.format.dtypes import dtype_of_code, get_dialect
 from megaindex.format.header import HEADER_BYTES, IndexHeader, parse_header
@@ -18,6 +17,7 @@ from megaindex.format.pair import IndexArrays, index_arrays
 from megaindex.format.paths import pair_paths
 from megaindex.format.validate import bound_end_fault, bound_faults
 from megaindex.io.mapping import map_readonly
+from megaindex.io.progress import Bar
 
 _CHUNK = 1 << 17
 _CHUNK_TOKENS = 1 << 20

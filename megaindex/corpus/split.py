@@ -9,13 +9,13 @@ from megaindex.corpus.cuts import Documents
 from megaindex.corpus.inputs import check_documents
 from megaindex.corpus.outcome import Outcome, checked_outcome
 from megaindex.corpus.outputs import check_outputs
-from megaindex.corpus.progress import Bar, silent
 from megaindex.errors import InvalidArgument
 from megaindex.format.append import append_documents
 from megaindex.format.pair import MappedPair, map_pair
 from megaindex.format.paths import pair_paths
 from megaindex.format.sink import PairSink
 from megaindex.io.copying import Progress
+from megaindex.io.progress import Bar, silent
 
 
 def split(

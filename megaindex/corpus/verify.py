@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 
 from megaindex.corpus.findings import Finding, Report
-from megaindex.corpus.progress import Bar, silent
 from megaindex.corpus.subjects import Subject, subjects
 from megaindex.corpus.verify_arrays import verify_arrays
 from megaindex.corpus.verify_cache import verify_cache, verify_entry
@@ -17,6 +16,7 @@ from megaindex.corpus.verify_pair import PairRules, verify_pair
 from megaindex.corpus.verify_recipe import pairs_of_recipe, verify_recipe
 from megaindex.errors import InvalidArgument
 from megaindex.format.dtypes import get_dialect
+from megaindex.io.progress import Bar, silent
 
 __all__ = ["Check", "Finding", "Report", "checks", "verify", "verify_all"]
 

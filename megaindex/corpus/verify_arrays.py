@@ -12,10 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from megaindex.corpus.findings import Collector, Report, Severity
-from megaindex.corpus.progress import Bar
 from megaindex.corpus.verify_order import order_faults
 from megaindex.errors import FormatError
 from megaindex.format.faults import Fault
+from megaindex.io.progress import Bar
 from megaindex.store.array_set import ArrayFiles, Arrays, Sidecar, state_of
 from megaindex.store.fingerprint import array_checksum
 from megaindex.store.npy import map_npy

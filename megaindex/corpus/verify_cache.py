@@ -6,10 +6,10 @@ import os
 from pathlib import Path
 
 from megaindex.corpus.findings import Collector, Report
-from megaindex.corpus.progress import Bar
 from megaindex.corpus.subjects import entries
 from megaindex.errors import FormatError
 from megaindex.format.faults import Fault
+from megaindex.io.progress import Bar
 from megaindex.store.check import array_fault, checksum_fault, key_fault, stray_files
 from megaindex.store.manifest import MANIFEST, Manifest, read_manifest
 

@@ -9,7 +9,6 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.corpus.findings import Collector, Report
-from megaindex.corpus.progress import Bar
 from megaindex.corpus.verify_layout import check_layout
 from megaindex.corpus.verify_tokens import check_document_ends, check_tokens
 from megaindex.format.dtypes import Dialect, code_fault
@@ -27,6 +26,7 @@ from megaindex.format.validate import (
 from megaindex.io.facts import Facts
 from megaindex.io.locations import local_copy, look_at
 from megaindex.io.mapping import map_readonly
+from megaindex.io.progress import Bar
 
 
 @dataclass(frozen=True, kw_only=True)

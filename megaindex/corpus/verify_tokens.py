@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.corpus.findings import Collector
-from megaindex.corpus.progress import Bar
 from megaindex.format.faults import Fault
 from megaindex.format.pair import IndexArrays
 from megaindex.io.facts import Facts
 from megaindex.io.failures import as_storage_error
 from megaindex.io.locations import is_remote, open_binary
+from megaindex.io.progress import Bar
 
 _CHUNK_BYTES = 4 << 20
 _OBJECT_CHUNK_BYTES = 32 << 20  # as many pieces as are read at a time

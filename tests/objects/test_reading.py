@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import pickle
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from corpora import write_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from object_server import Proxy, request, upload
+from terminals import Terminal
 
 import megaindex
 from megaindex.corpus.verify import verify
@@ -103,6 +105,18 @@ def test_the_index_is_downloaded_once(store: Any, proxy: Proxy) -> None:
         IndexedDataset(url).validate()
     assert len(proxy.gets(".idx")) == 1
     assert proxy.gets(".bin") == []
+
+
+def test_a_download_shows_itself_on_a_terminal(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, url = store()
+    terminal = Terminal()
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setenv("TERM", "xterm")
+    IndexedDataset(url)
+    shown = terminal.getvalue()
+    assert "downloading corpus.idx" in shown
+    IndexedDataset(url)
+    assert terminal.getvalue() == shown
 
 
 @pytest.mark.parametrize("harm", ["flip", "cut", "record", "no record", "no copy", "list"])

@@ -8,8 +8,8 @@ from megaindex.corpus.imports.flat import FlatTokens, target_dtype, write_flat
 from megaindex.corpus.imports.stream import Stream, write_stream
 from megaindex.corpus.outcome import Outcome, checked_outcome
 from megaindex.corpus.outputs import check_outputs
-from megaindex.corpus.progress import Bar, silent
 from megaindex.format.dtypes import get_dialect
+from megaindex.io.progress import Bar, silent
 
 
 def import_pair(

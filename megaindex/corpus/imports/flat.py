@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.corpus.progress import Bar
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.cast import CHUNK, token_array
 from megaindex.format.dtypes import Dialect, code_of_dtype
@@ -20,6 +19,7 @@ from megaindex.format.spool import IndexSpool
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.failures import as_storage_error
 from megaindex.io.mapping import map_readonly
+from megaindex.io.progress import Bar
 
 _LONGEST = np.iinfo(np.int32).max  # lengths are int32 in the .idx
 Chunks = Callable[[], Iterator[npt.NDArray[np.int64]]]

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.corpus.imports.flat import stored_or_sibling
-from megaindex.corpus.progress import Bar
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDatasetWriter
 from megaindex.format.dtypes import Dialect
+from megaindex.io.progress import Bar
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

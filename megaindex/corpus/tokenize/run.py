@@ -10,7 +10,6 @@ from typing import Any
 from megaindex.corpus.merge import merge
 from megaindex.corpus.outcome import checked_outcome
 from megaindex.corpus.outputs import check_outputs
-from megaindex.corpus.progress import Bar, silent
 from megaindex.corpus.tokenize.encode import Task, encode_part
 from megaindex.corpus.tokenize.holding import Holding, is_half_published, is_published
 from megaindex.corpus.tokenize.parts import cut
@@ -31,6 +30,7 @@ from megaindex.engine import Engine, open_engine
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.paths import check_not_a_half
 from megaindex.io.locations import check_local
+from megaindex.io.progress import Bar, silent
 
 PART_BYTES = 1 << 26
 ON_BAD_LINE = ("stop", "skip")

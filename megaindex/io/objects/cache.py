@@ -28,6 +28,7 @@ from megaindex.io.facts import Facts
 from megaindex.io.failures import as_storage_error
 from megaindex.io.locations import check_local, stamp
 from megaindex.io.objects.reading import fill
+from megaindex.io.progress import copying
 
 logger = logging.getLogger(__name__)
 
@@ -105,12 +106,15 @@ def _copied(facts: Facts, copy: str) -> str:
     digest = xxhash.xxh3_128()
     block = memoryview(bytearray(min(_BLOCK, facts.nbytes)))
     try:
-        out = files.open(copy)
-        for begin in range(0, facts.nbytes, _BLOCK):
-            part = block[: facts.nbytes - begin]
-            fill(facts, begin, part)
-            digest.update(part)
-            out.write(part)
+        with copying(f"downloading {facts.path.rpartition('/')[2]}") as bar:
+            told = bar(facts.nbytes)
+            out = files.open(copy)
+            for begin in range(0, facts.nbytes, _BLOCK):
+                part = block[: facts.nbytes - begin]
+                fill(facts, begin, part)
+                digest.update(part)
+                out.write(part)
+                told(len(part))
         files.publish()
     finally:
         files.discard()

@@ -6,13 +6,9 @@ import io
 import sys
 
 import pytest
+from terminals import Terminal
 
-from megaindex.corpus.progress import copying
-
-
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+from megaindex.io.progress import copying
 
 
 @pytest.mark.parametrize(("stream", "shown"), [(Terminal(), True), (io.StringIO(), False)])
@@ -31,3 +27,18 @@ def test_only_a_terminal_gets_a_bar(
     assert ("merging 3 pairs" in stream.getvalue()) == shown
     assert ("10.0/10.0 MB" in stream.getvalue()) == shown
     assert capsys.readouterr().out == ""
+
+
+def test_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = Terminal()
+    monkeypatch.setattr(sys, "stderr", stream)
+    monkeypatch.setenv("TERM", "xterm")
+    for _ in range(2):
+        with copying("reading") as outer, copying("downloading c.idx") as inner:
+            inner(100)(100)
+            outer(50)(50)
+    assert "reading" in stream.getvalue()
+    assert "downloading" not in stream.getvalue()
+    with copying("downloading c.idx") as bar:
+        bar(100)(100)
+    assert "downloading c.idx" in stream.getvalue()
