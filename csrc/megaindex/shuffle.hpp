@@ -138,6 +138,7 @@ template <class Poll = NoPoll>
 void shuffled_documents(Mt19937& rng, const int32_t* documents, int32_t first_document,
                         int64_t num_documents, int64_t num_epochs, int32_t* out, int num_threads,
                         Poll poll = {}) {
+  if (num_documents == 0) return;  // however many epochs of them
   for (int64_t epoch = 0; epoch < num_epochs; ++epoch) {
     int32_t* row = out + epoch * num_documents;
     if (documents != nullptr) {

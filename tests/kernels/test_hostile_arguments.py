@@ -97,3 +97,11 @@ LONG = {
 def test_a_signal_ends_what_would_take_hours(call: str) -> None:
     with pytest.raises(Interrupted):
         LONG[call]()
+
+
+@pytest.mark.usefixtures("interrupted_soon")
+def test_no_document_however_often_is_no_work() -> None:
+    """It was looped over, and no signal came through."""
+    state = native.seed_state(1)
+    native.shuffled_documents(state, None, 0, 2**62 - 1, np.zeros(0, np.int32), 1)
+    np.testing.assert_array_equal(state, native.seed_state(1))
