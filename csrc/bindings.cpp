@@ -191,7 +191,12 @@ py::array_t<uint64_t> positions(py::array& state, int64_t first, int64_t count) 
   py::array_t<uint64_t> drawn(count);
   uint64_t* out = drawn.mutable_data();
   with_stream(state, [&](Mt19937& rng) {
-    rng.draw_positions(static_cast<uint64_t>(first), count, out);
+    constexpr int64_t kBlock = 1 << 20;  // between two looks for signals
+    for (int64_t done = 0; done < count; done += kBlock) {
+      const int64_t size = std::min(kBlock, count - done);
+      rng.draw_positions(static_cast<uint64_t>(first - done), size, out + done);
+      Signals{}();
+    }
   });
   return drawn;
 }

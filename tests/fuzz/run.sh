@@ -25,9 +25,9 @@ for target in $targets; do
     log="$work/$target.log"
     if [ "$target" = native ]; then
         # a leak is no crash: CPython keeps memory until the end on purpose
-        FUZZ_SECONDS_A_CALL=0.5 \
+        FUZZ_SECONDS_A_CALL=0.05 \
             LD_PRELOAD="$("$CXX" -print-file-name=libasan.so) $("$CXX" -print-file-name=libstdc++.so)" \
-            ASAN_OPTIONS=detect_leaks=0,allocator_may_return_null=1,max_allocation_size_mb=4096 \
+            ASAN_OPTIONS=detect_leaks=0,allocator_may_return_null=1,max_allocation_size_mb=256 \
             "$BIN/python" "$fuzz" "$target" --seconds "$seconds" >"$log" 2>&1 && status=0 || status=$?
     else
         "$BIN/python" "$fuzz" "$target" --seconds "$seconds" >"$log" 2>&1 && status=0 || status=$?

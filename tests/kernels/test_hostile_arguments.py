@@ -86,6 +86,7 @@ LONG = {
     "epoch starts, two threads": lambda: starts_of_a_pass(2),
     "samples": lambda: cut(1),
     "samples, three threads": lambda: cut(3),
+    "positions of a shuffle": lambda: native.draw_positions(native.seed_state(1), 2**40, 2**28),
     "mapping": lambda: native.build_mapping(
         np.array([0, 1000]), np.full(1000, 9, np.int32), 2**31 - 1, 2**60, 30, 0.1, 1
     ),
