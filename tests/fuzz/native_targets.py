@@ -22,11 +22,6 @@ Arguments = list[Any]
 
 
 def native(data: bytes) -> None:
-    with contextlib.suppress(TimeoutError):  # of the driver: a request of hours is no defect
-        _call(data)
-
-
-def _call(data: bytes) -> None:
     choices = Choices(data)
     name = choices.one_of(NAMES)
     with np.errstate(all="ignore"):  # of extremes in narrow types
