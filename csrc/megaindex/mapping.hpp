@@ -9,6 +9,7 @@
 #include <random>
 #include <utility>
 
+#include "megaindex/invalid_input.hpp"
 #include "megaindex/mt19937.hpp"
 #include "megaindex/poll.hpp"
 
@@ -153,6 +154,9 @@ class Mapping {
         const int64_t enough = (args_.max_num_samples - 1) / in_epoch + 1;
         epochs = std::min(args_.num_epochs, enough);
       }
+      if (epochs > (kMostSamples - num_samples_) / in_epoch) {
+        throw InvalidInput("num_epochs, max_num_samples: at most 2**40 samples");
+      }
       num_epochs_ += epochs;
       num_samples_ += epochs * in_epoch;
     }
@@ -233,6 +237,7 @@ class Mapping {
   }
 
   static constexpr int64_t kPollEvery = 1 << 16;  // documents
+  static constexpr int64_t kMostSamples = int64_t{1} << 40;  // more than any memory holds
 
   const MappingArgs args_;
   const Kind kind_;

@@ -36,6 +36,20 @@ def test_tables_of_what_are_no_arrays(function: str, sources: list[Any]) -> None
         getattr(native, function)(sources)
 
 
+@pytest.mark.parametrize("epochs", [2**62, 2**40])
+def test_more_samples_than_any_array_holds(epochs: int) -> None:
+    """Epochs times samples of an epoch: 2^62 times 2 is negative."""
+    docs, sizes = np.array([0, 2, 4]), np.full(4, 9, np.int32)
+    titles = np.ones(2, np.int32)
+    for call in (
+        lambda most: native.build_mapping(docs, sizes, epochs, most, 9, 0.0, 1),
+        lambda most: native.build_blocks_mapping(docs, sizes, titles, epochs, most, 9, 1, True),
+    ):
+        with pytest.raises(InvalidArgument, match="at most 2\\*\\*40 samples"):
+            call(2**64 - 1)
+        assert len(call(7)) >= 7
+
+
 class Interrupted(Exception):
     """Raised by the signal handler, as KeyboardInterrupt is by Ctrl-C."""
 
