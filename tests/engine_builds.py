@@ -46,7 +46,7 @@ def build_struck(struck: Struck) -> Built:
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(struck.seconds)
         if struck.waits_for:
-            assert until(Path(struck.waits_for).exists, 60)
+            assert until(Path(struck.waits_for).exists, 300)
 
     shuffled.build = build
     try:

@@ -21,8 +21,8 @@ def square(number: int) -> int:
 def note_and_sleep(folder: str) -> None:
     """Says which process runs it, then takes longer than any test."""
     path = Path(folder) / f"pid-{os.getpid()}"
-    path.touch()
     try:
+        path.touch()
         for _ in range(6000):
             time.sleep(0.1)  # Ray interrupts Python code and kernels, no call that sleeps
     finally:

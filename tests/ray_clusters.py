@@ -45,5 +45,10 @@ def quiet() -> Iterator[None]:
 @contextmanager
 def _starting() -> Iterator[None]:
     """Workers import what the tests import."""
-    with quiet(), patch.dict(os.environ, PYTHONPATH=os.pathsep.join(sys.path)):
+    environment = {
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "RAY_memory_monitor_refresh_ms": "0",  # others may fill the memory of this machine
+    }
+    with quiet(), patch.dict(os.environ, environment):
+        os.environ.pop("MEGAINDEX_NUM_THREADS", None)
         yield

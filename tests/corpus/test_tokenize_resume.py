@@ -57,6 +57,14 @@ def workers_of(pid: int) -> list[int]:
     ]  # fmt: skip
 
 
+def held_worker(process: subprocess.Popen[str], output: Path, parts: int) -> int:
+    """One that stands still in the middle of a part while the other one makes ``parts``."""
+    worker = workers_of(process.pid)[0]
+    os.kill(worker, signal.SIGSTOP)
+    wait_until_finished(process, output, finished(output) + parts)
+    return worker
+
+
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_jsonl(tmp_path_factory.mktemp("in") / "a.jsonl", LINES)
@@ -74,8 +82,10 @@ def test_a_run_that_is_killed_goes_on(
 ) -> None:
     output = tmp_path / "o"
     process = start(output, source)
-    wait_until_finished(process, output, 5)
+    wait_until_finished(process, output, 1)
+    worker = held_worker(process, output, 4)  # without its part the run cannot end
     process.kill()
+    os.kill(worker, signal.SIGCONT)
     process.communicate()
     assert names(tmp_path) == {"o.parts"}
     kept = finished(output)
@@ -93,8 +103,8 @@ def test_a_worker_that_is_killed_costs_its_part_alone(
 ) -> None:
     output = tmp_path / "o"
     process = start(output, source)
-    wait_until_finished(process, output, 3)
-    os.kill(workers_of(process.pid)[0], signal.SIGKILL)
+    wait_until_finished(process, output, 1)
+    os.kill(held_worker(process, output, 5), signal.SIGKILL)
     said, errors = process.communicate()
     assert process.returncode == 0, errors
     assert "killed by SIGKILL" in errors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from engine_tasks import (
 )
 
 from megaindex.engine import Engine
+from megaindex.engine.local import LocalEngine
 from megaindex.engine.losses import ATTEMPTS
 from megaindex.errors import EngineError, FormatError, MissingFile
 
@@ -90,4 +92,6 @@ def test_a_task_runs_where_the_command_was_started_on_few_threads(
     monkeypatch.chdir(tmp_path)
     ((_, (directory, threads)),) = engine.run(where_and_what, [None])
     assert directory == str(tmp_path)
-    assert threads == "1"
+    share = str(max(1, len(os.sched_getaffinity(0)) // engine.workers))
+    local = os.environ.get("MEGAINDEX_NUM_THREADS", share)
+    assert threads == (local if isinstance(engine, LocalEngine) else "1")

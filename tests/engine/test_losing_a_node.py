@@ -35,11 +35,13 @@ def test_a_node_lost_in_the_middle_changes_nothing(
     ]
     with ray_cluster(num_cpus=1) as cluster:
         node = add_node(cluster, num_cpus=3)
-        lose = threading.Thread(target=_lose, args=(cluster, node, runs, lost))
+        seen: list[bool] = []
+        lose = threading.Thread(target=_lose, args=(cluster, node, runs, lost, seen))
         with quiet(), open_engine("ray", address=cluster.address) as engine:
             lose.start()
             assert len(list(engine.run(build_struck, tasks))) == len(paths)
             lose.join()
+    assert seen == [True, True]
     assert "its worker was lost" in caplog.text
     assert len(list(runs.iterdir())) > len(paths)  # and its task run again
     # whoever builds next removes what the lost ones left, such as a claim on what they published
@@ -49,12 +51,13 @@ def test_a_node_lost_in_the_middle_changes_nothing(
     assert content(cache) == {**alone, **content(tmp_path / "extra")}
 
 
-def _lose(cluster: Any, node: Any, runs: Path, lost: Path) -> None:
+def _lose(cluster: Any, node: Any, runs: Path, lost: Path, seen: list[bool]) -> None:
     """Once every CPU is in the middle of a build; three of them go with the node."""
-    until(lambda: _builders(runs) == 4, 60)
+    seen.append(until(lambda: _builders(runs) == 4, 60))
     with quiet():
         cluster.remove_node(node, allow_graceful=False)
-    until(lambda: _builders(runs) == 1, 60)  # Ray ends them once they miss their node
+    # Ray ends them once they miss their node
+    seen.append(until(lambda: _builders(runs) == 1, 60))
     lost.touch()
 
 

@@ -32,10 +32,10 @@ def expected(folder: Path) -> str:
     return digest(megaindex.build_index(corpus, sequence_length=16, seed=1, epochs=3))
 
 
-def check(race: Race, statuses: list[int], *, builds: int, served: int) -> None:
+def check(race: Race, statuses: list[int], *, builds: range, served: int) -> None:
     assert race.reports("failed") == []
     assert race.reports("got") == [expected(race.folder)] * served
-    assert len(race.reports("built")) == builds
+    assert len(race.reports("built")) in builds
     assert statuses.count(0) == served
     (entry,) = race.cache.iterdir()  # no claim and no temporary either
     assert sorted(path.name for path in entry.iterdir() if path.name != "durable") == [
@@ -46,21 +46,22 @@ def check(race: Race, statuses: list[int], *, builds: int, served: int) -> None:
 @pytest.mark.parametrize("count", MANY)
 def test_one_builds_and_all_get_it(folder: Path, count: int) -> None:
     race = Race(folder, folder / "cache", count, during=lasting)
-    check(race, race.run(), builds=1, served=count)
+    check(race, race.run(), builds=range(1, 2), served=count)
 
 
 @pytest.mark.parametrize("count", MANY)
-def test_a_killed_builder_is_replaced_once(folder: Path, count: int) -> None:
+def test_a_killed_builder_is_replaced(folder: Path, count: int) -> None:
+    """By one; by two where a waiter stood still between looking at the claim and taking it away."""
     race = Race(folder, folder / "cache", count, during=killed)
-    check(race, race.run(), builds=1, served=count - 1)
-    assert len(race.reports("began")) == 2
+    check(race, race.run(), builds=range(1, 3), served=count - 1)
+    assert len(race.reports("began")) in (2, 3)
 
 
 @pytest.mark.parametrize("count", MANY)
 def test_a_frozen_builder_is_replaced_and_goes_on_without_harm(folder: Path, count: int) -> None:
     """When it wakes up its temporaries are gone and the entry is there: it takes that."""
     race = Race(folder, folder / "cache", count, stale_after=2.0, during=frozen)
-    check(race, race.run(), builds=2, served=count)
+    check(race, race.run(), builds=range(2, 4), served=count)
 
 
 @pytest.mark.parametrize("count", [5, pytest.param(64, marks=pytest.mark.slow)])
@@ -73,9 +74,7 @@ def test_what_others_did_is_seen_late(folder: Path, count: int) -> None:
 
     race = Race(folder, folder / "cache", count, before=see_late, during=lasting)
     statuses = race.run()
-    builds = len(race.reports("built"))
-    assert 1 <= builds < count
-    check(race, statuses, builds=builds, served=count)
+    check(race, statuses, builds=range(1, count), served=count)
 
 
 def test_two_versions_share_a_directory(folder: Path) -> None:

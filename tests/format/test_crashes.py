@@ -155,12 +155,17 @@ def test_an_unwritable_directory_and_an_unreadable_file(in_child: InChild) -> No
         def unprivileged(function: Callable[[], Any]) -> Callable[[], None]:
             def run() -> None:
                 if os.geteuid() == 0:
-                    os.setuid(65534)
+                    try:
+                        os.setuid(65534)
+                    except OSError:  # a container may forbid it, or not know that user
+                        os._exit(77)
                 function()
 
             return run
 
         said = in_child(unprivileged(lambda: write(directory / "b", NEW)))
+        if said == "exit 77":
+            pytest.skip("this root may not become another user")
         assert said.startswith(f"StorageError: {directory}/b.bin: cannot create: Permission denied")
         assert "check the permissions" in said
         said = in_child(unprivileged(lambda: read(directory / "a")))

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from open_files import open_below
 
 from megaindex.errors import MissingFile, StorageError
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
@@ -22,24 +23,15 @@ from megaindex.io.mapping import map_readonly
 RawPair = Callable[..., str]
 
 
-def open_files() -> list[str]:
-    """What the descriptors of this process point at."""
-    links = (f"/proc/self/fd/{descriptor}" for descriptor in os.listdir("/proc/self/fd"))
-    # The descriptor that listed the directory is gone by now.
-    return [os.readlink(link) for link in links if os.path.islink(link)]
-
-
 def mappings_of(path: str) -> int:
     return Path("/proc/self/maps").read_text().count(path + "\n")
 
 
 def test_no_descriptor_stays_open(raw_pair: RawPair) -> None:
     prefix = raw_pair()
-    before = len(open_files())
     datasets = [IndexedDataset(prefix) for _ in range(300)]
     assert [dataset[2][1] for dataset in datasets] == [104] * 300
-    assert len(open_files()) == before
-    assert not any(name.startswith(prefix) for name in open_files())
+    assert open_below(os.path.dirname(prefix)) == []
 
 
 def test_mappings_end_with_their_last_view(raw_pair: RawPair) -> None:
@@ -57,12 +49,11 @@ def test_mappings_end_with_their_last_view(raw_pair: RawPair) -> None:
 
 def test_failed_opens_leave_nothing(raw_pair: RawPair) -> None:
     prefix = raw_pair([3, 0, 2], data=bytes(3))
-    before = len(open_files())
     for _ in range(20):
         with pytest.raises(ValueError, match="restore"):
             IndexedDataset(prefix)
     gc.collect()
-    assert len(open_files()) == before
+    assert open_below(os.path.dirname(prefix)) == []
     assert mappings_of(prefix + ".bin") == 0
 
 

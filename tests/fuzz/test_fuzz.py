@@ -21,6 +21,7 @@ def fuzz(target: str, runs: int, folder: Path) -> int:
     """Executions that a target survived; in a process with limits of its own."""
     command = [sys.executable, str(HERE), target, "--blind", "--runs", str(runs)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "MEGAINDEX_NUM_THREADS": "2"}
+    environment["OPENBLAS_NUM_THREADS"] = "1"  # its threads take address space, which is bounded
     done = subprocess.run(
         command, cwd=folder, env=environment, capture_output=True, text=True, check=False
     )

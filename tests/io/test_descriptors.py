@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from open_files import open_below
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.io.descriptors import DescriptorCache
@@ -29,20 +30,19 @@ def cache() -> Iterator[DescriptorCache]:
     cache.close()
 
 
-def open_files() -> int:
-    return len(os.listdir("/proc/self/fd"))
+def open_in(files: list[str]) -> list[str]:
+    return open_below(os.path.dirname(files[0]))
 
 
 def test_every_file_is_read_and_few_are_open(cache: DescriptorCache, files: list[str]) -> None:
-    before = open_files()
     for _ in range(3):
         for number, path in enumerate(files):
             with cache.lease(path, number + 1) as descriptor:
                 assert os.pread(descriptor, 100, 0) == bytes([number]) * (number + 1)
-            assert open_files() <= before + 4
-    assert len(cache) == 4
+            assert len(open_in(files)) <= 4
+    assert len(cache) == len(open_in(files)) == 4
     cache.close()
-    assert open_files() == before
+    assert open_in(files) == []
 
 
 def test_the_least_recently_used_is_closed(cache: DescriptorCache, files: list[str]) -> None:
@@ -100,11 +100,10 @@ def test_another_file_is_refused_when_reopened(
 def test_the_expected_size_is_checked_at_the_first_opening(
     cache: DescriptorCache, files: list[str]
 ) -> None:
-    before = open_files()
     message = "had 11 bytes and now has 10"
     with pytest.raises(StorageError, match=message), cache.lease(files[9], 11):
         pass
-    assert open_files() == before
+    assert open_in(files) == []
 
 
 def test_threads_share_it(files: list[str]) -> None:
@@ -121,18 +120,16 @@ def test_threads_share_it(files: list[str]) -> None:
             except BaseException as error:
                 wrong.append(error)
 
-    before = open_files()
     threads = [threading.Thread(target=read, args=(seed, cache)) for seed in range(6)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert len(cache) == 3
-    assert open_files() == before + 3
+    assert len(cache) == len(open_in(files)) == 3
     del cache, read, threads  # the last to hold it
     gc.collect()
-    assert open_files() == before
+    assert open_in(files) == []
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")

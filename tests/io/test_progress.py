@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import io
-import sys
 
 import pytest
-from terminals import Terminal
+from terminals import Terminal, stderr_as
 
 from megaindex.io.progress import copying
 
@@ -18,8 +17,7 @@ def test_only_a_terminal_gets_a_bar(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv("TERM", "xterm")
+    stderr_as(stream, monkeypatch)
     with copying("merging 3 pairs") as bar:
         progress = bar(10_000_000)
         progress(4_000_000)
@@ -31,8 +29,7 @@ def test_only_a_terminal_gets_a_bar(
 
 def test_one_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = Terminal()
-    monkeypatch.setattr(sys, "stderr", stream)
-    monkeypatch.setenv("TERM", "xterm")
+    stderr_as(stream, monkeypatch)
     for _ in range(2):
         with copying("reading") as outer, copying("downloading c.idx") as inner:
             inner(100)(100)

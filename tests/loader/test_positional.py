@@ -16,6 +16,7 @@ import pytest
 from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
+from open_files import open_below
 
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, OutOfRange, StorageError
 from megaindex.format import IndexedDataset
@@ -341,14 +342,14 @@ def test_it_works_in_a_forked_child_and_pickled(datasets: list[IndexedDataset]) 
 
 
 def test_closing_ends_threads_and_closes_files(datasets: list[IndexedDataset]) -> None:
-    before = len(os.listdir("/proc/self/fd"))
+    folder = os.path.dirname(datasets[0].path_prefix)
     names = {thread.name for thread in threading.enumerate()}
     reader = PositionalTokens(datasets)
     for source in range(4):
         read(reader, whole(datasets, source))
-    assert len(os.listdir("/proc/self/fd")) == before + 4
+    assert len(open_below(folder)) == 4
     reader.close()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert open_below(folder) == []
     for thread in threading.enumerate():
         if thread.name == "megaindex-read" and thread.name not in names:
             thread.join(10)

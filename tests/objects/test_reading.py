@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import pickle
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from corpora import write_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from object_server import Proxy, request, upload
-from terminals import Terminal
+from terminals import Terminal, stderr_as
 
 import megaindex
 from megaindex.corpus.verify import verify
@@ -110,8 +109,7 @@ def test_the_index_is_downloaded_once(store: Any, proxy: Proxy) -> None:
 def test_a_download_shows_itself_on_a_terminal(store: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _, url = store()
     terminal = Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("TERM", "xterm")
+    stderr_as(terminal, monkeypatch)
     IndexedDataset(url)
     shown = terminal.getvalue()
     assert "downloading corpus.idx" in shown
@@ -253,6 +251,7 @@ def test_a_copy_is_checked_once(
     sum_of = cache._checksum
     monkeypatch.setattr(cache, "_checksum", lambda path: checked.append(path) or sum_of(path))
     _, url = store()
+    monkeypatch.setattr(cache, "_SETTLED", 1 << 62)
     for _ in range(3):
         IndexedDataset(url)
     assert len(checked) == 2
