@@ -152,7 +152,7 @@ def _path(
     """Where the snapshot of these sources is; None where a setting is no plain value."""
     request = {"prefixes": list(prefixes), "asked": list(asked), "settings": dict(settings)}
     try:
-        key = entry_key({"snapshot": 1, **request})
+        key = entry_key({"snapshot": 2, **request})
     except (TypeError, ValueError):
         return None
     return Path(cache_dir) / f"blend-{key}-megaindex.json"

@@ -17,7 +17,7 @@ from megaindex.format.paths import check_not_a_half, pair_paths
 from megaindex.format.validate import check_bound_ends, check_bounds, check_sequences
 from megaindex.io.facts import Facts
 from megaindex.io.locations import each_of, is_remote, local_copy, look_at
-from megaindex.io.mapping import map_readonly
+from megaindex.io.mapping import map_file
 
 logger = logging.getLogger(__name__)
 
@@ -46,7 +46,8 @@ class MappedPair:
     idx_nbytes: int
     bin_nbytes: int
     versions: tuple[str, ...] = ()
-    """Of the .idx and the .bin in an object store."""
+    """Of the .idx and the .bin: `Facts.version`. None of a pair that is no .bin and .idx of today's
+    format."""
 
     @property
     def tokens(self) -> npt.NDArray[Any]:
@@ -96,7 +97,8 @@ def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mapped
     bin_path, idx_path = pair_paths(path_prefix)
     bin_facts, idx_facts = _both_files(path_prefix, bin_path, idx_path)
 
-    index = map_readonly(local_copy(idx_facts))
+    remote = is_remote(bin_path)
+    index, mapped_idx = map_file(local_copy(idx_facts))
     header = parse_header(index[:HEADER_BYTES].tobytes(), idx_path)
     with_modes = has_modes(header, index.size, idx_path)
     if multimodal and not with_modes:
@@ -105,8 +107,10 @@ def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mapped
             f"of a multimodal file; open it with multimodal=False"
         )
     dtype = dtype_of_code(header.dtype_code, dialect, idx_path)
-    remote = is_remote(bin_path)
-    data = None if remote else map_readonly(bin_path)
+    data = None
+    if not remote:  # the files that are mapped, not those that were looked at
+        data, bin_facts = map_file(bin_path)
+        idx_facts = mapped_idx
     arrays = index_arrays(index, header)
     pair = MappedPair(
         bin_path=bin_path,
@@ -121,8 +125,8 @@ def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mapped
             None if data is None else data[: data.size - data.size % dtype.itemsize].view(dtype)
         ),
         idx_nbytes=index.size,
-        bin_nbytes=bin_facts.nbytes if data is None else data.size,
-        versions=(idx_facts.version, bin_facts.version) if remote else (),
+        bin_nbytes=bin_facts.nbytes,
+        versions=(idx_facts.version, bin_facts.version),
     )
     check_bound_ends(pair.bounds, header.num_sequences, dialect, idx_path)
     _check_last_sequence(pair)

@@ -26,7 +26,7 @@ class PairIdentity(NamedTuple):
     idx_nbytes: int
     bin_nbytes: int
     versions: tuple[str, ...] = ()
-    """Of the .idx and the .bin, as an object store has them; files have none."""
+    """Of the .idx and the .bin: what an object store knows them by, when files were written."""
 
 
 class IndexedDataset:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from megaindex.errors import InvalidArgument, StorageError
+from megaindex.io.facts import version_of
 from megaindex.io.failures import as_storage_error
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC
@@ -31,13 +32,13 @@ class _Open:
 class Lease:
     """The use of one open file."""
 
-    __slots__ = ("_cache", "_entry", "_path", "_size")
+    __slots__ = ("_cache", "_entry", "_path", "_size", "_version")
 
-    def __init__(self, cache: DescriptorCache, path: str, size: int | None) -> None:
-        self._cache, self._path, self._size = cache, path, size
+    def __init__(self, cache: DescriptorCache, path: str, size: int | None, version: str) -> None:
+        self._cache, self._path, self._size, self._version = cache, path, size, version
 
     def __enter__(self) -> int:
-        self._entry = self._cache._take(self._path, self._size)
+        self._entry = self._cache._take(self._path, self._size, self._version)
         return self._entry.descriptor
 
     def __exit__(self, *exc: object) -> None:
@@ -63,17 +64,18 @@ class DescriptorCache:
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
-    def lease(self, path: str, size: int | None = None) -> Lease:
+    def lease(self, path: str, size: int | None = None, version: str = "") -> Lease:
         """To be used in a ``with``: a descriptor of the file, open at least until that ends.
 
         Args:
             size: the bytes the file must have, checked whenever it is opened.
+            version: likewise, its `Facts.version`; empty for any.
 
         Raises:
             MissingFile: there is no such file, or no longer.
             StorageError: it cannot be opened, or is not the file that was opened before.
         """
-        return Lease(self, path, size)
+        return Lease(self, path, size, version)
 
     def forget(self, path: str) -> None:
         """Open the file anew at its next use, as a stale handle of a network file system asks."""
@@ -96,7 +98,7 @@ class DescriptorCache:
         for entry in getattr(self, "_open", {}).values():  # none if __init__ refused its arguments
             close(entry.descriptor)
 
-    def _take(self, path: str, size: int | None) -> _Open:
+    def _take(self, path: str, size: int | None, version: str) -> _Open:
         if self._pid != os.getpid():  # the parent may have held the lock when it forked
             self._lock, self._pid = threading.Lock(), os.getpid()
         with self._lock:
@@ -105,7 +107,7 @@ class DescriptorCache:
                 self._open.move_to_end(path)
                 entry.users += 1
                 return entry
-        opened = self._checked_open(path, size)  # may take long: not under the lock
+        opened = self._checked_open(path, size, version)  # may take long: not under the lock
         with self._lock:
             entry = self._open.setdefault(path, opened)
             if entry is not opened:  # another thread was quicker
@@ -127,7 +129,7 @@ class DescriptorCache:
         if entry.users == 0:
             os.close(entry.descriptor)
 
-    def _checked_open(self, path: str, size: int | None) -> _Open:
+    def _checked_open(self, path: str, size: int | None, version: str) -> _Open:
         again = path in self._identities
         with as_storage_error(path, "cannot open again" if again else "cannot open"):
             descriptor = os.open(path, _FLAGS)
@@ -136,7 +138,8 @@ class DescriptorCache:
                 status = os.fstat(descriptor)
             found = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             before = self._identities.setdefault(path, found)
-            if found != before or size not in (None, status.st_size):
+            as_asked = size in (None, status.st_size) and version in ("", version_of(status))
+            if found != before or not as_asked:
                 raise StorageError(_changed(path, before, found, size))
         except BaseException:
             os.close(descriptor)

@@ -17,7 +17,7 @@ from typing import TypeVar
 from xxhash import xxh3_64_intdigest
 
 from megaindex.errors import InvalidArgument
-from megaindex.io.facts import Facts
+from megaindex.io.facts import Facts, version_of
 from megaindex.io.objects.urls import is_remote as is_remote
 from megaindex.io.objects.urls import place_of, without_secrets
 
@@ -57,7 +57,8 @@ def look_at(path: str) -> Facts | None:
         return reading.look_at(path)
     path = plain(path)
     try:
-        return Facts(path, os.stat(path).st_size)
+        status = os.stat(path)
+        return Facts(path, status.st_size, version_of(status))
     except (OSError, ValueError):  # as os.path.exists
         return None
 

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.errors import StorageError
+from megaindex.io.facts import Facts, version_of
 from megaindex.io.failures import as_storage_error
 from megaindex.io.locations import check_local, plain
 
@@ -69,6 +70,11 @@ def map_readonly(path: str, *, follow_symlinks: bool = True) -> npt.NDArray[np.u
         StorageError: it is not a regular file, or a link that may not be followed, or cannot be
             opened or mapped.
     """
+    return map_file(path, follow_symlinks=follow_symlinks)[0]
+
+
+def map_file(path: str, *, follow_symlinks: bool = True) -> tuple[npt.NDArray[np.uint8], Facts]:
+    """As `map_readonly`, and what the very file was that is mapped."""
     path = plain(path)
     check_local(path, "copy it to a disk")
     # a pipe in the place of a file must be refused below, not waited for
@@ -82,7 +88,8 @@ def map_readonly(path: str, *, follow_symlinks: bool = True) -> npt.NDArray[np.u
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise StorageError(f"{path}: cannot map: not a regular file; check the path")
-            return _map_descriptor(descriptor, status.st_size)
+            facts = Facts(path, status.st_size, version_of(status))
+            return _map_descriptor(descriptor, status.st_size), facts
     finally:
         os.close(descriptor)
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from megaindex.errors import InvalidArgument, StorageError
 from megaindex.io.descriptors import DescriptorCache
+from megaindex.io.facts import Facts
 from megaindex.io.failures import storage_error
 
 # Worth another try: these come and go on network file systems and failing links.
@@ -38,9 +39,9 @@ class RangeReader:
             )
 
     def read_each(
-        self, path: str, size: int, ranges: Sequence[tuple[int, memoryview]]
+        self, facts: Facts, ranges: Sequence[tuple[int, memoryview]]
     ) -> Iterator[None]:
-        """Fill each ``(offset, into)`` of the file of ``size`` bytes; yields after each.
+        """Fill each ``(offset, into)`` of the file, which is still what it was; yields after each.
 
         The kernel is told of all of them first: it reads ahead while the first are copied, so that
         one thread keeps many reads of the device in flight.
@@ -51,17 +52,17 @@ class RangeReader:
                 end; names file and offset.
         """
         if len(ranges) > 1:
-            self._hint(path, size, ranges)
+            self._hint(facts, ranges)
         for offset, into in ranges:
-            self.read(path, size, offset, into)
+            self.read(facts, offset, into)
             yield
 
-    def read(self, path: str, size: int, offset: int, into: memoryview) -> None:
+    def read(self, facts: Facts, offset: int, into: memoryview) -> None:
         """Fill ``into`` with the bytes at ``offset``, as `read_each` does."""
         done, failures = 0, 0
         while done < len(into):
             try:
-                done += self._attempt(path, size, offset + done, into[done:])
+                done += self._attempt(facts, offset + done, into[done:])
             except StorageError as error:  # noqa: PERF203  (a failure is far dearer than the try)
                 if error.errno not in _TRANSIENT:
                     raise
@@ -69,18 +70,19 @@ class RangeReader:
                 if failures > self.retries:
                     raise _gave_up(error, failures) from error
                 if error.errno == errno.ESTALE:  # the server wants the file opened anew
-                    self.descriptors.forget(path)
+                    self.descriptors.forget(facts.path)
                 time.sleep(self.first_pause * 2 ** (failures - 1))
 
-    def _hint(self, path: str, size: int, ranges: Sequence[tuple[int, memoryview]]) -> None:
+    def _hint(self, facts: Facts, ranges: Sequence[tuple[int, memoryview]]) -> None:
         # only a hint: the read says what is wrong
-        with contextlib.suppress(OSError), self.descriptors.lease(path, size) as descriptor:
+        with contextlib.suppress(OSError), self.descriptors.lease(*facts) as descriptor:
             for offset, into in ranges:
                 os.posix_fadvise(descriptor, offset, len(into), os.POSIX_FADV_WILLNEED)
 
-    def _attempt(self, path: str, size: int, offset: int, into: memoryview) -> int:
+    def _attempt(self, facts: Facts, offset: int, into: memoryview) -> int:
         """Bytes read, at least 1: a read may stop short and is then continued."""
-        with self.descriptors.lease(path, size) as descriptor:
+        path, size, _ = facts
+        with self.descriptors.lease(*facts) as descriptor:
             try:
                 count = self.pread(descriptor, [into], offset)
             except OSError as error:

@@ -165,7 +165,7 @@ class PositionalTokens:
     def _reads_of(self, facts: Facts) -> ReadEach:
         if is_remote(facts.path):
             return partial(read_each, facts)
-        return partial(self._reader.read_each, facts.path, facts.nbytes)
+        return partial(self._reader.read_each, facts)
 
     def _merged(self, part: RunBytes) -> Ranges:
         """As far apart as the gaps allow, and what lies between still fits the staging buffer."""

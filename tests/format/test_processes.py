@@ -91,6 +91,16 @@ def test_pickle_refuses_files_that_changed(raw_pair: RawPair, change: dict[str, 
         pickle.loads(blob)
 
 
+@pytest.mark.parametrize("suffix", [".bin", ".idx"])
+def test_pickle_refuses_files_of_the_same_sizes(raw_pair: RawPair, suffix: str) -> None:
+    prefix = raw_pair([3, 2])
+    blob = pickle.dumps(IndexedDataset(prefix))
+    raw_pair([2, 3])
+    os.utime(prefix + suffix, ns=(1, 1))
+    with pytest.raises(StorageError, match=r"changed since it was .* of 0\.000000001"):
+        pickle.loads(blob)
+
+
 def test_pickle_of_a_vanished_pair(raw_pair: RawPair) -> None:
     prefix = raw_pair()
     blob = pickle.dumps(IndexedDataset(prefix))

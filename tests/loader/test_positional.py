@@ -328,6 +328,21 @@ def test_many_threads_read_at_once(datasets: list[IndexedDataset]) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("when", ["before the first read", "in a worker"])
+def test_another_pair_of_the_same_sizes_is_not_read(tmp_path: Path, when: str) -> None:
+    """Its tokens would be cut where documents of the first one end."""
+    datasets = [write_corpus(tmp_path / "x", [10, 30], np.uint16)]
+    reader = PositionalTokens(datasets)
+    pickled = pickle.dumps(reader)
+    write_corpus(tmp_path / "y", [30, 10], np.uint16)
+    for suffix in (".bin", ".idx"):
+        os.utime(tmp_path / f"y{suffix}", ns=(0, 1))  # two pairs may be made in a tick of the clock
+        os.replace(tmp_path / f"y{suffix}", tmp_path / f"x{suffix}")
+    rows = [[(0, 0, 0, 10)]]
+    with pytest.raises(StorageError, match=r"x(\.bin)?: changed since it was"):
+        read(pickle.loads(pickled) if when == "in a worker" else reader, rows)
+
+
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_it_works_in_a_forked_child_and_pickled(datasets: list[IndexedDataset]) -> None:
     reader = PositionalTokens(datasets)
