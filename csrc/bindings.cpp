@@ -3,8 +3,10 @@
 #include <pybind11/pybind11.h>
 
 #include <cmath>
+#include <initializer_list>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "megaindex/bijection.hpp"
 #include "megaindex/blended_spans.hpp"
@@ -95,6 +97,32 @@ const T* spans_array(const py::array& a, const char* name, int64_t size) {
   return data;
 }
 
+// The addresses from the first byte of an array to behind its last.
+std::pair<uintptr_t, uintptr_t> addresses(const py::array& a) {
+  auto low = reinterpret_cast<uintptr_t>(a.data());
+  if (a.size() == 0) return {low, low};
+  uintptr_t high = low + static_cast<uintptr_t>(a.itemsize());
+  for (py::ssize_t d = 0; d < a.ndim(); ++d) {
+    const py::ssize_t reach = (a.shape(d) - 1) * a.strides(d);
+    (reach < 0 ? low : high) += static_cast<uintptr_t>(reach);
+  }
+  return {low, high};
+}
+
+// Kernels check what they are given, then go by it while they write: into other memory. What is no
+// array, such as None, is apart from everything.
+void require_apart(const py::object& out, const char* name,
+                   std::initializer_list<py::handle> others) {
+  if (!py::isinstance<py::array>(out)) return;
+  const auto [low, high] = addresses(py::reinterpret_borrow<py::array>(out));
+  for (const py::handle other : others) {
+    if (!py::isinstance<py::array>(other)) continue;
+    const auto [begin, end] = addresses(py::reinterpret_borrow<py::array>(other));
+    require(end <= low || high <= begin, name,
+            ": shares memory with another argument; pass an array of its own");
+  }
+}
+
 py::array as_numpy(const py::object& object) {
   require(py::isinstance<py::array>(object), "expected a numpy array or None");
   return py::reinterpret_borrow<py::array>(object);
@@ -149,6 +177,7 @@ void with_shuffle_array(py::array& a, const char* name, Body&& body) {
 }
 
 void shuffle_array(py::array& state, py::array& array, int num_threads) {
+  require_apart(array, "array", {state});
   with_shuffle_array(array, "array", [&](auto* x) {
     const int64_t size = array.size();
     with_stream(state, [&](Mt19937& rng) { shuffle(rng, x, size, num_threads, Signals{}); });
@@ -156,6 +185,7 @@ void shuffle_array(py::array& state, py::array& array, int num_threads) {
 }
 
 void fill_shuffled_range(py::array& state, int64_t first, py::array& out, int num_threads) {
+  require_apart(out, "out", {state});
   with_shuffle_array(out, "out", [&](auto* x) {
     const int64_t size = out.size();
     with_stream(state, [&](Mt19937& rng) {
@@ -167,6 +197,7 @@ void fill_shuffled_range(py::array& state, int64_t first, py::array& out, int nu
 void fill_shuffled_documents(py::array& state, const py::object& documents, int64_t first_document,
                              int64_t num_epochs, py::array& out, int num_threads) {
   int32_t* x = output<int32_t>(out, "out");
+  require_apart(out, "out", {state, documents});
   require(num_epochs >= 1 && out.size() % num_epochs == 0,
           "out: must hold num_epochs equal rows, got " + std::to_string(out.size()) + " cells for " +
               std::to_string(num_epochs) + " epochs");
@@ -280,6 +311,7 @@ py::tuple find_array_spans(const py::array& shuffle_index, const py::array& samp
 void fill_sorted(const py::array& shuffle_index, int64_t samples, int64_t begin, py::array& out) {
   const auto* shuffle = input<uint32_t>(shuffle_index, "shuffle_index");
   auto* entries = output<uint64_t>(out, "out");
+  require_apart(out, "out", {shuffle_index});
   const int64_t n = out.size();
   require(0 <= begin && begin <= shuffle_index.size() && n <= shuffle_index.size() - begin &&
               n < UINT32_MAX,
@@ -391,6 +423,7 @@ void cut(const py::array& lengths, const py::array& document_index, int64_t sequ
   if (out.ndim() != 2 || out.shape(0) != num_samples + 1 || out.shape(1) != 2) {
     throw InvalidInput("out: expected shape (num_samples + 1, 2), got " + describe(out));
   }
+  require_apart(out, "out", {lengths, document_index});
   const int64_t n = lengths.size(), m = document_index.size();
   // numpy's allocator puts large arrays on huge pages
   const bool compact = short_lengths_pay(n, m, num_samples);
@@ -447,6 +480,7 @@ py::array_t<int64_t> invert_bijection(const py::array& key, int64_t n, const py:
 template <bool kBack>
 void fill_bijection_range(const py::array& key, int64_t n, int64_t begin, py::array& out) {
   const auto* words = bijection_key(key, n);
+  require_apart(out, "out", {key});
   const int64_t count = out.size();
   require(0 <= begin && begin <= n && count <= n - begin,
           "begin, out: begin ... begin + len(out) must lie in 0 ... n");
@@ -484,6 +518,7 @@ void fill_epoch_starts(const py::array& key, const py::array& lengths, int64_t c
                        int64_t stride, py::array& out, int num_threads) {
   const auto documents = permuted_documents(key, lengths, copies, stride);
   int64_t* starts = output<int64_t>(out, "out");
+  require_apart(out, "out", {key, lengths});
   check_starts(out, documents, stride);
   py::gil_scoped_release unlocked;
   epoch_starts(documents, stride, num_threads, starts, Signals{});
@@ -523,6 +558,8 @@ void add_receipts(const py::array& positions, const py::array& source, const py:
                            spans_array<int64_t>(row_splits, "row_splits", n + 1)};
   const uint64_t* words = input<uint64_t>(keys, "keys", 2);
   uint64_t* sum = output<uint64_t>(sums, "sums", 2);
+  require_apart(sums, "sums",
+                {positions, source, document, offset, length, row_splits, keys, blocks});
   const int64_t* block = spans_array<int64_t>(blocks, "blocks", n);
   const int64_t num_blocks = sums.shape(0), sources = keys.shape(0);
   require(keys.shape(1) == 2 && sums.shape(1) == 2,
@@ -553,6 +590,7 @@ py::tuple pack_whole_documents(const py::array& lengths, int64_t capacity, int64
                                py::array& begins) {
   const int32_t* sizes = input<int32_t>(lengths, "lengths");
   int64_t* out = output<int64_t>(begins, "begins");
+  require_apart(begins, "begins", {lengths});
   const int64_t documents = lengths.size(), most = begins.size();
   require(capacity >= 1 && tokens >= 0, "capacity, tokens: must be positive, and not negative");
   Packed packed{};
@@ -668,6 +706,8 @@ int64_t gather_tokens(const TokenTable& table, const py::array& source, const py
                        rows};
   require(rows >= 0, "row_splits: needs at least one entry");
   check_splits(runs.row_splits, rows, count);
+  require_apart(out, "out", {source, document, offset, length, row_splits});
+  require_apart(labels, "labels", {source, document, offset, length, row_splits});
   if (is<int32_t>(out)) return gather_into<int32_t>(table, runs, out, labels, pad_id, num_threads);
   if (is<float>(out)) return gather_into<float>(table, runs, out, labels, pad_id, num_threads);
   return gather_into<int64_t>(table, runs, out, labels, pad_id, num_threads);
@@ -699,7 +739,11 @@ void mask_batch_loss(py::array& tokens, py::array& labels, int64_t pad_id, const
 }
 
 DocumentFields document_fields(const py::object& position_ids, const py::object& cu_seqlens,
-                               const py::object& max_seqlen, int64_t rows, int64_t width) {
+                               const py::object& max_seqlen, int64_t rows, int64_t width,
+                               std::initializer_list<py::handle> inputs) {
+  require_apart(position_ids, "position_ids", inputs);
+  require_apart(cu_seqlens, "cu_seqlens", inputs);
+  require_apart(max_seqlen, "max_seqlen", inputs);
   require(width <= INT32_MAX, "cu_seqlens: int32 counts at most 2**31 - 1 tokens");
   DocumentFields fields{optional_rows<int64_t>(position_ids, "position_ids", rows, width),
                         optional_rows<int32_t>(cu_seqlens, "cu_seqlens", rows, width + 1), nullptr};
@@ -718,7 +762,7 @@ void split_by_token(py::array& tokens, int64_t eod_id, const py::object& positio
     const int64_t rows = tokens.shape(0), width = tokens.shape(1);
     require(eod_id == static_cast<Token>(eod_id), "eod_id: must fit the dtype of tokens");
     const auto text = rows_of<Token>(tokens, "tokens", rows, width);
-    const auto fields = document_fields(position_ids, cu_seqlens, max_seqlen, rows, width);
+    const auto fields = document_fields(position_ids, cu_seqlens, max_seqlen, rows, width, {tokens});
     py::gil_scoped_release unlocked;
     documents_by_token<Token>(rows, width, {text.data, text.stride}, eod_id, fields);
   });
@@ -735,7 +779,8 @@ void split_by_run(const py::array& length, const py::array& row_splits, int64_t 
   for (int64_t r = 0; r < runs; ++r) {
     require(0 <= lengths[r] && lengths[r] <= int64_t{1} << 40, "length: must be 0 to 2**40");
   }
-  const auto fields = document_fields(position_ids, cu_seqlens, max_seqlen, rows, width);
+  const auto fields =
+      document_fields(position_ids, cu_seqlens, max_seqlen, rows, width, {length, row_splits});
   py::gil_scoped_release unlocked;
   documents_by_run(lengths, splits, rows, width, fields);
 }
@@ -751,6 +796,7 @@ py::array_t<int64_t> least_seen_order(const py::array& begins, const py::array& 
                             input<int64_t>(row_splits, "row_splits"), samples};
   const int64_t* tokens = input<int64_t>(widths, "widths");
   int64_t* seen = output<int64_t>(counts, "counts");
+  require_apart(counts, "counts", {begins, ends, row_splits, widths});
   require(counts.size() == segments, "counts: one for each segment is needed");
   require(0 <= num_samples && num_samples <= samples,
           "num_samples: must be from 0 to the samples there are");
@@ -781,9 +827,13 @@ struct BlendOutputs {
   bool wide_index = true;  // int16, else GPT-NeoX's uint8
   int64_t* dataset_sample_index = nullptr;
 
-  BlendOutputs(int64_t num_datasets, int64_t begin, int64_t end, py::array& counts_,
+  BlendOutputs(const py::array& weights, int64_t begin, int64_t end, py::array& counts_,
                const py::object& index, const py::object& sample_index)
       : counts(output<int64_t>(counts_, "counts")) {
+    require_apart(counts_, "counts", {weights});
+    require_apart(index, "dataset_index", {weights, counts_});
+    require_apart(sample_index, "dataset_sample_index", {weights, counts_, index});
+    const int64_t num_datasets = weights.size();
     require(counts_.size() == num_datasets && num_datasets >= 1,
             "counts: one per dataset is needed, and at least one dataset");
     require(0 <= begin && begin <= end, "begin, end: must be 0 <= begin <= end");
@@ -834,7 +884,7 @@ void greedy(const py::array& weights, int64_t begin, int64_t end, py::array& cou
             const py::object& dataset_index, const py::object& dataset_sample_index) {
   const double* w = blend_weights(weights);
   const int64_t n = weights.size();
-  const BlendOutputs out(n, begin, end, counts, dataset_index, dataset_sample_index);
+  const BlendOutputs out(weights, begin, end, counts, dataset_index, dataset_sample_index);
   out.fill([&](auto* index) {
     blend_greedy(w, n, begin, end, out.counts, index, out.dataset_sample_index, Signals{});
   });
@@ -844,7 +894,7 @@ void exhaustive(const py::array& sizes, int64_t begin, int64_t end, py::array& c
                 const py::object& dataset_index, const py::object& dataset_sample_index) {
   const int64_t* s = input<int64_t>(sizes, "sizes");
   const int64_t n = sizes.size();
-  const BlendOutputs out(n, begin, end, counts, dataset_index, dataset_sample_index);
+  const BlendOutputs out(sizes, begin, end, counts, dataset_index, dataset_sample_index);
   int64_t total = 0, drawn = 0;
   for (int64_t i = 0; i < n; ++i) {
     require(0 <= out.counts[i] && out.counts[i] <= s[i] && s[i] <= INT64_MAX - total,
@@ -878,7 +928,7 @@ void divisor(const py::array& weights, int64_t begin, int64_t end, py::array& co
              const py::object& dataset_index, const py::object& dataset_sample_index) {
   const uint64_t* w = input<uint64_t>(weights, "weights");
   const int64_t n = weights.size();
-  const BlendOutputs out(n, begin, end, counts, dataset_index, dataset_sample_index);
+  const BlendOutputs out(weights, begin, end, counts, dataset_index, dataset_sample_index);
   out.fill([&](auto* index) {
     divisor_fill(w, n, begin, end, out.counts, index, out.dataset_sample_index, Signals{});
   });

@@ -45,6 +45,22 @@ def spoiled(choices: Choices, value: Any) -> Any:
     )()
 
 
+def overlapping(choices: Choices, one: Any, other: Any) -> tuple[Any, Any]:
+    """The same thing twice, or two arrays of which each holds bytes of the other."""
+    plain = all(isinstance(a, np.ndarray) and not a.dtype.hasobject for a in (one, other))
+    if not plain or choices.below(2):
+        return other, other
+    room = np.zeros(one.nbytes + other.nbytes + 64, np.uint8)
+    at = 8 * choices.below(8)
+    views = [
+        room[begin : begin + a.nbytes].view(a.dtype).reshape(a.shape)
+        for begin, a in ((0, one), (at, other))
+    ]
+    for view, values in zip(views, (one, other), strict=True):
+        view[...] = values
+    return views[0], views[1]
+
+
 def array(choices: Choices, dtype: str, count: int, most: int = 9) -> np.ndarray:
     """Values 0 ... most; at times an extreme, wrapped into the dtype."""
     values = [choices.integer(most) for _ in range(count)]

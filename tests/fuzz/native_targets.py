@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-from arguments import array, rising, spoiled
+from arguments import array, overlapping, rising, spoiled
 from choices import Choices
 from native_reading import READING
 
@@ -26,8 +26,9 @@ def native(data: bytes) -> None:
     name = choices.one_of(NAMES)
     with np.errstate(all="ignore"):  # of extremes in narrow types
         arguments = [spoiled(choices, a) if choices.seldom() else a for a in CALLS[name](choices)]
-    if choices.seldom() and len(arguments) > 1:  # one array in two places
-        arguments[choices.below(len(arguments))] = arguments[choices.below(len(arguments))]
+    if choices.seldom() and len(arguments) > 1:  # one array in two places, or two in one place
+        one, other = choices.below(len(arguments)), choices.below(len(arguments))
+        arguments[one], arguments[other] = overlapping(choices, arguments[one], arguments[other])
     guarded = [(a, a.tobytes()) for a in arguments if _is_read_only(a)]
     try:
         getattr(_native, name)(*arguments)

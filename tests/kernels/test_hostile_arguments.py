@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -120,3 +121,91 @@ def test_no_document_however_often_is_no_work() -> None:
     state = native.seed_state(1)
     native.shuffled_documents(state, None, 0, 2**62 - 1, np.zeros(0, np.int32), 1)
     np.testing.assert_array_equal(state, native.seed_state(1))
+
+
+def in_one_place(*parts: Any) -> list[Any]:
+    """Arrays that begin at the same byte."""
+    room = np.zeros(max(part.nbytes for part in parts), np.uint8)
+    views = [room[: part.nbytes].view(part.dtype).reshape(part.shape) for part in parts]
+    for view, part in zip(views, parts, strict=True):
+        view[...] = part
+    return views
+
+
+I64 = partial(np.array, dtype=np.int64)
+I32 = partial(np.array, dtype=np.int32)
+
+
+def order_over_its_splits() -> None:
+    """Counting what was seen moved the splits: 1.5 million mutations found what lay behind them."""
+    splits = I64([0, 2, 3, 4, 4])
+    runs = I64([4, 1, 5, 1]), I64([5, 3, 5, 4])
+    native.least_seen(*runs, splits, I64([4, 9, 8, 4, 6]), splits, 4)
+
+
+def batch_over_its_runs() -> None:
+    table = native.token_table([(np.arange(9), I64([0]), I32([9]))])
+    out, length = in_one_place(np.zeros((1, 4), np.int64), I64([4]))
+    native.gather(table, I32([0]), I64([0]), I64([0]), length, I64([0, 1]), out, None, 0, 1)
+
+
+def labels_over_their_runs() -> None:
+    table = native.token_table([(np.arange(9), I64([0]), I32([9]))])
+    labels, length = in_one_place(np.zeros((1, 4), np.int64), I64([4]))
+    out = np.zeros((1, 4), np.int64)
+    native.gather(table, I32([0]), I64([0]), I64([0]), length, I64([0, 1]), out, labels, 0, 1)
+
+
+def samples_over_their_documents() -> None:
+    rows, documents = in_one_place(np.zeros((3, 2), np.int32), I32([0, 1, 0]))
+    native.cut_samples(I32([3, 5]), documents, 4, 0, 2, 11, rows, 1)
+
+
+def starts_over_their_lengths() -> None:
+    starts, lengths = in_one_place(np.zeros(2, np.int64), I32([3, 5]))
+    native.epoch_starts(KEY, lengths, 1, 2, starts, 1)
+
+
+def positions_over_their_lengths() -> None:
+    places, length = in_one_place(np.zeros((1, 4), np.int64), I64([4]))
+    native.documents_by_run(length, I64([0, 1]), 4, places, None, None)
+
+
+def draws_over_their_sizes() -> None:
+    rows, sizes = in_one_place(np.zeros(3, np.int64), I64([2, 2]))
+    native.blend_exhaustive(sizes, 0, 3, np.zeros(2, np.int64), None, rows)
+
+
+def counts_over_their_draws() -> None:
+    counts = np.zeros(3, np.int64)
+    native.blend_greedy(np.ones(3) / 3, 0, 3, counts, None, counts)
+
+
+def documents_over_themselves() -> None:
+    ids = I32([3, 1, 2])
+    native.shuffled_documents(native.seed_state(1), ids, 0, 1, ids, 1)
+
+
+def numbers_over_their_stream() -> None:
+    state = native.seed_state(1)
+    native.shuffled_range(state, 0, state[600:], 1)
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        order_over_its_splits,
+        batch_over_its_runs,
+        labels_over_their_runs,
+        samples_over_their_documents,
+        starts_over_their_lengths,
+        positions_over_their_lengths,
+        draws_over_their_sizes,
+        counts_over_their_draws,
+        documents_over_themselves,
+        numbers_over_their_stream,
+    ],
+)
+def test_what_is_written_lies_apart_from_what_is_read(call: Callable[[], None]) -> None:
+    with pytest.raises(InvalidArgument, match="shares memory with another argument"):
+        call()
