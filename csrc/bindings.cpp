@@ -741,9 +741,6 @@ void mask_batch_loss(py::array& tokens, py::array& labels, int64_t pad_id, const
 DocumentFields document_fields(const py::object& position_ids, const py::object& cu_seqlens,
                                const py::object& max_seqlen, int64_t rows, int64_t width,
                                std::initializer_list<py::handle> inputs) {
-  require_apart(position_ids, "position_ids", inputs);
-  require_apart(cu_seqlens, "cu_seqlens", inputs);
-  require_apart(max_seqlen, "max_seqlen", inputs);
   require(width <= INT32_MAX, "cu_seqlens: int32 counts at most 2**31 - 1 tokens");
   DocumentFields fields{optional_rows<int64_t>(position_ids, "position_ids", rows, width),
                         optional_rows<int32_t>(cu_seqlens, "cu_seqlens", rows, width + 1), nullptr};
@@ -752,6 +749,9 @@ DocumentFields document_fields(const py::object& position_ids, const py::object&
     fields.max_seqlen = output<int32_t>(longest, "max_seqlen");
     require(longest.size() == rows, "max_seqlen: one for each row is needed");
   }
+  require_apart(position_ids, "position_ids", inputs);
+  require_apart(cu_seqlens, "cu_seqlens", inputs);
+  require_apart(max_seqlen, "max_seqlen", inputs);
   return fields;
 }
 
