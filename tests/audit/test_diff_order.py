@@ -16,6 +16,8 @@ from megatron_dataset import Tokenizer
 from megaindex import build_index
 from megaindex.audit.diff import compare
 from megaindex.audit.sides import Side, read_settings, side_from_settings
+from megaindex.audit.stored import side_from_arrays
+from megaindex.errors import FormatError
 
 
 def diff(prefix: Path | None, *words: object) -> dict[str, Any]:
@@ -227,6 +229,27 @@ def framework_copy(entry: Path, folder: Path, description: dict[str, Any] | None
     if description is not None:
         (folder / "x-description.txt").write_text(json.dumps(description))
     return folder
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "must be the JSON that Megatron writes, but it is nested too deeply"),
+        ("[]", "but it is no JSON object"),
+        ("9" * 5000, "but it is no JSON"),
+        ('{"sequence_length": "x"}', "says sequence_length 'x'"),
+        ('{"sequence_length": 1e400}', "says sequence_length inf"),
+        ('{"sequence_length": -1}', "says sequence_length -1"),
+    ],
+    ids=["deep", "list", "digits", "text", "infinite", "negative"],
+)
+def test_a_description_that_is_none_is_refused(
+    prefix: Path, tmp_path: Path, text: str, message: str
+) -> None:
+    folder = framework_copy(entry(prefix, tmp_path / "cache"), tmp_path / "arrays", {})
+    (folder / "x-description.txt").write_text(text)
+    with pytest.raises(FormatError, match=message):
+        side_from_arrays(folder)
 
 
 def test_what_megatron_wrote_is_read(megatron_datasets: Any, prefix: Path, tmp_path: Path) -> None:
