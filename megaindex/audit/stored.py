@@ -14,7 +14,7 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.arithmetic import INT32_MAX
 from megaindex.index.arrays import ArrayIndex
-from megaindex.io.failures import as_storage_error
+from megaindex.io.failures import as_storage_error, storage_error
 from megaindex.io.json_files import Damaged, read_object
 from megaindex.kernels.types import I32, IntArray
 from megaindex.store.fingerprint import array_checksum, corpus_fingerprint
@@ -52,7 +52,9 @@ def side_from_arrays(path: Path, dataset: IndexedDataset | None = None) -> Side:
         FormatError: arrays are missing, or not index arrays.
         InvalidArgument: the directory holds several sets.
     """
-    if (path / MANIFEST).is_file():
+    with as_storage_error(str(path), "cannot look into it"):
+        ours = (path / MANIFEST).is_file()
+    if ours:
         manifest = read_manifest(path)
         arrays = {name: _load(path / f"{name}.npy") for name in _ARRAYS}
         settings, damage = dict(manifest.parameters), _damage(path, manifest, arrays)
@@ -141,6 +143,8 @@ def _files(path: Path) -> list[Path]:
 def _load(path: Path) -> IntArray:
     try:
         array: IntArray = np.load(path, mmap_mode="r", allow_pickle=False)
+    except PermissionError as error:
+        raise storage_error(error, str(path), "cannot read") from error
     except (OSError, ValueError, EOFError, OverflowError, RecursionError) as error:
         raise FormatError(f"{path}: must be a .npy file of integers, but {error}") from error
     return array
