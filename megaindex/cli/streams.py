@@ -47,7 +47,7 @@ def _open_descriptors() -> None:
 
 
 def _usable(stream: TextIO | None, stack: contextlib.ExitStack) -> TextIO:
-    if stream is None or stream.closed:
+    if stream is None or getattr(stream, "closed", False):
         return stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
     if isinstance(stream, io.TextIOWrapper):
         stream.reconfigure(errors="backslashreplace")

@@ -44,7 +44,7 @@ def read_records(path: Path, prefixes: Sequence[str]) -> list[Record] | None:
         logger.warning("%s: is damaged; every source is opened anew", path)
         return None
     for record, prefix, stamp in zip(records, prefixes, stamps_of(prefixes), strict=True):
-        if record["stamp"] != stamp:
+        if record.get("stamp") != stamp:
             logger.info("%s: %s changed since it was written", path, prefix)
             return None
     return records
