@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from glob import escape
@@ -19,6 +19,7 @@ from megaindex.index.arithmetic import final_epoch, samples_for_epochs, samples_
 from megaindex.index.dialect import dialect
 from megaindex.index.selection import select_documents
 from megaindex.index.spans import Index
+from megaindex.io.failures import as_storage_error, storage_error
 from megaindex.io.locations import check_local
 from megaindex.store.fingerprint import corpus_fingerprint
 
@@ -27,6 +28,7 @@ _INTEGERS = ("sequence_length", "seed", "num_samples", "add_extra_token", "exact
 _OF_EPOCH = {"epochs_mixed": 1, "left_over": "drop", "source_name": None}
 """Settings of our own orders, and their defaults."""
 _KEYS = (*_WORDS, *_INTEGERS, "final_epoch_threshold", "drop_last_partial", *_OF_EPOCH)
+_SETTING = re.compile(r"\s*[\w-]+\s*=")
 _ALIASES = {"seq_length": "sequence_length"}
 
 
@@ -52,7 +54,7 @@ def read_settings(text: str, common: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         InvalidArgument: an unknown key, or a value of the wrong kind.
     """
-    given = _from_file(text) if Path(text).is_file() else _from_text(text)
+    given = _from_file(text) if _is(text, Path.is_file) else _from_text(text)
     given = {_ALIASES.get(key, key): value for key, value in given.items() if value is not None}
     unknown = sorted(set(given) - set(_KEYS))
     if unknown:
@@ -134,13 +136,29 @@ def _from_text(text: str) -> dict[str, Any]:
 
 def _from_file(path: str) -> dict[str, Any]:
     try:
-        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
-    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        with as_storage_error(path, "cannot read the settings"):
+            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
         reason = " ".join(str(error).split())
         raise FormatError(f"{path}: settings must be YAML or JSON, but {reason}") from error
     if not isinstance(content, dict):
         raise FormatError(f"{path}: settings must be a mapping such as 'order: neox'")
     return {str(key).replace("-", "_"): value for key, value in content.items()}
+
+
+def _is(text: str, kind: Callable[[Path], bool]) -> bool:
+    """Whether a path is of a kind; settings, which may be longer than any, are none unless it is
+    there."""
+    try:
+        return kind(Path(text))
+    except OSError as error:
+        if _SETTING.match(text):
+            return False
+        raise storage_error(error, text, "cannot look at it") from error
+
+
+def _begins_arrays(path: Path) -> bool:
+    return path.parent.is_dir() and any(path.parent.glob(f"{escape(path.name)}*.npy"))
 
 
 def _typed(text: str, values: Mapping[str, Any]) -> dict[str, Any]:
@@ -166,14 +184,12 @@ def existing(path: str) -> Path | None:
     Raises:
         MissingFile: it looks like a path, and nothing is there.
         InvalidArgument: it is a URL.
+        StorageError: it cannot be looked at.
     """
     check_local(path, "copy it to a disk: a side is a local file or directory, or settings")
-    candidate = Path(path)
-    if candidate.is_dir():
-        return candidate
-    if candidate.parent.is_dir() and any(candidate.parent.glob(f"{escape(candidate.name)}*.npy")):
-        return candidate
-    if "=" not in path and not candidate.is_file():
+    if _is(path, Path.is_dir) or _is(path, _begins_arrays):
+        return Path(path)
+    if "=" not in path and not _is(path, Path.is_file):
         raise MissingFile(
             f"{path}: no such directory or file; give a cache entry, a directory with index "
             "arrays, a settings file, or settings such as order=neox,seed=1"

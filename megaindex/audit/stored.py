@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from glob import escape
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -15,9 +14,13 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.arithmetic import INT32_MAX
 from megaindex.index.arrays import ArrayIndex
+from megaindex.io.failures import as_storage_error, storage_error
+from megaindex.io.json_files import Damaged, read_object
 from megaindex.kernels.types import I32, IntArray
 from megaindex.store.fingerprint import array_checksum, corpus_fingerprint
 from megaindex.store.manifest import MANIFEST, Manifest, read_manifest
+
+Setting = TypeVar("Setting", int, str)
 
 _ARRAYS = ("document_index", "sample_index", "shuffle_index")
 # Megatron's names, and those of GPT-NeoX and older Megatrons.
@@ -49,7 +52,9 @@ def side_from_arrays(path: Path, dataset: IndexedDataset | None = None) -> Side:
         FormatError: arrays are missing, or not index arrays.
         InvalidArgument: the directory holds several sets.
     """
-    if (path / MANIFEST).is_file():
+    with as_storage_error(str(path), "cannot look into it"):
+        ours = (path / MANIFEST).is_file()
+    if ours:
         manifest = read_manifest(path)
         arrays = {name: _load(path / f"{name}.npy") for name in _ARRAYS}
         settings, damage = dict(manifest.parameters), _damage(path, manifest, arrays)
@@ -87,16 +92,27 @@ def _index(
     distinct = np.unique(documents)
     size = min(arrays["shuffle_index"].size, len(arrays["sample_index"]) - 1)
     return ArrayIndex(
-        order=str(settings.get("order", "")),
+        order=_of_type(path, settings, "order", ""),
         document_index=documents,
         sample_index=arrays["sample_index"],
         shuffle_index=arrays["shuffle_index"][:size],
         sequence_lengths=lengths,
-        sequence_length=int(settings.get("sequence_length", 0)),
+        sequence_length=_of_type(path, settings, "sequence_length", 0),
         num_epochs=documents.size // max(1, distinct.size),
         tokens_per_epoch=int(lengths[distinct].sum(dtype=np.int64)),
-        add_extra_token=int(settings.get("add_extra_token", 1)),
+        add_extra_token=_of_type(path, settings, "add_extra_token", 1),
     )
+
+
+def _of_type(path: Path, settings: dict[str, Any], name: str, default: Setting) -> Setting:
+    """A setting that is used, and not only shown; integers must be sizes."""
+    value = settings.get(name, default)
+    if type(value) is not type(default) or (isinstance(value, int) and not 0 <= value < INT32_MAX):
+        raise FormatError(
+            f"{path}: says {name} {value!r}, where {type(default).__name__} from 0 on is wanted; "
+            f"build the index again"
+        )
+    return value
 
 
 def _unknown_lengths(document_index: IntArray) -> I32:
@@ -127,7 +143,9 @@ def _files(path: Path) -> list[Path]:
 def _load(path: Path) -> IntArray:
     try:
         array: IntArray = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
+    except PermissionError as error:
+        raise storage_error(error, str(path), "cannot read") from error
+    except (OSError, ValueError, EOFError, OverflowError, RecursionError) as error:
         raise FormatError(f"{path}: must be a .npy file of integers, but {error}") from error
     return array
 
@@ -168,12 +186,14 @@ def _framework_settings(first: Path) -> dict[str, Any]:
     description = Path(str(first).removesuffix("document_index.npy") + "description.txt")
     if description.is_file():
         try:
-            content = json.loads(description.read_text(encoding="utf-8"))
-            return {ours: content[key] for key, ours in _MEGATRON_KEYS.items() if key in content}
-        except (ValueError, TypeError) as error:
+            with as_storage_error(str(description), "cannot read"):
+                content = read_object(description)
+        except Damaged as error:
             raise FormatError(
-                f"{description}: must be the JSON that Megatron writes, but {error}"
+                f"{description}: must be the JSON that Megatron writes, but {error}; let Megatron "
+                f"build the index again"
             ) from error
+        return {ours: content[key] for key, ours in _MEGATRON_KEYS.items() if key in content}
     name = _NEOX_NAME.search(first.name)
     if name is None:
         return {}

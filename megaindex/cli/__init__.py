@@ -1,4 +1,7 @@
-"""``megaindex <verb>``: each verb is a module of this package with a ``main(arguments)``."""
+"""``megaindex <verb>``: each verb is a module of this package with a ``main(arguments)``.
+
+It returns the exit status, and raises what is wrong.
+"""
 
 from __future__ import annotations
 
@@ -6,8 +9,10 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from megaindex.cli.run import BAD_INPUT, guarded
+
 VERBS = {
-    "plan": ("megaindex.plan.__main__", "train_iters and epochs, before anything is built"),
+    "plan": ("megaindex.cli.plan", "train_iters and epochs, before anything is built"),
     "build": ("megaindex.cli.build", "build the index arrays of a dataset into a cache"),
     "audit": ("megaindex.cli.audit", "how often each token and document is seen, and when"),
     "diff-order": ("megaindex.cli.diff_order", "where two orders differ, how much, and why"),
@@ -25,6 +30,12 @@ VERBS = {
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a verb; returns the exit status, 2 for bad input."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
+    verb = arguments[0] if arguments and arguments[0] in VERBS else ""
+    return guarded(verb, lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """Imports what the verb needs, which takes time enough for a Ctrl-C."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return 0
@@ -37,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if verb not in VERBS:
         known = ", ".join(VERBS)
         print(f"megaindex: unknown verb {verb!r}; it must be one of {known}", file=sys.stderr)
-        return 2
+        return BAD_INPUT
     status: int = importlib.import_module(VERBS[verb][0]).main(rest)
     return status
 

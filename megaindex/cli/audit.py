@@ -11,20 +11,20 @@ from megaindex.audit.from_recipe import stream_of_recipe
 from megaindex.audit.from_run import stream_of_run
 from megaindex.audit.lookup import documents_of, steps_of
 from megaindex.audit.stream import Stream
-from megaindex.cli.run import guarded
+from megaindex.cli.parser import Parser
+from megaindex.cli.plan import add_run_arguments, recipe_of, settings_of
 from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import SPLITS
 from megaindex.io.locations import check_local
-from megaindex.plan.__main__ import Parser, add_run_arguments, recipe_of, settings_of
 from megaindex.plan.render import counting
 from megaindex.recipe.schedule import parse_count
 from megaindex.recipe.settings import resolve
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 for an audit, 2 for bad input."""
     options = _parser().parse_args(arguments)
-    return guarded("audit", lambda: _run(options))
+    _run(options)
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 
 from megaindex.cli.engine import add_engine_arguments, chosen_engine
 from megaindex.cli.flags import refuse_others
-from megaindex.cli.run import guarded
+from megaindex.cli.parser import Parser
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.plan.__main__ import Parser
 
 if TYPE_CHECKING:
     from megaindex.build.many import BuildSettings, Built
@@ -21,15 +20,12 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
-
-    def body() -> None:
-        if options.recipe:
-            refuse_others(parser, options, "--recipe", ["cache_dir"])
-            _build_recipe(options)
-        else:
-            _build(options)
-
-    return guarded("build", body)
+    if options.recipe:
+        refuse_others(parser, options, "--recipe", ["cache_dir"])
+        _build_recipe(options)
+    else:
+        _build(options)
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from megaindex.build import build_index
-from megaindex.cli.run import guarded
+from megaindex.cli.parser import Parser
 from megaindex.corpus.byte_level import END_OF_DOCUMENT, text_files, write_byte_corpus
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
@@ -30,7 +30,6 @@ from megaindex.io.failures import as_storage_error
 from megaindex.kernels import backend
 from megaindex.loader.proof import Served, walk_ranks
 from megaindex.plan import make_plan
-from megaindex.plan.__main__ import Parser
 from megaindex.plan.render import plan_view
 from megaindex.recipe.run import Data, Run, Source, Target
 from megaindex.recipe.schedule import BatchSchedule
@@ -48,7 +47,8 @@ MARKER = ".megaindex-demo"
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    return guarded("demo", lambda: _Demo(options).run())
+    _Demo(options).run()
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -10,25 +10,17 @@ from typing import Any
 from megaindex.audit.diff import Difference, compare
 from megaindex.audit.sides import Side, existing, read_settings, side_from_settings
 from megaindex.audit.stored import side_from_arrays
-from megaindex.cli.run import guarded
+from megaindex.cli.parser import Parser
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.dialect import dialect
-from megaindex.plan.__main__ import Parser
 
 _COMMON = ("data_path", "sequence_length", "epochs", "num_samples", "seed", "split", "order")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 where the orders are equal, 1 where they differ, 2 for bad input."""
-    options = _parser().parse_args(arguments)
-    differ = False
-
-    def body() -> None:
-        nonlocal differ
-        differ = not _run(options).equal
-
-    return guarded("diff-order", body) or int(differ)
+    """0 where the orders are equal, 1 where they differ."""
+    return int(not _run(_parser().parse_args(arguments)).equal)
 
 
 def _parser() -> argparse.ArgumentParser:

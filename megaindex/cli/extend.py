@@ -11,9 +11,8 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from megaindex.cli.run import guarded
+from megaindex.cli.parser import Parser
 from megaindex.errors import InvalidArgument
-from megaindex.plan.__main__ import Parser
 
 if TYPE_CHECKING:
     from megaindex.index.extended import ExtendedIndex
@@ -22,7 +21,8 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    return guarded("extend", lambda: _extend(options))
+    _extend(options)
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

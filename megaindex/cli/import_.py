@@ -11,9 +11,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.run import guarded
+from megaindex.cli.parser import Parser
 from megaindex.format.dtypes import DIALECTS
-from megaindex.plan.__main__ import Parser
 
 if TYPE_CHECKING:
     from megaindex.corpus.imports.flat import FlatTokens
@@ -30,7 +29,8 @@ _FORMATS = {
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    return guarded("import", lambda: _import(options))
+    _import(options)
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,8 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.run import guarded
-from megaindex.plan.__main__ import Parser
+from megaindex.cli.parser import Parser
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -21,7 +20,8 @@ _BAR = 40  # characters of the longest bar
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    return guarded("inspect", lambda: _inspect(options))
+    _inspect(options)
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

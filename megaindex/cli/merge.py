@@ -6,14 +6,14 @@ import argparse
 import time
 from collections.abc import Sequence
 
-from megaindex.cli.run import guarded
+from megaindex.cli.parser import Parser
 from megaindex.format.dtypes import DIALECTS
-from megaindex.plan.__main__ import Parser
 
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    return guarded("merge", lambda: _merge(options))
+    _merge(options)
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -7,10 +7,9 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.run import guarded
+from megaindex.cli.parser import Parser
 from megaindex.errors import InvalidArgument
 from megaindex.format.dtypes import DIALECTS
-from megaindex.plan.__main__ import Parser
 
 if TYPE_CHECKING:
     from megaindex.corpus.cuts import Documents
@@ -19,7 +18,8 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(arguments)
-    return guarded("split", lambda: _split(options))
+    _split(options)
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

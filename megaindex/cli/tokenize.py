@@ -16,9 +16,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from megaindex.cli.engine import add_engine_arguments, chosen_engine
-from megaindex.cli.run import guarded
+from megaindex.cli.parser import Parser
 from megaindex.errors import InvalidArgument
-from megaindex.plan.__main__ import Parser
 
 if TYPE_CHECKING:
     from megaindex.corpus.tokenize import Tokenized
@@ -28,7 +27,8 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    return guarded("tokenize", lambda: _tokenize(options))
+    _tokenize(options)
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING
 
 from megaindex.cli.engine import add_engine_arguments, chosen_engine
 from megaindex.cli.flags import refuse_others
-from megaindex.cli.run import guarded
+from megaindex.cli.parser import Parser
 from megaindex.errors import InvalidArgument
 from megaindex.format.dtypes import DIALECTS
-from megaindex.plan.__main__ import Parser
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -29,20 +28,14 @@ _OF_REPAIR = ("dialect", "dtype", "eod")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 where nothing was found, 1 for findings, 2 for bad input."""
+    """0 where nothing was found, 1 for findings."""
     parser = _parser()
     options = parser.parse_args(arguments)
-    clean = True
-
-    def body() -> None:
-        nonlocal clean
-        if options.repair is None:
-            clean = _verify(options)
-        else:
-            refuse_others(parser, options, "--repair", _OF_REPAIR)
-            _repair(options)
-
-    return guarded("verify", body) or int(not clean)
+    if options.repair is None:
+        return int(not _verify(options))
+    refuse_others(parser, options, "--repair", _OF_REPAIR)
+    _repair(options)
+    return 0
 
 
 def _parser() -> argparse.ArgumentParser:

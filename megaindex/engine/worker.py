@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from multiprocessing import connection, context, parent_process
 from types import FrameType, ModuleType
 from typing import Any, TypeVar
 
 from megaindex.engine.outcome import Outcome, capture
+from megaindex.errors import EngineError
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -63,19 +68,28 @@ class Worker:
     """
 
     def __init__(self, threads: int) -> None:
+        """Raises EngineError where this machine has no semaphores or descriptors to spare."""
         self._spawn = _Spawn()
-        self._executor = ProcessPoolExecutor(
-            1, mp_context=self._spawn, initializer=_prepare, initargs=(threads,)
-        )
+        with _as_engine_error():
+            self._executor = ProcessPoolExecutor(
+                1, mp_context=self._spawn, initializer=_prepare, initargs=(threads,)
+            )
         self._future: Future[Any] | None = None
 
     def submit(self, function: Callable[[Task], Result], task: Task) -> Future[Outcome[Result]]:
-        """Raises BrokenProcessPool if the process is gone, as the future does if it goes."""
+        """Raises BrokenProcessPool if the process is gone, as the future does if it goes.
+
+        EngineError: there are no descriptors, processes or threads to spare for it.
+        """
         # A Ctrl-C on a terminal is for all processes; one that still imports modules cannot
         # answer it but with a traceback. A child inherits what is blocked here.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
-            future = self._executor.submit(_run, function, task)
+            with _as_engine_error():
+                future = self._executor.submit(_run, function, task)
+        except EngineError:
+            self._terminate()  # it may have begun before what it needs beside it failed
+            raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
         self._future = future
@@ -84,13 +98,12 @@ class Worker:
     def end(self) -> None:
         """Tell the process to end; a task that it runs is interrupted and tidies up."""
         if self._future is not None and not self._future.done():
-            for process in self._spawn.started:
-                process.terminate()
+            self._terminate()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def join(self, deadline: float) -> None:
         """Wait until ``deadline`` of the monotonic clock, then kill."""
-        for process in self._spawn.started:
+        for process in self._processes():
             if not connection.wait([process.sentinel], max(0.0, deadline - time.monotonic())):
                 process.kill()
                 connection.wait([process.sentinel])
@@ -104,6 +117,37 @@ class Worker:
         if codes[-1] < 0:
             return f"killed by {signal.Signals(-codes[-1]).name}"
         return f"ended with status {codes[-1]}"
+
+    def _terminate(self) -> None:
+        for process in self._processes():
+            process.terminate()
+
+    def _processes(self) -> list[context.SpawnProcess]:
+        """Those that really began."""
+        return [process for process in self._spawn.started if process.pid is not None]
+
+
+@contextlib.contextmanager
+def _as_engine_error() -> Iterator[None]:
+    """What a process cannot be started for, said with what helps."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise
+    except (OSError, RuntimeError) as error:
+        # what was opened before it failed is closed, so that whoever tidies up can open files
+        traceback.clear_frames(error.__traceback__)
+        number = error.errno if isinstance(error, OSError) else None
+        if number in (errno.EMFILE, errno.ENFILE):
+            remedy = "raise the limit on open files (ulimit -n)"
+        elif number in (errno.EAGAIN, errno.ENOMEM) or "start new thread" in str(error):
+            remedy = "raise the limits on processes (ulimit -u) and memory (ulimit -v)"
+        else:
+            remedy = "semaphores need a writable /dev/shm with room in it"
+        raise EngineError(
+            f"cannot start worker processes: {error}; {remedy}, or do without them (--workers 1, "
+            f"workers=1)"
+        ) from error
 
 
 class _Ended(BaseException):

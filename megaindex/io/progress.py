@@ -25,10 +25,15 @@ def silent(_total: int) -> Progress:
     return ignore
 
 
+def on_terminal() -> bool:
+    """Whether somebody looks at stderr; services have none."""
+    return sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
+
+
 @contextmanager
 def copying(what: str) -> Iterator[Bar]:
     """Yield the `Bar` for a copy, or `silent` where there is none."""
-    if not sys.stderr.isatty():
+    if not on_terminal():
         yield silent
         return
     from rich.progress import DownloadColumn, TransferSpeedColumn
@@ -46,7 +51,7 @@ def copying(what: str) -> Iterator[Bar]:
 @contextmanager
 def counting(what: str, total: int) -> Iterator[Progress]:
     """Yield what to tell of tasks that are done, out of ``total``."""
-    if not sys.stderr.isatty():
+    if not on_terminal():
         yield ignore
         return
     from rich.progress import MofNCompleteColumn

@@ -10,12 +10,15 @@ import functools
 import importlib
 import logging
 import os
+import re
 
 from megaindex.errors import InvalidArgument
 from megaindex.kernels.protocol import Backend
 
 logger = logging.getLogger("megaindex")
 
+_MOST_THREADS = 1024  # beyond them a kernel has less to do than there is to start
+_SHOWN = 40  # characters of a wrong setting
 _MODULES = {"native": "native", "numba": "jit", "reference": "reference"}
 
 
@@ -68,6 +71,9 @@ def num_threads() -> int:
     wanted = os.environ.get("MEGAINDEX_NUM_THREADS")
     if not wanted:
         return len(os.sched_getaffinity(0))
-    if not wanted.isdecimal() or int(wanted) < 1:
-        raise InvalidArgument(f"MEGAINDEX_NUM_THREADS must be a positive integer, got {wanted!r}")
-    return int(wanted)
+    if not re.fullmatch("[0-9]{1,6}", wanted) or int(wanted) < 1:
+        shown = wanted if len(wanted) <= _SHOWN else f"{wanted[:_SHOWN]}…"
+        raise InvalidArgument(
+            f"MEGAINDEX_NUM_THREADS must be an integer from 1 to 999999, got {shown!r}"
+        )
+    return min(int(wanted), _MOST_THREADS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -12,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from megaindex.index.draws import Progress
+from megaindex.io.progress import on_terminal
 from megaindex.plan.model import Plan
 from megaindex.plan.printing import answer_panel, print_view, spaced
 from megaindex.plan.tables import coverage, epochs_text, sources, totals
@@ -28,7 +28,7 @@ def print_plan(plan: Plan, file: TextIO | None = None) -> None:
 @contextmanager
 def counting() -> Iterator[Progress | None]:
     """A progress bar on stderr while draws or coverage are counted, on a terminal only."""
-    if not sys.stderr.isatty():
+    if not on_terminal():
         yield None
         return
     from rich.progress import Progress as Bar

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.index.dialect import DEFAULT_SPLIT
+from megaindex.io.json_files import parse_object
 from megaindex.recipe.data import parse_blend
 from megaindex.recipe.settings import Settings
 from megaindex.recipe.shell import Script
@@ -139,7 +139,7 @@ def _from_files(flags: Mapping[str, list[str]]) -> dict[str, Any]:
         return {}
     flag = "--per-split-data-args-path"
     try:
-        content = json.loads(_read(flag, flags))
+        content = parse_object(_read(flag, flags))
         blends = {
             f"{split}_data_path": tuple(str(word) for word in content[split])
             for split in ("train", "valid", "test")

@@ -22,7 +22,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import TextIO, TypeVar
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.io.failures import as_storage_error
@@ -208,10 +208,13 @@ class Claim:
         while not self._stop.wait(self._stale_after / _BEATS):
             count += 1
             # In place and only if it is there: a claim that was taken away is not put back.
-            with contextlib.suppress(OSError), open(self._path, "r+") as file:
+            with contextlib.suppress(OSError), self._opened() as file:
                 if token_of(file.read()) == self._token:
                     file.seek(0)
                     file.write(self._text(count))
+
+    def _opened(self) -> TextIO:
+        return open(self._path, "r+", encoding="utf-8", errors="replace")
 
     def _take_away(self, dead: str) -> None:
         take_away(self._path, dead, self._own.with_name(f"{self._own.name}.dead"))

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import json
 import logging
 import os
 import socket
 from pathlib import Path
 
 from megaindex.io.failures import as_storage_error, storage_error
+from megaindex.io.json_files import Damaged, parse_object
 from megaindex.store.entry import boot_id
 
 logger = logging.getLogger("megaindex")
 
 _LONGEST = 4096  # bytes; a claim has less than two hundred
+_MOST_PID = 2**31 - 1
 
 
 def this_process() -> dict[str, object]:
@@ -76,11 +77,11 @@ def take_away(path: Path, dead: str, aside: Path) -> None:
 
 
 def _fields(text: str | None) -> dict[str, object]:
+    """Nothing of a text that is no claim: read while its holder was writing, damaged or forged."""
     try:
-        fields = json.loads(text or "{}")
-    except ValueError:  # read while its holder was writing
+        return parse_object(text or "{}")
+    except Damaged:
         return {}
-    return fields if isinstance(fields, dict) else {}
 
 
 def token_of(text: str | None) -> object:
@@ -99,7 +100,9 @@ def is_gone(text: str) -> bool:
     fields, here = _fields(text), this_process()
     pid = fields.get("pid")
     alike = all(fields.get(name) == here[name] != "" for name in ("host", "boot", "pids"))
-    if not alike or here["boot"] == "unknown" or not isinstance(pid, int):
+    if not alike or here["boot"] == "unknown":
+        return False
+    if not isinstance(pid, int) or not 1 <= pid <= _MOST_PID:  # 0 and below are groups of processes
         return False
     try:
         os.kill(pid, 0)

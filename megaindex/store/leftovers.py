@@ -15,6 +15,7 @@ import shutil
 import time
 from pathlib import Path
 
+from megaindex.errors import StorageError
 from megaindex.store.holder import is_gone, read_claim, take_away
 
 logger = logging.getLogger("megaindex")
@@ -52,8 +53,14 @@ def _held(directory: Path, names: list[str], key: str) -> set[str]:
     """The keys that others claim; claims of processes known to be dead are removed."""
     held = set()
     for name in names:
-        text = read_claim(directory / name) if name.endswith(".claim") else None
-        if text is None or name == f"{key}.claim":
+        if not name.endswith(".claim") or name == f"{key}.claim":
+            continue
+        try:
+            text = read_claim(directory / name)
+        except StorageError:  # then it cannot be told: whoever wants that key learns of it
+            held.add(name.removesuffix(".claim"))
+            continue
+        if text is None:
             continue
         if is_gone(text):
             aside = f"{name}.{secrets.token_hex(8)}.dead"

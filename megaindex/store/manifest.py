@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
-import os
 import re
-import stat
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +13,7 @@ import numpy as np
 import xxhash
 
 from megaindex.errors import FormatError
+from megaindex.io.json_files import read_object
 from megaindex.store.fingerprint import CACHE_FORMAT, canonical_json
 
 MANIFEST = "manifest.json"
@@ -65,7 +63,7 @@ def read_manifest(entry: Path) -> Manifest:
     """
     path = entry / MANIFEST
     try:
-        body = json.loads(_content(path))
+        body = read_object(path, longest=_LONGEST, follow=False)
         if body.pop("checksum") != _checksum(body):
             raise ValueError("its checksum does not match its content")
         if body.pop("cache_format") != CACHE_FORMAT:
@@ -84,24 +82,8 @@ def read_manifest(entry: Path) -> Manifest:
 
 _UNREADABLE = (
     *(FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError),
-    RecursionError,  # [[[[…
+    RecursionError,  # of the checksum, of what can just be read
 )
-
-
-def _content(path: Path) -> bytes:
-    """The bytes of a regular file that is no link, and not without end."""
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW
-    try:
-        descriptor = os.open(path, flags | os.O_NONBLOCK)  # a pipe would wait for a writer
-    except OSError as error:
-        if error.errno == errno.ELOOP:
-            raise ValueError("it is a symbolic link") from None
-        raise
-    with os.fdopen(descriptor, "rb") as file:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _LONGEST:
-            raise ValueError(f"it is no regular file of at most {_LONGEST} bytes")
-        return file.read(_LONGEST)
 
 
 def _record(name: str, fields: dict[str, Any]) -> ArrayRecord:

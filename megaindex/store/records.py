@@ -7,7 +7,6 @@ beside what was learned of it. Nothing is lost with the file: what it told is fo
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import os
 import secrets
@@ -17,6 +16,7 @@ from typing import Any
 
 import xxhash
 
+from megaindex.io.json_files import read_object
 from megaindex.io.locations import each_of
 from megaindex.store.fingerprint import canonical_json, corpus_stamp
 
@@ -33,21 +33,25 @@ def stamps_of(prefixes: Sequence[str]) -> list[list[int]]:
 def read_records(path: Path, prefixes: Sequence[str]) -> list[Record] | None:
     """The records of these pairs; None where there are none, or where one of the pairs changed."""
     try:
-        stored = json.loads(path.read_text())
+        stored = read_object(path)
         records: list[Record] = stored["sources"]
-        whole = stored["checksum"] == _checksum(records)
+        whole = stored["checksum"] == _checksum(records) and _are_of(records, prefixes)
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):
         whole = False
     if not whole:
         logger.warning("%s: is damaged; every source is opened anew", path)
         return None
     for record, prefix, stamp in zip(records, prefixes, stamps_of(prefixes), strict=True):
-        if record["prefix"] != prefix or record["stamp"] != stamp:
+        if record.get("stamp") != stamp:
             logger.info("%s: %s changed since it was written", path, prefix)
             return None
     return records
+
+
+def _are_of(records: list[Record], prefixes: Sequence[str]) -> bool:
+    return [record["prefix"] for record in records] == list(prefixes)
 
 
 def write_records(path: Path, records: Sequence[Record]) -> None:

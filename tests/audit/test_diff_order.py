@@ -12,10 +12,13 @@ import pytest
 from command_line import cli
 from corpora import write_corpus
 from megatron_dataset import Tokenizer
+from permissions import closed
 
 from megaindex import build_index
 from megaindex.audit.diff import compare
-from megaindex.audit.sides import Side, read_settings, side_from_settings
+from megaindex.audit.sides import Side, existing, read_settings, side_from_settings
+from megaindex.audit.stored import side_from_arrays
+from megaindex.errors import FormatError, StorageError
 
 
 def diff(prefix: Path | None, *words: object) -> dict[str, Any]:
@@ -227,6 +230,52 @@ def framework_copy(entry: Path, folder: Path, description: dict[str, Any] | None
     if description is not None:
         (folder / "x-description.txt").write_text(json.dumps(description))
     return folder
+
+
+def test_settings_longer_than_any_path(prefix: Path) -> None:
+    long = "x" * 5000
+    assert existing(f"order=epoch,source_name={long}") is None
+    content = diff(prefix, f"order=epoch,source_name={long}", "order=epoch,source_name=y")
+    assert settings_of(content) == ["source_name"]
+    with pytest.raises(StorageError, match="x: cannot look at it: File name too long"):
+        existing(long)
+    status, _, err = cli("diff-order", long, "order=neox")
+    assert status == 2
+    assert err.startswith(f"megaindex diff-order: {long}: cannot look at it: File name too long")
+
+
+def test_what_one_may_not_look_at_is_a_storage_error(tmp_path: Path) -> None:
+    (tmp_path / "folder/entry").mkdir(parents=True)
+    path = tmp_path / "folder/entry"
+    with closed(tmp_path / "folder"):
+        with pytest.raises(StorageError, match="entry: cannot look at it: Permission denied"):
+            existing(str(path))
+        with pytest.raises(StorageError, match="entry: cannot look at it: Permission denied"):
+            read_settings(str(path), {})
+        with pytest.raises(StorageError, match="entry: cannot look into it: Permission denied"):
+            side_from_arrays(path)
+        assert existing("order=neox") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "must be the JSON that Megatron writes, but it is nested too deeply"),
+        ("[]", "but it is no JSON object"),
+        ("9" * 5000, "but it is no JSON"),
+        ('{"sequence_length": "x"}', "says sequence_length 'x'"),
+        ('{"sequence_length": 1e400}', "says sequence_length inf"),
+        ('{"sequence_length": -1}', "says sequence_length -1"),
+    ],
+    ids=["deep", "list", "digits", "text", "infinite", "negative"],
+)
+def test_a_description_that_is_none_is_refused(
+    prefix: Path, tmp_path: Path, text: str, message: str
+) -> None:
+    folder = framework_copy(entry(prefix, tmp_path / "cache"), tmp_path / "arrays", {})
+    (folder / "x-description.txt").write_text(text)
+    with pytest.raises(FormatError, match=message):
+        side_from_arrays(folder)
 
 
 def test_what_megatron_wrote_is_read(megatron_datasets: Any, prefix: Path, tmp_path: Path) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from permissions import closed
 
 from megaindex.corpus.imports.columns import open_columns
 from megaindex.corpus.imports.convert import import_pair
@@ -17,6 +19,18 @@ pa = pytest.importorskip("pyarrow")
 pq = pytest.importorskip("pyarrow.parquet")
 
 DOCUMENTS = [(np.arange(i, i + 1 + 7 * i % 50) % 60_000).tolist() for i in range(200)]
+
+
+def test_a_folder_that_one_may_not_list() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as outer:  # others may enter it
+        Path(outer).chmod(0o755)
+        folder = Path(outer, "folder")
+        folder.mkdir()
+        with (
+            closed(folder),
+            pytest.raises(StorageError, match="folder: cannot list: Permission denied"),
+        ):
+            open_columns(str(folder))
 
 
 def read(prefix: Path) -> list[list[int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,14 @@ def test_damaged_mds_shards(tmp_path: Path, damage: Any, message: str) -> None:
     assert names(tmp_path) == ["mds"]
 
 
+def changed(index: str, **values: str) -> str:
+    """With other values at every place of these names."""
+    for name, value in values.items():
+        index, count = re.subn(rf'"{name}": \d+', f'"{name}": {value}', index)
+        assert count
+    return index
+
+
 def test_damaged_mds_folders(tmp_path: Path) -> None:
     samples = [{"tokens": document.tobytes()} for document in DOCUMENTS]
     folder = write_mds(tmp_path / "mds", {"tokens": "bytes"}, samples, compression="gz")
@@ -177,16 +186,31 @@ def test_damaged_mds_folders(tmp_path: Path) -> None:
     good = index.read_text()
     for text, message in [
         ("{}", "not an index of MDS shards: KeyError 'shards'"),
-        ("[", "not an index of MDS shards: JSONDecodeError"),
+        ("[", "not an index of MDS shards: it is no JSON"),
+        ("[" * 100_000, "not an index of MDS shards: it is nested too deeply"),
+        ("[]", "not an index of MDS shards: it is no JSON object"),
+        ('{"shards": "text"}', "not an index of MDS shards: TypeError"),
+        (changed(good, samples=9 * "9" * 600), "not an index of MDS shards: it is no JSON"),
+        (changed(good, bytes='"x"'), "bytes must be a size, found 'x'"),
+        (changed(good, bytes="1e400"), "bytes must be a size, found inf"),
+        (changed(good, samples="-1"), "samples must be a size, found -1"),
+        (good.replace('"shard.00000', r'"shard\u0000'), "basename must be the name of a file"),
+        (good.replace('["bytes"]', '["bytes", "int"]'), "column_encodings must be a list, one of"),
+        (good.replace('["bytes"]', "[7]"), "column_encodings cannot be"),
+        (good.replace("[null]", "[-7]"), "column_sizes cannot be"),
         ('{"shards": [3]}', "not an index of MDS shards: TypeError"),
         ('{"shards": []}', "its shards hold nothing"),
         (good.replace('"format": "mds"', '"format": "csv"'), "shards of format csv version 2"),
         (good.replace('"shard.00000', '"../shard.00000'), "outside its folder"),
         (good.replace('"shard.00000', '"/etc/shard.00000'), "outside its folder"),
     ]:
+        assert text != good
         index.write_text(text)
         with pytest.raises(FormatError, match=message):
             open_mds(folder)
+    index.write_bytes(b'{"shards": "\xff"}')
+    with pytest.raises(FormatError, match="not an index of MDS shards: it is no JSON"):
+        open_mds(folder)
     index.write_text(good)
     shard = tmp_path / "mds/shard.00000.mds.gz"
     shard.write_bytes(b"no gzip at all")

@@ -29,6 +29,7 @@ from tokenizing import (
 import megaindex
 from megaindex.cli import main
 from megaindex.corpus.tokenize.encode import lay_out
+from megaindex.errors import FormatError
 
 
 @pytest.fixture(scope="module")
@@ -203,6 +204,15 @@ def test_the_tokenizers_own_end(tmp_path: Path, bpe: Path, pieces: Path, entry: 
     for name, tokenizer, last in (("h", folder, 1), ("s", pieces, 2), ("b", "bytes", 256)):
         run(tmp_path / name, [source], tokenizer=tokenizer, append_eod=True)
         assert megaindex.IndexedDataset(str(tmp_path / name))[0][-1] == last
+
+
+@pytest.mark.parametrize("text", ["[]", "[" * 100_000, "9" * 5000])
+def test_settings_of_a_tokenizer_that_are_none(tmp_path: Path, bpe: Path, text: str) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", ["text"])
+    (tmp_path / "tokenizer.json").write_bytes(bpe.read_bytes())
+    (tmp_path / "tokenizer_config.json").write_text(text)
+    with pytest.raises(FormatError, match=r"tokenizer_config\.json: must be a JSON object, but it"):
+        run(tmp_path / "o", [source], tokenizer=tmp_path / "tokenizer.json", append_eod=True)
 
 
 def test_layout_of_a_document() -> None:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -212,6 +213,59 @@ def test_a_part_that_is_not_whole_is_done_again(
     assert made.resumed == 0
     run(tmp_path / "fresh", [small], on_bad_line="skip")
     assert pair(tmp_path / "o") == pair(tmp_path / "fresh")
+
+
+NO_OUTCOMES = ["[" * 100_000, "[]", "{}", "9" * 5000, '{"key": 7}', "\xff"]
+
+
+@pytest.mark.parametrize("text", [*NO_OUTCOMES, "documents", "empty", "attempt"])
+def test_a_forged_outcome_is_no_outcome(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    half_done(monkeypatch, tmp_path / "o", small, parts=1)
+    (outcome,) = (path for path in (tmp_path / "o.parts").iterdir() if path.suffix == ".json")
+    fields = json.loads(outcome.read_text())
+    if text in fields:
+        forged = {"documents": "x", "empty": [], "attempt": "../x"}
+        text = json.dumps({**fields, text: forged[text]})
+    outcome.write_text(text, encoding="latin-1")
+    made = run(tmp_path / "o", [small], part_bytes=2000)
+    assert made.resumed == 0
+    run(tmp_path / "fresh", [small])
+    assert pair(tmp_path / "o") == pair(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("name", ["merging.json", "run.claim"])
+def test_forged_notes_of_a_run_are_none(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    half_done(monkeypatch, tmp_path / "o", small, parts=1)
+    monkeypatch.setattr(holding, "Claim", partial(holding.Claim, stale_after=0.2))
+    (tmp_path / "o.parts" / name).write_text("[" * 100_000)
+    assert run(tmp_path / "o", [small], part_bytes=2000).resumed == 1
+    run(tmp_path / "fresh", [small])
+    assert pair(tmp_path / "o") == pair(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "line 1: it is nested too deeply"),
+        ("{}", "line 1: it names no bad line"),
+        ('{"piece": 7, "place": 0, "rule": "json", "detail": ""}', "it names piece 7"),
+    ],
+    ids=["deep", "empty", "piece"],
+)
+def test_forged_bad_lines_are_refused(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    small.write_text("nonsense\n" + small.read_text())
+    half_done(monkeypatch, tmp_path / "o", small, parts=1, on_bad_line="skip")
+    (bad,) = (path for path in (tmp_path / "o.parts").iterdir() if path.suffix == ".jsonl")
+    bad.write_text(text)
+    with pytest.raises(FormatError, match=rf"bad\.jsonl: .*{message}; delete the folder"):
+        run(tmp_path / "o", [small], part_bytes=2000, on_bad_line="skip")
+    assert not (tmp_path / "o.idx").exists()
 
 
 def test_parts_with_bad_lines_are_no_use_to_a_run_that_stops_at_them(

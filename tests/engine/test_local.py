@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import concurrent.futures.process as pools
+import errno
+import multiprocessing
+import multiprocessing.popen_spawn_posix as spawning
+import multiprocessing.synchronize as semaphores
 import os
 import signal
 import subprocess
@@ -13,7 +18,7 @@ import pytest
 from engine_tasks import Raising, all_tidied, refuse, square, until
 
 from megaindex.engine import open_engine
-from megaindex.errors import InvalidArgument, MissingFile
+from megaindex.errors import EngineError, InvalidArgument, MissingFile
 
 
 def test_one_worker_is_this_process() -> None:
@@ -122,3 +127,60 @@ def test_settings_that_contradict(arguments: dict[str, object], message: str) ->
         open_engine(**arguments),  # type: ignore[arg-type]
     ):
         pass
+
+
+FAILURES = {
+    "semaphores": (semaphores.SemLock, "__init__", OSError(errno.EROFS, "Read-only"), "/dev/shm"),
+    "full": (semaphores.SemLock, "__init__", OSError(errno.ENOSPC, "No space"), "/dev/shm"),
+    "files": (spawning.Popen, "_launch", OSError(errno.EMFILE, "Too many"), "ulimit -n"),
+    "processes": (spawning.Popen, "_launch", OSError(errno.EAGAIN, "Try again"), "ulimit -u"),
+    "threads": (
+        pools._ExecutorManagerThread,  # type: ignore[attr-defined]
+        "start", RuntimeError("can't start new thread"), "ulimit -u",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("after", [0, 1])
+@pytest.mark.parametrize("failure", FAILURES)
+def test_processes_that_cannot_be_started(
+    monkeypatch: pytest.MonkeyPatch, failure: str, after: int
+) -> None:
+    """The first of them, or one beside others that run."""
+    place, name, error, remedy = FAILURES[failure]
+    real, calls = getattr(place, name), iter(range(100))
+
+    def start(*arguments: object, **more: object) -> object:
+        if next(calls) < (10 * after if name == "__init__" else after):
+            return real(*arguments, **more)
+        raise error
+
+    began = time.monotonic()
+    with open_engine(workers=4) as engine, monkeypatch.context() as patch:
+        patch.setattr(place, name, start)
+        with pytest.raises(EngineError, match=rf"cannot start .*{remedy}.*--workers 1"):
+            list(engine.run(square, range(9)))
+    assert until(lambda: not multiprocessing.active_children(), 4)
+    assert time.monotonic() - began < 4  # none was waited for in vain
+
+
+@pytest.mark.parametrize("limit", [16, 22])
+def test_too_few_descriptors_are_named(tmp_path: Path, limit: int) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text('{"text": "x"}\n')
+    script = f'ulimit -n {limit} && exec "$@"'
+    words = ["tokenize", "out", "a.jsonl", "b.jsonl", "--tokenizer", "bytes", "--part-size", "5"]
+    for workers in ("2", "1"):
+        done = subprocess.run(
+            ["sh", "-c", script, "sh", sys.executable, "-m", "megaindex", *words,
+             "--workers", workers],
+            cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        )  # fmt: skip
+        if workers == "2":
+            assert "cannot start worker processes: [Errno 24] Too many open files" in done.stderr
+            assert done.stderr.count("\n") == 1
+            assert done.returncode == 2
+            assert sorted(os.listdir(tmp_path)) == ["a.jsonl", "b.jsonl"]
+        else:
+            assert done.returncode == 0, done.stderr

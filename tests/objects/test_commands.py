@@ -182,6 +182,6 @@ def test_bad_urls_are_said_in_a_line(
         status = main([verb, *flags, url, *more])
         shown = capsys.readouterr()
         assert status == 2
-        assert shown.err.startswith("error: s3://") or ": s3://" in shown.err
+        assert shown.err.startswith(f"megaindex {verb}: s3://") or ": s3://" in shown.err
         assert not any(part in shown.err + shown.out for part in secret.split("/"))
         assert "Traceback" not in shown.err

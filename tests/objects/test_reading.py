@@ -117,7 +117,7 @@ def test_a_download_shows_itself_on_a_terminal(store: Any, monkeypatch: pytest.M
     assert terminal.getvalue() == shown
 
 
-@pytest.mark.parametrize("harm", ["flip", "cut", "record", "no record", "no copy", "list"])
+@pytest.mark.parametrize("harm", ["flip", "cut", "record", "no record", "no copy", "list", "deep"])
 def test_a_damaged_copy_of_the_index_is_read_again(
     store: Any, proxy: Proxy, tmp_path: Path, harm: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -137,7 +137,7 @@ def test_a_damaged_copy_of_the_index_is_read_again(
     elif harm == "no copy":
         copy.unlink()
     else:
-        record.write_text("[]")
+        record.write_text("[]" if harm == "list" else "[" * 100_000)
     remote = IndexedDataset(url)
     np.testing.assert_array_equal(remote.sequence_lengths, local.sequence_lengths)
     assert len(proxy.gets(".idx")) == 2

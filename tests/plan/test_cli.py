@@ -73,7 +73,7 @@ def test_a_blend_is_a_table_without_colours_in_a_pipe(paths: list[Path]) -> None
 
 def test_it_loads_neither_torch_nor_numba() -> None:
     code = (
-        "import sys; from megaindex.plan.__main__ import main; main(sys.argv[1:]); "
+        "import sys; from megaindex.cli import main; main(['plan', *sys.argv[1:]]); "
         "print(sorted({'torch', 'numba', 'yaml'} & set(sys.modules)))"
     )
     words = [str(word) for word in [*SIZED, "--epochs", 1, "--order", "neox"]]
@@ -225,7 +225,7 @@ def test_bad_input_is_one_line_and_status_2(words: list[object], reason: str) ->
     status, out, err = cli(*words)
     assert status == 2
     assert out == ""
-    assert err.startswith("error: ")
+    assert err.startswith("megaindex plan: ")
     assert reason in err
     assert err.count("\n") == 1
 
@@ -241,7 +241,7 @@ def test_a_bad_split_or_an_empty_train_part_is_refused(paths: list[Path]) -> Non
 def test_unknown_arguments_are_one_line_too() -> None:
     status, _, err = cli(*SIZED, "--epoch", 1)
     assert status == 2
-    assert err.startswith("error: unrecognized arguments: --epoch")
+    assert err.startswith("megaindex plan: unrecognized arguments: --epoch")
     assert err.count("\n") == 1
 
 

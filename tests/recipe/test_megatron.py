@@ -123,9 +123,10 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="--data-args-path: /none cannot be read"):
         read_megatron("--data-args-path /none", {})
     bad = tmp_path / "bad.json"
-    bad.write_text("[1]")
-    with pytest.raises(InvalidArgument, match="is not JSON with lists"):
-        read_megatron(f"--per-split-data-args-path {bad}", {})
+    for text in ("[1]", "[" * 100_000, "9" * 5000):
+        bad.write_text(text)
+        with pytest.raises(InvalidArgument, match="is not JSON with lists"):
+            read_megatron(f"--per-split-data-args-path {bad}", {})
 
 
 @pytest.mark.parametrize(

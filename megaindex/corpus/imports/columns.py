@@ -11,7 +11,7 @@ import numpy as np
 
 from megaindex.corpus.imports.stream import Batch, Stream
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile
-from megaindex.io.failures import storage_error
+from megaindex.io.failures import as_storage_error, storage_error
 from megaindex.io.locations import check_local
 
 _ROWS = 1 << 12  # rows read at once
@@ -60,7 +60,8 @@ def _files(path: str) -> list[str]:
     if not os.path.isdir(path):
         return [path]
     suffixes = (".parquet", ".arrow", ".feather")
-    files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in suffixes)
+    with as_storage_error(path, "cannot list"):
+        files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in suffixes)
     if not files:
         raise MissingFile(f"{path}: holds no file that ends in {' or '.join(suffixes)}")
     return files

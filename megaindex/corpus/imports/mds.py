@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import json
 import os
 import struct
 from collections.abc import Iterator, Sequence
@@ -26,6 +25,7 @@ from megaindex.corpus.imports.mds_columns import Column, find_column
 from megaindex.corpus.imports.stream import Batch, Stream
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.io.failures import as_storage_error
+from megaindex.io.json_files import Damaged, read_object
 from megaindex.io.locations import check_local
 
 _BATCH_TOKENS = 1 << 18  # tokens written together
@@ -77,14 +77,14 @@ def _read_index(
 ) -> list[_Shard]:
     check_local(folder, "copy it to a disk")
     path = os.path.join(folder, "index.json")
-    with as_storage_error(path, "cannot read"), open(path, encoding="utf-8") as stream:
-        text = stream.read()
     try:
-        entries = json.loads(text)["shards"]
+        with as_storage_error(path, "cannot read"):
+            entries = read_object(path)["shards"]
         return [_shard(folder, entry, column, stored_dtype) for entry in entries]
-    except (KeyError, TypeError, json.JSONDecodeError) as error:
+    except (KeyError, TypeError, Damaged) as error:
+        reason = error if isinstance(error, Damaged) else f"{type(error).__name__} {error}"
         raise FormatError(
-            f"{path}: not an index of MDS shards: {type(error).__name__} {error}; write it again"
+            f"{path}: not an index of MDS shards: {reason}; write it again"
         ) from error
 
 
@@ -104,14 +104,23 @@ def _shard(
     return _Shard(
         path=path,
         compression=compression,
-        nbytes=int(raw["bytes"]),
-        samples=int(entry["samples"]),
+        nbytes=_size(raw, "bytes"),
+        samples=_size(entry, "samples"),
         column=find_column(names, encodings, entry["column_sizes"], column, stored_dtype, folder),
     )
 
 
-def _inside(folder: str, name: str) -> str:
+def _size(entry: Any, name: str) -> int:
+    size = entry[name]
+    if type(size) is not int or not 0 <= size < 2**63:
+        raise TypeError(f"{name} must be a size, found {size!r}")
+    return size
+
+
+def _inside(folder: str, name: Any) -> str:
     """The path of a shard; merged indices name shards in folders below."""
+    if not isinstance(name, str) or "\0" in name:
+        raise TypeError(f"basename must be the name of a file, found {name!r}")
     if os.path.isabs(name) or ".." in name.split("/"):
         raise FormatError(
             f"{folder}/index.json: names the shard {name!r}, outside its folder; write it again"

@@ -96,7 +96,11 @@ def find_column(
     stored_dtype: npt.DTypeLike | None,
     folder: str,
 ) -> Column:
-    """The column called `wanted`, or a usual one, or the only one; InvalidArgument if none fits."""
+    """The column called `wanted`, or a usual one, or the only one; InvalidArgument if none fits.
+
+    TypeError where names, encodings and sizes are not what the writer of an index writes.
+    """
+    _check_lists(names, encodings, sizes)
     usual = names if len(names) == 1 else [name for name in _USUAL if name in names]
     name = wanted if wanted is not None else next(iter(usual), None)
     if name is None or name not in names:
@@ -112,6 +116,18 @@ def find_column(
         bytes_before=sum(size or 0 for size in sizes[:at]),
         **_encoding(encodings[at], stored_dtype, f"{folder}: column {name!r}"),
     )
+
+
+def _check_lists(names: Any, encodings: Any, sizes: Any) -> None:
+    for name, values, kinds in (
+        ("names", names, (str,)),
+        ("encodings", encodings, (str,)),
+        ("sizes", sizes, (int, type(None))),
+    ):
+        if not isinstance(values, list) or len(values) != len(names):
+            raise TypeError(f"column_{name} must be a list, one of each column, found {values!r}")
+        if not all(isinstance(v, kinds) and not (isinstance(v, int) and v < 0) for v in values):
+            raise TypeError(f"column_{name} cannot be {values!r}")
 
 
 def _encoding(encoding: str, stored_dtype: npt.DTypeLike | None, where: str) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from megaindex.corpus.tokenize.work import MERGING, WorkFolder, pair_bytes
 from megaindex.errors import StorageError
 from megaindex.format.paths import pair_paths
 from megaindex.io.failures import as_storage_error
+from megaindex.io.json_files import Damaged, read_object
 from megaindex.store.claim import STALE_AFTER, Claim
 from megaindex.store.holder import is_gone, read_claim, token_of, who
 
@@ -155,11 +156,9 @@ class Holding:
     def _note(self) -> dict[str, object]:
         """What `begin_merging` wrote; empty where it did not."""
         try:
-            with open(self._merging) as file:
-                noted = json.load(file)
-        except (OSError, ValueError):
+            return read_object(self._merging)
+        except (OSError, Damaged):
             return {}
-        return noted if isinstance(noted, dict) else {}
 
 
 def is_published(prefix: str, parts: Sequence[tuple[int, int]]) -> bool:

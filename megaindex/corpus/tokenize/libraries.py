@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from megaindex.corpus.tokenize.tokenizers import TokenizerFile
 from megaindex.errors import FormatError
+from megaindex.io.json_files import read_object
 
 
 def load_tokenizers(file: TokenizerFile) -> HuggingFace:
@@ -93,16 +93,15 @@ def _configured_eos(path: str) -> str | None:
     """What the tokenizer_config.json beside a tokenizer.json says ends a sequence."""
     beside = os.path.join(os.path.dirname(path), "tokenizer_config.json")
     try:
-        with open(beside, encoding="utf-8") as file:
-            config = json.load(file)
+        config = read_object(beside)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise FormatError(
-            f"{beside}: is no JSON: {error}; mend it, or move it away and pass --eod"
+            f"{beside}: must be a JSON object, but {error}; mend it, or move it away and pass --eod"
         ) from error
     for name in ("eos_token", "sep_token"):  # Megatron takes the second for want of the first
-        token = config.get(name) if isinstance(config, dict) else None
+        token = config.get(name)
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
             return token

@@ -12,7 +12,7 @@ from typing import Any
 from megaindex.corpus.outcome import Outcome
 from megaindex.corpus.tokenize.parts import Part
 from megaindex.corpus.tokenize.reading import place_name
-from megaindex.corpus.tokenize.work import Done, WorkFolder, read_bad_lines
+from megaindex.corpus.tokenize.work import Done, WorkFolder, not_written, read_bad_lines
 from megaindex.errors import InvalidArgument
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.failures import as_storage_error
@@ -166,11 +166,15 @@ def _bad_lines(
     before = 0
     for part, one in zip(parts, done, strict=True):
         starts = []
+        if len(one.lines) != len(part.pieces):
+            raise not_written(f"{folder.path}/{one.key}.json", "it counts lines of other pieces")
         for piece, lines in zip(part.pieces, one.lines, strict=True):
             before = before if piece.begin else 0
             starts.append(before)
             before += lines
         for bad in read_bad_lines(folder.bad(one.name)) if one.bad else ():
+            if not 0 <= bad["piece"] < len(part.pieces):
+                raise not_written(folder.bad(one.name), f"it names piece {bad['piece']}")
             source = part.pieces[bad["piece"]].source
             number = starts[bad["piece"]] + bad["place"] + (source.format != "parquet")
             yield BadLine(

@@ -19,14 +19,17 @@ from dataclasses import asdict, dataclass
 from typing import Any, BinaryIO
 
 from megaindex.corpus.tokenize.records import Refused
-from megaindex.errors import InvalidArgument
+from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.paths import pair_paths
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.failures import as_storage_error
+from megaindex.io.json_files import Damaged, parse_object, read_object
 
 MERGING = "merging.json"
 _BEAT_SECONDS = 1.0
+_ATTEMPT = re.compile(r"[0-9a-f]{8}")
 _DONE = re.compile(r"[0-9a-f]{32}\.json")
+_BAD_LINE = {"piece": int, "place": int, "rule": str, "detail": str}
 _OURS = re.compile(
     r"[0-9a-f]{32}\.json(\.tmp\.[0-9a-f]+)?"
     r"|[0-9a-f]{32}\.[0-9a-f]{8}\.(pulse|(\d+\.(bin|idx)|bad\.jsonl)(\.tmp\.[0-9a-f]+)?)"
@@ -80,12 +83,13 @@ class WorkFolder:
     def read_done(self, key: str, pairs: int) -> Done | None:
         """What came of a part; None if it is not finished, or not whole any more."""
         try:
-            with open(self._done(key), "rb") as file:
-                fields: dict[str, Any] = json.load(file)
+            fields = read_object(self._done(key))
             done = Done(**{name: _tuples(value) for name, value in fields.items()})
+            if not _is_possible(done, pairs):
+                return None
             sizes = tuple(pair_bytes(self.pair(done.name, number)) for number in range(pairs))
             bad_is_there = not done.bad or os.path.exists(self.bad(done.name))
-        except (OSError, ValueError, TypeError):
+        except (OSError, ValueError, TypeError, RecursionError):
             return None
         return done if (done.key, done.sizes) == (key, sizes) and bad_is_there else None
 
@@ -202,10 +206,24 @@ class BadLines:
 
 
 def read_bad_lines(path: str) -> Iterator[dict[str, Any]]:
-    """What `BadLines` wrote."""
+    """What `BadLines` wrote; FormatError for anything else."""
     with as_storage_error(path, "cannot read the bad lines"), open(path, "rb") as file:
-        for line in file:
-            yield json.loads(line)
+        for number, line in enumerate(file, start=1):
+            try:
+                entry = parse_object(line)
+                kinds = {name: type(value) for name, value in entry.items()}
+            except Damaged as error:
+                raise not_written(path, f"line {number}: {error}") from error
+            if kinds != _BAD_LINE:
+                raise not_written(path, f"line {number}: it names no bad line")
+            yield entry
+
+
+def not_written(path: str, what: str) -> FormatError:
+    return FormatError(
+        f"{path}: must be as a run wrote it, but {what}; delete the folder it is in, and give the "
+        f"command again"
+    )
 
 
 class Pulse:
@@ -239,6 +257,17 @@ def pair_bytes(prefix: str) -> tuple[int, int]:
     """Sizes of the .bin and the .idx; OSError if one is not there."""
     first, second = pair_paths(prefix)
     return os.path.getsize(first), os.path.getsize(second)
+
+
+def _is_possible(done: Done, pairs: int) -> bool:
+    """Whether a run can have written it: what becomes a path or is added up is as it must be."""
+    counts = (done.documents, done.blank, done.bad, *done.tokens, *done.empty, *done.lines)
+    return (
+        isinstance(done.attempt, str)
+        and _ATTEMPT.fullmatch(done.attempt) is not None
+        and len(done.tokens) == len(done.empty) == len(done.sizes) == pairs
+        and all(type(count) is int and 0 <= count < 2**63 for count in counts)
+    )
 
 
 def _tuples(value: Any) -> Any:

@@ -26,6 +26,7 @@ import xxhash
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.facts import Facts
 from megaindex.io.failures import as_storage_error
+from megaindex.io.json_files import read_object
 from megaindex.io.locations import check_local, stamp
 from megaindex.io.objects.reading import fill
 from megaindex.io.progress import copying
@@ -67,8 +68,7 @@ def cached_copy(facts: Facts) -> str:
 def _sound_copy(facts: Facts, record: str) -> str | None:
     """The copy that the record names, if both are what they must be."""
     try:
-        with open(record, encoding="utf-8") as file:
-            recorded = json.load(file)
+        recorded = read_object(record)
         checked = recorded.pop("checked", None)
         name = str(recorded["copy"])
         copy = os.path.join(os.path.dirname(record), os.path.basename(name))

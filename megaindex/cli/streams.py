@@ -1,0 +1,127 @@
+"""Standard output and error of a command: always there, and never the cause of a traceback.
+
+What cannot be printed to standard output is an error of its own, told apart from those of the work
+by where it happens; what cannot be said on standard error is left unsaid.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import sys
+from collections.abc import Iterator
+from typing import Any, TextIO, cast
+
+from megaindex.io.failures import storage_error
+
+
+class ReaderGone(Exception):
+    """Whoever read standard output has read enough, as ``| head`` does."""
+
+
+@contextlib.contextmanager
+def prepared_streams() -> Iterator[None]:
+    """Inside ``with`` both streams can be written to, whatever the command was started with.
+
+    One that is missing or closed is written nowhere; characters that an encoding cannot say are
+    written as escapes. Printing raises StorageError where standard output is full, and `ReaderGone`
+    where it is a pipe that nobody reads any more.
+    """
+    _open_descriptors()
+    with contextlib.ExitStack() as stack:
+        out, err = (_usable(stream, stack) for stream in (sys.stdout, sys.stderr))
+        stack.callback(_end, err)
+        stack.callback(_end, out)
+        stack.enter_context(contextlib.redirect_stdout(cast("TextIO", _Output(out))))
+        stack.enter_context(contextlib.redirect_stderr(cast("TextIO", _Messages(err))))
+        yield
+
+
+def _open_descriptors() -> None:
+    """Descriptors 0 to 2, where they are closed, would be given to the next files that are opened:
+    what is printed, here or in a library, would end up in a corpus."""
+    while (lowest := os.open(os.devnull, os.O_RDWR)) < 3:
+        os.set_inheritable(lowest, True)  # by workers
+    os.close(lowest)
+
+
+def _usable(stream: TextIO | None, stack: contextlib.ExitStack) -> TextIO:
+    if stream is None or getattr(stream, "closed", False):
+        return stack.enter_context(open(os.devnull, "w", encoding="utf-8"))
+    if isinstance(stream, io.TextIOWrapper):
+        stream.reconfigure(errors="backslashreplace")
+    return stream
+
+
+def _end(stream: TextIO) -> None:
+    """Nothing is left for the interpreter to write when it ends, which then fails with a status of
+    its own."""
+    try:
+        stream.flush()
+    except OSError:
+        _silence(stream)
+
+
+def _silence(stream: TextIO) -> None:
+    """Send what is still to come, and what is buffered, nowhere."""
+    with contextlib.suppress(OSError):  # a stream of another kind, without a descriptor
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        try:
+            os.dup2(nowhere, stream.fileno())
+        finally:
+            os.close(nowhere)
+
+
+class _Output:
+    """Standard output, whose failures have types, and are raised until somebody heeds them:
+    argparse does not."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._failure: Exception | None = None
+
+    def write(self, text: str) -> int:
+        with self._typed():
+            return self._stream.write(text)
+
+    def flush(self) -> None:
+        with self._typed():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _typed(self) -> Iterator[None]:
+        if self._failure is None:
+            try:
+                yield
+            except BrokenPipeError:
+                self._failure = ReaderGone()
+            except OSError as error:
+                self._failure = storage_error(error, "standard output", "cannot write")
+            else:
+                return
+            _silence(self._stream)
+        raise self._failure
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+class _Messages:
+    """Standard error, whose failures have nowhere to be told."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        try:
+            return self._stream.write(text)
+        except OSError:
+            _silence(self._stream)
+            return len(text)
+
+    def flush(self) -> None:
+        _end(self._stream)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)

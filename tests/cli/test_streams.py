@@ -1,0 +1,162 @@
+"""Commands whose output cannot be printed: the work is done, and no status means something else."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from corpora import write_corpus
+
+RUN = ("--seq-length", "8", "--micro-batch-size", "1", "--data-parallel-size", "1")
+VERBS = {
+    "verify": ("verify", "a"),
+    "inspect": ("inspect", "a"),
+    "plan": ("plan", "--data-path", "a", *RUN, "--epochs", "1"),
+    "audit": ("audit", "--data-path", "a", *RUN, "--epochs", "1"),
+    "diff-order": ("diff-order", "--data-path", "a", "--seq-length", "8", "order=neox", "seed=1"),
+    "merge": ("merge", "out", "a", "a", "--overwrite"),
+    "help": ("plan", "--help"),
+    "usage": ("--help",),
+}
+STATUS = {"diff-order": 1}  # where all is well
+REPEATING = ("plan", "--data-path", "a", *RUN, "--train-iters", "25", "--check")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("streams")
+    write_corpus(path / "a", [20, 3, 50, 9])
+    write_corpus(path / "damaged", [20, 3, 50, 9])
+    with open(path / "damaged.bin", "ab") as file:
+        file.write(b"more")
+    return path
+
+
+def run(
+    folder: Path, words: tuple[str, ...], redirection: str, **environment: str
+) -> tuple[int, str, str]:
+    """Status, stdout and stderr of a command under a shell's redirection."""
+    command = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "megaindex"]
+    done = subprocess.run(
+        [*command, *words], cwd=folder, capture_output=True, check=False,
+        text=True, encoding="utf-8", errors="replace",
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment},
+    )  # fmt: skip
+    return done.returncode, done.stdout, done.stderr
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_a_full_output_is_a_line_and_status_2(folder: Path, verb: str) -> None:
+    status, _, err = run(folder, VERBS[verb], ">/dev/full")
+    name = "" if verb == "usage" else f" {VERBS[verb][0]}"
+    assert err == (
+        f"megaindex{name}: standard output: cannot write: No space left on device; free some space "
+        f"or choose another file system\n"
+    )
+    assert status == 2
+
+
+def test_findings_that_cannot_be_told_are_no_findings(folder: Path) -> None:
+    assert run(folder, ("verify", "damaged"), "")[0] == 1
+    assert run(folder, ("verify", "damaged"), ">/dev/full")[0] == 2
+    assert run(folder, ("verify", "damaged"), ">/dev/full", PYTHONUNBUFFERED="1")[0] == 2
+    assert run(folder, REPEATING, "")[0] == 1
+    assert run(folder, REPEATING, ">/dev/full")[0] == 2
+
+
+@pytest.mark.parametrize(
+    ("verb", "redirection"),
+    [
+        *((verb, "2>&-") for verb in VERBS if verb != "usage"),
+        *(("merge", closed) for closed in (">&-", ">&- 2>&-", "<&- >&- 2>&-")),
+        ("verify", ">&-"),
+        ("help", ">&- 2>&-"),
+    ],
+)
+def test_without_streams_the_work_is_done(folder: Path, verb: str, redirection: str) -> None:
+    for path in folder.glob("out.*"):
+        path.unlink()
+    status, out, err = run(folder, VERBS[verb], redirection)
+    assert status == STATUS.get(verb, 0), err
+    assert err == ""
+    assert (out == "") == (">&-" in redirection.replace("2>&-", ""))
+    if verb == "merge":
+        assert (folder / "out.bin").read_bytes() == 2 * (folder / "a.bin").read_bytes()
+        assert run(folder, ("verify", "--full", "out"), "")[0] == 0
+
+
+def test_errors_without_a_stderr_keep_their_status(folder: Path) -> None:
+    for redirection in ("2>&-", "2>/dev/full"):
+        assert run(folder, ("merge", "out", "missing"), redirection)[0] == 2
+        assert run(folder, ("merge", "out"), redirection)[0] == 2
+        status, out, _ = run(folder, REPEATING, redirection)
+        assert status == 1
+        assert "train_iters" in out
+
+
+@pytest.mark.parametrize("verb", ["plan", "audit", "inspect", "diff-order", "help"])
+def test_what_an_encoding_cannot_say_is_escaped(folder: Path, verb: str) -> None:
+    status, out, err = run(folder, VERBS[verb], "", PYTHONIOENCODING="ascii")
+    assert (status, err) == (STATUS.get(verb, 0), "")
+    assert out
+    assert out.isascii()
+
+
+@pytest.mark.parametrize("words", [("inspect", *["a"] * 300), ("verify", "damaged")])
+def test_a_reader_that_is_gone_is_no_news(folder: Path, words: tuple[str, ...]) -> None:
+    """As of any command that SIGPIPE ends: neither 0 nor 1, which would be a verdict."""
+    read, write = os.pipe()
+    os.close(read)
+    command = [sys.executable, "-m", "megaindex", *words]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    with os.fdopen(write) as out:
+        done = subprocess.run(
+            command, cwd=folder, stdout=out, stderr=subprocess.PIPE, check=False, env=env
+        )
+    assert (done.returncode, done.stderr) == (141, b"")
+
+
+INTERRUPTED = """
+import runpy, sys
+
+class Interrupt:
+    def find_spec(self, name, *_):
+        if name == "numpy":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupt())
+module = sys.argv.pop(1)
+runpy.run_module(module, run_name="__main__", alter_sys=True)
+"""
+
+
+@pytest.mark.parametrize(
+    ("module", "words", "name"),
+    [
+        ("megaindex", VERBS["merge"], "merge"),
+        ("megaindex", VERBS["plan"], "plan"),
+        ("megaindex.plan", VERBS["plan"][1:], "plan"),
+    ],
+)
+def test_ctrl_c_while_modules_are_imported(
+    folder: Path, module: str, words: tuple[str, ...], name: str
+) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, module, *words],
+        cwd=folder, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )  # fmt: skip
+    assert done.stderr == f"megaindex {name}: interrupted, nothing half-written was left\n"
+    assert done.returncode == 130
+
+
+def test_progress_needs_no_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
+    from megaindex.io.progress import copying, counting, silent
+
+    monkeypatch.setattr(sys, "stderr", None)
+    with copying("merging") as bar, counting("building", 3) as count:
+        assert bar is silent
+        count(1)

@@ -1,0 +1,26 @@
+"""What another user may not do."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+_NOBODY = 65534
+
+
+@contextmanager
+def closed(folder: Path) -> Iterator[None]:
+    """Inside ``with`` nobody may enter or list the folder; root, whom that does not bind, becomes
+    another user for the time."""
+    folder.chmod(0)
+    as_root = os.geteuid() == 0
+    if as_root:
+        os.seteuid(_NOBODY)
+    try:
+        yield
+    finally:
+        if as_root:
+            os.seteuid(0)
+        folder.chmod(0o755)
