@@ -1,8 +1,17 @@
 """``python -m megaindex.plan``: the same as ``megaindex plan``."""
 
-import sys
+from __future__ import annotations
 
-from megaindex.cli import main
+import sys
+from collections.abc import Sequence
+
+from megaindex import cli
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Plan a run; returns the exit status."""
+    return cli.main(["plan", *(sys.argv[1:] if arguments is None else arguments)])
+
 
 if __name__ == "__main__":
-    sys.exit(main(["plan", *sys.argv[1:]]))
+    sys.exit(main())
