@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from megaindex.errors import FormatError, InvalidArgument
+from megaindex.index.plain import check_integer, make_plain
 from megaindex.index.receipt import Receipt, add_to_blocks, sample_receipts
 from megaindex.index.spans import Index, Spans
 from megaindex.index.walk import check_range, walk
@@ -35,6 +36,7 @@ class Ladder:
     blocks: Mapping[int, Receipt]
 
     def __post_init__(self) -> None:
+        make_plain(self, "stride")
         _shift(self.stride)
 
     @property
@@ -109,7 +111,8 @@ def planned_ladder(
         OutOfRange: the index does not hold them.
         InvalidArgument: ``stride`` is not a power of two.
     """
-    check_range(index, begin, end)
+    begin, end = check_range(index, begin, end)
+    stride = check_integer("stride", stride)
     shift = _shift(stride)
     first, last = begin >> shift, max(begin, end - 1) >> shift
     threads = num_threads() if end - begin >= _WORTH_THREADS else 1
@@ -169,7 +172,7 @@ def explain(
 
 
 def _chunks(index: Index, begin: int, end: int) -> Iterator[I64]:
-    check_range(index, begin, end)
+    begin, end = check_range(index, begin, end)
     for start in range(begin, end, _CHUNK):
         yield np.arange(start, min(end, start + _CHUNK))
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import check_integer
 from megaindex.kernels.types import I64
 from megaindex.loader.deal import Ranks
 from megaindex.loader.state import Place, Resumable
@@ -62,9 +63,10 @@ class CyclicSampler(Resumable):
             data_parallel_rank=data_parallel_rank,
             data_parallel_size=data_parallel_size,
         )
-        self._num_samples = num_samples
-        self._train_samples = train_samples
-        self._data_sharding = data_sharding
+        self._num_samples = num_samples = check_integer("num_samples", num_samples)
+        self._train_samples = train_samples = check_integer("train_samples", train_samples)
+        consumed_samples = check_integer("consumed_samples", consumed_samples)
+        self._data_sharding = bool(data_sharding)
         self._fingerprint = fingerprint
         self._epoch_samples = num_samples // self._ranks.rows_per_round * self._ranks.rows_per_round
         if self._epoch_samples < 1:

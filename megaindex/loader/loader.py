@@ -16,7 +16,7 @@ import torch
 
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.request import check_integer
+from megaindex.index.plain import check_integer
 from megaindex.index.spans import Index
 from megaindex.loader.batches import Batch, BatchSource, Prepared
 from megaindex.loader.choice import any_remote, make_reader
@@ -88,12 +88,11 @@ class Loader:
     ) -> None:
         given = [datasets] if isinstance(datasets, IndexedDataset) else list(datasets)
         waits = any_remote(given)
-        if read_ahead is None:
-            read_ahead = 16 if waits else 4
-        if num_threads is None:
-            num_threads = max(1, read_ahead) if waits else 2
-        for name, value in (("read_ahead", read_ahead), ("num_threads", num_threads)):
-            check_integer(name, value)
+        default = 16 if waits else 4
+        read_ahead = check_integer("read_ahead", default if read_ahead is None else read_ahead)
+        default = max(1, read_ahead) if waits else 2
+        num_threads = check_integer("num_threads", default if num_threads is None else num_threads)
+        bytes_ahead = check_integer("bytes_ahead", bytes_ahead)
         if read_ahead < 0 or num_threads < 1 or bytes_ahead < 1:
             raise InvalidArgument(
                 f"read_ahead={read_ahead} must not be negative, num_threads={num_threads} and "
@@ -104,7 +103,7 @@ class Loader:
         self._reader = make_reader(given, reader) if isinstance(reader, str) else reader
         fingerprints = None if recorder is None else recorder.state_dict()["fingerprints"]
         maker = BatchMaker(index, self._reader, options, fingerprints=fingerprints, targets=targets)
-        copies = None if device is None else DeviceCopies(torch.device(device))
+        copies = None if device is None else _copies(device)
         self._source = BatchSource(
             maker,
             keep=read_ahead + num_threads + 2,
@@ -252,3 +251,13 @@ class Loader:
             "a Loader has threads and is not pickled or given to DataLoader workers; it needs no "
             "workers: make one in each process, or use GPTDataset with a DataLoader"
         )
+
+
+def _copies(device: torch.device | str) -> DeviceCopies:
+    try:
+        return DeviceCopies(torch.device(device))
+    except (RuntimeError, TypeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InvalidArgument(
+            f"device={device!r}: {reason}; give one that torch has here, such as 'cuda' or 'cpu'"
+        ) from None

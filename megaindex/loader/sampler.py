@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import check_integer, integer_or_none
 from megaindex.loader.deal import Ranks, Step, deal
 from megaindex.loader.state import Place, Resumable
 from megaindex.recipe.schedule import BatchSchedule
@@ -66,8 +67,11 @@ class MicroBatchSampler(Resumable):
             data_parallel_size=data_parallel_size,
         )
         self._schedule = _schedule(global_batch_size, self._ranks.rows_per_round)
+        num_samples = check_integer("num_samples", num_samples)
+        consumed_samples = check_integer("consumed_samples", consumed_samples)
+        asked = integer_or_none("train_samples", train_samples)
         self._num_samples = num_samples
-        self._train_samples = num_samples if train_samples is None else train_samples
+        self._train_samples = num_samples if asked is None else asked
         if not 0 <= self._train_samples <= num_samples:
             raise InvalidArgument(
                 f"train_samples must be from 0 to num_samples = {num_samples}, got "

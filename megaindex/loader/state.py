@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from megaindex.errors import FormatError, InvalidArgument
+from megaindex.index.plain import check_integer
 
 VERSION = 1
 
@@ -81,6 +82,7 @@ class Resumable(ABC):
         Raises:
             InvalidArgument: an iteration does not have that many.
         """
+        micro_batches = check_integer("micro_batches", micro_batches)
         if not 0 <= micro_batches <= len(self):
             raise InvalidArgument(
                 f"micro_batches must be from 0 to {len(self)}, those of this sampler, got "
