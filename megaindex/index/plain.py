@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import math
 import operator
+import reprlib
 from collections.abc import Sequence
 from fractions import Fraction
 
 from megaindex.errors import InvalidArgument
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
 
 
 def check_integer(name: str, value: object) -> int:
@@ -25,7 +29,7 @@ def check_integer(name: str, value: object) -> int:
         return int(operator.index(value))  # type: ignore[arg-type]
     except TypeError:
         raise InvalidArgument(
-            f"{name} must be an integer, got {value!r} of type {type(value).__name__}"
+            f"{name} must be an integer, got {shown(value)} of type {type(value).__name__}"
         ) from None
 
 
@@ -59,7 +63,7 @@ def check_number(name: str, value: object) -> float:
         number = math.nan
     if not math.isfinite(number):
         raise InvalidArgument(
-            f"{name} must be a finite number, got {value!r} of type {type(value).__name__}"
+            f"{name} must be a finite number, got {shown(value)} of type {type(value).__name__}"
         )
     return number
 
@@ -92,7 +96,8 @@ def check_fraction(name: str, value: object) -> Fraction:
         return parse_fraction(str(value))
     except ValueError:
         raise InvalidArgument(
-            f"{name} must be a number or a fraction, got {value!r} of type {type(value).__name__}"
+            f"{name} must be a number or a fraction, got {shown(value)} of type "
+            f"{type(value).__name__}"
         ) from None
 
 
@@ -108,3 +113,11 @@ def parse_fraction(text: str) -> Fraction:
         return Fraction(text.strip())
     except ZeroDivisionError:
         raise ValueError(f"{text!r} divides by zero") from None
+
+
+def shown(value: object) -> str:
+    """A value in a message, cut where it is long or deep."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return f"a value of type {type(value).__name__} that is too long to write"
