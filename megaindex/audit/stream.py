@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import check_integer, integer_or_none
 from megaindex.index.spans import Index
 from megaindex.kernels.types import I32, I64
 from megaindex.recipe.schedule import BatchSchedule
@@ -139,6 +140,9 @@ def stream_of_index(
     Raises:
         InvalidArgument: a number is out of range.
     """
+    global_batch_size = check_integer("global_batch_size", global_batch_size)
+    num_steps = integer_or_none("num_steps", num_steps)
+    consumed_samples = check_integer("consumed_samples", consumed_samples)
     if global_batch_size < 1:
         raise InvalidArgument(f"global_batch_size must be at least 1, got {global_batch_size}")
     if num_steps is None:
@@ -151,8 +155,8 @@ def stream_of_index(
         step_bounds=bounds,
         past_steps=past,
         order=str(getattr(index, "order", "")),
-        micro_batch_size=micro_batch_size,
-        data_parallel_size=data_parallel_size,
+        micro_batch_size=integer_or_none("micro_batch_size", micro_batch_size),
+        data_parallel_size=integer_or_none("data_parallel_size", data_parallel_size),
     )
 
 

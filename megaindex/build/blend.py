@@ -14,14 +14,18 @@ from megaindex.build.single import build_index
 from megaindex.build.snapshot import open_sources
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.arithmetic import INT64_MAX
 from megaindex.index.blended import MOST_SOURCES, BlendedIndex
 from megaindex.index.dialect import Dialect, dialect
 from megaindex.index.draws import DivisorDraws, Rule, fill_blend
 from megaindex.index.orders.shuffled import Memory, Sink
+from megaindex.index.plain import check_exact, check_integer, check_number, integer_or_none
 from megaindex.index.spans import Index
 from megaindex.index.weights import blend_weights, divisor_weights, request_weights
 from megaindex.kernels.types import IntArray
 from megaindex.store.cache import fetch
+
+_INTEGERS = {"sequence_length", "seed", "add_extra_token", "exact_num_epochs", "epochs_mixed"}
 
 
 def build_blend(
@@ -61,8 +65,19 @@ def build_blend(
         FormatError, StorageError: as `build_index`.
     """
     row = dialect(order)
-    _check(corpora, num_samples, weights, row)
+    _check_corpora(corpora)
+    if num_samples is not None:
+        num_samples = _count(num_samples)
+    if weights is not None:
+        weights = _plain_weights(weights, len(corpora))
+    if num_samples is None and (weights is not None or row.request != "megatron"):
+        raise InvalidArgument(
+            "num_samples is needed: only order megatron without weights serves all there is"
+        )
+    buffer = _buffer(variance_buffer, row)
     given = [c if isinstance(c, IndexedDataset) else os.fspath(c) for c in corpora]
+    for name in _INTEGERS & settings.keys():  # they decide the name of a snapshot, too
+        settings[name] = integer_or_none(name, settings[name])
     common = {**settings, "order": order}
     open_for = partial(
         open_sources,
@@ -82,7 +97,6 @@ def build_blend(
         if weights is None:
             weights = by_size if row.request == "exact" else [1.0] * len(corpora)
         draws = _weighted(weights, row)
-        buffer = row.buffer_weighted if variance_buffer is None else variance_buffer
         asked = _asked(weights, row, num_samples, buffer)
         sources = open_for([max(1, count) for count in asked])
         size = _size(weights, row, num_samples, asked, sources.indices)
@@ -106,26 +120,44 @@ def _build(
     return build_index(dataset, num_samples=num_samples, cache_dir=cache_dir, **settings)
 
 
-def _check(
-    corpora: Sequence[Any], num_samples: int | None, weights: Sequence[float] | None, row: Dialect
-) -> None:
+def _check_corpora(corpora: Sequence[Any]) -> None:
     if isinstance(corpora, (str, os.PathLike, IndexedDataset)) or not len(corpora):
         raise InvalidArgument("corpora must be a list of at least one prefix or dataset")
     if len(corpora) > MOST_SOURCES:
         raise InvalidArgument(f"a blend has at most {MOST_SOURCES} sources, got {len(corpora)}")
-    if num_samples is None and (weights is not None or row.request != "megatron"):
+
+
+def _count(num_samples: object) -> int:
+    count = check_integer("num_samples", num_samples)
+    if not 1 <= count <= INT64_MAX:
+        raise InvalidArgument(f"num_samples must be at least 1 and below 2**63, got {count}")
+    return count
+
+
+def _buffer(given: float | None, row: Dialect) -> float:
+    """The variance buffer, which an order that is none of a framework's does without."""
+    if given is None:
+        return row.buffer_weighted
+    buffer = check_number("variance_buffer", given)
+    if buffer <= 0:
+        raise InvalidArgument(f"variance_buffer must be positive, got {buffer}; 1.0 is none")
+    return buffer
+
+
+def _plain_weights(weights: Sequence[float], count: int) -> list[Any]:
+    """The weights, each as plain as it is exact."""
+    given = list(weights)
+    try:
+        plain = [check_exact("a weight", weight) for weight in given]
+        check_number("the sum of the weights", sum(map(float, plain)))
+    except InvalidArgument:
+        plain = []
+    if len(plain) != count or not all(weight > 0 for weight in plain):
         raise InvalidArgument(
-            "num_samples is needed: only order megatron without weights serves all there is"
+            f"weights must be {count} positive numbers, one for each corpus and of a finite sum, "
+            f"got {given}"
         )
-    if num_samples is not None and num_samples < 1:
-        raise InvalidArgument(f"num_samples must be at least 1, got {num_samples}")
-    if weights is not None and (
-        len(weights) != len(corpora) or not all(0 < weight < float("inf") for weight in weights)
-    ):
-        raise InvalidArgument(
-            f"weights must be {len(corpora)} positive numbers, one for each corpus, got "
-            f"{list(weights)}"
-        )
+    return plain
 
 
 _DTYPES = {"dataset_index": "int16", "dataset_sample_index": "int64"}
@@ -176,6 +208,11 @@ def _asked(weights: Sequence[float], row: Dialect, num_samples: int, buffer: flo
     if not row.is_framework:
         return DivisorDraws(divisor_weights(weights)).counts(num_samples)
     count = len(weights)
+    if num_samples * buffer >= 2**62:
+        raise InvalidArgument(
+            f"num_samples {num_samples} with a variance_buffer of {buffer} cannot be counted in "
+            "64 bits; ask for fewer"
+        )
     return [
         row.samples_requested(num_samples, weight, buffer, count)
         for weight in request_weights(weights, row)

@@ -21,6 +21,7 @@ from megaindex.index.orders.epoch import EpochIndex, LeftOver
 from megaindex.index.orders.packing import PackImpl, PackingIndex
 from megaindex.index.orders.shuffled import ShuffledOrder
 from megaindex.index.orders.window import WindowIndex
+from megaindex.index.plain import check_integer, check_number, integer_or_none
 from megaindex.index.request import (
     check_integers,
     check_one_sample,
@@ -106,7 +107,12 @@ def build_index(
         StorageError: the dataset cannot be read or the cache not written.
     """
     row = dialect(order)
-    check_integers(sequence_length, seed, add_extra_token)
+    sequence_length, seed, add_extra_token = check_integers(sequence_length, seed, add_extra_token)
+    num_samples = integer_or_none("num_samples", num_samples)
+    exact_num_epochs = integer_or_none("exact_num_epochs", exact_num_epochs)
+    epochs_mixed = check_integer("epochs_mixed", epochs_mixed)
+    if final_epoch_threshold is not None:
+        final_epoch_threshold = check_number("final_epoch_threshold", final_epoch_threshold)
     check_settings(
         order,
         separate_final_epoch=separate_final_epoch is not None,

@@ -18,6 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import check_integer
 from megaindex.index.spans import Index, Spans, check_sample_ids, joined
 from megaindex.index.walk import CHUNK, Chunks, in_order, share, walk
 from megaindex.kernels import active
@@ -122,6 +123,8 @@ def extend_index(
     Raises:
         InvalidArgument: a number is out of range, or a further epoch does not fit the old index.
     """
+    consumed_samples = check_integer("consumed_samples", consumed_samples)
+    more_samples, seed = check_integer("more_samples", more_samples), check_integer("seed", seed)
     if not 0 <= consumed_samples <= old.num_samples:
         raise InvalidArgument(
             f"consumed_samples must be from 0 to {old.num_samples}, the samples of the old index, "

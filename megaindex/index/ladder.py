@@ -13,11 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from megaindex.errors import FormatError, InvalidArgument
+from megaindex.errors import InvalidArgument
+from megaindex.index.plain import check_integer, make_plain
 from megaindex.index.receipt import Receipt, add_to_blocks, sample_receipts
 from megaindex.index.spans import Index, Spans
+from megaindex.index.stored import Stored
 from megaindex.index.walk import check_range, walk
 from megaindex.kernels import num_threads
+from megaindex.kernels.sizes import INT64_MAX
 from megaindex.kernels.types import I64, U64
 
 DEFAULT_STRIDE = 2**20
@@ -35,6 +38,7 @@ class Ladder:
     blocks: Mapping[int, Receipt]
 
     def __post_init__(self) -> None:
+        make_plain(self, "stride")
         _shift(self.stride)
 
     @property
@@ -79,15 +83,18 @@ class Ladder:
         Raises:
             FormatError: not what `to_dict` gives.
         """
-        try:
-            rows = [(int(b), str(text), count) for b, (text, count) in stored["blocks"].items()]
-            stride = int(stored["stride"])
-        except (KeyError, TypeError, ValueError, AttributeError):
-            raise FormatError(
-                "a stored ladder holds a stride and blocks of a receipt and a number of samples; "
-                "take it from an intact checkpoint"
-            ) from None
-        blocks = {b: Receipt.from_dict({"receipt": t, "samples": n}) for b, t, n in rows}
+        given = Stored("a ladder, a stride and blocks of positions", stored)
+        stride = given.whole("stride", least=1, most=_WHOLE)
+        if stride & (stride - 1):
+            raise given.wrong("stride must be a power of two", stride)
+        blocks = {}
+        for key, pair in given.part("blocks", "the blocks of a ladder").values.items():
+            number = int(key) if key.isdecimal() and len(key) <= 19 else -1
+            if str(number) != key or number * stride > INT64_MAX:
+                raise given.wrong("blocks are named by their numbers", key)
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+                raise given.wrong(f"block {key} must be a receipt and a number of samples", pair)
+            blocks[number] = Receipt.from_dict({"receipt": pair[0], "samples": pair[1]})
         return cls(stride=stride, blocks=blocks)
 
 
@@ -109,7 +116,8 @@ def planned_ladder(
         OutOfRange: the index does not hold them.
         InvalidArgument: ``stride`` is not a power of two.
     """
-    check_range(index, begin, end)
+    begin, end = check_range(index, begin, end)
+    stride = check_integer("stride", stride)
     shift = _shift(stride)
     first, last = begin >> shift, max(begin, end - 1) >> shift
     threads = num_threads() if end - begin >= _WORTH_THREADS else 1
@@ -169,7 +177,7 @@ def explain(
 
 
 def _chunks(index: Index, begin: int, end: int) -> Iterator[I64]:
-    check_range(index, begin, end)
+    begin, end = check_range(index, begin, end)
     for start in range(begin, end, _CHUNK):
         yield np.arange(start, min(end, start + _CHUNK))
 

@@ -14,8 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from megaindex.errors import FormatError, InvalidArgument
+from megaindex.errors import InvalidArgument
 from megaindex.index.spans import Spans
+from megaindex.index.stored import Stored
 from megaindex.kernels import active
 from megaindex.kernels.types import I64, U64
 
@@ -84,15 +85,8 @@ class Receipt:
         Raises:
             FormatError: not what `to_dict` gives.
         """
-        try:
-            text, count = str(stored["receipt"]), int(stored["samples"])
-            high, low = _words(text)
-        except (KeyError, TypeError, ValueError):
-            raise FormatError(
-                f"a stored receipt holds 32 hex digits and a number of samples, got {stored!r}; "
-                "take it from an intact checkpoint"
-            ) from None
-        return cls((high, low), count)
+        given = Stored("a receipt, 32 hex digits and a number of samples", stored)
+        return cls(_words(given.hashed("receipt")), given.whole("samples"))
 
 
 def fingerprint_keys(fingerprints: Sequence[str]) -> U64:
@@ -103,7 +97,7 @@ def fingerprint_keys(fingerprints: Sequence[str]) -> U64:
     """
     try:
         rows = [_words(text) for text in fingerprints]
-    except ValueError:
+    except (ValueError, TypeError):
         rows = []
     if not rows or isinstance(fingerprints, str):
         raise InvalidArgument(

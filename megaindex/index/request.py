@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from fractions import Fraction
 
 from megaindex.errors import InvalidArgument
@@ -12,6 +11,8 @@ from megaindex.index.arithmetic import (
     samples_for_epochs,
 )
 from megaindex.index.dialect import DIALECTS
+from megaindex.index.plain import check_integer
+from megaindex.index.plain import parse_fraction as parse_fraction
 
 _FRAMEWORKS = tuple(order for order, row in DIALECTS.items() if row.is_framework)
 _SETTINGS = {
@@ -26,10 +27,11 @@ _SETTINGS = {
 }
 
 
-def check_integers(sequence_length: int, seed: int, add_extra_token: int) -> None:
-    """Refuses what is out of range, or no integer, in every order."""
-    for name, value in (("sequence_length", sequence_length), ("seed", seed)):
-        check_integer(name, value)
+def check_integers(sequence_length: int, seed: int, add_extra_token: int) -> tuple[int, int, int]:
+    """The three as plain integers; refuses what is out of range, or no integer, in every order."""
+    sequence_length = check_integer("sequence_length", sequence_length)
+    seed = check_integer("seed", seed)
+    add_extra_token = check_integer("add_extra_token", add_extra_token)
     if not 1 <= sequence_length < INT32_MAX:
         raise InvalidArgument(
             f"sequence_length must be from 1 to {INT32_MAX - 1}, got {sequence_length}"
@@ -38,16 +40,7 @@ def check_integers(sequence_length: int, seed: int, add_extra_token: int) -> Non
         raise InvalidArgument(f"seed must be from 0 to 2**32 - 1, got {seed}")
     if add_extra_token not in (0, 1):
         raise InvalidArgument(f"add_extra_token must be 0 or 1, got {add_extra_token!r}")
-
-
-def check_integer(name: str, value: object) -> None:
-    """Refuses what only looks like an integer: 1.0 and "1" are none."""
-    try:
-        operator.index(value)  # type: ignore[arg-type]
-    except TypeError:
-        raise InvalidArgument(
-            f"{name} must be an integer, got {value!r} of type {type(value).__name__}"
-        ) from None
+    return sequence_length, seed, add_extra_token
 
 
 def check_one_sample(name: str, tokens: int, sequence_length: int, extra: int) -> None:
@@ -88,28 +81,12 @@ def samples_asked(
     return samples_for_epochs(wanted, tokens, sequence_length, extra)
 
 
-def parse_fraction(text: str) -> Fraction:
-    """``1.5``, ``3/2`` or ``2`` exactly.
-
-    Raises:
-        ValueError: not a number, or with an exponent that would take all memory to write out.
-    """
-    if len(text.lower().partition("e")[2]) > 4:
-        raise ValueError(f"{text!r} has an exponent of more than four characters")
-    try:
-        return Fraction(text.strip())
-    except ZeroDivisionError:
-        raise ValueError(f"{text!r} divides by zero") from None
-
-
 def epochs_asked(num_samples: int | None, epochs: int | float | str | Fraction | None) -> Fraction:
     """Epochs asked for; the length of the run is ``num_samples`` where that is given."""
     if num_samples is not None and epochs is not None:
         raise InvalidArgument("num_samples and epochs both set the length; give one of them")
-    if num_samples is not None:
-        check_integer("num_samples", num_samples)
-        if num_samples < 1:
-            raise InvalidArgument(f"num_samples must be at least 1, got {num_samples}")
+    if num_samples is not None and num_samples < 1:
+        raise InvalidArgument(f"num_samples must be at least 1, got {num_samples}")
     try:
         wanted = parse_fraction("1" if epochs is None else str(epochs))
     except ValueError:

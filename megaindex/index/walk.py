@@ -12,6 +12,7 @@ from typing import Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from megaindex.errors import OutOfRange
+from megaindex.index.plain import check_integer
 from megaindex.index.spans import Index, Spans, joined
 from megaindex.kernels.types import I64
 
@@ -50,7 +51,7 @@ def walk(index: Index, begin: int, end: int, part: int = 0, parts: int = 1) -> C
     Raises:
         OutOfRange: the index does not hold them.
     """
-    check_range(index, begin, end)
+    begin, end = check_range(index, begin, end)
     if isinstance(index, Walkable):
         return index.walk(begin, end, part, parts)
     return located(index, begin, end, part, parts)
@@ -71,17 +72,22 @@ def share(begin: int, end: int, part: int, parts: int) -> tuple[int, int]:
 
 def in_order(index: Index, begin: int, end: int) -> Spans:
     """The spans of samples begin ... end - 1, as ``index.locate`` gives them."""
+    begin, end = check_range(index, begin, end)
     pieces = [(positions - begin, spans) for positions, spans in walk(index, begin, end)]
     return joined(pieces, end - begin)
 
 
-def check_range(index: Index, begin: int, end: int) -> None:
-    """
+def check_range(index: Index, begin: int, end: int) -> tuple[int, int]:
+    """Both as plain integers.
+
     Raises:
         OutOfRange: the index does not hold samples begin ... end - 1.
+        InvalidArgument: they are no integers.
     """
+    begin, end = check_integer("begin", begin), check_integer("end", end)
     if not 0 <= begin <= end <= index.num_samples:
         raise OutOfRange(
             f"samples {begin} to {end} were asked for, the index holds samples 0 to "
             f"{index.num_samples}; ask for a range inside"
         )
+    return begin, end

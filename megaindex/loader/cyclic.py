@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import check_integer
+from megaindex.index.stored import Stored
 from megaindex.kernels.types import I64
 from megaindex.loader.deal import Ranks
 from megaindex.loader.state import Place, Resumable
@@ -62,9 +64,10 @@ class CyclicSampler(Resumable):
             data_parallel_rank=data_parallel_rank,
             data_parallel_size=data_parallel_size,
         )
-        self._num_samples = num_samples
-        self._train_samples = train_samples
-        self._data_sharding = data_sharding
+        self._num_samples = num_samples = check_integer("num_samples", num_samples)
+        self._train_samples = train_samples = check_integer("train_samples", train_samples)
+        consumed_samples = check_integer("consumed_samples", consumed_samples)
+        self._data_sharding = bool(data_sharding)
         self._fingerprint = fingerprint
         self._epoch_samples = num_samples // self._ranks.rows_per_round * self._ranks.rows_per_round
         if self._epoch_samples < 1:
@@ -119,6 +122,12 @@ class CyclicSampler(Resumable):
             "train_samples": self._train_samples,
         }
 
+    def _check_fields(self, stored: Stored) -> None:
+        stored.whole("micro_batch_size", least=1)
+        stored.whole("world_size", least=1)
+        stored.flag("data_sharding")
+        stored.whole("rows_left", most=0)  # it has no steps
+
     def _check_place(self, place: Place) -> None:
         consumed, stride = place.consumed_samples, self._ranks.rows_per_round
         if consumed % self._epoch_samples % stride or place.rows_left % stride:
@@ -130,7 +139,7 @@ class CyclicSampler(Resumable):
 
     def _refusals(self, place: Place, stored: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         for name in ("num_samples", "micro_batch_size", "world_size", "data_sharding"):
-            theirs, ours = stored[name], self._order[name]
+            theirs, ours = stored.get(name), self._order[name]
             if theirs != ours:
                 yield (
                     name,

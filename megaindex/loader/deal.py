@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import make_plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class Ranks:
     data_parallel_size: int
 
     def __post_init__(self) -> None:
+        make_plain(self, "micro_batch_size", "data_parallel_rank", "data_parallel_size")
         if self.micro_batch_size < 1 or self.data_parallel_size < 1:
             raise InvalidArgument(
                 "micro_batch_size and data_parallel_size must be at least 1, got "

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import check_integer
 from megaindex.index.receipt import fingerprint_keys, sample_receipts
 from megaindex.index.spans import Index, Spans
 from megaindex.kernels import active
@@ -67,7 +68,7 @@ class BatchMaker:
         self._targets = targets
         self._reader = reader
         self._options = options or SampleOptions()
-        self._num_threads = num_threads
+        self._num_threads = check_integer("num_threads", num_threads)
         self._keys = None if fingerprints is None else fingerprint_keys(fingerprints)
         check_datasets(index, reader.datasets)
         self._tokens_per_sample = index.sequence_length + index.add_extra_token
@@ -86,6 +87,7 @@ class BatchMaker:
 
     def allocate(self, rows: int, *, pin: bool = False) -> Buffers:
         """Buffers of ``rows`` samples, with the fields written that never change."""
+        rows = check_integer("rows", rows)
         if rows < 1:
             raise InvalidArgument(f"rows must be at least 1, got {rows}")
         options, length = self._options, self._index.sequence_length

@@ -11,28 +11,23 @@ checkpoint["data"] = loader.state_dict()
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from megaindex.build.recipe import OpenRecipe, OpenSource
-from megaindex.errors import FormatError, InvalidArgument
+from megaindex.errors import InvalidArgument
+from megaindex.index.stored import differ
 from megaindex.loader.batches import Batch
 from megaindex.loader.evaluation import EvaluationSampler
 from megaindex.loader.ledger import Ledger
 from megaindex.loader.loader import Loader
 from megaindex.loader.options import SampleOptions
 from megaindex.loader.receipts import Recorder
+from megaindex.loader.recipe_state import VERSION, StoredRecipe, check_sizes
 from megaindex.loader.recipe_targets import targets_of, targets_of_sources
 from megaindex.loader.sampler import MicroBatchSampler
 from megaindex.recipe.amend import check_past
-from megaindex.recipe.model import Recipe
-from megaindex.recipe.recipe_file import recipe_of, to_mapping
-from megaindex.recipe.resolve import resolve_recipe
-from megaindex.recipe.streams import SourceSize
+from megaindex.recipe.recipe_file import to_mapping
 from megaindex.store.fingerprint import corpus_fingerprint
-
-VERSION = 1
 
 
 class RecipeLoader:
@@ -161,13 +156,12 @@ class RecipeLoader:
                 or a source has changed.
             FormatError: not what `state_dict` gives.
         """
-        stored = _Stored.read(state)
+        stored = StoredRecipe.read(state)
         for name in ("fingerprint", "targets"):
             if ("content" if name == "fingerprint" else name) not in allow:
                 self._check_sources(stored, name)
         if "past" not in allow:
-            end = int(stored.loader["consumed_samples"])
-            check_past(resolve_recipe(stored.recipe, stored.sizes), self._opened.itinerary, end)
+            check_past(stored.itinerary(), self._opened.itinerary, stored.consumed_samples)
         receipt = stored.loader.get("receipt")
         loader = {**stored.loader, "receipt": self._receipt(receipt, stored.sources)}
         others = set(allow) - {"past", "content", "targets"}
@@ -175,14 +169,15 @@ class RecipeLoader:
             others.add("order")
         self._loader.load_state_dict(loader, allow=others)
 
-    def _check_sources(self, stored: _Stored, fact: str) -> None:
+    def _check_sources(self, stored: StoredRecipe, fact: str) -> None:
         for name, facts in stored.sources.items():
             ours = self._content.get(name, {}).get(fact)
             if ours == facts[fact]:
+                check_sizes(name, facts, self._content[name])
                 continue
             what = "content" if fact == "fingerprint" else "targets"
             raise InvalidArgument(
-                f"source {name}: the run read {what} {facts[fact]}, "
+                f"source {name}: the run read {what} {facts[fact][:200]}, "
                 + (f"it has {ours} now" if ours else "and the recipe has no such source")
                 + f"; restore it, or allow {what}"
             )
@@ -190,56 +185,14 @@ class RecipeLoader:
     def _receipt(self, receipt: Any, sources: Mapping[str, Mapping[str, Any]]) -> Any:
         """The receipt under this run's sources, to which others may have been added."""
         known = [facts["fingerprint"] for facts in sources.values()]
-        if not isinstance(receipt, Mapping) or receipt.get("fingerprints") != known:
+        if not isinstance(receipt, Mapping) or differ(receipt.get("fingerprints"), known):
             return receipt
         return {**receipt, "fingerprints": self._opened.fingerprints}
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Stored:
-    """A checkpoint, read and checked."""
-
-    recipe: Recipe
-    sizes: list[SourceSize]
-    sources: dict[str, dict[str, Any]]
-    loader: dict[str, Any]
-
-    @classmethod
-    def read(cls, state: Mapping[str, Any]) -> _Stored:
-        """
-        Raises:
-            FormatError: not what `RecipeLoader.state_dict` gives.
-        """
-        import yaml
-
-        try:
-            if state["version"] != VERSION:
-                raise ValueError(f"version {state['version']!r}, this release reads {VERSION}")
-            content = yaml.safe_load(state["recipe"])
-            recipe = recipe_of(content, "the checkpoint's recipe", Path("/"))
-            sources = {str(facts["name"]): dict(facts) for facts in state["sources"]}
-            sizes = [
-                SourceSize(**{name: int(sources[s.name][name]) for name in _SIZES})
-                for s in recipe.sources
-            ]
-            if any(set(facts) < {"fingerprint", "targets"} for facts in sources.values()):
-                raise ValueError("a source without fingerprint or targets")
-            loader = dict(state["loader"])
-            int(loader["consumed_samples"])
-        except (KeyError, TypeError, ValueError, AttributeError, yaml.YAMLError) as error:
-            raise FormatError(
-                f"not the state of a recipe's loader ({error!r}); take it from an intact "
-                "checkpoint, or use the release that wrote it"
-            ) from None
-        return cls(recipe=recipe, sizes=sizes, sources=sources, loader=loader)
 
 
 def _first_of(*values: int | None) -> int:
     """The first that was given."""
     return next(value for value in values if value is not None)
-
-
-_SIZES = ("tokens", "documents", "samples")
 
 
 def _targets_text(source: OpenSource) -> str:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, overload
 
 from megaindex.errors import InvalidArgument, OutOfRange
+from megaindex.index.plain import check_integer
 from megaindex.loader.deal import Ranks, Step, deal
 from megaindex.loader.sampler import MicroBatchSampler
 from megaindex.recipe.schedule import BatchSchedule
@@ -45,8 +46,8 @@ class HostBatches(Sequence[list[int | None]]):
             raise InvalidArgument(f"tail of hosts must be drop or pad, got {tail!r}")
         size = self._ranks.rows_per_round if global_batch_size is None else global_batch_size
         self._schedule = size if isinstance(size, BatchSchedule) else BatchSchedule.constant(size)
-        self._num_samples = num_samples
-        self._start = consumed_samples
+        self._num_samples = num_samples = check_integer("num_samples", num_samples)
+        self._start = consumed_samples = check_integer("consumed_samples", consumed_samples)
         sampler = MicroBatchSampler(
             num_samples=num_samples,
             consumed_samples=consumed_samples,
@@ -67,6 +68,7 @@ class HostBatches(Sequence[list[int | None]]):
         """The sample ids of a micro batch, None for rows of padding."""
         if isinstance(number, slice):
             return [self[k] for k in range(*number.indices(len(self)))]
+        number = check_integer("the number of a batch", number)
         if not 0 <= number < len(self):
             raise OutOfRange(f"batch {number} was asked for, every host has {len(self)}")
         rows = self._ranks.rows_per_round

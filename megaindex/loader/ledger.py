@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from megaindex.errors import OutOfRange
+from megaindex.index.plain import check_integer
 from megaindex.kernels.types import I64
 from megaindex.recipe.itinerary import Itinerary
 
@@ -66,6 +67,7 @@ class Ledger:
 
     def _place(self, consumed: int) -> tuple[int, int]:
         """Number of the stage under way, and the samples it has served."""
+        consumed = check_integer("consumed_samples", consumed)
         if not 0 <= consumed <= self._plan.num_samples:
             raise OutOfRange(
                 f"sample {consumed} was asked for, the run has {self._plan.num_samples}"

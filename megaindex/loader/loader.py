@@ -14,10 +14,12 @@ from typing import Any
 
 import torch
 
-from megaindex.errors import FormatError, InvalidArgument
+from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.request import check_integer
+from megaindex.index.ladder import Ladder
+from megaindex.index.plain import check_integer
 from megaindex.index.spans import Index
+from megaindex.index.stored import Stored
 from megaindex.loader.batches import Batch, BatchSource, Prepared
 from megaindex.loader.choice import any_remote, make_reader
 from megaindex.loader.device import DeviceCopies
@@ -25,7 +27,7 @@ from megaindex.loader.fields import BatchMaker
 from megaindex.loader.fit import order_facts
 from megaindex.loader.options import SampleOptions
 from megaindex.loader.readahead import ReadAhead
-from megaindex.loader.receipts import Recorder
+from megaindex.loader.receipts import Recorder, stored_ladder
 from megaindex.loader.targets import Targets
 from megaindex.loader.tokens import TokenReader
 
@@ -88,12 +90,11 @@ class Loader:
     ) -> None:
         given = [datasets] if isinstance(datasets, IndexedDataset) else list(datasets)
         waits = any_remote(given)
-        if read_ahead is None:
-            read_ahead = 16 if waits else 4
-        if num_threads is None:
-            num_threads = max(1, read_ahead) if waits else 2
-        for name, value in (("read_ahead", read_ahead), ("num_threads", num_threads)):
-            check_integer(name, value)
+        default = 16 if waits else 4
+        read_ahead = check_integer("read_ahead", default if read_ahead is None else read_ahead)
+        default = max(1, read_ahead) if waits else 2
+        num_threads = check_integer("num_threads", default if num_threads is None else num_threads)
+        bytes_ahead = check_integer("bytes_ahead", bytes_ahead)
         if read_ahead < 0 or num_threads < 1 or bytes_ahead < 1:
             raise InvalidArgument(
                 f"read_ahead={read_ahead} must not be negative, num_threads={num_threads} and "
@@ -104,7 +105,7 @@ class Loader:
         self._reader = make_reader(given, reader) if isinstance(reader, str) else reader
         fingerprints = None if recorder is None else recorder.state_dict()["fingerprints"]
         maker = BatchMaker(index, self._reader, options, fingerprints=fingerprints, targets=targets)
-        copies = None if device is None else DeviceCopies(torch.device(device))
+        copies = None if device is None else _copies(device)
         self._source = BatchSource(
             maker,
             keep=read_ahead + num_threads + 2,
@@ -197,50 +198,54 @@ class Loader:
         """Go on from `state_dict`, with any number of ranks, batch size, threads or host.
 
         With another number of ranks, the receipts of all the old ones go to one of the new; the
-        others take the state with ``receipt`` None, and begin theirs anew.
+        others take the state with ``receipt`` None, and begin theirs anew. What is refused changes
+        nothing.
 
         Args:
             allow: differences that are meant: ``order``, where this index serves other samples
-                than the run was served, and those of `Resumable.load_state_dict`.
+                than the run was served; ``receipt``, where it counts more of them than were
+                consumed, as that of a loader which was iterated anew; and those of
+                `Resumable.load_state_dict`.
 
         Raises:
             InvalidArgument: going on would change what was served or what comes next.
             FormatError: not what `state_dict` gives.
         """
-        version = state.get("version")
-        if version != VERSION or not isinstance(state.get("sampler"), Mapping):
-            raise FormatError(
-                f"not the state of a loader that this release reads: version {version!r}, keys "
-                f"{sorted(state)}; take it from an intact checkpoint, or use the release that "
-                "wrote it"
-            )
+        stored = Stored("the state of a loader", state)
+        stored.check_version(VERSION)
+        sampler = stored.part("sampler", "the state of a sampler")
         load = getattr(self._sampler, "load_state_dict", None)
         if load is None:
             raise InvalidArgument(
                 f"a sampler of type {type(self._sampler).__name__} cannot go on from a state; use "
                 "MicroBatchSampler or one of its kin"
             )
+        consumed = stored.whole("consumed_samples")
+        if sampler.whole("consumed_samples") != consumed:
+            raise stored.wrong(
+                f"consumed_samples must be {consumed} in the state of its sampler too",
+                sampler.values["consumed_samples"],
+            )
+        order = stored.part("order", "the order of a loader")
+        facts = {name: order.hashed(name) for name in ("first", "last")}
+        ladder = self._stored_ladder(stored.field("receipt", "must be a mapping or null"))
         if "order" not in allow:
-            self._check_order(state)
-        before = None if self._recorder is None else self._recorder.ladder
-        if self._recorder is not None:
-            self._recorder.restart(state.get("receipt"))
-        try:
-            load(state["sampler"], allow=set(allow) - {"order"})
-        except BaseException:
-            if self._recorder is not None and before is not None:
-                self._recorder.take(before)  # refused: nothing has changed
-            raise
+            self._check_order(consumed, facts)
+        if "receipt" not in allow:
+            _check_count(ladder, consumed)
+        load(sampler.values, allow=set(allow) - {"order", "receipt"})
+        if self._recorder is not None:  # nothing was refused, and nothing had changed before
+            self._recorder.take(ladder)
         self._restart()
 
-    def _check_order(self, state: Mapping[str, Any]) -> None:
-        consumed = state.get("consumed_samples")
-        if type(consumed) is not int or consumed < 0 or not isinstance(state.get("order"), Mapping):
-            raise FormatError(
-                "not the state of a loader: it does not say what was read; take it from an intact "
-                "checkpoint"
-            )
-        if dict(state["order"]) != order_facts(self._index, consumed):
+    def _stored_ladder(self, receipt: Any) -> Ladder:
+        """Of the receipt in a checkpoint, which may have none."""
+        if self._recorder is not None:
+            return self._recorder.read(receipt)
+        return Ladder(stride=1, blocks={}) if receipt is None else stored_ladder(receipt)
+
+    def _check_order(self, consumed: int, facts: Mapping[str, str]) -> None:
+        if facts != order_facts(self._index, consumed):
             raise InvalidArgument(
                 f"this index serves other samples than the {consumed} that the run was served: "
                 "another seed, order, corpus or blend; go on with those of the checkpoint, or, if "
@@ -252,3 +257,23 @@ class Loader:
             "a Loader has threads and is not pickled or given to DataLoader workers; it needs no "
             "workers: make one in each process, or use GPTDataset with a DataLoader"
         )
+
+
+def _check_count(ladder: Ladder, consumed: int) -> None:
+    count = ladder.total.count
+    if count > consumed:
+        raise InvalidArgument(
+            f"the receipt counts {count} samples, more than the {consumed} that were consumed: it "
+            "is of another run, or some were served again; take an intact checkpoint, or, if it is "
+            'meant, load it with allow=("receipt",)'
+        )
+
+
+def _copies(device: torch.device | str) -> DeviceCopies:
+    try:
+        return DeviceCopies(torch.device(device))
+    except (RuntimeError, TypeError, AssertionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InvalidArgument(
+            f"device={device!r}: {reason}; give one that torch has here, such as 'cuda' or 'cpu'"
+        ) from None

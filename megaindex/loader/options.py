@@ -8,6 +8,7 @@ from typing import Literal
 import numpy as np
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import make_plain
 
 TOKEN_DTYPES = ("int64", "int32")
 
@@ -53,6 +54,7 @@ class SampleOptions:
             raise InvalidArgument(
                 f"token_dtype must be one of {', '.join(TOKEN_DTYPES)}, got {self.token_dtype!r}"
             )
+        make_plain(self, "pad_id", optional=["eod_id"])
         for name, value in (("pad_id", self.pad_id), ("eod_id", self.eod_id)):
             limits = np.iinfo(self.token_dtype)
             if value is not None and not limits.min <= value <= limits.max:

@@ -20,6 +20,7 @@ import numpy as np
 from megaindex import kernels
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.plain import check_number, make_plain
 from megaindex.index.spans import Spans
 from megaindex.io.descriptors import DescriptorCache
 from megaindex.io.facts import Facts
@@ -68,6 +69,8 @@ class PositionalOptions:
     """Seconds without a single finished read of the batch after which it counts as stalled."""
 
     def __post_init__(self) -> None:
+        make_plain(self, "bytes_in_flight", optional=["threads", "merge_gap"])
+        object.__setattr__(self, "timeout", check_number("timeout", self.timeout))
         threads = 1 if self.threads is None else self.threads
         gap = self.merge_gap or 0
         if threads < 1 or gap < 0 or self.bytes_in_flight < 1 or self.timeout <= 0:

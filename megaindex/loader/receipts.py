@@ -22,6 +22,7 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.ladder import DEFAULT_STRIDE, Ladder
 from megaindex.index.receipt import Receipt, fingerprint_keys, sample_receipts
 from megaindex.index.spans import Spans
+from megaindex.index.stored import Stored, differ, shown
 from megaindex.kernels.types import I64
 
 Batch = TypeVar("Batch", bound=MutableMapping[str, Any])
@@ -70,7 +71,7 @@ class Recorder:
         added: I64 = np.asarray(rows, np.int64).reshape(-1, 3)
         added = added[added[:, 0] != -1]
         blocks = dict(self._ladder.blocks)
-        numbers = added[:, 0] // self._ladder.stride
+        numbers = added[:, 0] >> (self._ladder.stride.bit_length() - 1)  # one may be 2**63
         for number in np.unique(numbers).tolist():
             new = Receipt.from_rows(added[numbers == number])
             blocks[number] = blocks.get(number, Receipt()) + new
@@ -81,43 +82,59 @@ class Recorder:
         return {**self.receipt.to_dict(), "ladder": self._ladder.to_dict(), **self._identity}
 
     def take(self, ladder: Ladder) -> None:
-        """Go on from a ladder of this run."""
+        """Go on from a ladder of this run, as `read` gives it."""
         self._ladder = ladder
 
-    def restart(self, state: Mapping[str, Any] | None) -> None:
-        """Go on from `state_dict`, or anew where there is none.
+    def read(self, state: Mapping[str, Any] | None) -> Ladder:
+        """The ladder of `state_dict`, or an empty one where there is none; nothing is changed.
 
         Raises:
             As `load_state_dict`.
         """
         if state is None:
-            self._ladder = Ladder(stride=self._ladder.stride, blocks={})
-        else:
-            self.load_state_dict(state)
+            return Ladder(stride=self._ladder.stride, blocks={})
+        ladder = stored_ladder(state)
+        for name, ours in self._identity.items():
+            if differ(state[name], ours):
+                raise InvalidArgument(
+                    f"the checkpoint was made with {name} {shown(state[name])}, this run has "
+                    f"{shown(ours)}; go on with the same corpora and settings, or start a new "
+                    "receipt"
+                )
+        return ladder
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`.
 
         Raises:
             InvalidArgument: it belongs to other corpora or parameters.
-            FormatError: the receipt is not that of its ladder.
+            FormatError: not what `state_dict` gives, or the receipt is not that of its ladder.
         """
-        if not isinstance(state, Mapping):
-            raise FormatError(
-                f"a stored receipt is a mapping, got {state!r}; take it from an intact checkpoint"
-            )
-        for name, ours in self._identity.items():
-            if state.get(name) != ours:
-                raise InvalidArgument(
-                    f"the checkpoint was made with {name} {state.get(name)!r}, this run has "
-                    f"{ours!r}; go on with the same corpora and settings, or start a new receipt"
-                )
-        ladder = Ladder.from_dict(state.get("ladder", {}))
-        if ladder.total != Receipt.from_dict(state):
-            raise FormatError(
-                "the stored receipt is not the sum of its ladder; take it from an intact checkpoint"
-            )
-        self._ladder = ladder
+        Stored(_WHAT, state)
+        self._ladder = self.read(state)
+
+
+_WHAT = "the state of a recorder"
+
+
+def stored_ladder(state: Mapping[str, Any]) -> Ladder:
+    """The ladder in what `Recorder.state_dict` gave, of whatever corpora and parameters.
+
+    Raises:
+        FormatError: not what it gives, or the receipt is not that of its ladder.
+    """
+    stored = Stored(_WHAT, state)
+    fingerprints = stored.field("fingerprints", "must be a list of text")
+    if not isinstance(fingerprints, list) or not all(isinstance(f, str) for f in fingerprints):
+        raise stored.wrong("fingerprints must be a list of text", fingerprints)
+    stored.part("parameters", "the parameters of a receipt")
+    receipt = Receipt.from_dict(state)
+    ladder = Ladder.from_dict(stored.field("ladder", "must be a mapping"))
+    if ladder.total != receipt:
+        raise FormatError(
+            "the stored receipt is not the sum of its ladder; take it from an intact checkpoint"
+        )
+    return ladder
 
 
 def receipted(batches: Iterable[Batch], recorder: Recorder) -> Iterator[Batch]:

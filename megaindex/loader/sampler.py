@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import check_integer, integer_or_none
+from megaindex.index.stored import Stored
 from megaindex.loader.deal import Ranks, Step, deal
 from megaindex.loader.state import Place, Resumable
 from megaindex.recipe.schedule import BatchSchedule
@@ -66,8 +68,12 @@ class MicroBatchSampler(Resumable):
             data_parallel_size=data_parallel_size,
         )
         self._schedule = _schedule(global_batch_size, self._ranks.rows_per_round)
+        self._largest_step = self._most_rows
+        num_samples = check_integer("num_samples", num_samples)
+        consumed_samples = check_integer("consumed_samples", consumed_samples)
+        asked = integer_or_none("train_samples", train_samples)
         self._num_samples = num_samples
-        self._train_samples = num_samples if train_samples is None else train_samples
+        self._train_samples = num_samples if asked is None else asked
         if not 0 <= self._train_samples <= num_samples:
             raise InvalidArgument(
                 f"train_samples must be from 0 to num_samples = {num_samples}, got "
@@ -157,10 +163,37 @@ class MicroBatchSampler(Resumable):
         }
 
     @property
+    def _most_rows(self) -> int:
+        """Rows of the largest step of the schedule."""
+        return max(size for _, size in self._schedule.stages)
+
+    @property
     def _last_place(self) -> int:
         """Most samples that can be consumed: a wrapped last step goes past the last sample."""
-        beyond = max(size for _, size in self._schedule.stages) - 1 if self._tail == "wrap" else 0
-        return self._train_samples + beyond
+        return self._train_samples + (self._most_rows - 1 if self._tail == "wrap" else 0)
+
+    def _state(self, place: Place) -> dict[str, Any]:
+        """With the rows of the largest step that this run had or may have, before it was resumed
+        too: they bound what can be left of a step, and how far one can wrap."""
+        return {**super()._state(place), "largest_step": self._largest_step}
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
+        """As `Resumable.load_state_dict`."""
+        super().load_state_dict(state, allow=allow)
+        self._largest_step = max(self._most_rows, self._largest_of(state))
+
+    def _largest_of(self, stored: Mapping[str, Any]) -> int:
+        """Of a state; those of before ``largest_step`` was kept are not bounded as closely."""
+        if stored["kind"] != self.kind:
+            return self._most_rows
+        unknown = max(self._most_rows, int(stored["num_samples"]))
+        return int(stored.get("largest_step", unknown))
+
+    def _check_fields(self, stored: Stored) -> None:
+        stored.whole("train_samples", most=stored.whole("num_samples"))
+        if "largest_step" in stored.values:
+            stored.whole("largest_step", least=1)
+        stored.whole("rows_left", most=self._largest_of(stored.values) - 1)
 
     def _check_place(self, place: Place) -> None:
         if place.rows_left % self._ranks.rows_per_round:
@@ -181,7 +214,9 @@ class MicroBatchSampler(Resumable):
             )
         theirs, ours = stored["train_samples"], self._train_samples
         end = consumed + (place.rows_left if self._tail == "drop" else 0)
-        if end > ours and not (self._tail == "wrap" and theirs == ours):  # a run that is over
+        if self._tail == "wrap" and theirs == ours:  # a run that is over
+            ours += self._largest_of(stored) - 1
+        if end > ours:
             yield (
                 "train_samples",
                 f"the checkpoint stands at {consumed} samples with {place.rows_left} rows of its "

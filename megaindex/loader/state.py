@@ -13,7 +13,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from megaindex.errors import FormatError, InvalidArgument
+from megaindex.errors import InvalidArgument
+from megaindex.index.plain import check_integer
+from megaindex.index.stored import Stored, shown
 
 VERSION = 1
 
@@ -42,6 +44,10 @@ class Resumable(ABC):
     @abstractmethod
     def _order(self) -> dict[str, Any]:
         """What the order of samples depends on: JSON values by name."""
+
+    @abstractmethod
+    def _check_fields(self, stored: Stored) -> None:
+        """Raises FormatError where a state of this kind holds what no such sampler wrote."""
 
     @abstractmethod
     def _check_place(self, place: Place) -> None:
@@ -81,6 +87,7 @@ class Resumable(ABC):
         Raises:
             InvalidArgument: an iteration does not have that many.
         """
+        micro_batches = check_integer("micro_batches", micro_batches)
         if not 0 <= micro_batches <= len(self):
             raise InvalidArgument(
                 f"micro_batches must be from 0 to {len(self)}, those of this sampler, got "
@@ -120,34 +127,29 @@ class Resumable(ABC):
         if stored["kind"] != self.kind:
             yield (
                 "kind",
-                f"the checkpoint is of a sampler of kind {stored['kind']!r}, this one is "
+                f"the checkpoint is of a sampler of kind {shown(stored['kind'])}, this one is "
                 f"{self.kind!r} and reads in another order",
             )
         ours = self._order["fingerprint"]
         if stored["fingerprint"] != ours:
             yield (
                 "fingerprint",
-                f"the checkpoint was made in the order {stored['fingerprint']!r}, this run reads "
-                f"in the order {ours!r}",
+                f"the checkpoint was made in the order {shown(stored['fingerprint'])}, this run "
+                f"reads in the order {ours!r}",
             )
         yield from self._refusals(place, {**self._order, **stored})
 
     def _parse(self, state: Mapping[str, Any]) -> Place:
-        try:
-            version, kind = state["version"], state["kind"]
-            numbers = [state[name] for name in ("consumed_samples", "rows_left", "num_samples")]
-        except (KeyError, TypeError):
-            version, kind, numbers = VERSION, "", [-1]
-        if version != VERSION:
-            raise FormatError(
-                f"the state of a sampler has version {version!r}, this release reads {VERSION}; "
-                "use the release that wrote it"
-            )
-        needed = self._order.keys() if kind == self.kind else {"fingerprint"}
-        sound = all(type(number) is int and number >= 0 for number in numbers)
-        if not sound or needed - state.keys():
-            raise FormatError(
-                f"not the state of a sampler: {state!r}; take what its state_dict gave from an "
-                "intact checkpoint"
-            )
-        return Place(numbers[0], numbers[1])
+        """The place of a state of any kind, every field of which was looked at."""
+        stored = Stored("the state of a sampler", state)
+        stored.check_version(VERSION)
+        kind = stored.text("kind")
+        if stored.field("fingerprint", "must be text or null") is not None:
+            stored.text("fingerprint")
+        stored.whole("num_samples")
+        stored.whole("train_samples")
+        if kind == self.kind:
+            self._check_fields(stored)
+        consumed, rows = stored.whole("consumed_samples"), stored.whole("rows_left")
+        # what is left of a step of another kind are samples like all that follow
+        return Place(consumed, rows if kind == self.kind else 0)

@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import check_integer
 from megaindex.recipe.corpus import Corpus
 from megaindex.recipe.itinerary import Itinerary, PlannedStage, first_samples
 from megaindex.recipe.model import Recipe, RecipeStage
@@ -35,6 +36,7 @@ def amend(
     Raises:
         InvalidArgument: the samples consumed are no whole steps of the run, or names collide.
     """
+    consumed_samples = check_integer("consumed_samples", consumed_samples)
     recipe, batch = itinerary.recipe, itinerary.recipe.batch
     steps = batch.iterations_within(consumed_samples)
     beyond = consumed_samples > itinerary.num_samples

@@ -9,6 +9,7 @@ from typing import Literal
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.bins import LongDocuments
+from megaindex.index.plain import check_fraction, make_plain
 
 Kind = Literal["pretraining", "finetuning"]
 
@@ -46,6 +47,7 @@ class Corpus:
         if not self.name:
             raise InvalidArgument(f"source {self.path}: has no name; give it one")
         where = f"source {self.name}"
+        make_plain(self, optional=["tokens"])
         if (self.tokens is None) == (not self.path):
             raise InvalidArgument(f"{where}: give either a path or, to plan without files, tokens")
         if self.tokens is not None and not 1 <= self.tokens < 2**62:
@@ -54,8 +56,11 @@ class Corpus:
             raise InvalidArgument(f"{where}: labels and loss_mask both say what is trained on")
         self._check_kind(where)
         for setting in ("max_epochs", "max_fraction"):
-            value = getattr(self, setting)
-            if value is not None and not 0 < value <= 2**31:
+            if getattr(self, setting) is None:
+                continue
+            value = check_fraction(f"{where}: {setting}", getattr(self, setting))
+            object.__setattr__(self, setting, value)
+            if not 0 < value <= 2**31:
                 raise InvalidArgument(f"{where}: {setting} must be positive, got {shown(value)}")
         if self.max_fraction is not None and self.max_fraction > 1:
             raise InvalidArgument(

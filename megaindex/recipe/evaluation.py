@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import make_plain
 from megaindex.kernels.sizes import ceil_div
 from megaindex.recipe.corpus import Corpus
 
@@ -22,6 +23,7 @@ class RecipeEvaluation:
     """Global batch size; None: that of training at its end."""
 
     def __post_init__(self) -> None:
+        make_plain(self, "interval", optional=["iterations", "batch_size"])
         given = (self.interval, self.iterations, self.batch_size)
         if any(value is not None and value < 1 for value in given):
             raise InvalidArgument(

@@ -26,6 +26,7 @@ from fractions import Fraction
 from typing import Literal
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import check_fraction, check_number, make_plain
 from megaindex.recipe.corpus import Corpus, shown
 from megaindex.recipe.evaluation import RecipeEvaluation
 from megaindex.recipe.run import Tail, Target
@@ -59,8 +60,11 @@ class Stream:
             raise InvalidArgument(
                 f"stream {self.source}: {' and '.join(given)} exclude each other; give one"
             )
+        make_plain(self, optional=["choose"])
         for name in given:
-            value = getattr(self, name)
+            value = check_fraction(f"stream {self.source}: {name}", getattr(self, name))
+            if name != "choose":
+                object.__setattr__(self, name, value)
             if value <= 0:
                 raise InvalidArgument(
                     f"stream {self.source}: {name} must be positive, got {shown(value)}; leave "
@@ -84,6 +88,7 @@ class Weighting:
     def __post_init__(self) -> None:
         if self.by not in ("tokens", "documents", "samples"):
             raise InvalidArgument(f"weights are by tokens, documents or samples, got {self.by!r}")
+        object.__setattr__(self, "alpha", check_number("alpha", self.alpha))
         if not 0 <= self.alpha <= 1:
             raise InvalidArgument(
                 f"alpha must be from 0 (all equal) to 1 (by size), got {self.alpha}"
@@ -113,6 +118,7 @@ class RecipeStage:
     library does."""
 
     def __post_init__(self) -> None:
+        make_plain(self, optional=["first_step", "planned_samples", "epoch_size"])
         where = f"stage {self.name}"
         if not self.streams:
             raise InvalidArgument(f"{where}: has no stream")
@@ -187,6 +193,8 @@ class Recipe:
     gradient_accumulation_steps: int | None = None
 
     def __post_init__(self) -> None:
+        factors = ("micro_batch_size", "data_parallel_size", "gradient_accumulation_steps")
+        make_plain(self, "sequence_length", "seed", optional=factors)
         if self.sequence_length < 1:
             raise InvalidArgument(f"sequence_length must be at least 1, got {self.sequence_length}")
         if not 0 <= self.seed < 2**32:

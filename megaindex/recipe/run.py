@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -15,6 +16,13 @@ from typing import Any, Literal
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import DEFAULT_SPLIT, Dialect, dialect
+from megaindex.index.plain import (
+    check_exact,
+    check_fraction,
+    check_integer,
+    check_number,
+    make_plain,
+)
 from megaindex.index.request import check_settings
 from megaindex.recipe.schedule import BatchSchedule
 
@@ -32,6 +40,18 @@ class Source:
     """Explicit weight, positive and finite; None everywhere in a blend means no weights."""
     tokens: int | None = None
     """Tokens of one epoch, where there is no file to read."""
+
+    def __post_init__(self) -> None:
+        make_plain(self, optional=["tokens"])
+        if self.weight is None:
+            return
+        try:
+            object.__setattr__(self, "weight", check_exact("a weight", self.weight))
+        except InvalidArgument:
+            raise InvalidArgument(
+                f"the weight of {self.path or 'a source without a path'} must be positive and "
+                f"finite, got {self.weight!r}"
+            ) from None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +74,12 @@ class Target:
     per_source: tuple[Fraction, ...] = ()
     """Epochs of each source instead of `value`; they also set the weights."""
 
+    def __post_init__(self) -> None:
+        name = f"a target of {self.kind}"
+        object.__setattr__(self, "value", check_fraction(name, self.value))
+        each = tuple(check_fraction(name, value) for value in self.per_source)
+        object.__setattr__(self, "per_source", each)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
@@ -65,6 +91,7 @@ class Evaluation:
     """Global batch size of evaluation; None: that of training."""
 
     def __post_init__(self) -> None:
+        make_plain(self, "interval", "iterations", optional=["batch_size"])
         if self.interval < 1 or self.iterations < 0 or (self.batch_size or 1) < 1:
             raise InvalidArgument(
                 "evaluation interval must be at least 1, iterations at least 0 and batch_size at "
@@ -83,6 +110,7 @@ class Shuffling:
     left_over: Literal["drop", "carry"] | None = None
 
     def __post_init__(self) -> None:
+        make_plain(self, optional=["exact_num_epochs", "epochs_mixed"])
         for name in ("exact_num_epochs", "epochs_mixed"):
             value = getattr(self, name)
             if value is not None and value < 1:
@@ -94,8 +122,11 @@ class Shuffling:
             )
         if self.left_over not in (None, "drop", "carry"):
             raise InvalidArgument(f"left_over must be drop or carry, got {self.left_over!r}")
-        threshold = self.final_epoch_threshold
-        if threshold is not None and not 0 <= threshold <= 1:
+        if self.final_epoch_threshold is None:
+            return
+        threshold = check_number("final_epoch_threshold", self.final_epoch_threshold)
+        object.__setattr__(self, "final_epoch_threshold", threshold)
+        if not 0 <= threshold <= 1:
             raise InvalidArgument(f"final_epoch_threshold must be from 0 to 1, got {threshold}")
 
     def applied(self, row: Dialect) -> Dialect:
@@ -145,6 +176,10 @@ class Run:
     """What the reader of the settings wants said with the plan."""
 
     def __post_init__(self) -> None:
+        factors = ("micro_batch_size", "data_parallel_size", "gradient_accumulation_steps")
+        make_plain(self, "sequence_length", "seed", "consumed_samples", optional=factors)
+        phases = tuple(check_integer("a phase", phase) for phase in self.phases)
+        object.__setattr__(self, "phases", phases)
         _ = self.row  # raises for an unknown order, or settings it does not have
         if self.sequence_length < 1:
             raise InvalidArgument(f"--seq-length must be at least 1, got {self.sequence_length}")
@@ -175,8 +210,13 @@ class Run:
                 )
 
     def _check_buffer(self) -> None:
+        if self.variance_buffer in (None, "exact"):
+            return
         buffer = self.variance_buffer
-        if isinstance(buffer, float) and not 1 <= buffer < math.inf:
+        with contextlib.suppress(InvalidArgument):
+            buffer = check_number("--variance-buffer", buffer)
+            object.__setattr__(self, "variance_buffer", buffer)
+        if not isinstance(buffer, float) or not 1 <= buffer < math.inf:
             raise InvalidArgument(
                 f"--variance-buffer must be a number >= 1 or exact, got {buffer}; 1.0 is none"
             )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.request import parse_fraction
+from megaindex.index.plain import check_integer, parse_fraction
 from megaindex.kernels.sizes import ceil_div
 
 _MOST_INCREMENTS = 1_000_000
@@ -25,6 +25,11 @@ class BatchSchedule:
     stages: tuple[tuple[int, int], ...]
 
     def __post_init__(self) -> None:
+        plain = tuple(
+            (check_integer("the first sample of a stage", first), check_integer("a batch", size))
+            for first, size in self.stages
+        )
+        object.__setattr__(self, "stages", plain)
         firsts = [first for first, _ in self.stages]
         in_order = all(a <= b for a, b in itertools.pairwise(firsts))
         if not firsts or firsts[0] != 0 or not in_order or min(n for _, n in self.stages) < 1:
@@ -125,6 +130,9 @@ def ramp_up(start: int, increment: int, samples: int, final: int, setting: str) 
 
     At ``c`` samples it has made ``int(c / (samples / increments))`` increments, in doubles.
     """
+    start, increment, samples, final = (
+        check_integer(setting, value) for value in (start, increment, samples, final)
+    )
     span = final - start
     if start < 1 or increment < 1 or samples < 0 or span < 0 or span % increment:
         raise InvalidArgument(

@@ -11,7 +11,7 @@ from fractions import Fraction
 from typing import Any
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.request import parse_fraction
+from megaindex.index.plain import make_plain, parse_fraction
 from megaindex.recipe.batch import batch_sizes
 from megaindex.recipe.data import parse_blend, parse_tokens
 from megaindex.recipe.run import Data, Evaluation, Run, Shuffling, Source, Target, TargetKind
@@ -29,6 +29,25 @@ _GROUPS = (
     ("data_path", "tokens_per_epoch", "train_data_path", "valid_data_path", "test_data_path"),
     ("data_parallel_size", "world_size"),
     ("batch_schedule", "rampup_batch_size"),
+)
+
+
+_INTEGERS = (
+    "seq_length",
+    "micro_batch_size",
+    "data_parallel_size",
+    "gradient_accumulation_steps",
+    "global_batch_size",
+    "world_size",
+    "tensor_model_parallel_size",
+    "pipeline_model_parallel_size",
+    "context_parallel_size",
+    "seed",
+    "eval_interval",
+    "eval_iters",
+    "eval_global_batch_size",
+    "train_data_exact_num_epochs",
+    "epochs_mixed",
 )
 
 
@@ -76,6 +95,9 @@ class Settings:
     coverage: str | None = None
     blend_counts: str | None = None
     notes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        make_plain(self, optional=_INTEGERS)
 
 
 def merged(base: Settings, over: Settings) -> Settings:

@@ -12,7 +12,7 @@ from fractions import Fraction
 from typing import Any
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
-from megaindex.index.request import parse_fraction
+from megaindex.index.plain import parse_fraction
 from megaindex.io.locations import check_local
 
 

@@ -17,6 +17,7 @@ from megaindex.index.arithmetic import epochs_for
 from megaindex.index.dialect import dialect
 from megaindex.index.orders import shuffled
 from megaindex.index.orders.shuffled import ShuffledOrder
+from megaindex.index.plain import check_integer
 from megaindex.index.request import check_integers, check_total
 from megaindex.index.selection import count_tokens
 from megaindex.kernels.types import I32
@@ -170,8 +171,8 @@ def request_of(self: Any, corpus: Corpus) -> Request:
 def settings_of(config: Any, split: Any) -> dict[str, Any]:
     """The part of a request that is the same for all datasets of a split."""
     return {
-        "sequence_length": config.sequence_length,
-        "seed": config.random_seed,
+        "sequence_length": check_integer("sequence_length", config.sequence_length),
+        "seed": check_integer("random_seed", config.random_seed),
         "extra": int(config.add_extra_token_to_sequence),
         "drop_last_partial": (
             split.name != "valid" or bool(config.drop_last_partial_validation_sequence)

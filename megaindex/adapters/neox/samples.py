@@ -25,6 +25,7 @@ from megaindex.index.arrays import ArrayIndex
 from megaindex.index.dialect import dialect
 from megaindex.index.orders.packing import PackImpl, PackingIndex
 from megaindex.index.orders.shuffled import ShuffledOrder
+from megaindex.index.plain import integer_or_none
 from megaindex.index.request import check_integers, check_one_sample, check_total
 from megaindex.index.selection import count_tokens, select_documents
 from megaindex.kernels.types import I32, IntArray
@@ -59,7 +60,8 @@ class Samples:
     def epoch(self, number: int) -> NeoxDataset | NeoxPairwiseDataset:
         """The samples of an epoch; of each the same number."""
         if number not in self._epochs:
-            check_integers(self.seq_length, self.seed, 1)
+            self.seq_length, self.seed, _ = check_integers(self.seq_length, self.seed, 1)
+            self.requested = integer_or_none("num_samples", self.requested)
             opened = self.open(number)
             for old in [e for e in self._epochs if 0 < e <= number - _EPOCHS_KEPT]:
                 del self._epochs[old]

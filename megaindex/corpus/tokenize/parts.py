@@ -12,6 +12,7 @@ from megaindex.corpus.tokenize.rows import row_groups
 from megaindex.corpus.tokenize.settings import Settings
 from megaindex.corpus.tokenize.sources import Source
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import check_integer
 
 PART_FORMAT = 1  # raise when the files of a part would mean something else
 
@@ -53,6 +54,7 @@ def cut(sources: Sequence[Source], settings: Settings, part_bytes: int) -> list[
         InvalidArgument: `part_bytes` is not positive, or a Parquet file lacks a column.
         FormatError: a Parquet file cannot be read, or its columns hold no text.
     """
+    part_bytes = check_integer("part_bytes (--part-size)", part_bytes)
     if part_bytes < 1:
         raise InvalidArgument(f"part_bytes (--part-size) must be at least 1, got {part_bytes}")
     parts: list[Part] = []

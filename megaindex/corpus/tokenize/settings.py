@@ -11,6 +11,7 @@ import numpy as np
 from megaindex.corpus.tokenize.tokenizers import Tokenizer, TokenizerFile, load
 from megaindex.errors import InvalidArgument
 from megaindex.format.dtypes import code_of_dtype, get_dialect
+from megaindex.index.plain import check_integer
 
 _UINT16_BELOW = 65_500  # entries of the vocabulary for which Megatron takes uint16
 
@@ -71,7 +72,7 @@ def _end_of_document(loaded: Tokenizer, file: TokenizerFile, eod: int | str | No
                 f"{file}: does not say which token ends a document; name it with --eod"
             )
         return loaded.own_eod
-    found = loaded.id_of(eod) if isinstance(eod, str) else eod
+    found = loaded.id_of(eod) if isinstance(eod, str) else check_integer("eod", eod)
     if found is None or not 0 <= found <= loaded.largest_id:
         raise InvalidArgument(
             f"eod={eod!r}: is not in the vocabulary of {file}, whose ids are 0 to "

@@ -1,0 +1,123 @@
+"""Numbers as callers give them, made plain: what is computed and stored goes on with Python's own.
+
+An integer of NumPy wraps where Python's grows, a check computed in it wraps alike, and JSON takes
+none; a float32 makes what it is multiplied by one too. So each entrance goes on with what these
+functions return, not with what it was given.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import reprlib
+from collections.abc import Sequence
+from fractions import Fraction
+
+from megaindex.errors import InvalidArgument
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+
+
+def check_integer(name: str, value: object) -> int:
+    """The plain int that ``value`` is.
+
+    Raises:
+        InvalidArgument: it only looks like an integer: 1.0 and "1" are none.
+    """
+    try:
+        return int(operator.index(value))  # type: ignore[arg-type]
+    except TypeError:
+        raise InvalidArgument(
+            f"{name} must be an integer, got {shown(value)} of type {type(value).__name__}"
+        ) from None
+
+
+def integer_or_none(name: str, value: object | None) -> int | None:
+    """As `check_integer`, where None says that nothing was given."""
+    return None if value is None else check_integer(name, value)
+
+
+def make_plain(settings: object, *names: str, optional: Sequence[str] = ()) -> None:
+    """Put plain integers in place of these fields of a frozen dataclass that is being made; of the
+    optional ones None stays.
+
+    Raises:
+        InvalidArgument: a field is no integer.
+    """
+    for name in names:
+        object.__setattr__(settings, name, check_integer(name, getattr(settings, name)))
+    for name in optional:
+        object.__setattr__(settings, name, integer_or_none(name, getattr(settings, name)))
+
+
+def check_number(name: str, value: object) -> float:
+    """The plain, finite float that ``value`` is.
+
+    Raises:
+        InvalidArgument: it is none, not a number (nan), or infinite.
+    """
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InvalidArgument(
+            f"{name} must be a finite number, got {shown(value)} of type {type(value).__name__}"
+        )
+    return number
+
+
+def check_exact(name: str, value: object) -> int | float | Fraction:
+    """A finite number as plain as it is exact: integers stay such, and fractions.
+
+    Raises:
+        InvalidArgument: as `check_number`.
+    """
+    number = check_number(name, value)
+    if isinstance(value, Fraction):
+        return Fraction(int(value.numerator), int(value.denominator))
+    return operator.index(value) if hasattr(value, "__index__") else number
+
+
+def check_fraction(name: str, value: object) -> Fraction:
+    """The fraction that ``value`` is as written: of the float 0.1 a tenth.
+
+    Raises:
+        InvalidArgument: it is no number.
+    """
+    if isinstance(value, Fraction):
+        return Fraction(int(value.numerator), int(value.denominator))
+    try:
+        return Fraction(operator.index(value))  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    try:
+        return parse_fraction(str(value))
+    except ValueError:
+        raise InvalidArgument(
+            f"{name} must be a number or a fraction, got {shown(value)} of type "
+            f"{type(value).__name__}"
+        ) from None
+
+
+def parse_fraction(text: str) -> Fraction:
+    """``1.5``, ``3/2`` or ``2`` exactly.
+
+    Raises:
+        ValueError: not a number, or with an exponent that would take all memory to write out.
+    """
+    if len(text.lower().partition("e")[2]) > 4:
+        raise ValueError(f"{text!r} has an exponent of more than four characters")
+    try:
+        return Fraction(text.strip())
+    except ZeroDivisionError:
+        raise ValueError(f"{text!r} divides by zero") from None
+
+
+def shown(value: object) -> str:
+    """A value in a message, cut where it is long or deep."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return f"a value of type {type(value).__name__} that is too long to write"
