@@ -96,6 +96,7 @@ def _published(rebuilt: Rebuilt, bin_path: str, target: str, dialect: str) -> Re
     try:
         hard = files.link(bin_path, out_bin)
         with as_storage_error(out_idx, "cannot write"):
+            spool.open()
             _fill(spool, rebuilt)
             spool.assemble(files.open(out_idx), code, rebuilt.dtype.itemsize)
         files.publish()
