@@ -14,7 +14,9 @@ from megaindex.format.faults import Fault
 from megaindex.format.header import HEADER_BYTES, header_fault, parse_header, size_fault
 from megaindex.format.pair import IndexArrays, index_arrays
 from megaindex.format.paths import pair_paths
-from megaindex.io.locations import local_copy, look_at
+from megaindex.io.facts import Facts
+from megaindex.io.kinds import A_FILE, kind_at
+from megaindex.io.locations import is_remote, local_copy, look_at
 from megaindex.io.mapping import map_readonly
 
 _CHUNK = 1 << 17
@@ -30,7 +32,7 @@ class PairDescription:
     path: str
     index_nbytes: int
     bin_nbytes: int | None
-    """None where the .bin is missing."""
+    """None where the .bin is missing, or no file."""
     format: str = "MMIDIDX"
     dtype_code: int | None = None
     dialects: tuple[DialectGuess, ...] = ()
@@ -67,7 +69,8 @@ def describe_pair(path_prefix: str) -> PairDescription:
     """
     bin_path, idx_path = pair_paths(path_prefix)
     bin_facts, idx_facts = look_at(bin_path), look_at(idx_path)
-    bin_nbytes = None if bin_facts is None else bin_facts.nbytes
+    odd = _odd(bin_facts)
+    bin_nbytes = None if bin_facts is None or odd else bin_facts.nbytes
     if idx_facts is None:
         raise MissingFile(f"{idx_path}: missing, although {bin_path} exists; it tells what that is")
     index = map_readonly(local_copy(idx_facts))
@@ -81,7 +84,7 @@ def describe_pair(path_prefix: str) -> PairDescription:
     fault = header_fault(raw)
     if fault is not None:
         name = "TNTIDX" if fault.rule == "old-format" else "unknown"
-        return PairDescription(**known, format=name, faults=_sentences(fault))
+        return PairDescription(**known, format=name, faults=odd + _sentences(fault))
     header = parse_header(raw, idx_path)
     arrays = index_arrays(index, header)
     return PairDescription(
@@ -93,8 +96,18 @@ def describe_pair(path_prefix: str) -> PairDescription:
         documents=max(0, len(arrays.bounds) - 1),
         empty_documents=_repeated(arrays.bounds),
         has_modes=len(arrays.modes) > 0,
-        faults=_sentences(size_fault(header, index.size)),
+        faults=odd + _sentences(size_fault(header, index.size)),
     )
+
+
+def _odd(bin_facts: Facts | None) -> tuple[str, ...]:
+    """What speaks against a .bin that is there."""
+    if bin_facts is None or is_remote(bin_facts.path):
+        return ()
+    kind = kind_at(bin_facts.path)
+    if kind == A_FILE:
+        return ()
+    return (f"the .bin is {kind}, not a regular file; put the file there, or a link to it",)
 
 
 def _sentences(fault: Fault | None) -> tuple[str, ...]:

@@ -12,6 +12,7 @@ from typing import Literal
 
 from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.io.failures import as_storage_error
+from megaindex.io.kinds import check_file
 from megaindex.io.locations import is_remote, look_at, plain
 from megaindex.store.array_set import SUFFIX
 from megaindex.store.manifest import MANIFEST
@@ -35,6 +36,7 @@ def subjects(path: str | os.PathLike[str]) -> list[Subject]:
 
     Raises:
         MissingFile: nothing is there.
+        StorageError: a recipe that is no regular file, or what is there cannot be looked at.
         InvalidArgument: a file that is no half of a pair, or a folder with nothing to look at.
     """
     text = plain(os.fspath(path))
@@ -52,6 +54,7 @@ def subjects(path: str | os.PathLike[str]) -> list[Subject]:
     if text.endswith(SUFFIX):
         return [Subject(kind="framework arrays", path=text)]
     if text.endswith(_RECIPES):
+        check_file(text)  # a pipe would be waited for
         return [Subject(kind="recipe", path=text)]
     raise InvalidArgument(
         f"{text}: is neither an .idx nor a .bin, nor a recipe (.yaml) nor a sidecar (…{SUFFIX}); "

@@ -14,7 +14,8 @@ from megaindex.format.cast import CHUNK
 from megaindex.format.spool import IndexSpool
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.copying import Progress, copy_range
-from megaindex.io.failures import as_storage_error, storage_error
+from megaindex.io.failures import storage_error
+from megaindex.io.kinds import open_regular
 
 
 class PairSink:
@@ -55,8 +56,7 @@ class PairSink:
         self, path: str, size: int, offset: int, nbytes: int, progress: Progress
     ) -> None:
         """Append `nbytes` bytes at `offset` of the file at `path`, which must have `size` bytes."""
-        with as_storage_error(path, "cannot open"):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path)
         try:
             self._bin.flush()  # the kernel appends behind what Python still buffers
             found = os.fstat(descriptor).st_size

@@ -8,8 +8,9 @@ import stat
 from megaindex.errors import StorageError
 from megaindex.io.failures import as_storage_error
 
+A_FILE = "a file"
 _KINDS = (
-    (stat.S_ISREG, "a file"),
+    (stat.S_ISREG, A_FILE),
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISLNK, "a symbolic link"),
     (stat.S_ISFIFO, "a pipe"),
@@ -32,14 +33,14 @@ def check_regular(path: str, status: os.stat_result) -> None:
         )
 
 
-def open_regular(path: str) -> int:
-    """A descriptor of the regular file at `path`, to read from.
+def open_regular(path: str, action: str = "cannot open") -> int:
+    """A descriptor of the regular file at `path`, to read from; `action` is for messages.
 
     Raises:
         MissingFile: there is none.
         StorageError: it is something else, or cannot be opened.
     """
-    with as_storage_error(path, "cannot open"):
+    with as_storage_error(path, action):
         # opening a pipe that nobody writes would wait
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         try:
@@ -48,3 +49,25 @@ def open_regular(path: str) -> int:
             os.close(descriptor)
             raise
     return descriptor
+
+
+def kind_at(path: str) -> str:
+    """What is at `path`, with its article, where links lead to.
+
+    Raises:
+        MissingFile: nothing is.
+        StorageError: it cannot be looked at.
+    """
+    with as_storage_error(path, "cannot look at it"):
+        return kind_of(os.stat(path).st_mode)
+
+
+def check_file(path: str, action: str = "cannot open") -> None:
+    """Before a library opens it by name, which would wait for a pipe; `action` is for messages.
+
+    Raises:
+        MissingFile: there is nothing at `path`.
+        StorageError: it is no regular file, or cannot be looked at.
+    """
+    with as_storage_error(path, action):
+        check_regular(path, os.stat(path))

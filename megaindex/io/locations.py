@@ -18,6 +18,7 @@ from xxhash import xxh3_64_intdigest
 
 from megaindex.errors import InvalidArgument
 from megaindex.io.facts import Facts
+from megaindex.io.kinds import open_regular
 from megaindex.io.objects.urls import is_remote as is_remote
 from megaindex.io.objects.urls import place_of, without_secrets
 
@@ -79,13 +80,13 @@ def open_binary(facts: Facts) -> io.RawIOBase:
     """The content as an unbuffered file, for whoever reads it from the first byte to the last.
 
     Raises:
-        OSError: it cannot be opened; and, of an object, StorageError where reading it fails.
+        StorageError: it is no regular file, or cannot be opened; of an object, reading it fails.
     """
     if is_remote(facts.path):
         from megaindex.io.objects.stream import ObjectFile
 
         return ObjectFile(facts)
-    return open(facts.path, "rb", buffering=0)
+    return open(open_regular(facts.path), "rb", buffering=0)
 
 
 def stamp(path: str) -> list[int]:

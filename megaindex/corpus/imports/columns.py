@@ -12,6 +12,7 @@ import numpy as np
 from megaindex.corpus.imports.stream import Batch, Stream
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile
 from megaindex.io.failures import storage_error
+from megaindex.io.kinds import check_file
 from megaindex.io.locations import check_local
 
 _ROWS = 1 << 12  # rows read at once
@@ -29,6 +30,7 @@ def open_columns(path: str, column: str | None = None) -> Stream:
 
     Raises:
         MissingFile: nothing is there.
+        StorageError: a pipe or a device is.
         InvalidArgument: pyarrow is not installed, or there is no such column.
         FormatError: a file cannot be read, or the column holds no lists of integers.
     """
@@ -71,6 +73,7 @@ def _reader(path: str) -> tuple[Any, Iterator[Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    check_file(path)
     try:
         if path.endswith(".parquet"):
             file = pq.ParquetFile(path)

@@ -26,6 +26,7 @@ from megaindex.corpus.imports.mds_columns import Column, find_column
 from megaindex.corpus.imports.stream import Batch, Stream
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.io.failures import as_storage_error
+from megaindex.io.kinds import check_file, open_regular
 from megaindex.io.locations import check_local
 
 _BATCH_TOKENS = 1 << 18  # tokens written together
@@ -77,7 +78,10 @@ def _read_index(
 ) -> list[_Shard]:
     check_local(folder, "copy it to a disk")
     path = os.path.join(folder, "index.json")
-    with as_storage_error(path, "cannot read"), open(path, encoding="utf-8") as stream:
+    with (
+        as_storage_error(path, "cannot read"),
+        open(open_regular(path, "cannot read"), encoding="utf-8") as stream,
+    ):
         text = stream.read()
     try:
         entries = json.loads(text)["shards"]
@@ -187,6 +191,7 @@ def _read(stream: IO[bytes], size: int, shard: _Shard) -> bytes:
 
 def _open(shard: _Shard) -> Any:
     kind = (shard.compression or "").partition(":")[0]
+    check_file(shard.path, "cannot read")
     if not kind:
         return open(shard.path, "rb")
     if kind == "gz":

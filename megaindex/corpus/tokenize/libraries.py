@@ -9,6 +9,7 @@ from typing import Any
 
 from megaindex.corpus.tokenize.tokenizers import TokenizerFile
 from megaindex.errors import FormatError
+from megaindex.io.kinds import open_regular
 
 
 def load_tokenizers(file: TokenizerFile) -> HuggingFace:
@@ -93,7 +94,7 @@ def _configured_eos(path: str) -> str | None:
     """What the tokenizer_config.json beside a tokenizer.json says ends a sequence."""
     beside = os.path.join(os.path.dirname(path), "tokenizer_config.json")
     try:
-        with open(beside, encoding="utf-8") as file:
+        with open(open_regular(beside), encoding="utf-8") as file:
             config = json.load(file)
     except FileNotFoundError:
         return None
