@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.corpus.inspect_dialect import DialectGuess, bytes_per_token, guess_dialects
-from megaindex.errors import MissingFile
+from megaindex.errors import MissingFile, StorageError
 from megaindex.format.faults import Fault
 from megaindex.format.header import HEADER_BYTES, header_fault, parse_header, size_fault
 from megaindex.format.pair import IndexArrays, index_arrays
@@ -78,7 +79,7 @@ def describe_pair(path_prefix: str) -> PairDescription:
         "path": path_prefix,
         "index_nbytes": index.size,
         "bin_nbytes": bin_nbytes,
-        "companions": tuple(p for s in _COMPANIONS if look_at(p := path_prefix + s)),
+        "companions": tuple(p for s in _COMPANIONS if _is_there(p := path_prefix + s)),
     }
     raw = index[:HEADER_BYTES].tobytes()
     fault = header_fault(raw)
@@ -98,6 +99,13 @@ def describe_pair(path_prefix: str) -> PairDescription:
         has_modes=len(arrays.modes) > 0,
         faults=odd + _sentences(size_fault(header, index.size)),
     )
+
+
+def _is_there(companion: str) -> bool:
+    """False too where it cannot be told: its name may be longer than those of the pair."""
+    with contextlib.suppress(StorageError):
+        return look_at(companion) is not None
+    return False
 
 
 def _odd(bin_facts: Facts | None) -> tuple[str, ...]:

@@ -29,6 +29,7 @@ from megaindex.format.spool import IndexSpool
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.failures import as_storage_error
 from megaindex.io.kinds import check_regular
+from megaindex.io.locations import refuse_zero_byte
 from megaindex.io.progress import Bar, silent
 
 _CHUNK = 1 << 17
@@ -71,6 +72,7 @@ def repair(
         MissingFile, StorageError: a file is none, or cannot be read, linked or written.
     """
     source, target = os.fspath(path_prefix), os.fspath(output)
+    refuse_zero_byte(source)
     check_not_a_half(target)
     get_dialect(dialect)
     bin_path, idx_path = pair_paths(source)

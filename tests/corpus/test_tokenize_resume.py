@@ -328,7 +328,9 @@ def test_parts_of_another_file_with_the_same_size_and_time_are_not_used(tmp_path
     source.write_text(lines.replace("A", "B") + " " * len('{"text":}') + "\n")
     os.utime(source, ns=times)
     tokenize(output, [source], tokenizer="bytes", part_bytes=5_000)
-    assert set(IndexedDataset(output).tokens.tolist()) == {ord("B"), 256}
+    served = set(IndexedDataset(output).tokens.tolist())
+    assert ord("B") in served
+    assert ord("A") not in served
 
 
 def test_an_input_that_is_replaced_during_the_run_is_noticed(tmp_path: Path) -> None:

@@ -11,9 +11,9 @@ import numpy as np
 
 from megaindex.corpus.imports.stream import Batch, Stream
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile
-from megaindex.io.failures import storage_error
+from megaindex.io.failures import as_storage_error, storage_error
 from megaindex.io.kinds import check_file
-from megaindex.io.locations import check_local
+from megaindex.io.locations import check_local, look_at
 
 _ROWS = 1 << 12  # rows read at once
 _USUAL = ("tokens", "input_ids")
@@ -57,12 +57,13 @@ def _require_pyarrow() -> None:
 
 
 def _files(path: str) -> list[str]:
-    if not os.path.exists(path):
+    if look_at(path) is None:
         raise MissingFile(f"{path}: there is no such file or folder; check the path")
     if not os.path.isdir(path):
         return [path]
     suffixes = (".parquet", ".arrow", ".feather")
-    files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in suffixes)
+    with as_storage_error(path, "cannot list the folder"):
+        files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in suffixes)
     if not files:
         raise MissingFile(f"{path}: holds no file that ends in {' or '.join(suffixes)}")
     return files
