@@ -6,17 +6,20 @@ import importlib.util
 import os
 from collections.abc import Sequence
 from html import escape
-from pathlib import Path
 
 import numpy as np
 
 from megaindex.audit.report import Audit, shares
 from megaindex.audit.words import distance_words, headline, jump_words, percent
-from megaindex.errors import InvalidArgument
+from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.io.atomic import AtomicFiles
 from megaindex.io.failures import as_storage_error
+from megaindex.io.kinds import check_regular
 from megaindex.io.locations import check_local
 
 PAGE_REMEDY = "write the page (--html) to a disk"
+_MARK = "<title>megaindex audit</title>"  # of every page since the first, near its beginning
+_START_BYTES = 512
 _CSS = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
        max-width: 60rem; margin: 2rem auto; padding: 0 1.5rem; }
@@ -54,20 +57,51 @@ def check_plots() -> None:
         )
 
 
+def check_page(path: str | os.PathLike[str]) -> bool:
+    """Refuse a path at which something else than an earlier page is: a page is made again often,
+    and nothing else is replaced, no file and least of all a device.
+
+    Returns:
+        Whether an earlier page is there.
+
+    Raises:
+        InvalidArgument: the path is a URL.
+        StorageError: something else is there, or it cannot be looked at.
+    """
+    name = os.fspath(path)
+    check_local(name, PAGE_REMEDY)
+    try:
+        with as_storage_error(name, "cannot look at it"):
+            check_regular(name, os.lstat(name))
+            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+            with open(os.open(name, flags), "rb") as file:
+                start = file.read(_START_BYTES)
+    except MissingFile:
+        return False
+    if not (start.startswith(b"<!DOCTYPE html>") and _MARK.encode() in start):
+        raise StorageError(
+            f"{name}: already exists and is no page of megaindex audit, and only such pages are "
+            f"replaced; choose another name for the page (--html), or move that file away"
+        )
+    return True
+
+
 def write_page(audit: Audit, path: str | os.PathLike[str]) -> None:
-    """Writes the page, whole or not at all.
+    """Writes the page, whole or not at all; an earlier page at that path is replaced.
 
     Raises:
         InvalidArgument: matplotlib is not installed, or the path is a URL.
-        StorageError: the file cannot be written.
+        StorageError: something else is at the path, or the file cannot be written.
     """
-    check_local(os.fspath(path), PAGE_REMEDY)
+    name = os.fspath(path)
+    files = AtomicFiles([name], overwrite=check_page(name))
     text = page(audit)
-    target = Path(path)
-    part = target.with_name(f".{target.name}.part")
-    with as_storage_error(str(target), "cannot write"):
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, target)
+    try:
+        with as_storage_error(name, "cannot write"):
+            files.open(name).write(text.encode())
+        files.publish()
+    finally:
+        files.discard()
 
 
 def page(audit: Audit) -> str:
@@ -82,7 +116,7 @@ def page(audit: Audit) -> str:
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>megaindex audit</title>\n<style>{_CSS}</style>\n</head>\n<body>\n"
+        f"{_MARK}\n<style>{_CSS}</style>\n</head>\n<body>\n"
         f"<h1>What the model sees, and when</h1>\n<p>{escape(headline(audit))}.</p>\n{notices}\n"
         + "\n".join(sections)
         + f"\n{_footer(audit)}\n</body>\n</html>\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -9,12 +10,14 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.corpus.inspect_dialect import DialectGuess, bytes_per_token, guess_dialects
-from megaindex.errors import MissingFile
+from megaindex.errors import MissingFile, StorageError
 from megaindex.format.faults import Fault
 from megaindex.format.header import HEADER_BYTES, header_fault, parse_header, size_fault
 from megaindex.format.pair import IndexArrays, index_arrays
 from megaindex.format.paths import pair_paths
-from megaindex.io.locations import local_copy, look_at
+from megaindex.io.facts import Facts
+from megaindex.io.kinds import A_FILE, kind_at
+from megaindex.io.locations import is_remote, local_copy, look_at
 from megaindex.io.mapping import map_readonly
 
 _CHUNK = 1 << 17
@@ -30,7 +33,7 @@ class PairDescription:
     path: str
     index_nbytes: int
     bin_nbytes: int | None
-    """None where the .bin is missing."""
+    """None where the .bin is missing, or no file."""
     format: str = "MMIDIDX"
     dtype_code: int | None = None
     dialects: tuple[DialectGuess, ...] = ()
@@ -67,7 +70,8 @@ def describe_pair(path_prefix: str) -> PairDescription:
     """
     bin_path, idx_path = pair_paths(path_prefix)
     bin_facts, idx_facts = look_at(bin_path), look_at(idx_path)
-    bin_nbytes = None if bin_facts is None else bin_facts.nbytes
+    odd = _odd(bin_facts)
+    bin_nbytes = None if bin_facts is None or odd else bin_facts.nbytes
     if idx_facts is None:
         raise MissingFile(f"{idx_path}: missing, although {bin_path} exists; it tells what that is")
     index = map_readonly(local_copy(idx_facts))
@@ -75,13 +79,13 @@ def describe_pair(path_prefix: str) -> PairDescription:
         "path": path_prefix,
         "index_nbytes": index.size,
         "bin_nbytes": bin_nbytes,
-        "companions": tuple(p for s in _COMPANIONS if look_at(p := path_prefix + s)),
+        "companions": tuple(p for s in _COMPANIONS if _is_there(p := path_prefix + s)),
     }
     raw = index[:HEADER_BYTES].tobytes()
     fault = header_fault(raw)
     if fault is not None:
         name = "TNTIDX" if fault.rule == "old-format" else "unknown"
-        return PairDescription(**known, format=name, faults=_sentences(fault))
+        return PairDescription(**known, format=name, faults=odd + _sentences(fault))
     header = parse_header(raw, idx_path)
     arrays = index_arrays(index, header)
     return PairDescription(
@@ -93,8 +97,25 @@ def describe_pair(path_prefix: str) -> PairDescription:
         documents=max(0, len(arrays.bounds) - 1),
         empty_documents=_repeated(arrays.bounds),
         has_modes=len(arrays.modes) > 0,
-        faults=_sentences(size_fault(header, index.size)),
+        faults=odd + _sentences(size_fault(header, index.size)),
     )
+
+
+def _is_there(companion: str) -> bool:
+    """False too where it cannot be told: its name may be longer than those of the pair."""
+    with contextlib.suppress(StorageError):
+        return look_at(companion) is not None
+    return False
+
+
+def _odd(bin_facts: Facts | None) -> tuple[str, ...]:
+    """What speaks against a .bin that is there."""
+    if bin_facts is None or is_remote(bin_facts.path):
+        return ()
+    kind = kind_at(bin_facts.path)
+    if kind == A_FILE:
+        return ()
+    return (f"the .bin is {kind}, not a regular file; put the file there, or a link to it",)
 
 
 def _sentences(fault: Fault | None) -> tuple[str, ...]:

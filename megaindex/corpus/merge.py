@@ -49,12 +49,16 @@ def merge(
         *pair_paths(output), common.dtype, multimodal=common.multimodal, overwrite=overwrite
     )
     try:
+        sink.open()
         progress = bar(common.nbytes)
         for prefix in inputs:
             source = map_pair(prefix, dialect, multimodal=False)
             source.check_everything()  # again: it may have changed since
             append_pair(source, sink, progress)
         sink.publish(code_of_dtype(common.dtype, table))
+        return checked_outcome(output, dialect)
+    except BaseException:
+        sink.take_back()
+        raise
     finally:
         sink.discard()
-    return checked_outcome(output, dialect)

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from megaindex.errors import InvalidArgument
 from megaindex.format.paths import check_not_a_half, pair_paths
 from megaindex.io.atomic import AtomicFiles
+from megaindex.io.locations import refuse_zero_byte
 
 
 def check_outputs(outputs: Sequence[str], inputs: Iterable[str], *, overwrite: bool) -> None:
@@ -18,9 +19,13 @@ def check_outputs(outputs: Sequence[str], inputs: Iterable[str], *, overwrite: b
         inputs: paths of the files that are read.
 
     Raises:
-        InvalidArgument: an output is an input or another output, or names half a pair.
+        InvalidArgument: an output is an input or another output, or names half a pair; or a path
+            holds a zero byte.
         StorageError: an output exists and may not be replaced.
     """
+    inputs = tuple(inputs)
+    for path in (*inputs, *outputs):
+        refuse_zero_byte(path)
     taken = {os.path.realpath(path) for path in inputs}
     for prefix in outputs:
         check_not_a_half(prefix)

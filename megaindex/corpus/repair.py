@@ -28,6 +28,8 @@ from megaindex.format.reader import IndexedDataset
 from megaindex.format.spool import IndexSpool
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.failures import as_storage_error
+from megaindex.io.kinds import check_regular
+from megaindex.io.locations import refuse_zero_byte
 from megaindex.io.progress import Bar, silent
 
 _CHUNK = 1 << 17
@@ -67,15 +69,16 @@ def repair(
 
     Raises:
         InvalidArgument: nothing is broken, or nothing more is certain: says what is missing.
-        MissingFile, StorageError: a file cannot be read, linked or written.
+        MissingFile, StorageError: a file is none, or cannot be read, linked or written.
     """
     source, target = os.fspath(path_prefix), os.fspath(output)
+    refuse_zero_byte(source)
     check_not_a_half(target)
     get_dialect(dialect)
     bin_path, idx_path = pair_paths(source)
-    if not os.path.exists(bin_path):
+    if not _is_file(bin_path):
         raise MissingFile(f"{bin_path}: missing; tokens cannot be rebuilt from an .idx")
-    if os.path.exists(idx_path):
+    if _is_file(idx_path):
         rebuilt = from_damaged_index(source, dialect, eod, bar)
     elif dtype is None or eod is None:
         raise InvalidArgument(
@@ -88,6 +91,20 @@ def repair(
     return _published(rebuilt, bin_path, target, dialect)
 
 
+def _is_file(path: str) -> bool:
+    """Whether a file is there.
+
+    Raises:
+        StorageError: something else is, or what is there cannot be told.
+    """
+    try:
+        with as_storage_error(path, "cannot look at it"):
+            check_regular(path, os.stat(path))
+    except MissingFile:
+        return False
+    return True
+
+
 def _published(rebuilt: Rebuilt, bin_path: str, target: str, dialect: str) -> Repair:
     out_bin, out_idx = pair_paths(target)
     files = AtomicFiles((out_bin, out_idx))
@@ -96,14 +113,18 @@ def _published(rebuilt: Rebuilt, bin_path: str, target: str, dialect: str) -> Re
     try:
         hard = files.link(bin_path, out_bin)
         with as_storage_error(out_idx, "cannot write"):
+            spool.open()
             _fill(spool, rebuilt)
             spool.assemble(files.open(out_idx), code, rebuilt.dtype.itemsize)
         files.publish()
+        dataset = IndexedDataset(target, dialect=dialect)
+        dataset.validate()
+    except BaseException:
+        files.take_back()
+        raise
     finally:
         files.discard()
         spool.close()
-    dataset = IndexedDataset(target, dialect=dialect)
-    dataset.validate()
     return Repair(
         path_prefix=target,
         certain=rebuilt.certain,

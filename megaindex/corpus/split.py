@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 
 from megaindex.corpus.cuts import Documents
@@ -50,16 +49,18 @@ def split(
     check_outputs(names, pair_paths(source), overwrite=overwrite)
     # ranges may overlap or leave documents out, so that the bar's end is an estimate for them
     progress = bar(tokens * pair.dtype.itemsize)
-    written: list[str] = []
+    # A pair whose few sequences happen to be none has no use for modes, and does not say.
+    multimodal = pair.modes is not None and pair.header.num_sequences > 0
+    sinks: list[PairSink] = []
     try:
         for name, documents in zip(names, parts, strict=True):
-            _write_part(pair, name, documents, overwrite, progress)
-            written.append(name)
+            paths = pair_paths(name)
+            sinks.append(PairSink(*paths, pair.dtype, multimodal=multimodal, overwrite=overwrite))
+            _write_part(pair, sinks[-1], documents, progress)
         return [checked_outcome(name, dialect) for name in names]
     except BaseException:
-        for name in written:
-            for path in reversed(pair_paths(name)):  # the .idx first: without it there is no pair
-                os.unlink(path)
+        for sink in sinks:
+            sink.take_back()
         raise
 
 
@@ -75,13 +76,9 @@ def _names(outputs: Sequence[str], count: int) -> list[str]:
     return list(outputs)
 
 
-def _write_part(
-    pair: MappedPair, name: str, documents: Documents, overwrite: bool, progress: Progress
-) -> None:
-    # A pair whose few sequences happen to be none has no use for modes, and does not say.
-    multimodal = pair.modes is not None and pair.header.num_sequences > 0
-    sink = PairSink(*pair_paths(name), pair.dtype, multimodal=multimodal, overwrite=overwrite)
+def _write_part(pair: MappedPair, sink: PairSink, documents: Documents, progress: Progress) -> None:
     try:
+        sink.open()
         append_documents(pair, sink, *documents, progress)
         sink.publish(pair.header.dtype_code)
     finally:

@@ -3,6 +3,7 @@ framework's names, a recipe, or a folder of them."""
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 from collections.abc import Iterator
@@ -10,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from megaindex.errors import InvalidArgument, MissingFile
+from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.io.failures import as_storage_error
+from megaindex.io.kinds import check_file
 from megaindex.io.locations import is_remote, look_at, plain
 from megaindex.store.array_set import SUFFIX
 from megaindex.store.manifest import MANIFEST
@@ -35,13 +37,14 @@ def subjects(path: str | os.PathLike[str]) -> list[Subject]:
 
     Raises:
         MissingFile: nothing is there.
+        StorageError: a recipe that is no regular file, or what is there cannot be looked at.
         InvalidArgument: a file that is no half of a pair, or a folder with nothing to look at.
     """
     text = plain(os.fspath(path))
     for suffix in (".idx", ".bin"):
         if text.endswith(suffix) and not os.path.isdir(text):
             return [Subject(kind="pair", path=text.removesuffix(suffix))]
-    if look_at(text + ".idx") or look_at(text + ".bin"):
+    if _is_there(text, ".idx") or _is_there(text, ".bin"):
         return [Subject(kind="pair", path=text)]
     if is_remote(text):
         raise MissingFile(f"{text}: there are no {text}.idx and {text}.bin; give a pair's prefix")
@@ -52,11 +55,22 @@ def subjects(path: str | os.PathLike[str]) -> list[Subject]:
     if text.endswith(SUFFIX):
         return [Subject(kind="framework arrays", path=text)]
     if text.endswith(_RECIPES):
+        check_file(text)  # a pipe would be waited for
         return [Subject(kind="recipe", path=text)]
     raise InvalidArgument(
         f"{text}: is neither an .idx nor a .bin, nor a recipe (.yaml) nor a sidecar (…{SUFFIX}); "
         "give the prefix of a pair"
     )
+
+
+def _is_there(text: str, suffix: str) -> bool:
+    try:
+        return look_at(text + suffix) is not None
+    except StorageError as error:
+        # the name of a folder may be so long that no pair beside it can share it
+        if error.errno == errno.ENAMETOOLONG and os.path.lexists(text):
+            return False
+        raise
 
 
 def _in_folder(folder: Path) -> list[Subject]:

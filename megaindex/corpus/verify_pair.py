@@ -24,7 +24,8 @@ from megaindex.format.validate import (
     sequence_masks,
 )
 from megaindex.io.facts import Facts
-from megaindex.io.locations import local_copy, look_at
+from megaindex.io.kinds import A_FILE, kind_at
+from megaindex.io.locations import is_remote, local_copy, look_at
 from megaindex.io.mapping import map_readonly
 from megaindex.io.progress import Bar
 
@@ -81,7 +82,9 @@ def _opened(path_prefix: str, dialect: Dialect, found: Collector) -> Pair | None
     for path, facts in ((bin_path, bin_facts), (idx_path, idx_facts)):
         if facts is None:
             found.add(path, _missing(path, idx_path))
-    if bin_facts is None or idx_facts is None:
+        elif not is_remote(path) and (kind := kind_at(facts.path)) != A_FILE:
+            found.add(path, _not_a_file(kind))
+    if bin_facts is None or idx_facts is None or found.has_errors():
         return None
     index = map_readonly(local_copy(idx_facts))
     raw = index[:HEADER_BYTES].tobytes()
@@ -116,6 +119,17 @@ def _missing(path: str, idx_path: str) -> Fault:
         expected="a file",
         text="is missing",
         remedy=repair,
+    )
+
+
+def _not_a_file(kind: str) -> Fault:
+    return Fault(
+        rule="not-a-file",
+        where="the file",
+        found=kind,
+        expected="a regular file",
+        text="is no regular file",
+        remedy="put the file there, or a link to it",
     )
 
 

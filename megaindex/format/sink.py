@@ -14,11 +14,15 @@ from megaindex.format.cast import CHUNK
 from megaindex.format.spool import IndexSpool
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.copying import Progress, copy_range
-from megaindex.io.failures import as_storage_error, storage_error
+from megaindex.io.failures import storage_error
+from megaindex.io.kinds import open_regular
 
 
 class PairSink:
-    """Appends go inside `with sink:`. What fails there may have written half of an entry, so the
+    """Whoever has one calls `open` inside a `try` that ends with `discard`: a Ctrl-C between making
+    the one and beginning the other then leaves nothing, as there is nothing yet.
+
+    Appends go inside `with sink:`. What fails there may have written half of an entry, so the
     sink then refuses to publish, even if the caller survives the exception."""
 
     def __init__(
@@ -35,12 +39,12 @@ class PairSink:
         self.dtype = dtype
         self._broken = False
         self._files = AtomicFiles((bin_path, idx_path), overwrite=overwrite)
-        try:
-            self._bin = self._files.open(bin_path)
-            self.index = IndexSpool(os.path.dirname(bin_path) or ".", multimodal=multimodal)
-        except BaseException:
-            self._files.discard()
-            raise
+        self.index = IndexSpool(os.path.dirname(bin_path) or ".", multimodal=multimodal)
+
+    def open(self) -> None:
+        """Make the .bin under a temporary name, and what the .idx is collected in."""
+        self._bin = self._files.open(self._bin_path)
+        self.index.open()
 
     def write_tokens(self, tokens: npt.NDArray[Any]) -> None:
         """Append token values that are known to fit, whatever type and layout they come in."""
@@ -52,8 +56,7 @@ class PairSink:
         self, path: str, size: int, offset: int, nbytes: int, progress: Progress
     ) -> None:
         """Append `nbytes` bytes at `offset` of the file at `path`, which must have `size` bytes."""
-        with as_storage_error(path, "cannot open"):
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = open_regular(path)
         try:
             self._bin.flush()  # the kernel appends behind what Python still buffers
             found = os.fstat(descriptor).st_size
@@ -79,8 +82,14 @@ class PairSink:
 
     def discard(self) -> None:
         """Remove everything that has not been published; harmless after `publish`."""
-        self._files.discard()
-        self.index.close()
+        try:
+            self._files.discard()
+        finally:
+            self.index.close()
+
+    def take_back(self) -> None:
+        """Remove the pair that `publish` made, where it is still that one."""
+        self._files.take_back()
 
     def __enter__(self) -> PairSink:
         return self

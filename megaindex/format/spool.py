@@ -31,14 +31,16 @@ class IndexSpool:
     def __init__(self, directory: str, *, multimodal: bool) -> None:
         self.num_sequences = 0
         self.num_bounds = 1
-        with (
-            as_storage_error(directory, "cannot create a temporary file"),
-            contextlib.ExitStack() as opened,  # closes the first should the second fail
-        ):
-            self._lengths = opened.enter_context(_nameless_file(directory))
-            self._bounds = opened.enter_context(_nameless_file(directory))
-            self._modes = opened.enter_context(_nameless_file(directory)) if multimodal else None
-            opened.pop_all()
+        self._directory = directory
+        self._multimodal = multimodal
+        self._files = contextlib.ExitStack()
+
+    def open(self) -> None:
+        """Make the files; `close` closes as many of them as there are."""
+        with as_storage_error(self._directory, "cannot create a temporary file"):
+            self._lengths = self._nameless_file()
+            self._bounds = self._nameless_file()
+            self._modes = self._nameless_file() if self._multimodal else None
         self._bounds.write(_INT64.pack(0))
 
     def add_one(self, length: int) -> None:
@@ -85,14 +87,13 @@ class IndexSpool:
             begin = int(ends[-1])
 
     def close(self) -> None:
-        for stream in (self._lengths, self._bounds, self._modes):
-            if stream is not None:
-                with contextlib.suppress(OSError):  # what is still buffered is not wanted
-                    stream.close()
+        with contextlib.suppress(OSError):  # what is still buffered is not wanted
+            self._files.close()
 
-
-def _nameless_file(directory: str) -> IO[bytes]:
-    return tempfile.TemporaryFile(dir=directory, buffering=_COPY_BYTES)
+    def _nameless_file(self) -> IO[bytes]:
+        return self._files.enter_context(
+            tempfile.TemporaryFile(dir=self._directory, buffering=_COPY_BYTES)
+        )
 
 
 def _copy_all(source: IO[bytes], target: BinaryIO) -> None:

@@ -74,6 +74,11 @@ class IndexedDatasetWriter:
             multimodal=self._multimodal,
             overwrite=self._overwrite,
         )
+        try:
+            self._sink.open()
+        except BaseException:
+            self._sink.discard()
+            raise
         return self
 
     def __exit__(

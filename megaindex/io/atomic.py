@@ -6,11 +6,13 @@ import contextlib
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Sequence
 from typing import BinaryIO
 
 from megaindex.errors import StorageError
 from megaindex.io.failures import as_storage_error
+from megaindex.io.kinds import check_regular, kind_of
 from megaindex.io.locations import check_local
 
 _BUFFER_BYTES = 1 << 20
@@ -24,6 +26,9 @@ _NO_HARD_LINKS = {
 }
 
 
+_Identity = tuple[int, int] | str
+
+
 class AtomicFiles:
     """Files written under temporary names beside their final ones, then published together.
 
@@ -31,7 +36,12 @@ class AtomicFiles:
     present only when the last one is (`train.bin`, `train.idx`). A crash at any moment leaves at
     most temporaries (`train.bin.tmp.<16 hex digits>`) or an incomplete set without its last file.
 
-    Existing files are refused, at once and again on publication, unless `overwrite`; URLs always.
+    Existing files are refused, at once and again on publication, unless `overwrite`; URLs always,
+    and with `overwrite` whatever is no file: folders, devices, pipes.
+
+    A Ctrl-C raises between any two steps. So what is about to be made is noted first, and taken
+    back by its inode: making an object does nothing yet, and whoever has one calls `discard`, or
+    `take_back` to undo a publication too, in a `finally` that begins before the first file.
     """
 
     def __init__(self, final_paths: Sequence[str], *, overwrite: bool = False) -> None:
@@ -42,15 +52,17 @@ class AtomicFiles:
         self._overwrite = overwrite
         self._temporary: dict[str, str] = {}  # final path -> temporary path
         self._streams: dict[str, BinaryIO] = {}
+        self._placed: dict[str, _Identity] = {}  # final path -> what has, or is about to get, it
+        self._aside = ""  # where the file lies that made the old set visible
+        self._is_published = False
         self._refuse_existing()
 
     def open(self, final_path: str) -> BinaryIO:
         """A new, empty, buffered file that `publish` will put at `final_path`."""
-        temporary = f"{final_path}.tmp.{secrets.token_hex(8)}"
+        temporary = self._new_temporary(final_path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with as_storage_error(final_path, "cannot create"):
             descriptor = os.open(temporary, flags, 0o666)  # the umask narrows it
-            self._temporary[final_path] = temporary
             stream = os.fdopen(descriptor, "wb", buffering=_BUFFER_BYTES)
         self._streams[final_path] = stream
         return stream
@@ -61,21 +73,20 @@ class AtomicFiles:
         Returns:
             True for a hard link; False for a symbolic one, where no hard link is possible.
         """
-        temporary = f"{final_path}.tmp.{secrets.token_hex(8)}"
         real = os.path.realpath(source)
+        temporary = self._new_temporary(final_path)
         with as_storage_error(final_path, f"cannot link to {source}"):
+            check_regular(source, os.stat(real))
             try:
                 os.link(real, temporary)
             except OSError as error:
                 if error.errno not in _NO_HARD_LINKS:
                     raise
                 os.symlink(real, temporary)
-        self._temporary[final_path] = temporary
         return not os.path.islink(temporary)
 
     def publish(self) -> None:
         """Sync every file, then give each its final name. On failure nothing of ours remains."""
-        placed: list[str] = []
         try:
             for path, stream in self._streams.items():
                 with as_storage_error(path, "cannot write"):
@@ -85,52 +96,101 @@ class AtomicFiles:
             self._make_way()
             for path in self._final_paths:
                 self._place(path)
-                placed.append(path)
             with as_storage_error(self._directory, "cannot sync the directory"):
                 _sync_directory(self._directory)
-        except BaseException:
-            with as_storage_error(self._final_paths[-1], "cannot take back"):
-                for path in reversed(placed):  # the last one first, as it makes the set visible
-                    _unlink_if_there(path)
+            self._is_published = True
+        finally:
             self.discard()
-            raise
 
     def discard(self) -> None:
-        """Close and remove every temporary; harmless when repeated."""
+        """Close and remove what is not published; harmless when repeated.
+
+        Raises:
+            StorageError: a file that was placed already cannot be removed.
+        """
         for stream in self._streams.values():
             with contextlib.suppress(OSError):  # a failed flush must not keep the file alive
                 stream.close()
         self._streams.clear()
-        for temporary in self._temporary.values():
-            _unlink_if_possible(temporary)
-        self._temporary.clear()
+        try:
+            if not self._is_published:
+                self.take_back()
+        finally:
+            for temporary in (*self._temporary.values(), self._aside):
+                if temporary:
+                    _unlink_if_possible(temporary)
+
+    def take_back(self) -> None:
+        """Remove what was published, where it is still ours; harmless when repeated.
+
+        An old set comes back if no file of the new one had taken a place.
+
+        Raises:
+            StorageError: a file cannot be removed.
+        """
+        was_placed = False
+        with as_storage_error(self._final_paths[-1], "cannot take back"):
+            # the last one first, as it makes the set visible
+            for path, identity in reversed(self._placed.items()):
+                if _is_still(path, identity):
+                    was_placed = True
+                    os.unlink(path)
+            self._placed.clear()
+            if self._aside and not was_placed and os.path.lexists(self._aside):
+                with contextlib.suppress(FileExistsError):  # another writer was here meanwhile
+                    _rename_without_replacing(self._aside, self._final_paths[-1])
+
+    def _new_temporary(self, final_path: str) -> str:
+        """A name of its own, noted before there is a file of it."""
+        temporary = f"{final_path}.tmp.{secrets.token_hex(8)}"
+        self._temporary[final_path] = temporary
+        return temporary
 
     def _refuse_existing(self) -> None:
-        if self._overwrite:
-            return
         for path in self._final_paths:
-            if os.path.lexists(path):
+            if self._overwrite:
+                _refuse_other_than_file(path)
+            elif os.path.lexists(path):
                 raise _already_there(path)
 
     def _make_way(self) -> None:
-        """When overwriting, remove the file that makes the old set visible, durably, first: a crash
-        may then leave no set, but never a new .bin under an old .idx."""
+        """When overwriting, take the file away that makes the old set visible, durably, first: a
+        crash may then leave no set, but never a new .bin under an old .idx."""
         self._refuse_existing()
         last = self._final_paths[-1]
-        if self._overwrite and os.path.lexists(last):
+        if self._overwrite and len(self._final_paths) > 1 and os.path.lexists(last):
             with as_storage_error(last, "cannot replace"):
-                os.unlink(last)
+                self._aside = f"{last}.tmp.{secrets.token_hex(8)}"
+                os.rename(last, self._aside)
                 _sync_directory(self._directory)
 
     def _place(self, path: str) -> None:
         temporary = self._temporary[path]
         with as_storage_error(path, "cannot publish"):
+            self._placed[path] = _identity(temporary)
             if self._overwrite:
                 os.replace(temporary, path)
                 _unlink_if_possible(temporary)  # of two names of one file, rename keeps both
-            else:
+                return
+            try:
                 _rename_without_replacing(temporary, path)
-        del self._temporary[path]
+            except FileExistsError:
+                del self._placed[path]  # another's, even where both are links to one file
+                raise _already_there(path) from None
+
+
+def _identity(path: str) -> _Identity:
+    """Device and inode of a file; of a symbolic link what it names."""
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode):
+        return os.readlink(path)
+    return status.st_dev, status.st_ino
+
+
+def _is_still(path: str, identity: _Identity) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        return _identity(path) == identity
+    return False
 
 
 def _rename_without_replacing(source: str, target: str) -> None:
@@ -141,8 +201,6 @@ def _rename_without_replacing(source: str, target: str) -> None:
             os.symlink(os.readlink(source), target)
         else:
             os.link(source, target)
-    except FileExistsError:
-        raise _already_there(target) from None
     except OSError as error:
         if error.errno not in _NO_HARD_LINKS:
             raise
@@ -160,6 +218,19 @@ def _already_there(path: str) -> StorageError:
     return error
 
 
+def _refuse_other_than_file(path: str) -> None:
+    """What is no file is never replaced: a folder, a device, a pipe."""
+    try:
+        mode = os.lstat(path).st_mode
+    except OSError:  # nothing is there, or creating a file beside it will say what is wrong
+        return
+    if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
+        raise StorageError(
+            f"{path}: cannot be replaced: it is {kind_of(mode)}, and only files are replaced; "
+            f"choose another path"
+        )
+
+
 def _sync_directory(directory: str) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -169,11 +240,6 @@ def _sync_directory(directory: str) -> None:
             raise
     finally:
         os.close(descriptor)
-
-
-def _unlink_if_there(path: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path)
 
 
 def _unlink_if_possible(path: str) -> None:

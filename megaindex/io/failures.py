@@ -12,6 +12,7 @@ from megaindex.errors import MissingFile, StorageError
 _REMEDIES = {
     errno.ENOENT: "check the path; directories are not created for you",
     errno.ENOTDIR: "a part of the path is a file; check the path",
+    errno.ENAMETOOLONG: "use a shorter name",
     errno.ELOOP: "a symbolic link leads in a circle, or stands where none may be; remove it",
     errno.EISDIR: "a directory stands where a file should; check the path",
     errno.EACCES: "check the permissions of the file and of its directory",

@@ -6,6 +6,7 @@ They import what reads object stores when one is named, and not before.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
 import re
@@ -18,12 +19,15 @@ from xxhash import xxh3_64_intdigest
 
 from megaindex.errors import InvalidArgument
 from megaindex.io.facts import Facts, version_of
+from megaindex.io.failures import storage_error
+from megaindex.io.kinds import open_regular
 from megaindex.io.objects.urls import is_remote as is_remote
 from megaindex.io.objects.urls import place_of, without_secrets
 
 Result = TypeVar("Result")
 
 _STORE_THREADS = 32
+_NOTHING_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 _FILE_URL = re.compile(r"file:(//)?(?=/)", re.IGNORECASE)  # pathlib drops two of the slashes
 
 
@@ -48,19 +52,23 @@ def look_at(path: str) -> Facts | None:
     """Size and version of what is at a path; None where nothing is.
 
     Raises:
-        InvalidArgument: a URL that names no object.
-        StorageError: the object store cannot be asked.
+        InvalidArgument: a URL that names no object, or a path with a zero byte.
+        StorageError: that cannot be told: a folder may not be entered, a disk fails, a name is too
+            long, the object store cannot be asked.
     """
     if is_remote(path):
         from megaindex.io.objects import reading
 
         return reading.look_at(path)
     path = plain(path)
+    refuse_zero_byte(path)
     try:
         status = os.stat(path)
-        return Facts(path, status.st_size, version_of(status))
-    except (OSError, ValueError):  # as os.path.exists
-        return None
+    except OSError as error:
+        if error.errno in _NOTHING_THERE:
+            return None
+        raise storage_error(error, path, "cannot look at it") from error
+    return Facts(path, status.st_size, version_of(status))
 
 
 def local_copy(facts: Facts) -> str:
@@ -80,13 +88,13 @@ def open_binary(facts: Facts) -> io.RawIOBase:
     """The content as an unbuffered file, for whoever reads it from the first byte to the last.
 
     Raises:
-        OSError: it cannot be opened; and, of an object, StorageError where reading it fails.
+        StorageError: it is no regular file, or cannot be opened; of an object, reading it fails.
     """
     if is_remote(facts.path):
         from megaindex.io.objects.stream import ObjectFile
 
         return ObjectFile(facts)
-    return open(facts.path, "rb", buffering=0)
+    return open(open_regular(facts.path), "rb", buffering=0)
 
 
 def stamp(path: str) -> list[int]:
@@ -100,7 +108,7 @@ def stamp(path: str) -> list[int]:
         return [] if found is None else [found.nbytes, xxh3_64_intdigest(found.version.encode())]
     try:
         status = os.stat(plain(path))
-    except OSError:
+    except (OSError, ValueError):
         return []
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
@@ -123,8 +131,15 @@ def inside(folder: Path, path: str) -> str:
     return path if is_remote(path) else str(folder / plain(path))
 
 
+def refuse_zero_byte(path: str) -> None:
+    """InvalidArgument for what no file system takes as a path."""
+    if "\0" in path:
+        raise InvalidArgument(f"{path!r}: holds a zero byte, as no path does; check the path")
+
+
 def check_local(path: str, remedy: str) -> None:
-    """InvalidArgument for a URL where only files will do."""
+    """InvalidArgument for a URL where only files will do, or for what is no path at all."""
+    refuse_zero_byte(path)
     if plain(path) != path:
         raise InvalidArgument(f"{path}: is a URL; write the path alone, {plain(path)}")
     if is_remote(path):

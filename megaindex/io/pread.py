@@ -38,9 +38,7 @@ class RangeReader:
                 f"retries={self.retries} and first_pause={self.first_pause}: must not be negative"
             )
 
-    def read_each(
-        self, facts: Facts, ranges: Sequence[tuple[int, memoryview]]
-    ) -> Iterator[None]:
+    def read_each(self, facts: Facts, ranges: Sequence[tuple[int, memoryview]]) -> Iterator[None]:
         """Fill each ``(offset, into)`` of the file, which is still what it was; yields after each.
 
         The kernel is told of all of them first: it reads ahead while the first are copied, so that

@@ -71,21 +71,24 @@ def build_once(
         if found is not None:
             return found
         claim = Claim(directory, key, stale_after=stale_after)
-        if not claim.acquire():
-            taken_over |= claim.wait(deadline)
-            continue
-        with claim:
-            found = find()  # it may have been published since we looked
-            if found is not None:
-                return found
-            remove_leftovers(Path(directory), key, at_once=taken_over)
-            try:
-                return build()
-            except MissingFile:
-                # Frozen for so long that another took over, it finds its temporaries removed.
-                if robbed:
-                    raise
-                robbed = True
+        try:
+            if not claim.acquire():
+                taken_over |= claim.wait(deadline)
+                continue
+            with claim:
+                found = find()  # it may have been published since we looked
+                if found is not None:
+                    return found
+                remove_leftovers(Path(directory), key, at_once=taken_over)
+                try:
+                    return build()
+                except MissingFile:
+                    # Frozen for so long that another took over, it finds its temporaries removed.
+                    if robbed:
+                        raise
+                    robbed = True
+        finally:
+            claim.give_up()
 
 
 def build_timeout() -> float:
@@ -103,7 +106,10 @@ def build_timeout() -> float:
 
 
 class Claim:
-    """The right to build ``key`` in a directory; held inside ``with`` after `acquire`."""
+    """The right to build ``key`` in a directory; held inside ``with`` after `acquire`.
+
+    A Ctrl-C may come between the two: `give_up` in a ``finally`` around both leaves nothing.
+    """
 
     def __init__(
         self, directory: str | os.PathLike[str], key: str, *, stale_after: float = STALE_AFTER
@@ -115,6 +121,8 @@ class Claim:
         self._own = self._directory / f"{key}.claim.{self._token}"
         self._stop = threading.Event()
         self._beater: threading.Thread | None = None
+        self._may_be_there = False  # the file of our own
+        self._may_be_ours = False  # the claim
 
     def acquire(self) -> bool:
         """Whether the claim is ours now; False where another process holds it."""
@@ -123,11 +131,12 @@ class Claim:
             if self._path.exists():
                 return False
             try:
+                self._may_be_there = self._may_be_ours = True
                 self._own.write_text(self._text(0))
-                return self._link()
+                self._may_be_ours = self._link()
+                return self._may_be_ours
             finally:
-                with contextlib.suppress(OSError):  # what stays is removed by the next holder
-                    self._own.unlink()
+                self._remove_own()
 
     def __enter__(self) -> Claim:
         self._beater = threading.Thread(target=self._beat, name="megaindex-claim", daemon=True)
@@ -135,14 +144,28 @@ class Claim:
         return self
 
     def __exit__(self, *exc: object) -> None:
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Let others build; harmless when repeated, and where the claim is not ours."""
         self._stop.set()
         if self._beater is not None:
             self._beater.join()
-        # What was built is built: a claim that cannot be removed no longer moves, and is replaced.
-        with contextlib.suppress(OSError):
-            ours = token_of(read_claim(self._path)) == self._token  # not if it was taken away
-            if ours:
-                self._path.unlink()
+        self._remove_own()
+        if self._may_be_ours:
+            # What was built is built: a claim that cannot be removed no longer moves, and is
+            # replaced.
+            with contextlib.suppress(OSError):
+                ours = token_of(read_claim(self._path)) == self._token  # not if it was taken away
+                if ours:
+                    self._path.unlink()
+            self._may_be_ours = False
+
+    def _remove_own(self) -> None:
+        if self._may_be_there:
+            with contextlib.suppress(OSError):  # what stays is removed by the next holder
+                self._own.unlink()
+            self._may_be_there = False
 
     def wait(self, deadline: float) -> bool:
         """Return when the claim is free: given up by its holder, or taken from a dead one.

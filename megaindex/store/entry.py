@@ -45,16 +45,22 @@ class EntryWriter:
         self._pool = ThreadPoolExecutor(1, "megaindex-publish")
 
     def __enter__(self) -> EntryWriter:
-        with as_storage_error(str(self._root), "cannot create a cache entry in it"):
-            self._root.mkdir(parents=True, exist_ok=True)
-            self._tmp.mkdir()
-        self._local = is_local(self._tmp)
+        try:
+            with as_storage_error(str(self._root), "cannot create a cache entry in it"):
+                self._root.mkdir(parents=True, exist_ok=True)
+                self._tmp.mkdir()
+            self._local = is_local(self._tmp)
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *exc: object) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        self._arrays.clear()
-        shutil.rmtree(self._tmp, ignore_errors=True)
+        try:
+            self._pool.shutdown(wait=True, cancel_futures=True)
+            self._arrays.clear()
+        finally:
+            _remove_tree(self._tmp)
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
         array: IntArray = np.empty(shape, dtype)  # takes no memory before it is touched
@@ -127,9 +133,20 @@ def set_aside(entry: Path) -> None:
     """Remove an entry at once for everybody, then its files."""
     aside = entry.with_name(f"tmp.{entry.name}.{secrets.token_hex(8)}")
     with as_storage_error(str(entry), "cannot remove the damaged entry"):
-        with contextlib.suppress(FileNotFoundError):  # another process was faster
-            os.rename(entry, aside)
-        if aside.is_symlink() or aside.is_file():  # someone put it there; what it names is left
-            aside.unlink(missing_ok=True)
-        else:
-            shutil.rmtree(aside, ignore_errors=True)
+        try:
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
+                os.rename(entry, aside)
+        finally:
+            if aside.is_symlink() or aside.is_file():  # someone put it there; what it names is left
+                aside.unlink(missing_ok=True)
+            else:
+                _remove_tree(aside)
+
+
+def _remove_tree(path: Path) -> None:
+    """Best effort, but for a Ctrl-C: that is let through, and then nothing is left either."""
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise

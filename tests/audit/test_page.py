@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
+import socket
+import stat
+from collections.abc import Callable
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -77,4 +81,66 @@ def test_a_page_that_cannot_be_written_is_an_error(prefix: Path, tmp_path: Path)
     run = ["--data-path", prefix, "--seq-length", 16, "--global-batch-size", 8, "--epochs", 1]
     status, _, err = cli("audit", *run, "--html", tmp_path / "missing" / "page.html")
     assert status == 2
-    assert "cannot write" in err
+    assert "cannot create: No such file or directory" in err
+
+
+def audit_to(page: Path, prefix: Path) -> tuple[int, str]:
+    run = ["--data-path", prefix, "--seq-length", 16, "--global-batch-size", 8, "--epochs", 1]
+    status, _, err = cli("audit", *run, "--html", page)
+    return status, err
+
+
+def test_a_page_is_replaced_by_the_next_one_and_no_other_file(prefix: Path, tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    assert audit_to(page, prefix)[0] == 0
+    first = page.read_bytes()
+    page.write_bytes(first + b"<!-- of an earlier run -->")
+    assert audit_to(page, prefix)[0] == 0
+    assert page.read_bytes() == first
+    page.write_bytes(b"<!DOCTYPE html>\n<title>my own</title>")
+    status, err = audit_to(page, prefix)
+    assert (status, err.count("page.html: already exists and is no page of")) == (2, 1)
+    assert page.read_bytes() == b"<!DOCTYPE html>\n<title>my own</title>"
+    assert [path.name for path in tmp_path.glob("*html*")] == ["page.html"]
+
+
+def test_an_input_is_not_replaced(prefix: Path) -> None:
+    index = Path(f"{prefix}.idx")
+    before = index.read_bytes()
+    status, err = audit_to(index, prefix)
+    assert status == 2
+    assert "is no page of megaindex audit" in err
+    assert index.read_bytes() == before
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(os.path.relpath(path))
+
+
+def _link(path: Path) -> None:
+    path.symlink_to("nothing")
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, os.mkfifo, _socket, _link])
+def test_what_is_no_file_is_neither_replaced_nor_waited_for(
+    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Callable[[Path], None]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "pages"
+    folder.mkdir()
+    make(folder / "page.html")
+    kind = stat.S_IFMT((folder / "page.html").lstat().st_mode)
+    status, err = audit_to(folder / "page.html", prefix)
+    assert (status, err.count("not a regular file; check the path")) == (2, 1)
+    assert stat.S_IFMT((folder / "page.html").lstat().st_mode) == kind
+    assert os.listdir(folder) == ["page.html"]
+
+
+def test_no_name_beside_the_page_is_followed(prefix: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    (tmp_path / ".page.html.part").symlink_to(victim)
+    assert audit_to(tmp_path / "page.html", prefix)[0] == 0
+    assert victim.read_text() == "precious"
+    assert not (tmp_path / "page.html").is_symlink()

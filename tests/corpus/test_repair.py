@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +16,14 @@ from hypothesis import strategies as st
 import megaindex
 from megaindex.cli import main
 from megaindex.corpus.repair import repair
-from megaindex.errors import InvalidArgument, MegaIndexError, MissingFile, StorageError
+from megaindex.errors import (
+    FormatError,
+    InvalidArgument,
+    MegaIndexError,
+    MissingFile,
+    StorageError,
+)
+from megaindex.format import IndexedDataset
 
 EOD = 60_000
 LENGTHS = [5, 4, 7, 9, 3]
@@ -208,3 +217,45 @@ def test_flags_of_the_check_are_refused(
     assert main(["verify", prefix, "--repair", str(out), *given]) == 2
     assert f"{given[0]}: has no meaning with --repair, which takes" in capsys.readouterr().err
     assert not out.with_suffix(".idx").exists()
+
+
+def _pipe(path: Path) -> None:
+    os.mkfifo(path)
+
+
+def _socket(path: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as one:
+        one.bind(os.path.relpath(path))  # the length of such a name is limited
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, _pipe, _socket])
+@pytest.mark.parametrize("half", [".bin", ".idx"])
+def test_what_is_no_file_is_refused_before_anything_is_placed(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    prefix: str,
+    half: str,
+    make: Callable[[Path], None],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path(prefix + half)
+    path.unlink()
+    make(path)
+    with pytest.raises(StorageError, match=rf"c\{half}: is a .*, not a regular file; check"):
+        repair(prefix, tmp_path / "out", dtype="uint16", eod=EOD)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_repair_whose_last_check_fails_leaves_nothing(
+    prefix: str, original: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(self: IndexedDataset) -> None:
+        raise FormatError("found something")
+
+    damage(prefix, original[:-8])
+    monkeypatch.setattr(IndexedDataset, "validate", fail)
+    with pytest.raises(FormatError, match="found something"):
+        repair(prefix, tmp_path / "out", eod=EOD)
+    assert not list(tmp_path.glob("out*"))
+    monkeypatch.undo()
+    assert repair(prefix, tmp_path / "out", eod=EOD).documents == COUNT

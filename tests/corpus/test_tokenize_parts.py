@@ -38,6 +38,7 @@ def pieces_of(path: Path, size: int) -> list[Piece]:
     source = Source(
         path=str(path), format="lines", compression="", size=status.st_size,
         mtime_ns=status.st_mtime_ns,
+        ctime_ns=status.st_ctime_ns,
     )  # fmt: skip
     return [
         Piece(source=source, begin=begin, end=min(begin + size, status.st_size), nbytes=size)

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 from tokenizing import names, pair, run, train_bpe, write_jsonl
 
-from megaindex.corpus.tokenize import holding
+from megaindex.corpus.tokenize import holding, tokenize
 from megaindex.corpus.tokenize import run as running
+from megaindex.corpus.tokenize.sources import find_sources
 from megaindex.corpus.tokenize.work import WorkFolder
 from megaindex.errors import EngineError, FormatError, StorageError
+from megaindex.format import IndexedDataset
 
 LINES = [f"line number {i} of a corpus that takes a while" for i in range(8_000)]
 PARTS = ["--part-size", "5000"]
@@ -365,3 +367,32 @@ def test_a_part_that_always_kills_its_worker_is_named(
 
 def die(task: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_parts_of_another_file_with_the_same_size_and_time_are_not_used(tmp_path: Path) -> None:
+    """As rsync -t, cp -p and tar put it there, in the place of the first or into it."""
+    source, output = tmp_path / "a.jsonl", str(tmp_path / "o")
+    lines = (json.dumps({"text": "A" * 40}) + "\n") * 300
+    source.write_text(lines + '{"text":}\n')
+    times = (10**18, 10**18)
+    os.utime(source, ns=times)
+    with pytest.raises(FormatError, match="line 301"):
+        tokenize(output, [source], tokenizer="bytes", part_bytes=5_000)
+    assert finished(Path(output)) > 0
+    source.write_text(lines.replace("A", "B") + " " * len('{"text":}') + "\n")
+    os.utime(source, ns=times)
+    tokenize(output, [source], tokenizer="bytes", part_bytes=5_000)
+    served = set(IndexedDataset(output).tokens.tolist())
+    assert ord("B") in served
+    assert ord("A") not in served
+
+
+def test_an_input_that_is_replaced_during_the_run_is_noticed(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    (found,) = find_sources([path], None)
+    found.check_unchanged()
+    before = path.stat()
+    path.write_text(path.read_text().replace("two", "six"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(StorageError, match=r"a\.jsonl: changed while it was tokenized"):
+        found.check_unchanged()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from faults.scenarios import CACHES, Tidying
-from faults.trial import ERRORS, Outcome, fail, kill, trials
+from faults.trial import ERRORS, Outcome, fail, interrupt, kill, trials
 
 
 def check_kills(scenario: Any, folder: Path) -> Counter[str]:
@@ -38,6 +38,26 @@ def check_failures(scenario: Any, folder: Path, error: str) -> Counter[str]:
         seen[f"{kind}, {state}"] += 1
         _go_on(scenario, place, outcome)
     return seen
+
+
+def check_interrupts(scenario: Any, folder: Path, *, after: bool, step: int = 1) -> Counter[str]:
+    """Raise KeyboardInterrupt right before or ``after`` each call of the main thread; counts what
+    readers then find. Unlike a kill it leaves nothing: no temporary, and no half of a pair."""
+    states: Counter[str] = Counter()
+    how = {"after": after, "main_only": True}
+    for outcome, place in trials(scenario, folder, interrupt, step=step, **how):
+        assert outcome.said.startswith("untyped KeyboardInterrupt"), outcome
+        assert scenario.strays(place) == [], f"{outcome}: left {scenario.strays(place)}"
+        assert _halves(place) == [], f"{outcome}: left {_halves(place)} alone"
+        states[scenario.state(place)] += 1
+        _go_on(scenario, place, outcome)
+    return states
+
+
+def _halves(place: Path) -> list[str]:
+    """Prefixes of which one file of a pair is there."""
+    found = [path.with_suffix("") for path in place.iterdir() if path.suffix in (".bin", ".idx")]
+    return sorted(prefix.name for prefix in found if found.count(prefix) == 1)
 
 
 def _check_tidy(scenario: Any, place: Path, outcome: Outcome) -> None:

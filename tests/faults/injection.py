@@ -29,14 +29,27 @@ Act = Callable[[str, str], None]
 class Injector:
     """Counts calls; at the one numbered ``at`` (from 1) calls ``act(name, path)`` before it.
 
-    With ``reads`` the calls that only look are counted instead of those that change something.
+    With ``reads`` the calls that only look are counted instead of those that change something; with
+    ``after`` ``act`` is called when a call has returned, and only those that return are counted;
+    with ``main_only`` those of other threads are not, as where Python handles signals.
     """
 
-    def __init__(self, root: str, at: int, act: Act, *, reads: bool = False) -> None:
+    def __init__(
+        self,
+        root: str,
+        at: int,
+        act: Act,
+        *,
+        reads: bool = False,
+        after: bool = False,
+        main_only: bool = False,
+    ) -> None:
         self._root = os.path.realpath(root)
         self._at = at
         self._act = act
         self._reads = reads
+        self._after = after
+        self._main_only = main_only
         self._lock = threading.Lock()
         self.count = 0
         self.fired: str | None = None
@@ -52,24 +65,36 @@ class Injector:
 
     def _wrapped(self, name: str, real: Any) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            self._pass(name, args[0] if args else ".", kwargs.get("dir_fd"))
-            return real(*args, **kwargs)
+            target = args[0] if args else "."
+            return self._passing(name, target, kwargs.get("dir_fd"), lambda: real(*args, **kwargs))
 
         return call
 
     def _opening(self, real: Any) -> Any:
         def call(path: Any, flags: int, *args: Any, **kwargs: Any) -> Any:
             changes = bool(flags & (os.O_CREAT | os.O_WRONLY | os.O_RDWR))
-            if changes != self._reads:
-                self._pass("open", path, kwargs.get("dir_fd"))
-            return real(path, flags, *args, **kwargs)
+            if changes == self._reads:
+                return real(path, flags, *args, **kwargs)
+            return self._passing(
+                "open", path, kwargs.get("dir_fd"), lambda: real(path, flags, *args, **kwargs)
+            )
 
         return call
 
-    def _pass(self, name: str, target: Any, directory: int | None) -> None:
+    def _passing(self, name: str, target: Any, directory: int | None, real: Any) -> Any:
         path = _path_of(target, directory)
-        if path != self._root and not path.startswith(self._root + os.sep):
-            return
+        elsewhere = path != self._root and not path.startswith(self._root + os.sep)
+        is_main = threading.current_thread() is threading.main_thread()
+        if elsewhere or (self._main_only and not is_main):
+            return real()
+        if not self._after:
+            self._pass(name, path)
+            return real()
+        result = real()
+        self._pass(name, path)
+        return result
+
+    def _pass(self, name: str, path: str) -> None:
         with self._lock:
             self.count += 1
             mine = self.count == self._at

@@ -89,3 +89,29 @@ def by_split(folder: Path, overwrite: bool) -> None:
         lambda pair: cut_evenly(pair, 1, "tokens"),
         overwrite=overwrite,
     )
+
+
+class Parts(Pair):
+    """A pair cut in two, the second of which is still to come when the first has its names."""
+
+    def state(self, folder: Path) -> str:
+        assert read(folder / "whole") == NEW
+        parts = [folder / "out-0", folder / "out-1"]
+        there = [part for part in parts if os.path.exists(f"{part}.idx")]
+        if not there:
+            return "none"
+        assert there == parts, f"{there} without the others"
+        assert [tokens for part in parts for tokens in read(part)] == NEW
+        return "new"
+
+    def strays(self, folder: Path) -> list[str]:
+        return unknown_names(folder, r"(whole|first|rest|out-[01])\.(bin|idx)")
+
+
+def by_split_in_two(folder: Path, overwrite: bool) -> None:
+    split(
+        str(folder / "whole"),
+        [str(folder / "out-{}")],
+        lambda pair: [(0, 1), (1, 3)],
+        overwrite=os.path.exists(folder / "out-0.bin"),
+    )

@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from faults.pairs import Pair, by_merge, by_split, by_writer, unknown_names
+from faults.pairs import (
+    Pair,
+    Parts,
+    by_merge,
+    by_split,
+    by_split_in_two,
+    by_writer,
+    unknown_names,
+)
 
 import megaindex
 from megaindex.errors import MegaIndexError
@@ -225,9 +233,14 @@ SCENARIOS: dict[str, Any] = {
         NamedDurable("named-durable"),
     )
 }
+INTERRUPTED: dict[str, Any] = {
+    **SCENARIOS,
+    "split-overwriting": Pair("split-overwriting", by_split, overwrite=True),
+    "split-in-two": Parts("split-in-two", by_split_in_two),
+}
 CACHES = ("cache", "cache-mapped", "cache-damaged", "named", "named-together", "named-stale")
 
-__all__ = ["CACHES", "SCENARIOS", "MegaIndexError"]
+__all__ = ["CACHES", "INTERRUPTED", "SCENARIOS", "MegaIndexError"]
 
 
 @dataclass(frozen=True)

@@ -69,16 +69,25 @@ def fail(number: int) -> Act:
     return act
 
 
+def interrupt(name: str, path: str) -> None:
+    """Ctrl-C: Python raises between any two steps, so also when a call is over."""
+    raise KeyboardInterrupt
+
+
 def trials(
-    scenario: Scenario, folder: Path, act: Act, *, reads: bool = False, step: int = 1
+    scenario: Scenario, folder: Path, act: Act, *, step: int = 1, **how: bool
 ) -> Iterator[tuple[Outcome, Path]]:
-    """A trial for every ``step``-th call of the scenario, each in a new folder of its own."""
+    """A trial for every ``step``-th call of the scenario, each in a new folder of its own.
+
+    Args:
+        how: which calls count, and when they are struck, as the options of `Injector`.
+    """
     number = 1
     while True:
         place = folder / f"{scenario.name}-{number}"
         place.mkdir(parents=True)
         scenario.prepare(place)
-        outcome = _trial(scenario, place, act, number, reads)
+        outcome = _trial(scenario, place, number, act, how)
         if not outcome.number:
             assert outcome.said == "done", outcome
             shutil.rmtree(place)
@@ -88,12 +97,12 @@ def trials(
         number += step
 
 
-def _trial(scenario: Scenario, place: Path, act: Act, number: int, reads: bool) -> Outcome:
+def _trial(scenario: Scenario, place: Path, number: int, act: Act, how: dict[str, bool]) -> Outcome:
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(receive)
-        _in_child(scenario, place, Injector(str(place), number, act, reads=reads), send)
+        _in_child(scenario, place, Injector(str(place), number, act, **how), send)
     os.close(send)
     with os.fdopen(receive, "rb") as stream:
         said = stream.read().decode()

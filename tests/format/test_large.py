@@ -26,6 +26,7 @@ def test_reading_past_two_to_the_31(tmp_path: Path, megatron_datasets: Any) -> N
         stream.seek(begin)
         stream.write(np.arange(20, dtype=np.uint16).tobytes())
     spool = IndexSpool(str(tmp_path), multimodal=False)
+    spool.open()
     spool.add_one(LONGEST)
     spool.add_one(20)
     with (tmp_path / "train.idx").open("wb") as stream:
@@ -45,6 +46,7 @@ def test_reading_past_two_to_the_31(tmp_path: Path, megatron_datasets: Any) -> N
 
 def test_pointers_past_two_to_the_31(tmp_path: Path) -> None:
     spool = IndexSpool(str(tmp_path), multimodal=False)
+    spool.open()
     lengths = np.full(5, LONGEST)
     spool.add_sequences(lengths, None)
     spool.add_bounds(np.array([5]))

@@ -126,3 +126,58 @@ def test_a_writer_that_loses_between_look_and_link_is_refused(
         write(tmp_path / "a", NEW)
     assert names(tmp_path) == ["a.bin"]
     assert (tmp_path / "a.bin").read_bytes() == b"theirs"
+
+
+@pytest.mark.parametrize("half", [".bin", ".idx"])
+def test_a_ctrl_c_when_a_file_has_just_got_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, half: str
+) -> None:
+    real = os.link
+
+    def link(source: str, target: str) -> None:
+        real(source, target)
+        if target.endswith(half):
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(KeyboardInterrupt):
+        write(tmp_path / "a", NEW)
+    assert names(tmp_path) == []
+
+
+def test_what_another_put_in_our_place_is_not_taken_back(
+    tmp_path: Path, fail_call: FailCall
+) -> None:
+    def theirs() -> None:
+        (tmp_path / "theirs").write_bytes(b"theirs")
+        os.rename(tmp_path / "theirs", tmp_path / "a.bin")
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    fail_call("link", 2, theirs)
+    with pytest.raises(StorageError, match="Input/output error"):
+        write(tmp_path / "a", NEW)
+    assert names(tmp_path) == ["a.bin"]
+    assert (tmp_path / "a.bin").read_bytes() == b"theirs"
+
+
+def test_overwriting_that_fails_early_gives_the_old_pair_back(
+    tmp_path: Path, fail_call: FailCall
+) -> None:
+    def no_space() -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    write(tmp_path / "a", OLD)
+    fail_call("replace", 1, no_space)
+    with pytest.raises(StorageError, match="No space left"):
+        write(tmp_path / "a", NEW, overwrite=True)
+    assert read(tmp_path / "a") == OLD
+    assert names(tmp_path) == ["a.bin", "a.idx"]
+
+
+@pytest.mark.parametrize("half", [".bin", ".idx"])
+def test_what_is_no_file_is_never_replaced(tmp_path: Path, half: str) -> None:
+    os.mkfifo(tmp_path / f"a{half}")
+    with pytest.raises(StorageError, match=rf"a{half}: cannot be replaced: it is a pipe.*choose"):
+        write(tmp_path / "a", NEW, overwrite=True)
+    assert names(tmp_path) == [f"a{half}"]
+    assert stat.S_ISFIFO((tmp_path / f"a{half}").stat().st_mode)

@@ -26,6 +26,7 @@ ORDERS = ("megatron", "neox", "megatron-legacy", "paddlenlp", "epoch", "window")
 def sparse_corpus(prefix: Path, lengths: list[int], last: int) -> IndexedDataset:
     """uint8 zeros that take no room on the disk, but for the last token."""
     spool = IndexSpool(str(prefix.parent), multimodal=False)
+    spool.open()
     for length in lengths:
         spool.add_one(length)
     with open(f"{prefix}.idx", "wb") as stream:

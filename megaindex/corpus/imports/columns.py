@@ -12,7 +12,8 @@ import numpy as np
 from megaindex.corpus.imports.stream import Batch, Stream
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile
 from megaindex.io.failures import as_storage_error, storage_error
-from megaindex.io.locations import check_local
+from megaindex.io.kinds import check_file
+from megaindex.io.locations import check_local, look_at
 
 _ROWS = 1 << 12  # rows read at once
 _USUAL = ("tokens", "input_ids")
@@ -29,6 +30,7 @@ def open_columns(path: str, column: str | None = None) -> Stream:
 
     Raises:
         MissingFile: nothing is there.
+        StorageError: a pipe or a device is.
         InvalidArgument: pyarrow is not installed, or there is no such column.
         FormatError: a file cannot be read, or the column holds no lists of integers.
     """
@@ -55,7 +57,7 @@ def _require_pyarrow() -> None:
 
 
 def _files(path: str) -> list[str]:
-    if not os.path.exists(path):
+    if look_at(path) is None:
         raise MissingFile(f"{path}: there is no such file or folder; check the path")
     if not os.path.isdir(path):
         return [path]
@@ -72,6 +74,7 @@ def _reader(path: str) -> tuple[Any, Iterator[Any]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
+    check_file(path)
     try:
         if path.endswith(".parquet"):
             file = pq.ParquetFile(path)

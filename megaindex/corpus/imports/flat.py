@@ -126,6 +126,7 @@ def write_flat(
     try:
         hard = files.link(flat.path, bin_path)
         with as_storage_error(idx_path, "cannot write"):
+            spool.open()
             _fill(spool, flat)
             spool.assemble(files.open(idx_path), code_of_dtype(dtype, dialect), dtype.itemsize)
         files.publish()
@@ -152,6 +153,7 @@ def _write_copy(
     stored = flat.tokens
     sink = PairSink(*pair_paths(output), dtype, multimodal=False, overwrite=overwrite)
     try:
+        sink.open()
         progress = bar(stored.nbytes)
         with sink:
             if _same_bytes(stored.dtype, dtype) and stored.size:

@@ -15,6 +15,7 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.cast import CHUNK
 from megaindex.format.legacy import open_legacy
 from megaindex.io.failures import as_storage_error
+from megaindex.io.kinds import check_file
 from megaindex.io.locations import check_local
 from megaindex.io.mapping import map_readonly
 
@@ -114,6 +115,7 @@ def open_tntidx(path_prefix: str, dialect: str) -> FlatTokens:
 def _map_npy(path: str) -> tuple[npt.NDArray[Any], int]:
     """The integers of a .npy, mapped, and the bytes in front of them."""
     check_local(path, "copy it to a disk")
+    check_file(path)
     with as_storage_error(path, "cannot open"):
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)

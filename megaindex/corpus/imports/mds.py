@@ -26,6 +26,7 @@ from megaindex.corpus.imports.stream import Batch, Stream
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.io.failures import as_storage_error
 from megaindex.io.json_files import Damaged, read_object
+from megaindex.io.kinds import check_file
 from megaindex.io.locations import check_local
 
 _BATCH_TOKENS = 1 << 18  # tokens written together
@@ -196,6 +197,7 @@ def _read(stream: IO[bytes], size: int, shard: _Shard) -> bytes:
 
 def _open(shard: _Shard) -> Any:
     kind = (shard.compression or "").partition(":")[0]
+    check_file(shard.path, "cannot read")
     if not kind:
         return open(shard.path, "rb")
     if kind == "gz":

@@ -55,6 +55,14 @@ class Holding:
         # one that died on another machine shows by then
         deadline = time.monotonic() + 1.5 * STALE_AFTER
         try:
+            self._take(deadline)
+        except BaseException:  # a Ctrl-C too: nobody waits for a run that did not begin
+            self._claim.give_up()
+            raise
+        return self
+
+    def _take(self, deadline: float) -> None:
+        try:
             while not self._claim.acquire():
                 self._tell_who_holds_it()
                 self._claim.wait(deadline)
@@ -69,7 +77,6 @@ class Holding:
         self._claim.__enter__()
         self._token = token_of(read_claim(self._claim_path))
         self.folder.remove_temporaries()
-        return self
 
     def __exit__(self, *_: object) -> None:
         finished: set[str] = set()

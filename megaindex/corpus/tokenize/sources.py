@@ -44,15 +44,21 @@ class Source:
     size: int
     """Bytes of the file as it lies there."""
     mtime_ns: int
+    ctime_ns: int
+    """Of the last change of content, permissions or links: unlike the other no program sets it at
+    will, as rsync -t, cp -p and tar do when they put another file in the place of one. All nodes of
+    a shared file system see the same, which inodes need not be."""
 
     def check_unchanged(self) -> None:
         """StorageError if the file is no longer the one that was looked at."""
         with as_storage_error(self.path, "cannot look at the input"):
             status = os.stat(self.path)
-        if (status.st_size, status.st_mtime_ns) != (self.size, self.mtime_ns):
+        now = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+        if now != (self.size, self.mtime_ns, self.ctime_ns):
             raise StorageError(
                 f"{self.path}: changed while it was tokenized: it had {self.size} bytes and has "
-                f"{status.st_size}, or was written again; start again once it stays as it is"
+                f"{status.st_size}, or was written again, replaced, or given other permissions; "
+                f"start again once it stays as it is"
             )
 
 
@@ -142,6 +148,7 @@ def _look_at(path: str, form: str | None) -> Source:
         compression=compression,
         size=status.st_size,
         mtime_ns=status.st_mtime_ns,
+        ctime_ns=status.st_ctime_ns,
     )
 
 

@@ -23,6 +23,7 @@ import xxhash
 from megaindex.corpus.byte_level import END_OF_DOCUMENT
 from megaindex.errors import InvalidArgument, StorageError
 from megaindex.io.failures import as_storage_error
+from megaindex.io.kinds import open_regular
 from megaindex.io.locations import check_local
 
 BYTES = "bytes"
@@ -75,7 +76,8 @@ def find_tokenizer(path: str | os.PathLike[str], *, add_special_tokens: bool) ->
         library, fingerprint = BYTES, "bytes 1"
     else:
         path = os.path.abspath(_in_folder(path))
-        with as_storage_error(path, "cannot read the tokenizer"), open(path, "rb") as file:
+        action = "cannot read the tokenizer"
+        with as_storage_error(path, action), open(open_regular(path, action), "rb") as file:
             content = file.read()
         library = "tokenizers" if content.lstrip()[:1] == b"{" else "sentencepiece"
         digest = xxhash.xxh3_128_hexdigest(content)
