@@ -26,10 +26,11 @@ from megaindex.io.locations import look_at
 
 def test_nothing_is_there(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
+    os.utime(tmp_path / "file", ns=(0, 7_000_000_000))
     (tmp_path / "loop").symlink_to("loop")
     for name in ("no", "no/file", "file/below", "loop", "loop/below"):
         assert look_at(str(tmp_path / name)) is None
-    assert look_at(str(tmp_path / "file")) == (str(tmp_path / "file"), 0, "")
+    assert look_at(str(tmp_path / "file")) == (str(tmp_path / "file"), 0, "of 7.000000000")
 
 
 @pytest.mark.parametrize(
