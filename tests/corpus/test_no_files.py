@@ -120,7 +120,7 @@ def test_an_input_that_is_no_file(tmp_path: Path, make: Make, file: str) -> None
     open_it = _inputs(tmp_path)[file]
     make(tmp_path / file)
     # of a socket the kernel itself says that it cannot be opened
-    with pytest.raises(StorageError, match=rf"{Path(file).name}: .*(regular file|cannot)"):
+    with pytest.raises(MegaIndexError, match=rf"{Path(file).name}: .*(regular file|cannot)"):
         open_it()
     shutil.rmtree(tmp_path / "mds")
     assert not list(tmp_path.glob("o*"))
