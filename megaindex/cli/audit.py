@@ -15,7 +15,6 @@ from megaindex.cli.parser import Parser
 from megaindex.cli.plan import add_run_arguments, recipe_of, settings_of
 from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import SPLITS
-from megaindex.io.locations import check_local
 from megaindex.plan.render import counting
 from megaindex.recipe.schedule import parse_count
 from megaindex.recipe.settings import resolve
@@ -92,10 +91,10 @@ def _audit(stream: Stream, options: argparse.Namespace) -> None:
     from megaindex.audit.report import audit
 
     if options.html:
-        from megaindex.audit.page import PAGE_REMEDY, check_plots, write_page
+        from megaindex.audit.page import check_page, check_plots, write_page
 
         check_plots()
-        check_local(options.html, PAGE_REMEDY)  # before the work
+        check_page(options.html)  # before the work
     with counting() as progress:
         result = audit(stream, points=options.points, progress=progress)
     if options.json:

@@ -148,7 +148,7 @@ class IndexedDataset:
 
     @staticmethod
     def exists(path_prefix: str | os.PathLike[str]) -> bool:
-        """Whether both files of the pair exist."""
+        """Whether both files of the pair exist; StorageError where that cannot be told."""
         return all(look_at(path) is not None for path in pair_paths(os.fspath(path_prefix)))
 
     @property
