@@ -54,6 +54,7 @@ class AtomicFiles:
         self._streams: dict[str, BinaryIO] = {}
         self._placed: dict[str, _Identity] = {}  # final path -> what has, or is about to get, it
         self._aside = ""  # where the file lies that made the old set visible
+        self._was_placed = False  # so that the old set has lost a file for good
         self._is_published = False
         self._refuse_existing()
 
@@ -128,15 +129,14 @@ class AtomicFiles:
         Raises:
             StorageError: a file cannot be removed.
         """
-        was_placed = False
         with as_storage_error(self._final_paths[-1], "cannot take back"):
             # the last one first, as it makes the set visible
             for path, identity in reversed(self._placed.items()):
                 if _is_still(path, identity):
-                    was_placed = True
+                    self._was_placed = True
                     os.unlink(path)
             self._placed.clear()
-            if self._aside and not was_placed and os.path.lexists(self._aside):
+            if self._aside and not self._was_placed and os.path.lexists(self._aside):
                 with contextlib.suppress(FileExistsError):  # another writer was here meanwhile
                     _rename_without_replacing(self._aside, self._final_paths[-1])
 
