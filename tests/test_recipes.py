@@ -139,4 +139,4 @@ def test_sources_without_files_are_planned_and_not_opened(tmp_path: Path) -> Non
     assert json.loads(out)["samples_consumed"] == 4999 // 16 * 2 // 4 * 4
     with pytest.raises(InvalidArgument, match="has tokens to plan with and no path to read"):
         open_recipe(read_recipe(path))
-    assert importlib.import_module("megaindex.cli.build").main(["--recipe", str(path)]) == 2
+    assert cli("build", "--recipe", path)[0] == 2
