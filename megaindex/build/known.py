@@ -13,7 +13,14 @@ from pathlib import Path
 from megaindex.format import IndexedDataset
 from megaindex.io.locations import absolute, check_local
 from megaindex.store.fingerprint import corpus_fingerprint, entry_key
-from megaindex.store.records import read_records, stamps_of, write_records
+from megaindex.store.records import (
+    Record,
+    are_sizes,
+    are_texts,
+    read_records,
+    stamps_of,
+    write_records,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,7 +51,7 @@ class KnownSources:
         check_local(cache_dir, "give a directory as cache_dir")
         key = entry_key({"known_sources": 1, "prefixes": self._prefixes})
         self._path = Path(cache_dir) / f"sources-{key}-megaindex.json"
-        for record in read_records(self._path, self._prefixes) or ():
+        for record in read_records(self._path, self._prefixes, _is_sound) or ():
             self._known[record["prefix"]] = Known(
                 num_tokens=record["num_tokens"], fingerprint=record["fingerprint"]
             )
@@ -83,3 +90,7 @@ class KnownSources:
             for prefix, stamp in zip(self._prefixes, self._stamps, strict=True)
         ]
         write_records(self._path, records)
+
+
+def _is_sound(record: Record) -> bool:
+    return are_sizes([record["num_tokens"]]) and are_texts([record["fingerprint"]])

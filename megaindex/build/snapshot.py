@@ -24,11 +24,19 @@ from megaindex.index.spans import Index
 from megaindex.io.locations import absolute, check_local, each_of
 from megaindex.store.cache import load_entry
 from megaindex.store.fingerprint import entry_key
-from megaindex.store.records import read_records, stamps_of, write_records
+from megaindex.store.records import (
+    Record,
+    are_sizes,
+    are_texts,
+    read_records,
+    stamps_of,
+    write_records,
+)
 
 Build = Callable[[IndexedDataset, int | None], Index]
 """Opens the index of a dataset for so many samples; a snapshot made it before."""
 
+_SIZES = 5  # numbers in the identity of a pair, before its versions
 _FACTS = ("num_samples", "num_epochs", "tokens_per_epoch", "sequence_length", "add_extra_token")
 
 
@@ -66,7 +74,7 @@ def open_sources(
     known = cache_dir is not None and not any(isinstance(c, IndexedDataset) for c in corpora)
     path = _path(cache_dir, prefixes, asked, settings) if known and cache_dir else None
     if path is not None:
-        records = read_records(path, prefixes)
+        records = read_records(path, prefixes, _is_sound)
         if records is not None:
             return _later(corpora, asked, records, build, dialect)
     stamps = [] if path is None else stamps_of(prefixes)
@@ -136,6 +144,13 @@ def _flat(identity: PairIdentity) -> list[int | str]:
         identity.bin_nbytes,
         *identity.versions,
     ]
+
+
+def _is_sound(record: Record) -> bool:
+    *sizes, idx_version, bin_version = record["identity"]
+    numbers = [*sizes, *(record[name] for name in _FACTS)]
+    texts = [idx_version, bin_version, record["order"], record["entry"]]
+    return len(sizes) == _SIZES and are_sizes(numbers) and are_texts(texts)
 
 
 def _prefix(corpus: IndexedDataset | str) -> str:

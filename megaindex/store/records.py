@@ -10,7 +10,7 @@ import contextlib
 import logging
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +30,22 @@ def stamps_of(prefixes: Sequence[str]) -> list[list[int]]:
     return each_of(corpus_stamp, prefixes)
 
 
-def read_records(path: Path, prefixes: Sequence[str]) -> list[Record] | None:
-    """The records of these pairs; None where there are none, or where one of the pairs changed."""
+def read_records(
+    path: Path, prefixes: Sequence[str], is_sound: Callable[[Record], bool]
+) -> list[Record] | None:
+    """The records of these pairs; None where there are none, or where one of the pairs changed.
+
+    ``is_sound`` says whether what was learned of a pair is of the types that are written; it may
+    raise KeyError and TypeError instead.
+    """
     try:
         stored = read_object(path)
         records: list[Record] = stored["sources"]
-        whole = stored["checksum"] == _checksum(records) and _are_of(records, prefixes)
+        whole = (
+            stored["checksum"] == _checksum(records)
+            and [record["prefix"] for record in records] == list(prefixes)
+            and all(map(is_sound, records))
+        )
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -50,8 +60,13 @@ def read_records(path: Path, prefixes: Sequence[str]) -> list[Record] | None:
     return records
 
 
-def _are_of(records: list[Record], prefixes: Sequence[str]) -> bool:
-    return [record["prefix"] for record in records] == list(prefixes)
+def are_sizes(values: Sequence[object]) -> bool:
+    """Whether all are whole numbers from 0 on that arrays may have."""
+    return all(type(value) is int and 0 <= value < 2**63 for value in values)
+
+
+def are_texts(values: Sequence[object]) -> bool:
+    return all(type(value) is str for value in values)
 
 
 def write_records(path: Path, records: Sequence[Record]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.pair import MappedPair
 from megaindex.recipe.model import Recipe
 from megaindex.recipe.recipe_file import read_recipe
+from megaindex.store import records
 
 
 class LookedAt(Exception):
@@ -96,6 +98,20 @@ def test_a_damaged_record_is_not_believed(recipe: Recipe, tmp_path: Path, damage
     record.write_bytes(
         text.replace(b'"num_tokens":', b'"num_tokens":1') if damage == b"cut" else damage
     )
+    after = open_recipe(recipe, cache_dir=tmp_path / "cache")
+    assert [s.size for s in after.sources] == [s.size for s in before.sources]
+    assert record.read_bytes() == text  # written anew
+
+
+@pytest.mark.parametrize("forged", [{"num_tokens": -1}, {"num_tokens": "7"}, {"fingerprint": 7}])
+def test_a_forged_record_is_not_believed(
+    recipe: Recipe, tmp_path: Path, forged: dict[str, object]
+) -> None:
+    before = open_recipe(recipe, cache_dir=tmp_path / "cache")
+    (record,) = (tmp_path / "cache").iterdir()
+    text = record.read_bytes()
+    stored = json.loads(text)["sources"]
+    records.write_records(record, [{**one, **forged} for one in stored])
     after = open_recipe(recipe, cache_dir=tmp_path / "cache")
     assert [s.size for s in after.sources] == [s.size for s in before.sources]
     assert record.read_bytes() == text  # written anew

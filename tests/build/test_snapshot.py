@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -15,6 +16,7 @@ import megaindex
 from megaindex.errors import StorageError
 from megaindex.index.blended import BlendedIndex
 from megaindex.loader import MappedTokens
+from megaindex.store import records
 
 S = 16
 
@@ -107,6 +109,24 @@ def test_a_damaged_snapshot_is_not_believed(
     assert all(dataset.is_open for dataset in index.datasets)
     assert served(index) == expected
     assert "is damaged; every source is opened anew" in caplog.text
+
+
+@pytest.mark.parametrize("value", [None, -1, 1.5, [], [1, 2, 3, 4, 5, 6, "", ""], 2**63, {}])
+@pytest.mark.parametrize(
+    "field", ["prefix", "identity", "order", "entry", "num_samples", "num_epochs", "stamp"]
+)
+def test_a_forged_snapshot_is_not_believed(
+    prefixes: list[str], tmp_path: Path, field: str, value: object
+) -> None:
+    """One whose checksum is that of what it says."""
+    expected = served(blend_of(prefixes, tmp_path / "cache"))
+    (snapshot,) = (tmp_path / "cache").glob("blend-*.json")
+    stored = json.loads(snapshot.read_text())["sources"]
+    stored[0][field] = value
+    records.write_records(snapshot, stored)
+    index = blend_of(prefixes, tmp_path / "cache")
+    assert all(dataset.is_open for dataset in index.datasets)
+    assert served(index) == expected
 
 
 def test_an_entry_that_is_gone_is_built_again(prefixes: list[str], tmp_path: Path) -> None:
