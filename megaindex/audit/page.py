@@ -14,7 +14,7 @@ from megaindex.audit.words import distance_words, headline, jump_words, percent
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.failures import as_storage_error
-from megaindex.io.kinds import check_regular
+from megaindex.io.kinds import check_regular, open_at_once
 from megaindex.io.locations import check_local
 
 PAGE_REMEDY = "write the page (--html) to a disk"
@@ -73,8 +73,7 @@ def check_page(path: str | os.PathLike[str]) -> bool:
     try:
         with as_storage_error(name, "cannot look at it"):
             check_regular(name, os.lstat(name))
-            flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-            with open(os.open(name, flags), "rb") as file:
+            with open(open_at_once(name, follow=False), "rb") as file:
                 start = file.read(_START_BYTES)
     except MissingFile:
         return False

@@ -52,8 +52,8 @@ def build_blend(
             which is all it then builds), epoch and window; evenly in the others.
         order: of every source; for the orders epoch and window sources are blended by the divisor
             rule, for the others by the frameworks' greedy one.
-        variance_buffer: surplus asked of each source in a framework order, at least 1. Default:
-            the framework's own.
+        variance_buffer: surplus asked of each source in a framework order, positive; 1 is none.
+            Default: the framework's own.
         cache_dir: where to keep the arrays, as in `build_index`. A blend that was built there
             before opens at once, and each of its sources when a batch first reads it; ``datasets``
             of the index holds them, for the loader.

@@ -11,16 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from megaindex.format import IndexedDataset
+from megaindex.io.json_files import is_size
 from megaindex.io.locations import absolute, check_local
 from megaindex.store.fingerprint import corpus_fingerprint, entry_key
-from megaindex.store.records import (
-    Record,
-    are_sizes,
-    are_texts,
-    read_records,
-    stamps_of,
-    write_records,
-)
+from megaindex.store.records import Record, read_records, stamps_of, write_records
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,4 +87,4 @@ class KnownSources:
 
 
 def _is_sound(record: Record) -> bool:
-    return are_sizes([record["num_tokens"]]) and are_texts([record["fingerprint"]])
+    return is_size(record["num_tokens"]) and isinstance(record["fingerprint"], str)

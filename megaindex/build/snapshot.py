@@ -21,17 +21,11 @@ from megaindex.format.reader import PairIdentity
 from megaindex.index.arrays import ArrayIndex
 from megaindex.index.on_demand import LaterIndex
 from megaindex.index.spans import Index
+from megaindex.io.json_files import is_size
 from megaindex.io.locations import absolute, check_local, each_of
 from megaindex.store.cache import load_entry
 from megaindex.store.fingerprint import entry_key
-from megaindex.store.records import (
-    Record,
-    are_sizes,
-    are_texts,
-    read_records,
-    stamps_of,
-    write_records,
-)
+from megaindex.store.records import Record, read_records, stamps_of, write_records
 
 Build = Callable[[IndexedDataset, int | None], Index]
 """Opens the index of a dataset for so many samples; a snapshot made it before."""
@@ -150,7 +144,8 @@ def _is_sound(record: Record) -> bool:
     *sizes, idx_version, bin_version = record["identity"]
     numbers = [*sizes, *(record[name] for name in _FACTS)]
     texts = [idx_version, bin_version, record["order"], record["entry"]]
-    return len(sizes) == _SIZES and are_sizes(numbers) and are_texts(texts)
+    are_texts = all(isinstance(text, str) for text in texts)
+    return len(sizes) == _SIZES and all(map(is_size, numbers)) and are_texts
 
 
 def _prefix(corpus: IndexedDataset | str) -> str:

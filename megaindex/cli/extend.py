@@ -84,7 +84,7 @@ def _extend(options: argparse.Namespace) -> None:
 
 def _consumed(options: argparse.Namespace, old: Index) -> int:
     from megaindex.index.arithmetic import samples_for_epochs
-    from megaindex.index.request import parse_fraction
+    from megaindex.index.plain import parse_fraction
 
     if options.consumed_samples is not None:
         return int(options.consumed_samples)
@@ -96,7 +96,7 @@ def _consumed(options: argparse.Namespace, old: Index) -> int:
 
 
 def _more(options: argparse.Namespace, old: Index) -> int:
-    from megaindex.index.request import parse_fraction
+    from megaindex.index.plain import parse_fraction
 
     if options.more_samples is not None:
         return int(options.more_samples)

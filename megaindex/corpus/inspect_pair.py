@@ -16,7 +16,7 @@ from megaindex.format.header import HEADER_BYTES, header_fault, parse_header, si
 from megaindex.format.pair import IndexArrays, index_arrays
 from megaindex.format.paths import pair_paths
 from megaindex.io.facts import Facts
-from megaindex.io.kinds import A_FILE, kind_at
+from megaindex.io.kinds import odd_kind
 from megaindex.io.locations import is_remote, local_copy, look_at
 from megaindex.io.mapping import map_readonly
 
@@ -112,8 +112,8 @@ def _odd(bin_facts: Facts | None) -> tuple[str, ...]:
     """What speaks against a .bin that is there."""
     if bin_facts is None or is_remote(bin_facts.path):
         return ()
-    kind = kind_at(bin_facts.path)
-    if kind == A_FILE:
+    kind = odd_kind(bin_facts.path)
+    if not kind:
         return ()
     return (f"the .bin is {kind}, not a regular file; put the file there, or a link to it",)
 

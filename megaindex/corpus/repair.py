@@ -28,7 +28,7 @@ from megaindex.format.reader import IndexedDataset
 from megaindex.format.spool import IndexSpool
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.failures import as_storage_error
-from megaindex.io.kinds import check_regular
+from megaindex.io.kinds import check_file
 from megaindex.io.locations import refuse_zero_byte
 from megaindex.io.progress import Bar, silent
 
@@ -98,8 +98,7 @@ def _is_file(path: str) -> bool:
         StorageError: something else is, or what is there cannot be told.
     """
     try:
-        with as_storage_error(path, "cannot look at it"):
-            check_regular(path, os.stat(path))
+        check_file(path, "cannot look at it")
     except MissingFile:
         return False
     return True

@@ -24,7 +24,7 @@ from megaindex.format.validate import (
     sequence_masks,
 )
 from megaindex.io.facts import Facts
-from megaindex.io.kinds import A_FILE, kind_at
+from megaindex.io.kinds import odd_kind
 from megaindex.io.locations import is_remote, local_copy, look_at
 from megaindex.io.mapping import map_readonly
 from megaindex.io.progress import Bar
@@ -82,7 +82,7 @@ def _opened(path_prefix: str, dialect: Dialect, found: Collector) -> Pair | None
     for path, facts in ((bin_path, bin_facts), (idx_path, idx_facts)):
         if facts is None:
             found.add(path, _missing(path, idx_path))
-        elif not is_remote(path) and (kind := kind_at(facts.path)) != A_FILE:
+        elif not is_remote(path) and (kind := odd_kind(facts.path)):
             found.add(path, _not_a_file(kind))
     if bin_facts is None or idx_facts is None or found.has_errors():
         return None

@@ -11,8 +11,7 @@ from megaindex.index.arithmetic import (
     samples_for_epochs,
 )
 from megaindex.index.dialect import DIALECTS
-from megaindex.index.plain import check_integer
-from megaindex.index.plain import parse_fraction as parse_fraction
+from megaindex.index.plain import check_integer, parse_fraction
 
 _FRAMEWORKS = tuple(order for order, row in DIALECTS.items() if row.is_framework)
 _SETTINGS = {

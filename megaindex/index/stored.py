@@ -6,13 +6,12 @@ that names the field, the rule and the value, however long or deep that is.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.index.plain import check_integer
-from megaindex.index.plain import shown as shown
+from megaindex.index.plain import check_integer, shown
 from megaindex.kernels.sizes import INT64_MAX
 
 _HEX = frozenset("0123456789abcdefABCDEF")
@@ -47,6 +46,13 @@ class Stored:
             )
         return self.values[name]
 
+    def checked(self, name: str, rule: str, is_right: Callable[[Any], bool]) -> Any:
+        """A value that keeps the rule, as ``is_right`` knows it."""
+        value = self.field(name, rule)
+        if not is_right(value):
+            raise self.wrong(f"{name} {rule}", value)
+        return value
+
     def check_version(self, reads: int) -> None:
         version = self.field("version", f"must be {reads}")
         if type(version) is not int or version != reads:
@@ -71,33 +77,24 @@ class Stored:
         return number
 
     def text(self, name: str) -> str:
-        rule = "must be text"
-        value = self.field(name, rule)
-        if not isinstance(value, str):
-            raise self.wrong(f"{name} {rule}", value)
-        return value
+        return str(self.checked(name, "must be text", lambda value: isinstance(value, str)))
 
     def hashed(self, name: str) -> str:
         """32 hex digits."""
-        rule = "must be 32 hex digits"
-        value = self.field(name, rule)
-        if not isinstance(value, str) or len(value) != 32 or not _HEX.issuperset(value):
-            raise self.wrong(f"{name} {rule}", value)
-        return value
+        return str(self.checked(name, "must be 32 hex digits", _is_hash))
 
     def flag(self, name: str) -> bool:
         rule = "must be true or false"
-        value = self.field(name, rule)
-        if not isinstance(value, bool):
-            raise self.wrong(f"{name} {rule}", value)
-        return value
+        return bool(self.checked(name, rule, lambda value: isinstance(value, bool)))
 
     def part(self, name: str, what: str) -> Stored:
         """A mapping inside this one."""
-        value = self.field(name, "must be a mapping")
-        if not isinstance(value, Mapping):
-            raise self.wrong(f"{name} must be a mapping", value)
-        return Stored(what, value)
+        rule = "must be a mapping"
+        return Stored(what, self.checked(name, rule, lambda value: isinstance(value, Mapping)))
+
+
+def _is_hash(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 32 and _HEX.issuperset(value)
 
 
 def differ(theirs: object, ours: object) -> bool:

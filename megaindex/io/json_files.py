@@ -8,6 +8,8 @@ import os
 import stat
 from typing import Any
 
+from megaindex.io.kinds import open_at_once
+
 _LONGEST = 1 << 28  # bytes; a snapshot of a blend of 32,767 datasets has a tenth of that
 
 
@@ -28,9 +30,8 @@ def read_object(
         OSError: it is not there, or cannot be read.
         Damaged: it holds no JSON object.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
     try:
-        descriptor = os.open(path, flags)
+        descriptor = open_at_once(path, follow=follow)
     except OSError as error:
         if error.errno == errno.ELOOP and not follow:
             raise Damaged("it is a symbolic link") from None
@@ -43,6 +44,11 @@ def read_object(
             return parse_object(file.read(status.st_size))
     finally:
         os.close(descriptor)
+
+
+def is_size(value: object) -> bool:
+    """Whether a value is a whole number that arrays and files may have of bytes or entries."""
+    return type(value) is int and 0 <= value < 2**63
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:

@@ -8,9 +8,9 @@ import stat
 from megaindex.errors import StorageError
 from megaindex.io.failures import as_storage_error
 
-A_FILE = "a file"
+_A_FILE = "a file"
 _KINDS = (
-    (stat.S_ISREG, A_FILE),
+    (stat.S_ISREG, _A_FILE),
     (stat.S_ISDIR, "a folder"),
     (stat.S_ISLNK, "a symbolic link"),
     (stat.S_ISFIFO, "a pipe"),
@@ -33,6 +33,17 @@ def check_regular(path: str, status: os.stat_result) -> None:
         )
 
 
+def open_at_once(path: str | os.PathLike[str], *, follow: bool = True) -> int:
+    """A descriptor to read from, of whatever is there: a pipe that nobody writes is not waited for.
+
+    Raises:
+        OSError: nothing is there, it cannot be opened, or, unless ``follow``, it is a symbolic link
+            (ELOOP).
+    """
+    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
+    return os.open(path, flags)
+
+
 def open_regular(path: str, action: str = "cannot open") -> int:
     """A descriptor of the regular file at `path`, to read from; `action` is for messages.
 
@@ -41,8 +52,7 @@ def open_regular(path: str, action: str = "cannot open") -> int:
         StorageError: it is something else, or cannot be opened.
     """
     with as_storage_error(path, action):
-        # opening a pipe that nobody writes would wait
-        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        descriptor = open_at_once(path)
         try:
             check_regular(path, os.fstat(descriptor))
         except BaseException:
@@ -51,15 +61,17 @@ def open_regular(path: str, action: str = "cannot open") -> int:
     return descriptor
 
 
-def kind_at(path: str) -> str:
-    """What is at `path`, with its article, where links lead to.
+def odd_kind(path: str) -> str:
+    """What is at `path` in the place of a file, with its article, where links lead to; empty for a
+    file.
 
     Raises:
         MissingFile: nothing is.
         StorageError: it cannot be looked at.
     """
     with as_storage_error(path, "cannot look at it"):
-        return kind_of(os.stat(path).st_mode)
+        kind = kind_of(os.stat(path).st_mode)
+    return "" if kind == _A_FILE else kind
 
 
 def check_file(path: str, action: str = "cannot open") -> None:

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from megaindex.errors import StorageError
 from megaindex.io.facts import Facts, version_of
 from megaindex.io.failures import as_storage_error
+from megaindex.io.kinds import open_at_once
 from megaindex.io.locations import check_local, plain
 
 _libc = ctypes.CDLL(None, use_errno=True)
@@ -77,12 +78,8 @@ def map_file(path: str, *, follow_symlinks: bool = True) -> tuple[npt.NDArray[np
     """As `map_readonly`, and what the very file was that is mapped."""
     path = plain(path)
     check_local(path, "copy it to a disk")
-    # a pipe in the place of a file must be refused below, not waited for
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK
-    if not follow_symlinks:
-        flags |= os.O_NOFOLLOW
     with as_storage_error(path, "cannot open"):
-        descriptor = os.open(path, flags)
+        descriptor = open_at_once(path, follow=follow_symlinks)
     try:
         with as_storage_error(path, "cannot map"):
             status = os.fstat(descriptor)

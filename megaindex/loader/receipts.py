@@ -20,9 +20,10 @@ import numpy.typing as npt
 
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.ladder import DEFAULT_STRIDE, Ladder
+from megaindex.index.plain import shown
 from megaindex.index.receipt import Receipt, fingerprint_keys, sample_receipts
 from megaindex.index.spans import Spans
-from megaindex.index.stored import Stored, differ, shown
+from megaindex.index.stored import Stored, differ
 from megaindex.kernels.types import I64
 
 Batch = TypeVar("Batch", bound=MutableMapping[str, Any])
@@ -117,6 +118,10 @@ class Recorder:
 _WHAT = "the state of a recorder"
 
 
+def _is_list_of_text(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, str) for each in value)
+
+
 def stored_ladder(state: Mapping[str, Any]) -> Ladder:
     """The ladder in what `Recorder.state_dict` gave, of whatever corpora and parameters.
 
@@ -124,9 +129,7 @@ def stored_ladder(state: Mapping[str, Any]) -> Ladder:
         FormatError: not what it gives, or the receipt is not that of its ladder.
     """
     stored = Stored(_WHAT, state)
-    fingerprints = stored.field("fingerprints", "must be a list of text")
-    if not isinstance(fingerprints, list) or not all(isinstance(f, str) for f in fingerprints):
-        raise stored.wrong("fingerprints must be a list of text", fingerprints)
+    stored.checked("fingerprints", "must be a list of text", _is_list_of_text)
     stored.part("parameters", "the parameters of a receipt")
     receipt = Receipt.from_dict(state)
     ladder = Ladder.from_dict(stored.field("ladder", "must be a mapping"))

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from megaindex.errors import FormatError
-from megaindex.index.stored import Stored, shown
+from megaindex.index.plain import shown
+from megaindex.index.stored import Stored
 from megaindex.recipe.itinerary import Itinerary
 from megaindex.recipe.model import Recipe
 from megaindex.recipe.recipe_file import recipe_of
@@ -41,9 +42,8 @@ class StoredRecipe:
         stored = Stored(_WHAT, state)
         stored.check_version(VERSION)
         recipe = _recipe_of(stored.text("recipe"))
-        given = stored.field("sources", "must be a list of mappings")
-        if not isinstance(given, list):
-            raise stored.wrong("sources must be a list of mappings", given)
+        rule = "must be a list of mappings"
+        given = stored.checked("sources", rule, lambda value: isinstance(value, list))
         sources = {}
         for each in given:
             name, facts = _source_of(each)

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import check_integer
-from megaindex.index.stored import Stored, shown
+from megaindex.index.plain import check_integer, shown
+from megaindex.index.stored import Stored
 
 VERSION = 1
 

@@ -32,25 +32,6 @@ _GROUPS = (
 )
 
 
-_INTEGERS = (
-    "seq_length",
-    "micro_batch_size",
-    "data_parallel_size",
-    "gradient_accumulation_steps",
-    "global_batch_size",
-    "world_size",
-    "tensor_model_parallel_size",
-    "pipeline_model_parallel_size",
-    "context_parallel_size",
-    "seed",
-    "eval_interval",
-    "eval_iters",
-    "eval_global_batch_size",
-    "train_data_exact_num_epochs",
-    "epochs_mixed",
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """Settings under the names of the planner's flags; None where nothing was said."""
@@ -98,6 +79,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         make_plain(self, optional=_INTEGERS)
+
+
+_INTEGERS = tuple(field.name for field in fields(Settings) if field.type == "int | None")
 
 
 def merged(base: Settings, over: Settings) -> Settings:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from megaindex.io.failures import as_storage_error, storage_error
 from megaindex.io.json_files import Damaged, parse_object
+from megaindex.io.kinds import open_at_once
 from megaindex.store.entry import boot_id
 
 logger = logging.getLogger("megaindex")
@@ -42,9 +43,8 @@ def read_claim(path: Path) -> str | None:
 
     Whatever else bears such a name is not waited for, followed or read to its end.
     """
-    flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     try:
-        descriptor = os.open(path, flags)
+        descriptor = open_at_once(path, follow=False)
         try:
             return os.read(descriptor, _LONGEST).decode(errors="replace")
         finally:

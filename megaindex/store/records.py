@@ -60,15 +60,6 @@ def read_records(
     return records
 
 
-def are_sizes(values: Sequence[object]) -> bool:
-    """Whether all are whole numbers from 0 on that arrays may have."""
-    return all(type(value) is int and 0 <= value < 2**63 for value in values)
-
-
-def are_texts(values: Sequence[object]) -> bool:
-    return all(type(value) is str for value in values)
-
-
 def write_records(path: Path, records: Sequence[Record]) -> None:
     """Best effort: without the file the next start is slower and nothing else."""
     text = canonical_json({"sources": records, "checksum": _checksum(records)})

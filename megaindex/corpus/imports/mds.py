@@ -25,7 +25,7 @@ from megaindex.corpus.imports.mds_columns import Column, find_column
 from megaindex.corpus.imports.stream import Batch, Stream
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.io.failures import as_storage_error
-from megaindex.io.json_files import Damaged, read_object
+from megaindex.io.json_files import Damaged, is_size, read_object
 from megaindex.io.kinds import check_file
 from megaindex.io.locations import check_local
 
@@ -112,8 +112,8 @@ def _shard(
 
 
 def _size(entry: Any, name: str) -> int:
-    size = entry[name]
-    if type(size) is not int or not 0 <= size < 2**63:
+    size: int = entry[name]
+    if not is_size(size):
         raise TypeError(f"{name} must be a size, found {size!r}")
     return size
 

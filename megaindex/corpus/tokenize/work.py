@@ -23,7 +23,7 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.paths import pair_paths
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.failures import as_storage_error
-from megaindex.io.json_files import Damaged, parse_object, read_object
+from megaindex.io.json_files import Damaged, is_size, parse_object, read_object
 
 MERGING = "merging.json"
 _BEAT_SECONDS = 1.0
@@ -266,7 +266,7 @@ def _is_possible(done: Done, pairs: int) -> bool:
         isinstance(done.attempt, str)
         and _ATTEMPT.fullmatch(done.attempt) is not None
         and len(done.tokens) == len(done.empty) == len(done.sizes) == pairs
-        and all(type(count) is int and 0 <= count < 2**63 for count in counts)
+        and all(map(is_size, counts))
     )
 
 
