@@ -1,8 +1,23 @@
-"""What megaindex raises: each message names file or setting, rule, value and remedy."""
+"""The exceptions of megaindex: each message names file or setting, rule, value and remedy."""
+
+_LONGEST_MESSAGE = 4000
+_END_SHOWN = 1000
 
 
 class MegaIndexError(Exception):
-    """Base of everything megaindex raises on purpose."""
+    """Base class of the exceptions of megaindex.
+
+    `str` leaves out the middle of a message of more than 4,000 characters, which a value that it
+    quotes can be; ``args`` holds the whole.
+    """
+
+    def __str__(self) -> str:
+        text = super().__str__()
+        left_out = len(text) - _LONGEST_MESSAGE
+        if left_out <= 0:
+            return text
+        begin = text[: _LONGEST_MESSAGE - _END_SHOWN]
+        return f"{begin} … [{left_out} characters left out] … {text[-_END_SHOWN:]}"
 
 
 class InvalidArgument(MegaIndexError, ValueError):

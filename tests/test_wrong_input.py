@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from corpora import write_corpus
 import megaindex
 from megaindex import helpers
 from megaindex.cli import main
-from megaindex.errors import InvalidArgument
+from megaindex.errors import InvalidArgument, StorageError
 from megaindex.kernels import backend, load
 
 
@@ -60,6 +61,7 @@ def test_the_binding_takes_arrays_only() -> None:
         ({"num_samples": 10**19}, r"more than 2\*\*63 - 1"),
         ({"epochs": "1e99999999"}, "epochs must be a positive number"),
         ({"cache_dir": ""}, "cache_dir must name a directory"),
+        ({"order": ["megatron"]}, r"order must be one of .*, got \['megatron'\]"),
     ],
 )
 def test_what_only_looks_right_is_refused(
@@ -117,3 +119,35 @@ def test_a_backend_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("megaindex.kernels.load", missing)
     with pytest.raises(InvalidArgument, match="MEGAINDEX_BACKEND=native is not installed"):
         backend.__wrapped__()
+
+
+@pytest.mark.parametrize("weights", [{"a": 2.0, "b": 1.0}, {2.0, 1.0}, "21"])
+def test_weights_without_an_order_are_refused(tmp_path: Path, weights: Any) -> None:
+    corpora = [write_corpus(tmp_path / name, [90, 40]) for name in "ab"]
+    with pytest.raises(InvalidArgument, match="weights must be a list in the order of the corpora"):
+        megaindex.build_blend(corpora, weights=weights, num_samples=4, sequence_length=16, seed=1)
+
+
+@pytest.mark.parametrize("name", ["native", "numba", "reference"])
+@pytest.mark.parametrize("bits", ["", "_int32", "_int64"])
+def test_documents_without_any_lengths(
+    name: str, bits: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(helpers, "active", lambda: load(name))
+    build = getattr(helpers, f"build_sample_idx{bits}")
+    for sizes in ([], np.zeros(0, np.int32)):
+        with pytest.raises(InvalidArgument, match="names a sequence that has no length"):
+            build(sizes, np.zeros(1, np.int32), 4, 1, 0)
+
+
+def test_long_messages_are_cut_in_the_middle() -> None:
+    with pytest.raises(InvalidArgument) as info:
+        helpers.build_blending_indices(
+            np.zeros(1, np.int16), np.zeros(1, np.int64), [-1.0] * 50_000, 50_000, 1
+        )
+    assert len(str(info.value)) < 5000
+    error = StorageError("begin " + "x" * 300_000 + " end")
+    assert str(error).startswith("begin x")
+    assert str(error).endswith("x end")
+    assert "[296010 characters left out]" in str(error)
+    assert pickle.loads(pickle.dumps(error)).args == error.args

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -146,6 +146,10 @@ def _buffer(given: float | None, row: Dialect) -> float:
 
 def _plain_weights(weights: Sequence[float], count: int) -> list[Any]:
     """The weights, each as plain as it is exact."""
+    if isinstance(weights, (Mapping, Set, str, bytes)):
+        raise InvalidArgument(
+            f"weights must be a list in the order of the corpora, got a {type(weights).__name__}"
+        )
     given = list(weights)
     try:
         plain = [check_exact("a weight", weight) for weight in given]

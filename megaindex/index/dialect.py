@@ -12,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 import re
+import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -213,9 +214,9 @@ def dialect(order: str) -> Dialect:
     """
     try:
         return DIALECTS[order]
-    except KeyError:
+    except (KeyError, TypeError):  # a list cannot be looked up
         names = ", ".join(DIALECTS)
-        raise InvalidArgument(f"order must be one of {names}, got {order!r}") from None
+        raise InvalidArgument(f"order must be one of {names}, got {reprlib.repr(order)}") from None
 
 
 def parse_split(split: str) -> list[float]:

@@ -15,6 +15,9 @@ from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.index.plain import parse_fraction
 from megaindex.io.locations import check_local
 
+_MERGE = "tag:yaml.org,2002:merge"
+_MOST_MERGED = 100_000
+
 
 def load_mapping(
     path: str | os.PathLike[str], what: str, *, last_wins: bool = False
@@ -36,7 +39,7 @@ def load_mapping(
     check_local(name, f"copy it to a disk and give {what} that file")
     try:
         with open(name, encoding="utf-8") as file:
-            content = yaml.load(file, yaml.SafeLoader if last_wins else _strict_loader())
+            content = yaml.load(file, _loader(last_wins=last_wins))
     except FileNotFoundError:
         raise MissingFile(f"{what}: {name} does not exist; check the path") from None
     except OSError as error:
@@ -53,23 +56,56 @@ def load_mapping(
 
 
 @functools.cache
-def _strict_loader() -> Any:
-    """YAML's safe loader, but for equal keys, which this one refuses."""
+def _loader(*, last_wins: bool) -> Any:
+    """Return a subclass of YAML's safe loader that bounds what merge keys expand to.
+
+    Equal keys are refused unless ``last_wins``.
+    """
     import yaml
 
     class Loader(yaml.SafeLoader):
+        def flatten_mapping(self, node: Any) -> None:
+            size = len(node.value)
+            for merged in _merged_nodes(node):
+                self.flatten_mapping(merged)
+                size += len(merged.value)
+                if size > _MOST_MERGED:
+                    line = node.start_mark.line + 1
+                    raise yaml.YAMLError(
+                        f"line {line}: the merge keys (<<) of one mapping expand to more than "
+                        f"{_MOST_MERGED} entries; merge fewer"
+                    )
+            super().flatten_mapping(node)
+
         def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-            keys = [key for key, _ in node.value] if isinstance(node, yaml.MappingNode) else []
-            seen = set()
-            for key in keys:
-                if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
-                    if key.value in seen:
-                        line = key.start_mark.line + 1
-                        raise yaml.YAMLError(f"line {line}: {key.value} is given twice")
-                    seen.add(key.value)
+            if not last_wins and isinstance(node, yaml.MappingNode):
+                _refuse_equal_keys(node)
             return super().construct_mapping(node, deep)
 
     return Loader
+
+
+def _merged_nodes(node: Any) -> list[Any]:
+    """Return the mapping nodes that the merge keys of a mapping node name, with repetitions."""
+    import yaml
+
+    values = [value for key, value in node.value if key.tag == _MERGE]
+    nodes: list[Any] = []
+    for value in values:
+        nodes += value.value if isinstance(value, yaml.SequenceNode) else [value]
+    return [merged for merged in nodes if isinstance(merged, yaml.MappingNode)]
+
+
+def _refuse_equal_keys(node: Any) -> None:
+    import yaml
+
+    seen = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(f"line {line}: {key.value} is given twice")
+            seen.add(key.value)
 
 
 @dataclass(frozen=True)

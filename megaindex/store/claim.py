@@ -150,7 +150,10 @@ class Claim:
         """Let others build; harmless when repeated, and where the claim is not ours."""
         self._stop.set()
         if self._beater is not None:
-            self._beater.join()
+            # Ctrl-C inside start() leaves a thread that cannot be joined; it has yet to look at
+            # `_stop`, so it writes nothing.
+            with contextlib.suppress(RuntimeError):
+                self._beater.join()
         self._remove_own()
         if self._may_be_ours:
             # What was built is built: a claim that cannot be removed no longer moves, and is

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from megaindex.errors import InvalidArgument, MegaIndexError, StorageError
 from megaindex.recipe.megatron import read_megatron
 from megaindex.recipe.neox import neox_settings, read_neox
+from megaindex.recipe.recipe_file import read_recipe
 from megaindex.recipe.schedule import parse_count, ramp_up
 from megaindex.recipe.settings import Settings, resolve
 from megaindex.recipe.shell import Script
@@ -111,6 +113,30 @@ def test_neox_files_that_are_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text)
     with pytest.raises(MegaIndexError):
         resolve(read_neox([path]))
+
+
+FLOW, BLOCK = "v{k}: &v{k} {{<<: [{nine}]}}\n", "v{k}: &v{k}\n  <<: [{nine}]\n"
+
+
+@pytest.mark.parametrize("read", [lambda path: read_neox([path]), read_recipe])
+@pytest.mark.parametrize("line", [FLOW, BLOCK])
+def test_merge_keys_that_multiply(
+    tmp_path: Path, read: Callable[[Path], object], line: str
+) -> None:
+    """Each mapping merges the one before nine times: 9**12 entries in about 600 bytes."""
+    text = "v0: &v0 {a: 1}\n"
+    for k in range(1, 13):
+        text += line.format(k=k, nine=", ".join([f"*v{k - 1}"] * 9))
+    (tmp_path / "c.yml").write_text(text)
+    with pytest.raises(InvalidArgument, match=r"merge keys \(<<\) of one mapping expand to more"):
+        read(tmp_path / "c.yml")
+
+
+def test_merge_keys_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "c.yml"
+    path.write_text("<<: [{seed: 3, seq_length: 8}, {seed: 4, train_iters: 5}]\nseq_length: 16\n")
+    settings = read_neox([path])
+    assert (settings.seed, settings.seq_length, settings.train_iters) == (3, 16, 5)
 
 
 def test_a_host_file_that_is_no_text(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -132,6 +133,30 @@ def test_a_failed_build_frees_the_claim(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no"):
         build_once(tmp_path, "key", lambda: None, fail)
     assert build_once(tmp_path, "key", lambda: None, lambda: 1) == 1
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_ctrl_c_while_the_heartbeat_starts_frees_the_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """Before the thread exists, and while start() waits for its first sign."""
+    start, wait = threading.Thread.start, threading.Event.wait
+
+    def interrupted(thread: threading.Thread) -> None:
+        if begun:
+            monkeypatch.setattr(threading.Event, "wait", interrupted_wait)
+            start(thread)
+        raise KeyboardInterrupt
+
+    def interrupted_wait(event: threading.Event, timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return wait(event, timeout)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build_once(tmp_path, "key", lambda: None, lambda: "built")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_waiter_takes_a_dead_claim(tmp_path: Path) -> None:

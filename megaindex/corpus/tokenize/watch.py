@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,9 +44,10 @@ def watching(folder: WorkFolder, progress: Progress) -> Iterator[Callable[[int],
             tell(finished)
 
     thread = threading.Thread(target=look, name="megaindex-progress", daemon=True)
-    thread.start()
     try:
+        thread.start()
         yield add
     finally:
         over.set()
-        thread.join()
+        with contextlib.suppress(RuntimeError):  # Ctrl-C inside start(): it cannot be joined
+            thread.join()
