@@ -53,7 +53,7 @@ class Spans:
         ends = np.concatenate(([0], np.cumsum(self.length)))
         first = np.repeat(ends[self.row_splits[:-1]], np.diff(self.row_splits))
         room = sequence_length - (ends[:-1] - first)
-        return np.clip(room, 0, self.length)
+        return np.asarray(np.clip(room, 0, self.length), np.int64)
 
 
 class Index(Protocol):

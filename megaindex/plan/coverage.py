@@ -237,7 +237,7 @@ def _from_ratios(last: int, low: int, high: int, ratio: Callable[[int], float]) 
         shares[k + 1] = shares[k] * ratio(k)
     for k in range(mode - 1, low - 1, -1):
         shares[k] = shares[k + 1] / ratio(k)
-    return shares / shares.sum()
+    return np.asarray(shares / shares.sum(), np.float64)
 
 
 def _trimmed(shares: Sequence[float]) -> tuple[float, ...]:
