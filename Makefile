@@ -2,7 +2,7 @@
 # make test   install into .venv with what the tests need, then run them
 # make lint   ruff and strict mypy
 # make bench  time every kernel and the whole build against megatron-core
-# make sanitize, make slow, make fuzz, make soak: see CONTRIBUTING.md
+# make explore, make sanitize, make slow, make fuzz, make soak: see CONTRIBUTING.md
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -10,7 +10,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/megaindex/*.hpp)
 
-.PHONY: demo test lint bench sanitize slow fuzz soak faults clean
+.PHONY: demo test explore lint bench sanitize slow fuzz soak faults clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -18,6 +18,14 @@ demo: $(VENV)/.installed
 
 test: $(VENV)/.test-installed
 	$(BIN)/python -m pytest -m "not slow"
+
+# The property tests with a seed of their own, which MEGAINDEX_EXPLORE_SEED sets; of TESTS alone
+explore: $(VENV)/.test-installed
+	@seed=$${MEGAINDEX_EXPLORE_SEED:-$$($(BIN)/python -c 'import secrets; print(secrets.randbits(32))')}; \
+	echo "MEGAINDEX_EXPLORE_SEED=$$seed"; \
+	$(BIN)/python -m pytest -m "hypothesis and not slow" --hypothesis-profile=explore \
+		--hypothesis-seed=$$seed $(TESTS) || { status=$$?; \
+	echo "to repeat: make explore MEGAINDEX_EXPLORE_SEED=$$seed TESTS=\"$(TESTS)\""; exit $$status; }
 
 lint: $(VENV)/.test-installed
 	$(PIP) -r requirements/dev.txt

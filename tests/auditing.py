@@ -25,7 +25,7 @@ def brute_force(stream: Stream) -> dict[str, Any]:
             ):
                 first = stream.sources[source].first_document
                 places += [(source, document - first, offset + k) for k in range(length)]
-            served += places[: len(places) - stream.index.add_extra_token]
+            served += places[: stream.index.sequence_length]
         for source, document, k in served:
             tokens[step] += 1
             earlier[step] += seen[source][document][k]

@@ -16,12 +16,18 @@ from ray_clusters import ray_cluster
 
 from megaindex.kernels import load
 
+_COMMON: Any = {
+    "deadline": None,
+    "suppress_health_check": [HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    "database": None,  # the seed alone decides what is tried
+}
+_EXAMPLES = os.environ.get("MEGAINDEX_TEST_EXAMPLES")
 settings.register_profile(
-    "megaindex",
-    derandomize=True,
-    max_examples=int(os.environ.get("MEGAINDEX_TEST_EXAMPLES", "50")),
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+    "megaindex", derandomize=True, max_examples=int(_EXAMPLES or 50), **_COMMON
+)
+# `make explore` passes it, with a seed
+settings.register_profile(
+    "explore", derandomize=False, max_examples=int(_EXAMPLES or 300), **_COMMON
 )
 settings.load_profile("megaindex")
 

@@ -103,8 +103,7 @@ class Stream:
 
     def _served(self, ids: I64) -> Runs:
         spans = self.index.locate(ids)
-        length = spans.length.copy()
-        length[spans.row_splits[1:] - 1] -= self.index.add_extra_token
+        length = spans.input_lengths(self.index.sequence_length)
         sample = np.repeat(ids, np.diff(spans.row_splits))
         kept = length > 0
         return Runs(

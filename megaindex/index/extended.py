@@ -163,7 +163,10 @@ def least_seen_samples(index: Index, consumed_samples: int, count: int) -> I64:
     old order. Memory grows with the runs of the whole index, not with its tokens.
     """
     spans = in_order(index, 0, index.num_samples)
-    runs = _Segments.of(spans, index.add_extra_token)
+    # The order of a run under way: also where a shorter last sample feeds this token as input.
+    length = spans.length.copy()
+    length[spans.row_splits[1:] - 1] -= index.add_extra_token
+    runs = _Segments.of(spans, length)
     first = int(spans.row_splits[consumed_samples])
     counts = runs.counts(first)
     splits = spans.row_splits[consumed_samples:] - first
@@ -174,7 +177,8 @@ def least_seen_samples(index: Index, consumed_samples: int, count: int) -> I64:
 
 def times_served(index: Index, end: int) -> list[int]:
     """Tokens by how often samples 0 ... end - 1 serve them: ``[never, once, twice, ...]``."""
-    runs = _Segments.of(in_order(index, 0, end), index.add_extra_token)
+    spans = in_order(index, 0, end)
+    runs = _Segments.of(spans, spans.input_lengths(index.sequence_length))
     counts = runs.counts(runs.begins.size)
     tokens = np.zeros(int(counts.max(initial=0)) + 1, np.int64)
     np.add.at(tokens, counts, runs.widths)
@@ -195,9 +199,8 @@ class _Segments:
     """Tokens; between two sequences a segment that no run covers."""
 
     @classmethod
-    def of(cls, spans: Spans, extra: int) -> _Segments:
-        length = spans.length.copy()
-        length[spans.row_splits[1:] - 1] -= extra  # the label's token of each sample
+    def of(cls, spans: Spans, length: I64) -> _Segments:
+        """The first ``length`` tokens of each run."""
         _, sequence = np.unique(
             spans.source.astype(np.int64) * (spans.document.max(initial=0) + 1) + spans.document,
             return_inverse=True,

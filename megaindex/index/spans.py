@@ -43,6 +43,18 @@ class Spans:
     def __len__(self) -> int:
         return int(self.document.size)
 
+    def input_lengths(self, sequence_length: int) -> I64:
+        """Tokens of each run that are fed as input, int64[n]: the first S of each sample.
+
+        What follows them is a label alone. A sample of S tokens or fewer is fed as a whole, such as
+        a bin of documents or a shorter last sample. Of runs of 3 and 6 tokens in one sample, with
+        S = 8, 3 and 5 are.
+        """
+        ends = np.concatenate(([0], np.cumsum(self.length)))
+        first = np.repeat(ends[self.row_splits[:-1]], np.diff(self.row_splits))
+        room = sequence_length - (ends[:-1] - first)
+        return np.asarray(np.clip(room, 0, self.length), np.int64)
+
 
 class Index(Protocol):
     """The one door: planner, loader, audit and demo use an index through this alone."""

@@ -70,15 +70,14 @@ def walk_ranks(
             reader.read(spans, tokens, pad_id=0)
             token_counts += np.bincount(tokens.ravel(), minlength=vocabulary)
             np.add.at(times_sample, ids, 1)
-            _count_tokens(times_token, dataset, spans, index.add_extra_token)
+            _count_tokens(times_token, dataset, spans, index.sequence_length)
             progress(len(ids))
     return Served(times_sample=times_sample, times_token=times_token, token_counts=token_counts)
 
 
-def _count_tokens(times: U8, dataset: IndexedDataset, spans: Spans, extra: int) -> None:
-    """Adds one for every token of the spans but the last of each sample, its shifted label's."""
-    length = spans.length.copy()
-    length[spans.row_splits[1:] - 1] -= extra
+def _count_tokens(times: U8, dataset: IndexedDataset, spans: Spans, sequence_length: int) -> None:
+    """Add one for every token that the samples feed as input."""
+    length = spans.input_lengths(sequence_length)
     first = dataset.sequence_pointers[spans.document] // dataset.dtype.itemsize + spans.offset
     for begin, end in zip(first.tolist(), (first + length).tolist(), strict=True):
         times[begin:end] += 1

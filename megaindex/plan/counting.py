@@ -90,8 +90,7 @@ def _runs(
     begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for ids in _chunks(served):
         spans = index.locate(ids)
-        length = spans.length.copy()
-        length[spans.row_splits[1:] - 1] -= index.add_extra_token
+        length = spans.input_lengths(index.sequence_length)
         document = spans.document - first_document
         begin = starts_of[document] + spans.offset
         end = begin + length

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from megaindex.index.arithmetic import FinalEpoch, final_epoch
 from megaindex.index.dialect import Dialect
 from megaindex.index.draws import Progress
+from megaindex.kernels.types import F64
 from megaindex.plan.corpus import Part
 from megaindex.plan.model import Coverage
 
@@ -110,63 +112,118 @@ def _windows(draw: Draw) -> Coverage:
 
 
 def expected(draw: Draw) -> Coverage:
-    """Mean coverage over seeds: samples are drawn evenly from epochs shuffled together."""
-    if not draw.row.is_framework:
-        return _expected(_from_passes(draw))
-    final = draw.final_epoch()
-    if not final.apart:
-        return _expected(_from_block(draw, draw.epochs, draw.built, draw.served))
-    before = final.samples_before
-    first = min(draw.served, before)
-    shares = _from_block(draw, draw.epochs - 1, before, first)
-    last = _from_block(draw, 1, draw.built - before, draw.served - first)
-    return _expected(_convolved(shares, last))
-
-
-def _from_passes(draw: Draw) -> list[float]:
-    """Complete blocks of order epoch, which leave out what fills no sample, and a part of one."""
-    copies, tokens, length = draw.row.epochs_mixed, draw.part.tokens, draw.sequence_length
-    block = draw.row.samples_in_epochs(copies, tokens, length)
-    if draw.row.carries_left_over:
-        passes = draw.served * length // (copies * tokens)
-        held, before = 1.0, passes * copies * tokens // length
+    """Mean coverage over seeds, for documents that are short against an epoch."""
+    reach = _framework_reach(draw) if draw.row.is_framework else _epoch_reach(draw)
+    served = reach.served * draw.sequence_length
+    if reach.carried == 0 or reach.served == 0:
+        shares = _chances(draw, reach, reach.carried, served)
     else:
-        passes = draw.served // block
-        held, before = block * length / (copies * tokens), passes * block
-    shares = _binomial(passes * copies, held)
-    return _convolved(shares, _from_block(draw, copies, block, draw.served - before))
+        # The sample that begins in the block before is among those served, or it is not.
+        share = reach.served / reach.samples
+        shares = share * _chances(draw, reach, 0, served - reach.carried)
+        if share < 1:
+            shares = shares + (1 - share) * _chances(draw, reach, reach.carried, served)
+    return Coverage(method="expected", tokens=_trimmed(shares.tolist()))
 
 
-def _expected(shares: Sequence[float]) -> Coverage:
-    return Coverage(method="expected", tokens=_trimmed(shares))
+@dataclass(frozen=True, kw_only=True)
+class _Reach:
+    """Blocks, of epochs that are shuffled together, which the samples served reach into."""
+
+    passed: int = 0
+    """Complete blocks, all of their samples served."""
+    passed_copies: int = 1
+    """Epochs of each of them."""
+    lost: int = 0
+    """Tokens of each of them that are in no sample."""
+    carried: int = 0
+    """Tokens of the last of them that the first sample of the next block begins with."""
+    copies: int
+    """Epochs of the block that is being served."""
+    samples: int
+    served: int
+    """Those of its samples that are served, which may be any."""
 
 
-def _from_block(draw: Draw, copies: int, samples: int, served: int) -> list[float]:
-    """Chances that k of a token's ``copies`` are among ``served`` samples: hypergeometric.
+def _framework_reach(draw: Draw) -> _Reach:
+    """One block of all epochs, or one of all but the last and one of the last."""
+    final, tokens = draw.final_epoch(), draw.part.tokens
+    before = final.samples_before
+    if not final.apart:
+        return _Reach(copies=draw.epochs, samples=draw.built, served=draw.served)
+    if draw.served <= before:
+        return _Reach(copies=draw.epochs - 1, samples=before, served=draw.served)
+    return _Reach(
+        passed=1,
+        passed_copies=draw.epochs - 1,
+        carried=(draw.epochs - 1) * tokens - before * draw.sequence_length,
+        copies=1,
+        samples=draw.built - before,
+        served=draw.served - before,
+    )
 
-    The tokens that end an epoch belong to no sample, so there is room for a fraction of a sample
-    more than there are samples.
-    """
-    room = max(copies * draw.part.tokens / draw.sequence_length, float(samples))
-    if room < copies:
-        # Less than a sample an epoch: one sample holds a token several times.
-        return _binomial(copies, served / room)
-    rest = room - served
+
+def _epoch_reach(draw: Draw) -> _Reach:
+    """Blocks of order epoch, which drop what fills no sample or carry it into the next one."""
+    copies, length = draw.row.epochs_mixed, draw.sequence_length
+    size, carries = copies * draw.part.tokens, draw.row.carries_left_over
+
+    def samples_of(blocks: int) -> int:
+        return draw.row.samples_in_epochs(blocks * copies, draw.part.tokens, length)
+
+    # With carry, n * samples_of(1) samples of n blocks may be a few less than theirs.
+    passed = draw.served * length // size if carries else draw.served // samples_of(1)
+    passed += samples_of(passed + 1) <= draw.served
+    before = samples_of(passed)
+    return _Reach(
+        passed=passed,
+        passed_copies=copies,
+        lost=0 if carries else size - samples_of(1) * length,
+        carried=passed * size - before * length if carries else 0,
+        copies=copies,
+        samples=samples_of(passed + 1) - before,
+        served=draw.served - before,
+    )
+
+
+def _chances(draw: Draw, reach: _Reach, unserved: int, served: int) -> F64:
+    """Chances of times served: ``unserved`` tokens of the last complete block are not, and
+    ``served`` tokens of the block after it are."""
+    tokens = draw.part.tokens
+    now = _hypergeometric(reach.copies, reach.copies * tokens, served)
+    if not reach.passed:
+        return now
+    size = reach.passed_copies * tokens - reach.lost
+    each, last = (
+        _hypergeometric(reach.passed_copies, reach.passed_copies * tokens, count)
+        for count in (size, size - unserved)
+    )
+    return np.convolve(np.convolve(_power(each, reach.passed - 1), last), now)
+
+
+def _power(shares: F64, exponent: int) -> F64:
+    """The distribution of a sum of ``exponent`` numbers drawn from one."""
+    result = np.ones(1)
+    while exponent:
+        if exponent % 2:
+            result = np.convolve(result, shares)
+        exponent //= 2
+        if exponent:
+            shares = np.convolve(shares, shares)
+    return result
+
+
+def _hypergeometric(copies: int, tokens: int, served: int) -> F64:
+    """Chances that 0 … ``copies`` of a token's copies are among ``served`` of ``tokens``."""
+    left = tokens - served
 
     def ratio(k: int) -> float:
-        return (copies - k) / (k + 1) * (served - k) / max(rest - copies + k + 1, _NEGLIGIBLE)
+        return (copies - k) * (served - k) / ((k + 1) * (left - copies + k + 1))
 
-    low = min(max(0, math.ceil(copies - rest)), copies, served)
-    return _from_ratios(copies, low, min(copies, served), ratio)
-
-
-def _binomial(trials: int, chance: float) -> list[float]:
-    if chance >= 1 or chance <= 0:
-        return [0.0] * (trials if chance > 0 else 0) + [1.0]
-    return _from_ratios(trials, 0, trials, lambda k: (trials - k) / (k + 1) * chance / (1 - chance))
+    return _from_ratios(copies, max(0, copies - left), min(copies, served), ratio)
 
 
-def _from_ratios(last: int, low: int, high: int, ratio: Callable[[int], float]) -> list[float]:
+def _from_ratios(last: int, low: int, high: int, ratio: Callable[[int], float]) -> F64:
     """Chances of 0 … last from p(k + 1) / p(k), nothing outside low … high.
 
     Begins at the most likely k and normalises at the end, so nothing over- or underflows.
@@ -174,22 +231,13 @@ def _from_ratios(last: int, low: int, high: int, ratio: Callable[[int], float]) 
     mode = low
     while mode < high and ratio(mode) > 1:
         mode += 1
-    shares = [0.0] * (last + 1)
+    shares = np.zeros(last + 1)
     shares[mode] = 1.0
     for k in range(mode, high):
         shares[k + 1] = shares[k] * ratio(k)
     for k in range(mode - 1, low - 1, -1):
         shares[k] = shares[k + 1] / ratio(k)
-    total = sum(shares)
-    return [share / total for share in shares]
-
-
-def _convolved(first: Sequence[float], second: Sequence[float]) -> list[float]:
-    result = [0.0] * (len(first) + len(second) - 1)
-    for i, a in enumerate(first):
-        for j, b in enumerate(second):
-            result[i + j] += a * b
-    return result
+    return np.asarray(shares / shares.sum(), np.float64)
 
 
 def _trimmed(shares: Sequence[float]) -> tuple[float, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from array_sets import files_of, fill
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megaindex.cli import main
@@ -244,12 +244,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from places(value[key], (*path, key))
 
 
-@settings(
-    max_examples=300,
-    derandomize=True,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_any_value_in_a_sidecar(folder: Path, data: st.DataObject) -> None:
     """Whatever a place of it holds: a report, a description, and for readers an error of ours."""

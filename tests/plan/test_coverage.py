@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -146,20 +147,84 @@ def test_complete_passes_in_the_epoch_order(corpus: Path) -> None:
     assert sum(seen) == pytest.approx(1)
 
 
-@given(st.integers(1, 40), st.floats(0, 1), st.integers(1, 10**6))
-def test_expected_shares_sum_to_one_and_have_the_right_mean(
-    copies: int, share: float, tokens: int
-) -> None:
-    built = max(0, (copies * tokens - 1) // 64)
-    served = round(share * built)
-    draw = coverage_module.Draw(
-        row=dialect("neox"), part=Part(source=Source(tokens=tokens), begin=0, end=0, tokens=tokens),
-        sequence_length=64, seed=0, requested=built, epochs=copies, built=built,
-        per_epoch=(tokens - 1) // 64, drawn=served, counted=True,
+ROWS = [
+    {"order": "neox"},
+    {"order": "megatron"},
+    {"order": "megatron", "final_epoch": "always"},
+    {"order": "paddlenlp", "final_epoch_threshold": 0.1},
+    {"order": "epoch"},
+    {"order": "epoch", "epochs_mixed": 3},
+    {"order": "epoch", "carries_left_over": True},
+    {"order": "epoch", "carries_left_over": True, "epochs_mixed": 2},
+]
+
+
+def draw_of(
+    settings: dict[str, Any], tokens: int, length: int, asked: int, served: int
+) -> coverage_module.Draw:
+    """``served`` of the samples of a source that is asked for ``asked``."""
+    row = replace(dialect(settings["order"]), **settings)
+    epochs = row.epochs_for(asked, tokens, length)
+    return coverage_module.Draw(
+        row=row, part=Part(source=Source(tokens=tokens), begin=0, end=0, tokens=tokens),
+        sequence_length=length, seed=0, requested=asked, epochs=epochs,
+        built=row.samples_in_epochs(epochs, tokens, length),
+        per_epoch=row.samples_in_epochs(1, tokens, length), drawn=served, counted=True,
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", ROWS, ids=str)
+@given(
+    asked=st.integers(1, 2000),
+    share=st.floats(0, 1) | st.just(1.0),
+    tokens=st.integers(2, 200) | st.integers(2, 10**9),
+    length=st.integers(1, 64),
+)
+def test_expected_shares_sum_to_one_and_have_the_right_mean(
+    settings: dict[str, Any], asked: int, share: float, tokens: int, length: int
+) -> None:
+    if settings["order"] == "epoch":  # needs a sample an epoch
+        tokens += length
+    draw = draw_of(settings, tokens, length, asked, round(share * asked))
     seen = coverage_module.expected(draw).tokens
+    assert min(seen) >= 0
     assert sum(seen) == pytest.approx(1)
-    assert sum(k * p for k, p in enumerate(seen)) == pytest.approx(served * 64 / tokens, rel=1e-6)
+    mean = draw.served * length / tokens
+    assert sum(k * p for k, p in enumerate(seen)) == pytest.approx(mean, rel=1e-6, abs=1e-9)
+
+
+def test_what_is_left_over_is_expected_to_be_missed() -> None:
+    """Three epochs of 10,000 tokens hold 14 samples of 2,048: 1,328 tokens are in none of them."""
+    plan = plan_json(
+        "--order", "neox", "--tokens-per-epoch", 10000, "--seq-length", 2048, "--epochs", 3,
+        "--global-batch-size", 1,
+    )  # fmt: skip
+    row = plan["datasets"][0]
+    assert (row["drawn"], row["built"], row["coverage_method"]) == (14, 14, "expected")
+    assert sum(k * p for k, p in enumerate(shares(row))) == pytest.approx(2.8672)
+    assert shares(row)[3] == pytest.approx(0.873, abs=1e-3)
+
+
+@pytest.mark.parametrize("settings", ROWS, ids=str)
+@pytest.mark.parametrize("asked", [9, 22, 30])
+def test_expectation_of_few_samples_is_the_mean_over_seeds(
+    tmp_path: Path, settings: dict[str, Any], asked: int
+) -> None:
+    """Short documents and an epoch of seven samples and a half: the left-over is visible."""
+    dataset = write_corpus(tmp_path / "c", np.random.default_rng(1).integers(1, 3, 100))
+    tokens, length = dataset.num_tokens, dataset.num_tokens * 2 // 15
+    draw = draw_of(settings, tokens, length, asked, asked - 2)
+    told = coverage_module.expected(draw).tokens
+    counted = np.zeros(draw.epochs + 1)
+    seeds = 60
+    for seed in range(seeds):
+        index = build_index(
+            dataset, sequence_length=length, seed=seed, num_samples=asked, order=draw.row.order,
+            **draw.row.build_settings(),
+        )  # fmt: skip
+        times, _ = counting.count_served(index, asked - 2, dataset.sequence_lengths, 0)
+        counted += np.pad(times, (0, counted.size - times.size)) / tokens / seeds
+    np.testing.assert_allclose(np.pad(told, (0, counted.size - len(told))), counted, atol=0.02)
 
 
 def test_none_computes_no_coverage(corpus: Path) -> None:

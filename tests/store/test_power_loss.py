@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from array_sets import files_of, fill
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from megaindex.errors import FormatError
@@ -128,12 +128,6 @@ def test_what_was_synced_is_not_read(tmp_path: Path, machine: Machine) -> None:
     assert machine.read == []
 
 
-@settings(
-    max_examples=50,
-    derandomize=True,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
-    deadline=None,
-)
 @given(data=st.data())
 def test_a_lost_page_is_noticed(
     tmp_path: Path, machine: Machine, caplog: pytest.LogCaptureFixture, data: st.DataObject
