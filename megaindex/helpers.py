@@ -9,6 +9,10 @@ the exact answer; docs/compatibility.md lists each case.
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -111,14 +115,13 @@ def build_blending_indices(
         InvalidArgument: outputs of another dtype or size (a silent copy would lose what is
             written), weights that are negative or not finite, more datasets than the dtype holds.
     """
-    values = np.ascontiguousarray(weights, np.float64)
+    values = _for_kernels(weights, np.float64)
     _check_blend(dataset_index, dataset_sample_index, values, num_datasets, size)
     if not np.isfinite(values).all() or (values < 0).any():
         raise InvalidArgument(f"weights must be finite and >= 0, got {values.tolist()}")
     counts = np.zeros(num_datasets, np.int64)
-    active().blend_greedy(
-        values[:num_datasets], 0, size, counts, dataset_index[:size], dataset_sample_index[:size]
-    )
+    with _filled(dataset_index[:size], dataset_sample_index[:size]) as out:
+        active().blend_greedy(values[:num_datasets], 0, size, counts, *out)
 
 
 def build_exhaustive_blending_indices(
@@ -130,13 +133,12 @@ def build_exhaustive_blending_indices(
         raise InvalidArgument(f"sizes must be integers, got {values.dtype}")
     if (values < 0).any() or sum(values.tolist()) > INT64_MAX:
         raise InvalidArgument(f"sizes must be >= 0 with a sum below 2**63, got {values.tolist()}")
-    values = np.ascontiguousarray(values, np.int64)
+    values = _for_kernels(values, np.int64)
     size = int(values[:num_datasets].sum())
     _check_blend(dataset_index, dataset_sample_index, values, num_datasets, size)
     counts = np.zeros(num_datasets, np.int64)
-    active().blend_exhaustive(
-        values[:num_datasets], 0, size, counts, dataset_index[:size], dataset_sample_index[:size]
-    )
+    with _filled(dataset_index[:size], dataset_sample_index[:size]) as out:
+        active().blend_exhaustive(values[:num_datasets], 0, size, counts, *out)
 
 
 def build_mapping(
@@ -158,8 +160,8 @@ def build_mapping(
     check_mapping(bounds, lengths, num_epochs, max_num_samples, max_seq_length, short_seq_prob,
                   seed, min_num_sent)  # fmt: skip
     return active().build_mapping(
-        np.ascontiguousarray(bounds, np.int64),
-        np.ascontiguousarray(lengths, np.int32),
+        _for_kernels(bounds, np.int64),
+        _for_kernels(lengths, np.int32),
         num_epochs,
         max_num_samples,
         max_seq_length,
@@ -185,9 +187,9 @@ def build_blocks_mapping(
     check_blocks_mapping(bounds, lengths, titles, num_epochs, max_num_samples, max_seq_length,
                          seed, use_one_sent_blocks)  # fmt: skip
     return active().build_blocks_mapping(
-        np.ascontiguousarray(bounds, np.int64),
-        np.ascontiguousarray(lengths, np.int32),
-        np.ascontiguousarray(titles, np.int32),
+        _for_kernels(bounds, np.int64),
+        _for_kernels(lengths, np.int32),
+        _for_kernels(titles, np.int32),
         num_epochs,
         max_num_samples,
         max_seq_length,
@@ -206,7 +208,9 @@ def _sample_idx(
     drop_last_partial: bool,
     extra: int,
 ) -> IntArray:
-    lengths, documents = _int32(sizes, "sizes"), _int32(document_idx, "document_idx")
+    # the lengths may be unaligned, as those of a mapped .idx are: kernels read them byte by byte
+    lengths = _int32(sizes, "sizes")
+    documents = _for_kernels(_int32(document_idx, "document_idx"), np.int32)
     if not 1 <= sequence_length < INT32_MAX or extra not in (0, 1):
         raise InvalidArgument(
             f"sequence_length must be from 1 to {INT32_MAX - 1} and add_extra_token_to_sequence "
@@ -252,6 +256,28 @@ def _int32(values: npt.ArrayLike, name: str) -> I32:
     return np.ascontiguousarray(array, np.int32)
 
 
+def _for_kernels(values: npt.ArrayLike, dtype: type[np.generic]) -> npt.NDArray[Any]:
+    """As a contiguous, aligned array of that dtype: a copy only where it is not one.
+
+    Arrays in an .idx file begin at byte 34, so what Megatron passes is seldom aligned.
+    """
+    return np.require(np.asarray(values), dtype, ("C_CONTIGUOUS", "ALIGNED"))
+
+
+@contextlib.contextmanager
+def _filled(*outputs: npt.NDArray[Any]) -> Iterator[list[npt.NDArray[Any]]]:
+    """Yield arrays that a kernel can fill: ``outputs`` themselves, or arrays that are copied into
+    those that are not contiguous and aligned."""
+    arrays = [
+        array if array.flags.c_contiguous and array.flags.aligned else array.copy()
+        for array in outputs
+    ]
+    yield arrays
+    for output, array in zip(outputs, arrays, strict=True):
+        if array is not output:
+            output[...] = array
+
+
 def _check_blend(
     dataset_index: DatasetIndex,
     dataset_sample_index: I64,
@@ -271,11 +297,13 @@ def _check_blend(
             f"dataset_sample_index must be an int64 array to write into, got {sample_dtype}"
         )
     for name, array in (("index", dataset_index), ("sample_index", dataset_sample_index)):
-        if array.ndim != 1 or not array.flags.c_contiguous or not array.flags.writeable:
+        if array.ndim != 1 or not array.flags.writeable:
             raise InvalidArgument(
-                f"dataset_{name} must be one-dimensional, contiguous and writeable, got shape "
-                f"{array.shape}; pass an array made by numpy.zeros(size, dtype)"
+                f"dataset_{name} must be one-dimensional and writeable, got shape {array.shape}; "
+                "pass an array made by numpy.zeros(size, dtype)"
             )
+    if np.may_share_memory(dataset_index, dataset_sample_index):
+        raise InvalidArgument("dataset_index and dataset_sample_index must not share memory")
     if weights.ndim != 1:
         raise InvalidArgument(
             f"weights and sizes must have one dimension, got shape {weights.shape}"

@@ -66,12 +66,15 @@ def build(
     cls: Any = None,
     builder: Any = None,
     tokenizer: Any = None,
+    config_cls: Any = None,
     **config: Any,
 ) -> list[Any]:
     masks = dict.fromkeys(("reset_position_ids", "reset_attention_mask", "eod_mask_loss"), False)
+    if config_cls not in (None, core.GPTDatasetConfig):
+        masks = {}
     if "multiple_validation_sets" not in core.GPTDatasetConfig.__dataclass_fields__:  # 0.13
         config.pop("multiple_validation_sets", None)
-    made = core.GPTDatasetConfig(
+    made = (config_cls or core.GPTDatasetConfig)(
         path_to_cache=None if cache is None else str(cache),
         tokenizer=tokenizer or Tokenizer(),
         **{"random_seed": 1, "sequence_length": 16, **masks, **config},

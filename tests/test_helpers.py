@@ -70,6 +70,96 @@ def test_mappings(megatron_helpers: ModuleType, rng: np.random.Generator) -> Non
     )
 
 
+def placed(form: str, array: np.ndarray, folder: Path) -> np.ndarray:
+    """The values of an array, lying in memory as frameworks pass them."""
+    if form == "unaligned":
+        room = np.empty(array.nbytes + 1, np.uint8)
+        result = room[1:].view(array.dtype)
+        result[...] = array
+    elif form == "strided":
+        result = np.zeros(2 * array.size, array.dtype)[::2]
+        result[...] = array
+    else:  # at byte 34, where the arrays of an .idx file begin
+        path = folder / f"{len(list(folder.iterdir()))}.bin"
+        path.write_bytes(b"x" * 34 + array.tobytes())
+        mode: Any = "r" if form == "read-only map" else "r+"
+        result = np.memmap(path, array.dtype, mode, 34)
+    assert not (result.flags.aligned and result.flags.c_contiguous) or array.itemsize <= 2
+    return result
+
+
+FORMS = ("unaligned", "strided", "read-only map", "map")
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_arrays_are_read_wherever_they_lie(
+    form: str,
+    backend: Any,
+    megatron_helpers: ModuleType,
+    rng: np.random.Generator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ours, "active", lambda: backend)
+    sizes = rng.integers(1, 60, 300).astype(np.int32)
+    docs = np.unique(np.concatenate(([0, 300], rng.integers(0, 300, 60)))).astype(np.int64)
+    titles = rng.integers(1, 9, docs.size - 1).astype(np.int32)
+    order = rng.permutation(np.tile(np.arange(300, dtype=np.int32), 2))
+    tokens = int(sizes.sum())
+    calls: list[tuple[str, tuple[np.ndarray, ...], tuple[Any, ...]]] = [
+        ("build_mapping", (docs, sizes), (2, 1000, 128, 0.1, 7, False, 2)),
+        ("build_blocks_mapping", (docs, sizes, titles), (2, 1000, 128, 7, False, True)),
+        ("build_sample_idx_int32", (sizes, order), (16, 2, tokens, True, 1)),
+        ("build_sample_idx_int64", (sizes, order), (16, 2, tokens, False, 0)),
+    ]
+    for name, arrays, numbers in calls:
+        expected = getattr(megatron_helpers, name)(*arrays, *numbers)
+        given = [placed(form, array, tmp_path) for array in arrays]
+        actual = getattr(ours, name)(*given, *numbers)
+        assert actual.dtype == expected.dtype
+        np.testing.assert_array_equal(actual, expected)
+        if name.endswith("int32"):
+            flags = [bool(number) for number in numbers[-2:]]
+            actual = ours.build_sample_idx(given[0], given[1], *numbers[:-2], *flags)
+            np.testing.assert_array_equal(actual, expected)
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("dtype", [np.int16, np.uint8])
+def test_outputs_are_filled_wherever_they_lie(
+    form: str,
+    dtype: type,
+    backend: Any,
+    rng: np.random.Generator,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ours, "active", lambda: backend)
+    weights, sizes = rng.dirichlet(np.ones(5)), rng.integers(0, 40, 5)
+    size = int(sizes.sum())
+    for build, values, numbers in (
+        (ours.build_blending_indices, weights, (5, size, False)),
+        (ours.build_exhaustive_blending_indices, sizes, (5,)),
+    ):
+        expected = np.zeros(size, dtype), np.zeros(size, np.int64)
+        build(*expected, values, *numbers)  # type: ignore[arg-type, operator]
+        actual = [placed(form, np.zeros_like(e), tmp_path) for e in expected]
+        given = placed(form, values, tmp_path)
+        if form == "read-only map":
+            with pytest.raises(InvalidArgument, match="writeable"):
+                build(*actual, given, *numbers)  # type: ignore[operator]
+            continue
+        build(*actual, given, *numbers)  # type: ignore[operator]
+        for a, e in zip(actual, expected, strict=True):
+            np.testing.assert_array_equal(a, e)
+
+
+def test_outputs_that_share_memory_are_refused() -> None:
+    room = np.zeros(5, np.int64)
+    with pytest.raises(InvalidArgument, match="must not share memory"):
+        ours.build_exhaustive_blending_indices(room.view(np.int16)[:4], room[:4], [2, 2], 2)
+
+
 def test_it_stands_in_for_megatrons_module(
     megatron_datasets: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
