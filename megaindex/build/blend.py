@@ -6,7 +6,7 @@ import os
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,14 +17,21 @@ from megaindex.format import IndexedDataset
 from megaindex.index.arithmetic import INT64_MAX
 from megaindex.index.blended import MOST_SOURCES, BlendedIndex
 from megaindex.index.dialect import Dialect, dialect
-from megaindex.index.draws import DivisorDraws, Rule, fill_blend
+from megaindex.index.draws import DivisorDraws, GreedyDraws, Rule, fill_blend
 from megaindex.index.orders.shuffled import Memory, Sink
-from megaindex.index.plain import check_exact, check_integer, check_number, integer_or_none
+from megaindex.index.plain import (
+    check_buffer,
+    check_exact,
+    check_integer,
+    check_number,
+    integer_or_none,
+)
 from megaindex.index.spans import Index
 from megaindex.index.weights import blend_weights, divisor_weights, request_weights
 from megaindex.kernels.types import IntArray
 from megaindex.store.cache import fetch
 
+_BY_SIZE = ("megatron", "exact")  # how sources without weights are blended there
 _INTEGERS = {"sequence_length", "seed", "add_extra_token", "exact_num_epochs", "epochs_mixed"}
 
 
@@ -34,7 +41,7 @@ def build_blend(
     num_samples: int | None,
     weights: Sequence[float] | None = None,
     order: str = "megatron",
-    variance_buffer: float | None = None,
+    variance_buffer: float | Literal["exact"] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> BlendedIndex:
@@ -52,8 +59,9 @@ def build_blend(
             which is all it then builds), epoch and window; evenly in the others.
         order: of every source; for the orders epoch and window sources are blended by the divisor
             rule, for the others by the frameworks' greedy one.
-        variance_buffer: surplus asked of each source in a framework order, positive; 1 is none.
-            Default: the framework's own.
+        variance_buffer: surplus asked of each source in a framework order, a number from 1; 1 is
+            none. ``"exact"``: each source is asked for what the blend draws of it, sources without
+            weights too. Default: the framework's own.
         cache_dir: where to keep the arrays, as in `build_index`. A blend that was built there
             before opens at once, and each of its sources when a batch first reads it; ``datasets``
             of the index holds them, for the loader.
@@ -75,6 +83,7 @@ def build_blend(
             "num_samples is needed: only order megatron without weights serves all there is"
         )
     buffer = _buffer(variance_buffer, row)
+    exact = buffer == "exact"
     given = [c if isinstance(c, IndexedDataset) else os.fspath(c) for c in corpora]
     for name in _INTEGERS & settings.keys():  # they decide the name of a snapshot, too
         settings[name] = integer_or_none(name, settings[name])
@@ -87,19 +96,23 @@ def build_blend(
         cache_dir=cache_dir,
         dialect=row.file_dialect,
     )
-    if weights is None and row.request in ("megatron", "exact"):
+    if weights is None and row.request in _BY_SIZE:
         sources = open_for([None] * len(given))
         by_size = [index.num_samples for index in sources.indices]
-    if weights is None and row.request == "megatron":
+    if weights is None and row.request == "megatron" and not (exact and num_samples):
         draws, size = _unweighted(by_size, row, num_samples)
     else:
         assert num_samples is not None, "checked"
+        by_weight = weights is not None or row.request != "megatron"
         if weights is None:
-            weights = by_size if row.request == "exact" else [1.0] * len(corpora)
-        draws = _weighted(weights, row)
-        asked = _asked(weights, row, num_samples, buffer)
+            weights = by_size if row.request in _BY_SIZE else [1.0] * len(corpora)
+        draws = _weighted(weights, row, explicit=by_weight)
+        if isinstance(buffer, str):
+            asked = draws.counts(num_samples)
+        else:
+            asked = _asked(weights, row, num_samples, buffer)
         sources = open_for([max(1, count) for count in asked])
-        size = _size(weights, row, num_samples, asked, sources.indices)
+        size = _size(weights, row, num_samples, asked, sources.indices, exact=exact)
     arrays = draws.arrays(size, cache_dir)
     if row.blend_size != "built":  # the others' blends run short where theirs do: when it is read
         _check_drawn(arrays["dataset_index"], sources.indices)
@@ -134,14 +147,10 @@ def _count(num_samples: object) -> int:
     return count
 
 
-def _buffer(given: float | None, row: Dialect) -> float:
-    """The variance buffer, which an order that is none of a framework's does without."""
-    if given is None:
-        return row.buffer_weighted
-    buffer = check_number("variance_buffer", given)
-    if buffer <= 0:
-        raise InvalidArgument(f"variance_buffer must be positive, got {buffer}; 1.0 is none")
-    return buffer
+def _buffer(given: object | None, row: Dialect) -> float | Literal["exact"]:
+    """The variance buffer; megaindex's own orders are exact."""
+    buffer = row.buffer_weighted if given is None else check_buffer("variance_buffer", given)
+    return buffer if row.is_framework else "exact"
 
 
 def _plain_weights(weights: Sequence[float], count: int) -> list[Any]:
@@ -175,6 +184,14 @@ class _Draws:
     values: IntArray
     """See `fill_blend`."""
 
+    def counts(self, samples: int) -> list[int]:
+        """Draws of each source among the first ``samples``."""
+        if self.rule == "divisor":
+            return DivisorDraws(self.values).counts(samples)
+        counted = GreedyDraws(self.values, "exact").counts(samples)
+        assert counted is not None, "unbounded"
+        return counted
+
     def arrays(self, size: int, cache_dir: str | os.PathLike[str] | None) -> Mapping[str, IntArray]:
         """dataset_index and dataset_sample_index."""
         if cache_dir is None:
@@ -201,16 +218,14 @@ def _unweighted(sizes: list[int], row: Dialect, num_samples: int | None) -> tupl
     return _Draws("greedy", weights), min(num_samples, sum(sizes))
 
 
-def _weighted(weights: Sequence[float], row: Dialect) -> _Draws:
+def _weighted(weights: Sequence[float], row: Dialect, *, explicit: bool) -> _Draws:
     if row.is_framework:
-        return _Draws("greedy", blend_weights(weights, row))
+        return _Draws("greedy", blend_weights(weights, row, explicit=explicit))
     return _Draws("divisor", divisor_weights(weights))
 
 
 def _asked(weights: Sequence[float], row: Dialect, num_samples: int, buffer: float) -> list[int]:
-    """Samples asked of each source."""
-    if not row.is_framework:
-        return DivisorDraws(divisor_weights(weights)).counts(num_samples)
+    """Samples asked of each source with a buffer that is a number."""
     count = len(weights)
     if num_samples * buffer >= 2**62:
         raise InvalidArgument(
@@ -229,15 +244,15 @@ def _size(
     num_samples: int,
     asked: Sequence[int],
     indices: Sequence[Index],
+    *,
+    exact: bool,
 ) -> int:
     """Positions of the blend: each framework has its own idea of it, see `Dialect.blend_size`."""
-    if row.blend_size == "requested":
-        return sum(_asked(weights, row, num_samples, 1.0))
-    if row.blend_size == "buffered":
-        return sum(asked)
     if row.blend_size == "built":
-        return sum(index.num_samples - 1 for index in indices)
-    return num_samples
+        return sum(index.num_samples - row.uncounted_samples for index in indices)
+    if exact or row.blend_size == "samples":
+        return num_samples
+    return sum(asked if row.blend_size == "buffered" else _asked(weights, row, num_samples, 1.0))
 
 
 def _check_drawn(dataset_index: IntArray, indices: Sequence[Index]) -> None:

@@ -63,6 +63,12 @@ class Dialect:
     """Complete epochs that order epoch shuffles together; it builds whole blocks of them."""
     exact_num_epochs: int | None = None
     """So many epochs are built for training, whatever is asked (Megatron-DeepSpeed's option)."""
+    uncounted_samples: int = 0
+    """Samples of each dataset that its length leaves out. The loader serves whole micro batches of
+    what it counts, then starts over; a blend that draws a sample of a source beyond the last gets
+    the one at its number modulo the length."""
+    weight_alone: Literal["as given", "ignored", "always"] = "as given"
+    """Whether a path that a split has to itself counts as weighted, for the variance buffer."""
 
     @property
     def is_framework(self) -> bool:
@@ -152,6 +158,7 @@ DIALECTS: dict[str, Dialect] = {
             buffer_weighted=1 + 0.005,
             final_epoch="auto",
             blend_size="requested",
+            weight_alone="ignored",
         ),
         Dialect(
             order="neox",
@@ -163,6 +170,8 @@ DIALECTS: dict[str, Dialect] = {
             weight_sum="python",
             width_rule="neox",
             file_dialect="neox",
+            uncounted_samples=1,
+            weight_alone="always",
         ),
         Dialect(
             order="megatron-legacy",

@@ -7,11 +7,13 @@ functions return, not with what it was given.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
 import reprlib
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Literal
 
 from megaindex.errors import InvalidArgument
 
@@ -66,6 +68,23 @@ def check_number(name: str, value: object) -> float:
             f"{name} must be a finite number, got {shown(value)} of type {type(value).__name__}"
         )
     return number
+
+
+def check_buffer(name: str, value: object) -> float | Literal["exact"]:
+    """A variance buffer: a finite number from 1, or ``"exact"``.
+
+    Raises:
+        InvalidArgument: it is neither.
+    """
+    if isinstance(value, str):
+        if value == "exact":
+            return "exact"
+    else:
+        with contextlib.suppress(InvalidArgument):
+            number = check_number(name, value)
+            if number >= 1:
+                return number
+    raise InvalidArgument(f"{name} must be a number >= 1 or exact, got {shown(value)}; 1.0 is none")
 
 
 def check_exact(name: str, value: object) -> int | float | Fraction:

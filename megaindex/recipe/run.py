@@ -8,7 +8,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -17,6 +16,7 @@ from typing import Any, Literal
 from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import DEFAULT_SPLIT, Dialect, dialect
 from megaindex.index.plain import (
+    check_buffer,
     check_exact,
     check_fraction,
     check_integer,
@@ -210,16 +210,9 @@ class Run:
                 )
 
     def _check_buffer(self) -> None:
-        if self.variance_buffer in (None, "exact"):
-            return
-        buffer = self.variance_buffer
-        with contextlib.suppress(InvalidArgument):
-            buffer = check_number("--variance-buffer", buffer)
+        if self.variance_buffer is not None:
+            buffer = check_buffer("--variance-buffer", self.variance_buffer)
             object.__setattr__(self, "variance_buffer", buffer)
-        if not isinstance(buffer, float) or not 1 <= buffer < math.inf:
-            raise InvalidArgument(
-                f"--variance-buffer must be a number >= 1 or exact, got {buffer}; 1.0 is none"
-            )
 
     def _check_target(self) -> None:
         target = self.target

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 from corpora import write_corpus
 from megatron_dataset import EOD, Tokenizer
+from planning import plan_json
 
 import megaindex
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 from megaindex.loader import GPTDataset
+from megaindex.recipe.run import BatchSchedule, Data, Run, Source, Target
 
 S, SEED = 24, 11
 SPLIT = "70,20,10"
@@ -145,7 +147,8 @@ def test_a_source_that_runs_short_is_named(corpora: list[IndexedDataset]) -> Non
         ({"num_samples": None, "weights": [1] * 5}, "num_samples is needed"),
         ({"corpora": []}, "corpora must be a list"),
         ({"corpora": "prefix"}, "corpora must be a list"),
-        ({"weights": [1, 1, 1, 1, 10**-5], "variance_buffer": 0.5}, "source 0 of the blend"),
+        ({"weights": [1] * 5, "variance_buffer": 0.99}, "variance_buffer must be a number >= 1 or"),
+        ({"weights": [1] * 5, "variance_buffer": "some"}, "must be a number >= 1 or exact, got"),
     ],
 )
 def test_what_cannot_be_blended_is_refused(
@@ -154,3 +157,53 @@ def test_what_cannot_be_blended_is_refused(
     call = {"corpora": corpora, "num_samples": 900, "sequence_length": S, "seed": SEED, **change}
     with pytest.raises(InvalidArgument, match=message):
         megaindex.build_blend(call.pop("corpora"), **call)
+
+
+def test_a_buffer_too_small_for_the_blend_is_named(corpora: list[IndexedDataset]) -> None:
+    weights = [0.22, 0.22, 0.26, 0.92, 0.44]
+    call = {"weights": weights, "num_samples": 300, "sequence_length": S, "seed": SEED}
+    with pytest.raises(InvalidArgument, match="source 3 of the blend: 135 of its samples are"):
+        megaindex.build_blend(corpora, variance_buffer=1, **call)
+    assert megaindex.build_blend(corpora, variance_buffer="exact", **call).num_samples == 300
+
+
+@pytest.mark.parametrize("order", ["megatron", "neox", "megatron-legacy", "paddlenlp"])
+@pytest.mark.parametrize("weights", [None, [5, 1, 1, 2, 1]])
+def test_the_exact_buffer_asks_for_what_is_drawn(
+    corpora: list[IndexedDataset], order: str, weights: list[float] | None
+) -> None:
+    """As in the planner: `--variance-buffer exact`."""
+    index = megaindex.build_blend(
+        corpora, weights=weights, num_samples=200, sequence_length=S, seed=SEED, order=order,
+        variance_buffer="exact",
+    )  # fmt: skip
+    drawn = np.bincount(index.dataset_index[:200], minlength=5).tolist()
+    tokens = [int(corpus.sequence_lengths.sum()) for corpus in corpora]
+    each = [] if weights is None else ["--weights", *weights]
+    plan = plan_json(
+        "--tokens-per-epoch", *tokens, *each, "--seq-length", S, "--global-batch-size", 1,
+        "--train-iters", 200, "--order", order, "--variance-buffer", "exact",
+    )  # fmt: skip
+    assert [row["requested"] for row in plan["datasets"]] == drawn
+    assert [row["built"] for row in plan["datasets"]] == [i.num_samples for i in index.indices]
+
+
+@pytest.mark.parametrize("buffer", [1, 1.005, "exact", 0.99, 0, -1, "1.5", "nan", float("inf")])
+def test_the_planner_and_python_take_the_same_buffers(
+    corpora: list[IndexedDataset], buffer: Any
+) -> None:
+    taken = isinstance(buffer, int | float) and 1 <= buffer < float("inf")
+    call = {"weights": [1] * 5, "num_samples": 20, "sequence_length": S, "seed": SEED}
+    data = Data(train=tuple(Source(path=c.path_prefix, weight=1) for c in corpora))
+    for use in (
+        lambda: megaindex.build_blend(corpora, variance_buffer=buffer, **call),
+        lambda: Run(
+            order="megatron", sequence_length=S, data=data, batch=BatchSchedule.constant(1),
+            target=Target(kind="iterations", value=20), variance_buffer=buffer,
+        ),
+    ):  # fmt: skip
+        if taken or buffer == "exact":
+            use()
+        else:
+            with pytest.raises(InvalidArgument, match="must be a number >= 1 or exact"):
+                use()
