@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ from corpora import write_corpus
 
 from megaindex.build.recipe import open_recipe
 from megaindex.errors import FormatError, InvalidArgument
+from megaindex.loader import RecipeLoader
+from megaindex.loader.batches import Batch
 from megaindex.recipe.recipe_file import read_recipe
 
 RECIPE = """
@@ -139,3 +142,140 @@ def test_sources_without_files_are_planned_and_not_opened(tmp_path: Path) -> Non
     with pytest.raises(InvalidArgument, match="has tokens to plan with and no path to read"):
         open_recipe(read_recipe(path))
     assert cli("build", "--recipe", path)[0] == 2
+
+
+FINETUNING = """
+sequence_length: 16
+batch: {{global_batch_size: {batch}, micro_batch_size: 1, data_parallel_size: {ranks}}}
+tail: {tail}
+sources:
+  chat: {{path: chat, kind: finetuning{more}}}
+stages:
+  sft: {{epochs: 1, mix: {{chat: }}}}
+"""
+
+
+def finetuning(folder: Path, lengths: list[int], **settings: object) -> Path:
+    """A recipe of one epoch of documents of these lengths, one a sample."""
+    write_corpus(folder / "chat", lengths)
+    path = folder / "sft.yaml"
+    said = {"batch": 8, "ranks": 1, "tail": "drop", "more": ", packed: false", **settings}
+    path.write_text(FINETUNING.format(**said))
+    return path
+
+
+def plan_of(path: Path) -> tuple[dict[str, Any], str]:
+    """The plan as JSON, and as it is printed, on one line."""
+    status, out, err = cli("plan", "--recipe", path, "--json")
+    assert (status, err) == (0, "")
+    return json.loads(out), " ".join(cli("plan", "--recipe", path)[1].split())
+
+
+@pytest.mark.parametrize(
+    ("more", "cut"),
+    [
+        ("", (30 - 17) + (60 - 17) + 1),
+        (", long_documents: split", 1),
+        (", long_documents: skip", 30 + 60 + 1),
+        (", packed: true", (17 - 16) + (30 - 16) + (60 - 16) + 1),
+    ],
+)
+def test_tokens_cut_with_long_documents_are_counted(tmp_path: Path, more: str, cut: int) -> None:
+    """A single token is in no sample either. One document alone may fill the label's place."""
+    lengths = [10, 17, 30, 60, 1, *[9] * 40]
+    packed = "" if "packed" in more else ", packed: false"
+    path = finetuning(tmp_path, lengths, more=packed + more, batch=1)
+    plan, printed = plan_of(path)
+    (source,) = plan["sources"]
+    assert (source["tokens_per_epoch"], source["cut_tokens"]) == (sum(lengths), cut)
+    status, out, _ = cli("audit", "--recipe", path, "--json")
+    (audited,) = json.loads(out)["sources"]
+    assert (status, audited["cut_tokens"]) == (0, cut)
+    opened = open_recipe(read_recipe(path))
+    spans = opened.index.locate(np.arange(opened.index.num_samples))
+    assert int(spans.length.sum()) == sum(lengths) - cut
+    told = [text for text in plan["warnings"] if "in no sample" in text]
+    assert "tokens cut" in printed
+    if cut == 1:
+        assert not told
+    else:
+        assert f"leaves {cut} of {sum(lengths)} tokens ({cut / sum(lengths):.1%})" in told[0]
+        assert told[0] in printed
+    assert f"{cut} tokens" in cli("audit", "--recipe", path)[1]
+
+
+def test_tokens_cut_from_validation_are_warned_of(tmp_path: Path) -> None:
+    path = finetuning(tmp_path, [9] * 40)
+    write_corpus(tmp_path / "held", [9, 90])
+    path.write_text(path.read_text() + "evaluation: {source: {path: held, kind: finetuning}}\n")
+    plan, _ = plan_of(path)
+    assert any("leaves 74 of 99 tokens" in text for text in plan["warnings"])
+
+
+def test_a_stage_that_ends_short_of_its_epoch_says_so(tmp_path: Path) -> None:
+    plan, printed = plan_of(finetuning(tmp_path, [9] * 20))
+    (stage,) = plan["stages"]
+    assert stage == {
+        "stage": "sft", "length": "epochs: 1", "samples_wanted": 20, "samples": 16,
+    }  # fmt: skip
+    told = (
+        "stage sft: whole batches of 8 end 4 samples short of its 20 (epochs: 1); tail pad serves "
+        "them too and masks 4 rows of their batch"
+    )
+    assert plan["warnings"] == [told]
+    assert told in printed
+
+
+def test_a_short_stage_names_the_one_that_reads_on(tmp_path: Path) -> None:
+    path = finetuning(tmp_path, [9] * 20)
+    stage = "  sft: {epochs: 1, mix: {chat: }}\n"
+    write_corpus(tmp_path / "web", [100])
+    path.write_text(path.read_text().replace(stage, stage + "  more: {steps: 2, mix: {chat: }}\n"))
+    plan, _ = plan_of(path)
+    assert "(epochs: 1); stage more reads its sources on from there" in plan["warnings"][0]
+    other = "  more: {steps: 2, mix: {web: }}\n"
+    path.write_text(path.read_text().split("stages")[0] + f"  web: web\nstages:\n{stage}{other}")
+    plan, _ = plan_of(path)
+    assert "(epochs: 1); no later stage draws them" in plan["warnings"][0]
+
+
+@pytest.mark.parametrize(("documents", "batch", "ranks"), [(24, 10, 5), (21, 10, 5), (16, 15, 5)])
+def test_ranks_of_padding_only_are_in_the_plan(
+    tmp_path: Path, documents: int, batch: int, ranks: int
+) -> None:
+    """Compared with the micro batches that the ranks are handed."""
+    path = finetuning(tmp_path, [9] * documents, tail="pad", batch=batch, ranks=ranks)
+    evaluation = "evaluation: {source: {path: chat, kind: finetuning, packed: false}}\n"
+    path.write_text(path.read_text() + evaluation)
+    plan, printed = plan_of(path)
+    opened = open_recipe(read_recipe(path))
+    loaders = [RecipeLoader(opened, data_parallel_rank=r, read_ahead=0) for r in range(ranks)]
+
+    def padding(batches: list[list[Batch]]) -> dict[str, int]:
+        empty = [[not batch["loss_mask"].any() for batch in of_rank] for of_rank in batches]
+        rows = sum(int((~b["loss_mask"].any(dim=1)).sum()) for of_rank in batches for b in of_rank)
+        return {
+            "rows": rows,
+            "micro_batches": sum(map(sum, empty)),
+            "ranks": sum(map(all, empty)),
+        }
+
+    rounds = batch // ranks
+    assert plan["padding"] == padding([list(loader)[-rounds:] for loader in loaders])
+    evaluated = padding([list(loader.evaluation()) for loader in loaders])
+    # a rank of padding only is one over the whole round
+    assert plan["evaluation_padding"] == evaluated
+    assert plan["evaluation_masked"] == evaluated["rows"]
+    few = plan["padding"]["ranks"]
+    assert few == max(0, ranks - documents % batch)
+    if few:
+        assert f"the last batch has padding only on {few} of 5 ranks; normalise the loss" in printed
+
+
+def test_a_padded_tail_of_a_plan_names_ranks_without_a_sample(tmp_path: Path) -> None:
+    words = ["--tokens-per-epoch", 16 * 22 + 1, "--seq-length", 16, "--micro-batch-size", 2,
+             "--data-parallel-size", 5, "--epochs", 1, "--order", "epoch"]  # fmt: skip
+    _, out, _ = cli("plan", *words, "--json")
+    pad = json.loads(out)["tails"][1]
+    assert (pad["policy"], pad["samples_masked"], pad["ranks_masked"]) == ("pad", 8, 3)
+    assert "masks the loss of 8 samples, all of 3 ranks" in cli("plan", *words)[1]

@@ -19,7 +19,12 @@ def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> Stream:
     return Stream(
         index=opened.index,
         sources=tuple(
-            AuditSource(name=source.corpus.name, lengths=source.dataset.sequence_lengths)
+            AuditSource(
+                name=source.corpus.name,
+                lengths=source.dataset.sequence_lengths,
+                cut_tokens=source.size.cut_tokens,
+                cut_by=f"long_documents {source.corpus.long_documents}",
+            )
             for source in opened.sources
         ),
         step_bounds=bounds,

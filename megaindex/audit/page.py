@@ -10,7 +10,7 @@ from html import escape
 import numpy as np
 
 from megaindex.audit.report import Audit, shares
-from megaindex.audit.words import distance_words, headline, jump_words, percent
+from megaindex.audit.words import cut_words, distance_words, headline, jump_words, percent
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.failures import as_storage_error
@@ -110,7 +110,8 @@ def page(audit: Audit) -> str:
         InvalidArgument: matplotlib is not installed.
     """
     check_plots()
-    notices = "".join(f'<p class="notice">{escape(jump_words(jump))}</p>' for jump in audit.jumps)
+    words = [*map(jump_words, audit.jumps), *cut_words(audit)]
+    notices = "".join(f'<p class="notice">{escape(text)}</p>' for text in words)
     sections = (_exposure(audit), _shares(audit), _times(audit), _sources(audit), _repeats(audit))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'

@@ -14,7 +14,7 @@ from rich.text import Text
 from megaindex.audit.lookup import Serving
 from megaindex.audit.report import Audit, shares
 from megaindex.audit.stream import Stream
-from megaindex.audit.words import distance_words, headline, jump_words, percent
+from megaindex.audit.words import cut_words, distance_words, headline, jump_words, percent
 from megaindex.kernels.types import F64, I64
 from megaindex.plan.printing import print_view, spaced
 
@@ -28,6 +28,7 @@ def print_audit(audit: Audit, file: TextIO | None = None) -> None:
     """Prints the summary; the same layout on a terminal and in a pipe."""
     parts: list[RenderableType] = [Text(headline(audit), "bold"), _seen(audit), _curve(audit)]
     parts += [Text(jump_words(jump), "yellow") for jump in audit.jumps]
+    parts += [Text(words, "yellow") for words in cut_words(audit)]
     if len(audit.stream.sources) > 1:
         parts.append(_sources(audit))
     parts.append(Text(distance_words(audit)))

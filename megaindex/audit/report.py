@@ -66,6 +66,7 @@ class Audit:
                 {
                     "path": source.name,
                     "tokens": int(total.sum()),
+                    "cut_tokens": source.cut_tokens,
                     "tokens_by_times_seen": {"past": past.tolist(), "total": total.tolist()},
                 }
                 for source, past, total in zip(

@@ -28,6 +28,10 @@ class AuditSource:
     """int32[documents]: tokens of consecutive sequences; 0 takes one out of the counts."""
     first_document: int = 0
     """Sequence id of the first of them."""
+    cut_tokens: int = 0
+    """Those of the tokens that no sample of an epoch holds: left out with long documents."""
+    cut_by: str = ""
+    """The setting that leaves them out."""
 
 
 class Runs(NamedTuple):

@@ -27,6 +27,17 @@ def jump_words(jump: Jump) -> str:
     )
 
 
+def cut_words(audit: Audit) -> list[str]:
+    """Tokens that no sample holds, source by source."""
+    return [
+        f"{source.name}: {source.cut_tokens:,} tokens "
+        f"({percent(source.cut_tokens / int(counts.sum()))}) are in no sample of an epoch, by "
+        f"{source.cut_by}, and stay unseen."
+        for source, counts in zip(audit.stream.sources, audit.exposure.total.tokens, strict=True)
+        if source.cut_tokens
+    ]
+
+
 def distance_words(audit: Audit) -> str:
     """How far repeats are apart."""
     distances = audit.exposure.distances

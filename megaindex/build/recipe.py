@@ -52,6 +52,7 @@ class OpenSource:
             tokens=self.epoch.tokens_per_epoch,
             documents=self.dataset.document_indices.size - 1,
             samples=self.epoch.num_samples,
+            cut_tokens=self.epoch.cut_tokens if isinstance(self.epoch, BinIndex) else 0,
         )
 
     def index(self, num_samples: int) -> Index:
@@ -142,9 +143,13 @@ def _evaluated(itinerary: Itinerary, validation: SourceSize | None) -> Itinerary
     if recipe.evaluation is None or validation is None:
         return itinerary
     rounds = rounds_of(
-        recipe.evaluation, validation.samples, itinerary.num_steps, recipe.batch.final
+        recipe.evaluation,
+        validation.samples,
+        itinerary.num_steps,
+        recipe.batch.final,
+        rows=recipe.rows_per_round,
     )
-    return replace(itinerary, evaluation=rounds)
+    return replace(itinerary, evaluation=rounds, validation=validation)
 
 
 def _size(corpus: Corpus, recipe: Recipe) -> SourceSize:

@@ -22,7 +22,7 @@ from megaindex.loader.ledger import Ledger
 from megaindex.loader.loader import Loader
 from megaindex.loader.options import SampleOptions
 from megaindex.loader.receipts import Recorder
-from megaindex.loader.recipe_state import VERSION, StoredRecipe, check_sizes
+from megaindex.loader.recipe_state import SIZES, VERSION, StoredRecipe, check_sizes
 from megaindex.loader.recipe_targets import targets_of, targets_of_sources
 from megaindex.loader.sampler import MicroBatchSampler
 from megaindex.recipe.amend import check_past
@@ -65,7 +65,7 @@ class RecipeLoader:
             source.corpus.name: {
                 "fingerprint": fingerprint,
                 "targets": _targets_text(source),
-                **vars(source.size),
+                **{name: getattr(source.size, name) for name in SIZES},
             }
             for source, fingerprint in zip(opened.sources, opened.fingerprints, strict=True)
         }

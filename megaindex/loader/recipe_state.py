@@ -18,7 +18,7 @@ from megaindex.recipe.streams import SourceSize
 
 VERSION = 1
 _WHAT = "the state of a recipe's loader"
-_SIZES = ("tokens", "documents", "samples")
+SIZES = ("tokens", "documents", "samples")
 _WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """What a recipe that nobody wrote, or sizes that are no source's, may end in."""
 
@@ -55,7 +55,7 @@ class StoredRecipe:
         return cls(
             recipe=recipe,
             sizes=[
-                SourceSize(**{size: facts[size] for size in _SIZES}) for facts in sources.values()
+                SourceSize(**{size: facts[size] for size in SIZES}) for facts in sources.values()
             ],
             sources=sources,
             loader=dict(loader.values),
@@ -98,7 +98,7 @@ def _source_of(each: Any) -> tuple[str, dict[str, Any]]:
         "fingerprint": stored.hashed("fingerprint"),
         "targets": stored.text("targets"),
     }
-    for size in _SIZES:
+    for size in SIZES:
         facts[size] = stored.whole(size, least=0 if size == "documents" else 1, most=2**62)
     return name, facts
 

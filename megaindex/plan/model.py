@@ -90,6 +90,8 @@ class Tail:
     samples_dropped: int
     samples_masked: int
     samples_repeated: int
+    ranks_masked: int = 0
+    """Data-parallel ranks whose rows of the last batch are all masked."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -41,6 +41,13 @@ def answer_panel(*lines: RenderableType) -> RenderableType:
     )
 
 
+def warning(text: str) -> RenderableType:
+    """A line that begins with an exclamation mark."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(Text("!", "bold yellow"), Text(text, "yellow"))
+    return grid
+
+
 def new_table(*left: str) -> Table:
     """A plain table whose first columns are words, folded where they are long."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)

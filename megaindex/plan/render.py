@@ -13,7 +13,7 @@ from rich.text import Text
 from megaindex.index.draws import Progress
 from megaindex.io.progress import on_terminal
 from megaindex.plan.model import Plan
-from megaindex.plan.printing import answer_panel, print_view, spaced
+from megaindex.plan.printing import answer_panel, print_view, spaced, warning
 from megaindex.plan.tables import coverage, epochs_text, sources, totals
 
 if TYPE_CHECKING:
@@ -50,14 +50,8 @@ def plan_view(plan: Plan) -> RenderableType:
     """All parts of the printed plan."""
     parts: list[RenderableType] = [_answer(plan), totals(plan), sources(plan)]
     parts += [view for view in (coverage(plan), _facts(plan)) if view is not None]
-    parts += [_warning(text) for text in plan.warnings]
+    parts += [warning(text) for text in plan.warnings]
     return spaced(parts)
-
-
-def _warning(text: str) -> RenderableType:
-    grid = Table.grid(padding=(0, 1))
-    grid.add_row(Text("!", "bold yellow"), Text(text, "yellow"))
-    return grid
 
 
 def _answer(plan: Plan) -> RenderableType:
@@ -120,12 +114,17 @@ def _tail_facts(plan: Plan) -> list[tuple[str, str]]:
     for tail in plan.tails:
         cost = {
             "drop": f"leaves {tail.samples_dropped:,} samples unseen",
-            "pad": f"masks the loss of {tail.samples_masked:,} samples",
+            "pad": f"masks the loss of {tail.samples_masked:,} samples"
+            + f", all of {_ranks_text(tail.ranks_masked)}" * (tail.ranks_masked > 0),
             "wrap": f"repeats {tail.samples_repeated:,} samples",
         }[tail.policy]
         chosen = ", as planned" if tail.policy == plan.tail else ""
         facts.append((f"tail {tail.policy}", f"{tail.train_iters} iterations, {cost}{chosen}"))
     return facts
+
+
+def _ranks_text(count: int) -> str:
+    return "one rank" if count == 1 else f"{count} ranks"
 
 
 def _buffer_fact(plan: Plan) -> list[tuple[str, str]]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from megaindex.plan.printing import answer_panel, new_table, print_view, spaced
+from megaindex.plan.printing import answer_panel, new_table, print_view, spaced, warning
 from megaindex.plan.staged import RecipePlan
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ def print_recipe_plan(plan: RecipePlan, file: TextIO | None = None) -> None:
 def recipe_plan_view(plan: RecipePlan) -> RenderableType:
     """All parts of the printed plan."""
     parts: list[RenderableType] = [_answer(plan), _stages(plan), _sources(plan)]
-    parts += [Text("! " + warning, "yellow") for warning in _warnings(plan)]
+    parts += [warning(text) for text in plan.warnings]
     return spaced(parts)
 
 
@@ -83,7 +83,9 @@ def _stages(plan: RecipePlan) -> RenderableType:
 
 def _sources(plan: RecipePlan) -> RenderableType:
     table = new_table("source", "kind")
-    for name in ("tokens an epoch", "samples an epoch", "drawn", "epochs", "never drawn"):
+    names = ["tokens an epoch", "samples an epoch", "drawn", "epochs", "never drawn"]
+    cut = any(source.cut_tokens for source in plan.sources)
+    for name in names + ["tokens cut"] * cut:
         table.add_column(name, justify="right", no_wrap=True)
     for source in plan.sources:
         table.add_row(
@@ -94,19 +96,6 @@ def _sources(plan: RecipePlan) -> RenderableType:
             f"{source.drawn:,}",
             f"{source.epochs:.2f}",
             f"{source.unseen:,}",
+            *([f"{source.cut_tokens:,}"] * cut),
         )
     return table
-
-
-def _warnings(plan: RecipePlan) -> list[str]:
-    warnings = []
-    if plan.stopped_by:
-        warnings.append(
-            f"the run stops on all ranks after step {plan.train_iters - 1}: {plan.stopped_by} is "
-            "exhausted; raise its max_epochs, or choose another exhaustion policy than "
-            f"{plan.exhaustion}"
-        )
-    unused = [source.source for source in plan.sources if source.drawn == 0]
-    if unused:
-        warnings.append(f"never drawn: {', '.join(unused)}")
-    return warnings

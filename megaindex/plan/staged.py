@@ -3,11 +3,17 @@ something comes a second time."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
+from megaindex.kernels.sizes import ceil_div
 from megaindex.recipe.evaluation import Rounds
 from megaindex.recipe.itinerary import Itinerary, PlannedStage
+from megaindex.recipe.model import Recipe
+
+_NOTICEABLE = 0.01
+"""Share of a source's tokens in no sample from which on the plan warns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +51,31 @@ class SourceTotal:
     unseen: int
     """Samples of its epoch that the run never serves."""
 
+    cut_tokens: int
+    """Tokens of its epoch that are in no sample: cut off or left out with long documents."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTotal:
+    """Samples that a stage was to have, and those that it has in whole batches."""
+
+    stage: str
+    length: str
+    """As the recipe says it, such as ``epochs: 1``."""
+    samples_wanted: int
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Padding:
+    """Rows without loss in the last batch of the run, or of a round of evaluation."""
+
+    rows: int
+    micro_batches: int | None
+    """Micro batches of nothing else; None where the recipe names no ranks."""
+    ranks: int | None
+    """Data-parallel ranks that read nothing else in it."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecipePlan:
@@ -70,14 +101,22 @@ class RecipePlan:
     """Rows of a round's last batch that are padding without loss."""
     evaluation_available: int
     """Samples that the validation data hold."""
+    padding: Padding
+    evaluation_padding: Padding
+    stages: tuple[StageTotal, ...]
+    """Those that were reached to their end."""
     draws: tuple[Draw, ...]
     sources: tuple[SourceTotal, ...]
+    warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
         """One object of plain values, as ``--json`` prints it."""
         plain = {**vars(self), "batch_schedule": [list(stage) for stage in self.batch_schedule]}
         plain["draws"] = [vars(draw) for draw in self.draws]
         plain["sources"] = [vars(source) for source in self.sources]
+        plain["stages"] = [vars(stage) for stage in self.stages]
+        for name in ("padding", "evaluation_padding"):
+            plain[name] = vars(getattr(self, name))
         return plain
 
 
@@ -87,7 +126,8 @@ def make_recipe_plan(itinerary: Itinerary) -> RecipePlan:
     rounds = itinerary.evaluation or Rounds(count=0, batches=0, samples=0, masked=0, available=0)
     samples, parallel = itinerary.num_samples, recipe.data_parallel_size
     rows = samples + itinerary.samples_masked
-    return RecipePlan(
+    last = rows - recipe.batch.samples_after(max(0, itinerary.num_steps - 1))
+    plan = RecipePlan(
         train_iters=itinerary.num_steps,
         samples_consumed=samples,
         tokens_consumed=samples * recipe.sequence_length,
@@ -102,8 +142,35 @@ def make_recipe_plan(itinerary: Itinerary) -> RecipePlan:
         evaluation_samples=rounds.samples,
         evaluation_masked=rounds.masked,
         evaluation_available=rounds.available,
+        padding=_padding(recipe, last, itinerary.samples_masked),
+        evaluation_padding=_padding(recipe, rounds.samples + rounds.masked, rounds.masked),
+        stages=tuple(
+            StageTotal(
+                stage=end.stage,
+                length=end.length,
+                samples_wanted=end.wanted,
+                samples=end.samples,
+            )
+            for end in itinerary.ends
+        ),
         draws=_draws(itinerary),
         sources=_totals(itinerary),
+        warnings=(),
+    )
+    return replace(plan, warnings=tuple(_warnings(itinerary, plan)))
+
+
+def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
+    """Of ``rows`` dealt together, as `megaindex.loader.deal` spreads samples over micro batches."""
+    parallel, micro = recipe.data_parallel_size, recipe.micro_batch_size or 1
+    if parallel is None:
+        return Padding(rows=masked, micro_batches=None, ranks=None)
+    micro_batches = ceil_div(rows, micro * parallel) * parallel
+    samples = rows - masked
+    return Padding(
+        rows=masked,
+        micro_batches=max(0, micro_batches - samples),
+        ranks=max(0, parallel - samples) if rows else 0,
     )
 
 
@@ -173,6 +240,70 @@ def _totals(itinerary: Itinerary) -> tuple[SourceTotal, ...]:
             drawn=drawn,
             epochs=drawn / size.samples,
             unseen=max(0, size.samples - reached),
+            cut_tokens=size.cut_tokens,
         )
         for source, size, drawn, reached in rows
     )
+
+
+def _warnings(itinerary: Itinerary, plan: RecipePlan) -> Iterator[str]:
+    recipe = itinerary.recipe
+    if plan.stopped_by:
+        yield (
+            f"the run stops on all ranks after step {plan.train_iters - 1}: {plan.stopped_by} is "
+            "exhausted; raise its max_epochs, or choose another exhaustion policy than "
+            f"{plan.exhaustion}"
+        )
+    sizes = list(zip(recipe.sources, itinerary.sizes, strict=True))
+    if recipe.evaluation is not None and itinerary.validation is not None:
+        sizes.append((recipe.evaluation.source, itinerary.validation))
+    for source, size in sizes:
+        if size.cut_tokens >= _NOTICEABLE * size.tokens:
+            yield (
+                f"{source.name}: long_documents {source.long_documents} leaves "
+                f"{size.cut_tokens:,} of {size.tokens:,} tokens "
+                f"({size.cut_tokens / size.tokens:.1%}) in no sample; raise sequence_length, or "
+                "use long_documents split"
+            )
+    yield from _short_stages(itinerary)
+    for name, padding in (
+        ("the last batch", plan.padding),
+        ("the last batch of evaluation", plan.evaluation_padding),
+    ):
+        if padding.micro_batches:
+            yield (
+                f"{name} has {_padding_text(padding, recipe.data_parallel_size)}; normalise the "
+                "loss by the global count of unmasked tokens, since a mean of their own has none"
+            )
+    unused = [source.source for source in plan.sources if source.drawn == 0]
+    if unused:
+        yield f"never drawn: {', '.join(unused)}"
+
+
+def _padding_text(padding: Padding, parallel: int | None) -> str:
+    if padding.ranks:
+        return f"padding only on {padding.ranks} of {parallel} ranks"
+    return f"{padding.micro_batches} micro batches of padding only"
+
+
+def _short_stages(itinerary: Itinerary) -> Iterator[str]:
+    """Stages that end before the samples they were to have, because batches are whole."""
+    recipe, position = itinerary.recipe, 0
+    stages = {stage.name: {s.source for s in stage.streams} for stage in recipe.stages}
+    for end in itinerary.ends:
+        position += end.samples
+        sources = stages.pop(end.stage)
+        missing = end.wanted - end.samples
+        if missing <= 0 or end.length.startswith("tokens"):
+            continue
+        rows = recipe.batch.samples_after(1, position) - position
+        later = [name for name, others in stages.items() if sources & others]
+        outcome = "no later stage draws them"
+        if later:
+            outcome = f"stage {later[0]} reads its sources on from there"
+        elif not stages:
+            outcome = f"tail pad serves them too and masks {rows - missing} rows of their batch"
+        yield (
+            f"stage {end.stage}: whole batches of {rows} end {missing} samples short of its "
+            f"{end.wanted:,} ({end.length}); {outcome}"
+        )

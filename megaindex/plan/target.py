@@ -73,9 +73,20 @@ def tails_of(run: Run, sizing: Sizing) -> tuple[Tail, ...]:
                 samples_dropped=max(0, wanted - served),
                 samples_masked=beyond if policy == "pad" else 0,
                 samples_repeated=beyond if policy == "wrap" else 0,
+                ranks_masked=_ranks_masked(run, iterations, beyond) if policy == "pad" else 0,
             )
         )
     return tuple(tails)
+
+
+def _ranks_masked(run: Run, iterations: int, masked: int) -> int:
+    """Ranks without a sample in the last batch, whose samples are spread evenly."""
+    if not masked or run.data_parallel_size is None:
+        return 0
+    last, end = (
+        run.batch.samples_after(i, run.consumed_samples) for i in (iterations - 1, iterations)
+    )
+    return max(0, run.data_parallel_size - (end - last - masked))
 
 
 def whole_epochs(sizing: Sizing, samples: int) -> int:

@@ -43,15 +43,23 @@ class Rounds:
     samples: int
     """Samples that a round scores, each once."""
     masked: int
-    """Rows of its last batch that are padding without loss."""
+    """Rows without loss that fill up the last batch, or the last micro batch of every rank."""
     available: int
     """Samples that the source holds."""
 
 
 def rounds_of(
-    evaluation: RecipeEvaluation, available: int, num_steps: int, batch_size: int
+    evaluation: RecipeEvaluation,
+    available: int,
+    num_steps: int,
+    batch_size: int,
+    *,
+    rows: int | None = None,
 ) -> Rounds:
     """What the evaluations of a run of ``num_steps`` steps read.
+
+    Args:
+        rows: of one micro batch on every rank, where that is known: a round ends with such.
 
     Raises:
         InvalidArgument: a round asks for more samples than the source holds.
@@ -71,6 +79,6 @@ def rounds_of(
         count=ceil_div(num_steps, evaluation.interval),
         batches=batches,
         samples=samples,
-        masked=batches * size - samples,
+        masked=ceil_div(samples, rows or size) * (rows or size) - samples,
         available=available,
     )

@@ -41,6 +41,17 @@ class PlannedStage:
 
 
 @dataclass(frozen=True, kw_only=True)
+class StageEnd:
+    """Samples that a stage of the recipe was to have, and those it has in whole batches."""
+
+    stage: str
+    length: str
+    """As the recipe says it, such as ``epochs: 1``."""
+    wanted: int
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class Itinerary:
     """The run from its first sample to its last."""
 
@@ -52,6 +63,10 @@ class Itinerary:
     samples_masked: int = 0
     """Rows of the last batch that are padding without loss, under tail pad."""
     evaluation: Rounds | None = None
+    validation: SourceSize | None = None
+    """One epoch of the source of the evaluations."""
+    ends: tuple[StageEnd, ...] = ()
+    """Of the stages that were reached to their end."""
     stopped_by: str = ""
     """The source that ends the run early, where exhaustion stops it."""
 

@@ -242,6 +242,13 @@ class Recipe:
                 "exhaustion stop, continue, redistribute or error"
             )
 
+    @property
+    def rows_per_round(self) -> int | None:
+        """Rows of one micro batch on every rank; None where the recipe does not say."""
+        if self.micro_batch_size is None or self.data_parallel_size is None:
+            return None
+        return self.micro_batch_size * self.data_parallel_size
+
     def number(self, name: str) -> int:
         """Number of the source of that name."""
         return [source.name for source in self.sources].index(name)

@@ -14,12 +14,15 @@ import numpy as np
 from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import Mixing
 from megaindex.index.staged import MixedStage
-from megaindex.recipe.itinerary import Itinerary, PlannedStage, first_samples
+from megaindex.recipe.corpus import shown
+from megaindex.recipe.itinerary import Itinerary, PlannedStage, StageEnd, first_samples
 from megaindex.recipe.mixture import Mixture, mixture_of
 from megaindex.recipe.model import Recipe, RecipeStage
 from megaindex.recipe.streams import SourceSize, within_limits
 
 _MOST_SAMPLES = 2**60
+_KEYS = {"iterations": "steps", "samples": "samples", "tokens": "tokens", "epochs": "epochs"}
+"""Of a stage's length, as recipes have them."""
 
 
 def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> Itinerary:
@@ -60,6 +63,7 @@ def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> Itinerary:
         stages=stages,
         num_steps=route.step,
         samples_masked=route.masked,
+        ends=tuple(route.ends),
         stopped_by=route.stopped_by,
     )
 
@@ -75,6 +79,7 @@ class _Route:
     step: int = 0
     masked: int = 0
     stopped_by: str = ""
+    ends: list[StageEnd] = field(default_factory=list)
     cursors: list[int] = field(init=False)
     """Next sample of each source."""
     left: list[int | None] = field(init=False)
@@ -125,6 +130,7 @@ class _Route:
                 if self.recipe.exhaustion == "stop" or not mixture.sources:
                     self._check_last(stage, name, is_last)
                     self.stopped_by = name
+                    self.ends.pop()
                     return
 
     def _check_last(self, stage: RecipeStage, name: str, is_last: bool) -> None:
@@ -148,7 +154,9 @@ class _Route:
         batch, start, length = self.recipe.batch, self.position, stage.length
         if length is not None and length.kind == "iterations":
             self.step += int(length.value)
-            return batch.samples_after(int(length.value), start)
+            end = batch.samples_after(int(length.value), start)
+            self._ends(stage, end - start, end)
+            return end
         wanted = start + self._wanted(stage, mixture)
         tail = self.recipe.tail if is_last else "drop"
         steps = batch.iterations_within(wanted, start)
@@ -164,7 +172,13 @@ class _Route:
                 + (", or use tail pad" if is_last else "")
             )
         self.step += steps
+        self._ends(stage, wanted - start, end)
         return end
+
+    def _ends(self, stage: RecipeStage, wanted: int, end: int) -> None:
+        length, samples = stage.length, end - self.position
+        said = "epochs: 1" if length is None else f"{_KEYS[length.kind]}: {shown(length.value)}"
+        self.ends.append(StageEnd(stage=stage.name, length=said, wanted=wanted, samples=samples))
 
     def _wanted(self, stage: RecipeStage, mixture: Mixture) -> int:
         """Samples that the stage is to have."""

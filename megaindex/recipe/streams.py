@@ -19,6 +19,8 @@ class SourceSize:
     tokens: int
     documents: int
     samples: int
+    cut_tokens: int = 0
+    """Those of the tokens that are in no sample: cut off or left out with long documents."""
 
 
 def proportions(stage: RecipeStage, sizes: Sequence[SourceSize]) -> list[Fraction]:

@@ -48,6 +48,11 @@ class BinIndex(BlockOrder):
         return self.bins.num_bins
 
     @property
+    def cut_tokens(self) -> int:
+        """Tokens of the documents that are in no sample."""
+        return self.tokens_per_epoch - self.bins.num_tokens
+
+    @property
     def num_samples(self) -> int:
         return self.num_epochs * self.samples_per_epoch
 
