@@ -269,7 +269,7 @@ def test_ranks_of_padding_only_are_in_the_plan(
     few = plan["padding"]["ranks"]
     assert few == max(0, ranks - documents % batch)
     if few:
-        assert f"the last batch has padding only on {few} of 5 ranks; normalise the loss" in printed
+        assert f"the last batch has padding only on {few} of 5 ranks, where a mean" in printed
 
 
 def test_a_padded_tail_of_a_plan_names_ranks_without_a_sample(tmp_path: Path) -> None:

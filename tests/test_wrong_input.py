@@ -14,7 +14,8 @@ from corpora import write_corpus
 import megaindex
 from megaindex import helpers
 from megaindex.cli import main
-from megaindex.errors import InvalidArgument, StorageError
+from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.kernels import backend, load
 
 
@@ -151,3 +152,46 @@ def test_long_messages_are_cut_in_the_middle() -> None:
     assert str(error).endswith("x end")
     assert "[296010 characters left out]" in str(error)
     assert pickle.loads(pickle.dumps(error)).args == error.args
+
+
+@pytest.mark.parametrize(
+    ("verb", "more"),
+    [
+        ("build", ["--seq-length", "8", "--cache-dir", "cache"]),
+        ("verify", []),
+        ("inspect", []),
+        ("merge", ["--overwrite"]),
+    ],
+)
+def test_weights_are_refused_where_prefixes_are_taken(
+    verb: str, more: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    flag = {"build": ["--data-path"], "merge": ["out"]}.get(verb, [])
+    for name in ("a", "b"):
+        write_corpus(tmp_path / name, [9, 9])
+    assert main([verb, *flag, "0.5", "a", "0.5", "b", *more]) == 2
+    told = capsys.readouterr().err
+    assert f"0.5 a: megaindex {verb} takes prefixes without weights" in told
+    assert told.endswith("give a b\n")
+    for name in ("0.5", "1"):  # names of datasets
+        write_corpus(tmp_path / name, [9, 9])
+    assert main([verb, *flag, "0.5", "a", "1", "b", *more]) == 0
+
+
+def test_directories_are_spoken_of_where_something_is_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["--seq-length", "8", "--cache-dir", str(tmp_path)]
+    assert main(["build", "--data-paths-file", str(tmp_path / "no"), *words]) == 2
+    assert capsys.readouterr().err.endswith("No such file or directory; check the path\n")
+    (tmp_path / "a.bin").write_bytes(b"")
+    with pytest.raises(MissingFile) as missing:
+        IndexedDataset(str(tmp_path / "a"))
+    assert "not created" not in str(missing.value)
+    with (
+        pytest.raises(MissingFile, match="directories are not created for you"),
+        IndexedDatasetWriter(str(tmp_path / "no/a"), "uint16"),
+    ):
+        pass

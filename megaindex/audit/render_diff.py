@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import TextIO
 
 from megaindex.audit.diff import Difference, Run
 from megaindex.audit.words import percent
+from megaindex.plan.printing import print_lines
 
 _MOST_RUNS = 6
 
 
 def print_difference(difference: Difference, file: TextIO | None = None) -> None:
     """Prints the verdict, the first difference and the causes."""
-    print("\n".join(lines(difference)), file=file or sys.stdout)
+    print_lines(lines(difference), file)
 
 
 def lines(difference: Difference) -> list[str]:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from megaindex.cli.engine import add_engine_arguments, chosen_engine
-from megaindex.cli.flags import refuse_others
+from megaindex.cli.flags import refuse_others, refuse_weights
 from megaindex.cli.parser import Parser
 from megaindex.errors import FormatError, InvalidArgument
 
@@ -89,6 +89,7 @@ def _build(options: argparse.Namespace) -> None:
 def _paths(options: argparse.Namespace) -> list[str]:
     """Each dataset that is named, once."""
     paths = list(options.data_path or ())
+    refuse_weights("build", paths)
     if options.data_paths_file is not None:
         paths += _lines(options.data_paths_file)
     if not paths:

@@ -178,8 +178,9 @@ class _Demo:
             ("tokens read that are not the corpus's", 0 if served.matches(dataset) else 1, 0),
         ]
         table = Table(title="proof: one epoch is one epoch", title_justify="left")
-        for column in ("what", "counted", "expected"):
-            table.add_column(column, justify="left" if column == "what" else "right")
+        table.add_column("what")
+        for column in ("counted", "expected"):
+            table.add_column(column, justify="right", no_wrap=True)
         for what, counted, expected in facts:
             mark = "[green]" if counted == expected else "[red]"
             table.add_row(what, f"{mark}{counted:,}", f"{expected:,}")

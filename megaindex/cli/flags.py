@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Sequence
 
 from megaindex.errors import InvalidArgument
 
@@ -32,3 +33,25 @@ def refuse_others(
                 f"{', '.join(f'--{one}'.replace('_', '-') for one in besides)} and no other; leave "
                 f"it out"
             )
+
+
+def refuse_weights(verb: str, words: Sequence[str]) -> None:
+    """Refuse ``w P w P …``, as `megaindex plan` and the frameworks take blends.
+
+    Raises:
+        InvalidArgument: every other word is a number, and there is no dataset of that name.
+    """
+    weights, paths = words[::2], words[1::2]
+    if paths and len(weights) == len(paths) and all(map(_is_weight, weights)):
+        raise InvalidArgument(
+            f"{words[0]} {words[1]}: megaindex {verb} takes prefixes without weights, which "
+            f"belong to megaindex plan; give {' '.join(paths[:3])}{' …' * (len(paths) > 3)}"
+        )
+
+
+def _is_weight(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return not (os.path.lexists(word) or os.path.lexists(f"{word}.idx"))

@@ -7,6 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from megaindex.cli.flags import refuse_weights
 from megaindex.cli.parser import Parser
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def _parser() -> argparse.ArgumentParser:
 def _inspect(options: argparse.Namespace) -> None:
     from megaindex.corpus.inspect import EntryDescription, inspect
 
+    refuse_weights("inspect", options.paths)
     found = [each for path in options.paths for each in inspect(path)]
     if options.json:
         print(json.dumps({"descriptions": [each.to_json() for each in found]}, indent=2))
@@ -51,11 +53,10 @@ def _inspect(options: argparse.Namespace) -> None:
 
 
 def _print(path: str, facts: Iterator[tuple[str, str]], faults: Sequence[str]) -> None:
-    print(path)
-    for name, text in facts:
-        print(f"  {name:<10} {text}")
-    for fault in faults:
-        print(f"  {'damaged':<10} {fault}")
+    from megaindex.plan.printing import print_lines
+
+    named = [*facts, *(("damaged", fault) for fault in faults)]
+    print_lines([path, *(f"  {name:<10} {text}" for name, text in named)])
 
 
 def _pair_facts(pair: PairDescription) -> Iterator[tuple[str, str]]:
@@ -109,17 +110,17 @@ def _print_histogram(pair: PairDescription) -> None:
 
 
 def _histogram(pair: PairDescription) -> Table:
+    from rich import box
     from rich.bar import Bar
+    from rich.table import Table
 
-    from megaindex.plan.printing import new_table
-
-    table = new_table()
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
     for name in ("tokens", "sequences"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("", width=_BAR)
+    table.add_column("", max_width=_BAR)
     most = max(count for _, count in pair.histogram)
     for lowest, count in pair.histogram:
         highest = max(lowest, 2 * lowest - 1)
         text = f"{lowest:,}" if highest == lowest else f"{lowest:,}–{highest:,}"
-        table.add_row(text, f"{count:,}", Bar(most, 0, count, width=_BAR))
+        table.add_row(text, f"{count:,}", Bar(most, 0, count))
     return table

@@ -6,6 +6,7 @@ import argparse
 import time
 from collections.abc import Sequence
 
+from megaindex.cli.flags import refuse_weights
 from megaindex.cli.parser import Parser
 from megaindex.format.dtypes import DIALECTS
 
@@ -31,6 +32,7 @@ def _merge(options: argparse.Namespace) -> None:
     from megaindex.io.progress import copying
 
     start = time.perf_counter()
+    refuse_weights("merge", options.inputs)
     with copying(f"merging {len(options.inputs)} pairs") as bar:
         outcome = merge(
             options.output,

@@ -10,18 +10,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from megaindex.cli.engine import add_engine_arguments, chosen_engine
-from megaindex.cli.flags import refuse_others
+from megaindex.cli.flags import refuse_others, refuse_weights
 from megaindex.cli.parser import Parser
 from megaindex.errors import InvalidArgument
 from megaindex.format.dtypes import DIALECTS
 
 if TYPE_CHECKING:
-    from rich.table import Table
-
     from megaindex.corpus.findings import Report
     from megaindex.corpus.repair import Repair
     from megaindex.corpus.verify import Check
     from megaindex.engine import Engine
+    from megaindex.plan.printing import FittedTable
 
 
 _OF_REPAIR = ("dialect", "dtype", "eod")
@@ -68,6 +67,7 @@ def _verify(options: argparse.Namespace) -> bool:
 
     if options.dtype is not None:
         raise InvalidArgument("--dtype belongs to --repair; the .idx says the type")
+    refuse_weights("verify", options.paths)
     to_do = checks(
         options.paths,
         full=options.full,
@@ -107,35 +107,39 @@ def _reports(to_do: Sequence[Check], engine: Engine) -> list[Report]:
 
 
 def _print(reports: Sequence[Report]) -> None:
-    from megaindex.plan.printing import print_view
+    from megaindex.plan.printing import print_lines, print_view
 
     for report in reports:
         counted = ", ".join(f"{count:,} {name}" for name, count in report.counted.items())
         depth = "every byte read" if report.full else "headers, sizes and entries"
         number = len(report.findings)
         verdict = f"{number or 'no'} finding{'' if number == 1 else 's'}"
-        print(f"{report.path}: {report.kind}, {counted or 'not readable'}; {depth}: {verdict}")
+        told = f"{report.kind}, {counted or 'not readable'}; {depth}: {verdict}"
+        print_lines([f"{report.path}: {told}"])
         if report.findings:
             print_view(_table(report))
 
 
-def _table(report: Report) -> Table:
-    from megaindex.plan.printing import new_table
+def _table(report: Report) -> FittedTable:
+    from megaindex.plan.printing import Column, FittedTable
 
-    table = new_table()
-    for name in ("", "rule", "where", "found", "expected", "repair"):
-        table.add_column(name, overflow="fold")
+    names = ("where", "found", "expected", "repair")
+    table = FittedTable(
+        Column(name="", kind="label"),
+        Column(name="rule", kind="label"),
+        *(Column(name=name, kind="words") for name in names),
+    )
     for finding in report.findings:
-        style = "red" if finding.severity == "error" else "yellow"
         more = f" and {finding.count - 1:,} more" if finding.count > 1 else ""
         name = finding.file.rpartition("/")[2]
         table.add_row(
-            f"[{style}]{finding.severity}[/]",
+            finding.severity,
             finding.rule,
             f"{name}: {finding.where}{more}",
             finding.found,
             finding.expected,
             finding.repair,
+            style="red" if finding.severity == "error" else "yellow",
         )
     return table
 

@@ -114,8 +114,9 @@ def _pieces(
 def best_fit(lengths: I64, capacity: int) -> I64:
     """Bin of each piece, int64[pieces]: the longest first, each where it leaves the least room.
 
-    Pieces of one length are laid into bins of one remaining room together, so the work depends on
-    the number of different lengths, not on the number of pieces.
+    Pieces of one length are laid into bins of one remaining room together, one in each, so the work
+    depends on the number of different lengths, not on the number of pieces. Placed one by one, a
+    second piece of the length would go into the first one's bin while it fits.
     """
     order = np.argsort(-lengths, kind="stable")
     bin_of = np.empty(lengths.size, np.int64)

@@ -9,8 +9,10 @@ from collections.abc import Iterator
 
 from megaindex.errors import MissingFile, StorageError
 
+_WRITING = ("cannot write", "cannot create", "cannot publish", "cannot replace")
+"""Beginnings of the actions that need a directory to be there."""
 _REMEDIES = {
-    errno.ENOENT: "check the path; directories are not created for you",
+    errno.ENOENT: "check the path",
     errno.ENOTDIR: "a part of the path is a file; check the path",
     errno.ENAMETOOLONG: "use a shorter name",
     errno.ELOOP: "a symbolic link leads in a circle, or stands where none may be; remove it",
@@ -46,6 +48,8 @@ def storage_error(error: OSError, path: str, action: str) -> StorageError:
     kind = MissingFile if error.errno == errno.ENOENT else StorageError
     reason = os.strerror(error.errno) if error.errno else str(error)
     remedy = _REMEDIES.get(error.errno or 0, "check the device and the file system, then try again")
+    if error.errno == errno.ENOENT and action.startswith(_WRITING):
+        remedy += "; directories are not created for you"
     typed = kind(f"{path}: {action}: {reason}; {remedy}")
     typed.errno = error.errno
     return typed

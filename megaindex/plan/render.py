@@ -13,7 +13,7 @@ from rich.text import Text
 from megaindex.index.draws import Progress
 from megaindex.io.progress import on_terminal
 from megaindex.plan.model import Plan
-from megaindex.plan.printing import answer_panel, print_view, spaced, warning
+from megaindex.plan.printing import ShortNames, answer_panel, print_view, spaced, warning
 from megaindex.plan.tables import coverage, epochs_text, sources, totals
 
 if TYPE_CHECKING:
@@ -48,20 +48,21 @@ def counting() -> Iterator[Progress | None]:
 
 def plan_view(plan: Plan) -> RenderableType:
     """All parts of the printed plan."""
-    parts: list[RenderableType] = [_answer(plan), totals(plan), sources(plan)]
-    parts += [view for view in (coverage(plan), _facts(plan)) if view is not None]
-    parts += [warning(text) for text in plan.warnings]
+    names = ShortNames.of(row.path for row in plan.datasets)
+    parts: list[RenderableType] = [_answer(plan, names), totals(plan), sources(plan, names)]
+    parts += [view for view in (coverage(plan, names), _facts(plan)) if view is not None]
+    parts += [warning(names.text(text)) for text in plan.warnings]
     return spaced(parts)
 
 
-def _answer(plan: Plan) -> RenderableType:
+def _answer(plan: Plan, names: ShortNames) -> RenderableType:
     asked = Text.assemble(
         (plan.target, "bold"),
         f" in order {plan.order} of {plan.framework}, {plan.sequence_length} tokens a sample, "
         f"{_batch(plan)} samples an iteration",
     )
     answer = Text.assemble("train_iters ", (str(plan.train_iters), "bold green"))
-    return answer_panel(asked, Text(), answer, *_limits(plan))
+    return answer_panel(asked, Text(), answer, *_limits(plan, names))
 
 
 def _batch(plan: Plan) -> str:
@@ -71,12 +72,12 @@ def _batch(plan: Plan) -> str:
     return " → ".join(sizes)
 
 
-def _limits(plan: Plan) -> list[Text]:
+def _limits(plan: Plan, names: ShortNames) -> list[Text]:
     """``8063 stays in one epoch, 8064 begins a second``, and the last without repeats if lower."""
     lines = []
     if len(plan.neighbours) == 2:
         last, beyond = plan.neighbours
-        stays, begins = " builds no epoch more, ", f" begins another of {beyond.begins}"
+        stays, begins = " builds no epoch more, ", f" begins another of {names.cut(beyond.begins)}"
         if last.num_epochs_built < beyond.num_epochs_built:
             stays = f" stays in {epochs_text(last.num_epochs_built)}, "
             begins = f" begins {_ordinal(beyond.num_epochs_built)}"

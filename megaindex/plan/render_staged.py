@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import RenderableType
 from rich.text import Text
 
-from megaindex.plan.printing import answer_panel, new_table, print_view, spaced, warning
+from megaindex.plan.printing import Column, FittedTable, answer_panel, print_view, spaced, warning
 from megaindex.plan.staged import RecipePlan
 
 if TYPE_CHECKING:
@@ -61,9 +61,12 @@ def _rows(count: int) -> str:
 
 
 def _stages(plan: RecipePlan) -> RenderableType:
-    table = new_table("stage", "steps", "source")
-    for name in ("samples", "share", "epochs", "first repeat"):
-        table.add_column(name, justify="right", no_wrap=True)
+    table = FittedTable(
+        Column(name="stage", kind="name"),
+        Column(name="steps", kind="label"),
+        Column(name="source", kind="name"),
+        *(Column(name=name) for name in ("samples", "share", "epochs", "first repeat")),
+    )
     before: tuple[str, int] | None = None
     for draw in plan.draws:
         opening = (draw.stage, draw.first_step)
@@ -82,11 +85,13 @@ def _stages(plan: RecipePlan) -> RenderableType:
 
 
 def _sources(plan: RecipePlan) -> RenderableType:
-    table = new_table("source", "kind")
     names = ["tokens an epoch", "samples an epoch", "drawn", "epochs", "never drawn"]
     cut = any(source.cut_tokens for source in plan.sources)
-    for name in names + ["tokens cut"] * cut:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = FittedTable(
+        Column(name="source", kind="name"),
+        Column(name="kind", kind="label"),
+        *(Column(name=name) for name in names + ["tokens cut"] * cut),
+    )
     for source in plan.sources:
         table.add_row(
             source.source,

@@ -272,8 +272,8 @@ def _warnings(itinerary: Itinerary, plan: RecipePlan) -> Iterator[str]:
     ):
         if padding.micro_batches:
             yield (
-                f"{name} has {_padding_text(padding, recipe.data_parallel_size)}; normalise the "
-                "loss by the global count of unmasked tokens, since a mean of their own has none"
+                f"{name} has {_padding_text(padding, recipe.data_parallel_size)}, where a mean "
+                "over unmasked tokens is 0 / 0: normalise by the global count of unmasked tokens"
             )
     unused = [source.source for source in plan.sources if source.drawn == 0]
     if unused:

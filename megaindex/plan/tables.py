@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from rich.console import RenderableType
-from rich.table import Table
+from rich.console import Group, RenderableType
 
 from megaindex.plan.model import Plan, Row
-from megaindex.plan.printing import new_table
+from megaindex.plan.printing import Column, FittedTable, Prose, ShortNames
 
 _MANY_SOURCES = 24
 _SHOWN_TIMES = 4
@@ -14,10 +13,9 @@ _METHODS = {"closed-form": "exact", "built": "exact, counted", "expected": "expe
 
 
 def totals(plan: Plan) -> RenderableType:
-    table = new_table()
-    table.add_column("train")
-    for name in ("samples", "tokens"):
-        table.add_column(name, justify="right")
+    table = FittedTable(
+        Column(name="train", kind="label"), Column(name="samples"), Column(name="tokens")
+    )
     length = plan.sequence_length
     rows: list[tuple[str, int | None, int | None]] = [
         ("one epoch", plan.samples_per_epoch, plan.tokens_per_epoch),
@@ -35,16 +33,17 @@ def totals(plan: Plan) -> RenderableType:
     return table
 
 
-def sources(plan: Plan) -> RenderableType:
-    table = new_table("split", "source")
+def sources(plan: Plan, names: ShortNames) -> RenderableType:
     weighted = any(row.weight is not None for row in plan.datasets)
     columns = ["weight"] * weighted + ["epoch", "asked", "drawn", "built", "epochs", "repeated"]
-    for name in columns:
-        table.add_column(name, justify="right", no_wrap=True)
+    table = FittedTable(
+        Column(name="split", kind="label"),
+        Column(name="source", kind="name"),
+        *(Column(name=name) for name in columns),
+    )
     for row in plan.datasets[:_MANY_SOURCES]:
-        table.add_row(_split(row), row.name, *_counts(row, weighted))
-    _add_more(table, len(plan.datasets))
-    return table
+        table.add_row(_split(row), names.name(row.name), *_counts(row, weighted))
+    return Group(table, *_more(len(plan.datasets)), *names.note())
 
 
 def _counts(row: Row, weighted: bool) -> list[str]:
@@ -57,7 +56,7 @@ def _counts(row: Row, weighted: bool) -> list[str]:
     return weight + first + [_number(number) for number in numbers]
 
 
-def coverage(plan: Plan) -> RenderableType | None:
+def coverage(plan: Plan, names: ShortNames) -> RenderableType | None:
     """Share of tokens, and of documents where they were counted, by times seen."""
     lines = [
         (row, kind, shares)
@@ -71,24 +70,30 @@ def coverage(plan: Plan) -> RenderableType | None:
     if not lines:
         return None
     times = max(len(shares) for _, _, shares in lines)
-    table = new_table("seen", "source", "share of")
     heads = [f"{k}×" for k in range(min(times, _SHOWN_TIMES))]
-    for name in heads + [f"≥{_SHOWN_TIMES}×"] * (times > _SHOWN_TIMES):
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("figures are")
+    heads += [f"≥{_SHOWN_TIMES}×"] * (times > _SHOWN_TIMES)
+    table = FittedTable(
+        Column(name="seen", kind="label"),
+        Column(name="source", kind="name"),
+        Column(name="share of", kind="label"),
+        *(Column(name=name) for name in heads),
+        Column(name="figures are", kind="note"),
+    )
     for row, kind, shares in lines[:_MANY_SOURCES]:
         cells = [_percent(share) for share in shares[:_SHOWN_TIMES]]
+        if rest := shares[_SHOWN_TIMES:]:
+            cells.append(_percent(sum(rest)))
         cells += [""] * (len(heads) - len(cells))
-        rest = shares[_SHOWN_TIMES:]
-        cells += [_percent(sum(rest)) if rest else ""] * (times > _SHOWN_TIMES)
-        table.add_row(_split(row), row.name, kind, *cells, _METHODS[row.coverage.method])
-    _add_more(table, len(lines))
-    return table
+        method = _METHODS[row.coverage.method]
+        table.add_row(_split(row), names.name(row.name), kind, *cells, method)
+    return Group(table, *_more(len(lines)))
 
 
-def _add_more(table: Table, count: int) -> None:
-    if count > _MANY_SOURCES:
-        table.add_row("", f"… {count - _MANY_SOURCES} more: --json lists all")
+def _more(count: int) -> list[RenderableType]:
+    """A line for the rows that are left out."""
+    if count <= _MANY_SOURCES:
+        return []
+    return [Prose(f"… {count - _MANY_SOURCES} more: --json lists all")]
 
 
 def epochs_text(count: int | None) -> str:
@@ -113,7 +118,9 @@ def _number(value: int | None) -> str:
 
 
 def _percent(share: float) -> str:
-    """Two decimals, except that a small share never reads as none."""
+    """Two decimals, and never 0 or 100 for a share that is only close to it."""
     if 0 < share < 0.00005:
         return "<0.01 %"
+    if 0.99995 <= share < 1 - 1e-12:
+        return ">99.99 %"
     return f"{100 * share:.2f} %"

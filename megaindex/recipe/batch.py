@@ -38,13 +38,18 @@ def batch_sizes(settings: Settings) -> BatchSizes:
     if wanted is None:
         return _product(micro, parallel, steps)
     if micro is not None and parallel is not None and steps is None:
-        steps = wanted // (micro * parallel)
+        steps, rest = divmod(wanted, micro * parallel)
+        if rest:
+            raise InvalidArgument(
+                f"--global-batch-size {wanted} is not a multiple of --micro-batch-size {micro} x "
+                f"{_parallel_text(settings, parallel)} = {micro * parallel}; change one of them"
+            )
     if micro is not None and parallel is not None and steps is not None:
         product = global_batch_size(micro, parallel, steps)
         if product != wanted:
             raise InvalidArgument(
                 f"--global-batch-size {wanted} is not --micro-batch-size {micro} x "
-                f"--data-parallel-size {parallel} x --gradient-accumulation-steps {steps} = "
+                f"{_parallel_text(settings, parallel)} x --gradient-accumulation-steps {steps} = "
                 f"{product}; change one of them"
             )
     return BatchSizes(
@@ -105,6 +110,14 @@ def _data_parallel(settings: Settings) -> int | None:
             f"{world // model}; remove one of them"
         )
     return world // model
+
+
+def _parallel_text(settings: Settings, parallel: int) -> str:
+    """The data-parallel size as it was given, or what it follows from."""
+    if settings.data_parallel_size is not None:
+        return f"--data-parallel-size {parallel}"
+    model = (settings.world_size or 1) // parallel
+    return f"data-parallel size {parallel} (--world-size {settings.world_size} / {model})"
 
 
 def _check_positive(settings: Settings) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from auditing import as_plain, brute_force
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megaindex import build_index
@@ -59,6 +59,7 @@ def check(stream: Stream, fed: np.ndarray) -> None:
     assert int(counted.step_tokens.sum()) == int(fed.sum())
 
 
+@settings(max_examples=25)  # each writes and opens files
 @given(
     lengths=st.lists(st.lists(st.integers(2, 30), min_size=1, max_size=12), min_size=1, max_size=3),
     kinds=st.lists(st.sampled_from(["pretraining", "finetuning"]), min_size=3, max_size=3),

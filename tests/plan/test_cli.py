@@ -202,7 +202,7 @@ BAD = [
     ([*SIZED], "give exactly one of --epochs"),
     ([*SIZED, "--epochs", 1, "--train-iters", 5], "found --epochs and --train-iters"),
     ([*TOKENS, "--epochs", 1], "the batch size is missing"),
-    ([*SIZED, "--micro-batch-size", 3, "--data-parallel-size", 1, "--epochs", 1], "is not --micro"),
+    ([*SIZED, "--micro-batch-size", 3, "--data-parallel-size", 1, "--epochs", 1], "multiple of"),
     ([*SIZED, "--weights", 0, "--epochs", 1], "must be positive and finite"),
     ([*SIZED, "--weights", "nan", "--epochs", 1], "must be positive and finite"),
     ([*SIZED, "--epochs", 1, "--order", "x"], "order must be one of"),

@@ -136,7 +136,7 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
         ("packed: false", "packed: 0", "sources.chat.packed: must be true or false, got 0"),
         ("steps: 1000\n", "steps: 1000\n    epochs: 1\n", "steps and epochs exclude each other"),
         ("web: 0.7", "wet: 0.7", "stage stable: there is no source wet"),
-        ("gradient_accumulation_steps: 2", "global_batch_size: 50", "50 is not --micro-batch"),
+        ("gradient_accumulation_steps: 2", "global_batch_size: 50", "50 is not a multiple"),
         ("mix: {web: 0.7, code: 0.3}", "mix: [web]", "stages.stable.mix: must be a mapping"),
         ("sources:\n", "sources: [\n", "is not YAML"),
         (FULL, "- a", "holds a list; it must be a mapping"),

@@ -62,8 +62,8 @@ def test_epochs_of_each_source() -> None:
         ({"global_batch_size": None, "micro_batch_size": 2}, "GPUs is missing: give --world-size"),
         ({"global_batch_size": 0}, "--global-batch-size must be at least 1"),
         ({"micro_batch_size": -1}, "--micro-batch-size must be at least 1, got -1"),
-        ({"micro_batch_size": 3, "data_parallel_size": 1}, "4 is not --micro-batch-size 3 x"),
-        ({"micro_batch_size": 8, "data_parallel_size": 1}, "4 is not --micro-batch-size 8 x"),
+        ({"micro_batch_size": 3, "data_parallel_size": 1}, "multiple of --micro-batch-size 3 x"),
+        ({"micro_batch_size": 8, "data_parallel_size": 1}, "multiple of --micro-batch-size 8 x"),
         ({"micro_batch_size": 3}, "4 must be a multiple of micro batch x data-parallel size = 3"),
         ({"world_size": 6, "tensor_model_parallel_size": 4}, "--world-size 6 is not a multiple"),
         ({"world_size": 6, "data_parallel_size": 4}, "4 contradicts --world-size 6"),
@@ -139,3 +139,17 @@ def test_flags_replace_what_a_file_says_and_its_alternatives() -> None:
     assert (over.train_data_path, over.tokens_per_epoch) == (None, ("9",))
     assert (over.world_size, over.data_parallel_size) == (None, 2)
     assert (over.seed, over.notes) == (3, ("n",))
+
+
+def test_sizes_that_nobody_gave_are_not_named() -> None:
+    """Neither accumulation steps of 0, nor a data-parallel size that follows from the GPUs."""
+    settings = Settings(
+        seq_length=8, tokens_per_epoch=("1000",), global_batch_size=4, micro_batch_size=2,
+        world_size=8, tensor_model_parallel_size=2, epochs="1",
+    )  # fmt: skip
+    with pytest.raises(InvalidArgument) as caught:
+        resolve(settings)
+    assert str(caught.value) == (
+        "--global-batch-size 4 is not a multiple of --micro-batch-size 2 x data-parallel size 4 "
+        "(--world-size 8 / 2) = 8; change one of them"
+    )

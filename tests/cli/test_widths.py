@@ -1,0 +1,170 @@
+"""What is printed fits the console: no line is wider, no word and no number is broken."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command_line import cli
+from corpora import write_corpus
+from terminals import Terminal
+
+from megaindex.cli import main
+from megaindex.plan.printing import Column, FittedTable, ShortNames, distinct, elided
+
+WIDTHS = (60, 80, 120)
+NAMES = (
+    "pretraining/web_crawl_2024_text_document",
+    "pretraining/code_text_document",
+    "math_text_document",
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Three corpora far down, a recipe, and a pair that is damaged."""
+    folder = tmp_path_factory.mktemp("widths")
+    data = folder / "mnt/lustre/projects/corpora"
+    rng = np.random.default_rng(2)
+    for name, documents in zip(NAMES, (900, 300, 12), strict=True):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        write_corpus(data / name, rng.integers(1, 400, documents))
+    (folder / "run.yaml").write_text(
+        "sequence_length: 128\n"
+        "batch: {micro_batch_size: 2, data_parallel_size: 4}\n"
+        "sources:\n"
+        f"  web_crawl_of_2024_deduplicated: {data / NAMES[0]}\n"
+        f"  code: {{path: {data / NAMES[1]}, order: window}}\n"
+        f"  instructions: {{path: {data / NAMES[2]}, kind: finetuning}}\n"
+        "stages:\n"
+        "  stable_phase: {steps: 40, mix: {web_crawl_of_2024_deduplicated: 3, code: 1}}\n"
+        "  decay: {epochs: 1, mix: {code: 1, instructions: 1}}\n"
+    )
+    (folder / "bad").mkdir()
+    write_corpus(folder / "bad/pair", rng.integers(1, 90, 50))
+    path = folder / "bad/pair.bin"
+    path.write_bytes(path.read_bytes()[:-100])
+    return folder
+
+
+def blend(folder: Path) -> list[object]:
+    data = folder / "mnt/lustre/projects/corpora"
+    words = [
+        word for name, w in zip(NAMES, (0.7, 0.2, 0.1), strict=True) for word in (w, data / name)
+    ]
+    return ["--data-path", *words, "--seq-length", 128, "--micro-batch-size", 2,
+            "--data-parallel-size", 4]  # fmt: skip
+
+
+def commands(folder: Path) -> dict[str, list[object]]:
+    blended, one = blend(folder), folder / "mnt/lustre/projects/corpora" / NAMES[0]
+    run = ["--order", "neox", "--epochs", 1]
+    settings = f"data_path={one},seq_length=128,epochs=1"
+    return {
+        "plan": ["plan", *blended, *run, "--split", "8,1,1", "--eval-iters", 2],
+        "plan of tokens": ["plan", "--tokens-per-epoch", 10**15, 3 * 10**14, "--seq-length", 2048,
+                           "--global-batch-size", 4096, *run],
+        "recipe plan": ["plan", "--recipe", "run.yaml"],
+        "audit": ["audit", *blended, *run, "--consumed-samples", 80, "--variance-buffer", 1.5],
+        "recipe audit": ["audit", "--recipe", "run.yaml"],
+        "look-up": ["audit", *blended, *run, "--step", 3, "--variance-buffer", 1.5],
+        "inspect": ["inspect", "bad/pair"],
+        "verify": ["verify", "bad/pair"],
+        "diff-order": ["diff-order", f"{settings},seed=1", f"{settings},seed=2"],
+    }  # fmt: skip
+
+
+def shown(words: list[object], width: int, folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(folder)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("NO_COLOR", "1")
+    out = Terminal()
+    with contextlib.redirect_stdout(out):
+        assert main([str(word) for word in words]) in (0, 1)
+    return re.sub(r"\x1b\[[0-9;]*m", "", out.getvalue())
+
+
+def pieces(text: str) -> set[str]:
+    return {word for word in text.split() if not set(word) <= set("─│╭╮╰╯━▁▂▃▄▅▆▇█▏▎▍▌▋▊▉▐")}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", [
+    "plan", "plan of tokens", "recipe plan", "audit", "recipe audit", "look-up", "inspect",
+    "verify", "diff-order",
+])  # fmt: skip
+def test_what_is_printed_fits(
+    name: str, width: int, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = commands(folder)[name]
+    wide = shown(words, 400, folder, monkeypatch)
+    text = shown(words, width, folder, monkeypatch)
+    own = str(folder)  # a path in a line of text stays one word, to be copied
+    too_wide = [line for line in text.split("\n") if len(line) > width and own not in line]
+    assert not too_wide
+    broken = {word for word in pieces(text) - pieces(wide) if "…" not in word}
+    assert not broken
+    cut = {word for word in pieces(text) if "…" in word and word not in pieces(wide)}
+    for word in cut:
+        head, tail = re.sub(r"^\d+…", "…", word).rstrip(",;.:").split("…")
+        assert any(w.startswith(head) and tail in w for w in pieces(wide)), word
+    assert not any(len(word) <= 15 for word in cut)
+    numbers = {word for word in pieces(wide) if re.fullmatch(r"[\d,.]+", word)}
+    if name != "look-up":
+        assert numbers <= pieces(text) | {"0", str(width)}
+
+
+def test_paths_are_shortened_to_what_differs(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = shown(commands(folder)["plan"], 120, folder, monkeypatch)
+    data = f"{folder}/mnt/lustre/projects/corpora/"
+    assert re.search(r"train +pretraining/code +0\.2 ", text)
+    assert text.count("text_document") == text.count("sources: ") == 1
+    assert "such as math (" in text
+    status, out, _ = cli(*commands(folder)["plan"], "--json")
+    assert (status, f'"path": "{data}math_text_document"' in out) == (0, True)
+
+
+def test_short_names() -> None:
+    names = ShortNames.of(["/a/b/web", "/a/b/c/web", "/a/b/web"])
+    assert (names.common, names.name("/a/b/web"), names.name("/a/b/c/web")) == (
+        "/a/b/*", "web", "c/web",
+    )  # fmt: skip
+    assert names.text("of /a/b/web, /a/b/c/web and /a/b/web2") == "of web, c/web and /a/b/web2"
+    assert ShortNames.of(["s3://bucket/x/a", "s3://bucket/y/a"]).common == "s3://bucket/*"
+    ends = ShortNames.of(["d/x/web_text_document", "d/y/math_0_text_document"])
+    assert (ends.common, sorted(ends.names.values())) == (
+        "d/*_text_document", ["x/web", "y/math_0"],
+    )  # fmt: skip
+    assert ShortNames.of(["a_b", "b_b", "_b"]).common == ""
+    for paths in (["/a/b/web"], ["/a", "/b"], ["a", "b/c"], [""], []):
+        assert ShortNames.of(paths).common == ""
+
+
+def test_names_that_are_cut_stay_apart() -> None:
+    assert elided("abcdefghij", 10) == "abcdefghij"
+    assert elided("abcdefghijk", 10) == "abc…fghijk"
+    names = [f"shard_{k}_of_the_corpus_text_document" for k in range(12)]
+    cut = distinct(names, 16)
+    assert len(set(cut.values())) == 12
+    assert max(map(len, cut.values())) == 16
+
+
+@pytest.mark.parametrize("width", [30, 50, 90])
+def test_a_table_is_divided_and_then_listed(width: int) -> None:
+    from rich.console import Console
+
+    table = FittedTable(
+        Column(name="split", kind="label"), Column(name="source", kind="name"),
+        *(Column(name=f"count {k}") for k in range(4)),
+    )  # fmt: skip
+    table.add_row("train", "a_rather_long_name_of_a_source", *(f"{10**12 + k:,}" for k in range(4)))
+    console = Console(width=width, highlight=False)
+    with console.capture() as text:
+        console.print(table)
+    lines = text.get().split("\n")
+    assert max(map(len, lines)) <= width
+    assert all(f"{10**12 + k:,}" in text.get() for k in range(4))
