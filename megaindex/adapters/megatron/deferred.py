@@ -30,12 +30,13 @@ from megaindex.store.sidecar import map_arrays
 
 logger = logging.getLogger("megaindex")
 
-_PENDING = "_megaindex"
+PENDING = "_megaindex"
 _KNOWN = {
     "dataset", "dataset_path", "indices", "num_samples", "index_split", "config",
     "unique_identifiers", "unique_description", "unique_description_hash", "_pad_token_id",
     "masks_and_position_ids_are_cacheable", "masks_and_position_ids_are_cached",
-    "cached_attention_mask", "cached_loss_mask", "cached_position_ids", *ARRAYS,
+    "cached_attention_mask", "cached_loss_mask", "cached_position_ids",
+    "built_anew_on_cache_miss", *ARRAYS,
 }  # fmt: skip
 
 
@@ -112,7 +113,7 @@ _waiting: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def fill_in_later(dataset: Any, request: Request, sidecar: Sidecar) -> None:
     """Let ``dataset`` map its arrays when they are first asked for."""
-    vars(dataset)[_PENDING] = request, sidecar
+    vars(dataset)[PENDING] = request, sidecar
     _waiting.add(dataset)
 
 
@@ -124,13 +125,13 @@ def fill_in_now() -> None:
             vars(dataset).update(get_state(dataset))
         except Exception:  # one that cannot be read any more must not keep the others from it
             logger.warning("%s: left incomplete", dataset.dataset_path, exc_info=True)
-        vars(dataset).pop(_PENDING, None)
+        vars(dataset).pop(PENDING, None)
     _waiting.clear()
 
 
 def get_attribute(self: Any, name: str) -> Any:
     """``GPTDataset.__getattr__``: called only for what is not there yet."""
-    pending = vars(self).get(_PENDING)
+    pending = vars(self).get(PENDING)
     if pending is None or name not in (*ARRAYS, "indices"):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
     request, sidecar = pending
@@ -150,7 +151,7 @@ def _map(request: Request, sidecar: Sidecar) -> Arrays:
         return map_arrays(request.files, sidecar)
     except (FormatError, MissingFile) as error:
         logger.warning("%s", error)
-        again = request.find_or_build()
+        again, _ = request.find_or_build()
         if (again.corpus, again.arrays) != (sidecar.corpus, sidecar.arrays):
             raise
         return map_arrays(request.files, again)
@@ -158,8 +159,8 @@ def _map(request: Request, sidecar: Sidecar) -> Arrays:
 
 def length(self: Any) -> int:
     """``GPTDataset.__len__``."""
-    if _PENDING in vars(self):
-        _, sidecar = vars(self)[_PENDING]
+    if PENDING in vars(self):
+        _, sidecar = vars(self)[PENDING]
         return int(sidecar.arrays["shuffle_index"][1][0])
     original: Callable[[Any], int] = core().originals["GPTDataset", "__len__"]
     return original(self)
@@ -167,7 +168,7 @@ def length(self: Any) -> int:
 
 def get_state(self: Any) -> dict[str, Any]:
     """``GPTDataset.__getstate__``: complete, for processes that know nothing of megaindex."""
-    if _PENDING in vars(self):
+    if PENDING in vars(self):
         for name in (*ARRAYS, "indices"):
             getattr(self, name)
-    return {name: value for name, value in vars(self).items() if name != _PENDING}
+    return {name: value for name, value in vars(self).items() if name != PENDING}
