@@ -10,13 +10,15 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
 from megaindex.store.claim import build_once
 
 logger = logging.getLogger("megaindex")
+
+_PUT_OFF = 4  # blends whose records are put off: each keeps its corpora open
 
 T = TypeVar("T")
 
@@ -75,7 +77,7 @@ def status() -> Status:
     present = [reports for reports in _ALL if reports.active is not None]
     return Status(
         installed={reports.framework: str(reports.active) for reports in present},
-        datasets=tuple(served for reports in present for served in reports.rows.values()),
+        datasets=tuple(served for reports in present for served in reports.recorded()),
     )
 
 
@@ -89,6 +91,7 @@ class Reports:
         self.rows: dict[tuple[str, str, str], Served] = {}
         self._show = show
         self._is_announced = False
+        self._later: list[Callable[[], list[Served]]] = []
 
     def begin(self, framework_version: str, settings: str) -> None:
         """Start an empty record, and say that megaindex is active."""
@@ -96,7 +99,7 @@ class Reports:
 
         before = self.active
         self.active = f"megaindex {__version__} is active under {framework_version}{settings}"
-        self.rows.clear()
+        self._clear()
         self._is_announced = self._is_announced and self.active == before
         self._announce()
 
@@ -104,19 +107,40 @@ class Reports:
         """Forget everything."""
         self.active = None
         self._is_announced = False
+        self._clear()
+
+    def recorded(self) -> list[Served]:
+        """All records, the oldest first."""
+        self._write_down(0)
+        return list(self.rows.values())
+
+    def _clear(self) -> None:
         self.rows.clear()
+        self._later.clear()
+
+    def _write_down(self, but: int) -> None:
+        """Make the records that were put off, all but the last so many."""
+        while len(self._later) > but:
+            for row in self._later.pop(0)():
+                self.rows[row.kind, row.name, ""] = row
 
     def serve(self, kind: str, name: str, how: str, **facts: Any) -> None:
         """Record a dataset that megaindex serves."""
-        self.serve_together([Served(self.framework, kind, name, "megaindex", how, **facts)])
-
-    def serve_together(self, rows: Iterable[Served], summary: str | None = None) -> None:
-        """Record datasets that were made at once, in one log record of several lines."""
-        rows = list(rows)
-        for row in rows:
-            self.rows[row.kind, row.name, ""] = row
+        row = Served(self.framework, kind, name, "megaindex", how, **facts)
+        self.rows[kind, name, ""] = row
         if self._is_heard():
-            lines = [str(row) for row in rows] + ([] if summary is None else [summary])
+            self._say(f"megaindex: {row}")
+
+    def serve_together(self, make_rows: Callable[[], list[Served]], summary: str) -> None:
+        """Record datasets that were made at once, in one log record of several lines.
+
+        The records of a thousand datasets take as long as a tenth of opening them, so they are put
+        off until somebody reads them.
+        """
+        self._later.append(make_rows)
+        self._write_down(_PUT_OFF)
+        if self._is_heard():
+            lines = [*map(str, make_rows()), summary]
             self._say("\n".join(f"megaindex: {line}" for line in lines))
 
     def leave(self, kind: str, name: str, reason: str) -> None:

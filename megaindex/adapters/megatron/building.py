@@ -13,13 +13,14 @@ import logging
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 from megaindex.adapters.megatron import blending, indexing
 from megaindex.adapters.megatron.batching import why_sample_by_sample
 from megaindex.adapters.megatron.core import core, is_built_here
 from megaindex.adapters.megatron.corpus import Corpus
-from megaindex.adapters.megatron.deferred import PENDING, Maker, fill_in_later
+from megaindex.adapters.megatron.deferred import Maker, fill_in_later
 from megaindex.adapters.megatron.drawing import Ahead, expected_draws
 from megaindex.adapters.megatron.indexing import (
     Request,
@@ -65,8 +66,13 @@ def build_megatron_datasets_parallel(
     with _uncollected():
         made = _make(self, makers, prefixes, sizes_per_dataset)
     pairs = [pair for row in made for pair in row if pair is not None]
-    built = _fill_in(pairs, self.config.path_to_cache, ahead)
-    _report(self, pairs, built, time.perf_counter() - started)
+    made_of = _fill_in(pairs, self.config.path_to_cache, ahead)
+    _report(made_of, time.perf_counter() - started)
+    if pairs:
+        kind, low_level = type(pairs[0][0]), type(pairs[0][0].dataset)
+        reason = why_sample_by_sample(kind, low_level, self.config)
+        if reason is not None:
+            MEGATRON.leave("reading", kind.__name__, reason)
     columns = [
         [None if pair is None else pair[0] for pair in column] for column in zip(*made, strict=True)
     ]
@@ -75,32 +81,38 @@ def build_megatron_datasets_parallel(
     return columns
 
 
-def _report(
-    self: Any, pairs: Sequence[tuple[Any, Request]], built: Sequence[bool], seconds: float
-) -> None:
+def _report(made_of: tuple[list[Request], list[Sidecar], list[bool]], seconds: float) -> None:
     """Log and record the datasets of a blend, all in one log record."""
-    rows, sizes = [], []
-    for (dataset, request), is_new in zip(pairs, built, strict=True):
-        _, sidecar = vars(dataset)[PENDING]
-        begin, end = sidecar.settings["documents"]
-        samples = int(sidecar.arrays["shuffle_index"][1][0])
-        epochs = epochs_in(int(sidecar.arrays["document_index"][1][0]), end - begin)
-        sizes.append((samples, epochs))
+    _, sidecars, built = made_of
+    summary = f"{len(built)} datasets of a blend, {sum(built)} of them built, in {seconds:.2f} s"
+    MEGATRON.serve_together(partial(_records, *made_of), summary)
+    log_as_megatron(_size_of(sidecar) for sidecar in sidecars)
+
+
+def _records(
+    requests: Sequence[Request], sidecars: Sequence[Sidecar], built: Sequence[bool]
+) -> list[Served]:
+    rows = []
+    for request, sidecar, is_new in zip(requests, sidecars, built, strict=True):
+        samples, epochs = _size_of(sidecar)
+        files = str(request.files)
+        _, kind, split = files.rsplit("-", 2)
         rows.append(
             Served(
-                MEGATRON.framework, type(dataset).__name__,
-                f"{request.name} ({dataset.index_split.name})", "megaindex",
-                "built" if is_new else "opened", samples, epochs, None, str(request.files),
+                MEGATRON.framework, kind, f"{request.name} ({split})", "megaindex",
+                "built" if is_new else "opened", samples, epochs, None, files,
             )
         )  # fmt: skip
-    summary = f"{len(rows)} datasets of a blend, {sum(built)} of them built, in {seconds:.2f} s"
-    MEGATRON.serve_together(rows, summary)
-    log_as_megatron(sizes)
-    if pairs:
-        dataset = pairs[0][0]
-        reason = why_sample_by_sample(type(dataset), type(dataset.dataset), self.config)
-        if reason is not None:
-            MEGATRON.leave("reading", type(dataset).__name__, reason)
+    return rows
+
+
+def _size_of(sidecar: Sidecar) -> tuple[int, int]:
+    """Samples and epochs of arrays of a range of documents."""
+    begin, end = sidecar.settings["documents"]
+    samples, entries = (
+        int(sidecar.arrays[name][1][0]) for name in ("shuffle_index", "document_index")
+    )
+    return samples, epochs_in(entries, end - begin)
 
 
 def _check_enough(
@@ -184,8 +196,9 @@ def _makers(self: Any, prefixes: Sequence[str], split: Sequence[Any]) -> list[Ma
 
 def _fill_in(
     pairs: Sequence[tuple[Any, Request]], directory: str | None, ahead: Ahead
-) -> list[bool]:
-    """Find or build the arrays of all datasets, and tell which were built."""
+) -> tuple[list[Request], list[Sidecar], list[bool]]:
+    """Find or build the arrays of all datasets; the requests, what is known of their arrays, and
+    which were built."""
     requests = [request for _, request in pairs]
     if directory is None:  # every corpus has its own
         results = [request.find_or_build() for request in requests]
@@ -201,7 +214,7 @@ def _fill_in(
         )
     for (dataset, request), sidecar in zip(pairs, sidecars, strict=True):
         fill_in_later(dataset, request, sidecar)
-    return built
+    return requests, sidecars, built
 
 
 @contextlib.contextmanager

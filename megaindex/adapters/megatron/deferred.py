@@ -30,7 +30,7 @@ from megaindex.store.sidecar import map_arrays
 
 logger = logging.getLogger("megaindex")
 
-PENDING = "_megaindex"
+_PENDING = "_megaindex"
 _KNOWN = {
     "dataset", "dataset_path", "indices", "num_samples", "index_split", "config",
     "unique_identifiers", "unique_description", "unique_description_hash", "_pad_token_id",
@@ -113,7 +113,7 @@ _waiting: weakref.WeakSet[Any] = weakref.WeakSet()
 
 def fill_in_later(dataset: Any, request: Request, sidecar: Sidecar) -> None:
     """Let ``dataset`` map its arrays when they are first asked for."""
-    vars(dataset)[PENDING] = request, sidecar
+    vars(dataset)[_PENDING] = request, sidecar
     _waiting.add(dataset)
 
 
@@ -125,13 +125,13 @@ def fill_in_now() -> None:
             vars(dataset).update(get_state(dataset))
         except Exception:  # one that cannot be read any more must not keep the others from it
             logger.warning("%s: left incomplete", dataset.dataset_path, exc_info=True)
-        vars(dataset).pop(PENDING, None)
+        vars(dataset).pop(_PENDING, None)
     _waiting.clear()
 
 
 def get_attribute(self: Any, name: str) -> Any:
     """``GPTDataset.__getattr__``: called only for what is not there yet."""
-    pending = vars(self).get(PENDING)
+    pending = vars(self).get(_PENDING)
     if pending is None or name not in (*ARRAYS, "indices"):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
     request, sidecar = pending
@@ -159,8 +159,8 @@ def _map(request: Request, sidecar: Sidecar) -> Arrays:
 
 def length(self: Any) -> int:
     """``GPTDataset.__len__``."""
-    if PENDING in vars(self):
-        _, sidecar = vars(self)[PENDING]
+    if _PENDING in vars(self):
+        _, sidecar = vars(self)[_PENDING]
         return int(sidecar.arrays["shuffle_index"][1][0])
     original: Callable[[Any], int] = core().originals["GPTDataset", "__len__"]
     return original(self)
@@ -168,7 +168,7 @@ def length(self: Any) -> int:
 
 def get_state(self: Any) -> dict[str, Any]:
     """``GPTDataset.__getstate__``: complete, for processes that know nothing of megaindex."""
-    if PENDING in vars(self):
+    if _PENDING in vars(self):
         for name in (*ARRAYS, "indices"):
             getattr(self, name)
-    return {name: value for name, value in vars(self).items() if name != PENDING}
+    return {name: value for name, value in vars(self).items() if name != _PENDING}

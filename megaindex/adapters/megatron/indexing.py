@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -269,7 +269,7 @@ def epochs_in(entries: int, documents: int) -> int:
     return entries // documents if documents else 1
 
 
-def log_as_megatron(sizes: Sequence[tuple[int, int]]) -> None:
+def log_as_megatron(sizes: Iterable[tuple[int, int]]) -> None:
     """Log samples and epochs of datasets in Megatron's own lines, which logs are searched for."""
     theirs = core().gpt_dataset.logger
     if theirs.isEnabledFor(logging.INFO) and on_rank_0():
