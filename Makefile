@@ -2,6 +2,7 @@
 # make test   install into .venv with what the tests need, then run them
 # make lint   ruff and strict mypy
 # make bench  time every kernel and the whole build against megatron-core
+# make matrix the Megatron adapter against every release of megatron-core
 # make explore, make sanitize, make slow, make fuzz, make soak: see CONTRIBUTING.md
 
 PYTHON ?= python3
@@ -10,7 +11,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/megaindex/*.hpp)
 
-.PHONY: demo test explore lint bench sanitize slow fuzz soak faults clean
+.PHONY: demo test explore lint bench matrix sanitize slow fuzz soak faults clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -36,6 +37,10 @@ lint: $(VENV)/.test-installed
 bench: $(VENV)/.test-installed
 	$(PIP) -r requirements/bench.txt
 	$(BIN)/python -m benchmarks
+
+# MATRIX_VERSIONS="0.15.3 0.16.1" for those alone
+matrix: $(VENV)/.test-installed
+	$(BIN)/python tests/matrix.py $(VENV)/megatron-core $(MATRIX_VERSIONS)
 
 slow: $(VENV)/.test-installed
 	$(BIN)/python -m pytest -m slow

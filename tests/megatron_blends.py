@@ -72,8 +72,9 @@ def build(
     masks = dict.fromkeys(("reset_position_ids", "reset_attention_mask", "eod_mask_loss"), False)
     if config_cls not in (None, core.GPTDatasetConfig):
         masks = {}
-    if "multiple_validation_sets" not in core.GPTDatasetConfig.__dataclass_fields__:  # 0.13
-        config.pop("multiple_validation_sets", None)
+    for name in ("multiple_validation_sets", "mid_level_dataset_surplus"):  # 0.14, 0.13
+        if name not in core.GPTDatasetConfig.__dataclass_fields__:
+            config.pop(name, None)
     made = (config_cls or core.GPTDatasetConfig)(
         path_to_cache=None if cache is None else str(cache),
         tokenizer=tokenizer or Tokenizer(),

@@ -14,6 +14,7 @@ from neox_corpora import write_corpus_and_companions
 
 from megaindex.index.dialect import dialect
 
+ADDED = 1000
 SIZES = [[11, 30, 17, 25, 9], [40, 8, 22], [13] * 9]
 
 
@@ -77,12 +78,14 @@ def _dataset(args: Any, name: str, path: str, documents: Any, samples: int | Non
 
 
 def _split_dataset(args: Any, part: int, samples: int | None) -> Any:
-    count = len(
-        neox_stand_in.data_utils().make_indexed_dataset(args.data_path, args.data_impl, True)
-    )
-    begin, end = dialect("neox").split_bounds(args.split, count)[part]
-    documents = np.arange(begin, end, dtype=np.int32)
-    return _dataset(args, _PARTS[part], args.data_path, documents, samples, None)
+    utils = neox_stand_in.data_utils()
+    count = len(utils.make_indexed_dataset(args.data_path, args.data_impl, True))
+    epochs = 1 if args.train_epochs else None
+    return utils.build_train_valid_test_datasets(
+        args.data_path, args.data_impl, dialect("neox").split_bounds(args.split, count),
+        [samples] * 3, [epochs] * 3, seq_length=args.seq_length, seed=args.seed,
+        pack_impl=args.pack_impl, allow_chopped=args.allow_chopped,
+    )[part]  # fmt: skip
 
 
 def _blended_dataset(args: Any, part: int, samples: int | None) -> Any:
@@ -144,3 +147,15 @@ def pair_of(case: dict[str, Any], folder: Path, **more: Any) -> Any:
         **{f"{side}_{kind}_dataset": open_pair(f"{prefix}_{kind}", "mmap")
            for side, prefix in sides.items() for kind, given in kinds.items() if given}, **more,
     )  # fmt: skip
+
+
+def adding(owner: type, method: str) -> Any:
+    """A subclass whose method adds ADDED to every token."""
+
+    def changed(self: Any, *given: Any, **named: Any) -> Any:
+        value = getattr(owner, method)(self, *given, **named)
+        if isinstance(value, dict):
+            return {name: tokens + ADDED for name, tokens in value.items()}
+        return value + ADDED
+
+    return type(f"Adding{owner.__name__}", (owner,), {method: changed})

@@ -12,6 +12,7 @@ import os
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 
 
@@ -131,6 +132,10 @@ class DistributedBatchSampler(torch.utils.data.BatchSampler):
         return batch[self.rank * part : (self.rank + 1) * part]
 
 
+def print_rank_0(*message: Any) -> None:
+    print(*message, flush=True)
+
+
 def compile_helper() -> None:
     _replaced()
 
@@ -141,6 +146,50 @@ def get_normalized_weights_and_num_samples(weights: Any, num_samples: int | None
     if num_samples is None:
         return shares, [None] * len(shares)
     return shares, [math.ceil(num_samples * share * 1.005) for share in shares]
+
+
+def build_the_dataset(
+    data_prefix: str | None,
+    pos_data_prefix: str | None = None,
+    neg_data_prefix: str | None = None,
+    *,
+    name: str,
+    data_impl: str,
+    dataset_impl: str = "gpt2",
+    label_prefix: str | None = None,
+    precompute_model_name: str | None = None,
+    **settings: Any,
+) -> Any:
+    assert dataset_impl == "gpt2"
+    open_pair = data_utils().make_indexed_dataset
+    text = open_pair(data_prefix, data_impl, True)
+    label = label_prefix and open_pair(label_prefix, data_impl, True)
+    ref = precompute_model_name and open_pair(
+        f"{data_prefix}_{precompute_model_name}", data_impl, True
+    )
+    documents = np.arange(text.sizes.shape[0], dtype=np.int32)
+    return GPT2Dataset(
+        name, data_prefix, documents, text, label_dataset=label, ref_dataset=ref, **settings
+    )
+
+
+def build_train_valid_test_datasets(
+    data_prefix: str,
+    data_impl: str,
+    bounds: Any,
+    train_valid_test_num_samples: Any,
+    train_valid_test_epochs: Any,
+    **settings: Any,
+) -> Any:
+    text = data_utils().make_indexed_dataset(data_prefix, data_impl, True)
+    return [
+        GPT2Dataset(name, data_prefix, np.arange(*part, dtype=np.int32), text, samples, epochs,
+                    **settings)
+        for name, part, samples, epochs in zip(
+            ("train", "valid", "test"), bounds, train_valid_test_num_samples,
+            train_valid_test_epochs, strict=True,
+        )
+    ]  # fmt: skip
 
 
 def make_data_loader(dataset: Any, args: Any) -> Any:
@@ -191,7 +240,8 @@ def modules() -> dict[str, ModuleType]:
         "megatron.data.samplers": [DistributedBatchSampler],
         "megatron.data.data_utils": [
             GPT2Dataset, PairwiseDataset, BlendableDataset, DistributedBatchSampler,
-            compile_helper, get_normalized_weights_and_num_samples, make_data_loader,
+            build_the_dataset, build_train_valid_test_datasets, compile_helper,
+            get_normalized_weights_and_num_samples, make_data_loader, print_rank_0,
             shift_and_wrap_data_loaders,
         ],
         "megatron.training": [shift_and_wrap_data_loaders],

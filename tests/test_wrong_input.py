@@ -25,16 +25,15 @@ from megaindex.kernels import backend, load
     [
         (np.zeros((5, 2), np.int16), np.zeros(10, np.int64)),
         (np.zeros(10, np.int16), np.zeros((10, 1), np.int64)),
-        (np.zeros(20, np.int16)[::2], np.zeros(10, np.int64)),
         (np.frombuffer(bytes(20), np.int16), np.zeros(10, np.int64)),
     ],
-    ids=["2-d index", "2-d samples", "strided", "read-only"],
+    ids=["2-d index", "2-d samples", "read-only"],
 )
 def test_no_backend_writes_where_it_must_not(
     name: str, outputs: tuple[Any, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(helpers, "active", lambda: load(name))
-    with pytest.raises(InvalidArgument, match="one-dimensional, contiguous and writeable"):
+    with pytest.raises(InvalidArgument, match="one-dimensional and writeable"):
         helpers.build_blending_indices(*outputs, [0.5, 0.5], 2, 10, False)
     with pytest.raises(InvalidArgument, match="must have one dimension"):
         helpers.build_blending_indices(

@@ -230,8 +230,23 @@ DEVIATIONS = (
         framework="GPT-NeoX",
         theirs="⌈N·w·1.005⌉, which may build an epoch more (issue 1164) and is not always enough; "
         "a dataset counts one sample less than it has",
-        ours="the same; with exact=True what the blend draws, and all samples count",
+        ours="the same; with variance_buffer=… as many as that asks for; with exact=True what the "
+        "blend draws, and all samples count",
         test="tests/adapters/test_neox_exact.py",
+    ),
+    Deviation(
+        case="… a pair that is not there",
+        framework="GPT-NeoX",
+        theirs="AttributeError of None; a run without the labels or rewards that were named",
+        ours="MissingFile",
+        test="tests/adapters/test_neox.py",
+    ),
+    Deviation(
+        case="… a part of less than one sample, of which none is asked for",
+        framework="GPT-NeoX",
+        theirs="ValueError: __len__() should return >= 0",
+        ours="empty",
+        test="tests/adapters/test_neox.py",
     ),
     Deviation(
         case="… more than 254 datasets",

@@ -94,7 +94,10 @@ class NeoxDataset(_ReadsBatches):
             reader.read(spans, rows[name], pad_id=pad)
         if self._rewards is not None:
             rows["reward"] = _spread(self._rewards[spans.document], spans, shape)
-        return rows
+        return {name: rows[name] for name in _ORDER if name in rows}
+
+
+_ORDER = ("text", "label", "reward", "ref")  # of the fields in GPT-NeoX's samples
 
 
 class NeoxPairwiseDataset(_ReadsBatches):
@@ -118,10 +121,11 @@ class NeoxPairwiseDataset(_ReadsBatches):
 
     def read(self, sample_ids: npt.ArrayLike) -> Rows:
         """The samples as arrays [n, S + 1], by name; see `NeoxDataset.read`."""
-        return {
-            side if name == "text" else f"{side}_{name}": values
-            for side, dataset in self._sides.items()
-            for name, values in dataset.read(sample_ids).items()
+        sides = {side: dataset.read(sample_ids) for side, dataset in self._sides.items()}
+        return {  # in GPT-NeoX's order: each kind of both sides
+            side if name == "text" else f"{side}_{name}": rows[name]
+            for name in sides["pos"]
+            for side, rows in sides.items()
         }
 
 

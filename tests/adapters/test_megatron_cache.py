@@ -245,6 +245,8 @@ def test_overdrawn_sources_are_extended(core: Any, tmp_path: Path) -> None:
             assert len(samples([blend])[0]) == len(places(blend))
     with pytest.raises(IndexError, match="oversamples"):  # at its start, as without megaindex
         build(core, sizes, tmp_path / "ours", **config)
+    if "mid_level_dataset_surplus" not in core.GPTDatasetConfig.__dataclass_fields__:
+        return  # 0.12 has no wider surplus to compare with
     wide = {**config, "mid_level_dataset_surplus": 1.0}
     theirs = build(core, sizes, tmp_path / "wide", **wide)[0]
     np.testing.assert_array_equal(blend.dataset_index, theirs.dataset_index)

@@ -68,3 +68,14 @@ def test_running_a_script(core: Any, tmp_path: Path) -> None:
     )
     assert result.stdout.splitlines()[-1] == ("['--lr', '1'] megaindex.adapters.megatron.samplers")
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2
+    script.write_text("import megaindex.adapters as adapters\nprint(adapters.status())\n")
+    settings = ["--variance-buffer", "exact", "--separate-final-epoch", "never"]
+    result = subprocess.run(
+        [*command, *settings, str(script)], capture_output=True, text=True, check=True
+    )
+    assert ", variance_buffer exact, separate_final_epoch never" in result.stdout
+    result = subprocess.run(
+        [*command, "--variance-buffer", "0.5", str(script)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (result.returncode, "must be a number >= 1" in result.stderr) == (2, True)

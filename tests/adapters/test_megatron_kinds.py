@@ -32,7 +32,7 @@ class WordPieces:
     vocab_size = WORDS + 50
     cls, sep, mask, pad, bos, eos, eod = range(WORDS, WORDS + 7)
     additional_special_tokens_ids = tuple(range(WORDS + 10, WORDS + 50))
-    inv_vocab = {i: f"##{i}" if i % 3 == 2 else f"{i}" for i in range(WORDS + 50)}  # noqa: RUF012
+    inv_vocab = {i: f"##{i}" if i % 3 == 2 else f"{i}" for i in range(WORDS + 50)}
     unique_identifiers: OrderedDict[str, str] = OrderedDict(name="word pieces")
 
 

@@ -16,7 +16,7 @@ from neox_running import SIZES, arguments, batches, dataset_of, loaders_of, pair
 
 import megaindex.adapters.neox as adapter
 import megaindex.helpers
-from megaindex.errors import FormatError, InvalidArgument, OutOfRange
+from megaindex.errors import FormatError, InvalidArgument, MissingFile, OutOfRange
 
 
 def golden_arguments(case: dict[str, Any], folder: Path) -> SimpleNamespace:
@@ -256,3 +256,75 @@ def test_what_cannot_be_asked(
     case = next(c for c in GOLDEN["indices"] if c["pack_impl"] == "packed")
     with pytest.raises(InvalidArgument, match=message):
         dataset_of(case, tmp_path, **changes)
+
+
+def test_pairs_that_are_not_there_are_named(neox: Any, tmp_path: Path) -> None:
+    """GPT-NeoX ends in AttributeError of None, or trains without the labels that were named."""
+    adapter.install()
+    args = arguments(tmp_path, SIZES, labels=True)
+    utils, missing = neox_stand_in.data_utils(), str(tmp_path / "nothing")
+    settings = {"name": "train_0", "data_impl": "mmap", "num_samples": 4, "num_epochs": None,
+                "seq_length": 16, "seed": 1}  # fmt: skip
+    with pytest.raises(MissingFile, match=f"{missing}.idx and {missing}.bin: at least one"):
+        utils.build_the_dataset(missing, **settings)
+    with pytest.raises(MissingFile, match=f"{missing}.idx"):
+        utils.build_the_dataset(args.paths[0], label_prefix=missing, **settings)
+    with pytest.raises(MissingFile, match=f"{missing}.idx"):
+        utils.build_train_valid_test_datasets(missing, "mmap", [(0, 1)] * 3, [1] * 3, [None] * 3)
+    with pytest.raises(MissingFile, match=f"{missing}.idx"):
+        neox_stand_in.GPT2Dataset("train", missing, np.arange(3), None, 4, None, 16, 1)
+    with pytest.raises(MissingFile, match=f"{missing}.idx"):
+        neox_stand_in.PairwiseDataset("train", missing, np.arange(3), None, None, 4, 16, 1)
+    # reference values may be missing: GPT-NeoX goes on without them
+    dataset = utils.build_the_dataset(args.paths[0], precompute_model_name="nothing", **settings)
+    assert dataset.ref_dataset is None
+    (tmp_path / "half.idx").write_bytes(Path(args.paths[0] + ".idx").read_bytes())
+    with pytest.raises(MissingFile, match="half.bin"):
+        utils.build_the_dataset(str(tmp_path / "half"), **settings)
+
+
+@pytest.mark.parametrize("exact", [False, True])
+def test_parts_of_less_than_one_sample(exact: bool, neox: Any, tmp_path: Path) -> None:
+    """Where none is asked for they are empty; in GPT-NeoX their length is -1."""
+    adapter.install(exact=exact)
+    case = {**next(c for c in GOLDEN["indices"] if c["pack_impl"] == "packed"), "num_epochs": None}
+    empty = dataset_of(case, tmp_path, num_samples=0, sequence_length=900)
+    assert len(empty) == 0
+    blend = neox_stand_in.BlendableDataset([empty, dataset_of(case, tmp_path)], [0.5, 0.5])
+    assert (len(blend) == 0) == exact  # it ends where a source is spent
+    if not exact:
+        with pytest.raises(OutOfRange):
+            blend[int((blend.dataset_index == 0).argmax())]
+    args = arguments(tmp_path / "run", SIZES)
+    loaders = {name: neox_stand_in.make_data_loader(empty, args) for name in ("train", "valid")}
+    with pytest.raises(InvalidArgument, match="its 0 samples make not one batch"):
+        neox_stand_in.data_utils().shift_and_wrap_data_loaders(args, {**loaders, "test": None})
+
+
+def test_a_test_part_of_less_than_one_batch_is_warned_of(
+    neox: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter.install()
+    args = arguments(tmp_path, SIZES)
+    loaders = loaders_of(args)
+    args.batch_size = 4000
+    loaders["test"] = neox_stand_in.make_data_loader(loaders["test"].dataset, args)
+    neox_stand_in.data_utils().shift_and_wrap_data_loaders(args, loaders)
+    assert "make not one batch of 4000, all ranks together: testing will end" in caplog.text
+
+
+def test_fields_have_the_frameworks_order(neox: Any, tmp_path: Path) -> None:
+    """The golden vectors were served by GPT-NeoX, field by field."""
+    adapter.install()
+    seen = set()
+    for number, case in enumerate([*GOLDEN["pairs"], *GOLDEN["indices"]]):
+        served = next((row for row in case.get("served", ()) if row), None)
+        if served is None or tuple(served) in seen:
+            continue
+        seen.add(tuple(served))
+        (tmp_path / str(number)).mkdir()
+        make = pair_of if "pos" in served else dataset_of
+        dataset = make(case, tmp_path / str(number))
+        assert list(dataset[case["served"].index(served)]) == list(served)
+    assert ("pos", "neg", "pos_label", "neg_label", "pos_ref", "neg_ref") in seen
+    assert ("text", "label", "reward", "ref") in seen

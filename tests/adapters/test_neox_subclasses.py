@@ -11,11 +11,9 @@ import neox_stand_in
 import numpy as np
 import pytest
 from neox_corpora import GOLDEN, write_pair
-from neox_running import SIZES, arguments, loaders_of, pair_of
+from neox_running import ADDED, SIZES, adding, arguments, loaders_of, pair_of
 
 import megaindex.adapters.neox as adapter
-
-ADDED = 1000
 
 
 def write_old_format(prefix: str, rows: np.ndarray) -> None:
@@ -26,18 +24,6 @@ def write_old_format(prefix: str, rows: np.ndarray) -> None:
     numbers = [*header, *bounds, *(bounds * size), *[size] * count, *bounds]
     Path(f"{prefix}.idx").write_bytes(b"TNTIDX\0\0" + np.array(numbers, "<i8").tobytes())
     rows.tofile(f"{prefix}.bin")
-
-
-def adding(owner: type, method: str) -> Any:
-    """A subclass whose method adds ADDED to every token."""
-
-    def changed(self: Any, *given: Any, **named: Any) -> Any:
-        value = getattr(owner, method)(self, *given, **named)
-        if isinstance(value, dict):
-            return {name: tokens + ADDED for name, tokens in value.items()}
-        return value + ADDED
-
-    return type(f"Adding{owner.__name__}", (owner,), {method: changed})
 
 
 def samples(dataset: Any) -> list[dict[str, list[int]]]:

@@ -6,14 +6,27 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from typing import Any
 
 from megaindex.adapters.megatron.patches import install
+from megaindex.errors import InvalidArgument
 
-_USAGE = "usage: python -m megaindex.adapters.megatron [--] script.py [arguments of the script]"
+_SETTINGS = {
+    "--variance-buffer": "variance_buffer",
+    "--separate-final-epoch": "separate_final_epoch",
+    "--final-epoch-threshold": "final_epoch_threshold",
+}
+_USAGE = """usage: python -m megaindex.adapters.megatron [--variance-buffer B|exact]
+           [--separate-final-epoch auto|always|never] [--final-epoch-threshold T]
+           [--] script.py [arguments of the script]"""
 
 
 def main(arguments: list[str]) -> int:
     """Run the script as ``python script.py`` would."""
+    settings: dict[str, Any] = {}
+    while len(arguments) > 1 and arguments[0] in _SETTINGS:
+        settings[_SETTINGS[arguments[0]]] = _number(arguments[1])
+        arguments = arguments[2:]
     if arguments[:1] == ["--"]:
         arguments = arguments[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
@@ -21,9 +34,20 @@ def main(arguments: list[str]) -> int:
         return 0 if arguments else 2
     sys.argv = arguments
     sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
-    install()
+    try:
+        install(**settings)
+    except InvalidArgument as error:
+        print(error, file=sys.stderr)
+        return 2
     runpy.run_path(arguments[0], run_name="__main__")
     return 0
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 if __name__ == "__main__":

@@ -85,15 +85,29 @@ def _reader_of(self: Any, datasets: Sequence[Any]) -> _Reader | None:
 _READ_A_SAMPLE = ("__getitem__", "_query_document_sample_shuffle_indices")
 
 
+def why_sample_by_sample(cls: type, low_level: type, config: Any) -> str | None:
+    """Why samples are read one by one, through the dataset's own ``__getitem__``; None where
+    batches are read at once."""
+    if not config.mmap_bin_files:
+        return "mmap_bin_files is off"
+    # Megatron-LM main counts empty documents in cu_seqlens, which our fields leave out
+    if getattr(config, "inter_document_masking", False):
+        return "inter_document_masking is on"
+    for base, owner, methods in (
+        ("GPTDataset", cls, _READ_A_SAMPLE),
+        ("IndexedDataset", low_level, ("__getitem__", "get")),
+    ):
+        for method in methods:
+            if not core().is_plain(owner, base, method):
+                return f"{owner.__name__} has a {method} of its own"
+    return None
+
+
 def _all_alike(datasets: Sequence[Any]) -> bool:
     config = datasets[0].config
-    # Megatron-LM main counts empty documents in cu_seqlens, which our fields leave out
-    if not config.mmap_bin_files or getattr(config, "inter_document_masking", False):
-        return False
     return all(
         isinstance(dataset, core().gpt_dataset.GPTDataset)
-        and core().is_plain(type(dataset), "GPTDataset", *_READ_A_SAMPLE)
-        and core().is_plain(type(dataset.dataset), "IndexedDataset", "__getitem__", "get")
+        and why_sample_by_sample(type(dataset), type(dataset.dataset), config) is None
         and dataset.config is config
         and dataset._pad_token_id == datasets[0]._pad_token_id
         and dataset.shuffle_index is not None

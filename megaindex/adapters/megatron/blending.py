@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import logging
 import os
+import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from megaindex.adapters.megatron.core import core
 from megaindex.adapters.megatron.deferred import Identifiers
 from megaindex.adapters.megatron.drawing import DRAWN, Draw, Drawn, maker_of
-from megaindex.adapters.megatron.indexing import is_left_to_megatron
+from megaindex.adapters.megatron.indexing import why_unlooked
+from megaindex.adapters.reports import MEGATRON, find_or_build
 from megaindex.store.array_set import SUFFIX, ArrayFiles, Arrays, Identity, Sidecar
 from megaindex.store.array_writer import ArrayWriter
-from megaindex.store.claim import build_once
 from megaindex.store.sidecar import find_arrays, map_arrays
 
 logger = logging.getLogger("megaindex")
@@ -28,19 +29,32 @@ def build_indices(self: Any) -> tuple[Any, Any]:
     epoch of it; nothing else changes. The arrays then get names of their own, so that a run without
     megaindex stops at its start, as it always did, and not in the middle.
     """
-    if is_left_to_megatron(self.config):
+    kind, name = type(self).__name__, f"{self.split.name} of {len(self.datasets)} datasets"
+    reason = why_unlooked(self.config)
+    if reason is not None:
+        MEGATRON.leave(kind, name, reason)
         dataset_index, dataset_sample_index = core().originals["BlendedDataset", "_build_indices"](
             self
         )
         return dataset_index, dataset_sample_index
+    started = time.perf_counter()
     draw = Draw(weights=list(self.weights), size=self.size)
     make = maker_of(draw, self.datasets)
-    arrays, counts = _cached(self, draw, make) if self.config.path_to_cache else make()
+    if self.config.path_to_cache:
+        (arrays, counts), how, cache = _cached(self, draw, make)
+    else:
+        (arrays, counts), how, cache = make(), "built", None
     _extend_overdrawn(self, counts)
+    seconds = time.perf_counter() - started
+    MEGATRON.serve(kind, name, how, samples=draw.num_samples, seconds=seconds, cache=cache)
+    for method in ("__getitem__", "__getitems__"):
+        if not core().is_plain(type(self), "BlendedDataset", method):
+            MEGATRON.leave("reading", kind, f"it has a {method} of its own")
     return arrays["dataset_index"], arrays["dataset_sample_index"]
 
 
-def _cached(self: Any, draw: Draw, make: Callable[[], Drawn]) -> Drawn:
+def _cached(self: Any, draw: Draw, make: Callable[[], Drawn]) -> tuple[Drawn, str, str]:
+    """The draws, whether they were opened or built, and what their files' names begin with."""
     directory = self.config.path_to_cache
     base = f"{self.unique_description_hash}-{type(self).__name__}-{self.split.name}"
     files = _files(os.path.join(directory, base))
@@ -59,7 +73,7 @@ def _cached(self: Any, draw: Draw, make: Callable[[], Drawn]) -> Drawn:
             writer.publish(_identity(draw, {"drawn": counts}), self.unique_description)
         return arrays, counts
 
-    return build_once(directory, base, find, build)
+    return *find_or_build(directory, base, find, build), str(files)
 
 
 def _find(files: ArrayFiles, draw: Draw) -> Drawn | None:

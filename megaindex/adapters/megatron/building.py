@@ -10,17 +10,29 @@ import contextlib
 import gc
 import hashlib
 import logging
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, cast
 
 from megaindex.adapters.megatron import blending, indexing
+from megaindex.adapters.megatron.batching import why_sample_by_sample
 from megaindex.adapters.megatron.core import core, is_built_here
 from megaindex.adapters.megatron.corpus import Corpus
 from megaindex.adapters.megatron.deferred import Maker, fill_in_later
 from megaindex.adapters.megatron.drawing import Ahead, expected_draws
-from megaindex.adapters.megatron.indexing import Request, is_left_to_megatron
-from megaindex.adapters.megatron.reading import is_ours, open_later
+from megaindex.adapters.megatron.indexing import (
+    Request,
+    epochs_in,
+    log_as_megatron,
+    why_left,
+    why_unlooked,
+)
+from megaindex.adapters.megatron.reading import open_later
+from megaindex.adapters.megatron.reading import why_left as why_corpus_is_left
+from megaindex.adapters.reports import MEGATRON, Served
+from megaindex.errors import InvalidArgument
 from megaindex.kernels import num_threads
 from megaindex.store.array_set import Sidecar
 from megaindex.store.array_writer import ArrayWriter, write_together
@@ -46,17 +58,93 @@ def build_megatron_datasets_parallel(
     makers = _makers(self, prefixes, split)
     if makers is None:
         original = core().originals[_CLASS, "_build_megatron_datasets_parallel"]
-        return cast("list[list[Any]]", original(self, prefixes, split, sizes_per_dataset))
+        columns = cast("list[list[Any]]", original(self, prefixes, split, sizes_per_dataset))
+        _check_enough(self, columns, split, sizes_per_dataset)
+        return columns
+    started = time.perf_counter()
     ahead = Ahead(expected_draws(self.config, self.sizes, split))
     with _uncollected():
         made = _make(self, makers, prefixes, sizes_per_dataset)
     pairs = [pair for row in made for pair in row if pair is not None]
-    _fill_in(pairs, self.config.path_to_cache, ahead)
+    made_of = _fill_in(pairs, self.config.path_to_cache, ahead)
+    _report(made_of, time.perf_counter() - started)
+    if pairs:
+        kind, low_level = type(pairs[0][0]), type(pairs[0][0].dataset)
+        reason = why_sample_by_sample(kind, low_level, self.config)
+        if reason is not None:
+            MEGATRON.leave("reading", kind.__name__, reason)
     columns = [
         [None if pair is None else pair[0] for pair in column] for column in zip(*made, strict=True)
     ]
     ahead.leave_for(columns)
+    _check_enough(self, columns, split, sizes_per_dataset)
     return columns
+
+
+def _report(made_of: tuple[list[Request], list[Sidecar], list[bool]], seconds: float) -> None:
+    """Log and record the datasets of a blend, all in one log record."""
+    _, sidecars, built = made_of
+    summary = f"{len(built)} datasets of a blend, {sum(built)} of them built, in {seconds:.2f} s"
+    MEGATRON.serve_together(partial(_records, *made_of), summary)
+    log_as_megatron(_size_of(sidecar) for sidecar in sidecars)
+
+
+def _records(
+    requests: Sequence[Request], sidecars: Sequence[Sidecar], built: Sequence[bool]
+) -> list[Served]:
+    rows = []
+    for request, sidecar, is_new in zip(requests, sidecars, built, strict=True):
+        samples, epochs = _size_of(sidecar)
+        files = str(request.files)
+        _, kind, split = files.rsplit("-", 2)
+        rows.append(
+            Served(
+                MEGATRON.framework, kind, f"{request.name} ({split})", "megaindex",
+                "built" if is_new else "opened", samples, epochs, None, files,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _size_of(sidecar: Sidecar) -> tuple[int, int]:
+    """Samples and epochs of arrays of a range of documents."""
+    begin, end = sidecar.settings["documents"]
+    samples, entries = (
+        int(sidecar.arrays[name][1][0]) for name in ("shuffle_index", "document_index")
+    )
+    return samples, epochs_in(entries, end - begin)
+
+
+def _check_enough(
+    self: Any, columns: Sequence[Sequence[Any]], split: Sequence[Any], asked: Sequence[Any]
+) -> None:
+    """Refuse a blend by size that is shorter than what is asked of it, where no surplus or less
+    than the draws may be built.
+
+    Raises:
+        InvalidArgument: one epoch of all sources holds fewer samples.
+    """
+    weighted = any(size is not None for sizes in asked for size in sizes)
+    if core().policy.variance_buffer is None or weighted:
+        return
+    if core().policy.variance_buffer != "exact":
+        MEGATRON.leave(
+            "sizes", "a blend without weights",
+            "one epoch of each source is built, and variance_buffer has no effect",
+        )  # fmt: skip
+        return
+    for name, size, share, column in zip(
+        core().builder.Split, self.sizes, split, columns, strict=True
+    ):
+        if share is None or size is None or any(dataset is None for dataset in column):
+            continue
+        total = sum(len(dataset) for dataset in column)
+        if total < size:
+            raise InvalidArgument(
+                f"{name.name}: {size} samples are asked of sources without weights, whose one "
+                f"epoch holds {total}; Megatron would serve those and no more. Give weights, or "
+                "leave variance_buffer out"
+            )
 
 
 def _make(
@@ -93,12 +181,11 @@ def _makers(self: Any, prefixes: Sequence[str], split: Sequence[Any]) -> list[Ma
     """For each split what makes its datasets; None where Megatron's own code has to."""
     config, module = self.config, core().builder
     plain = self.cls is _patched("GPTDataset", core().gpt_dataset.GPTDataset)
-    local = {"object_storage_config": None}
-    if not (
-        plain
-        and coordinates(self.cls, config)
-        and all(is_ours({**local, "path_prefix": prefix}) for prefix in prefixes)
-    ):
+    local: dict[str, Any] = {}
+    if not plain or not coordinates(self.cls, config):
+        return None  # each dataset says why
+    left = next((p for p in prefixes if why_corpus_is_left({**local, "path_prefix": p})), None)
+    if left is not None:
         return None
     makers = [
         None if share is None else Maker(self.cls, config, name, share)
@@ -107,14 +194,19 @@ def _makers(self: Any, prefixes: Sequence[str], split: Sequence[Any]) -> list[Ma
     return makers if all(maker is None or maker.is_possible for maker in makers) else None
 
 
-def _fill_in(pairs: Sequence[tuple[Any, Request]], directory: str | None, ahead: Ahead) -> None:
+def _fill_in(
+    pairs: Sequence[tuple[Any, Request]], directory: str | None, ahead: Ahead
+) -> tuple[list[Request], list[Sidecar], list[bool]]:
+    """Find or build the arrays of all datasets; the requests, what is known of their arrays, and
+    which were built."""
     requests = [request for _, request in pairs]
     if directory is None:  # every corpus has its own
-        sidecars = [request.find_or_build() for request in requests]
+        results = [request.find_or_build() for request in requests]
+        sidecars, built = [s for s, _ in results], [how == "built" for _, how in results]
     else:
         names = "".join(str(request.files) for request in requests)
         key = f"{hashlib.md5(names.encode(), usedforsecurity=False).hexdigest()}-megaindex-blend"
-        sidecars = build_once(
+        sidecars, built = build_once(
             directory,
             key,
             lambda: _find_all(requests, directory),
@@ -122,6 +214,7 @@ def _fill_in(pairs: Sequence[tuple[Any, Request]], directory: str | None, ahead:
         )
     for (dataset, request), sidecar in zip(pairs, sidecars, strict=True):
         fill_in_later(dataset, request, sidecar)
+    return requests, sidecars, built
 
 
 @contextlib.contextmanager
@@ -138,7 +231,9 @@ def _listing(requests: Sequence[Request], directory: str) -> Iterator[Listing | 
         make_sets_durable_later(listing.verified[begin : begin + _TOGETHER])
 
 
-def _find_all(requests: Sequence[Request], directory: str) -> list[Sidecar] | None:
+def _find_all(
+    requests: Sequence[Request], directory: str
+) -> tuple[list[Sidecar], list[bool]] | None:
     sidecars = []
     with _uncollected(), _listing(requests, directory) as listing:
         for request in requests:
@@ -146,15 +241,17 @@ def _find_all(requests: Sequence[Request], directory: str) -> list[Sidecar] | No
             if sidecar is None:
                 return None
             sidecars.append(sidecar)
-    return sidecars
+    return sidecars, [False] * len(sidecars)
 
 
-def _build_missing(requests: Sequence[Request], directory: str, ahead: Ahead) -> list[Sidecar]:
+def _build_missing(
+    requests: Sequence[Request], directory: str, ahead: Ahead
+) -> tuple[list[Sidecar], list[bool]]:
     ahead.start()
     with _listing(requests, directory) as listing:
         sidecars = [request.find(listing) for request in requests]
-    missing = [number for number, sidecar in enumerate(sidecars) if sidecar is None]
-    logger.info("building the index arrays of %d of %d datasets", len(missing), len(requests))
+    is_missing = [sidecar is None for sidecar in sidecars]
+    missing = [number for number, is_new in enumerate(is_missing) if is_new]
     parts = [missing[begin : begin + _TOGETHER] for begin in range(0, len(missing), _TOGETHER)]
 
     # Python's lock is held for most of the work on a small corpus: threads would only wait for it.
@@ -177,7 +274,7 @@ def _build_missing(requests: Sequence[Request], directory: str, ahead: Ahead) ->
 
     with ThreadPoolExecutor(at_once, "megaindex-build") as pool:
         list(pool.map(build, parts))
-    return [sidecar for sidecar in sidecars if sidecar is not None]
+    return [sidecar for sidecar in sidecars if sidecar is not None], is_missing
 
 
 def build_megatron_dataset_splits(
@@ -185,6 +282,8 @@ def build_megatron_dataset_splits(
 ) -> list[Any]:
     """``BlendedMegatronDatasetBuilder._build_megatron_dataset_splits``, without its barriers."""
     original = core().originals[_CLASS, "_build_megatron_dataset_splits"]
+    if synchronize_ranks and dataset_path is not None:  # a path in no blend: those have theirs
+        sizes = [core().policy.enlarged(size) for size in sizes]
     wait = synchronize_ranks and not coordinates(self.cls, self.config)
     return cast("list[Any]", original(self, dataset_path, split, sizes, wait))
 
@@ -197,6 +296,7 @@ def build_generic_dataset(
         cls = _patched("BlendedDataset", cls)
     if coordinates(cls, args[-1] if args else None):
         return cls(*args) if is_built_here(is_built_on_rank) else None
+    _leave(cls, args)
     original = core().originals[_CLASS, "build_generic_dataset"]
     return original(cls, is_built_on_rank, synchronize_ranks, *args)
 
@@ -215,6 +315,20 @@ def coordinates(cls: Any, config: Any) -> bool:
         return False
     build = getattr(cls, "_build_document_sample_shuffle_indices", None)
     if build is indexing.build_document_sample_shuffle_indices:
-        return indexing.is_arranged_here(cls, config)
+        return why_left(cls, config) is None
     is_blend = getattr(cls, "_build_indices", None) is blending.build_indices
-    return is_blend and build is None and not is_left_to_megatron(config)
+    return is_blend and build is None and why_unlooked(config) is None
+
+
+def _leave(cls: Any, args: Sequence[Any]) -> None:
+    """Say that a class builds its arrays itself; those that ask megaindex for them say so there."""
+    owns = not isinstance(cls, type) or not (
+        getattr(cls, "_build_indices", None) is blending.build_indices
+        or getattr(cls, "_build_document_sample_shuffle_indices", None)
+        is indexing.build_document_sample_shuffle_indices
+    )
+    if owns:
+        split = next((f" ({a.name})" for a in args if isinstance(a, core().builder.Split)), "")
+        name = f"{next((a for a in args if isinstance(a, str)), '')}{split}"
+        reason = "it builds and reads its arrays itself; the .idx and .bin it opens are megaindex's"
+        MEGATRON.leave(getattr(cls, "__name__", str(cls)), name, reason)

@@ -83,6 +83,6 @@ def load_class(name: str) -> Any:
 def _build_low_level_dataset(dataset_path: str, config: Any) -> Any:
     """``GPTDataset.build_low_level_dataset`` with the IndexedDataset of this module."""
     theirs = class_of("GPTDataset").build_low_level_dataset(dataset_path, config)
-    if reading.mapped(theirs) is not None or not reading.is_ours(vars(theirs)):
+    if reading.mapped(theirs) is not None or reading.why_left(vars(theirs)) is not None:
         return theirs
     return load_class("IndexedDataset")(dataset_path, mmap=config.mmap_bin_files)

@@ -4,21 +4,55 @@ from __future__ import annotations
 
 import functools
 import importlib
+import logging
+import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from megaindex.adapters.policy import Policy, make_policy
 from megaindex.errors import InvalidArgument
+
+logger = logging.getLogger("megaindex")
 
 _PACKAGE = "megatron.core.datasets"
 
+SIZES = "_get_size_per_split_per_dataset"
+"""The builder's function that works out what is asked of each source."""
+OLDEST, NEWEST = (0, 12), (0, 20)
+"""Releases of megatron-core that are served; NEWEST is Megatron-LM main of 2026-08."""
+
 
 @dataclass(frozen=True, kw_only=True)
+class Names:
+    """What the releases call the same thing."""
+
+    is_object_storage_path: str
+    object_storage_config: str
+    surplus: str
+    """The keyword by which `_get_size_per_split_per_dataset` is told to ask for a surplus."""
+
+
+NAMES = {
+    (0, 12): Names(
+        is_object_storage_path="is_s3_path", object_storage_config="s3_config", surplus="margin"
+    ),
+    (0, 13): Names(
+        is_object_storage_path="is_object_storage_path",
+        object_storage_config="object_storage_config",
+        surplus="surplus",
+    ),
+}
+"""By the first release that has them."""
+
+
+@dataclass(kw_only=True)
 class Core:
     """``megatron.core.datasets``, and its own functions as they were before anything was patched.
 
-    ``originals`` has them by class and name: ``originals["GPTDataset", "__getitem__"]``.
+    ``originals`` has them by class and name: ``originals["GPTDataset", "__getitem__"]``; functions
+    of a module under an empty class.
     """
 
     helpers: ModuleType
@@ -27,6 +61,14 @@ class Core:
     blended_dataset: ModuleType
     builder: ModuleType
     originals: dict[tuple[str, str], Callable[..., Any]]
+    version: str
+    names: Names
+    policy: Policy = field(default_factory=functools.partial(make_policy, "megatron", *[None] * 3))
+    """As `install` was last told."""
+
+    def is_object_storage_path(self, path: str) -> bool:
+        """Whether Megatron reads this path from an object store."""
+        return bool(getattr(self.indexed_dataset, self.names.is_object_storage_path)(path))
 
     def is_plain(self, cls: type, base: str, *names: str) -> bool:
         """Whether a class has these methods of Megatron's class ``base`` from Megatron or from
@@ -48,8 +90,9 @@ def core() -> Core:
     """megatron-core's dataset modules.
 
     Raises:
-        InvalidArgument: megatron-core cannot be imported.
+        InvalidArgument: megatron-core cannot be imported, or is of a release that is not served.
     """
+    version, names = _version()
     try:
         helpers, indexed, gpt, blended, builder = (
             importlib.import_module(f"{_PACKAGE}.{name}")
@@ -82,6 +125,7 @@ def core() -> Core:
         for name, function in vars(owner).items()
         if callable(function) or isinstance(function, staticmethod)
     }
+    originals["", SIZES] = getattr(builder, SIZES)
     return Core(
         helpers=helpers,
         indexed_dataset=indexed,
@@ -89,7 +133,40 @@ def core() -> Core:
         blended_dataset=blended,
         builder=builder,
         originals=originals,
+        version=version,
+        names=names,
     )
+
+
+def _version() -> tuple[str, Names]:
+    """The release of megatron-core, looked up before the modules that the older ones lack.
+
+    Raises:
+        InvalidArgument: it is older than what is served.
+    """
+    try:
+        version = str(importlib.import_module("megatron.core.package_info").__version__)
+    except (ImportError, AttributeError):
+        version = "unknown"
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    release = (int(numbers[1]), int(numbers[2])) if numbers else None
+    served = f"{_text(OLDEST)} to {_text(NEWEST)}"
+    if release is not None and release < OLDEST:
+        raise InvalidArgument(
+            f"megatron-core {version} is not served by megaindex, {served} are; upgrade "
+            "megatron-core, or leave the adapter out"
+        )
+    if release is None or release > NEWEST:
+        logger.warning(
+            "megatron-core %s is newer than megaindex knows, which was tested with %s; compare a "
+            "first run with and without the adapter (docs/megatron.md, Verify)", version, served,
+        )  # fmt: skip
+    known = max(first for first in NAMES if release is None or first <= release)
+    return version, NAMES[known]
+
+
+def _text(release: tuple[int, int]) -> str:
+    return ".".join(map(str, release))
 
 
 def is_built_here(is_built_on_rank: Callable[[], bool]) -> bool:

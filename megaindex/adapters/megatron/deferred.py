@@ -35,7 +35,8 @@ _KNOWN = {
     "dataset", "dataset_path", "indices", "num_samples", "index_split", "config",
     "unique_identifiers", "unique_description", "unique_description_hash", "_pad_token_id",
     "masks_and_position_ids_are_cacheable", "masks_and_position_ids_are_cached",
-    "cached_attention_mask", "cached_loss_mask", "cached_position_ids", *ARRAYS,
+    "cached_attention_mask", "cached_loss_mask", "cached_position_ids",
+    "built_anew_on_cache_miss", *ARRAYS,
 }  # fmt: skip
 
 
@@ -150,7 +151,7 @@ def _map(request: Request, sidecar: Sidecar) -> Arrays:
         return map_arrays(request.files, sidecar)
     except (FormatError, MissingFile) as error:
         logger.warning("%s", error)
-        again = request.find_or_build()
+        again, _ = request.find_or_build()
         if (again.corpus, again.arrays) != (sidecar.corpus, sidecar.arrays):
             raise
         return map_arrays(request.files, again)

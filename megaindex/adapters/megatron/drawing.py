@@ -11,10 +11,11 @@ import weakref
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
+from megaindex.adapters.megatron.core import SIZES, core
 from megaindex.errors import FormatError
 from megaindex.helpers import build_blending_indices, build_exhaustive_blending_indices
 from megaindex.kernels.types import I16, I64, IntArray
@@ -102,8 +103,29 @@ def _expected(config: Any, number: int, size: int) -> Draw | None:
     if blend is None or blend[1] is None:
         return None
     weights = _normalized(blend[1])
-    total = sum(math.ceil(size * weight) for weight in weights)
+    exact = core().policy.variance_buffer == "exact"
+    total = size if exact else sum(math.ceil(size * weight) for weight in weights)
     return Draw(weights=_normalized(weights), size=total)  # once by the builder, once by the blend
+
+
+def sizes_per_dataset(
+    normalized_weights: Sequence[float], target_size_per_split: Sequence[int], **surplus: float
+) -> list[list[int]]:
+    """``_get_size_per_split_per_dataset`` under a variance buffer: for each dataset what each split
+    asks of it, with a surplus where Megatron asks for its own.
+
+    Exactly, a blend is as long as was asked, and its length is the sum of what is drawn.
+    """
+    policy = core().policy
+    asks_for_surplus = surplus or policy.variance_buffer == "exact"
+    if not asks_for_surplus or None in target_size_per_split:  # which Megatron refuses
+        original = core().originals["", SIZES]
+        return cast("list[list[int]]", original(normalized_weights, target_size_per_split))
+    twice = np.array(_normalized(normalized_weights))
+    columns = [
+        policy.requests(size, list(normalized_weights), twice) for size in target_size_per_split
+    ]
+    return [list(sizes) for sizes in zip(*columns, strict=True)]
 
 
 def _normalized(weights: Sequence[float]) -> list[float]:

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import logging
 import os
+import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from megaindex.adapters.megatron.batching import why_sample_by_sample
 from megaindex.adapters.megatron.core import core
 from megaindex.adapters.megatron.corpus import Corpus
+from megaindex.adapters.reports import MEGATRON, find_or_build, on_rank_0
 from megaindex.errors import InvalidArgument
 from megaindex.index.acceptance import check_arrays
 from megaindex.index.arithmetic import epochs_for
-from megaindex.index.dialect import dialect
+from megaindex.index.dialect import Dialect
 from megaindex.index.orders import shuffled
 from megaindex.index.orders.shuffled import ShuffledOrder
 from megaindex.index.plain import check_integer
@@ -23,7 +27,6 @@ from megaindex.index.selection import count_tokens
 from megaindex.kernels.types import I32
 from megaindex.store.array_set import SUFFIX, ArrayFiles, Arrays, Identity, Sidecar
 from megaindex.store.array_writer import ArrayWriter
-from megaindex.store.claim import build_once
 from megaindex.store.fingerprint import documents_setting
 from megaindex.store.listing import Listing
 from megaindex.store.sidecar import find_arrays, map_arrays
@@ -31,6 +34,8 @@ from megaindex.store.sidecar import find_arrays, map_arrays
 logger = logging.getLogger("megaindex")
 
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
+KEYS = ("megaindex_separate_final_epoch", "megaindex_final_epoch_threshold")
+"""Attributes of a config that tell arrays of another final epoch from Megatron's own."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -45,6 +50,10 @@ class Request:
     seed: int
     extra: int
     drop_last_partial: bool
+    row: Dialect
+    """Megatron's order, with the final epoch as `install` was told."""
+    final_epoch: dict[str, Any]
+    """What of that is not Megatron's own."""
     name: str
     """Of the dataset, for messages."""
     description: str
@@ -61,10 +70,11 @@ class Request:
             self.fill(writer)
             return writer.publish(self.identity(), self.description)
 
-    def find_or_build(self) -> Sidecar:
-        """Look the arrays up, or let one process build them."""
+    def find_or_build(self) -> tuple[Sidecar, str]:
+        """Look the arrays up, or let one process build them; and whether they were ``opened`` or
+        ``built``."""
         directory, name = os.path.split(str(self.files))
-        return build_once(directory, name, self.find, self.build)
+        return find_or_build(directory, name, self.find, self.build)
 
     def fill(self, sink: shuffled.Sink, threads: int | None = None) -> None:
         """Build the arrays into ``sink``, with all threads or so many."""
@@ -89,7 +99,7 @@ class Request:
                 "asked of them; leave it out of this split, or give the split more of it"
             )
         order = ShuffledOrder(
-            dialect=dialect("megatron"),
+            dialect=self.row,
             documents=chosen,
             num_samples=self.num_samples or 0,
             num_epochs=(
@@ -102,7 +112,8 @@ class Request:
             seed=self.seed,
             add_extra_token=self.extra,
             drop_last_partial=self.drop_last_partial,
-            separate_final_epoch="auto",
+            separate_final_epoch=self.row.final_epoch,
+            final_epoch_threshold=self.row.final_epoch_threshold,
         )
         check_total(self.name, order.total_tokens)
         return order
@@ -122,6 +133,7 @@ class Request:
             "seed": self.seed,
             "add_extra_token": self.extra,
             "drop_last_partial": self.drop_last_partial,
+            **self.final_epoch,
         }
 
     def identity(self) -> Identity:
@@ -152,7 +164,17 @@ def _fill_without_documents(sink: shuffled.Sink) -> None:
 
 
 def request_of(self: Any, corpus: Corpus) -> Request:
-    """What a GPTDataset asks for."""
+    """What a GPTDataset asks for.
+
+    Raises:
+        InvalidArgument: its files would not be told from those of Megatron's own policy.
+    """
+    if core().policy.final_epoch and KEYS[0] not in self.unique_identifiers:
+        raise InvalidArgument(
+            f"{type(self).__name__} names its files without the attributes that GPTDataset names "
+            f"them by, so separate_final_epoch {core().policy.row.final_epoch} cannot be told from "
+            "Megatron's own; let its _key_config_attributes begin with those of its base"
+        )
     documents = np.asarray(self.indices)
     return Request(
         corpus=corpus,
@@ -177,6 +199,8 @@ def settings_of(config: Any, split: Any) -> dict[str, Any]:
         "drop_last_partial": (
             split.name != "valid" or bool(config.drop_last_partial_validation_sequence)
         ),
+        "row": core().policy.row,
+        "final_epoch": core().policy.final_epoch,
     }
 
 
@@ -207,30 +231,83 @@ def build_document_sample_shuffle_indices(self: Any) -> tuple[Any, ...]:
     """``GPTDataset._build_document_sample_shuffle_indices``."""
     if isinstance(self.indices, Request):  # made by the builder, which fills the arrays in
         return None, None, None
-    if not is_arranged_here(type(self), self.config):
+    name = f"{self.dataset_path} ({self.index_split.name})"
+    reason = why_left(type(self), self.config)
+    if reason is not None:
+        MEGATRON.leave(type(self).__name__, name, reason)
         original = core().originals["GPTDataset", "_build_document_sample_shuffle_indices"]
         return tuple(original(self))
+    started = time.perf_counter()
     request = request_of(self, Corpus(self.dataset))
     if request.files is None:
         memory = shuffled.Memory()
         request.fill(memory)
-        arrays = memory.arrays
+        arrays, how = memory.arrays, "built"
     else:
-        arrays = map_arrays(request.files, request.find_or_build())
+        sidecar, how = request.find_or_build()
+        arrays = map_arrays(request.files, sidecar)
+    samples = int(arrays["shuffle_index"].size)
+    epochs = epochs_in(int(arrays["document_index"].size), len(self.indices))
+    MEGATRON.serve(
+        type(self).__name__,
+        name,
+        how,
+        samples=samples,
+        epochs=epochs,
+        seconds=time.perf_counter() - started,
+        cache=None if request.files is None else str(request.files),
+    )
+    log_as_megatron([(samples, epochs)])
+    reason = why_sample_by_sample(type(self), type(self.dataset), self.config)
+    if reason is not None:
+        MEGATRON.leave("reading", type(self).__name__, reason)
     return tuple(arrays[name] for name in ARRAYS)
 
 
-def is_arranged_here(cls: type, config: Any) -> bool:
-    """Whether the arrays of this class of GPTDatasets are built here: not where it counts epochs in
-    a way of its own."""
-    return not is_left_to_megatron(config) and core().is_plain(
-        cls, "GPTDataset", "_get_num_epochs", "_get_num_tokens_per_epoch"
-    )
+def epochs_in(entries: int, documents: int) -> int:
+    """Epochs that a document_index of so many entries holds."""
+    return entries // documents if documents else 1
 
 
-def is_left_to_megatron(config: Any) -> bool:
-    """Whether the caches are read without looking: by Megatron's own code, as it is asked to."""
-    return any(getattr(config, name, False) for name in ("fast_cache_load", "defer_npy_index_mmap"))
+def log_as_megatron(sizes: Iterable[tuple[int, int]]) -> None:
+    """Log samples and epochs of datasets in Megatron's own lines, which logs are searched for."""
+    theirs = core().gpt_dataset.logger
+    if theirs.isEnabledFor(logging.INFO) and on_rank_0():
+        lines = [
+            f"> total number of samples: {samples}\n> total number of epochs: {epochs}"
+            for samples, epochs in sizes
+        ]
+        theirs.info("%s", "\n".join(lines))
+
+
+def why_left(cls: type, config: Any) -> str | None:
+    """Why Megatron's own code builds the arrays of this class; None where megaindex does.
+
+    Raises:
+        InvalidArgument: the class cannot have the final epoch that `install` was told.
+    """
+    reason = why_unlooked(config)
+    if reason is not None:
+        return reason
+    for method in ("_get_num_epochs", "_get_num_tokens_per_epoch"):
+        if not core().is_plain(cls, "GPTDataset", method):
+            if core().policy.final_epoch:
+                raise InvalidArgument(
+                    f"{cls.__name__} has a {method} of its own, so its arrays are built by "
+                    "Megatron's code, which knows no separate_final_epoch; leave that setting out "
+                    "of install()"
+                )
+            return f"{cls.__name__} has a {method} of its own"
+    return None
+
+
+def why_unlooked(config: Any) -> str | None:
+    """Why Megatron's own code reads the caches, without looking, as it is asked to; None where it
+    does not."""
+    for name in ("fast_cache_load", "defer_npy_index_mmap"):
+        if getattr(config, name, False):
+            return f"{name} has Megatron map the cache unchecked"
+    return None
 
 
 def _as_range(documents: I32) -> range | I32:

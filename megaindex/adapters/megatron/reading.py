@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.adapters.megatron.core import core
+from megaindex.adapters.reports import MEGATRON
 from megaindex.errors import OutOfRange
 from megaindex.format import IndexedDataset
 
@@ -32,23 +33,27 @@ def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
     bound = inspect.signature(original).bind(self, *args, **kwargs)
     bound.apply_defaults()
     settings = {name: value for name, value in bound.arguments.items() if name != "self"}
-    if not is_ours(settings):
+    reason = why_left(settings)
+    if reason is not None:
         original(self, *args, **kwargs)
+        MEGATRON.leave("IndexedDataset", str(settings["path_prefix"]), reason)
         return
     vars(self).update(settings)
     _open(self)
 
 
-def is_ours(settings: dict[str, Any]) -> bool:
-    """Whether a dataset of these settings is served here, not by Megatron's own code."""
-    module = core().indexed_dataset
-    return not (
-        settings["object_storage_config"]
-        or settings.get("fast_cache_load")
-        or settings.get("sequences_per_dataset")
-        or module.is_object_storage_path(settings["path_prefix"])
-        or module.MultiStorageClientFeature.is_enabled()
-    )
+def why_left(settings: dict[str, Any]) -> str | None:
+    """Why Megatron's own code serves a dataset of these settings; None where megaindex does.
+
+    With the multi-storage client Megatron opens local files through it; the files are the same.
+    """
+    if settings.get(core().names.object_storage_config) or core().is_object_storage_path(
+        settings["path_prefix"]
+    ):
+        return "it lies in an object store"
+    if settings.get("fast_cache_load") or settings.get("sequences_per_dataset"):
+        return "fast_cache_load opens it without looking at its header"
+    return None
 
 
 def open_later(cls: Any, path_prefix: str, mmap: bool) -> Any:
@@ -80,7 +85,7 @@ def open_now() -> None:
 def _defaults() -> dict[str, Any]:
     """What the constructor would set, in this version of megatron-core."""
     parameters = inspect.signature(core().originals["IndexedDataset", "initialize"]).parameters
-    known = {"multimodal": False, "object_storage_config": None}
+    known = {"multimodal": False, core().names.object_storage_config: None}
     return {
         name: known.get(name, parameter.default)
         for name, parameter in parameters.items()

@@ -9,10 +9,12 @@ them in ``…-megaindex.json``: a corpus that changed is noticed. Index building
 are megaindex's; a resumed run does not count through the batches before; and batches are read again
 where GPT-NeoX keeps every batch of an epoch in memory.
 
-With ``install(exact=True)`` these change:
+``install(variance_buffer=…, separate_final_epoch=…)`` sets what each source is asked for, and how
+its epochs are shuffled. With ``install(exact=True)`` these change:
 
 - a sample that is not there raises OutOfRange; none is served in its place (modulo)
-- a source of a blend is asked for the samples that the blend draws, not for N·w·1.005
+- a source of a blend is asked for the samples that the blend draws, not for N·w·1.005, unless
+  variance_buffer says otherwise
 - a dataset has the samples it has; GPT-NeoX counts one less
 - train_epochs are epochs: each in an order of its own, the first in GPT-NeoX's; each source of a
   blend once in each; a resumed run goes on in its epoch

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import numpy as np
 import xxhash
 
+from megaindex.adapters.reports import find_or_build
 from megaindex.build.packing import order_parameters
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
@@ -20,7 +21,6 @@ from megaindex.index.orders.shuffled import Memory, ShuffledOrder, Sink
 from megaindex.kernels.sizes import ceil_div
 from megaindex.store.array_set import SUFFIX, ArrayFiles, Arrays, Identity, Sidecar
 from megaindex.store.array_writer import ArrayWriter
-from megaindex.store.claim import build_once
 from megaindex.store.fingerprint import canonical_json, corpus_fingerprint, corpus_stamp
 from megaindex.store.sidecar import find_arrays, map_arrays
 
@@ -107,8 +107,9 @@ def fetch(
     source: Source,
     settings: Mapping[str, Any],
     corpora: Sequence[IndexedDataset],
-) -> tuple[Arrays, Mapping[str, Any]]:
-    """The arrays, and their facts: from the files, or built into them by one process.
+) -> tuple[Arrays, Mapping[str, Any], str]:
+    """The arrays, their facts, and ``opened`` or ``built``: from the files, or built into them by
+    one process.
 
     Args:
         files: where GPT-NeoX keeps them.
@@ -137,8 +138,8 @@ def fetch(
             return writer.publish(identity)
 
     directory, base = os.path.split(str(files))
-    sidecar = build_once(directory or ".", base, find, build)
-    return map_arrays(files, sidecar), sidecar.facts
+    sidecar, how = find_or_build(directory or ".", base, find, build)
+    return map_arrays(files, sidecar), sidecar.facts, how
 
 
 def files_of(base: str) -> ArrayFiles:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from megaindex.adapters.neox.framework import framework
+from megaindex.adapters.reports import NEOX
 from megaindex.kernels.types import I64
 from megaindex.loader.neox_dataset import Rows
 
@@ -58,6 +59,13 @@ def make_data_loader(dataset: Any, neox_args: Any) -> Any:
     """``data_utils.make_data_loader``: GPT-NeoX's own, with that collation."""
     import torch
 
+    if (
+        dataset is not None
+        and not hasattr(dataset, "megaindex")
+        and not hasattr(dataset, "datasets")
+    ):
+        reason = "it is none of GPT2Dataset, PairwiseDataset and BlendableDataset"
+        NEOX.leave("dataset", type(dataset).__name__, reason)
     loader = framework().original("data_utils", "make_data_loader")(dataset, neox_args)
     if getattr(loader, "collate_fn", None) is torch.utils.data.default_collate:
         loader.collate_fn = collate

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 
 from megaindex.adapters.neox import batches
 from megaindex.adapters.neox.framework import framework
+from megaindex.adapters.reports import NEOX
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.kernels import active
 from megaindex.kernels.types import F64, I64, DatasetIndex
@@ -30,6 +32,7 @@ def init_blend(self: Any, datasets: Sequence[Any], weights: Sequence[float]) -> 
         raise InvalidArgument(
             f"a blend has one weight for each dataset, got {len(weights)} for {len(datasets)}"
         )
+    started = time.perf_counter()
     self.datasets = list(datasets)
     self._exact = framework().exact
     sizes = np.array([len(dataset) for dataset in datasets], np.int64)
@@ -45,6 +48,27 @@ def init_blend(self: Any, datasets: Sequence[Any], weights: Sequence[float]) -> 
     end = _end(source, sample, sizes) if self._exact else total
     self.dataset_index, self.dataset_sample_index = source[:end], sample[:end]
     self.size = end
+    _report(self, weights, counts, total, time.perf_counter() - started)
+
+
+def _report(self: Any, weights: Sequence[float], counts: I64, total: int, seconds: float) -> None:
+    """Record the blend, and print the lines of GPT-NeoX that logs are searched for."""
+    show = framework().print_line
+    show(f"> elapsed time for building blendable dataset indices: {seconds:.2f} (sec)")
+    shares = normalized(weights).tolist()
+    ratios = [
+        f"   dataset {number}, input: {share:g}, achieved: {count / max(1, total):g}"
+        for number, (share, count) in enumerate(zip(shares, counts.tolist(), strict=True))
+    ]
+    show("\n".join([" > sample ratios:", *ratios]))
+    kind = type(self).__name__
+    first = getattr(self.datasets[0], "name", "")
+    NEOX.serve(
+        kind, f"{first} and {len(self.datasets) - 1} more", "built", samples=self.size,
+        seconds=seconds,
+    )  # fmt: skip
+    if type(self).__getitem__ is not get_item:
+        NEOX.leave("reading", kind, f"{kind} has a __getitem__ of its own")
 
 
 def normalized(weights: Sequence[float]) -> F64:

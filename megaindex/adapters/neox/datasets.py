@@ -8,6 +8,7 @@ GPT-NeoX's own files is left to GPT-NeoX's code.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,7 +19,8 @@ from megaindex.adapters.neox.files import mapped
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.neox.pairs import Pairs
 from megaindex.adapters.neox.samples import Samples, Texts
-from megaindex.errors import InvalidArgument
+from megaindex.adapters.reports import NEOX
+from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.kernels.types import I64
 
 logger = logging.getLogger("megaindex")
@@ -45,8 +47,12 @@ def init_gpt2(
     """``GPT2Dataset.__init__``."""
     companions = {"label": label_dataset, "reward": reward_dataset, "ref": ref_dataset}
     given = [dataset for dataset in companions.values() if dataset is not None]
+    check_there(data_prefix, indexed_dataset)
     text = mapped(indexed_dataset)
-    if text is None or any(mapped(dataset) is None for dataset in given):
+    left = next((d for d in (indexed_dataset, *given) if mapped(d) is None), None)
+    if text is None or left is not None:
+        NEOX.leave("GPT2Dataset", f"{name} of {data_prefix}", _why_left(left))
+        _check_policy(name)
         framework().original("gpt2_dataset", "GPT2Dataset", "__init__")(
             self, name, data_prefix, documents, indexed_dataset, num_samples, num_epochs,
             seq_length, seed, pack_impl, allow_chopped, build_index_mappings, use_shared_fs,
@@ -81,6 +87,7 @@ def init_gpt2(
             pack_impl=pack_impl,
             allow_chopped=allow_chopped,
             exact=framework().exact,
+            policy=framework().policy,
             text=text,
             companions={what: mapped(dataset) for what, dataset in companions.items()},
         ),
@@ -112,8 +119,14 @@ def init_pairwise(
         "pos": (pos_indexed_dataset, pos_label_dataset, pos_ref_dataset),
         "neg": (neg_indexed_dataset, neg_label_dataset, neg_ref_dataset),
     }
+    check_there(pos_data_prefix, pos_indexed_dataset)
+    if neg_indexed_dataset is None:
+        raise MissingFile(f"{name}: the neg side of {pos_data_prefix} is not there; check its path")
     given = [dataset for side in sides.values() for dataset in side if dataset is not None]
-    if any(mapped(dataset) is None for dataset in given):
+    left = next((dataset for dataset in given if mapped(dataset) is None), None)
+    if left is not None:
+        NEOX.leave("PairwiseDataset", f"{name} of {pos_data_prefix}", _why_left(left))
+        _check_policy(name)
         framework().original("pairwise_dataset", "PairwiseDataset", "__init__")(
             self, name, pos_data_prefix, documents, pos_indexed_dataset, neg_indexed_dataset,
             num_samples, seq_length, seed, pack_impl, build_index_mappings, use_shared_fs,
@@ -145,6 +158,7 @@ def init_pairwise(
             pack_impl=pack_impl,
             allow_chopped=allow_chopped,
             exact=framework().exact,
+            policy=framework().policy,
             sides={side: [mapped(dataset) for dataset in sets] for side, sets in sides.items()},
         ),
         build_index_mappings,
@@ -156,19 +170,77 @@ def _start(self: Any, samples: Samples, build_index_mappings: bool) -> None:
     self.megaindex = samples
     if not build_index_mappings:
         return
+    started = time.perf_counter()
     index: Any = samples.epoch(0).index
     self.doc_idx = index.document_index
     self.sample_idx = index.sample_index
     self.shuffle_idx = index.shuffle_index
     self.shuffle_idx_len = index.num_samples - 1
     self.sample_idx_len = index.num_samples
+    _report(self, index, time.perf_counter() - started)
+
+
+def _report(self: Any, index: Any, seconds: float) -> None:
+    """Record the dataset, and print the lines of GPT-NeoX that logs are searched for."""
+    samples: Samples = self.megaindex
+    kind = type(self).__name__
+    show = framework().print_line
+    if samples.how == "built":
+        show(" > could not find index map files, building the indices ...")
+    show(f"    total number of samples: {index.num_samples + 1}")
+    show(f"    total number of epochs: {samples.epochs_as_neox_counts(index.num_epochs)}")
+    NEOX.serve(
+        kind,
+        f"{samples.name} of {samples.data_prefix}",
+        samples.how,
+        samples=index.num_samples,
+        epochs=index.num_epochs,
+        seconds=seconds,
+        cache=samples.cache,
+    )
+    if type(self).__getitem__ is not get_item:
+        NEOX.leave("reading", kind, f"{kind} has a __getitem__ of its own")
+
+
+def check_there(prefix: str, dataset: Any) -> None:
+    """Refuse the None that GPT-NeoX has for a pair that is not there.
+
+    Raises:
+        MissingFile: it is that.
+    """
+    if dataset is None:
+        raise MissingFile(
+            f"{prefix}.idx and {prefix}.bin: at least one is not there, or is of no format that "
+            "data_impl names; check the path in the configuration"
+        )
+
+
+def _why_left(dataset: Any) -> str:
+    kind = type(dataset).__name__
+    if framework().is_own(dataset):
+        return f"{kind} reads in a way of its own"
+    return f"{kind} is not one of GPT-NeoX's indexed datasets"
+
+
+def _check_policy(name: str) -> None:
+    """Refuse settings that GPT-NeoX's own code does not know.
+
+    Raises:
+        InvalidArgument: `install` was told of another final epoch.
+    """
+    policy = framework().policy
+    if policy.final_epoch:
+        raise InvalidArgument(
+            f"{name}: GPT-NeoX's own code builds its arrays, which knows no separate_final_epoch "
+            f"{policy.row.final_epoch}; leave that setting out of install()"
+        )
 
 
 def length(self: Any) -> int:
     """``__len__``: GPT-NeoX leaves out the last sample, exact does not."""
     samples: Samples | None = getattr(self, "megaindex", None)
     if samples is None or not samples.exact:
-        return int(min(self.shuffle_idx_len, self.sample_idx_len))
+        return max(0, int(min(self.shuffle_idx_len, self.sample_idx_len)))
     return samples.num_samples
 
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from megaindex.adapters.policy import Policy, make_policy
+from megaindex.adapters.reports import on_rank_0
 from megaindex.errors import InvalidArgument
 
 _PACKAGE = "megatron.data"
@@ -25,9 +27,24 @@ class Framework:
     samplers: ModuleType
     data_utils: ModuleType
     exact: bool = False
-    """Whether GPT-NeoX's surplus, its modulo and its replays are off; see `install`."""
+    """Whether GPT-NeoX's modulo and its replays are off; see `install`."""
+    policy: Policy = field(default_factory=functools.partial(make_policy, "neox", *[None] * 3))
+    """What is asked of each source, and how its epochs are shuffled."""
     originals: dict[tuple[str, ...], Any] = field(default_factory=dict)
     """What stood under (module, name) or (module, class, name); filled when it is replaced."""
+
+    def is_own(self, dataset: Any) -> bool:
+        """Whether a low-level dataset is of GPT-NeoX's classes, or inherits from one of them."""
+        module = self.indexed_dataset
+        return isinstance(dataset, (module.MMapIndexedDataset, module.IndexedDataset))
+
+    def print_line(self, text: str) -> None:
+        """Print as GPT-NeoX does, on rank 0."""
+        theirs = getattr(self.data_utils, "print_rank_0", None)
+        if theirs is not None:
+            theirs(text)
+        elif on_rank_0():
+            print(text, flush=True)
 
     def original(self, *names: str) -> Any:
         """GPT-NeoX's own function of that name."""

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import inspect
 import itertools
+import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from megaindex.adapters.neox import blend
+from megaindex.adapters.neox.datasets import check_there
 from megaindex.adapters.neox.framework import framework
+from megaindex.adapters.reports import NEOX
 from megaindex.errors import InvalidArgument
-from megaindex.index.dialect import dialect
 from megaindex.index.weights import request_weights
-from megaindex.kernels import active
+
+logger = logging.getLogger("megaindex")
 
 
 def iterate_batches(self: Any) -> Iterator[list[int]]:
     """``DistributedBatchSampler.__iter__``: begins at start_iter without counting up to it."""
     if not _is_plain(self):
+        reason = "its sampler is not sequential, or it wraps or keeps its last batch"
+        NEOX.leave("sampling", type(self).__name__, reason)
         yield from framework().original("samplers", "DistributedBatchSampler", "__iter__")(self)
         return
     source = self.sampler.data_source
@@ -55,6 +59,9 @@ def cycle(loader: Any) -> Iterator[Any]:
     """
     sampler = getattr(loader, "batch_sampler", None)
     start: int | None = getattr(sampler, "start_iter", None)
+    if start is None:
+        reason = "itertools.cycle keeps its batches: its batch sampler has no start_iter"
+        NEOX.leave("cycle", type(loader).__name__, reason)
     return itertools.cycle(loader) if start is None else _again_and_again(loader, start)
 
 
@@ -87,6 +94,12 @@ def shift_and_wrap_data_loaders(neox_args: Any, data_loaders: Any, loop: bool = 
                 f"{loader.batch_sampler.batch_size}, all ranks together; give it more data, or ask "
                 "for more iterations"
             )
+    test = data_loaders["test"]
+    if test is not None and len(test) == 0 and neox_args.eval_iters > 0:
+        logger.warning(
+            "test: its %d samples make not one batch of %d, all ranks together: testing will end "
+            "in StopIteration", len(test.dataset), test.batch_sampler.batch_size,
+        )  # fmt: skip
     train = data_loaders["train"]
     if framework().exact and train is not None:
         micro_batches = neox_args.iteration * neox_args.gradient_accumulation_steps
@@ -99,16 +112,53 @@ def compile_helper() -> None:
     """``data_utils.compile_helper``: megaindex's helpers need no compiler when training starts."""
 
 
-def exact_weights_and_num_samples(
+def weights_and_num_samples(
     weights: Sequence[float], num_samples: int | None
 ) -> tuple[list[float], list[int | None]]:
-    """``data_utils.get_normalized_weights_and_num_samples``, exactly: what the blend draws.
+    """``data_utils.get_normalized_weights_and_num_samples`` under a variance buffer.
 
-    In place of ⌈N·w·1.005⌉ samples, which a source of weight w may not be enough, or far more.
+    In place of ⌈N·w·1.005⌉ samples, which of a source of weight w may not be enough, or far more.
     """
-    divided = request_weights(weights, dialect("neox"))
+    policy = framework().policy
+    divided = request_weights(weights, policy.row)
     if num_samples is None:
         return divided, [None] * len(divided)
-    counts = np.zeros(len(divided), np.int64)
-    active().blend_greedy(blend.normalized(divided), 0, num_samples, counts, None, None)
-    return divided, [max(1, count) for count in counts.tolist()]
+    asked = policy.requests(num_samples, divided, blend.normalized(divided))
+    return divided, [max(1, count) for count in asked]
+
+
+def build_the_dataset(*args: Any, **kwargs: Any) -> Any:
+    """``data_utils.build_the_dataset``, with a message where a named pair is not there.
+
+    Reference values may be missing: GPT-NeoX then goes on without them.
+
+    Raises:
+        MissingFile: a pair of text, labels or rewards is not there.
+    """
+    original = framework().original("data_utils", "build_the_dataset")
+    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    pairwise = given.get("dataset_impl") == "pairwise"
+    for name, path in given.items():
+        used = name.startswith(("pos_", "neg_")) == pairwise
+        if name.endswith("_prefix") and used and path is not None:
+            _check_exists(path)
+    return original(*args, **kwargs)
+
+
+def build_train_valid_test_datasets(*args: Any, **kwargs: Any) -> Any:
+    """``data_utils.build_train_valid_test_datasets``, with the surplus of `install`.
+
+    Raises:
+        MissingFile: the pair is not there.
+    """
+    original = framework().original("data_utils", "build_train_valid_test_datasets")
+    bound = inspect.signature(original).bind(*args, **kwargs)
+    _check_exists(bound.arguments["data_prefix"])
+    name = "train_valid_test_num_samples"
+    bound.arguments[name] = [framework().policy.enlarged(n) for n in bound.arguments[name]]
+    return original(*bound.args, **bound.kwargs)
+
+
+def _check_exists(path: str) -> None:
+    if not framework().indexed_dataset.IndexedDataset.exists(path):
+        check_there(path, None)

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from megaindex.adapters.neox.arrays import WholeDocuments
 from megaindex.adapters.neox.samples import Samples, packing_index
 from megaindex.build.packing import check_packing, pair_order
@@ -19,6 +21,12 @@ class Pairs(Samples):
 
     sides: Mapping[str, list[IndexedDataset | None]]
     """Text, labels and references of pos and neg."""
+
+    def tokens(self) -> int:
+        """Of the side pos."""
+        pos = self.sides["pos"][0]
+        assert pos is not None
+        return int(pos.sequence_lengths.sum(dtype=np.int64))
 
     def open(self, epoch: int) -> NeoxPairwiseDataset:
         """The two sides."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import megaindex.helpers
 from megaindex.adapters.neox import batches, blend, datasets, files, loaders
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.patching import Patches
+from megaindex.adapters.policy import Policy, make_policy
+from megaindex.adapters.reports import NEOX
 
 # Methods are replaced on the classes, so that classes imported by name before, and subclasses,
 # have them too.
@@ -51,43 +53,79 @@ FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     ("data_utils", "cycle"): loaders.cycle,
     ("data_utils", "make_data_loader"): batches.make_data_loader,
     ("data_utils", "shift_and_wrap_data_loaders"): loaders.shift_and_wrap_data_loaders,
+    ("data_utils", "build_the_dataset"): loaders.build_the_dataset,
+    ("data_utils", "build_train_valid_test_datasets"): loaders.build_train_valid_test_datasets,
 }
-EXACT_FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("data_utils", "get_normalized_weights_and_num_samples"): loaders.exact_weights_and_num_samples,
+BUFFER_FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
+    ("data_utils", "get_normalized_weights_and_num_samples"): loaders.weights_and_num_samples,
 }
 
 _patches = Patches()
 
 
-def install(exact: bool = False) -> None:
+def install(
+    exact: bool = False,
+    *,
+    variance_buffer: float | Literal["exact"] | None = None,
+    separate_final_epoch: Literal["auto", "always", "never"] | None = None,
+    final_epoch_threshold: float | None = None,
+) -> None:
     """Put megaindex under GPT-NeoX's ``megatron.data``; see `megaindex.adapters.neox`.
 
-    A second call only changes ``exact``, for datasets that are made from then on.
+    A second call only changes the settings, for datasets that are made from then on.
+
+    Args:
+        exact: the changes of `megaindex.adapters.neox`. It implies variance_buffer ``"exact"``,
+            unless another is given.
+        variance_buffer: what each source is asked for, as a multiple of its share: a number from 1.
+            ``"exact"``: what the blend draws of it. None: GPT-NeoX's own, 1.005 of the sources of
+            train_data_paths and 1 of data_path.
+        separate_final_epoch: whether the last of several epochs is shuffled apart: ``"always"``,
+            ``"never"``, or ``"auto"`` where few of its samples are asked for. None: GPT-NeoX's
+            own, never. The arrays of another setting have names of their own.
+        final_epoch_threshold: the share of an epoch below which auto shuffles it apart, 0.8 by
+            default.
 
     Raises:
-        InvalidArgument: GPT-NeoX's modules cannot be imported.
+        InvalidArgument: a setting is out of range, or GPT-NeoX's modules cannot be imported.
     """
-    uninstall()
+    if exact and variance_buffer is None:
+        variance_buffer = "exact"
+    policy = make_policy("neox", variance_buffer, separate_final_epoch, final_epoch_threshold)
+    _put_back()
     neox = framework()
-    neox.exact = exact
+    neox.exact, neox.policy = exact, policy
     for (module, cls), methods in METHODS.items():
         owner = getattr(getattr(neox, module), cls)
         for name, function in methods.items():
             neox.originals[module, cls, name] = getattr(owner, name, None)
             _patches.replace(owner, name, function)
-    for (module, name), function in {**FUNCTIONS, **(EXACT_FUNCTIONS if exact else {})}.items():
+    for (module, name), function in _functions(policy).items():
+        if not hasattr(getattr(neox, module), name):
+            continue
         original = getattr(getattr(neox, module), name)
         neox.originals[module, name] = original
         for place, alias in _places_of(original, getattr(neox, module), name):
             _patches.replace(place, alias, function)
     _patches.replace(neox.package, "helpers", megaindex.helpers)
     _patches.replace_module("megatron.data.helpers", megaindex.helpers)
+    NEOX.begin("GPT-NeoX", f"{', exact' if exact else ''}{policy}")
 
 
 def uninstall() -> None:
     """Put back what `install` replaced. Make datasets anew: those made meanwhile need what was."""
+    _put_back()
+    NEOX.end()
+
+
+def _put_back() -> None:
     _patches.undo()
     framework.cache_clear()
+
+
+def _functions(policy: Policy) -> dict[tuple[str, str], Callable[..., Any]]:
+    """What is replaced under a policy: GPT-NeoX's own surplus stays where none is given."""
+    return FUNCTIONS if policy.variance_buffer is None else {**FUNCTIONS, **BUFFER_FUNCTIONS}
 
 
 def _places_of(original: Any, home: ModuleType, name: str) -> list[tuple[ModuleType, str]]:

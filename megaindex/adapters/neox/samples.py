@@ -17,6 +17,7 @@ from megaindex.adapters.neox.arrays import (
     fetch,
     files_of,
 )
+from megaindex.adapters.policy import Policy
 from megaindex.build.packing import check_packing, packing_order
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
@@ -48,8 +49,14 @@ class Samples:
     exact: bool
     requested: int | None
     """Samples asked for; None where epochs are."""
+    policy: Policy
+    """How the final epoch is shuffled."""
     reshuffles: bool = False
     """Whether sample n of n is the first of a second epoch, in an order of its own."""
+    how: str = ""
+    """Whether the arrays that were last asked for were ``opened`` or ``built``."""
+    cache: str = ""
+    """What their names begin with."""
     _epochs: dict[int, NeoxDataset | NeoxPairwiseDataset] = field(default_factory=dict)
 
     @property
@@ -57,11 +64,36 @@ class Samples:
         """Samples of one epoch of `epoch`: those that are built."""
         return len(self.epoch(0))
 
+    def tokens(self) -> int:
+        """Tokens of the documents, as GPT-NeoX counts its epochs by them."""
+        raise NotImplementedError
+
+    def epochs_as_neox_counts(self, num_epochs: int) -> int:
+        """The number in GPT-NeoX's line ``total number of epochs``, which it works out as for
+        pack_impl packed in every packing."""
+        tokens = 0 if self.pack_impl == "packed" else self.tokens()
+        if self.requested is None or tokens == 0:
+            return num_epochs
+        return epochs_for(self.requested, tokens, self.seq_length)
+
+    def check_final_epoch(self) -> None:
+        """Refuse a final epoch of its own for packings of whole documents.
+
+        Raises:
+            InvalidArgument: they shuffle documents, not epochs of samples.
+        """
+        if self.pack_impl != "packed" and self.policy.final_epoch:
+            raise InvalidArgument(
+                f"{self.name}: separate_final_epoch {self.policy.row.final_epoch} needs pack_impl "
+                f"packed, got {self.pack_impl}; leave it out of install()"
+            )
+
     def epoch(self, number: int) -> NeoxDataset | NeoxPairwiseDataset:
         """The samples of an epoch; of each the same number."""
         if number not in self._epochs:
             self.seq_length, self.seed, _ = check_integers(self.seq_length, self.seed, 1)
             self.requested = integer_or_none("num_samples", self.requested)
+            self.check_final_epoch()
             opened = self.open(number)
             for old in [e for e in self._epochs if 0 < e <= number - _EPOCHS_KEPT]:
                 del self._epochs[old]
@@ -87,7 +119,9 @@ class Samples:
             "seed": seed,
             **settings,
         }
-        return fetch(files_of(base + mark), source, decide, corpora)
+        self.cache = base + mark
+        arrays, facts, self.how = fetch(files_of(self.cache), source, decide, corpora)
+        return arrays, facts
 
     def epoch_seed(self, epoch: int) -> int:
         """The first epoch is GPT-NeoX's own."""
@@ -104,6 +138,10 @@ class Texts(Samples):
     text: IndexedDataset
     companions: Mapping[str, IndexedDataset | None]
     """Labels, rewards and references."""
+
+    def tokens(self) -> int:
+        """Of all documents, those that take no part among them."""
+        return count_tokens(self.text.sequence_lengths, self._chosen(as_neox_counts=False))
 
     def open(self, epoch: int) -> NeoxDataset:
         """The samples of an epoch, with their companions."""
@@ -122,10 +160,11 @@ class Texts(Samples):
         arrays, facts = self.arrays(
             CutDocuments(self.text, partial(self._cut_order, chosen, self.epoch_seed(epoch))),
             epoch,
-            "_ac" if self.allow_chopped else "",
+            ("_ac" if self.allow_chopped else "") + self.policy.mark,
             [self.text],
             documents=documents_setting(chosen),
             num_epochs=self.num_epochs,
+            **self.policy.final_epoch,
         )
         return ArrayIndex(
             order="neox",
@@ -144,14 +183,15 @@ class Texts(Samples):
         if self.requested is None or tokens == 0:
             check_one_sample(name, tokens, self.seq_length, 1)
         order = ShuffledOrder(
-            dialect=dialect("neox"),
+            dialect=self.policy.row,
             documents=chosen,
             sequence_length=self.seq_length,
             seed=seed,
             num_samples=self.requested or 0,
             num_epochs=self.num_epochs or epochs_for(self.requested or 0, tokens, self.seq_length),
             tokens_per_epoch=tokens,
-            separate_final_epoch="never",
+            separate_final_epoch=self.policy.row.final_epoch,
+            final_epoch_threshold=self.policy.row.final_epoch_threshold,
         )
         check_total(name, order.total_tokens)
         return order

@@ -1,0 +1,105 @@
+"""Settings of `install` that change what is built: the variance buffer and the final epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from megaindex.errors import InvalidArgument
+from megaindex.index.dialect import Dialect, dialect
+from megaindex.index.plain import check_buffer
+from megaindex.kernels import active
+from megaindex.kernels.types import F64
+from megaindex.recipe.run import Shuffling
+
+
+@dataclass(frozen=True, kw_only=True)
+class Policy:
+    """What is asked of each source, and how its epochs are shuffled."""
+
+    variance_buffer: float | Literal["exact"] | None
+    """None: what the framework applies."""
+    row: Dialect
+    """The framework's order with the final epoch as asked."""
+
+    @property
+    def final_epoch(self) -> dict[str, Any]:
+        """What decides the arrays besides the framework's own settings; empty where nothing."""
+        if self.row == dialect(self.row.order):
+            return {}
+        settings: dict[str, Any] = {"separate_final_epoch": self.row.final_epoch}
+        if self.row.final_epoch == "auto":
+            settings["final_epoch_threshold"] = self.row.final_epoch_threshold
+        return settings
+
+    @property
+    def mark(self) -> str:
+        """What the final epoch adds to the names of arrays; empty where it is the framework's."""
+        values = self.final_epoch.values()
+        return "_".join(["", "final", *map(str, values)]) if values else ""
+
+    def enlarged(self, num_samples: int | None) -> int | None:
+        """Samples asked of a path that is in no blend: of it alone a number is a surplus."""
+        buffer = self.variance_buffer
+        if num_samples is None or buffer is None or isinstance(buffer, str):
+            return num_samples
+        return math.ceil(num_samples * buffer)
+
+    def requests(self, num_samples: int, weights: Sequence[float], blend_weights: F64) -> list[int]:
+        """Samples asked of each source of a blend.
+
+        Args:
+            num_samples: samples asked of the blend.
+            weights: normalised once, as the framework asks by them.
+            blend_weights: normalised twice, as the blend compares them.
+        """
+        buffer = self.variance_buffer
+        assert buffer is not None, "else the framework's own function is asked"
+        if not isinstance(buffer, str):
+            count = len(weights)
+            return [self.row.samples_requested(num_samples, w, buffer, count) for w in weights]
+        counts = np.zeros(len(weights), np.int64)
+        active().blend_greedy(blend_weights, 0, num_samples, counts, None, None)
+        drawn: list[int] = counts.tolist()
+        return drawn
+
+    def __str__(self) -> str:
+        """For a log line: what is not the framework's own, each after a comma."""
+        said: dict[str, Any] = {}
+        if self.variance_buffer is not None:
+            said["variance_buffer"] = self.variance_buffer
+        said.update(self.final_epoch)
+        return "".join(f", {name} {value}" for name, value in said.items())
+
+
+def make_policy(
+    order: str,
+    variance_buffer: object | None,
+    separate_final_epoch: Any,
+    final_epoch_threshold: Any,
+) -> Policy:
+    """Check the settings of `install`.
+
+    Raises:
+        InvalidArgument: a buffer below 1, an unknown policy, a threshold that is not from 0 to 1
+            or has no effect.
+    """
+    shuffling = Shuffling(
+        separate_final_epoch=separate_final_epoch, final_epoch_threshold=final_epoch_threshold
+    )
+    row = shuffling.applied(dialect(order))
+    if final_epoch_threshold is not None and row.final_epoch != "auto":
+        raise InvalidArgument(
+            f"final_epoch_threshold {final_epoch_threshold} has no effect with "
+            f"separate_final_epoch {row.final_epoch}; use auto, or leave it out"
+        )
+    return Policy(
+        variance_buffer=(
+            None if variance_buffer is None else check_buffer("variance_buffer", variance_buffer)
+        ),
+        row=row,
+    )

@@ -1,0 +1,197 @@
+"""Log lines and `status` of the adapters: which datasets megaindex serves, and which it leaves.
+
+Lines go to the logger ``megaindex`` at level INFO, on rank 0 and not in the workers of a
+DataLoader. A framework whose users see no logging has them printed where nothing shows them.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
+
+from megaindex.store.claim import build_once
+
+logger = logging.getLogger("megaindex")
+
+_PUT_OFF = 4  # blends whose records are put off: each keeps its corpora open
+
+T = TypeVar("T")
+
+
+class Served(NamedTuple):
+    """One dataset, and the code that serves it."""
+
+    framework: str
+    kind: str
+    """Its class, or what is done for it (``reading``)."""
+    name: str
+    served_by: str
+    """``megaindex``, or the framework."""
+    how: str
+    """``built`` or ``opened``; of what was left to the framework the reason."""
+    samples: int | None = None
+    epochs: int | None = None
+    seconds: float | None = None
+    cache: str | None = None
+    """What the names of its files begin with; None where there are none."""
+
+    def __str__(self) -> str:
+        if self.served_by != "megaindex":
+            return f"{self.kind} {self.name}: left to {self.served_by}, {self.how}"
+        size = "" if self.samples is None else f" {_count(self.samples, 'sample')}"
+        epochs = "" if self.epochs is None else f", {_count(self.epochs, 'epoch')}"
+        seconds = "" if self.seconds is None else f" in {self.seconds:.2f} s"
+        cache = ", in memory" if self.cache is None else f", {_PLACES[self.how]} {self.cache}"
+        return f"{self.kind} {self.name}: {self.how}{size}{epochs}{seconds}{cache}"
+
+
+_PLACES = {"built": "into", "opened": "from"}
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'s' * (number != 1)}"
+
+
+@dataclass(frozen=True)
+class Status:
+    """The adapters that are installed, and the datasets that were made under them."""
+
+    installed: dict[str, str]
+    """For each framework its version and the settings of `install`."""
+    datasets: tuple[Served, ...]
+
+    def __str__(self) -> str:
+        active = [f"{framework}: {how}" for framework, how in self.installed.items()]
+        lines = active or ["megaindex is installed under no framework"]
+        return "\n".join([*lines, *(f"  {served}" for served in self.datasets)])
+
+
+def status() -> Status:
+    """Return which adapters are installed, and for every dataset made since then the code that
+    serves it: megaindex or, with the reason, the framework."""
+    present = [reports for reports in _ALL if reports.active is not None]
+    return Status(
+        installed={reports.framework: str(reports.active) for reports in present},
+        datasets=tuple(served for reports in present for served in reports.recorded()),
+    )
+
+
+class Reports:
+    """The lines and the record of one framework's adapter."""
+
+    def __init__(self, framework: str, show: Callable[[str], object] | None = None) -> None:
+        """``show`` prints a line where the logger's level hides it; None: it stays hidden."""
+        self.framework = framework
+        self.active: str | None = None
+        self.rows: dict[tuple[str, str, str], Served] = {}
+        self._show = show
+        self._is_announced = False
+        self._later: list[Callable[[], list[Served]]] = []
+
+    def begin(self, framework_version: str, settings: str) -> None:
+        """Start an empty record, and say that megaindex is active."""
+        from megaindex import __version__
+
+        before = self.active
+        self.active = f"megaindex {__version__} is active under {framework_version}{settings}"
+        self._clear()
+        self._is_announced = self._is_announced and self.active == before
+        self._announce()
+
+    def end(self) -> None:
+        """Forget everything."""
+        self.active = None
+        self._is_announced = False
+        self._clear()
+
+    def recorded(self) -> list[Served]:
+        """All records, the oldest first."""
+        self._write_down(0)
+        return list(self.rows.values())
+
+    def _clear(self) -> None:
+        self.rows.clear()
+        self._later.clear()
+
+    def _write_down(self, but: int) -> None:
+        """Make the records that were put off, all but the last so many."""
+        while len(self._later) > but:
+            for row in self._later.pop(0)():
+                self.rows[row.kind, row.name, ""] = row
+
+    def serve(self, kind: str, name: str, how: str, **facts: Any) -> None:
+        """Record a dataset that megaindex serves."""
+        row = Served(self.framework, kind, name, "megaindex", how, **facts)
+        self.rows[kind, name, ""] = row
+        if self._is_heard():
+            self._say(f"megaindex: {row}")
+
+    def serve_together(self, make_rows: Callable[[], list[Served]], summary: str) -> None:
+        """Record datasets that were made at once, in one log record of several lines.
+
+        The records of a thousand datasets take as long as a tenth of opening them, so they are put
+        off until somebody reads them.
+        """
+        self._later.append(make_rows)
+        self._write_down(_PUT_OFF)
+        if self._is_heard():
+            lines = [*map(str, make_rows()), summary]
+            self._say("\n".join(f"megaindex: {line}" for line in lines))
+
+    def leave(self, kind: str, name: str, reason: str) -> None:
+        """Record, and say once, that the framework's own code serves a dataset."""
+        key = kind, name, reason
+        if key in self.rows:
+            return
+        self.rows[key] = row = Served(self.framework, kind, name, self.framework, reason)
+        if self._is_heard():
+            self._say(f"megaindex: {row}")
+
+    def _announce(self) -> None:
+        if not self._is_announced and self._is_heard():
+            self._is_announced = True
+            self._say(str(self.active))
+
+    def _is_heard(self) -> bool:
+        return (self._show is not None or logger.isEnabledFor(logging.INFO)) and on_rank_0()
+
+    def _say(self, text: str) -> None:
+        if self.active is not None:  # classes that are used without `install` say nothing of it
+            self._announce()
+        if logger.isEnabledFor(logging.INFO):
+            logger.info("%s", text)
+        elif self._show is not None:
+            self._show(text)
+
+
+def find_or_build(
+    directory: str, name: str, find: Callable[[], T | None], build: Callable[[], T]
+) -> tuple[T, str]:
+    """`build_once`, and whether its result was ``opened`` or ``built`` by this process."""
+
+    def opened() -> tuple[T, str] | None:
+        found = find()
+        return None if found is None else (found, "opened")
+
+    return build_once(directory, name, opened, lambda: (build(), "built"))
+
+
+def on_rank_0() -> bool:
+    """Whether this process is rank 0 of its job, and not a worker of a DataLoader."""
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "distributed"):
+        if torch.utils.data.get_worker_info() is not None:
+            return False
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            return bool(torch.distributed.get_rank() == 0)
+    return os.environ.get("RANK", "0") == "0"
+
+
+MEGATRON = Reports("Megatron")
+NEOX = Reports("GPT-NeoX", functools.partial(print, flush=True))
+_ALL = (MEGATRON, NEOX)
