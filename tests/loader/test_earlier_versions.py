@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("torch")
 
-import checkpoint_runs as runs  # noqa: E402
+import checkpoint_runs as runs
 
-from megaindex.build import known as known_module  # noqa: E402
-from megaindex.index.ladder import planned_ladder  # noqa: E402
-from megaindex.index.receipt import fingerprint_keys  # noqa: E402
-from megaindex.loader.receipts import check_receipts, join_states, stored_receipt  # noqa: E402
-from megaindex.store.records import _checksum, stamps_of  # noqa: E402
+from megaindex.build import known as known_module
+from megaindex.index.ladder import planned_ladder
+from megaindex.index.receipt import fingerprint_keys
+from megaindex.loader.receipts import check_receipts, join_states, stored_receipt
+from megaindex.store.records import _checksum, stamps_of
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "checkpoints.json").read_text())
 
