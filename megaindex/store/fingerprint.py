@@ -19,7 +19,7 @@ CACHE_FORMAT = 1  # raise when the arrays of an entry would mean something else
 CHUNKS = 32
 CHUNK_BYTES = 8 << 10
 """A sampled content fingerprint reads so many chunks of so many bytes of a .bin."""
-_PIECE = 32 << 20  # bytes of a .bin that are read and hashed at once
+_PIECE = 16 << 20  # bytes of a .bin that are read and hashed at once
 
 
 class Corpus(Protocol):
@@ -106,30 +106,37 @@ def _content_fingerprint(dataset: Content, whole: bool) -> str:
     facts, pointers = dataset.bin_facts, dataset.sequence_pointers
     about = {"dtype": dataset.dtype.str, "nbytes": facts.nbytes, "sequences": pointers.size}
     digest.update(canonical_json({"content": 1, **about}).encode())
-    for begin, end in _chunks(8 * pointers.size, whole):
-        digest.update(array_bytes(pointers[begin // 8 : end // 8]))
+    for group in _chunks(8 * pointers.size, whole):
+        for begin, end in group:
+            digest.update(array_bytes(pointers[begin // 8 : end // 8]))
     for part in _bytes_of(facts, _chunks(facts.nbytes, whole)):
         digest.update(part)
     return digest.hexdigest()
 
 
-def _chunks(size: int, whole: bool) -> list[tuple[int, int]]:
-    """Ranges [begin, end) of so many bytes to hash, each beginning at a multiple of 8."""
+_Chunks = list[tuple[int, int]]
+
+
+def _chunks(size: int, whole: bool) -> list[_Chunks]:
+    """Ranges [begin, end) of so many bytes to hash, from multiples of 8 on, read group by group."""
     if whole or size <= CHUNKS * CHUNK_BYTES:
-        return [(begin, min(begin + _PIECE, size)) for begin in range(0, size, _PIECE)]
+        return [[(begin, min(begin + _PIECE, size))] for begin in range(0, size, _PIECE)]
     last = size - CHUNK_BYTES
     begins = [last * k // (CHUNKS - 1) // 8 * 8 for k in range(CHUNKS)]
-    return [*((begin, begin + CHUNK_BYTES) for begin in begins[:-1]), (begins[-1], size)]
+    return [[*((begin, begin + CHUNK_BYTES) for begin in begins[:-1]), (begins[-1], size)]]
 
 
-def _bytes_of(facts: Facts, chunks: list[tuple[int, int]]) -> Iterator[memoryview]:
-    """The bytes of each chunk, in order: all at once where they are few, else one after another."""
-    few = sum(end - begin for begin, end in chunks) <= _PIECE
-    for together in [chunks] if few else [[chunk] for chunk in chunks]:
-        parts = [memoryview(bytearray(end - begin)) for begin, end in together]
-        begins = [begin for begin, _ in together]
-        read_ranges(facts, list(zip(begins, parts, strict=True)))
-        yield from parts
+def _bytes_of(facts: Facts, groups: list[_Chunks]) -> Iterator[memoryview]:
+    """The bytes of each group, good until the next is asked for."""
+    most = max((sum(end - begin for begin, end in group) for group in groups), default=0)
+    buffer = memoryview(bytearray(most))
+    for group in groups:
+        ranges, at = [], 0
+        for begin, end in group:
+            ranges.append((begin, buffer[at : at + end - begin]))
+            at += end - begin
+        read_ranges(facts, ranges)
+        yield buffer[:at]
 
 
 def corpus_stamp(path_prefix: str) -> list[int]:
