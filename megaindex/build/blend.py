@@ -28,7 +28,7 @@ from megaindex.index.plain import (
 )
 from megaindex.index.spans import Index
 from megaindex.index.weights import blend_weights, divisor_weights, request_weights
-from megaindex.kernels.types import IntArray
+from megaindex.kernels.types import I64, IntArray
 from megaindex.store.cache import fetch
 
 _BY_SIZE = ("megatron", "exact")  # how sources without weights are blended there
@@ -208,6 +208,32 @@ class _Draws:
         fill_blend(self.rule, self.values, index, samples)
         sink.done("dataset_index")
         sink.done("dataset_sample_index")
+
+
+def next_draws(
+    weights: Sequence[float] | None,
+    row: Dialect,
+    indices: Sequence[Index],
+    begin: int,
+    count: int,
+    drawn: I64,
+) -> tuple[IntArray, I64]:
+    """Which source serves positions ``begin`` on of a blend, and which of its samples.
+
+    An unweighted blend of whole epochs goes on by the samples of its sources.
+
+    Args:
+        weights, row: as the blend was built with.
+        indices: of its sources.
+        drawn: how often each was drawn before.
+    """
+    if weights is None and row.request == "megatron":
+        draws, _ = _unweighted([index.num_samples for index in indices], row, count)
+    else:
+        draws = _weighted([1.0] * len(indices) if weights is None else weights, row)
+    index, samples = np.empty(count, np.int16), np.empty(count, np.int64)
+    fill_blend(draws.rule, draws.values, index, samples, begin=begin, counts=drawn.copy())
+    return index, samples
 
 
 def _unweighted(sizes: list[int], row: Dialect, num_samples: int | None) -> tuple[_Draws, int]:
