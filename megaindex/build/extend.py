@@ -47,6 +47,18 @@ class ExtendedRun:
         """Those consumed and those that follow: ``train_samples`` of the run from now on."""
         return self.index.num_samples
 
+    @property
+    def old_reaches(self) -> bool:
+        """Whether the old index holds as many samples, of every source those it would draw."""
+        if self.num_samples > self.old.num_samples:
+            return False
+        if not isinstance(self.old, BlendedIndex):
+            return True
+        indices = self.old.indices
+        drawn = np.bincount(self.old.dataset_index[: self.num_samples], minlength=len(indices))
+        built = [index.num_samples for index in indices]
+        return bool((drawn <= built).all())
+
 
 def extend_run(
     corpora: Corpus | Sequence[Corpus],

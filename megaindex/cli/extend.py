@@ -91,7 +91,7 @@ def _report(order: str, run: ExtendedRun, paths: Sequence[str]) -> dict[str, Any
     before = planned_receipt(old, 0, consumed, keys)
     after = planned_receipt(extended, 0, consumed, keys)
     end = extended.num_samples
-    in_order = times_served(old, end) if end <= old.num_samples else None
+    in_order = times_served(old, end) if run.old_reaches else None
     sources = [
         _source(path, served, source)
         for path, served, source in zip(paths, run.served, run.sources, strict=True)
