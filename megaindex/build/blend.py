@@ -14,7 +14,7 @@ from megaindex.build.single import build_index
 from megaindex.build.snapshot import open_sources
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.arithmetic import INT64_MAX
+from megaindex.index.arithmetic import INT64_MAX, samples_in
 from megaindex.index.blended import MOST_SOURCES, BlendedIndex
 from megaindex.index.dialect import Dialect, dialect
 from megaindex.index.draws import DivisorDraws, GreedyDraws, Rule, fill_blend
@@ -227,13 +227,22 @@ def next_draws(
         indices: of its sources.
         drawn: how often each was drawn before.
     """
-    if weights is None and row.request == "megatron":
-        draws, _ = _unweighted([index.num_samples for index in indices], row, count)
+    explicit = weights is not None or row.request != "megatron"
+    if weights is None:
+        weights = [1.0] * len(indices) if explicit else [_of_one_epoch(index) for index in indices]
     else:
-        draws = _weighted([1.0] * len(indices) if weights is None else weights, row)
+        weights = _plain_weights(weights, len(indices))
+    draws = _weighted(weights, row, explicit=explicit)
     index, samples = np.empty(count, np.int16), np.empty(count, np.int64)
     fill_blend(draws.rule, draws.values, index, samples, begin=begin, counts=drawn.copy())
     return index, samples
+
+
+def _of_one_epoch(index: Index) -> int:
+    """Samples that the index of one epoch has."""
+    if index.num_epochs == 1:
+        return index.num_samples
+    return samples_in(index.tokens_per_epoch, index.sequence_length, index.add_extra_token)
 
 
 def _unweighted(sizes: list[int], row: Dialect, num_samples: int | None) -> tuple[_Draws, int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -69,7 +69,7 @@ def extend_run(
     num_samples: int | None = None,
     epochs: int | float | str | None = None,
     weights: Sequence[float] | None = None,
-    variance_buffer: float | None = None,
+    variance_buffer: float | Literal["exact"] | None = None,
     consumed_samples: int | None = None,
     more_samples: int | None = None,
     more_epochs: int | float | str | None = None,

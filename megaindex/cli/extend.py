@@ -38,7 +38,7 @@ def _parser() -> argparse.ArgumentParser:
         "--num-samples", type=int, metavar="N", help="that the run asked for: train_iters x batch"
     )
     length.add_argument("--epochs", metavar="E", help="of one source, such as 1, 1.5 or 3/2")
-    old.add_argument("--variance-buffer", type=float, metavar="B", help="of a blend")
+    old.add_argument("--variance-buffer", metavar="B", help="of a blend: a number >= 1, or exact")
     old.add_argument("--split", help="such as 969,30,1; default: all documents")
     old.add_argument("--subset", default="train", choices=("train", "valid", "test"))
     old.add_argument(
@@ -56,6 +56,7 @@ def _parser() -> argparse.ArgumentParser:
 def _extend(options: argparse.Namespace) -> None:
     from megaindex.build.extend import extend_run
     from megaindex.recipe.data import parse_blend
+    from megaindex.recipe.settings import parse_buffer
 
     sources = parse_blend(options.data_path, None, "--data-path")
     paths = [source.path for source in sources]
@@ -69,7 +70,7 @@ def _extend(options: argparse.Namespace) -> None:
         num_samples=options.num_samples,
         epochs=options.epochs,
         weights=weights or None,
-        variance_buffer=options.variance_buffer,
+        variance_buffer=parse_buffer(options.variance_buffer),
         consumed_samples=options.consumed_samples,
         more_samples=options.more_samples,
         more_epochs=options.more_epochs,
