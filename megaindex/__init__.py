@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from megaindex.build import build_index
     from megaindex.build.blend import build_blend
+    from megaindex.build.extend import extend_run
     from megaindex.corpus.tokenize import tokenize
     from megaindex.errors import (
         EngineError,
@@ -39,6 +40,7 @@ _HOMES = {
     "backend": "megaindex.kernels",
     "build_blend": "megaindex.build.blend",
     "build_index": "megaindex.build",
+    "extend_run": "megaindex.build.extend",
     "tokenize": "megaindex.corpus.tokenize",
 }
 
@@ -56,6 +58,7 @@ __all__ = [
     "backend",
     "build_blend",
     "build_index",
+    "extend_run",
     "tokenize",
 ]
 

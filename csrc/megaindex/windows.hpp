@@ -44,10 +44,20 @@ inline void bisect_sequences(const Sequences& sequences, const int64_t* byte, in
   }
 }
 
+// Refuses a sequence that does not end where the next one begins, unless it is the last.
+inline void check_seam(const Sequences& sequences, int64_t sequence) {
+  const int64_t stop = sequences.end_of(sequence);
+  if (sequence + 1 == sequences.stop || sequences.begin_of(sequence + 1) == stop) return;
+  throw InvalidInput("sequence " + std::to_string(sequence) + " fills bytes " +
+                     std::to_string(sequences.begin_of(sequence)) + " to " + std::to_string(stop) +
+                     " of the .bin, and the next one does not begin there");
+}
+
 // Adds the runs of bytes `at` to `end`, the first of which lies in or after `sequence`; returns the
-// sequence of the last one.
+// sequence of the last one. Of each sequence that is touched both seams are checked.
 inline int64_t add_window(const Sequences& sequences, int64_t sequence, int64_t at, int64_t end,
                           Runs& runs) {
+  if (sequence > sequences.first) check_seam(sequences, sequence - 1);
   for (;; ++sequence) {
     const int64_t begin = sequences.begin_of(sequence), stop = sequences.end_of(sequence);
     const int64_t to = std::min(stop, end);
@@ -57,8 +67,9 @@ inline int64_t add_window(const Sequences& sequences, int64_t sequence, int64_t 
       runs.add(sequence, (at - begin) >> sequences.item_bits, (to - at) >> sequences.item_bits);
       at = to;
     }
+    check_seam(sequences, sequence);
     if (at == end) return sequence;
-    if (!whole || sequence + 1 == sequences.stop || sequences.begin_of(sequence + 1) != stop) {
+    if (!whole || sequence + 1 == sequences.stop) {
       throw InvalidInput("sequence " + std::to_string(sequence) + " fills bytes " +
                          std::to_string(begin) + " to " + std::to_string(stop) +
                          " of the .bin, and the next one does not begin there");

@@ -14,7 +14,7 @@ from megaindex.build.single import build_index
 from megaindex.build.snapshot import open_sources
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.arithmetic import INT64_MAX
+from megaindex.index.arithmetic import INT64_MAX, samples_in
 from megaindex.index.blended import MOST_SOURCES, BlendedIndex
 from megaindex.index.dialect import Dialect, dialect
 from megaindex.index.draws import DivisorDraws, GreedyDraws, Rule, fill_blend
@@ -28,7 +28,7 @@ from megaindex.index.plain import (
 )
 from megaindex.index.spans import Index
 from megaindex.index.weights import blend_weights, divisor_weights, request_weights
-from megaindex.kernels.types import IntArray
+from megaindex.kernels.types import I64, IntArray
 from megaindex.store.cache import fetch
 
 _BY_SIZE = ("megatron", "exact")  # how sources without weights are blended there
@@ -208,6 +208,41 @@ class _Draws:
         fill_blend(self.rule, self.values, index, samples)
         sink.done("dataset_index")
         sink.done("dataset_sample_index")
+
+
+def next_draws(
+    weights: Sequence[float] | None,
+    row: Dialect,
+    indices: Sequence[Index],
+    begin: int,
+    count: int,
+    drawn: I64,
+) -> tuple[IntArray, I64]:
+    """Which source serves positions ``begin`` on of a blend, and which of its samples.
+
+    An unweighted blend of whole epochs goes on by the samples of its sources.
+
+    Args:
+        weights, row: as the blend was built with.
+        indices: of its sources.
+        drawn: how often each was drawn before.
+    """
+    explicit = weights is not None or row.request != "megatron"
+    if weights is None:
+        weights = [1.0] * len(indices) if explicit else [_of_one_epoch(index) for index in indices]
+    else:
+        weights = _plain_weights(weights, len(indices))
+    draws = _weighted(weights, row, explicit=explicit)
+    index, samples = np.empty(count, np.int16), np.empty(count, np.int64)
+    fill_blend(draws.rule, draws.values, index, samples, begin=begin, counts=drawn.copy())
+    return index, samples
+
+
+def _of_one_epoch(index: Index) -> int:
+    """Samples that the index of one epoch has."""
+    if index.num_epochs == 1:
+        return index.num_samples
+    return samples_in(index.tokens_per_epoch, index.sequence_length, index.add_extra_token)
 
 
 def _unweighted(sizes: list[int], row: Dialect, num_samples: int | None) -> tuple[_Draws, int]:

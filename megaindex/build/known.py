@@ -7,13 +7,13 @@ each of thousands of ranks, which all learn the same. One of them writes it down
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from megaindex.format import IndexedDataset
 from megaindex.io.json_files import is_size
 from megaindex.io.locations import absolute, check_local
-from megaindex.store.fingerprint import corpus_fingerprint, entry_key
+from megaindex.store.fingerprint import contents_of, corpus_fingerprint, entry_key
 from megaindex.store.records import Record, read_records, stamps_of, write_records
 
 
@@ -23,6 +23,8 @@ class Known:
 
     num_tokens: int
     fingerprint: str
+    content: dict[str, str] = field(default_factory=dict)
+    """`content_fingerprint` of its tokens as far as asked for: ``sampled``, ``whole``."""
 
 
 class KnownSources:
@@ -40,16 +42,22 @@ class KnownSources:
         self._known: dict[str, Known] = {}
         self._prefixes = sorted({absolute(path) for path in paths})
         self._path: Path | None = None
+        self._is_new = False
+        """Whether something is known that is not written down."""
         if cache_dir is None:
             return
         check_local(cache_dir, "give a directory as cache_dir")
         key = entry_key({"known_sources": 1, "prefixes": self._prefixes})
         self._path = Path(cache_dir) / f"sources-{key}-megaindex.json"
-        for record in read_records(self._path, self._prefixes, _is_sound) or ():
+        records = read_records(self._path, self._prefixes, _is_sound)
+        for record in records or ():
             self._known[record["prefix"]] = Known(
-                num_tokens=record["num_tokens"], fingerprint=record["fingerprint"]
+                num_tokens=record["num_tokens"],
+                fingerprint=record["fingerprint"],
+                content=record.get("content", {}),  # earlier versions kept none
             )
-        self._stamps = [] if self._known else stamps_of(self._prefixes)
+        stamps = None if records is None else [record["stamp"] for record in records]
+        self._stamps = stamps_of(self._prefixes) if stamps is None else stamps
 
     def open(self, path: str) -> IndexedDataset:
         """The pair, every entry of which is valid.
@@ -70,15 +78,37 @@ class KnownSources:
         known = self._known.get(absolute(dataset.path_prefix))
         return corpus_fingerprint(dataset) if known is None else known.fingerprint
 
+    def content(self, dataset: IndexedDataset, *, whole: bool = False) -> dict[str, str]:
+        """`contents_of` one of the pairs, read if it was not known; `save` writes it down.
+
+        Raises:
+            StorageError: tokens cannot be read, or changed since the pair was opened.
+        """
+        prefix = absolute(dataset.path_prefix)
+        known = self._known.get(prefix)
+        content = contents_of(dataset, whole=whole, known={} if known is None else known.content)
+        if known is not None and content != known.content:
+            self._known[prefix] = replace(known, content=content)
+            self._is_new = True
+        return content
+
     def keep(self, datasets: Sequence[IndexedDataset]) -> None:
         """Write down what these, opened here, told; unless it was known, or they changed since."""
-        if self._path is None or self._known or self._stamps != stamps_of(self._prefixes):
+        if self._path is None or self._known:
             return
         told = {absolute(dataset.path_prefix): dataset for dataset in datasets}
         self._known = {
             prefix: Known(num_tokens=d.num_tokens, fingerprint=corpus_fingerprint(d))
             for prefix, d in told.items()
         }
+        self._is_new = True
+        self.save()
+
+    def save(self) -> None:
+        """Write down what was found out here, unless one of the pairs changed since."""
+        is_new, self._is_new = self._is_new, False
+        if self._path is None or not is_new or self._stamps != stamps_of(self._prefixes):
+            return
         records = [
             {"prefix": prefix, "stamp": stamp, **vars(self._known[prefix])}
             for prefix, stamp in zip(self._prefixes, self._stamps, strict=True)
@@ -87,4 +117,6 @@ class KnownSources:
 
 
 def _is_sound(record: Record) -> bool:
-    return is_size(record["num_tokens"]) and isinstance(record["fingerprint"], str)
+    content = record.get("content", {})
+    texts = [record["fingerprint"], *content.keys(), *content.values()]
+    return is_size(record["num_tokens"]) and all(isinstance(text, str) for text in texts)

@@ -76,8 +76,28 @@ class OpenRecipe:
 
     @property
     def fingerprints(self) -> list[str]:
-        """Of the sources' content, for receipts and checkpoints."""
+        """Of the sources' lengths and document bounds, for receipts and checkpoints."""
         return [self.known.fingerprint(source.dataset) for source in self.sources]
+
+    def contents(
+        self, *, whole: bool = False
+    ) -> list[tuple[dict[str, str], dict[str, str] | None]]:
+        """Content fingerprints of the sources, see `megaindex.store.fingerprint.contents_of`.
+
+        Of each its tokens, sampled or ``whole``, and its labels or mask, whole.
+
+        Raises:
+            StorageError: they cannot be read, or changed since they were opened.
+        """
+        found = [
+            (
+                self.known.content(source.dataset, whole=whole),
+                None if source.targets is None else self.known.content(source.targets, whole=True),
+            )
+            for source in self.sources
+        ]
+        self.known.save()
+        return found
 
     @cached_property
     def index(self) -> StagedIndex:

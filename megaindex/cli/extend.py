@@ -12,11 +12,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from megaindex.cli.parser import Parser
-from megaindex.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from megaindex.index.extended import ExtendedIndex
-    from megaindex.index.spans import Index
+    from megaindex.build.extend import ExtendedRun
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -28,13 +26,19 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex extend", description=__doc__)
     old = parser.add_argument_group("how the old run was planned")
-    old.add_argument("--data-path", required=True, metavar="P", help="prefix of .bin and .idx")
+    old.add_argument(
+        "--data-path", required=True, nargs="+", metavar="P",
+        help="prefix of .bin and .idx, or a blend: P P … or w P w P …",
+    )  # fmt: skip
     old.add_argument("--seq-length", required=True, type=int, metavar="S")
     old.add_argument("--seed", type=int, default=1234, help="default: 1234, as the frameworks")
     old.add_argument("--order", default="megatron", help="default: megatron")
     length = old.add_mutually_exclusive_group(required=True)
-    length.add_argument("--num-samples", type=int, metavar="N")
-    length.add_argument("--epochs", metavar="E", help="such as 1, 1.5 or 3/2")
+    length.add_argument(
+        "--num-samples", type=int, metavar="N", help="that the run asked for: train_iters x batch"
+    )
+    length.add_argument("--epochs", metavar="E", help="of one source, such as 1, 1.5 or 3/2")
+    old.add_argument("--variance-buffer", metavar="B", help="of a blend: a number >= 1, or exact")
     old.add_argument("--split", help="such as 969,30,1; default: all documents")
     old.add_argument("--subset", default="train", choices=("train", "valid", "test"))
     old.add_argument(
@@ -50,92 +54,79 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _extend(options: argparse.Namespace) -> None:
-    from megaindex.build import build_index
-    from megaindex.format import IndexedDataset
-    from megaindex.index.dialect import dialect
-    from megaindex.index.extended import extend_index
-    from megaindex.store.fingerprint import corpus_fingerprint
+    from megaindex.build.extend import extend_run
+    from megaindex.recipe.data import parse_blend
+    from megaindex.recipe.settings import parse_buffer
 
-    dataset = IndexedDataset(options.data_path, dialect=dialect(options.order).file_dialect)
-    settings: dict[str, Any] = {
-        "sequence_length": options.seq_length,
-        "order": options.order,
-        "split": options.split,
-        "subset": options.subset,
-    }
-    old = build_index(
-        dataset,
+    sources = parse_blend(options.data_path, None, "--data-path")
+    paths = [source.path for source in sources]
+    weights = [source.weight for source in sources if source.weight is not None]
+    blended = len(paths) > 1 or bool(weights)
+    run = extend_run(
+        paths if blended else paths[0],
+        sequence_length=options.seq_length,
         seed=options.seed,
+        order=options.order,
         num_samples=options.num_samples,
         epochs=options.epochs,
-        **settings,
+        weights=weights or None,
+        variance_buffer=parse_buffer(options.variance_buffer),
+        consumed_samples=options.consumed_samples,
+        more_samples=options.more_samples,
+        more_epochs=options.more_epochs,
+        split=options.split,
+        subset=options.subset,
     )
-    consumed = _consumed(options, old)
-    extended = extend_index(
-        old,
-        consumed_samples=consumed,
-        more_samples=_more(options, old),
-        seed=options.seed,
-        further=lambda seed: build_index(dataset, seed=seed, epochs=1, **settings),
-    )
-    report = _report(options.order, old, extended, consumed, corpus_fingerprint(dataset))
+    report = _report(options.order, run, paths)
     print(json.dumps(report) if options.json else _text(report))
 
 
-def _consumed(options: argparse.Namespace, old: Index) -> int:
-    from megaindex.index.arithmetic import samples_for_epochs
-    from megaindex.index.plain import parse_fraction
-
-    if options.consumed_samples is not None:
-        return int(options.consumed_samples)
-    if options.num_samples is not None:
-        return int(options.num_samples)
-    tokens, length, extra = old.tokens_per_epoch, old.sequence_length, old.add_extra_token
-    planned = samples_for_epochs(parse_fraction(options.epochs), tokens, length, extra)
-    return min(planned, old.num_samples)
-
-
-def _more(options: argparse.Namespace, old: Index) -> int:
-    from megaindex.index.plain import parse_fraction
-
-    if options.more_samples is not None:
-        return int(options.more_samples)
-    try:
-        epochs = parse_fraction(options.more_epochs)
-    except ValueError:
-        raise InvalidArgument(
-            f"--more-epochs must be a positive number such as 1, 1.5 or 3/2, got "
-            f"{options.more_epochs!r}"
-        ) from None
-    return int(epochs * old.tokens_per_epoch // old.sequence_length)
-
-
-def _report(
-    order: str, old: Index, extended: ExtendedIndex, consumed: int, fingerprint: str
-) -> dict[str, Any]:
+def _report(order: str, run: ExtendedRun, paths: Sequence[str]) -> dict[str, Any]:
     from megaindex.index.extended import times_served
     from megaindex.index.ladder import planned_receipt
     from megaindex.index.receipt import fingerprint_keys
+    from megaindex.store.fingerprint import corpus_fingerprint
 
-    keys = fingerprint_keys([fingerprint])
+    old, extended, consumed = run.old, run.index, run.consumed_samples
+    keys = fingerprint_keys([corpus_fingerprint(dataset) for dataset in run.datasets])
     before = planned_receipt(old, 0, consumed, keys)
     after = planned_receipt(extended, 0, consumed, keys)
     end = extended.num_samples
-    in_order = times_served(old, end) if end <= old.num_samples else None
+    in_order = times_served(old, end) if run.old_reaches else None
+    sources = [
+        _source(path, served, source)
+        for path, served, source in zip(paths, run.served, run.sources, strict=True)
+    ]
     return {
         "order": order,
         "consumed_samples": consumed,
         "more_samples": end - consumed,
-        "from_the_old_index": len(extended.stages[1].samples),
+        "from_the_old_index": sum(source["from_the_old_index"] for source in sources),
         "further_epochs": [
-            {"seed": seed, "samples": len(stage.samples)}
-            for seed, stage in zip(extended.further_seeds, extended.stages[2:], strict=True)
+            {"source": source["data_path"], **epoch}
+            for source in sources
+            for epoch in source["further_epochs"]
         ],
         "coverage_before": _shares(times_served(old, consumed)),
         "coverage_after": _shares(times_served(extended, end)),
         "coverage_after_in_the_old_order": None if in_order is None else _shares(in_order),
         "receipt_of_the_past": before.to_dict(),
         "past_unchanged": before == after,
+        "sources": sources,
+    }
+
+
+def _source(path: str, served: int, index: Any) -> dict[str, Any]:
+    """What a source served, and serves after that: nothing where its index is the old one."""
+    _, rest, *epochs = getattr(index, "stages", (None, None))
+    return {
+        "data_path": path,
+        "consumed_samples": served,
+        "from_the_old_index": 0 if rest is None else len(rest.samples),
+        "further_epochs": [
+            {"seed": seed, "samples": len(stage.samples)}
+            for seed, stage in zip(getattr(index, "further_seeds", ()), epochs, strict=True)
+        ],
     }
 
 
@@ -153,7 +144,9 @@ def _text(report: dict[str, Any]) -> str:
         "index holds and did not serve, least-seen tokens first",
     ]
     lines += [
-        f"then {epoch['samples']:,} samples of a further epoch, seed {epoch['seed']}"
+        f"then {epoch['samples']:,} samples of a further epoch"
+        + (f" of {epoch['source']}" if len(report["sources"]) > 1 else "")
+        + f", seed {epoch['seed']}"
         for epoch in report["further_epochs"]
     ]
     lines.append("tokens by times served:")

@@ -23,12 +23,20 @@ Rule = Literal["greedy", "exhaustive", "divisor"]
 
 
 def fill_blend(
-    rule: Rule, values: IntArray, dataset_index: IntArray, dataset_sample_index: I64
+    rule: Rule,
+    values: IntArray,
+    dataset_index: IntArray,
+    dataset_sample_index: I64,
+    *,
+    begin: int = 0,
+    counts: I64 | None = None,
 ) -> I64:
     """Write which source serves each position of a blend, and the how-manieth of its samples.
 
     Args:
         values: weights of the sources; for the exhaustive rule the samples of each.
+        begin: the first position.
+        counts: how often each source was drawn before it; changed in place.
 
     Returns:
         int64[sources]: how often each was drawn.
@@ -40,8 +48,10 @@ def fill_blend(
         "exhaustive": active().blend_exhaustive,
         "divisor": active().divisor_fill,
     }
-    counts = np.zeros(values.size, np.int64)
-    fills[rule](values, 0, dataset_index.size, counts, dataset_index, dataset_sample_index)
+    if counts is None:
+        counts = np.zeros(values.size, np.int64)
+    end = begin + dataset_index.size
+    fills[rule](values, begin, end, counts, dataset_index, dataset_sample_index)
     return counts
 
 

@@ -2,8 +2,9 @@
 
 A receipt is the sum, modulo 2**128, of a hash of (position in the training order, runs of tokens
 served there) over samples. Sums commute: ranks and workers add what they served, in any order, and
-the total equals the planned one exactly if every sample was served once, at its position. A source
-enters by the fingerprint of its content, never by path or number.
+the total equals the planned one exactly if every position was served once, whenever it was: see
+`megaindex.loader.Recorder`. A source enters by the fingerprint of its lengths and document bounds,
+never by path or number, nor by its tokens: see `megaindex.store.fingerprint.content_fingerprint`.
 """
 
 from __future__ import annotations

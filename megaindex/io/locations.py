@@ -18,11 +18,13 @@ from typing import TypeVar
 from xxhash import xxh3_64_intdigest
 
 from megaindex.errors import InvalidArgument
+from megaindex.io.descriptors import DescriptorCache
 from megaindex.io.facts import Facts, version_of
 from megaindex.io.failures import storage_error
 from megaindex.io.kinds import open_regular
 from megaindex.io.objects.urls import is_remote as is_remote
 from megaindex.io.objects.urls import place_of, without_secrets
+from megaindex.io.pread import RangeReader
 
 Result = TypeVar("Result")
 
@@ -95,6 +97,27 @@ def open_binary(facts: Facts) -> io.RawIOBase:
 
         return ObjectFile(facts)
     return open(open_regular(facts.path), "rb", buffering=0)
+
+
+def read_ranges(facts: Facts, ranges: Sequence[tuple[int, memoryview]]) -> None:
+    """Fill each ``(offset, into)`` of this very file or object; nothing of an object is kept.
+
+    Raises:
+        StorageError: it was replaced or cut short, or reading fails in the end.
+    """
+    if is_remote(facts.path):
+        from megaindex.io.objects import reading
+
+        with ThreadPoolExecutor(_STORE_THREADS, "megaindex-object") as threads:
+            for _ in threads.map(lambda each: reading.fill(facts, *each), ranges):
+                pass
+        return
+    descriptors = DescriptorCache(1)
+    try:
+        for _ in RangeReader(descriptors=descriptors).read_each(facts, ranges):
+            pass
+    finally:
+        descriptors.close()
 
 
 def stamp(path: str) -> list[int]:

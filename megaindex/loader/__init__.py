@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from megaindex.loader.loader import Loader
     from megaindex.loader.options import SampleOptions
     from megaindex.loader.positional import PositionalOptions, PositionalTokens
-    from megaindex.loader.receipts import Recorder, receipted
+    from megaindex.loader.receipts import Recorder, check_receipts, join_states, receipted
     from megaindex.loader.sampler import MicroBatchSampler
     from megaindex.loader.tokens import MappedTokens
     from megaindex.loader.torch_dataset import GPTDataset, collate
@@ -35,7 +35,9 @@ _HOMES = {
     "RecipeLoader": "megaindex.loader.from_recipe",
     "Recorder": "megaindex.loader.receipts",
     "SampleOptions": "megaindex.loader.options",
+    "check_receipts": "megaindex.loader.receipts",
     "collate": "megaindex.loader.torch_dataset",
+    "join_states": "megaindex.loader.receipts",
     "receipted": "megaindex.loader.receipts",
 }
 
@@ -54,7 +56,9 @@ __all__ = [
     "RecipeLoader",
     "Recorder",
     "SampleOptions",
+    "check_receipts",
     "collate",
+    "join_states",
     "receipted",
 ]
 

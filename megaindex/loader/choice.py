@@ -9,10 +9,11 @@ import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeGuard
 
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.plain import shown
 from megaindex.index.spans import Spans
 from megaindex.io.filesystem import file_system_type, is_local
 from megaindex.io.locations import check_local, is_remote
@@ -55,6 +56,38 @@ def make_reader(datasets: Sequence[IndexedDataset], reader: str) -> TokenReader:
 def plain_reader(datasets: Sequence[IndexedDataset]) -> TokenReader:
     """What reads datasets where nothing is said: their mappings, or as objects are read."""
     return PositionalTokens(datasets) if any_remote(datasets) else MappedTokens(datasets)
+
+
+def reader_of(datasets: IndexedDataset | Sequence[IndexedDataset] | TokenReader) -> TokenReader:
+    """The plain reader of one or more datasets, or the reader that was given.
+
+    Raises:
+        InvalidArgument: something else was given, such as a path.
+    """
+    return datasets if is_reader(datasets) else plain_reader(as_datasets(datasets))
+
+
+def is_reader(given: object) -> TypeGuard[TokenReader]:
+    """Whether it reads tokens, rather than being datasets to read."""
+    return hasattr(given, "read") and hasattr(given, "datasets")
+
+
+def as_datasets(datasets: object) -> list[IndexedDataset]:
+    """The datasets of an index's sources; one may be given by itself.
+
+    Raises:
+        InvalidArgument: something else was given, such as a path.
+    """
+    given = [datasets] if isinstance(datasets, IndexedDataset) else datasets
+    others = [given]
+    if isinstance(given, Sequence) and not isinstance(given, (str, bytes)):
+        others = [each for each in given if not isinstance(each, IndexedDataset)]
+        if not others:
+            return list(given)
+    raise InvalidArgument(
+        f"datasets must be IndexedDatasets, one for each source of the index, got "
+        f"{shown(others[0])}; open a path with megaindex.IndexedDataset(path_prefix)"
+    )
 
 
 def any_remote(datasets: Sequence[IndexedDataset]) -> bool:

@@ -22,7 +22,7 @@ from megaindex.index.spans import Index, Spans
 from megaindex.kernels import active
 from megaindex.kernels.types import I64, IntArray
 from megaindex.loader.buffers import Buffers
-from megaindex.loader.fit import check_datasets
+from megaindex.loader.fit import check_datasets, check_index, check_token_dtype
 from megaindex.loader.options import SampleOptions
 from megaindex.loader.targets import Targets
 from megaindex.loader.tokens import TokenReader
@@ -52,6 +52,10 @@ class BatchMaker:
         num_threads: most threads that copy one batch; small ones are copied by one.
         fingerprints: of the sources, for the field ``receipt``: what was read for each sample.
         targets: of the sources that are instruction data: which of their tokens carry loss.
+
+    Raises:
+        InvalidArgument: the datasets are not those of the index, or hold tokens that the options'
+            ``token_dtype`` does not.
     """
 
     def __init__(
@@ -64,6 +68,7 @@ class BatchMaker:
         fingerprints: Sequence[str] | None = None,
         targets: Targets | None = None,
     ) -> None:
+        check_index(index)
         self._index = index
         self._targets = targets
         self._reader = reader
@@ -71,6 +76,7 @@ class BatchMaker:
         self._num_threads = check_integer("num_threads", num_threads)
         self._keys = None if fingerprints is None else fingerprint_keys(fingerprints)
         check_datasets(index, reader.datasets)
+        check_token_dtype(reader.datasets, self._options.token_dtype)
         self._tokens_per_sample = index.sequence_length + index.add_extra_token
         # int32 corpora could hold -1; in uint16 ones only short samples are padded
         self._reads_padding = any(

@@ -11,19 +11,23 @@ checkpoint["data"] = loader.state_dict()
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from megaindex.build.recipe import OpenRecipe, OpenSource
 from megaindex.errors import InvalidArgument
 from megaindex.index.stored import differ
+from megaindex.kernels.types import IntArray
 from megaindex.loader.batches import Batch
 from megaindex.loader.evaluation import EvaluationSampler
+from megaindex.loader.fit import Contents, check_content, check_contents
 from megaindex.loader.ledger import Ledger
 from megaindex.loader.loader import Loader
 from megaindex.loader.options import SampleOptions
 from megaindex.loader.receipts import Recorder
 from megaindex.loader.recipe_state import SIZES, VERSION, StoredRecipe, check_sizes
-from megaindex.loader.recipe_targets import targets_of, targets_of_sources
+from megaindex.loader.recipe_targets import source_targets, targets_of, targets_of_sources
 from megaindex.loader.sampler import MicroBatchSampler
 from megaindex.recipe.amend import check_past
 from megaindex.recipe.recipe_file import to_mapping
@@ -43,10 +47,13 @@ class RecipeLoader:
         data_parallel_size: how many there are. Default: the recipe's.
         micro_batch_size: rows a rank reads at once. Default: the recipe's.
         options: of the samples. Default: Megatron's fields without resets.
+        content: what of the tokens a checkpoint covers, as for `Loader`; a directory given to
+            `open_recipe` keeps what was read for it.
         loading: what `Loader` takes besides: reader, read_ahead, num_threads, device and so on.
 
     Raises:
         InvalidArgument: the recipe's batch does not divide among the ranks.
+        StorageError: a source cannot be read.
     """
 
     def __init__(
@@ -57,11 +64,14 @@ class RecipeLoader:
         data_parallel_size: int | None = None,
         micro_batch_size: int | None = None,
         options: SampleOptions | None = None,
+        content: Literal["sampled", "whole"] | None = "sampled",
         **loading: Any,
     ) -> None:
+        check_content(content)
         recipe = opened.itinerary.recipe
         self._opened = opened
-        self._content = {
+        self._contents = _contents_of(opened, content)
+        self._facts = {
             source.corpus.name: {
                 "fingerprint": fingerprint,
                 "targets": _targets_text(source),
@@ -89,6 +99,7 @@ class RecipeLoader:
             options=options,
             recorder=self._recorder,
             targets=targets_of(opened),
+            content=None,
             **loading,
         )
         self.ledger = Ledger(opened.itinerary)
@@ -97,7 +108,7 @@ class RecipeLoader:
     @property
     def consumed_samples(self) -> int:
         """Samples that all ranks together were served, up to the last whole step."""
-        return int(self._loader.state_dict()["consumed_samples"])
+        return self._loader.consumed_samples
 
     @property
     def recorder(self) -> Recorder:
@@ -127,6 +138,7 @@ class RecipeLoader:
             sampler,
             options=self._options,
             targets=targets_of_sources([source]),
+            content=None,
             **self._loading,
         )
         return iter(loader)
@@ -139,7 +151,14 @@ class RecipeLoader:
             "version": VERSION,
             # as text: the order of its stages and sources counts, that of JSON's keys does not
             "recipe": yaml.safe_dump(to_mapping(self._opened.itinerary.recipe), sort_keys=False),
-            "sources": [{"name": name, **facts} for name, facts in self._content.items()],
+            "sources": [
+                {
+                    "name": name,
+                    **facts,
+                    "content": self._contents and self._contents[name].to_dict(),
+                }
+                for name, facts in self._facts.items()
+            ],
             "loader": self._loader.state_dict(),
         }
 
@@ -149,7 +168,8 @@ class RecipeLoader:
         Args:
             allow: ``past``: go on though the recipe served other samples before; ``content``:
                 though a source holds something else; ``targets``: though other tokens of it carry
-                loss. Others are `Loader.load_state_dict`'s.
+                loss. Others are `Loader.load_state_dict`'s, which also says which rank may load
+                whose state.
 
         Raises:
             InvalidArgument: the recipe would have served other samples than the run was served,
@@ -160,6 +180,9 @@ class RecipeLoader:
         for name in ("fingerprint", "targets"):
             if ("content" if name == "fingerprint" else name) not in allow:
                 self._check_sources(stored, name)
+        if self._contents is not None:
+            theirs = {name: facts["content"] for name, facts in stored.sources.items()}
+            check_contents(theirs, self._contents, allow)
         if "past" not in allow:
             check_past(stored.itinerary(), self._opened.itinerary, stored.consumed_samples)
         receipt = stored.loader.get("receipt")
@@ -167,13 +190,19 @@ class RecipeLoader:
         others = set(allow) - {"past", "content", "targets"}
         if "past" in allow or "content" in allow:
             others.add("order")
-        self._loader.load_state_dict(loader, allow=others)
+        self._loader.load(loader, allow=others, numbers=self._numbers_in(stored))
+
+    def _numbers_in(self, stored: StoredRecipe) -> IntArray:
+        """Of each source, its number in the recipe of the state; new ones come after those."""
+        theirs = {name: number for number, name in enumerate(stored.sources)}
+        names = [source.name for source in self._opened.itinerary.recipe.sources]
+        return np.array([theirs.get(name, len(theirs) + k) for k, name in enumerate(names)])
 
     def _check_sources(self, stored: StoredRecipe, fact: str) -> None:
         for name, facts in stored.sources.items():
-            ours = self._content.get(name, {}).get(fact)
+            ours = self._facts.get(name, {}).get(fact)
             if ours == facts[fact]:
-                check_sizes(name, facts, self._content[name])
+                check_sizes(name, facts, self._facts[name])
                 continue
             what = "content" if fact == "fingerprint" else "targets"
             raise InvalidArgument(
@@ -188,6 +217,24 @@ class RecipeLoader:
         if not isinstance(receipt, Mapping) or differ(receipt.get("fingerprints"), known):
             return receipt
         return {**receipt, "fingerprints": self._opened.fingerprints}
+
+
+def _contents_of(
+    opened: OpenRecipe, content: Literal["sampled", "whole"] | None
+) -> dict[str, Contents] | None:
+    """By the names of the sources."""
+    if content is None:
+        return None
+    found = zip(opened.sources, opened.contents(whole=content == "whole"), strict=True)
+    return {
+        source.corpus.name: Contents(tokens=tokens, kind=_kind_of(source), targets=targets)
+        for source, (tokens, targets) in found
+    }
+
+
+def _kind_of(source: OpenSource) -> str:
+    target = source_targets(source)
+    return "text" if target is None else target.kind
 
 
 def _first_of(*values: int | None) -> int:

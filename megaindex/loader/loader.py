@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from functools import cached_property
+from typing import Any, Literal
 
 import torch
 
@@ -20,14 +21,23 @@ from megaindex.index.ladder import Ladder
 from megaindex.index.plain import check_integer
 from megaindex.index.spans import Index
 from megaindex.index.stored import Stored
+from megaindex.kernels.types import IntArray
 from megaindex.loader.batches import Batch, BatchSource, Prepared
-from megaindex.loader.choice import any_remote, make_reader
+from megaindex.loader.choice import any_remote, as_datasets, make_reader
 from megaindex.loader.device import DeviceCopies
 from megaindex.loader.fields import BatchMaker
-from megaindex.loader.fit import order_facts
+from megaindex.loader.fit import (
+    Contents,
+    check_content,
+    check_contents,
+    contents,
+    order_facts,
+    source_names,
+    stored_contents,
+)
 from megaindex.loader.options import SampleOptions
 from megaindex.loader.readahead import ReadAhead
-from megaindex.loader.receipts import Recorder, stored_ladder
+from megaindex.loader.receipts import Counted, Recorder, rounds_of, stored_receipt
 from megaindex.loader.targets import Targets
 from megaindex.loader.tokens import TokenReader
 
@@ -41,8 +51,10 @@ class Loader:
     memory is filled anew. Batches may be kept and changed at will.
 
     What is read ahead is not counted: `state_dict` stands after the batch that was handed over
-    last. One iteration runs at a time; a new one ends the one before and starts where the sampler
-    was set to start. An error is raised where its batch would have been.
+    last. One iteration runs at a time; a new one ends the one before. With a sampler that has a
+    state, it goes on after the batch that was handed over last, and none begins where the run is
+    over. Any other sampler is iterated anew. An error is raised where its batch would have been,
+    and again by the iteration it ended; a new one asks for that batch again.
 
     Args:
         index: what to read in which order.
@@ -61,14 +73,19 @@ class Loader:
             better.
         device: where batches are handed over. On CUDA they are copied ahead of their use, on a
             stream of their own.
-        recorder: adds up receipts of what is handed over.
+        recorder: adds up receipts of what is handed over, of one of the sampler's ranks.
         restore_fields: whether fields that a batch's receiver may have changed in place, but that
             hold the same in every batch, are written again before the next use. False saves that
             time where nobody writes into a batch.
         targets: of the sources that are instruction data.
+        content: what of the tokens a checkpoint covers: ``sampled``, 256 KiB of each source at
+            fixed places; ``whole``, all of them, too; None: their lengths alone. Labels and loss
+            masks are covered whole, unless it is None. It is read when the loader is made, or with
+            the first checkpoint where sources are opened later; see `content_fingerprint`.
 
     Raises:
-        InvalidArgument: an argument is out of range.
+        InvalidArgument: an argument is out of range, or the datasets are not those of the index.
+        StorageError: a source cannot be read.
     """
 
     def __init__(
@@ -87,8 +104,10 @@ class Loader:
         recorder: Recorder | None = None,
         restore_fields: bool = True,
         targets: Targets | None = None,
+        content: Literal["sampled", "whole"] | None = "sampled",
     ) -> None:
-        given = [datasets] if isinstance(datasets, IndexedDataset) else list(datasets)
+        given = as_datasets(datasets)
+        check_content(content)
         waits = any_remote(given)
         default = 16 if waits else 4
         read_ahead = check_integer("read_ahead", default if read_ahead is None else read_ahead)
@@ -100,8 +119,11 @@ class Loader:
                 f"read_ahead={read_ahead} must not be negative, num_threads={num_threads} and "
                 f"bytes_ahead={bytes_ahead} must be at least 1"
             )
-        self._sampler = sampler
+        self._sampler: Any = sampler
+        self._has_state = all(hasattr(sampler, n) for n in ("state_after", "load_state_dict"))
         self._recorder = recorder
+        if recorder is not None and recorder.ranks is None:
+            recorder.ranks = getattr(sampler, "ranks", None)
         self._reader = make_reader(given, reader) if isinstance(reader, str) else reader
         fingerprints = None if recorder is None else recorder.state_dict()["fingerprints"]
         maker = BatchMaker(index, self._reader, options, fingerprints=fingerprints, targets=targets)
@@ -116,9 +138,14 @@ class Loader:
         self._read_ahead, self._num_threads = read_ahead, num_threads
         self._bytes_ahead = bytes_ahead
         self._index = index
+        self._content, self._sources, self._targets = content, given, targets
+        if self._has_state and all(dataset.is_open for dataset in given):
+            _ = self._contents
         self._iteration = 0
         self._handed_over = 0
-        """Batches of this iteration."""
+        """Batches since the sampler's start."""
+        self._is_over = False
+        """Whether an iteration came to the end of the run."""
         self._ahead: ReadAhead[Any, Any] | None = None
 
     @property
@@ -126,21 +153,41 @@ class Loader:
         """How tokens are read; `AutoTokens.choice` tells what ``auto`` chose."""
         return self._reader
 
+    @property
+    def consumed_samples(self) -> int:
+        """Samples that all ranks together were handed, as ``consumed_samples`` of the state.
+
+        Raises:
+            InvalidArgument: the sampler has no state.
+        """
+        return int(self._sampler_state()["consumed_samples"])
+
     def __len__(self) -> int:
-        return len(self._sampler)  # type: ignore[arg-type]
+        """Batches from the place on where the last iteration began."""
+        return len(self._sampler)
 
     def __iter__(self) -> Iterator[Batch]:
+        if self._is_over:
+            raise InvalidArgument(
+                "the run is over: every batch of its sampler was handed over; give the sampler "
+                "more samples, from an order of more epochs, or load a state"
+            )
+        state = self._sampler_state() if self._has_state and self._handed_over else None
         self._restart()
-        return self._hand_over(self._iteration)
+        if state is not None:
+            self._sampler.load_state_dict(state)
+        return _Iteration(self._hand_over(self._iteration))
 
     def _restart(self) -> None:
         self._iteration += 1
         self._handed_over = 0
+        self._is_over = False
         if self._ahead is not None:
             self._ahead.close(0)
             self._ahead = None
 
     def _hand_over(self, iteration: int) -> Iterator[Batch]:
+        rounds = rounds_of(self._sampler)
         for prepared in self._prepared():
             if self._iteration != iteration:
                 raise InvalidArgument(
@@ -150,9 +197,11 @@ class Loader:
             batch = self._source.hand_over(prepared)
             self._handed_over += 1
             if self._recorder is not None:
-                self._recorder.add_rows(batch.pop("receipt").numpy())
+                self._recorder.add_rows(batch.pop("receipt").numpy(), next(rounds))
             yield batch
             del prepared, batch  # not held while the next is waited for
+        if self._iteration == iteration:
+            self._is_over = self._has_state
 
     def _prepared(self) -> Iterator[Prepared]:
         """Batches that are ready, in order."""
@@ -179,37 +228,66 @@ class Loader:
         Raises:
             InvalidArgument: the sampler has no state.
         """
+        state = self._sampler_state()
+        return {
+            "version": VERSION,
+            "consumed_samples": state["consumed_samples"],
+            "sampler": state,
+            "order": order_facts(self._index, state["consumed_samples"]),
+            "content": None
+            if self._contents is None
+            else [each.to_dict() for each in self._contents],
+            "receipt": None if self._recorder is None else self._recorder.state_dict(),
+        }
+
+    def _sampler_state(self) -> dict[str, Any]:
+        """After the batch that was handed over last."""
         state_after = getattr(self._sampler, "state_after", None)
         if state_after is None:
             raise InvalidArgument(
                 f"a sampler of type {type(self._sampler).__name__} has no state_after, so this "
                 "loader has no state; use MicroBatchSampler or one of its kin"
             )
-        state = state_after(self._handed_over)
-        return {
-            "version": VERSION,
-            "consumed_samples": state["consumed_samples"],
-            "sampler": state,
-            "order": order_facts(self._index, state["consumed_samples"]),
-            "receipt": None if self._recorder is None else self._recorder.state_dict(),
-        }
+        state: dict[str, Any] = state_after(self._handed_over)
+        return state
+
+    @cached_property
+    def _contents(self) -> list[Contents] | None:
+        if self._content is None:
+            return None
+        return contents(self._sources, self._targets, whole=self._content == "whole")
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         """Go on from `state_dict`, with any number of ranks, batch size, threads or host.
 
-        With another number of ranks, the receipts of all the old ones go to one of the new; the
-        others take the state with ``receipt`` None, and begin theirs anew. What is refused changes
-        nothing.
+        With the same number of ranks each may load its own state. With any number all may load the
+        one that `megaindex.loader.join_states` makes of the states of all ranks; of the state of
+        another rank the place is taken and its receipt left to that rank, which a warning says.
+        What is refused changes nothing.
 
         Args:
             allow: differences that are meant: ``order``, where this index serves other samples
-                than the run was served; ``receipt``, where it counts more of them than were
-                consumed, as that of a loader which was iterated anew; and those of
-                `Resumable.load_state_dict`.
+                than the run was served; ``content`` and ``targets``, where a source's tokens are
+                others, or others of them carry loss; ``receipt``, where it counts more samples
+                than were consumed; and those of `Resumable.load_state_dict`.
 
         Raises:
             InvalidArgument: going on would change what was served or what comes next.
             FormatError: not what `state_dict` gives.
+        """
+        self.load(state, allow=allow)
+
+    def load(
+        self,
+        state: Mapping[str, Any],
+        *,
+        allow: Collection[str] = (),
+        numbers: IntArray | None = None,
+    ) -> None:
+        """As `load_state_dict`, where the sources of the index may have been numbered anew.
+
+        Args:
+            numbers: of each source, its number when the state was made.
         """
         stored = Stored("the state of a loader", state)
         stored.check_version(VERSION)
@@ -228,24 +306,32 @@ class Loader:
             )
         order = stored.part("order", "the order of a loader")
         facts = {name: order.hashed(name) for name in ("first", "last")}
-        ladder = self._stored_ladder(stored.field("receipt", "must be a mapping or null"))
+        theirs = stored_contents(stored, self._sources)
+        counted = self._stored_receipt(stored.field("receipt", "must be a mapping or null"))
         if "order" not in allow:
-            self._check_order(consumed, facts)
+            self._check_order(consumed, facts, numbers)
+        if self._contents is not None:
+            ours = dict(zip(source_names(self._sources), self._contents, strict=True))
+            check_contents(theirs, ours, allow)
         if "receipt" not in allow:
-            _check_count(ladder, consumed)
-        load(sampler.values, allow=set(allow) - {"order", "receipt"})
+            _check_count(counted.ladder, consumed)
+        load(sampler.values, allow=set(allow) - {"order", "content", "targets", "receipt"})
         if self._recorder is not None:  # nothing was refused, and nothing had changed before
-            self._recorder.take(ladder)
+            self._recorder.take(counted)
         self._restart()
 
-    def _stored_ladder(self, receipt: Any) -> Ladder:
+    def _stored_receipt(self, receipt: Any) -> Counted:
         """Of the receipt in a checkpoint, which may have none."""
         if self._recorder is not None:
             return self._recorder.read(receipt)
-        return Ladder(stride=1, blocks={}) if receipt is None else stored_ladder(receipt)
+        if receipt is None:
+            return Counted(ladder=Ladder(stride=1, blocks={}))
+        return stored_receipt(receipt).counted
 
-    def _check_order(self, consumed: int, facts: Mapping[str, str]) -> None:
-        if facts != order_facts(self._index, consumed):
+    def _check_order(
+        self, consumed: int, facts: Mapping[str, str], numbers: IntArray | None
+    ) -> None:
+        if facts != order_facts(self._index, consumed, numbers):
             raise InvalidArgument(
                 f"this index serves other samples than the {consumed} that the run was served: "
                 "another seed, order, corpus or blend; go on with those of the checkpoint, or, if "
@@ -257,6 +343,30 @@ class Loader:
             "a Loader has threads and is not pickled or given to DataLoader workers; it needs no "
             "workers: make one in each process, or use GPTDataset with a DataLoader"
         )
+
+
+class _Iteration(Iterator[Batch]):
+    """Batches as they are handed over; after an error there is none, and no end, but the error."""
+
+    def __init__(self, batches: Iterator[Batch]) -> None:
+        self._batches = batches
+        self._error: Exception | None = None
+
+    def __next__(self) -> Batch:
+        if self._error is not None:
+            raise self._error
+        try:
+            return next(self._batches)
+        except StopIteration:
+            raise
+        except Exception as error:
+            self._error = error
+            raise
+        except BaseException as error:
+            self._error = InvalidArgument(
+                f"this iteration was ended by {type(error).__name__}; iterate over the loader anew"
+            )
+            raise
 
 
 def _check_count(ladder: Ladder, consumed: int) -> None:

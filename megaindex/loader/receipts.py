@@ -12,30 +12,68 @@ hands the batch over, so batches read ahead and thrown away do not count:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.index.ladder import DEFAULT_STRIDE, Ladder
-from megaindex.index.plain import shown
+from megaindex.index.ladder import DEFAULT_STRIDE, Ladder, planned_ladder
+from megaindex.index.plain import check_integer, shown
 from megaindex.index.receipt import Receipt, fingerprint_keys, sample_receipts
-from megaindex.index.spans import Spans
+from megaindex.index.spans import Index, Spans
 from megaindex.index.stored import Stored, differ
 from megaindex.kernels.types import I64
+from megaindex.loader.deal import Ranks
+from megaindex.loader.sampler import MicroBatchSampler
+
+logger = logging.getLogger("megaindex")
 
 Batch = TypeVar("Batch", bound=MutableMapping[str, Any])
+
+
+class Round(NamedTuple):
+    """Positions begin ... end - 1, of which every rank is handed a micro batch at the same time."""
+
+    begin: int
+    end: int
+    num_samples: int
+    """Of the order; positions beyond are its first again, where a last step is wrapped."""
+
+    def count(self, positions: I64) -> int:
+        """How many of these positions are in it."""
+        begin = self.begin % max(1, self.num_samples)
+        within = (positions - begin) % max(1, self.num_samples)
+        return int((within < self.end - self.begin).sum())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Counted:
+    """What a recorder has added up."""
+
+    ladder: Ladder
+    in_place: int = 0
+    """Samples that were handed over in the round of micro batches that holds their position."""
+    misplaced: int = 0
+    """Samples that were handed over in another round."""
 
 
 class Recorder:
     """The ladder of what one rank was handed; ladders of all ranks add up to the planned one.
 
+    A receipt binds each sample to its position in the order, its id, whenever it was handed over.
+    `Loader` adds when: it counts the samples that came in the round of micro batches that holds
+    their position (``in_place``) and those that came in another (``misplaced``).
+
     Args:
         fingerprints: of the sources, 32 hex digits each.
         parameters: what else must be equal when a run goes on, such as seed and order; JSON values.
         stride: positions of a block of the ladder, a power of two.
+        ranks: which rank this is of how many, kept in the state so that no receipt is added twice
+            where all ranks load the same one. `Loader` takes it from its sampler.
     """
 
     def __init__(
@@ -44,57 +82,78 @@ class Recorder:
         parameters: Mapping[str, Any] | None = None,
         *,
         stride: int = DEFAULT_STRIDE,
+        ranks: Ranks | None = None,
     ) -> None:
         self._keys = fingerprint_keys(fingerprints)
         self._identity = {
             "fingerprints": list(fingerprints),
             "parameters": dict(parameters or {}),
         }
-        self._ladder = Ladder(stride=stride, blocks={})
+        self._nothing = Counted(ladder=Ladder(stride=stride, blocks={}))
+        self._counted = self._nothing
+        self.ranks = ranks
 
     @property
     def ladder(self) -> Ladder:
-        return self._ladder
+        return self._counted.ladder
 
     @property
     def receipt(self) -> Receipt:
-        return self._ladder.total
+        return self.ladder.total
 
     def add(self, positions: npt.ArrayLike, spans: Spans) -> None:
         """Samples at ``positions`` that read ``spans``, where there is no GPTDataset."""
         self.add_rows(sample_receipts(np.asarray(positions, np.int64), spans, self._keys))
 
-    def add_rows(self, rows: npt.ArrayLike) -> None:
+    def add_rows(self, rows: npt.ArrayLike, round_of: Round | None = None) -> None:
         """Rows of samples, int64[n, 3], as `sample_receipts` gives them.
 
         A row at position -1 is one of padding, in which nothing was served.
+
+        Args:
+            round_of: the round of micro batches in which they were handed over, if known.
         """
         added: I64 = np.asarray(rows, np.int64).reshape(-1, 3)
         added = added[added[:, 0] != -1]
-        blocks = dict(self._ladder.blocks)
-        numbers = added[:, 0] >> (self._ladder.stride.bit_length() - 1)  # one may be 2**63
+        ladder = self._counted.ladder
+        blocks = dict(ladder.blocks)
+        numbers = added[:, 0] >> (ladder.stride.bit_length() - 1)  # one may be 2**63
         for number in np.unique(numbers).tolist():
             new = Receipt.from_rows(added[numbers == number])
             blocks[number] = blocks.get(number, Receipt()) + new
-        self._ladder = Ladder(stride=self._ladder.stride, blocks=blocks)
+        known = 0 if round_of is None else len(added)
+        placed = 0 if round_of is None else round_of.count(added[:, 0])
+        self._counted = Counted(
+            ladder=Ladder(stride=ladder.stride, blocks=blocks),
+            in_place=self._counted.in_place + placed,
+            misplaced=self._counted.misplaced + known - placed,
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Receipt, ladder, fingerprints and parameters: kilobytes, JSON values."""
-        return {**self.receipt.to_dict(), "ladder": self._ladder.to_dict(), **self._identity}
+        counted = self._counted
+        state = {**self.receipt.to_dict(), "ladder": counted.ladder.to_dict(), **self._identity}
+        state |= {"in_place": counted.in_place, "misplaced": counted.misplaced}
+        if self.ranks is not None:
+            state |= {
+                "data_parallel_rank": self.ranks.data_parallel_rank,
+                "data_parallel_size": self.ranks.data_parallel_size,
+            }
+        return state
 
-    def take(self, ladder: Ladder) -> None:
-        """Go on from a ladder of this run, as `read` gives it."""
-        self._ladder = ladder
+    def take(self, counted: Counted) -> None:
+        """Go on from a state of this run, as `read` gives it."""
+        self._counted = counted
 
-    def read(self, state: Mapping[str, Any] | None) -> Ladder:
-        """The ladder of `state_dict`, or an empty one where there is none; nothing is changed.
+    def read(self, state: Mapping[str, Any] | None) -> Counted:
+        """What `state_dict` counted, or nothing where there is none; nothing is changed.
 
         Raises:
             As `load_state_dict`.
         """
         if state is None:
-            return Ladder(stride=self._ladder.stride, blocks={})
-        ladder = stored_ladder(state)
+            return self._nothing
+        stored = stored_receipt(state)
         for name, ours in self._identity.items():
             if differ(state[name], ours):
                 raise InvalidArgument(
@@ -102,7 +161,24 @@ class Recorder:
                     f"{shown(ours)}; go on with the same corpora and settings, or start a new "
                     "receipt"
                 )
-        return ladder
+        return stored.counted if self._is_mine(stored) else self._nothing
+
+    def _is_mine(self, stored: StoredReceipt) -> bool:
+        """Whether this rank is the one that goes on from a rank's receipt; the others begin anew.
+
+        One that does not say of which rank it is, is taken by every rank that loads it.
+        """
+        if stored.rank is None or stored.size is None or self.ranks is None:
+            return True
+        rank, size = self.ranks.data_parallel_rank, self.ranks.data_parallel_size
+        if stored.size != 1 and (stored.rank, stored.size) != (rank, size):
+            logger.warning(
+                "rank %d of %d loads the receipt of rank %d of %d: it is counted once, by rank %d, "
+                "and those of the other ranks are not in it; join_states of all ranks' states "
+                "gives one for any number of ranks",
+                rank, size, stored.rank, stored.size, stored.rank % size,
+            )  # fmt: skip
+        return rank == stored.rank % size
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from `state_dict`.
@@ -112,7 +188,7 @@ class Recorder:
             FormatError: not what `state_dict` gives, or the receipt is not that of its ladder.
         """
         Stored(_WHAT, state)
-        self._ladder = self.read(state)
+        self._counted = self.read(state)
 
 
 _WHAT = "the state of a recorder"
@@ -122,37 +198,252 @@ def _is_list_of_text(value: object) -> bool:
     return isinstance(value, list) and all(isinstance(each, str) for each in value)
 
 
-def stored_ladder(state: Mapping[str, Any]) -> Ladder:
-    """The ladder in what `Recorder.state_dict` gave, of whatever corpora and parameters.
+@dataclass(frozen=True, kw_only=True)
+class StoredReceipt:
+    """What `Recorder.state_dict` gave, of whatever corpora and parameters."""
 
+    counted: Counted
+    fingerprints: list[str]
+    parameters: Mapping[str, Any]
+    rank: int | None
+    """Of ``size`` ranks; None in states of earlier versions, and of recorders that know none."""
+    size: int | None
+
+
+def stored_receipt(state: Mapping[str, Any]) -> StoredReceipt:
+    """
     Raises:
-        FormatError: not what it gives, or the receipt is not that of its ladder.
+        FormatError: not what `Recorder.state_dict` gives, or the receipt is not that of its ladder.
     """
     stored = Stored(_WHAT, state)
-    stored.checked("fingerprints", "must be a list of text", _is_list_of_text)
-    stored.part("parameters", "the parameters of a receipt")
+    fingerprints = stored.checked("fingerprints", "must be a list of text", _is_list_of_text)
+    parameters = stored.part("parameters", "the parameters of a receipt").values
     receipt = Receipt.from_dict(state)
     ladder = Ladder.from_dict(stored.field("ladder", "must be a mapping"))
     if ladder.total != receipt:
         raise FormatError(
             "the stored receipt is not the sum of its ladder; take it from an intact checkpoint"
         )
-    return ladder
+    placed = misplaced = 0
+    if "in_place" in state or "misplaced" in state:  # in no state of earlier versions
+        misplaced = stored.whole("misplaced", most=receipt.count)
+        placed = stored.whole("in_place", most=receipt.count - misplaced)
+    rank = size = None
+    if "data_parallel_rank" in state or "data_parallel_size" in state:
+        size = stored.whole("data_parallel_size", least=1)
+        rank = stored.whole("data_parallel_rank", most=size - 1)
+    return StoredReceipt(
+        counted=Counted(ladder=ladder, in_place=placed, misplaced=misplaced),
+        fingerprints=fingerprints,
+        parameters=parameters,
+        rank=rank,
+        size=size,
+    )
 
 
-def receipted(batches: Iterable[Batch], recorder: Recorder) -> Iterator[Batch]:
+def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One state for all ranks, from the states of all of them, with the sum of their receipts.
+
+    Every rank of a run, and of one that goes on with other ranks, may load it: its rank 0 goes on
+    from the receipt, and the others begin theirs anew.
+
+    Args:
+        states: `state_dict` of a `Loader`, a `RecipeLoader` or a `Recorder`, one of each rank.
+
+    Raises:
+        InvalidArgument: a rank is missing or there twice, or the states are not of one moment.
+        FormatError: not such states.
+    """
+    first = _first_of(states)
+    inner = next(
+        (name for name in ("loader", "receipt") if isinstance(first.get(name), Mapping)), ""
+    )
+    if not inner:
+        if "ladder" in first:
+            return _joined(states)
+        if any(dict(state) != dict(first) for state in states):
+            raise InvalidArgument(_NOT_ONE)
+        return dict(first)  # of loaders without receipts
+    parts = [Stored("the state of a rank", state).part(inner, "its receipt") for state in states]
+    joined = {**first, inner: join_states([part.values for part in parts])}
+    if any({**state, inner: None} != {**first, inner: None} for state in states):
+        raise InvalidArgument(_NOT_ONE)
+    return joined
+
+
+_NOT_ONE = (
+    "the states are not of one moment of one run: they differ in more than their receipts; take "
+    "them on all ranks after the same number of batches"
+)
+
+
+def _first_of(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    if not isinstance(states, Sequence) or not states:
+        raise InvalidArgument("states must be a list with the state of each rank")
+    return Stored("the state of a rank", states[0]).values
+
+
+def _joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The state of a recorder that was handed what all of these were."""
+    stored = [stored_receipt(state) for state in states]
+    first = stored[0]
+    if any(
+        differ(each.fingerprints, first.fingerprints) or differ(each.parameters, first.parameters)
+        for each in stored
+    ):
+        raise InvalidArgument(
+            "the receipts are of other corpora or settings; join those of one run"
+        )
+    _check_ranks(stored)
+    recorder = Recorder(first.fingerprints, first.parameters, ranks=_ALONE)
+    total = first.counted.ladder
+    for each in stored[1:]:
+        total += each.counted.ladder
+    recorder.take(
+        Counted(
+            ladder=total,
+            in_place=sum(each.counted.in_place for each in stored),
+            misplaced=sum(each.counted.misplaced for each in stored),
+        )
+    )
+    return recorder.state_dict()
+
+
+_ALONE = Ranks(micro_batch_size=1, data_parallel_rank=0, data_parallel_size=1)
+
+
+def _check_ranks(stored: Sequence[StoredReceipt]) -> None:
+    """Refuse a rank that is missing or there twice, as far as the states say of which they are."""
+    if all(each.size is not None for each in stored):
+        found = sorted((each.size, each.rank) for each in stored)
+        if found != [(len(stored), rank) for rank in range(len(stored))]:
+            ranks = ", ".join(f"{rank} of {size}" for size, rank in found[:8])
+            raise InvalidArgument(
+                f"the receipts are of the ranks {ranks}; give that of every rank once"
+            )
+    served = [each.counted.ladder.total for each in stored if each.counted.ladder.total.count]
+    if len(set(served)) != len(served):
+        raise InvalidArgument(
+            "the same receipt is there twice; give that of every rank once, not one rank's for all"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReceiptCheck:
+    """Receipts of all ranks beside the plan; as text, what they show."""
+
+    served: Ladder
+    planned: Ladder
+    in_place: int
+    """Samples that were handed over in the round of micro batches that holds their position."""
+    misplaced: int
+    """Samples that were handed over in another round."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether each planned sample was served exactly once, and none in another round."""
+        return self.served == self.planned and not self.misplaced
+
+    def __str__(self) -> str:
+        served, planned = self.served.total.count, self.planned.total.count
+        where = self.served.first_difference(self.planned)
+        if where is not None:
+            return (
+                f"{served} samples were served of the {planned} planned; the first difference lies "
+                f"in positions {where[0]} to {where[1] - 1}"
+            )
+        if self.misplaced:
+            return (
+                f"the {planned} planned samples were served once each, {self.misplaced} of them in "
+                "another round of micro batches than planned"
+            )
+        unknown = served - self.in_place
+        return f"the {planned} planned samples were served once each, {self.in_place} of them " + (
+            f"in their round of micro batches; of {unknown} that is not recorded"
+            if unknown
+            else "in their round of micro batches"
+        )
+
+
+def check_receipts(
+    states: Sequence[Mapping[str, Any]], index: Index, *, end: int | None = None
+) -> ReceiptCheck:
+    """Sum the receipts of all ranks, and compare them with what the index plans.
+
+    Args:
+        states: as for `join_states`; one that it gave may be given alone.
+        index: of the run.
+        end: samples of the run that are to be compared, from its first. Default: those consumed,
+            as states of loaders say.
+
+    Raises:
+        InvalidArgument: as `join_states`; or there are no receipts, or no ``end``.
+        FormatError: not such states.
+        OutOfRange: the index holds fewer samples.
+    """
+    state: Mapping[str, Any] = join_states(states)
+    if isinstance(state.get("loader"), Mapping):
+        state = state["loader"]
+    if end is None:
+        if "consumed_samples" not in state:
+            raise InvalidArgument("end must say how many samples of the run were served")
+        end = Stored("the state of a loader", state).whole("consumed_samples")
+    receipt = state if "ladder" in state else state.get("receipt")
+    if receipt is None:
+        raise InvalidArgument("the states hold no receipts; make the loader with a Recorder")
+    stored = stored_receipt(receipt)
+    served, keys = stored.counted.ladder, fingerprint_keys(stored.fingerprints)
+    end = check_integer("end", end)
+    planned = Ladder(stride=served.stride, blocks={})
+    size = index.num_samples
+    beyond = max(0, end - size) if end < 2 * size else 0  # of a last step that was wrapped
+    for stop in (end - beyond, beyond):
+        planned += planned_ladder(index, 0, stop, keys, stride=served.stride)
+    return ReceiptCheck(
+        served=served,
+        planned=planned,
+        in_place=stored.counted.in_place,
+        misplaced=stored.counted.misplaced,
+    )
+
+
+def receipted(
+    batches: Iterable[Batch], recorder: Recorder, sampler: object = None
+) -> Iterator[Batch]:
     """The batches without their ``receipt`` rows, which are added as each is handed over.
 
     Use it on batches in host memory, before they are moved to a device.
 
+    Args:
+        sampler: the `MicroBatchSampler` from whose start on they were dealt, if it is to be
+            recorded which of them came in their round; one that is resumed, before its iteration.
+
     Raises:
         InvalidArgument: a batch carries none.
     """
+    rounds = rounds_of(sampler)
     for batch in batches:
         rows = batch.pop("receipt", None)
         if rows is None:
             raise InvalidArgument(
                 "a batch carries no receipt; make its GPTDataset with fingerprints=[…]"
             )
-        recorder.add_rows(rows)
+        recorder.add_rows(rows, next(rounds))
         yield batch
+
+
+def rounds_of(sampler: Any, first: int = 0) -> Iterator[Round | None]:
+    """The rounds that a sampler deals, without end, from number ``first`` counted from its start.
+
+    They are None where its samples do not come in the order of their positions, or beyond its end.
+    """
+    state_after: Any = getattr(sampler, "state_after", None)
+    state = None if state_after is None else state_after(first)
+    while state is not None and state.get("kind") == MicroBatchSampler.kind:
+        first, begin, size = first + 1, state["consumed_samples"], state["num_samples"]
+        if first > len(sampler):
+            break
+        state = state_after(first)
+        yield Round(begin, state["consumed_samples"], size)
+    while True:
+        yield None

@@ -10,6 +10,7 @@ from typing import Any
 from megaindex.errors import FormatError
 from megaindex.index.plain import shown
 from megaindex.index.stored import Stored
+from megaindex.loader.fit import Contents
 from megaindex.recipe.itinerary import Itinerary
 from megaindex.recipe.model import Recipe
 from megaindex.recipe.recipe_file import recipe_of
@@ -100,6 +101,9 @@ def _source_of(each: Any) -> tuple[str, dict[str, Any]]:
     }
     for size in SIZES:
         facts[size] = stored.whole(size, least=0 if size == "documents" else 1, most=2**62)
+    facts["content"] = None  # in states of earlier versions
+    if stored.values.get("content") is not None:
+        facts["content"] = Contents.read(stored.part("content", "the content of a source"))
     return name, facts
 
 

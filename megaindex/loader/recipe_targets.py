@@ -16,11 +16,12 @@ def targets_of(opened: OpenRecipe) -> Targets | None:
 
 def targets_of_sources(sources: Sequence[OpenSource]) -> Targets | None:
     """The targets of some sources, numbered as they are given."""
-    told = [_of_source(source) for source in sources]
+    told = [source_targets(source) for source in sources]
     return Targets(told) if any(target is not None for target in told) else None
 
 
-def _of_source(source: OpenSource) -> SourceTargets | None:
+def source_targets(source: OpenSource) -> SourceTargets | None:
+    """Of one source; None of text."""
     if source.corpus.kind == "pretraining":
         return None
     if source.targets is None:

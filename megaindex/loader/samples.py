@@ -19,7 +19,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Index, Spans
 from megaindex.kernels.types import I64
-from megaindex.loader.choice import plain_reader
+from megaindex.loader.choice import reader_of
 from megaindex.loader.fields import BatchMaker, SampleIds
 from megaindex.loader.options import SampleOptions
 from megaindex.loader.targets import Targets
@@ -54,8 +54,7 @@ class Samples:
     ) -> None:
         if fields not in ("megatron", "maxtext"):
             raise InvalidArgument(f"fields must be megatron or maxtext, got {fields!r}")
-        reader = plain_reader(datasets) if isinstance(datasets, Sequence) else datasets
-        self._maker = BatchMaker(index, reader, options, targets=targets)
+        self._maker = BatchMaker(index, reader_of(datasets), options, targets=targets)
         self._fields = fields
 
     @property

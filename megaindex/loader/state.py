@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 from megaindex.errors import InvalidArgument
 from megaindex.index.plain import check_integer, shown
 from megaindex.index.stored import Stored
+from megaindex.loader.deal import Ranks
 
 VERSION = 1
 
@@ -37,8 +38,14 @@ class Resumable(ABC):
     """
 
     kind: ClassVar[str]
+    _ranks: Ranks
     _start: Place
     _place: Place
+
+    @property
+    def ranks(self) -> Ranks:
+        """Which rank this sampler deals to, of how many."""
+        return self._ranks
 
     @property
     @abstractmethod

@@ -56,6 +56,8 @@ class Targets:
         sources: Sequence[SourceTargets | None],
         make_reader: Callable[[Sequence[IndexedDataset]], TokenReader] = plain_reader,
     ) -> None:
+        self.sources = tuple(sources)
+        """As given."""
         kinds = [None if source is None else source.kind for source in sources]
         self._is_text = np.array([kind is None for kind in kinds])
         self._is_labels = np.array([kind == "labels" for kind in kinds])

@@ -12,7 +12,7 @@ import torch
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Index
 from megaindex.loader.batches import BatchSource
-from megaindex.loader.choice import plain_reader
+from megaindex.loader.choice import reader_of
 from megaindex.loader.fields import BatchMaker, SampleIds
 from megaindex.loader.options import SampleOptions
 from megaindex.loader.tokens import TokenReader
@@ -86,7 +86,7 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
         options = options or SampleOptions()
         if pad_id is not None:
             options = replace(options, pad_id=pad_id)
-        self._maker = BatchMaker(index, _reader(dataset), options, fingerprints=fingerprints)
+        self._maker = BatchMaker(index, reader_of(dataset), options, fingerprints=fingerprints)
         self._source = self._batches()
 
     def __len__(self) -> int:
@@ -109,11 +109,3 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._maker = state["maker"]
         self._source = self._batches()
-
-
-def _reader(dataset: IndexedDataset | Sequence[IndexedDataset] | TokenReader) -> TokenReader:
-    if isinstance(dataset, IndexedDataset):
-        return plain_reader([dataset])
-    if isinstance(dataset, Sequence):
-        return plain_reader(dataset)
-    return dataset

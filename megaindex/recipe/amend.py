@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import fields, replace
 from fractions import Fraction
@@ -103,6 +104,8 @@ def _facts(stage: PlannedStage, plan: Itinerary) -> tuple[Any, ...]:
     """All that decides what a stage serves; sources by name, since their numbers may move."""
     mixed, recipe = stage.mixed, plan.recipe
     mixing = {f.name: getattr(mixed.mixing, f.name) for f in fields(mixed.mixing)}
+    unit = math.gcd(*mixed.mixing.shares)  # 4:2 draws what 2:1 draws
+    mixing["shares"] = [share // unit for share in mixed.mixing.shares]
     sources = [recipe.sources[i] for i in mixed.sources]
     shuffles = [(s.name, s.kind, s.order, s.packed, s.long_documents) for s in sources]
     sizes = [plan.sizes[i].samples for i in mixed.sources]

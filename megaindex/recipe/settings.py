@@ -112,7 +112,7 @@ def resolve(settings: Settings) -> Run:
         data=_data(settings),
         batch=batch_schedule(settings, sizes.global_batch),
         target=_target(settings),
-        variance_buffer=_buffer(settings.variance_buffer),
+        variance_buffer=parse_buffer(settings.variance_buffer),
         tail=_choice("--tail", settings.tail or "drop", ("drop", "pad", "wrap")),
         seed=1234 if settings.seed is None else settings.seed,
         shuffling=_shuffling(settings),
@@ -216,7 +216,8 @@ def _fraction(text: str, flag: str) -> Fraction:
         ) from None
 
 
-def _buffer(text: str | None) -> Any:
+def parse_buffer(text: str | None) -> Any:
+    """The number of ``--variance-buffer``, or "exact"."""
     if text is None or text == "exact":
         return text
     try:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import xxhash
 
-from megaindex.io.locations import each_of, stamp
+from megaindex.io.facts import Facts
+from megaindex.io.locations import each_of, read_ranges, stamp
 from megaindex.kernels.types import I32, I64, IntArray
 
 CACHE_FORMAT = 1  # raise when the arrays of an entry would mean something else
+
+CHUNKS = 32
+CHUNK_BYTES = 8 << 10
+"""A sampled content fingerprint reads so many chunks of so many bytes of a .bin."""
+_PIECE = 16 << 20  # bytes of a .bin that are read and hashed at once
 
 
 class Corpus(Protocol):
@@ -30,11 +37,22 @@ class Corpus(Protocol):
     def index_nbytes(self) -> int: ...
 
 
+class Content(Protocol):
+    """The part of an IndexedDataset that decides which tokens it serves."""
+
+    @property
+    def sequence_pointers(self) -> I64: ...
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def bin_facts(self) -> Facts: ...
+
+
 def corpus_fingerprint(dataset: Corpus) -> str:
     """XXH3-128, as 32 hex digits, of both file sizes, the lengths and the document bounds.
 
     The tokens themselves are not read: a corpus rewritten with equal lengths keeps its indices,
-    and its indices keep serving whatever tokens it holds.
+    and its indices keep serving whatever tokens it holds. `content_fingerprint` reads them.
     """
     digest = xxhash.xxh3_128()
     sizes = (dataset.nbytes, dataset.index_nbytes, dataset.sequence_lengths.size)
@@ -42,6 +60,83 @@ def corpus_fingerprint(dataset: Corpus) -> str:
     digest.update(array_bytes(dataset.sequence_lengths))
     digest.update(array_bytes(dataset.document_indices))
     return digest.hexdigest()
+
+
+def content_fingerprint(dataset: Content, *, whole: bool = False) -> str:
+    """XXH3-128, as 32 hex digits, of the type of the tokens and the bytes of .bin and pointers.
+
+    Sampled, it reads `CHUNKS` chunks of `CHUNK_BYTES` of the .bin and as many of the pointers, from
+    the first byte to the last at equal distances: 256 KiB of a .bin of any size, and all of one up
+    to that size. Another corpus has another; a change of a share p of a larger .bin is missed with
+    probability of about (1 - p)**32, and so a few changed bytes nearly always. Whole, it reads
+    every byte. Either way an object is read by ranges and no copy of it is kept.
+
+    Args:
+        whole: read the whole .bin.
+
+    Raises:
+        StorageError: the .bin cannot be read, or was replaced since the dataset was opened.
+    """
+    known = _contents.setdefault(dataset, {})
+    if whole not in known:
+        known[whole] = _content_fingerprint(dataset, whole)
+    return known[whole]
+
+
+_contents: WeakKeyDictionary[Content, dict[bool, str]] = WeakKeyDictionary()
+
+
+def contents_of(
+    dataset: Content, *, whole: bool, known: Mapping[str, str] | None = None
+) -> dict[str, str]:
+    """The content fingerprints ``sampled`` and, if asked for, ``whole``, as checkpoints keep them.
+
+    Args:
+        known: those that need not be found out.
+    """
+    found = dict(known or {})
+    for name in ("sampled", "whole") if whole else ("sampled",):
+        if name not in found:
+            found[name] = content_fingerprint(dataset, whole=name == "whole")
+    return found
+
+
+def _content_fingerprint(dataset: Content, whole: bool) -> str:
+    digest = xxhash.xxh3_128()
+    facts, pointers = dataset.bin_facts, dataset.sequence_pointers
+    about = {"dtype": dataset.dtype.str, "nbytes": facts.nbytes, "sequences": pointers.size}
+    digest.update(canonical_json({"content": 1, **about}).encode())
+    for group in _chunks(8 * pointers.size, whole):
+        for begin, end in group:
+            digest.update(array_bytes(pointers[begin // 8 : end // 8]))
+    for part in _bytes_of(facts, _chunks(facts.nbytes, whole)):
+        digest.update(part)
+    return digest.hexdigest()
+
+
+_Chunks = list[tuple[int, int]]
+
+
+def _chunks(size: int, whole: bool) -> list[_Chunks]:
+    """Ranges [begin, end) of so many bytes to hash, from multiples of 8 on, read group by group."""
+    if whole or size <= CHUNKS * CHUNK_BYTES:
+        return [[(begin, min(begin + _PIECE, size))] for begin in range(0, size, _PIECE)]
+    last = size - CHUNK_BYTES
+    begins = [last * k // (CHUNKS - 1) // 8 * 8 for k in range(CHUNKS)]
+    return [[*((begin, begin + CHUNK_BYTES) for begin in begins[:-1]), (begins[-1], size)]]
+
+
+def _bytes_of(facts: Facts, groups: list[_Chunks]) -> Iterator[memoryview]:
+    """The bytes of each group, good until the next is asked for."""
+    most = max((sum(end - begin for begin, end in group) for group in groups), default=0)
+    buffer = memoryview(bytearray(most))
+    for group in groups:
+        ranges, at = [], 0
+        for begin, end in group:
+            ranges.append((begin, buffer[at : at + end - begin]))
+            at += end - begin
+        read_ranges(facts, ranges)
+        yield buffer[:at]
 
 
 def corpus_stamp(path_prefix: str) -> list[int]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from planning import plan_json
 
 import megaindex
+from megaindex.index.orders import window as module
 from megaindex.index.orders.window import WindowIndex
 from megaindex.plan.counting import count_served
 
@@ -263,3 +264,29 @@ def test_sequences_that_do_not_follow_each_other_are_refused() -> None:
         index = WindowIndex(dataset=dataset, **settings)
         with pytest.raises(megaindex.FormatError, match="sequences that follow each other"):
             index.locate(np.arange(index.num_samples))
+
+
+def test_overlapping_sequences_that_every_window_fits_into_are_refused(
+    backend: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No window crosses from one to the other, yet tokens 6 to 11 are of both."""
+    monkeypatch.setattr(module, "active", lambda: backend)
+    overlapping = Corpus(
+        sequence_lengths=np.array([12, 10], np.int32),
+        sequence_pointers=np.array([0, 12]),
+        nbytes=32,
+        dtype=np.dtype(np.uint16),
+    )
+    index = WindowIndex(
+        dataset=overlapping, documents=range(2), sequence_length=5, seed=1, source_name="a"
+    )
+    assert index.num_samples == 3
+    for sample in range(3):
+        with pytest.raises(megaindex.FormatError, match="sequence 0 fills bytes 0 to 24 of the"):
+            index.locate([sample])
+    settings: dict[str, Any] = {"sequence_length": 5, "seed": 1, "source_name": "a"}
+    sound = Corpus.of(np.array([12, 0, 4]))
+    index = WindowIndex(dataset=sound, documents=range(3), **settings)
+    assert sorted(index.locate(range(3)).offset.tolist()) == [0, 0, 5, 10]
+    part = Corpus.of(np.array([12, 7, 20, 5]))  # neighbours of a part of the documents stay outside
+    WindowIndex(dataset=part, documents=range(1, 3), **settings).locate(range(5))

@@ -98,6 +98,12 @@ def changed(state: dict[str, Any], data: st.DataObject) -> Any:
     return state
 
 
+def summed(receipt: dict[str, Any]) -> str:
+    """A receipt without what states of earlier versions lack: it may be missing, or another's."""
+    later = ("in_place", "misplaced", "data_parallel_rank", "data_parallel_size")
+    return json.dumps({name: receipt[name] for name in receipt if name not in later})
+
+
 def consumed_of(loader: Any) -> int:
     """From a checkpoint that is JSON, whatever it went on from."""
     state: dict[str, Any] = json.loads(json.dumps(loader.state_dict()))
@@ -162,9 +168,8 @@ def test_any_value_in_the_state_of_a_loader(
     else:
         after = loader.state_dict()
         assert consumed_of(loader) == state["consumed_samples"]
-        assert json.dumps(after["receipt"]) == json.dumps(
-            state["receipt"] or loader_of(index, corpus, 0).state_dict()["receipt"]
-        )
+        nothing = loader_of(index, corpus, 0).state_dict()["receipt"]
+        assert summed(after["receipt"]) == summed(state["receipt"] or nothing)
         if state["sampler"]["kind"] == "single":
             assert after["sampler"]["rows_left"] == state["sampler"]["rows_left"]
         consumed = int(state["consumed_samples"])
@@ -223,7 +228,7 @@ def test_any_value_in_the_state_of_a_recorder(
     except MegaIndexError:
         assert recorder.state_dict() == before
     else:
-        assert json.dumps(recorder.state_dict()) == json.dumps(state)
+        assert summed(recorder.state_dict()) == summed(state)
         recorder.add([3], index.locate([3]))
         assert recorder.receipt.count == int(state["samples"]) + 1
 
@@ -292,10 +297,12 @@ def test_a_place_that_two_parts_tell_apart_is_refused(corpus: IndexedDataset, in
     assert loader.state_dict()["receipt"] == other
 
 
-def test_a_loader_that_was_iterated_anew_may_say_so(corpus: IndexedDataset, index: Index) -> None:
-    loader = loader_of(index, corpus, 5)
-    next(iter(loader))
-    state = loader.state_dict()
+def test_a_state_whose_receipt_counts_too_much_may_be_meant(
+    corpus: IndexedDataset, index: Index
+) -> None:
+    """As earlier versions left it where a loader was iterated anew after a break."""
+    state = loader_of(index, corpus, 1).state_dict()
+    state["receipt"] = loader_of(index, corpus, 6).state_dict()["receipt"]
     assert (state["consumed_samples"], state["receipt"]["samples"]) == (2, 12)
     fresh = loader_of(index, corpus, 0)
     with pytest.raises(InvalidArgument, match=r'counts 12 samples, .* allow=\("receipt",\)'):

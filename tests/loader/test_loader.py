@@ -363,9 +363,9 @@ def test_a_failing_disk_is_an_error_with_a_place(corpus: IndexedDataset, index: 
 def test_only_the_newest_iteration_goes_on(corpus: IndexedDataset, index: Index) -> None:
     loader = Loader(index, corpus, sampler(index))
     old = iter(loader)
-    first = next(old)["tokens"]
+    next(old)
     new = iter(loader)
-    torch.testing.assert_close(next(new)["tokens"], first)
+    next(new)
     with pytest.raises(InvalidArgument, match="this iteration has ended"):
         next(old)
     loader.load_state_dict(loader.state_dict())
@@ -386,10 +386,11 @@ def test_leaving_the_loop_ends_the_threads(corpus: IndexedDataset, index: Index)
 def test_a_forked_child_begins_its_own(corpus: IndexedDataset, index: Index, reader: str) -> None:
     loader = Loader(index, corpus, sampler(index), reader=reader)
     iteration = iter(loader)
-    first = next(iteration)["tokens"].clone()
+    next(iteration)
+    second = list(Loader(index, corpus, sampler(index)))[1]["tokens"]
     child = os.fork()
     if child == 0:
-        os._exit(0 if torch.equal(next(iter(loader))["tokens"], first) else 1)
+        os._exit(0 if torch.equal(next(iter(loader))["tokens"], second) else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     next(iteration)
 
@@ -479,9 +480,9 @@ def test_the_state_is_that_of_the_newest_iteration(
         next(old)
     third = loader.state_dict()
     new = iter(loader)
-    assert loader.state_dict()["consumed_samples"] == 0
+    assert loader.state_dict() == third
     next(new)
-    assert loader.state_dict()["consumed_samples"] == third["consumed_samples"] // 3
+    assert loader.state_dict()["consumed_samples"] == third["consumed_samples"] // 3 * 4
     loader.load_state_dict(third)
     assert loader.state_dict() == third
     next(iter(loader))

@@ -25,7 +25,12 @@ from megaindex.io.facts import Facts
 from megaindex.io.locations import look_at, stamp
 from megaindex.io.objects import cache
 from megaindex.io.objects.coalesced import read_all
-from megaindex.store.fingerprint import corpus_fingerprint
+from megaindex.store.fingerprint import (
+    CHUNK_BYTES,
+    CHUNKS,
+    content_fingerprint,
+    corpus_fingerprint,
+)
 
 
 def test_a_pair_in_a_bucket_is_the_pair_on_the_disk(store: Any) -> None:
@@ -346,3 +351,17 @@ def test_a_reader_of_facts_takes_no_other_version(store: Any, proxy: Proxy) -> N
         read_all(Facts(found.path, found.nbytes, '"another"'), [(0, 8)])
     assert read_all(found, [(0, 8)])[0].size == 8
     assert logging.getLogger("megaindex").handlers == []
+
+
+def test_content_is_fingerprinted_by_ranges(store: Any, proxy: Proxy) -> None:
+    """As that of the copy on a disk; sampled, little of an object is read, and nothing is kept."""
+    local, url = store(lengths=[400_000])
+    dataset = IndexedDataset(url)
+    for whole, most in ((False, CHUNKS * CHUNK_BYTES + 8), (True, local.nbytes)):
+        proxy.seen.clear()
+        found = content_fingerprint(dataset, whole=whole)
+        assert found == content_fingerprint(local, whole=whole)
+        ranges = [str(seen.range) for seen in proxy.gets(".bin")]
+        assert ranges
+        bounds = [text.removeprefix("bytes=").split("-") for text in ranges]
+        assert sum(int(end) + 1 - int(begin) for begin, end in bounds) <= most

@@ -23,12 +23,21 @@ def _sequence_at(pointers, first, stop, byte):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
+def _meets_next(pointers, lengths, size, stop, sequence):  # type: ignore[no-untyped-def]
+    """Whether a sequence ends where the next one begins, or is the last."""
+    end = pointers[sequence] + lengths[sequence] * size
+    return sequence + 1 == stop or pointers[sequence + 1] == end
+
+
+@numba.njit(cache=True, nogil=True)
 def _find(pointers, lengths, size, first, stop, begins, ends, runs, splits):  # type: ignore[no-untyped-def]
     """Fills splits, and runs where there is room for them; the first damaged sequence, or -1."""
     found = 0
     for k in range(begins.size):
         at, end = begins[k] * size, ends[k] * size
         sequence = _sequence_at(pointers, first, stop, at)
+        if sequence > first and not _meets_next(pointers, lengths, size, stop, sequence - 1):
+            return sequence - 1
         while at < end:
             low = pointers[sequence]
             high = low + lengths[sequence] * size
@@ -41,8 +50,10 @@ def _find(pointers, lengths, size, first, stop, begins, ends, runs, splits):  # 
                     runs[2, found] = (to - at) // size
                 found += 1
                 at = to
+            if not _meets_next(pointers, lengths, size, stop, sequence):
+                return sequence
             if at < end:
-                if not fits or sequence + 1 == stop or pointers[sequence + 1] != high:
+                if not fits or sequence + 1 == stop:
                     return sequence
                 sequence += 1
         splits[k + 1] = found

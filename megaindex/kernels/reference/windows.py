@@ -18,14 +18,30 @@ def window_spans(
     ``pointers``; each request holds at least one token, and 0 <= begin.
 
     Raises:
-        InvalidArgument: the sequences of a request do not follow each other.
+        InvalidArgument: a sequence of a request does not begin where the one before it ends, or
+            the next does not begin where it ends.
     """
     runs: list[tuple[int, int, int]] = []
     splits = [0]
     start = pointers[first:stop]
+
+    def refusal(sequence: int) -> InvalidArgument:
+        low = int(pointers[sequence])
+        return InvalidArgument(
+            f"sequence {sequence} fills bytes {low} to {low + int(lengths[sequence]) * item_size} "
+            "of the .bin, and the next one does not begin there"
+        )
+
+    def check_seam(sequence: int) -> None:
+        end = int(pointers[sequence]) + int(lengths[sequence]) * item_size
+        if sequence + 1 < stop and int(pointers[sequence + 1]) != end:
+            raise refusal(sequence)
+
     for begin, end in zip((begins * item_size).tolist(), (ends * item_size).tolist(), strict=True):
         sequence = first + max(0, int(np.searchsorted(start, begin, side="right")) - 1)
         at = begin
+        if sequence > first:
+            check_seam(sequence - 1)
         while at < end:
             low = int(pointers[sequence])
             high = low + int(lengths[sequence]) * item_size
@@ -34,13 +50,10 @@ def window_spans(
                 run = (at - low) // item_size, (min(high, end) - at) // item_size
                 runs.append((sequence, *run))
                 at = min(high, end)
+            check_seam(sequence)
             if at < end:
-                last = sequence + 1 == stop
-                if not fits or last or int(pointers[sequence + 1]) != high:
-                    raise InvalidArgument(
-                        f"sequence {sequence} fills bytes {low} to {high} of the .bin, and the "
-                        "next one does not begin there"
-                    )
+                if not fits or sequence + 1 == stop:
+                    raise refusal(sequence)
                 sequence += 1
         splits.append(len(runs))
     columns = np.array(runs, np.int64).reshape(-1, 3).T
