@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 from megaindex.index.arithmetic import final_epoch
 from megaindex.index.dialect import DEFAULT_SPLIT
 from megaindex.plan.model import Plan, Row
+from megaindex.plan.paste import adapter_settings
 from megaindex.plan.sizing import Sizing
+from megaindex.recipe.adapter_line import ADAPTERS, adapter_call
 from megaindex.recipe.run import Run
 
 _NOTICEABLE = 0.01
@@ -16,9 +19,11 @@ _NOTICEABLE = 0.01
 def warnings(run: Run, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
     """Everything worth changing, most harmful first."""
     texts = (
-        *_blend(sizing, plan),
-        *_repeats(sizing, plan),
-        *_loader_ends(run, plan),
+        *_dead_loaders(run, plan),
+        *_buffer_line(run),
+        *_blend(run, sizing, plan),
+        *_repeats(run, sizing, plan),
+        *_loaders_start_over(run, plan),
         *_splits(run, plan),
         *_setup(run, sizing, plan),
         *run.notes,
@@ -26,7 +31,80 @@ def warnings(run: Run, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
     return tuple(dict.fromkeys(texts))
 
 
-def _blend(sizing: Sizing, plan: Plan) -> Iterator[str]:
+def caution(run: Run, sizing: Sizing, plan: Plan) -> str:
+    """The first line of a plan whose epochs are not what the run serves, or that dies; else empty.
+
+    Where a buffer builds an epoch more than the draws need, the number of iterations that is asked
+    for is not the answer.
+    """
+    dead = list(_dead_loaders(run, plan))
+    if dead:
+        return dead[0]
+    train = _train(plan)
+    if run.target.kind != "epochs" or sizing.exact or any(row.drawn is None for row in train):
+        return ""
+    needed = sizing.epochs([row.drawn or 0 for row in train])
+    more = [row for row, least in zip(train, needed, strict=True) if (row.epochs or 0) > least]
+    if not more:
+        return ""
+    line = _install(run, variance_buffer="exact")
+    remedy = f"; {line} builds what is drawn" if line else ""
+    return (
+        f"this is not {plan.target}: variance_buffer {sizing.buffer} builds "
+        f"{_epochs(more[0].epochs or 0)} of {more[0].name}; at most "
+        f"{plan.max_train_iters_without_repeat} iterations repeat nothing{remedy}"
+    )
+
+
+def _epochs(count: int) -> str:
+    return "one epoch" if count == 1 else f"{count} epochs"
+
+
+def _install(run: Run, **settings: Any) -> str:
+    return adapter_call(run.order, settings) if run.order in ADAPTERS else ""
+
+
+def _buffer_line(run: Run) -> Iterator[str]:
+    """A buffer that the framework applies only with the adapter."""
+    wanted = adapter_settings(run)
+    if wanted:
+        said = " and ".join(f"{name} {value}" for name, value in wanted.items())
+        yield (
+            f"{run.row.framework} does not apply {said} by itself: call "
+            f"{adapter_call(run.order, wanted)} in the run"
+        )
+
+
+def _dead_loaders(run: Run, plan: Plan) -> Iterator[str]:
+    """GPT-NeoX ends with an error where a loader counts not one batch, or a source no sample."""
+    for loader in plan.loaders:
+        rows = [row for row in plan.datasets if row.split == loader.split]
+        if loader.samples_counted == 0 and (loader.split != "test" or loader.samples_read):
+            end = "ends with a ZeroDivisionError before step 1"
+            if loader.split == "test":
+                end = "ends with an error where the test begins"
+            held = sum(row.built or 0 for row in rows) - len(rows)
+            yield (
+                f"{loader.split}: GPT-NeoX {end}: its loader counts {max(0, held)} samples (one of "
+                f"each dataset is not counted), less than one micro batch of all ranks, "
+                f"{run.loader_batch}: {_more_data(run, loader.split)}"
+            )
+        for row in rows:
+            if row.distinct is None and row.drawn is not None:
+                yield (
+                    f"{row.split}: GPT-NeoX ends with a ZeroDivisionError: {row.name} holds one "
+                    f"sample, which it does not count, and {row.drawn} are drawn; leave it out"
+                )
+
+
+def _more_data(run: Run, split: str) -> str:
+    if split == "train":
+        return "train longer, or lower the batch size"
+    widen = "widen --split" if run.data.split else f"give more {split} data"
+    return f"{widen}, or raise --eval-iters"
+
+
+def _blend(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
     """Sources drawn more often than built, in any split or phase."""
     if not sizing.row.is_framework:
         return
@@ -34,7 +112,10 @@ def _blend(sizing: Sizing, plan: Plan) -> Iterator[str]:
         if len(rows) > 1 and all(row.built is not None for row in rows):
             unweighted = rows[0].weight is None and sizing.row.order == "megatron"
             whole = unweighted and sizing.buffer != "exact"
-            yield from _dry_blend(plan, rows) if whole else _short_blend(sizing, rows)
+            if sizing.asks_one_epoch:
+                yield from _uneven_epochs(run, rows)
+            else:
+                yield from _dry_blend(plan, rows) if whole else _short_blend(sizing, rows)
 
 
 def _blends(plan: Plan) -> list[list[Row]]:
@@ -59,6 +140,18 @@ def _dry_blend(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
             f"{split}: Megatron builds one epoch of sources without weights, {held} samples, and "
             f"{wanted} are wanted: its loader runs dry{last}; give weights, or ask for less"
         )
+
+
+def _uneven_epochs(run: Run, rows: Sequence[Row]) -> Iterator[str]:
+    short = [row for row in rows if (row.drawn or 0) > (row.distinct or 0)]
+    if not short or (rows[0].split == "train" and int(run.target.value) > 1):
+        return
+    worst = max(short, key=lambda row: (row.drawn or 0) / (row.distinct or 1))
+    yield (
+        f"{worst.split}: train_epochs draws its paths evenly, however many samples each holds: "
+        f"{len(short)} of {len(rows)} sources are repeated, such as {worst.name} ({worst.drawn} "
+        f"drawn, {worst.samples_per_epoch} in its epoch); use train_iters, with weights by size"
+    )
 
 
 def _short_blend(sizing: Sizing, rows: Sequence[Row]) -> Iterator[str]:
@@ -86,7 +179,7 @@ def _enough(sizing: Sizing, rows: Sequence[Row]) -> str:
     return f"{int(ratio * 1000) / 1000 + 0.002:.3f}"
 
 
-def _repeats(sizing: Sizing, plan: Plan) -> Iterator[str]:
+def _repeats(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
     """Frameworks: epochs that the draws do not need, or mixed so that tokens stay unseen."""
     rows = [row for row in _train(plan) if (row.epochs or 0) > 1 and row.drawn is not None]
     if not sizing.row.is_framework or not rows:
@@ -102,7 +195,7 @@ def _repeats(sizing: Sizing, plan: Plan) -> Iterator[str]:
     mixed = "shuffles the last apart" if apart else "shuffles them together"
     yield (
         f"{sizing.row.framework} builds {worst.epochs} epochs of {worst.name}{cause} and {mixed}"
-        f"{_harm(worst)}; {_remedy(sizing, plan, needed)}"
+        f"{_harm(worst)}; {_remedy(run, sizing, plan, needed, surplus)}"
     )
 
 
@@ -113,8 +206,11 @@ def _harm(row: Row) -> str:
     return f": {_unseen(row):.1%} of its tokens stay unseen, {twice:.1%} come twice or more"
 
 
-def _remedy(sizing: Sizing, plan: Plan, needed: int) -> str:
+def _remedy(run: Run, sizing: Sizing, plan: Plan, needed: int, surplus: int) -> str:
     last = plan.max_train_iters_without_repeat
+    if surplus and not sizing.exact and (line := _install(run, variance_buffer="exact")):
+        few = f"at most {last} iterations repeat nothing, or " * (last > 0)
+        return f"{few}plan with --variance-buffer exact and call {line} in the run"
     if last == 0 or (needed > 1 and not sizing.single):
         return "change the weights, or use --order epoch, which completes each epoch in turn"
     return f"at most {last} iterations repeat nothing"
@@ -136,21 +232,33 @@ def _unseen(row: Row) -> float:
     return row.coverage.tokens[0] if row.coverage.tokens else 0.0
 
 
-def _loader_ends(run: Run, plan: Plan) -> Iterator[str]:
+def _loaders_start_over(run: Run, plan: Plan) -> Iterator[str]:
     """NeoX's datasets report one sample less than they hold, and its loader starts over."""
-    if run.order != "neox" or plan.samples_built is None or run.consumed_samples:
-        return
-    train = _train(plan)
-    held = plan.samples_built - len(train)
-    unit = (run.micro_batch_size or 1) * (run.data_parallel_size or 1)
-    if run.micro_batch_size is None or run.data_parallel_size is None:
-        unit = plan.global_batch_size
-    if held // unit * unit < plan.samples_consumed:
+    if run.target.kind == "loader_epochs" and run.target.value > 1:
         yield (
-            f"NeoX counts {held} of {plan.samples_built} samples (each dataset's length is one "
-            f"short), so its loader starts over before iteration {plan.train_iters} ends: "
-            f"train {plan.train_iters - 1} iterations"
+            f"train_epochs {run.target.value}: NeoX builds one epoch and replays it in the same "
+            "order; use train_iters for epochs with orders of their own"
         )
+    for loader in plan.loaders:
+        counted, read = loader.samples_counted, loader.samples_read
+        passes = run.target.value if run.target.kind == "loader_epochs" else 1
+        if not 0 < counted < read or (loader.split == "train" and read <= counted * passes):
+            continue
+        rows = [row for row in plan.datasets if row.split == loader.split]
+        held = sum(row.built or 0 for row in rows)
+        remedy = "lower --eval-iters, or give more data"
+        if loader.split == "train":
+            remedy = f"train {counted // plan.global_batch_size} iterations"
+        yield (
+            f"{loader.split}: NeoX counts {held - len(rows)} of {held} samples (each dataset's "
+            f"length is one short), so its loader starts over after {counted} and serves "
+            f"{read - counted} of them again: {remedy}"
+        )
+        if run.micro_batch_size is None or run.data_parallel_size is None:
+            yield (
+                f"{loader.split}: where NeoX's loader starts over depends on the micro batch, "
+                f"taken as {run.loader_batch}: give --micro-batch-size and --data-parallel-size"
+            )
 
 
 def _splits(run: Run, plan: Plan) -> Iterator[str]:

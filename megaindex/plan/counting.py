@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,13 +14,16 @@ from megaindex.index.spans import Index
 from megaindex.kernels.types import I32, I64
 from megaindex.plan.coverage import Draw
 from megaindex.plan.model import Coverage
+from megaindex.plan.serving import Served
 
 _SAMPLES_AT_ONCE = 1 << 17
 _DOCUMENTS_AT_ONCE = 1 << 20
 
 
-def built_coverage(draw: Draw, progress: Progress | None = None) -> Coverage:
-    """Builds the index of one source and counts what its first ``served`` samples serve."""
+def built_coverage(
+    draw: Draw, progress: Progress | None = None, served: Sequence[Served] | None = None
+) -> Coverage:
+    """Build the index of one source and count what ``served`` serve, or its first samples."""
     part = draw.part
     dataset = IndexedDataset(part.source.path, dialect=draw.row.file_dialect)
     index = build_index(
@@ -33,7 +36,9 @@ def built_coverage(draw: Draw, progress: Progress | None = None) -> Coverage:
         **draw.row.build_settings(),
     )
     lengths = dataset.sequence_lengths[part.begin : part.end]
-    tokens, documents = count_served(index, draw.served, lengths, part.begin, progress)
+    tokens, documents = count_served(
+        index, draw.served if served is None else served, lengths, part.begin, progress
+    )
     return Coverage(
         method="built",
         tokens=tuple(float(share) for share in tokens / tokens.sum()),
@@ -43,12 +48,14 @@ def built_coverage(draw: Draw, progress: Progress | None = None) -> Coverage:
 
 def count_served(
     index: Index,
-    served: int,
+    served: int | Sequence[Served],
     lengths: I32,
     first_document: int,
     progress: Progress | None = None,
 ) -> tuple[I64, I64]:
     """Histograms of times served, over tokens and over non-empty documents.
+
+    ``served`` are the first so many samples, or samples with the times that each is.
 
     A document counts by its most served token. Only the first S tokens of a sample count: the
     last is the next sample's first.
@@ -59,7 +66,8 @@ def count_served(
     """
     starts_of = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, dtype=np.int64, out=starts_of[1:])
-    runs = _runs(index, served, starts_of, first_document, progress)
+    samples = [Served(0, served, 1)] if isinstance(served, int) else served
+    runs = _runs(index, samples, starts_of, first_document, progress)
     tokens = np.zeros(2, np.int64)
     documents = np.zeros(2, np.int64)
     for low in range(0, len(lengths), _DOCUMENTS_AT_ONCE):
@@ -78,35 +86,43 @@ class _Runs(NamedTuple):
     whole: I32
     """Times that a document was served from end to end, for every document."""
     begins: I64
-    """Where the other runs begin, sorted."""
+    """Where the other runs begin, sorted, as often as they were served."""
     ends: I64
     """Where they end, sorted apart: a run lies within one document, so blocks still fit."""
 
 
 def _runs(
-    index: Index, served: int, starts_of: I64, first_document: int, progress: Progress | None
+    index: Index,
+    served: Sequence[Served],
+    starts_of: I64,
+    first_document: int,
+    progress: Progress | None,
 ) -> _Runs:
     whole = np.zeros(len(starts_of) - 1, np.int32)
     begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    for ids in _chunks(served):
+    for ids, times in _chunks(served):
         spans = index.locate(ids)
         length = spans.input_lengths(index.sequence_length)
         document = spans.document - first_document
         begin = starts_of[document] + spans.offset
         end = begin + length
         complete = (spans.offset == 0) & (end == starts_of[document + 1])
-        np.add.at(whole, document[complete], np.int32(1))  # 30 times as fast as a plain 1
+        np.add.at(whole, document[complete], np.int32(times))  # 30 times as fast as a plain 1
         partial = ~complete & (length > 0)
-        begins.append(begin[partial])
-        ends.append(end[partial])
+        begins += [begin[partial]] * times
+        ends += [end[partial]] * times
         if progress is not None:
-            progress(int(ids[-1]) + 1, served)
+            progress(int(ids[-1]) + 1, served[-1].end)
     return _Runs(whole, np.sort(np.concatenate(begins)), np.sort(np.concatenate(ends)))
 
 
-def _chunks(served: int) -> Iterator[I64]:
-    for start in range(0, served, _SAMPLES_AT_ONCE):
-        yield np.arange(start, min(served, start + _SAMPLES_AT_ONCE), dtype=np.int64)
+def _chunks(served: Sequence[Served]) -> Iterator[tuple[I64, int]]:
+    for part in served:
+        for start in range(part.begin, part.end, _SAMPLES_AT_ONCE):
+            yield (
+                np.arange(start, min(part.end, start + _SAMPLES_AT_ONCE), dtype=np.int64),
+                (part.times),
+            )
 
 
 def _levels(runs: _Runs, starts_of: I64, block: slice) -> tuple[I64, I64, I64]:

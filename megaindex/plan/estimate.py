@@ -13,8 +13,9 @@ from megaindex.plan.check import buffer_effect, check_failures
 from megaindex.plan.corpus import Part
 from megaindex.plan.evaluation import evaluation_of, evaluation_rows
 from megaindex.plan.limits import limits_of, phases_of
-from megaindex.plan.model import Phase, Plan, Ranks, Row
+from megaindex.plan.model import Evaluations, LoaderEnd, Phase, Plan, Ranks, Row
 from megaindex.plan.rows import rows_of
+from megaindex.plan.serving import reading_of
 from megaindex.plan.sizing import Sizing
 from megaindex.plan.sources import parts_of, sizing_of
 from megaindex.plan.target import Aim, aim_of, tails_of
@@ -40,6 +41,7 @@ def make_plan(run: Run, *, progress: Progress | None = None) -> Plan:
     train = _train_rows(run, sizing, parts["train"], aim, phases)
     evaluation = evaluation_of(run, aim.train_iters, parts)
     limits = limits_of(run, sizing, train)
+    rows = train + evaluation_rows(run, row, parts, evaluation, progress)
     plan = Plan(
         order=run.order,
         framework=row.framework,
@@ -56,14 +58,16 @@ def make_plan(run: Run, *, progress: Progress | None = None) -> Plan:
         max_train_iters_exact=limits.exact,
         neighbours=limits.neighbours,
         tails=tails_of(run, sizing),
-        datasets=train + evaluation_rows(run, row, parts, evaluation, progress),
+        datasets=rows,
         evaluation=evaluation,
         ranks=_ranks(run, aim),
         phases=phases,
         buffer_effect=None if phases else buffer_effect(run, sizing, aim),
+        loaders=_loaders(run, rows, aim, evaluation),
     )
     return replace(
         plan,
+        caution=advice.caution(run, sizing, plan),
         warnings=advice.warnings(run, sizing, plan),
         check_failures=check_failures(run, plan),
     )
@@ -114,6 +118,22 @@ def _totals(run: Run, sizing: Sizing, aim: Aim, train: Sequence[Row]) -> dict[st
     }
 
 
+def _loaders(
+    run: Run, rows: Sequence[Row], aim: Aim, evaluation: Evaluations | None
+) -> tuple[LoaderEnd, ...]:
+    """The loaders that start over; a split without data has none."""
+    read = {"train": aim.samples_consumed}
+    if evaluation is not None:
+        read |= {"valid": evaluation.valid_samples, "test": evaluation.test_samples}
+    loaders = []
+    for split, samples in read.items():
+        built = [row.built or 0 for row in rows if row.split == split and row.tokens_per_epoch]
+        limit = reading_of(run, built, split, samples).limit
+        if built and limit is not None:
+            loaders.append(LoaderEnd(split=split, samples_counted=limit, samples_read=samples))
+    return tuple(loaders)
+
+
 def _ranks(run: Run, aim: Aim) -> Ranks | None:
     parallel = run.data_parallel_size
     if parallel is None or run.batch.final % parallel:
@@ -131,6 +151,8 @@ def _target_text(run: Run) -> str:
     target = run.target
     if target.per_source:
         return f"{', '.join(map(_number, target.per_source))} epochs"
+    if target.kind == "loader_epochs":
+        return f"train_epochs {target.value}"
     unit = target.kind if target.value != 1 else target.kind.removesuffix("s")
     return f"{_number(target.value)} {unit}"
 

@@ -16,7 +16,8 @@ def evaluation_of(run: Run, train_iters: int, parts: Parts) -> Evaluations | Non
         return None
     evaluation = run.evaluation
     size = evaluation.batch_size or run.batch.final
-    rounds = train_iters // evaluation.interval + 1
+    before = run.batch.iterations_within(run.consumed_samples)
+    rounds = (before + train_iters) // evaluation.interval + 1
     return Evaluations(
         rounds=rounds,
         valid_samples=rounds * evaluation.iterations * size,
@@ -41,7 +42,7 @@ def evaluation_rows(
         needed = 1 if row.is_framework else run.sequence_length + 1
         filled = [part for part in parts[split] if part.tokens >= needed]
         if filled:
-            sizing = sizing_of(run, row, filled, split, progress)
+            sizing = sizing_of(run, row, filled, split, progress, parts["train"])
             rows += rows_of(run, sizing, filled, split, requested=samples, consumed=samples)
         rows += tuple(
             empty_row(part, split, number)

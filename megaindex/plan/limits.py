@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from megaindex.errors import InvalidArgument
 from megaindex.plan.model import Neighbour, Phase, Row
+from megaindex.plan.serving import limit_of
 from megaindex.plan.sizing import Sizing
 from megaindex.recipe.run import Run
 
@@ -26,16 +27,20 @@ def limits_of(run: Run, sizing: Sizing, train: Sequence[Row]) -> Limits:
     once, exact = (0, True)
     if sizing.row.fewest_epochs == 1:
         once, exact = sizing.longest([1] * len(sizing.tokens))
+    counted = limit_of(run, sizing.per_epoch())
+    unrepeated = once if counted is None else min(once, counted)
+    if sizing.asks_one_epoch:
+        once = unrepeated
     now = _epochs_now(train, len(sizing.tokens))
     same = once
     if now is not None and max(now) > 1:
         same, exact = sizing.longest(now)
     last = _furthest(run, same)
     return Limits(
-        without_repeat=_furthest(run, once),
+        without_repeat=_furthest(run, unrepeated),
         same_epochs=last,
         exact=exact,
-        neighbours=() if now is None or not exact else _neighbours(run, sizing, last, now),
+        neighbours=_neighbours(run, sizing, last, now) if now and exact else (),
     )
 
 
@@ -62,6 +67,8 @@ def _furthest(run: Run, samples: int) -> int:
 
 def _neighbours(run: Run, sizing: Sizing, last: int, now: Sequence[int]) -> tuple[Neighbour, ...]:
     """What the last number of iterations within these epochs builds, and the next."""
+    if sizing.asks_one_epoch:
+        return ()
     begin = max((b for b in run.phases if b <= last), default=0)
     before = run.batch.samples_after(begin, run.consumed_samples) if begin else 0
     neighbours = []

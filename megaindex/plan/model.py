@@ -50,8 +50,10 @@ class Row:
     """Samples of it in the whole blend that the framework fills, which may be longer."""
     built: int | None
     epochs: int | None
+    distinct: int | None
+    """Different samples among those drawn; None where they are not counted, or not there."""
     repeated: int | None
-    """Samples drawn beyond its first epoch."""
+    """Samples drawn beyond its first epoch, or again."""
     coverage: Coverage
 
     @property
@@ -104,6 +106,16 @@ class BufferEffect:
     max_train_iters_without_repeat: int
     short: tuple[str, ...] | None
     """Sources drawn more often than built; None where draws were not counted."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderEnd:
+    """Where the loader of a split starts over: GPT-NeoX's does after what its datasets count."""
+
+    split: str
+    samples_counted: int
+    """In whole micro batches of all ranks; 0: the run ends with an error."""
+    samples_read: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +181,10 @@ class Plan:
     ranks: Ranks | None
     phases: tuple[Phase, ...]
     buffer_effect: BufferEffect | None
+    loaders: tuple[LoaderEnd, ...] = ()
+    """Of frameworks whose loaders start over."""
+    caution: str = ""
+    """What the first line of the printed plan says: the target is not what the run serves."""
     warnings: tuple[str, ...] = ()
     check_failures: tuple[str, ...] = ()
     """Why ``--check`` fails: data repeated, or more than a batch unseen. Empty: it passes."""

@@ -1,112 +1,244 @@
-"""The plan as settings to paste back into a framework's own configuration."""
+"""The plan as settings to paste back into a framework's own configuration.
+
+What is printed, given to the framework with nothing else, is the run that was planned. Where that
+takes the adapter, its call is printed as a comment, which the planner reads back; what a framework
+cannot say is refused.
+"""
 
 from __future__ import annotations
 
+import json
 import shlex
+from collections.abc import Iterator
+from typing import Any
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.dialect import SPLITS, Split
-from megaindex.plan.model import Plan, Row
+from megaindex.index.dialect import SPLITS, Split, dialect
+from megaindex.plan.model import Plan
+from megaindex.plan.sources import own_buffers
+from megaindex.recipe.adapter_line import ADAPTERS, adapter_call
 from megaindex.recipe.run import Run
+
+_ORDERS = {"neox": ("neox",), "megatron": ("megatron", "megatron-legacy")}
+_NAMES = {"neox": "GPT-NeoX", "megatron": "Megatron"}
+_ALL_TRAIN = "100,0,0"
 
 
 def paste(plan: Plan, run: Run, framework: str) -> str:
     """A NeoX YAML snippet (``neox``) or Megatron flags (``megatron``).
 
     Raises:
-        InvalidArgument: no such framework.
+        InvalidArgument: no such framework, or it cannot say what was planned.
     """
+    if framework not in _ORDERS:
+        raise InvalidArgument(f"--print-config must be neox or megatron, got {framework!r}")
+    for reason in _unsaid(plan, run, framework):
+        raise InvalidArgument(f"--print-config {framework}: {reason}")
+    comments = [plan.caution] if plan.caution else []
+    if needed := adapter_settings(run):
+        comments.append(adapter_call(run.order, needed))
+    text = neox_yaml(plan, run) if framework == "neox" else megatron_flags(plan, run)
+    return "\n".join([*(f"# {line}" for line in comments), text])
+
+
+def adapter_settings(run: Run) -> dict[str, Any]:
+    """What only the adapter makes the framework do: arguments of its ``install``."""
+    if run.order not in ADAPTERS:
+        return {}
+    needed: dict[str, Any] = {}
+    buffer, own = run.variance_buffer, own_buffers(run)
+    if buffer == "exact":
+        # of one source the exact buffer is none
+        if any(count > 1 or value != 1 for count, value in own):
+            needed["variance_buffer"] = "exact"
+    elif run.order == "neox" and _is_own(run) and not _fits(run):
+        needed["variance_buffer"] = buffer
+    row = dialect(run.order)
+    for name, default in (
+        ("separate_final_epoch", row.final_epoch),
+        ("final_epoch_threshold", row.final_epoch_threshold),
+    ):
+        value = getattr(run.shuffling, name)
+        if value not in (None, default):
+            needed[name] = value
+    return needed
+
+
+def _fits(run: Run) -> bool:
+    """Whether the framework applies the buffer by itself."""
+    return run.variance_buffer is None or all(
+        value == run.variance_buffer for _, value in own_buffers(run)
+    )
+
+
+def _is_own(run: Run) -> bool:
+    return run.data.split is None and bool(run.data.valid or run.data.test)
+
+
+def _unsaid(plan: Plan, run: Run, framework: str) -> Iterator[str]:
+    """What the framework cannot say, and the way there is."""
+    name = _NAMES[framework]
+    if run.order not in _ORDERS[framework]:
+        yield (
+            f"{name} does not run order {run.order}; plan with --order {_ORDERS[framework][0]}, or "
+            "write a recipe, which megaindex's own loader runs"
+        )
+    if any(source.tokens is not None for source in run.data.train):
+        yield "the settings name files; give --data-path in place of --tokens-per-epoch"
+    if run.consumed_samples:
+        yield (
+            f"{name} counts train_iters from the first sample on; plan the whole run, without "
+            "--consumed-samples"
+        )
+    if run.tail == "pad" and plan.samples_consumed % plan.global_batch_size:
+        yield f"{name} masks no sample of its last batch; take --tail drop or wrap"
     if framework == "neox":
-        return neox_yaml(plan, run)
-    if framework == "megatron":
-        return megatron_flags(plan, run)
-    raise InvalidArgument(f"--print-config must be neox or megatron, got {framework!r}")
+        yield from _unsaid_by_neox(run)
+    else:
+        yield from _unsaid_by_megatron(run)
+
+
+def _unsaid_by_neox(run: Run) -> Iterator[str]:
+    data = run.data
+    if not run.batch.is_constant:
+        yield "GPT-NeoX has one batch size; remove --batch-schedule or --rampup-batch-size"
+    if run.phases:
+        yield "GPT-NeoX has no phases; remove --phase-transition-iterations"
+    if run.evaluation.batch_size not in (None, run.batch.final):
+        yield "GPT-NeoX evaluates with the batch of training; remove --eval-global-batch-size"
+    if _is_own(run) and not (data.valid and data.test):
+        yield (
+            "GPT-NeoX takes paths for each of train, valid and test, or data_path alone; give "
+            "--valid-data-path and --test-data-path too"
+        )
+    if _is_own(run):
+        return
+    if len(data.train) > 1 or data.train[0].weight is not None or run.target.per_source:
+        yield (
+            "GPT-NeoX's train_data_paths, valid_data_paths and test_data_paths are read whole; "
+            "divide each corpus with `megaindex split`, and give --train-data-path, "
+            "--valid-data-path and --test-data-path"
+        )
+    if run.variance_buffer != "exact" and not _fits(run):
+        yield "GPT-NeoX applies no buffer to data_path; remove --variance-buffer"
+
+
+def _unsaid_by_megatron(run: Run) -> Iterator[str]:
+    buffer, own = run.variance_buffer, own_buffers(run)
+    if run.order == "megatron-legacy":
+        if not run.batch.is_constant or run.phases or run.evaluation.batch_size is not None:
+            yield (
+                "Megatron-DeepSpeed has no batch schedule, phases or evaluation batch size; "
+                "remove them"
+            )
+        if not _fits(run) or vars(run.shuffling)["separate_final_epoch"] is not None:
+            yield (
+                "Megatron-DeepSpeed's buffer and shuffling are its own; remove --variance-buffer "
+                "and --separate-final-epoch"
+            )
+        return
+    unweighted = [count for count, value in own if value == 1.0]
+    if isinstance(buffer, float) and buffer != 1 and own[0][1] == 1.0 and unweighted:
+        yield (
+            "Megatron applies no buffer to paths without weights; give weights, or remove "
+            "--variance-buffer"
+        )
+    if buffer == "exact" and any(count > 1 for count in unweighted):
+        yield (
+            "Megatron builds paths without weights for one epoch; give weights, or remove "
+            "--variance-buffer"
+        )
 
 
 def neox_yaml(plan: Plan, run: Run) -> str:
     """Settings of one NeoX file, in flow style as its own files are."""
-    settings: dict[str, object] = {
-        "train_iters": plan.train_iters,
-        "seq_length": plan.sequence_length,
-    }
-    if run.micro_batch_size is not None and run.gradient_accumulation_steps is not None:
+    settings: dict[str, object] = {"train_iters": plan.train_iters}
+    if run.target.kind == "loader_epochs":
+        settings = {"train_epochs": int(run.target.value)}
+    settings |= {"seq_length": plan.sequence_length, "train_batch_size": plan.global_batch_size}
+    if run.micro_batch_size is not None:
         settings["train_micro_batch_size_per_gpu"] = run.micro_batch_size
+    if run.gradient_accumulation_steps is not None:
         settings["gradient_accumulation_steps"] = run.gradient_accumulation_steps
-    else:
-        settings["train_batch_size"] = plan.global_batch_size
     settings["seed"] = run.seed
-    if plan.evaluation is not None:
-        settings["eval_interval"] = run.evaluation.interval
-        settings["eval_iters"] = run.evaluation.iterations
+    settings["eval_interval"] = run.evaluation.interval
+    settings["eval_iters"] = run.evaluation.iterations
+    settings["data_impl"] = "mmap"
     settings.update(_neox_data(plan, run))
-    lines = [f'  "{key}": {_json(value)},' for key, value in settings.items()]
+    lines = [f'  "{key}": {json.dumps(value)},' for key, value in settings.items()]
     return "\n".join(["{", *lines, "}"])
 
 
 def _neox_data(plan: Plan, run: Run) -> dict[str, object]:
-    train = _rows(plan, "train")
-    if not all(row.path for row in train):
-        return {}
-    if len(train) == 1 and train[0].weight is None and not (run.data.valid or run.data.test):
-        return {"data_path": train[0].path, **({"split": run.data.split} if run.data.split else {})}
+    if not _is_own(run):
+        return {"data_path": run.data.train[0].path, "split": run.data.split or _ALL_TRAIN}
     settings: dict[str, object] = {}
     for split in SPLITS:
-        if rows := _rows(plan, split):
-            settings[f"{split}_data_paths"] = [row.path for row in rows]
-            settings[f"{split}_data_weights"] = [
-                1.0 if row.weight is None else row.weight for row in rows
-            ]
+        weighted = _weighted(plan, run, split)
+        settings[f"{split}_data_paths"] = [path for _, path in weighted]
+        settings[f"{split}_data_weights"] = [1.0 if w is None else w for w, _ in weighted]
     return settings
 
 
 def megatron_flags(plan: Plan, run: Run) -> str:
     """Arguments, one a line, each line but the last ending in a backslash."""
-    flags = [
-        f"--train-iters {plan.train_iters}",
-        f"--seq-length {plan.sequence_length}",
-    ]
+    flags = [_megatron_length(plan, run), f"--seq-length {plan.sequence_length}"]
     if run.micro_batch_size is not None:
         flags.append(f"--micro-batch-size {run.micro_batch_size}")
     if run.batch.is_constant:
         flags.append(f"--global-batch-size {plan.global_batch_size}")
     else:
-        # Both of Megatron's schedules count samples, not iterations.
-        flags[0] = f"--train-samples {plan.samples_consumed}"
         stages = " ".join(f"{first * plan.sequence_length}:{b}" for first, b in run.batch.stages)
         flags.append(f"--step-batch-size-schedule {shlex.quote(stages)}")
     flags.append(f"--seed {run.seed}")
     if plan.evaluation is not None:
         flags.append(f"--eval-interval {run.evaluation.interval}")
         flags.append(f"--eval-iters {run.evaluation.iterations}")
+    if run.evaluation.batch_size is not None:
+        flags.append(f"--eval-global-batch-size {run.evaluation.batch_size}")
+    if run.phases:
+        flags.append(f"--phase-transition-iterations {' '.join(map(str, run.phases))}")
     flags += _megatron_data(plan, run)
-    if isinstance(plan.variance_buffer, float) and plan.variance_buffer > 1:
-        flags.append(f"--mid-level-dataset-surplus {plan.variance_buffer - 1:.6g}")
+    if run.order == "megatron-legacy":
+        flags.append(f"--train-data-exact-num-epochs {run.shuffling.exact_num_epochs or -1}")
+    elif isinstance(run.variance_buffer, float) and not _fits(run):
+        flags.append(f"--mid-level-dataset-surplus {_surplus(run.variance_buffer)}")
     return " \\\n".join(flags)
 
 
+def _megatron_length(plan: Plan, run: Run) -> str:
+    """In samples where the target is: so many are asked of the datasets. Schedules count them."""
+    if run.target.kind == "samples":
+        return f"--train-samples {int(run.target.value)}"
+    if not run.batch.is_constant:
+        return f"--train-samples {plan.samples_consumed}"
+    return f"--train-iters {plan.train_iters}"
+
+
+def _surplus(buffer: float) -> str:
+    """The shortest decimal that gives ``buffer`` when Megatron adds 1."""
+    digits = (f"{buffer - 1:.{count}g}" for count in range(1, 18))
+    return next((text for text in digits if 1 + float(text) == buffer), repr(buffer - 1))
+
+
 def _megatron_data(plan: Plan, run: Run) -> list[str]:
-    own = bool(run.data.valid or run.data.test)
     flags = []
-    for split in SPLITS if own else SPLITS[:1]:
-        rows = _rows(plan, split)
-        if rows and all(row.path for row in rows):
-            words = [word for row in rows for word in _weighted(row)]
-            flag = f"--{split}-data-path" if own else "--data-path"
+    for split in SPLITS if _is_own(run) else SPLITS[:1]:
+        if weighted := _weighted(plan, run, split):
+            pairs = ([path] if w is None else [f"{w:.17g}", path] for w, path in weighted)
+            words = [word for pair in pairs for word in pair]
+            flag = f"--{split}-data-path" if _is_own(run) else "--data-path"
             flags.append(f"{flag} {shlex.join(words)}")
-    if flags and not own:
-        flags.append(f"--split {run.data.split or '100,0,0'}")
+    if not _is_own(run):
+        flags.append(f"--split {run.data.split or _ALL_TRAIN}")
     return flags
 
 
-def _weighted(row: Row) -> list[str]:
-    return [row.path] if row.weight is None else [f"{row.weight:.17g}", row.path]
-
-
-def _rows(plan: Plan, split: Split) -> list[Row]:
-    return [row for row in plan.datasets if row.split == split]
-
-
-def _json(value: object) -> str:
-    import json
-
-    return json.dumps(value)
+def _weighted(plan: Plan, run: Run, split: Split) -> list[tuple[float | None, str]]:
+    """Weight and path of every source; epochs of each source set the weights."""
+    sources = getattr(run.data, split)
+    weights = [None if source.weight is None else float(source.weight) for source in sources]
+    if split == "train" and run.target.per_source:
+        rows = [row for row in plan.datasets if row.split == "train" and row.phase in (None, 1)]
+        weights = [row.weight for row in rows]
+    return [(weight, source.path) for weight, source in zip(weights, sources, strict=True)]

@@ -61,6 +61,8 @@ def _answer(plan: Plan, names: ShortNames) -> RenderableType:
         f" in order {plan.order} of {plan.framework}, {plan.sequence_length} tokens a sample, "
         f"{_batch(plan)} samples an iteration",
     )
+    if plan.caution:
+        asked = Text("\n").join([Text(plan.caution, "bold yellow"), asked])
     answer = Text.assemble("train_iters ", (str(plan.train_iters), "bold green"))
     return answer_panel(asked, Text(), answer, *_limits(plan, names))
 

@@ -6,10 +6,19 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from megaindex.plan.corpus import Part
-from megaindex.plan.coverage import Draw, coverage_of
+from megaindex.plan.coverage import BUILD_LIMIT, Draw, coverage_of
 from megaindex.plan.model import Coverage, Row
+from megaindex.plan.serving import (
+    Served,
+    drawn_bounds,
+    drawn_from,
+    reading_of,
+    samples_served,
+)
 from megaindex.plan.sizing import Sizing
 from megaindex.recipe.run import Run
+
+_MOST_TIMES = 10_000  # a histogram of times served has a place for each
 
 
 def rows_of(
@@ -22,17 +31,25 @@ def rows_of(
     consumed: int,
     phase: int | None = None,
 ) -> tuple[Row, ...]:
-    """Rows of one split: ``requested`` samples asked of its blend, ``consumed`` drawn from it."""
+    """Rows of one split: ``requested`` samples asked of its blend, ``consumed`` read from it."""
     asked = sizing.requested(requested)
     epochs = None if asked is None else sizing.epochs(asked)
     built = None if epochs is None else sizing.samples_of(epochs)
-    drawn = sizing.draws.counts(consumed)
-    bounds = sizing.draws.bounds(consumed)
-    in_blend = sizing.draws.counts(sizing.blend_size(requested))
+    reading = reading_of(run, built or [], split, consumed)
+    positions = reading.positions() if built else (Served(0, consumed, 1),)
+    drawn, bounds = drawn_from(sizing, positions), drawn_bounds(sizing, positions)
+    filled = sizing.blend_size(requested)
+    if reading.limit is not None:
+        filled = max((part.end for part in positions), default=0)
+    in_blend = sizing.draws.counts(filled)
     per_epoch = sizing.per_epoch()
     rows = []
     for i, part in enumerate(parts):
-        count = None if drawn is None else drawn[i]
+        count = None if drawn is None else sum(part.size for part in drawn[i])
+        served = None
+        if drawn is not None and built is not None:
+            served = samples_served(sizing, drawn[i], built[i])
+        distinct = None if served is None else sum(part.end - part.begin for part in served)
         row = Row(
             split=split,
             phase=phase,
@@ -47,10 +64,11 @@ def rows_of(
             drawn_by_blend=None if in_blend is None else in_blend[i],
             built=None if built is None else built[i],
             epochs=None if epochs is None else epochs[i],
-            repeated=None if count is None else max(0, count - per_epoch[i]),
+            distinct=distinct,
+            repeated=_repeated(count, distinct, per_epoch[i]),
             coverage=Coverage(method="none"),
         )
-        rows.append(_covered(run, sizing, part, row))
+        rows.append(_covered(run, sizing, part, row, served))
     return tuple(rows)
 
 
@@ -70,14 +88,26 @@ def empty_row(part: Part, split: str, source: int) -> Row:
         drawn_by_blend=0,
         built=0,
         epochs=0,
+        distinct=0,
         repeated=0,
         coverage=Coverage(method="none"),
     )
 
 
-def _covered(run: Run, sizing: Sizing, part: Part, row: Row) -> Row:
+def _repeated(drawn: int | None, distinct: int | None, per_epoch: int) -> int | None:
+    """Samples drawn beyond those that are different and of the first epoch."""
+    if drawn is None:
+        return None
+    return max(0, drawn - min(per_epoch, drawn if distinct is None else distinct))
+
+
+def _covered(
+    run: Run, sizing: Sizing, part: Part, row: Row, served: Sequence[Served] | None
+) -> Row:
     """The row with its coverage; uncounted draws are taken at the middle of their bounds."""
     if row.requested is None or row.epochs is None or row.built is None:
+        return row
+    if served is None and row.drawn is not None:  # the run ends with an error
         return row
     likely = sum(row.drawn_bounds) // 2
     draw = Draw(
@@ -92,4 +122,27 @@ def _covered(run: Run, sizing: Sizing, part: Part, row: Row) -> Row:
         drawn=likely if row.drawn is None else row.drawn,
         counted=row.drawn is not None,
     )
-    return replace(row, coverage=coverage_of(draw, run.coverage, sizing.progress))
+    if served is None or all(part == Served(0, draw.served, 1) for part in served):
+        return replace(row, coverage=coverage_of(draw, run.coverage, sizing.progress))
+    return replace(row, coverage=_coverage_of_again(draw, served, run, sizing))
+
+
+def _coverage_of_again(draw: Draw, served: Sequence[Served], run: Run, sizing: Sizing) -> Coverage:
+    """Coverage where samples are served more than once: in closed form of one epoch, counted, or
+    none, since an expectation would need their joint chances.
+    """
+    most = max(part.times for part in served)
+    if run.coverage == "none" or most > _MOST_TIMES or draw.row.order == "window":
+        return Coverage(method="none")
+    if draw.epochs == 1 and run.coverage != "exact":
+        shares = [0.0] * (most + 1)
+        for part in served:
+            shares[part.times] += (part.end - part.begin) * draw.sequence_length / draw.part.tokens
+        shares[0] = 1 - sum(shares[1:])
+        return Coverage(method="closed-form", tokens=tuple(shares))
+    work = sum(part.size for part in served) + draw.part.sequences * draw.epochs
+    if not draw.part.source.path or (run.coverage != "exact" and work > BUILD_LIMIT):
+        return Coverage(method="none")
+    from megaindex.plan.counting import built_coverage
+
+    return built_coverage(draw, sizing.progress, served)

@@ -26,6 +26,8 @@ class Sizing:
     weights: tuple[float | int, ...] | None
     """Explicit weights, or None."""
     buffer: Buffer
+    asks_one_epoch: bool = False
+    """Each source is asked for one epoch, whatever is drawn of it: GPT-NeoX's train_epochs."""
     walk: str = "auto"
     progress: Progress | None = None
 
@@ -100,6 +102,8 @@ class Sizing:
 
     def requested(self, samples: int) -> list[int] | None:
         """Samples asked of each source for ``samples`` of the blend; None: not counted."""
+        if self.asks_one_epoch:
+            return self.per_epoch()
         if self.exact:
             return self.draws.counts(samples)
         if self.one_epoch_only:
@@ -136,7 +140,7 @@ class Sizing:
         limits = self.samples_of(epochs)
         if self.one_epoch_only:
             return sum(limits), True
-        if self.exact:
+        if self.exact or self.asks_one_epoch:
             return self.draws.longest(limits)
         return min(self._longest_request(i, limit) for i, limit in enumerate(limits)), True
 

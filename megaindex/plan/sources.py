@@ -38,22 +38,34 @@ def parts_of(data: Data, row: Dialect) -> Parts:
 
 
 def sizing_of(
-    run: Run, row: Dialect, parts: Sequence[Part], split: Split, progress: Progress | None
+    run: Run,
+    row: Dialect,
+    parts: Sequence[Part],
+    split: Split,
+    progress: Progress | None,
+    train: Sequence[Part] = (),
 ) -> Sizing:
-    """How the sources of one split are sized."""
+    """How the sources of one split are sized; ``train``: the parts of training, if not these.
+
+    Epochs of each source set the weights, of validation and test too where a corpus is divided.
+    """
     weights: tuple[float | int, ...] | None = _weights([part.source for part in parts])
-    if split == "train" and run.target.per_source:
-        weights = _per_source_samples(run, row, parts)
+    if run.target.per_source and (split == "train" or run.data.split is not None):
+        samples = _per_source_samples(run, row, train or parts)
+        weights = tuple(
+            next(s for s, t in zip(samples, run.data.train, strict=True) if t is part.source)
+            for part in parts
+        )
     if split != "train":  # an exact number of epochs is for training alone
         row = replace(row, exact_num_epochs=None)
-    own_sources = run.data.split is None and bool(run.data.valid or run.data.test)
     return Sizing(
         row=row,
         sequence_length=run.sequence_length,
         names=tuple(part.source.path or f"source {i}" for i, part in enumerate(parts, 1)),
         tokens=tuple(part.tokens for part in parts),
         weights=weights,
-        buffer=_buffer(run, row, weights, len(parts), own_sources=own_sources),
+        buffer=_buffer(run, row, weights, len(parts), own_sources=_own_sources(run)),
+        asks_one_epoch=run.target.kind == "loader_epochs",
         walk=run.blend_counts,
         progress=progress,
     )
@@ -86,14 +98,48 @@ def _buffer(
     *,
     own_sources: bool,
 ) -> Buffer:
-    """The buffer asked for, else the framework's own.
+    """The buffer asked for, else the framework's own."""
+    if run.target.kind == "loader_epochs":
+        return 1.0
+    own = _own_buffer(row, weights, num_sources, own_sources=own_sources)
+    if own_sources and num_sources == 1 and row.weight_alone == "ignored":
+        return own if run.variance_buffer != "exact" else "exact"
+    return run.variance_buffer or own
 
-    Megatron ignores the weight of a single path that one split has to itself; the other frameworks
-    weigh several paths alike where they are told nothing.
+
+def own_buffers(run: Run) -> list[tuple[int, float]]:
+    """Sources, and the buffer that the framework itself applies, of each split that has any."""
+    own_sources = _own_sources(run)
+    splits = [getattr(run.data, split) for split in SPLITS]
+    return [
+        (
+            len(sources),
+            _own_buffer(
+                run.row,
+                (1.0,) if run.target.per_source else _weights(sources),
+                len(sources),
+                own_sources=own_sources,
+            ),
+        )
+        for sources in splits
+        if sources
+    ]
+
+
+def _own_sources(run: Run) -> bool:
+    """Whether each split has sources of its own."""
+    return run.data.split is None and bool(run.data.valid or run.data.test)
+
+
+def _own_buffer(
+    row: Dialect, weights: Sequence[float | int] | None, num_sources: int, *, own_sources: bool
+) -> float:
+    """The buffer that the framework applies.
+
+    Megatron builds several paths without weights for one epoch; the other frameworks weigh them
+    alike.
     """
-    if run.variance_buffer is not None:
-        return run.variance_buffer
-    if row.order == "megatron":
-        alone = own_sources and num_sources == 1
-        return row.default_buffer(weighted=weights is not None and not alone)
-    return row.default_buffer(weighted=weights is not None or num_sources > 1)
+    weighted = weights is not None or (num_sources > 1 and row.request != "megatron")
+    if own_sources and num_sources == 1 and row.weight_alone != "as given":
+        weighted = row.weight_alone == "always"
+    return row.default_buffer(weighted=weighted)

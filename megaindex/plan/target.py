@@ -5,12 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from megaindex.errors import InvalidArgument
 from megaindex.plan.model import Tail
+from megaindex.plan.serving import limit_of
 from megaindex.plan.sizing import Sizing
 from megaindex.recipe.run import Run
 
 # Frameworks with a train_samples of their own: it, not whole batches, is asked of the datasets.
 _TAKES_SAMPLES = ("megatron", "megatron-legacy")
+_WHOLE_EPOCHS = ("epochs", "loader_epochs")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +37,13 @@ def aim_of(run: Run, sizing: Sizing) -> Aim:
     wanted = _wanted(run, sizing)
     iterations = _iterations(run, wanted, run.tail)
     consumed = _consumed(run, wanted, iterations, run.tail)
+    if run.target.kind == "loader_epochs":
+        iterations = _loader_iterations(run, sizing)
+        consumed = run.batch.samples_after(iterations, run.consumed_samples)
     requested = consumed
     if run.target.kind == "samples" and run.order in _TAKES_SAMPLES:
         requested = max(wanted, consumed)
-    if run.target.kind == "epochs":
+    if run.target.kind in _WHOLE_EPOCHS:
         tokens = sum(
             int(epochs * size) for epochs, size in zip(_epochs(run), sizing.tokens, strict=True)
         )
@@ -57,7 +63,7 @@ def aim_of(run: Run, sizing: Sizing) -> Aim:
 
 def tails_of(run: Run, sizing: Sizing) -> tuple[Tail, ...]:
     """What each tail policy would cost; none for a target of iterations, which has no tail."""
-    if run.target.kind == "iterations":
+    if run.target.kind in ("iterations", "loader_epochs"):
         return ()
     wanted = _wanted(run, sizing)
     tails = []
@@ -105,12 +111,31 @@ def _epochs(run: Run) -> tuple[Fraction, ...]:
 def _wanted(run: Run, sizing: Sizing) -> int:
     """Samples the target amounts to, from the very first on."""
     target = run.target
-    if target.kind == "epochs":
+    if target.kind in _WHOLE_EPOCHS:
         return sum(sizing.samples_of(_epochs(run)))
     value = int(target.value)
     if target.kind == "iterations":
         return run.batch.samples_after(value, run.consumed_samples)
     return value if target.kind == "samples" else value // run.sequence_length
+
+
+def _loader_iterations(run: Run, sizing: Sizing) -> int:
+    """As GPT-NeoX's update_iterations: micro batches · train_epochs // accumulation, resumed ones
+    included.
+
+    Raises:
+        InvalidArgument: the sources make not one micro batch.
+    """
+    limit, batch = limit_of(run, sizing.per_epoch()), run.batch.final
+    assert limit is not None, "checked by Run"
+    batches, accumulation = limit // run.loader_batch, batch // run.loader_batch
+    if batches == 0:
+        raise InvalidArgument(
+            f"train_epochs: one epoch of the sources has no micro batch of {run.loader_batch} "
+            "samples, and GPT-NeoX ends with a ZeroDivisionError; lower the batch size"
+        )
+    whole = batches * int(run.target.value) // accumulation
+    return max(0, whole - run.consumed_samples // batch)
 
 
 def _iterations(run: Run, wanted: int, tail: str) -> int:

@@ -28,7 +28,9 @@ from megaindex.recipe.schedule import BatchSchedule
 
 Tail = Literal["drop", "pad", "wrap"]
 Buffer = float | Literal["exact"]
-TargetKind = Literal["epochs", "iterations", "samples", "tokens"]
+TargetKind = Literal["epochs", "iterations", "samples", "tokens", "loader_epochs"]
+"""loader_epochs are GPT-NeoX's train_epochs: one epoch of each source is built, for validation and
+test too, and so many times the micro batches of its loader are trained on."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,6 +198,15 @@ class Run:
             raise InvalidArgument("no training data: give --data-path or --tokens-per-epoch")
 
     @property
+    def loader_batch(self) -> int:
+        """Samples that the loaders of all ranks read at once: a micro batch each, or a global batch
+        where these sizes are not known.
+        """
+        if self.micro_batch_size is None or self.data_parallel_size is None:
+            return self.batch.final
+        return self.micro_batch_size * self.data_parallel_size
+
+    @property
     def row(self) -> Dialect:
         """The order, with what `shuffling` changes of it."""
         return self.shuffling.applied(dialect(self.order))
@@ -221,6 +232,8 @@ class Run:
             raise InvalidArgument(
                 f"target of {target.kind} must be positive, got {', '.join(map(str, values))}"
             )
+        if target.kind == "loader_epochs":
+            self._check_loader_epochs(target.value)
         if target.per_source and len(target.per_source) != len(self.data.train):
             raise InvalidArgument(
                 f"--epochs has {len(target.per_source)} values for {len(self.data.train)} sources; "
@@ -229,6 +242,18 @@ class Run:
         if target.per_source and self.data.train[0].weight is not None:
             raise InvalidArgument(
                 "--epochs per source sets the weights; remove the weights from --data-path"
+            )
+
+    def _check_loader_epochs(self, value: Fraction) -> None:
+        if not self.row.uncounted_samples:
+            raise InvalidArgument(
+                f"order {self.order}: train_epochs are GPT-NeoX's; give --epochs in place of them"
+            )
+        if value < 1 or value.denominator != 1:
+            raise InvalidArgument(f"train_epochs must be a whole number from 1, got {value}")
+        if self.micro_batch_size is None or self.data_parallel_size is None:
+            raise InvalidArgument(
+                "train_epochs counts micro batches: give --micro-batch-size and --world-size"
             )
 
 

@@ -20,6 +20,7 @@ from megaindex.recipe.schedule import BatchSchedule, parse_count, parse_schedule
 _TARGETS: dict[str, TargetKind] = {
     "epochs": "epochs",
     "train_iters": "iterations",
+    "train_epochs": "loader_epochs",
     "train_samples": "samples",
     "train_tokens": "tokens",
 }
@@ -58,6 +59,8 @@ class Settings:
     rampup_batch_size: tuple[int, ...] | None = None
     epochs: str | None = None
     train_iters: int | None = None
+    train_epochs: int | None = None
+    """GPT-NeoX's, which are not --epochs: see `Target`."""
     train_samples: str | None = None
     train_tokens: str | None = None
     variance_buffer: str | None = None
@@ -191,7 +194,7 @@ def batch_schedule(settings: Settings, final: int) -> BatchSchedule:
 
 def _target(settings: Settings) -> Target:
     given = [name for name in _TARGETS if getattr(settings, name) is not None]
-    flags = ["--" + name.replace("_", "-") for name in given]
+    flags = [_flag(name) for name in given]
     if len(given) != 1:
         found = " and ".join(flags) if flags else "none"
         raise InvalidArgument(
@@ -205,6 +208,10 @@ def _target(settings: Settings) -> Target:
     parts = tuple(_fraction(part, flag) for part in str(value).split(","))
     per_source = parts if len(parts) > 1 else ()
     return Target(kind="epochs", value=max(parts), per_source=per_source)
+
+
+def _flag(name: str) -> str:
+    return name if name == "train_epochs" else "--" + name.replace("_", "-")
 
 
 def _fraction(text: str, flag: str) -> Fraction:

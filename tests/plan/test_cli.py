@@ -95,7 +95,19 @@ def test_a_module_run_exits_with_the_status_and_no_traceback() -> None:
 def test_neox_yaml_to_paste_gives_the_same_plan(paths: list[Path], tmp_path: Path) -> None:
     for words in (
         ["--data-path", paths[0], "--split", "90,8,2"],
-        ["--train-data-path", 2, paths[0], 1, paths[1], "--valid-data-path", 1, paths[2]],
+        [
+            "--train-data-path",
+            2,
+            paths[0],
+            1,
+            paths[1],
+            "--valid-data-path",
+            1,
+            paths[2],
+            "--test-data-path",
+            1,
+            paths[1],
+        ],
     ):
         settings = [
             *words, "--seq-length", 64, "--micro-batch-size", 2, "--data-parallel-size", 4,

@@ -71,9 +71,11 @@ def test_limits_are_what_trying_every_number_finds(
 ) -> None:
     tokens, weights = blend
 
+    def made(count: int) -> Plan:
+        return plan_of(order, tokens, "iterations", count, weights, variance_buffer=buffer)
+
     def epochs(count: int) -> list[int | None]:
-        made = plan_of(order, tokens, "iterations", count, weights, variance_buffer=buffer)
-        return [row.epochs for row in made.datasets]
+        return [row.epochs for row in made(count).datasets]
 
     plan = plan_of(order, tokens, "iterations", iterations, weights, variance_buffer=buffer)
     one_epoch_only = order == "megatron" and len(tokens) > 1 and not weights and buffer != "exact"
@@ -82,10 +84,16 @@ def test_limits_are_what_trying_every_number_finds(
     once = [1] * len(tokens)
     last = plan.max_train_iters_without_repeat
     assert last == 0 or epochs(last) == once
-    assert epochs(last + 1) != once
+    assert not starts_over(made(last)) or last == 0
+    assert epochs(last + 1) != once or starts_over(made(last + 1))
     same = plan.max_train_iters_same_epochs
     assert all(a <= b for a, b in zip(epochs(same), now, strict=True)) or same == 0
     assert any(a > b for a, b in zip(epochs(same + 1), now, strict=True))
+
+
+def starts_over(plan: Plan) -> bool:
+    """Whether the loader does, as GPT-NeoX's after a sample less of each source than is built."""
+    return any(loader.samples_read > loader.samples_counted for loader in plan.loaders)
 
 
 @given(ORDERS, blends(), BUFFERS)
@@ -98,7 +106,7 @@ def test_more_iterations_never_ask_for_less(order: str, blend: Any, buffer: Any)
     for less, more in itertools.pairwise(plans):
         for a, b in zip(less.datasets, more.datasets, strict=True):
             assert (a.requested, a.epochs, a.built) <= (b.requested, b.epochs, b.built)
-            assert a.drawn <= b.drawn
+            assert a.drawn <= b.drawn or starts_over(less) or starts_over(more)
 
 
 @given(ORDERS, st.integers(40, 3000), st.integers(1, 400), st.fractions("1/3", 3))
@@ -132,9 +140,10 @@ def test_a_larger_buffer_never_builds_less(
 def test_the_exact_buffer_builds_what_is_drawn(order: str, blend: Any, iterations: int) -> None:
     tokens, weights = blend
     plan = plan_of(order, tokens, "iterations", iterations, weights, variance_buffer="exact")
-    assert sum(row.drawn for row in plan.datasets) == plan.samples_consumed
+    dead = any(loader.samples_counted == 0 for loader in plan.loaders)
+    assert dead or sum(row.drawn for row in plan.datasets) == plan.samples_consumed
     for row in plan.datasets:
-        assert row.requested == row.drawn <= row.built
+        assert row.requested == row.drawn <= row.built or starts_over(plan)
         assert row.epochs == 1 or row.built - row.samples_per_epoch - 1 < row.drawn
 
 
