@@ -47,7 +47,7 @@ def buffer_effect(run: Run, sizing: Sizing, aim: Aim) -> BufferEffect | None:
     epochs = other.epochs(requested)
     drawn = sizing.draws.counts(aim.samples_consumed)
     longest, _ = other.longest([1] * len(epochs))
-    built = other.samples_of(epochs)
+    built = other.built(requested, epochs)
     return BufferEffect(
         variance_buffer=COMMON_BUFFER,
         num_epochs_built=max(epochs),

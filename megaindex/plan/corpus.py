@@ -23,6 +23,10 @@ class Part:
     begin: int
     end: int
     tokens: int
+    pass_samples: int | None = None
+    """Samples of one pass where each is of whole documents: of pack_until_overflow, the fewest."""
+    leaves_out: int = 0
+    """Documents among them that are not served: without a label, or too long."""
 
     @property
     def sequences(self) -> int:

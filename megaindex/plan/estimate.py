@@ -34,7 +34,7 @@ def make_plan(run: Run, *, progress: Progress | None = None) -> Plan:
         FormatError, StorageError: a dataset cannot be read.
     """
     row = run.row
-    parts = parts_of(run.data, row)
+    parts = parts_of(run.data, row, run.packing, run.sequence_length)
     sizing = sizing_of(run, row, parts["train"], "train", progress)
     aim = aim_of(run, sizing)
     phases = phases_of(run, aim.train_iters)
@@ -108,7 +108,7 @@ def _totals(run: Run, sizing: Sizing, aim: Aim, train: Sequence[Row]) -> dict[st
     return {
         "train_iters": aim.train_iters,
         "tokens_per_epoch": sum(sizing.tokens),
-        "samples_per_epoch": sum(sizing.per_epoch()),
+        "samples_per_epoch": sum(row.samples_per_epoch for row in train[: len(sizing.tokens)]),
         "samples_consumed": aim.samples_consumed,
         "samples_left_over": max(0, aim.samples_in_view - aim.samples_consumed),
         "tokens_consumed": tokens_consumed,

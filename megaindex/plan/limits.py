@@ -86,7 +86,7 @@ def _neighbours(run: Run, sizing: Sizing, last: int, now: Sequence[int]) -> tupl
             Neighbour(
                 train_iters=iterations,
                 num_epochs_built=max(epochs),
-                samples_built=sum(sizing.samples_of(epochs)),
+                samples_built=sum(sizing.built(requested, epochs)),
                 begins=more[0] if more else "",
             )
         )

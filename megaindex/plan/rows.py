@@ -34,7 +34,7 @@ def rows_of(
     """Rows of one split: ``requested`` samples asked of its blend, ``consumed`` read from it."""
     asked = sizing.requested(requested)
     epochs = None if asked is None else sizing.epochs(asked)
-    built = None if epochs is None else sizing.samples_of(epochs)
+    built = None if asked is None or epochs is None else sizing.built(asked, epochs)
     reading = reading_of(run, built or [], split, consumed)
     positions = reading.positions() if built else (Served(0, consumed, 1),)
     drawn, bounds = drawn_from(sizing, positions), drawn_bounds(sizing, positions)
@@ -68,7 +68,10 @@ def rows_of(
             repeated=_repeated(count, distinct, per_epoch[i]),
             coverage=Coverage(method="none"),
         )
-        rows.append(_covered(run, sizing, part, row, served))
+        if run.packing is None:
+            rows.append(_covered(run, sizing, part, row, served))
+        else:
+            rows.append(_packed(run, part, row, served))
     return tuple(rows)
 
 
@@ -99,6 +102,28 @@ def _repeated(drawn: int | None, distinct: int | None, per_epoch: int) -> int | 
     if drawn is None:
         return None
     return max(0, drawn - min(per_epoch, drawn if distinct is None else distinct))
+
+
+def _packed(run: Run, part: Part, row: Row, served: Sequence[Served] | None) -> Row:
+    """The row of a source that gives samples of whole documents, counted where that is cheap."""
+    from megaindex.plan.packing import index_of_part, packing_coverage, samples_of_first_pass
+
+    assert run.packing is not None
+    varies = run.packing.pack_impl != "unpacked"
+    work = (row.requested or 0) + part.sequences * (row.epochs or 0)
+    asked = run.coverage == "exact" or (run.coverage == "auto" and work <= BUILD_LIMIT)
+    if row.requested is None or not (asked or varies):
+        return row
+    if work > BUILD_LIMIT and run.coverage != "exact":
+        return replace(row, epochs=None)
+    index = index_of_part(run, part, row.requested)
+    if varies:
+        held = min(samples_of_first_pass(index, part), row.requested)
+        repeated = None if row.drawn is None else max(0, row.drawn - held)
+        row = replace(row, epochs=index.num_epochs, samples_per_epoch=held, repeated=repeated)
+    if not asked or not served:
+        return row
+    return replace(row, coverage=packing_coverage(run, part, index, served))
 
 
 def _covered(

@@ -11,6 +11,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import Dialect
 from megaindex.index.draws import DivisorDraws, Draws, GreedyDraws, Progress, SingleDraws
 from megaindex.index.weights import blend_weights, divisor_weights, request_weights
+from megaindex.kernels.sizes import ceil_div
 from megaindex.recipe.run import Buffer
 
 
@@ -28,6 +29,10 @@ class Sizing:
     buffer: Buffer
     asks_one_epoch: bool = False
     """Each source is asked for one epoch, whatever is drawn of it: GPT-NeoX's train_epochs."""
+    pass_samples: tuple[int, ...] | None = None
+    """Samples of one pass over the documents of each source, where each is of whole documents."""
+    pass_samples_vary: bool = False
+    """They are the fewest: another order of the documents may give more."""
     walk: str = "auto"
     progress: Progress | None = None
 
@@ -51,6 +56,8 @@ class Sizing:
         self, epochs: Sequence[Fraction | int], tokens: Sequence[int] | None = None
     ) -> list[int]:
         """Samples that so many epochs of each source hold."""
+        if self.pass_samples is not None:
+            return [int(n * size) for n, size in zip(epochs, self.pass_samples, strict=True)]
         return [
             self.row.samples_in_epochs(count, size, self.sequence_length)
             for count, size in zip(epochs, self.tokens if tokens is None else tokens, strict=True)
@@ -127,10 +134,17 @@ class Sizing:
 
     def epochs(self, requested: Sequence[int]) -> list[int]:
         """Epochs that are built for so many samples of each source."""
+        if self.pass_samples is not None:
+            pairs = zip(requested, self.pass_samples, strict=True)
+            return [max(1, ceil_div(count, size)) for count, size in pairs]
         return [
             self.row.epochs_for(count, size, self.sequence_length)
             for count, size in zip(requested, self.tokens, strict=True)
         ]
+
+    def built(self, requested: Sequence[int], epochs: Sequence[int]) -> list[int]:
+        """Samples built of each source: whole documents fill as many as are asked for."""
+        return self.samples_of(epochs) if self.pass_samples is None else list(requested)
 
     def longest(self, epochs: Sequence[int]) -> tuple[int, bool]:
         """Most samples of the blend for which no source needs more than its ``epochs``.
@@ -142,7 +156,8 @@ class Sizing:
             return sum(limits), True
         if self.exact or self.asks_one_epoch:
             return self.draws.longest(limits)
-        return min(self._longest_request(i, limit) for i, limit in enumerate(limits)), True
+        longest = min(self._longest_request(i, limit) for i, limit in enumerate(limits))
+        return longest, not self.pass_samples_vary
 
     def _longest_request(self, i: int, limit: int) -> int:
         """Largest n whose request is within ``limit``; requests never fall as n grows."""

@@ -10,27 +10,34 @@ from megaindex.index.dialect import SPLITS, Dialect, Split, parse_split
 from megaindex.index.draws import Progress
 from megaindex.plan.corpus import Part, measure
 from megaindex.plan.sizing import Sizing
-from megaindex.recipe.run import Buffer, Data, Run, Source
+from megaindex.recipe.run import Buffer, Data, Packing, Run, Source
 
 Parts = dict[Split, list[Part]]
 
 
-def parts_of(data: Data, row: Dialect) -> Parts:
+def parts_of(
+    data: Data, row: Dialect, packing: Packing | None = None, sequence_length: int = 0
+) -> Parts:
     """Parts of every split that has sources.
 
     Raises:
         InvalidArgument: the split leaves nothing to train on.
         FormatError, StorageError: a dataset cannot be read.
     """
+
+    def measured(source: Source) -> list[Part]:
+        if packing is None:
+            return measure(source, row, data.split)
+        from megaindex.plan.packing import measure_documents
+
+        return measure_documents(source, row, data.split, packing, sequence_length)
+
     if data.split is None:
-        return {
-            split: [measure(source, row, None)[0] for source in getattr(data, split)]
-            for split in SPLITS
-        }
+        return {split: [measured(source)[0] for source in getattr(data, split)] for split in SPLITS}
     shares = parse_split(data.split)
     if shares[0] == 0:
         raise InvalidArgument(f"--split {data.split} leaves no training data; give train a share")
-    divided = [measure(source, row, data.split) for source in data.train]
+    divided = [measured(source) for source in data.train]
     return {
         split: [parts[i] for parts in divided] if shares[i] > 0 else []
         for i, split in enumerate(SPLITS)
@@ -56,6 +63,8 @@ def sizing_of(
             next(s for s, t in zip(samples, run.data.train, strict=True) if t is part.source)
             for part in parts
         )
+    if run.data.documents_alpha is not None:
+        weights = documents_weights([part.sequences for part in parts], run.data.documents_alpha)
     if split != "train":  # an exact number of epochs is for training alone
         row = replace(row, exact_num_epochs=None)
     return Sizing(
@@ -65,6 +74,8 @@ def sizing_of(
         tokens=tuple(part.tokens for part in parts),
         weights=weights,
         buffer=_buffer(run, row, weights, len(parts), own_sources=_own_sources(run)),
+        pass_samples=None if run.packing is None else tuple(p.pass_samples or 0 for p in parts),
+        pass_samples_vary=run.packing is not None and run.packing.pack_impl != "unpacked",
         asks_one_epoch=run.target.kind == "loader_epochs",
         walk=run.blend_counts,
         progress=progress,
@@ -83,6 +94,19 @@ def _per_source_samples(run: Run, row: Dialect, parts: Sequence[Part]) -> tuple[
             f"{run.sequence_length} tokens; ask for more of it, or leave it out"
         )
     return samples
+
+
+def documents_weights(documents: Sequence[int], alpha: float) -> tuple[float, ...]:
+    """GPT-NeoX's weights by the numbers of documents, in its own double expressions: shares to the
+    power of alpha, times what they lack of 1.
+    """
+    if len(documents) == 1:
+        return (1.0,)
+    shares = [count / sum(documents) for count in documents]
+    powers = [share**alpha for share in shares]
+    total = sum(powers)
+    scaled = [power / total * (1 - share) for power, share in zip(powers, shares, strict=True)]
+    return tuple(weight / sum(scaled) for weight in scaled)
 
 
 def _weights(sources: Sequence[Source]) -> tuple[float, ...] | None:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from megaindex.errors import InvalidArgument
+from megaindex.kernels.sizes import ceil_div
 from megaindex.plan.model import Tail
 from megaindex.plan.serving import limit_of
 from megaindex.plan.sizing import Sizing
@@ -97,6 +98,8 @@ def _ranks_masked(run: Run, iterations: int, masked: int) -> int:
 
 def whole_epochs(sizing: Sizing, samples: int) -> int:
     """Least whole number of epochs, at least one, of all sources that hold ``samples`` samples."""
+    if sizing.pass_samples is not None:
+        return max(1, ceil_div(samples, sum(sizing.pass_samples)))
     size = len(sizing.tokens)
     epochs = max(1, samples * sizing.sequence_length // sum(sizing.tokens))
     while sum(sizing.samples_of([epochs] * size)) < samples:

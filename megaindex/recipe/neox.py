@@ -1,23 +1,48 @@
 """GPT-NeoX configuration files as settings.
 
 Keys are read as NeoX reads them: several files make one configuration, hyphens equal underscores,
-keys that do not concern the data are ignored.
+keys that do not concern the data are ignored, and keys that it does not have are not.
 """
 
 from __future__ import annotations
 
+import difflib
 import os
 import reprlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import DEFAULT_SPLIT
+from megaindex.recipe.adapter_line import settings_in_comments
 from megaindex.recipe.hosts import gpus_of_hosts
+from megaindex.recipe.neox_arguments import NAMES
+from megaindex.recipe.run import Packing
 from megaindex.recipe.settings import Settings
 from megaindex.recipe.yaml_file import load_mapping
 
 _SPLITS = ("train", "valid", "test")
+_VERSION = "GPT-NeoX (main, 2026-05)"
+# Keys that decide what a plan says; one that is nearly one of them is taken for a slip of the pen.
+_TAKEN = (
+    "seq_length", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "data_path",
+    "train_batch_size", "global_num_gpus", "model_parallel_size", "pipe_parallel_size", "split",
+    "train_iters", "train_epochs", "eval_interval", "eval_iters", "data_impl", "pack_impl",
+    "dataset_impl", "allow_chopped", "weight_by_num_documents", "weighted_sampler_alpha",
+    "hostfile", "num_nodes", "num_gpus", "include", "exclude", "exit_interval",
+    "curriculum_learning", "data_efficiency", "autotuning", "elasticity", "train_impl",
+    *(f"{side}{split}{kind}_data_paths" for split in _SPLITS
+      for side, kind in (("", ""), ("", "_label"), ("pos_", ""), ("neg_", ""), ("pos_", "_label"),
+                         ("neg_", "_label"))),
+    *(f"{split}_data_weights" for split in _SPLITS),
+)  # fmt: skip
+_UNPLANNED = {
+    "curriculum_learning": "cuts samples short, which the shares of tokens seen leave out",
+    "data_efficiency": "chooses samples itself, which this plan leaves out",
+    "autotuning": "chooses batch sizes, which this plan leaves out",
+    "elasticity": "chooses batch sizes, which this plan leaves out",
+}
 
 
 def read_neox(paths: Sequence[str | os.PathLike[str]]) -> Settings:
@@ -28,7 +53,12 @@ def read_neox(paths: Sequence[str | os.PathLike[str]]) -> Settings:
         InvalidArgument: a file is not a mapping, repeats a key of another, or asks for what the
             planner cannot size.
     """
-    return neox_settings(merged_files(paths))
+    settings = neox_settings(merged_files(paths))
+    said: dict[str, Any] = {}
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            said |= settings_in_comments(file.read(), "neox", os.fspath(path))
+    return replace(settings, **said)
 
 
 def merged_files(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
@@ -45,17 +75,24 @@ def merged_files(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
                     f"{os.fspath(path)}: {key} is set by an earlier file too, which NeoX refuses; "
                     "remove one of them"
                 )
-            config[key.replace("-", "_")] = value
+            name = key.replace("-", "_")
+            near = difflib.get_close_matches(name, _TAKEN, 1, cutoff=0.8)
+            if name not in NAMES and near:
+                raise InvalidArgument(
+                    f"{os.fspath(path)}: GPT-NeoX has no argument {key} and refuses it; did you "
+                    f"mean {near[0]}?"
+                )
+            config[name] = value
     return config
 
 
 def neox_settings(config: Mapping[str, Any]) -> Settings:
     """The planner's settings in a merged NeoX configuration."""
-    _refuse_other_packing(config)
-    epochs = _whole(config, "train_epochs")
+    _check_train_epochs(config)
     return Settings(
         order="neox",
         **_data(config),
+        packing=_packing(config),
         seq_length=_whole(config, "seq_length"),
         micro_batch_size=_whole(config, "train_micro_batch_size_per_gpu"),
         gradient_accumulation_steps=_whole(config, "gradient_accumulation_steps"),
@@ -64,25 +101,82 @@ def neox_settings(config: Mapping[str, Any]) -> Settings:
         tensor_model_parallel_size=max(1, _whole(config, "model_parallel_size") or 1),
         pipeline_model_parallel_size=max(1, _whole(config, "pipe_parallel_size") or 1),
         train_iters=_whole(config, "train_iters"),
-        # With train_epochs NeoX asks for one epoch, without a buffer, however many it is to train.
-        epochs=None if epochs is None else "1",
-        variance_buffer=None if epochs is None else "1.0",
+        train_epochs=_whole(config, "train_epochs"),
         seed=_whole(config, "seed"),
         eval_interval=_whole(config, "eval_interval"),
         eval_iters=_whole(config, "eval_iters"),
-        notes=_notes(epochs),
+        notes=tuple(_notes(config)),
     )
 
 
+def _check_train_epochs(config: Mapping[str, Any]) -> None:
+    """As NeoX's validate_train_epochs."""
+    if not config.get("train_epochs"):
+        return
+    weights = config.get("train_data_weights")
+    for key, refused in (
+        ("pack_impl", config.get("pack_impl", "packed") != "packed"),
+        ("dataset_impl", config.get("dataset_impl", "gpt2") != "gpt2"),
+        ("weight_by_num_documents", bool(config.get("weight_by_num_documents"))),
+        ("train_data_weights", isinstance(weights, list) and any(w != 1.0 for w in weights)),
+    ):
+        if refused:
+            raise InvalidArgument(
+                f"train_epochs with {key}: {_shown(config[key])} is refused by NeoX; give "
+                "train_iters in place of train_epochs"
+            )
+
+
 def _data(config: Mapping[str, Any]) -> dict[str, Any]:
-    paths = {f"{split}_data_path": _blend(config, split) for split in _SPLITS}
+    side = _side(config)
+    paths = {split: _list(config, f"{side}{split}_data_paths") for split in _SPLITS}
     single = config.get("data_path")
-    if single is not None and any(paths.values()):
+    missing = [split for split, given in paths.items() if not given]
+    if len(missing) == len(_SPLITS):
+        return {} if single is None else _divided(config, single)
+    if single is not None:
         raise InvalidArgument(
-            "data_path and train_data_paths exclude each other in NeoX; remove one of them"
+            f"data_path and {side}train_data_paths exclude each other in NeoX; remove one of them"
         )
-    if single is None:
-        return paths
+    if missing:
+        raise InvalidArgument(
+            "NeoX takes data paths of train, valid and test, or of none of them; give "
+            + " and ".join(f"{side}{split}_data_paths" for split in missing)
+        )
+    found: dict[str, Any] = {
+        f"{split}_data_path": _blend(config, split, given) for split, given in paths.items()
+    }
+    if config.get("weight_by_num_documents"):
+        found["documents_alpha"] = _number(config, "weighted_sampler_alpha", 1.0)
+    found["companions"] = _companions(config, side, paths)
+    return found
+
+
+def _side(config: Mapping[str, Any]) -> str:
+    """What the keys of the data paths begin with."""
+    kind = config.get("dataset_impl", "gpt2")
+    if kind not in ("gpt2", "pairwise"):
+        raise InvalidArgument(
+            f"dataset_impl: {_shown(kind)} is not planned: it takes its samples from a server; "
+            "'gpt2' and 'pairwise' read files"
+        )
+    other = "" if kind == "pairwise" else "pos_"
+    given = [f"{other}{split}_data_paths" for split in _SPLITS]
+    if wrong := [key for key in given if config.get(key)]:
+        needed = "gpt2" if kind == "pairwise" else "pairwise"
+        raise InvalidArgument(
+            f"{wrong[0]} is of dataset_impl {needed!r}, not {kind!r}; change one of them"
+        )
+    if kind == "gpt2":
+        return ""
+    if config.get("weight_by_num_documents"):
+        raise InvalidArgument(
+            "weight_by_num_documents ends with an error in NeoX for pairwise data; write weights"
+        )
+    return "pos_"
+
+
+def _divided(config: Mapping[str, Any], single: Any) -> dict[str, Any]:
     if not isinstance(single, str):
         raise InvalidArgument(
             f"data_path must be one path, got {_shown(single)}; use train_data_paths"
@@ -91,11 +185,8 @@ def _data(config: Mapping[str, Any]) -> dict[str, Any]:
     return {"data_path": (single,), "split": split.replace(" ", "")}
 
 
-def _blend(config: Mapping[str, Any], split: str) -> tuple[str, ...] | None:
+def _blend(config: Mapping[str, Any], split: str, paths: Sequence[Any]) -> tuple[str, ...]:
     """``weight path weight path …`` of a split; NeoX weighs all alike where it is told nothing."""
-    paths = _list(config, f"{split}_data_paths")
-    if not paths:
-        return None
     weights = _list(config, f"{split}_data_weights") or [1.0] * len(paths)
     if len(weights) != len(paths):
         raise InvalidArgument(
@@ -106,27 +197,64 @@ def _blend(config: Mapping[str, Any], split: str) -> tuple[str, ...] | None:
     return tuple(_scalar(f"{split}_data_paths", word) for pair in pairs for word in pair)
 
 
-def _refuse_other_packing(config: Mapping[str, Any]) -> None:
-    for key, known in (("pack_impl", "packed"), ("dataset_impl", "gpt2")):
-        if config.get(key, known) != known:
+def _companions(
+    config: Mapping[str, Any], side: str, paths: Mapping[str, Sequence[Any]]
+) -> dict[str, tuple[tuple[str, ...], ...]] | None:
+    """Labels, rejected texts and their labels, of each split; empty where there are none."""
+    if config.get("pack_impl", "packed") == "packed":
+        return None  # they follow the text and decide nothing
+    found = {}
+    for split, given in paths.items():
+        keys = [f"{side}{split}_label_data_paths"]
+        if side:
+            keys += [f"neg_{split}_data_paths", f"neg_{split}_label_data_paths"]
+        lists = [[_scalar(key, path) for path in _list(config, key)] for key in keys]
+        if side and (len(lists[1]) != len(given) or len(lists[0]) != len(lists[2])):
             raise InvalidArgument(
-                f"{key}: {_shown(config[key])} is not planned; only {known!r} packs tokens "
-                "into samples whose number can be known ahead"
+                f"{split}: pairwise data needs a neg_ path for each pos_ path, and labels of both "
+                "sides or none"
             )
-    if config.get("weight_by_num_documents"):
+        padded = [[*paths_[: len(given)], *[""] * (len(given) - len(paths_))] for paths_ in lists]
+        padded += [[""] * len(given)] * (3 - len(padded))
+        found[split] = tuple(zip(*padded, strict=True))
+    return found
+
+
+def _packing(config: Mapping[str, Any]) -> Packing | None:
+    kind = config.get("pack_impl", "packed")
+    if kind not in ("packed", "unpacked", "pack_until_overflow"):
         raise InvalidArgument(
-            "weight_by_num_documents replaces the weights by ones it computes; write those into "
-            "train_data_weights and turn it off"
+            f"pack_impl: {_shown(kind)} is not planned; NeoX knows packed, unpacked and "
+            "pack_until_overflow"
         )
+    if kind == "packed":
+        if config.get("dataset_impl", "gpt2") == "pairwise":
+            raise InvalidArgument(
+                "dataset_impl pairwise is refused by NeoX with pack_impl packed, the default; "
+                "write pack_impl: unpacked or pack_until_overflow"
+            )
+        return None
+    return Packing(pack_impl=kind, allow_chopped=bool(config.get("allow_chopped", True)))
 
 
-def _notes(epochs: int | None) -> tuple[str, ...]:
-    if epochs is None or epochs <= 1:
-        return ()
-    return (
-        f"train_epochs {epochs}: NeoX builds one epoch and replays it in the same order; this plan "
-        "is of one pass. Use train_iters for epochs with orders of their own",
-    )
+def _notes(config: Mapping[str, Any]) -> Iterator[str]:
+    unknown = [key for key in config if key not in NAMES]
+    if unknown:
+        yield f"{_VERSION} has no argument {', '.join(unknown)} and refuses the file: remove it"
+    has_data = any(key.endswith(("data_path", "data_paths")) for key in config)
+    if has_data and config.get("data_impl", "infer") == "infer":
+        yield (
+            f"data_impl infer, the default: {_VERSION} opens no file with it, and ends with an "
+            "AttributeError unless megaindex.adapters.neox.install() is called; write data_impl: "
+            "mmap"
+        )
+    for key, effect in _UNPLANNED.items():
+        value = config.get(key)
+        if value and (not isinstance(value, Mapping) or value.get("enabled", True)):
+            yield f"{key} {effect}"
+    stop, iterations = config.get("exit_interval"), config.get("train_iters")
+    if isinstance(stop, int) and stop and (not isinstance(iterations, int) or stop < iterations):
+        yield f"exit_interval {stop}: NeoX stops there; this plan is of all iterations"
 
 
 def _scalar(key: str, value: Any) -> str:
@@ -147,6 +275,13 @@ def _list(config: Mapping[str, Any], key: str) -> list[Any]:
     if not isinstance(value, list):
         raise InvalidArgument(f"{key} must be a list, got {_shown(value)}; put it into [ ]")
     return value
+
+
+def _number(config: Mapping[str, Any], key: str, default: float) -> float:
+    value = config.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidArgument(f"{key} must be a number, got {_shown(value)}")
+    return float(value)
 
 
 def _whole(config: Mapping[str, Any], key: str) -> int | None:

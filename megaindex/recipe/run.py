@@ -42,6 +42,11 @@ class Source:
     """Explicit weight, positive and finite; None everywhere in a blend means no weights."""
     tokens: int | None = None
     """Tokens of one epoch, where there is no file to read."""
+    labels: str = ""
+    """Path prefix of the labels, for GPT-NeoX's packings of whole documents: see `Packing`."""
+    rejected: str = ""
+    """Path prefix of the other side of pairwise data; `path` is then the preferred one."""
+    rejected_labels: str = ""
 
     def __post_init__(self) -> None:
         make_plain(self, optional=["tokens"])
@@ -65,6 +70,18 @@ class Data:
     test: tuple[Source, ...] = ()
     split: str | None = None
     """Divides the train sources among train, valid and test; None leaves each split its own."""
+    documents_alpha: float | None = None
+    """GPT-NeoX's weight_by_num_documents: the weights are computed from the numbers of documents,
+    with this exponent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Packing:
+    """GPT-NeoX's samples of whole documents: its pack_impl other than packed."""
+
+    pack_impl: Literal["unpacked", "pack_until_overflow"]
+    allow_chopped: bool = True
+    """Whether documents longer than a sample are served, without their ends."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,6 +177,8 @@ class Run:
     target: Target
     variance_buffer: Buffer | None = None
     """None: what the framework itself applies; "exact": what the blend really draws."""
+    packing: Packing | None = None
+    """Samples of whole documents; None: of S tokens, cut from the documents one after another."""
     tail: Tail = "drop"
     seed: int = 1234
     shuffling: Shuffling = Shuffling()
@@ -196,6 +215,8 @@ class Run:
             _check_sources(getattr(self.data, name), name)
         if not self.data.train:
             raise InvalidArgument("no training data: give --data-path or --tokens-per-epoch")
+        if self.packing is not None:
+            self._check_packing(self.packing)
 
     @property
     def loader_batch(self) -> int:
@@ -243,6 +264,26 @@ class Run:
             raise InvalidArgument(
                 "--epochs per source sets the weights; remove the weights from --data-path"
             )
+
+    def _check_packing(self, packing: Packing) -> None:
+        kind, data = packing.pack_impl, self.data
+        if self.order != "neox":
+            raise InvalidArgument(f"pack_impl {kind} is GPT-NeoX's; plan with --order neox")
+        if kind == "pack_until_overflow" and self.target.kind == "epochs":
+            raise InvalidArgument(
+                "--epochs: pack_until_overflow fills another number of samples in each pass; give "
+                "--train-iters"
+            )
+        sources = [*data.train, *data.valid, *data.test]
+        for source in sources:
+            if source.tokens is not None:
+                raise InvalidArgument(f"pack_impl {kind} needs files; give --data-path")
+            if kind == "unpacked" and not source.labels:
+                raise InvalidArgument(
+                    f"pack_impl unpacked: {source.path} has no labels, and GPT-NeoX ends with an "
+                    "AttributeError; give train_label_data_paths, valid_ and test_ ones, with "
+                    "train_data_paths"
+                )
 
     def _check_loader_epochs(self, value: Fraction) -> None:
         if not self.row.uncounted_samples:

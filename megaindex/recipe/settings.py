@@ -6,6 +6,7 @@ Each reader fills the `Settings` it finds and leaves the rest None; `merged` lay
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Any
@@ -14,7 +15,16 @@ from megaindex.errors import InvalidArgument
 from megaindex.index.plain import make_plain, parse_fraction
 from megaindex.recipe.batch import batch_sizes
 from megaindex.recipe.data import parse_blend, parse_tokens
-from megaindex.recipe.run import Data, Evaluation, Run, Shuffling, Source, Target, TargetKind
+from megaindex.recipe.run import (
+    Data,
+    Evaluation,
+    Packing,
+    Run,
+    Shuffling,
+    Source,
+    Target,
+    TargetKind,
+)
 from megaindex.recipe.schedule import BatchSchedule, parse_count, parse_schedule, ramp_up
 
 _TARGETS: dict[str, TargetKind] = {
@@ -27,7 +37,15 @@ _TARGETS: dict[str, TargetKind] = {
 # Fields that answer one question: a flag for one of them replaces all that a file says on it.
 _GROUPS = (
     tuple(_TARGETS),
-    ("data_path", "tokens_per_epoch", "train_data_path", "valid_data_path", "test_data_path"),
+    (
+        "data_path",
+        "tokens_per_epoch",
+        "train_data_path",
+        "valid_data_path",
+        "test_data_path",
+        "companions",
+        "documents_alpha",
+    ),
     ("data_parallel_size", "world_size"),
     ("batch_schedule", "rampup_batch_size"),
 )
@@ -44,6 +62,11 @@ class Settings:
     valid_data_path: tuple[str, ...] | None = None
     test_data_path: tuple[str, ...] | None = None
     tokens_per_epoch: tuple[str, ...] | None = None
+    companions: Mapping[str, tuple[tuple[str, ...], ...]] | None = None
+    """GPT-NeoX: labels, rejected text and its labels beside each path of a split, or empty."""
+    documents_alpha: float | None = None
+    """GPT-NeoX's weight_by_num_documents, with its alpha: see `Data`."""
+    packing: Packing | None = None
     weights: tuple[str, ...] | None = None
     split: str | None = None
     seq_length: int | None = None
@@ -117,6 +140,7 @@ def resolve(settings: Settings) -> Run:
         target=_target(settings),
         variance_buffer=parse_buffer(settings.variance_buffer),
         tail=_choice("--tail", settings.tail or "drop", ("drop", "pad", "wrap")),
+        packing=settings.packing,
         seed=1234 if settings.seed is None else settings.seed,
         shuffling=_shuffling(settings),
         evaluation=_evaluation(settings),
@@ -167,13 +191,26 @@ def _data(settings: Settings) -> Data:
         train, valid, test = (
             parse_blend(paths, None, f"--{name}-data-path") for name, paths in per_split.items()
         )
-        return Data(train=train, valid=valid, test=test)
+        data = Data(train=train, valid=valid, test=test, documents_alpha=settings.documents_alpha)
+        return _accompanied(data, settings.companions or {})
     sources: tuple[Source, ...]
     if settings.tokens_per_epoch:
         sources = parse_tokens(settings.tokens_per_epoch, settings.weights)
         return Data(train=sources)
     sources = parse_blend(settings.data_path or (), settings.weights, "--data-path")
     return Data(train=sources, split=settings.split)
+
+
+def _accompanied(data: Data, companions: Mapping[str, tuple[tuple[str, ...], ...]]) -> Data:
+    """The data with labels, rejected texts and their labels beside the paths."""
+    changes: dict[str, Any] = {}
+    for split, given in companions.items():
+        sources = zip(getattr(data, split), given, strict=True)
+        changes[split] = tuple(
+            replace(source, labels=labels, rejected=rejected, rejected_labels=rejected_labels)
+            for source, (labels, rejected, rejected_labels) in sources
+        )
+    return replace(data, **changes)
 
 
 def batch_schedule(settings: Settings, final: int) -> BatchSchedule:

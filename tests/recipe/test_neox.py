@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import pytest
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.recipe.neox import merged_files, neox_settings, read_neox
-from megaindex.recipe.settings import resolve
+from megaindex.recipe.neox_arguments import NAMES
+from megaindex.recipe.run import Packing, Target
+from megaindex.recipe.settings import Settings, merged, resolve
 
 MODEL = """
 # a model
@@ -22,7 +26,10 @@ MODEL = """
   "train-iters": 1000, "eval-interval": 100, "eval_iters": 7,
 }
 """
-DATA = 'train-data-paths: ["/d/a", "/d/b"]\ntrain-data-weights: [1., 3.]\n'
+DATA = (
+    'train-data-paths: ["/d/a", "/d/b"]\ntrain-data-weights: [1., 3.]\n'
+    'valid-data-paths: ["/d/c"]\ntest-data-paths: ["/d/c"]\ndata-impl: mmap\n'
+)
 
 
 def write(folder: Path, **texts: str) -> list[Path]:
@@ -66,7 +73,9 @@ def test_one_path_takes_the_default_split_and_no_weight() -> None:
 
 
 def test_paths_of_a_split_are_weighed_alike_by_default() -> None:
-    settings = neox_settings({"train_data_paths": ["a", "b"], "valid_data_paths": ["c"]})
+    settings = neox_settings(
+        {"train_data_paths": ["a", "b"], "valid_data_paths": ["c"], "test_data_paths": ["c"]}
+    )
     assert settings.train_data_path == ("1.0", "a", "1.0", "b")
     assert settings.valid_data_path == ("1.0", "c")
 
@@ -99,11 +108,20 @@ def test_without_hosts_the_world_size_is_asked_for(tmp_path: Path) -> None:
         resolve(settings)
 
 
-def test_train_epochs_are_one_unbuffered_epoch_that_neox_replays() -> None:
-    settings = neox_settings({"train_epochs": 3})
-    assert (settings.epochs, settings.variance_buffer) == ("1", "1.0")
-    assert "replays it in the same order" in settings.notes[0]
-    assert neox_settings({"train_epochs": 1}).notes == ()
+def test_train_epochs_are_a_target_of_their_own() -> None:
+    settings = neox_settings({"train_epochs": 3, "data_path": "/d/a", "seq_length": 8})
+    assert (settings.train_epochs, settings.epochs, settings.variance_buffer) == (3, None, None)
+    sized = merged(settings, Settings(micro_batch_size=2, world_size=1))
+    assert resolve(sized).target == Target(kind="loader_epochs", value=Fraction(3))
+    with pytest.raises(InvalidArgument, match="found --train-iters and train_epochs"):
+        resolve(replace(sized, train_iters=5))
+    with pytest.raises(InvalidArgument, match="train_epochs must be a whole number from 1, got 0"):
+        resolve(replace(sized, train_epochs=0))
+    assert resolve(merged(sized, Settings(epochs="2"))).target.kind == "epochs"
+
+
+SOME = {f"{split}_data_paths": ["a"] for split in ("train", "valid", "test")}
+PAIRS = {f"pos_{key}": ["a"] for key in SOME} | {f"neg_{key}": ["b"] for key in SOME}
 
 
 @pytest.mark.parametrize(
@@ -114,10 +132,31 @@ def test_train_epochs_are_one_unbuffered_epoch_that_neox_replays() -> None:
         ({"train_data_paths": "a"}, "train_data_paths must be a list"),
         ({"data_path": ["a"]}, "data_path must be one path"),
         ({"data_path": "a", "train_data_paths": ["b"]}, "exclude each other"),
-        ({"train_data_paths": ["a"], "train_data_weights": [1, 2]}, "one weight for each path"),
-        ({"pack_impl": "unpacked"}, "pack_impl: 'unpacked' is not planned"),
-        ({"dataset_impl": "pairwise"}, "dataset_impl: 'pairwise' is not planned"),
-        ({"weight_by_num_documents": True}, "train_data_weights and turn it off"),
+        ({**SOME, "train_data_weights": [1, 2]}, "one weight for each path"),
+        ({"train_data_paths": ["a"]}, "or of none of them; give valid_data_paths and test_data_"),
+        ({"pack_impl": "padded"}, "pack_impl: 'padded' is not planned"),
+        ({"dataset_impl": "online"}, "dataset_impl: 'online' is not planned"),
+        ({"dataset_impl": "pairwise", **SOME}, "train_data_paths is of dataset_impl 'gpt2'"),
+        (PAIRS, "pos_train_data_paths is of dataset_impl 'pairwise', not 'gpt2'"),
+        ({"dataset_impl": "pairwise", **PAIRS}, "refused by NeoX with pack_impl packed"),
+        (
+            {
+                "dataset_impl": "pairwise",
+                "pack_impl": "unpacked",
+                **PAIRS,
+                "neg_test_data_paths": [],
+            },
+            "test: pairwise data needs a neg_ path for each",
+        ),
+        (
+            {"dataset_impl": "pairwise", "pack_impl": "unpacked", "weight_by_num_documents": True},
+            "ends with an error in NeoX for pairwise data",
+        ),
+        (
+            {"train_epochs": 1, **SOME, "train_data_weights": [2.0]},
+            "train_epochs with train_dat",
+        ),
+        ({"train_epochs": 1, "pack_impl": "unpacked"}, "train_epochs with pack_impl: 'unpacked'"),
     ],
 )
 def test_bad_values_name_the_setting(config: dict[str, object], reason: str) -> None:
@@ -137,3 +176,75 @@ def test_unreadable_files_are_named(tmp_path: Path) -> None:
         read_neox([tmp_path / "none.yml"])
     with pytest.raises(StorageError, match="cannot be read"):
         read_neox([tmp_path])
+
+
+@pytest.mark.parametrize(
+    ("key", "near"),
+    [
+        ("train_data_weight", "train_data_weights"),
+        ("train-data-path", "train_data_paths"),
+        ("eval_iter", "eval_iters"),
+        ("train_epoch", "train_epochs"),
+        ("packing_impl", "pack_impl"),
+        ("seq_len", "seq_length"),
+    ],
+)
+def test_a_slip_in_a_key_of_the_data_is_refused(tmp_path: Path, key: str, near: str) -> None:
+    (path,) = write(tmp_path, slip=f"{key}: 1")
+    with pytest.raises(InvalidArgument, match=rf"slip.yml: .* no argument {key} .*mean {near}\?"):
+        read_neox([path])
+
+
+def test_other_keys_that_neox_refuses_are_listed(tmp_path: Path) -> None:
+    (path,) = write(tmp_path, old="{attention_type: x, decay-lr-to: 1, warmup_iters: 3}")
+    assert "no argument attention_type, decay_lr_to, warmup_iters" in read_neox([path]).notes[0]
+    assert len(NAMES) == 318
+
+
+def test_what_touches_the_data_and_is_not_planned_is_listed() -> None:
+    config = {
+        "data_path": "/d", "train_iters": 100, "exit_interval": 40,
+        "curriculum_learning": {"enabled": True}, "data_efficiency": {"enabled": False},
+        "elasticity": {"enabled": True},
+    }  # fmt: skip
+    notes = neox_settings(config).notes
+    assert [note.split()[0] for note in notes] == [
+        "data_impl", "curriculum_learning", "elasticity", "exit_interval",
+    ]  # fmt: skip
+
+
+def test_the_adapter_in_a_comment_is_part_of_the_settings(tmp_path: Path) -> None:
+    line = '# megaindex.adapters.neox.install(variance_buffer="exact")\n'
+    one, number, wrong, other = write(
+        tmp_path, one=line + MODEL, number="{\n  # megaindex.adapters.neox.install("
+        "variance_buffer=1.25, separate_final_epoch='always')\n}",
+        wrong="# megaindex.adapters.neox.install(exact=True)\na: 1",
+        other="# megaindex.adapters.megatron.install(variance_buffer=2)\na: 1",
+    )  # fmt: skip
+    assert read_neox([one]).variance_buffer == "exact"
+    settings = read_neox([number])
+    assert (settings.variance_buffer, settings.separate_final_epoch) == ("1.25", "always")
+    for path in (wrong, other):
+        with pytest.raises(InvalidArgument, match="the comment megaindex.* is not planned"):
+            read_neox([path])
+
+
+def test_packings_and_their_companions_are_read() -> None:
+    labels = {f"{split}_label_data_paths": [f"{split}_l"] for split in ("train", "valid", "test")}
+    base = {"seq_length": 8, "train_batch_size": 1, "train_iters": 1}
+    run = resolve(neox_settings({**base, **SOME, **labels, "pack_impl": "unpacked"}))
+    assert run.packing == Packing(pack_impl="unpacked", allow_chopped=True)
+    assert (run.data.valid[0].path, run.data.valid[0].labels) == ("a", "valid_l")
+    paired = {
+        "dataset_impl": "pairwise",
+        "pack_impl": "pack_until_overflow",
+        "allow_chopped": False,
+    }
+    run = resolve(neox_settings({**base, **PAIRS, **paired}))
+    assert run.packing == Packing(pack_impl="pack_until_overflow", allow_chopped=False)
+    assert [(s.path, s.rejected, s.labels) for s in run.data.test] == [("a", "b", "")]
+    assert neox_settings({**base, **SOME, **labels}).companions is None
+    with pytest.raises(InvalidArgument, match="unpacked: a has no labels"):
+        resolve(neox_settings({**base, **SOME, "pack_impl": "unpacked"}))
+    weighed = {"weight_by_num_documents": True, "weighted_sampler_alpha": 0.5}
+    assert resolve(neox_settings({**base, **SOME, **weighed})).data.documents_alpha == 0.5

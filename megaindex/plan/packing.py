@@ -1,0 +1,136 @@
+"""GPT-NeoX's samples of whole documents: how many a pass gives, and what a run serves of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from megaindex.build.packing import build_packing, build_pairs, packing_order, pair_order
+from megaindex.format import IndexedDataset
+from megaindex.index.dialect import Dialect
+from megaindex.index.orders.packing import PackingIndex, PackingOrder
+from megaindex.kernels.sizes import ceil_div
+from megaindex.plan.corpus import Part
+from megaindex.plan.counting import count_served
+from megaindex.plan.model import Coverage
+from megaindex.plan.serving import Served
+from megaindex.recipe.run import Packing, Run, Source
+
+
+def measure_documents(
+    source: Source, row: Dialect, split: str | None, packing: Packing, sequence_length: int
+) -> list[Part]:
+    """Parts of a source, of the documents that take part.
+
+    Of a divided source GPT-NeoX takes as many documents for validation and test as the split
+    gives, but counts them from the first one on.
+    """
+    count = len(_open(source.path, row))
+    bounds = [(0, count)] if split is None else row.split_bounds(split, count)
+    parts = []
+    for size in (end - begin for begin, end in bounds):
+        if size == 0:
+            parts.append(Part(source=source, begin=0, end=0, tokens=0, pass_samples=0))
+            continue
+        order = _order(source, row, size, packing, sequence_length)
+        lengths = order.lengths[order.takes_part].astype(np.int64)
+        room = sequence_length + 1
+        fewest = ceil_div(int(np.minimum(lengths, room).sum()), room)
+        parts.append(
+            Part(
+                source=source,
+                begin=0,
+                end=size,
+                tokens=int(lengths.sum()),
+                pass_samples=lengths.size if packing.pack_impl == "unpacked" else fewest,
+                leaves_out=size - lengths.size,
+            )
+        )
+    return parts
+
+
+def index_of_part(run: Run, part: Part, requested: int) -> PackingIndex:
+    """The index that GPT-NeoX builds for so many samples."""
+    assert run.packing is not None
+    source, packing = part.source, run.packing
+    text, labels = _open(source.path, run.row), _open_if(source.labels, run.row)
+    settings = {
+        "pack_impl": packing.pack_impl,
+        "allow_chopped": packing.allow_chopped,
+        "sequence_length": run.sequence_length,
+        "seed": run.seed,
+        "num_samples": max(1, requested),
+    }
+    if source.rejected:
+        sides = build_pairs(
+            text, _open(source.rejected, run.row), pos_labels=labels,
+            neg_labels=_open_if(source.rejected_labels, run.row), **settings,
+        )  # fmt: skip
+        return sides[0]
+    return build_packing(
+        text, range(part.begin, part.end), next_token=True, cache_dir=None, label_dataset=labels,
+        **settings,
+    )  # fmt: skip
+
+
+def samples_of_first_pass(index: PackingIndex, part: Part) -> int:
+    """Samples of pack_until_overflow that begin in the first pass over the documents."""
+    taking_part = part.sequences - part.leaves_out
+    return int(np.searchsorted(index.sample_index[:-1, 0], taking_part))
+
+
+def packing_coverage(
+    run: Run, part: Part, index: PackingIndex, served: Sequence[Served]
+) -> Coverage:
+    """Coverage of the documents of a part, counted; of pairwise data, of the preferred side."""
+    lengths = _open(part.source.path, run.row).sequence_lengths[part.begin : part.end]
+    tokens, documents = count_served(index, _instead(run, index, served), lengths, part.begin)
+    return Coverage(
+        method="built",
+        tokens=tuple(float(share) for share in tokens / tokens.sum()),
+        documents=tuple(float(share) for share in documents / documents.sum()),
+    )
+
+
+def _instead(run: Run, index: PackingIndex, served: Sequence[Served]) -> list[Served]:
+    """For the last sample that pack_until_overflow fills, GPT-NeoX finds no document after it, and
+    serves its first sample.
+    """
+    assert run.packing is not None
+    if run.packing.pack_impl == "unpacked":
+        return list(served)
+    last = int(np.argmax(index.shuffle_index == index.num_samples - 1))
+    pieces = []
+    for part in served:
+        if not part.begin <= last < part.end:
+            pieces.append(part)
+            continue
+        around = (replace(part, end=last), replace(part, begin=last + 1))
+        pieces += [*around, Served(0, 1, part.times)]
+    return [part for part in pieces if part.begin < part.end]
+
+
+def _order(
+    source: Source, row: Dialect, size: int, packing: Packing, sequence_length: int
+) -> PackingOrder:
+    text, labels = _open(source.path, row), _open_if(source.labels, row)
+    if source.rejected:
+        return pair_order(
+            text, _open(source.rejected, row), pack_impl=packing.pack_impl, seed=0, num_samples=1,
+            sequence_length=sequence_length, allow_chopped=packing.allow_chopped,
+            pos_labels=labels, neg_labels=_open_if(source.rejected_labels, row),
+        )  # fmt: skip
+    return packing_order(
+        text, range(size), pack_impl=packing.pack_impl, seed=0, num_samples=1,
+        sequence_length=sequence_length, allow_chopped=packing.allow_chopped, label_dataset=labels,
+    )  # fmt: skip
+
+
+def _open(path: str, row: Dialect) -> IndexedDataset:
+    return IndexedDataset(path, dialect=row.file_dialect)
+
+
+def _open_if(path: str, row: Dialect) -> IndexedDataset | None:
+    return _open(path, row) if path else None
