@@ -41,7 +41,8 @@ def caution(run: Run, sizing: Sizing, plan: Plan) -> str:
     if dead:
         return dead[0]
     train = _train(plan)
-    if run.target.kind != "epochs" or sizing.exact or any(row.drawn is None for row in train):
+    unsized = sizing.exact or sizing.pass_samples_vary
+    if run.target.kind != "epochs" or unsized or any(row.drawn is None for row in train):
         return ""
     needed = sizing.epochs([row.drawn or 0 for row in train])
     more = [row for row, least in zip(train, needed, strict=True) if (row.epochs or 0) > least]
@@ -79,22 +80,27 @@ def _dead_loaders(run: Run, plan: Plan) -> Iterator[str]:
     """GPT-NeoX ends with an error where a loader counts not one batch, or a source no sample."""
     for loader in plan.loaders:
         rows = [row for row in plan.datasets if row.split == loader.split]
-        if loader.samples_counted == 0 and (loader.split != "test" or loader.samples_read):
-            end = "ends with a ZeroDivisionError before step 1"
-            if loader.split == "test":
-                end = "ends with an error where the test begins"
+        empty = [row for row in rows if row.built == 0 and row.tokens_per_epoch]
+        blended = run.data.split is None
+        if empty and blended:
+            yield (
+                f"{loader.split}: GPT-NeoX ends with a ValueError before step 1: {empty[0].name} "
+                f"has no sample: {_more_data(run, loader.split)}"
+            )
+        elif loader.samples_counted == 0 and (loader.split != "test" or loader.samples_read):
+            when = "where the test begins" if loader.split == "test" else "before step 1"
+            error = "a ValueError" if empty else "a ZeroDivisionError"
+            if loader.split == "test" and not empty:
+                error = "a StopIteration"
             held = sum(row.built or 0 for row in rows) - len(rows)
             yield (
-                f"{loader.split}: GPT-NeoX {end}: its loader counts {max(0, held)} samples (one of "
-                f"each dataset is not counted), less than one micro batch of all ranks, "
-                f"{run.loader_batch}: {_more_data(run, loader.split)}"
+                f"{loader.split}: GPT-NeoX ends with {error} {when}: its loader counts "
+                f"{max(0, held)} samples (one of each dataset is not counted), less than one micro "
+                f"batch of all ranks, {run.loader_batch}: {_more_data(run, loader.split)}"
             )
         for row in rows:
-            if row.distinct is None and row.drawn is not None:
-                yield (
-                    f"{row.split}: GPT-NeoX ends with a ZeroDivisionError: {row.name} holds one "
-                    f"sample, which it does not count, and {row.drawn} are drawn; leave it out"
-                )
+            if row.error:
+                yield f"{row.split}, {row.name}: GPT-NeoX ends with {row.error}; leave it out"
 
 
 def _more_data(run: Run, split: str) -> str:
@@ -187,7 +193,7 @@ def _repeats(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
     worst = max(rows, key=lambda row: (_unseen(row), row.epochs))
     blend = next(rows for rows in _blends(plan) if worst in rows)
     needed = sizing.epochs([row.drawn or 0 for row in blend])[blend.index(worst)]
-    surplus = (worst.epochs or 0) - needed
+    surplus = 0 if sizing.pass_samples_vary else (worst.epochs or 0) - needed
     apart = _last_apart(sizing, worst)
     if _unseen(worst) < _NOTICEABLE and (surplus == 0 or apart):
         return

@@ -55,6 +55,8 @@ class Row:
     repeated: int | None
     """Samples drawn beyond its first epoch, or again."""
     coverage: Coverage
+    error: str = ""
+    """Why the framework ends with an error on this source; empty: it does not."""
 
     @property
     def name(self) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -11,6 +12,7 @@ from megaindex.build.packing import build_packing, build_pairs, packing_order, p
 from megaindex.format import IndexedDataset
 from megaindex.index.dialect import Dialect
 from megaindex.index.orders.packing import PackingIndex, PackingOrder
+from megaindex.kernels import active, num_threads
 from megaindex.kernels.sizes import ceil_div
 from megaindex.plan.corpus import Part
 from megaindex.plan.counting import count_served
@@ -56,7 +58,7 @@ def index_of_part(run: Run, part: Part, requested: int) -> PackingIndex:
     assert run.packing is not None
     source, packing = part.source, run.packing
     text, labels = _open(source.path, run.row), _open_if(source.labels, run.row)
-    settings = {
+    settings: dict[str, Any] = {
         "pack_impl": packing.pack_impl,
         "allow_chopped": packing.allow_chopped,
         "sequence_length": run.sequence_length,
@@ -81,6 +83,39 @@ def samples_of_first_pass(index: PackingIndex, part: Part) -> int:
     return int(np.searchsorted(index.sample_index[:-1, 0], taking_part))
 
 
+def packing_error(run: Run, part: Part, index: PackingIndex, served: Sequence[Served]) -> str:
+    """How GPT-NeoX ends on pack_until_overflow: reading on where the last document of a pass is
+    left out, or looking for a document after the last sample.
+    """
+    assert run.packing is not None
+    if run.packing.pack_impl == "unpacked":
+        return ""
+    if part.leaves_out and _reads_beyond_a_pass(run, part, index):
+        return "an IndexError: the last document of a pass is one that is left out"
+    last = _last_sample(index)
+    if last == 0 and any(piece.begin == 0 for piece in served):
+        return "a RecursionError: its first sample has no document after it"
+    return ""
+
+
+def _reads_beyond_a_pass(run: Run, part: Part, index: PackingIndex) -> bool:
+    assert run.packing is not None
+    order = _order(part.source, run.row, part.sequences, run.packing, run.sequence_length)
+    state = active().seed_state(run.seed)
+    active().shuffle(state, np.arange(index.num_samples), num_threads())
+    shuffled = np.arange(part.sequences)
+    for _ in range(index.num_epochs - 1):
+        active().shuffle(state, shuffled, num_threads())
+        if not order.takes_part[shuffled[-1]]:
+            return True
+    return False
+
+
+def _last_sample(index: PackingIndex) -> int:
+    """Where the sample that was filled last is served."""
+    return int(np.argmax(index.shuffle_index == index.num_samples - 1))
+
+
 def packing_coverage(
     run: Run, part: Part, index: PackingIndex, served: Sequence[Served]
 ) -> Coverage:
@@ -101,7 +136,7 @@ def _instead(run: Run, index: PackingIndex, served: Sequence[Served]) -> list[Se
     assert run.packing is not None
     if run.packing.pack_impl == "unpacked":
         return list(served)
-    last = int(np.argmax(index.shuffle_index == index.num_samples - 1))
+    last = _last_sample(index)
     pieces = []
     for part in served:
         if not part.begin <= last < part.end:

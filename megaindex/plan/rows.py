@@ -67,6 +67,7 @@ def rows_of(
             distinct=distinct,
             repeated=_repeated(count, distinct, per_epoch[i]),
             coverage=Coverage(method="none"),
+            error=_error(count, served),
         )
         if run.packing is None:
             rows.append(_covered(run, sizing, part, row, served))
@@ -97,6 +98,12 @@ def empty_row(part: Part, split: str, source: int) -> Row:
     )
 
 
+def _error(drawn: int | None, served: Sequence[Served] | None) -> str:
+    if drawn is None or served is not None:
+        return ""
+    return f"a ZeroDivisionError: it holds one sample, which is not counted, and {drawn} are drawn"
+
+
 def _repeated(drawn: int | None, distinct: int | None, per_epoch: int) -> int | None:
     """Samples drawn beyond those that are different and of the first epoch."""
     if drawn is None:
@@ -106,7 +113,12 @@ def _repeated(drawn: int | None, distinct: int | None, per_epoch: int) -> int | 
 
 def _packed(run: Run, part: Part, row: Row, served: Sequence[Served] | None) -> Row:
     """The row of a source that gives samples of whole documents, counted where that is cheap."""
-    from megaindex.plan.packing import index_of_part, packing_coverage, samples_of_first_pass
+    from megaindex.plan.packing import (
+        index_of_part,
+        packing_coverage,
+        packing_error,
+        samples_of_first_pass,
+    )
 
     assert run.packing is not None
     varies = run.packing.pack_impl != "unpacked"
@@ -121,7 +133,8 @@ def _packed(run: Run, part: Part, row: Row, served: Sequence[Served] | None) -> 
         held = min(samples_of_first_pass(index, part), row.requested)
         repeated = None if row.drawn is None else max(0, row.drawn - held)
         row = replace(row, epochs=index.num_epochs, samples_per_epoch=held, repeated=repeated)
-    if not asked or not served:
+    row = replace(row, error=row.error or packing_error(run, part, index, served or ()))
+    if row.error or not asked or not served:
         return row
     return replace(row, coverage=packing_coverage(run, part, index, served))
 
@@ -132,7 +145,7 @@ def _covered(
     """The row with its coverage; uncounted draws are taken at the middle of their bounds."""
     if row.requested is None or row.epochs is None or row.built is None:
         return row
-    if served is None and row.drawn is not None:  # the run ends with an error
+    if row.error:
         return row
     likely = sum(row.drawn_bounds) // 2
     draw = Draw(
