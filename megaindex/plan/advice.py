@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from megaindex.index.arithmetic import final_epoch
 from megaindex.index.dialect import DEFAULT_SPLIT
 from megaindex.plan.model import Plan, Row
 from megaindex.plan.paste import adapter_settings
+from megaindex.plan.serving import limit_of
 from megaindex.plan.sizing import Sizing
 from megaindex.recipe.adapter_line import ADAPTERS, adapter_call
 from megaindex.recipe.run import Run
@@ -48,12 +50,16 @@ def caution(run: Run, sizing: Sizing, plan: Plan) -> str:
     more = [row for row, least in zip(train, needed, strict=True) if (row.epochs or 0) > least]
     if not more:
         return ""
-    line = _install(run, variance_buffer="exact")
-    remedy = f"; {line} builds what is drawn" if line else ""
+    line, unbuffered = _install(run, variance_buffer="exact"), ""
+    last, certain = replace(sizing, buffer="exact").longest([1] * len(train))
+    counted = limit_of(run, [row.samples_per_epoch for row in train])
+    last = last if counted is None else min(last, counted)
+    if line and certain:
+        unbuffered = f", or {run.batch.iterations_within(last, run.consumed_samples)} with {line}"
     return (
         f"this is not {plan.target}: variance_buffer {sizing.buffer} builds "
-        f"{_epochs(more[0].epochs or 0)} of {more[0].name}; at most "
-        f"{plan.max_train_iters_without_repeat} iterations repeat nothing{remedy}"
+        f"{_epochs(more[0].epochs or 0)} of {more[0].name}; train "
+        f"{plan.max_train_iters_without_repeat} iterations to repeat nothing{unbuffered}"
     )
 
 

@@ -15,6 +15,7 @@ from megaindex.io.progress import on_terminal
 from megaindex.plan.model import Plan
 from megaindex.plan.printing import ShortNames, answer_panel, print_view, spaced, warning
 from megaindex.plan.tables import coverage, epochs_text, sources, totals
+from megaindex.recipe.adapter_line import adapter_call
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -135,9 +136,14 @@ def _buffer_fact(plan: Plan) -> list[tuple[str, str]]:
     if effect is None:
         return []
     short = f"; too small for {len(effect.short)} sources" if effect.short else ""
+    where, unless = "", ""
+    if plan.order == "neox":
+        where = "of train_data_paths "
+        unless = f" without {adapter_call(plan.order, {'variance_buffer': 'exact'})}"
     text = (
-        f"would build {epochs_text(effect.num_epochs_built)} ({effect.samples_built:,} samples); "
-        f"at most {effect.max_train_iters_without_repeat} iterations repeat nothing{short}"
+        f"{where}would build {epochs_text(effect.num_epochs_built)} ({effect.samples_built:,} "
+        f"samples); at most {effect.max_train_iters_without_repeat} iterations repeat nothing"
+        f"{unless}{short}"
     )
     return [(f"buffer {effect.variance_buffer}", text)]
 

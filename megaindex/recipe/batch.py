@@ -37,6 +37,13 @@ def batch_sizes(settings: Settings) -> BatchSizes:
         return _scheduled(settings, micro, parallel, steps)
     if wanted is None:
         return _product(micro, parallel, steps)
+    if (
+        parallel is None
+        and micro is not None
+        and steps is not None
+        and not wanted % (micro * steps)
+    ):
+        parallel = wanted // (micro * steps)
     if micro is None and parallel is not None and settings.order == "neox":
         micro = wanted // (parallel * (steps or 1))  # as GPT-NeoX derives it
     if micro is not None and parallel is not None and steps is None:

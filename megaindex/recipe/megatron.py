@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.index.dialect import DEFAULT_SPLIT
 from megaindex.io.json_files import parse_object
+from megaindex.recipe.adapter_line import settings_in_comments
 from megaindex.recipe.data import parse_blend
 from megaindex.recipe.settings import Settings
 from megaindex.recipe.shell import Script
@@ -60,14 +62,16 @@ def read_megatron(source: str, environment: Mapping[str, str] | None = None) -> 
         InvalidArgument: an argument has the wrong form, or holds an undefined variable.
     """
     held = os.environ if environment is None else environment
-    script = Script(_text(source), held)
+    text = _text(source)
+    script = Script(text, held)
     flags = _flags(script.commands)
     if not flags:
         raise InvalidArgument(
             f"--megatron-args: no Megatron argument in {source[:80]!r}; give the arguments as one "
             "string, or the path of a script"
         )
-    return _settings(flags, script)
+    said = settings_in_comments(text, "megatron", "--megatron-args")
+    return replace(_settings(flags, script), **said)
 
 
 def _text(source: str) -> str:
@@ -118,7 +122,8 @@ def _settings(flags: Mapping[str, list[str]], script: Script) -> Settings:
     found["world_size"] = _world_size(flags, script)
     if "data_path" in found:
         found.setdefault("split", DEFAULT_SPLIT)
-        found["variance_buffer"] = _buffer(flags, found["data_path"])
+    if words := found.get("data_path") or found.get("train_data_path"):
+        found["variance_buffer"] = _buffer(flags, words)
     return Settings(**found)
 
 
@@ -127,7 +132,7 @@ def _exact_epochs(found: Mapping[str, Any]) -> dict[str, Any]:
     if "train_data_exact_num_epochs" not in found:
         return {}
     if found["train_data_exact_num_epochs"] < 0:
-        return {"train_data_exact_num_epochs": None}
+        return {"order": "megatron-legacy", "train_data_exact_num_epochs": None}
     return {"order": "megatron-legacy"}
 
 
