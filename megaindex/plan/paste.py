@@ -95,7 +95,7 @@ def _unsaid(plan: Plan, run: Run, framework: str) -> Iterator[str]:
     if framework == "neox":
         yield from _unsaid_by_neox(run)
     else:
-        yield from _unsaid_by_megatron(run)
+        yield from _unsaid_by_megatron(plan, run)
 
 
 def _unsaid_by_neox(run: Run) -> Iterator[str]:
@@ -123,8 +123,14 @@ def _unsaid_by_neox(run: Run) -> Iterator[str]:
         yield "GPT-NeoX applies no buffer to data_path; remove --variance-buffer"
 
 
-def _unsaid_by_megatron(run: Run) -> Iterator[str]:
+def _unsaid_by_megatron(plan: Plan, run: Run) -> Iterator[str]:
     buffer, own = run.variance_buffer, own_buffers(run)
+    wanted = run.target.value if run.target.kind == "samples" else plan.samples_consumed
+    if not run.batch.is_constant and wanted != plan.samples_consumed:
+        yield (
+            "Megatron rounds up the last batch of a schedule; give --train-samples "
+            f"{plan.samples_consumed}"
+        )
     if run.order == "megatron-legacy":
         if not run.batch.is_constant or run.phases or run.evaluation.batch_size is not None:
             yield (
@@ -191,11 +197,11 @@ def megatron_flags(plan: Plan, run: Run) -> str:
         stages = " ".join(f"{first * plan.sequence_length}:{b}" for first, b in run.batch.stages)
         flags.append(f"--step-batch-size-schedule {shlex.quote(stages)}")
     flags.append(f"--seed {run.seed}")
-    if plan.evaluation is not None:
-        flags.append(f"--eval-interval {run.evaluation.interval}")
-        flags.append(f"--eval-iters {run.evaluation.iterations}")
-    if run.evaluation.batch_size is not None:
-        flags.append(f"--eval-global-batch-size {run.evaluation.batch_size}")
+    flags.append(f"--eval-interval {run.evaluation.interval}")
+    flags.append(f"--eval-iters {run.evaluation.iterations}")
+    size = run.evaluation.batch_size or (None if run.batch.is_constant else run.batch.final)
+    if size is not None:
+        flags.append(f"--eval-global-batch-size {size}")
     if run.phases:
         flags.append(f"--phase-transition-iterations {' '.join(map(str, run.phases))}")
     flags += _megatron_data(plan, run)
@@ -208,7 +214,7 @@ def megatron_flags(plan: Plan, run: Run) -> str:
 
 def _megatron_length(plan: Plan, run: Run) -> str:
     """In samples where the target is: so many are asked of the datasets. Schedules count them."""
-    if run.target.kind == "samples":
+    if run.target.kind == "samples" and run.target.value >= plan.samples_consumed:
         return f"--train-samples {int(run.target.value)}"
     if not run.batch.is_constant:
         return f"--train-samples {plan.samples_consumed}"
@@ -225,7 +231,7 @@ def _megatron_data(plan: Plan, run: Run) -> list[str]:
     flags = []
     for split in SPLITS if _is_own(run) else SPLITS[:1]:
         if weighted := _weighted(plan, run, split):
-            pairs = ([path] if w is None else [f"{w:.17g}", path] for w, path in weighted)
+            pairs = ([path] if w is None else [repr(float(w)), path] for w, path in weighted)
             words = [word for pair in pairs for word in pair]
             flag = f"--{split}-data-path" if _is_own(run) else "--data-path"
             flags.append(f"{flag} {shlex.join(words)}")
