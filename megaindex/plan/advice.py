@@ -19,6 +19,8 @@ def warnings(run: Run, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
         *_blend(sizing, plan),
         *_repeats(sizing, plan),
         *_loader_ends(run, plan),
+        *_dry_loaders(sizing, plan),
+        *_evaluations(run, plan),
         *_splits(run, plan),
         *_setup(run, sizing, plan),
         *run.notes,
@@ -153,6 +155,58 @@ def _loader_ends(run: Run, plan: Plan) -> Iterator[str]:
         )
 
 
+def _dry_loaders(sizing: Sizing, plan: Plan) -> Iterator[str]:
+    """Megatron-LM: what is read beyond what was built, where `_dry_blend` does not say so."""
+    for dry in plan.dry_loaders:
+        rows = [row for row in plan.datasets if row.split == dry.split]
+        if len(rows) > 1 and rows[0].weight is None and sizing.buffer != "exact":
+            continue
+        when = "" if dry.train_iters is None else f" after {dry.train_iters} iterations"
+        yield (
+            f"{dry.split}: {plan.framework} builds {dry.samples_there} samples in whole micro "
+            f"batches, and {dry.samples_read} are read: its loader runs dry{when}; "
+            f"{_REMEDY[dry.split]}"
+        )
+
+
+_REMEDY = {
+    "train": "give --train-samples, of which a batch schedule is built whole",
+    "valid": "lower --eval-iters, or change --start-eval-at-iter",
+    "test": "lower --eval-iters, or leave the test part empty",
+}
+
+
+def _evaluations(run: Run, plan: Plan) -> Iterator[str]:
+    """Megatron-LM: evaluation flags whose effect is not what their names say."""
+    evaluation = plan.evaluation
+    if run.evaluation.alone:
+        yield "--skip-train: the training data is built and not read, and one evaluation runs"
+    if run.dataloader == "cyclic":
+        yield (
+            "--dataloader-type cyclic permutes the built samples anew in every pass: which of them "
+            "a part of a pass reads, and coverage, are not planned"
+        )
+    if evaluation is None or not evaluation.full:
+        return
+    read = evaluation.valid_samples_read // max(1, evaluation.rounds_run)
+    if read >= 2 * evaluation.valid_samples:
+        yield (
+            f"--full-validation: each evaluation reads {read} samples, those of its data "
+            f"({evaluation.valid_samples}) several times over, since each iteration reads all micro "
+            f"batches of --eval-global-batch-size {evaluation.batch_size}"
+        )
+    if not run.evaluation.multiple:
+        yield (
+            "--full-validation without --multiple-validation-sets: Megatron-LM stops with a "
+            "TypeError at its first evaluation ('int' object is not subscriptable); give both"
+        )
+    elif any(row.split == "test" and row.tokens_per_epoch for row in plan.datasets):
+        yield (
+            "--multiple-validation-sets with test data: Megatron-LM stops with a TypeError at the "
+            "test; leave the test part empty"
+        )
+
+
 def _splits(run: Run, plan: Plan) -> Iterator[str]:
     data = run.data
     if data.split is None and not data.valid and not data.test and data.train[0].path:
@@ -214,7 +268,7 @@ def _setup(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
             "each phase builds its datasets anew with the same seed: a later phase repeats the "
             "data of an earlier one unless its --data-path changes"
         )
-    if any(row.drawn is None for row in plan.datasets):
+    if run.dataloader == "single" and any(row.drawn is None for row in plan.datasets):
         limits = "" if plan.max_train_iters_exact else ", and max_train_iters safe lower bounds"
         yield (
             f"the blend is too long to count unasked: draws are bounds{limits}; pass "

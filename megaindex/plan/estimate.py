@@ -12,7 +12,7 @@ from megaindex.plan import advice
 from megaindex.plan.check import buffer_effect, check_failures
 from megaindex.plan.corpus import Part
 from megaindex.plan.evaluation import evaluation_of, evaluation_rows
-from megaindex.plan.limits import limits_of, phases_of
+from megaindex.plan.limits import dry_loaders, limits_of, permuted, phases_of
 from megaindex.plan.model import Phase, Plan, Ranks, Row
 from megaindex.plan.rows import rows_of
 from megaindex.plan.sizing import Sizing
@@ -40,6 +40,9 @@ def make_plan(run: Run, *, progress: Progress | None = None) -> Plan:
     train = _train_rows(run, sizing, parts["train"], aim, phases)
     evaluation = evaluation_of(run, aim.train_iters, parts)
     limits = limits_of(run, sizing, train)
+    rows = train + evaluation_rows(run, row, parts, evaluation, progress)
+    if run.dataloader == "cyclic":
+        rows = permuted(rows)
     plan = Plan(
         order=run.order,
         framework=row.framework,
@@ -56,11 +59,14 @@ def make_plan(run: Run, *, progress: Progress | None = None) -> Plan:
         max_train_iters_exact=limits.exact,
         neighbours=limits.neighbours,
         tails=tails_of(run, sizing),
-        datasets=train + evaluation_rows(run, row, parts, evaluation, progress),
+        datasets=rows,
+        dry_loaders=dry_loaders(run, aim, rows, evaluation),
         evaluation=evaluation,
         ranks=_ranks(run, aim),
         phases=phases,
         buffer_effect=None if phases else buffer_effect(run, sizing, aim),
+        framework_version=None if run.version is None else run.version.name,
+        ignored_settings=run.ignored,
     )
     return replace(
         plan,

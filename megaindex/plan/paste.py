@@ -69,19 +69,50 @@ def megatron_flags(plan: Plan, run: Run) -> str:
         flags.append(f"--micro-batch-size {run.micro_batch_size}")
     if run.batch.is_constant:
         flags.append(f"--global-batch-size {plan.global_batch_size}")
+    elif run.batch.ramp is not None:
+        flags += [
+            f"--global-batch-size {plan.global_batch_size}",
+            f"--rampup-batch-size {' '.join(map(str, run.batch.ramp))}",
+        ]
+        if run.target.kind == "samples":
+            flags[0] = f"--train-samples {run.target.value}"
     else:
-        # Both of Megatron's schedules count samples, not iterations.
-        flags[0] = f"--train-samples {plan.samples_consumed}"
+        # A step schedule is built whole for samples alone, not for iterations.
+        samples = run.target.value if run.target.kind == "samples" else plan.samples_consumed
+        flags[0] = f"--train-samples {samples}"
         stages = " ".join(f"{first * plan.sequence_length}:{b}" for first, b in run.batch.stages)
         flags.append(f"--step-batch-size-schedule {shlex.quote(stages)}")
     flags.append(f"--seed {run.seed}")
     if plan.evaluation is not None:
         flags.append(f"--eval-interval {run.evaluation.interval}")
         flags.append(f"--eval-iters {run.evaluation.iterations}")
+        flags += _evaluation(run)
     flags += _megatron_data(plan, run)
-    if isinstance(plan.variance_buffer, float) and plan.variance_buffer > 1:
-        flags.append(f"--mid-level-dataset-surplus {plan.variance_buffer - 1:.6g}")
+    surplus = run.surplus
+    if surplus is None and isinstance(plan.variance_buffer, float) and plan.variance_buffer > 1:
+        surplus = float(f"{plan.variance_buffer - 1:.6g}")
+    if surplus is not None:
+        flags.append(f"--mid-level-dataset-surplus {surplus!r}")
     return " \\\n".join(flags)
+
+
+def _evaluation(run: Run) -> list[str]:
+    """Flags of evaluation that are not as Megatron has them unasked."""
+    evaluation = run.evaluation
+    flags = []
+    if evaluation.batch_size is not None:
+        flags.append(f"--eval-global-batch-size {evaluation.batch_size}")
+    if evaluation.micro_batch_size not in (None, run.micro_batch_size):
+        flags.append(f"--eval-micro-batch-size {evaluation.micro_batch_size}")
+    if evaluation.start:
+        flags.append(f"--start-eval-at-iter {evaluation.start}")
+    switches = {
+        "--skip-train": evaluation.alone,
+        "--full-validation": evaluation.full,
+        "--multiple-validation-sets": evaluation.multiple,
+    }
+    flags += [flag for flag, given in switches.items() if given]
+    return flags + (["--dataloader-type cyclic"] if run.dataloader == "cyclic" else [])
 
 
 def _megatron_data(plan: Plan, run: Run) -> list[str]:

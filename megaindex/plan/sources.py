@@ -46,7 +46,7 @@ def sizing_of(
         weights = _per_source_samples(run, row, parts)
     if split != "train":  # an exact number of epochs is for training alone
         row = replace(row, exact_num_epochs=None)
-    own_sources = run.data.split is None and bool(run.data.valid or run.data.test)
+    own_sources = run.data.apart
     return Sizing(
         row=row,
         sequence_length=run.sequence_length,

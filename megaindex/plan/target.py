@@ -34,9 +34,9 @@ def aim_of(run: Run, sizing: Sizing) -> Aim:
     wanted = _wanted(run, sizing)
     iterations = _iterations(run, wanted, run.tail)
     consumed = _consumed(run, wanted, iterations, run.tail)
-    requested = consumed
-    if run.target.kind == "samples" and run.order in _TAKES_SAMPLES:
-        requested = max(wanted, consumed)
+    requested = _requested(run, wanted, iterations, consumed)
+    if run.evaluation.alone:
+        consumed = run.consumed_samples
     if run.target.kind == "epochs":
         tokens = sum(
             int(epochs * size) for epochs, size in zip(_epochs(run), sizing.tokens, strict=True)
@@ -102,8 +102,26 @@ def _wanted(run: Run, sizing: Sizing) -> int:
     return value if target.kind == "samples" else value // run.sequence_length
 
 
+def _requested(run: Run, wanted: int, iterations: int, consumed: int) -> int:
+    """Samples asked of the blend: Megatron's train_samples, or train_iters nominal batches.
+
+    Epochs and tokens are printed as train_samples, but of a ramp, which rounds those otherwise.
+    """
+    if run.target.kind == "samples" and run.order in _TAKES_SAMPLES:
+        return wanted if run.tail == "drop" else max(wanted, consumed)
+    varies = (run.batch.stepped and run.target.kind == "iterations") or run.batch.ramp is not None
+    if run.order != "megatron" or not varies:
+        return consumed
+    before = run.batch.iterations_within(run.consumed_samples)
+    return (before + iterations) * run.nominal_batch
+
+
 def _iterations(run: Run, wanted: int, tail: str) -> int:
     start = run.consumed_samples
+    varies = run.order == "megatron" and (run.batch.stepped or run.batch.ramp is not None)
+    if run.target.kind == "samples" and varies and tail == "drop":
+        before = run.batch.iterations_within(start)
+        return max(0, run.batch.iterations_for(wanted) - before)
     iterations = run.batch.iterations_within(wanted, start)
     short = run.batch.samples_after(iterations, start) < wanted
     return iterations + (short and tail != "drop")
