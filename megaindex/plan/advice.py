@@ -159,7 +159,18 @@ def _dry_loaders(sizing: Sizing, plan: Plan) -> Iterator[str]:
     """Megatron-LM: what is read beyond what was built, where `_dry_blend` does not say so."""
     for dry in plan.dry_loaders:
         rows = [row for row in plan.datasets if row.split == dry.split]
-        if len(rows) > 1 and rows[0].weight is None and sizing.buffer != "exact":
+        if (
+            dry.samples_read
+            and len(rows) > 1
+            and rows[0].weight is None
+            and sizing.buffer != "exact"
+        ):
+            continue
+        if dry.samples_there == dry.samples_read == 0:
+            yield (
+                f"{dry.split}: --eval-iters 0 makes a blend of no samples, at which "
+                f"{plan.framework} stops with an AssertionError; raise it, or leave the part empty"
+            )
             continue
         when = "" if dry.train_iters is None else f" after {dry.train_iters} iterations"
         yield (
@@ -192,8 +203,8 @@ def _evaluations(run: Run, plan: Plan) -> Iterator[str]:
     if read >= 2 * evaluation.valid_samples:
         yield (
             f"--full-validation: each evaluation reads {read} samples, those of its data "
-            f"({evaluation.valid_samples}) several times over, since each iteration reads all micro "
-            f"batches of --eval-global-batch-size {evaluation.batch_size}"
+            f"({evaluation.valid_samples}) several times over, since each iteration reads all "
+            f"micro batches of --eval-global-batch-size {evaluation.batch_size}"
         )
     if not run.evaluation.multiple:
         yield (
@@ -217,7 +228,9 @@ def _splits(run: Run, plan: Plan) -> Iterator[str]:
     for split in ("valid", "test"):
         rows = [row for row in plan.datasets if row.split == split]
         yield from _evaluation_rows([row for row in rows if row.drawn])
-        yield from _empty_sources(run, [row for row in rows if row.samples_per_epoch == 0])
+        yield from _empty_sources(
+            run, [row for row in rows if row.samples_per_epoch == 0], len(rows)
+        )
 
 
 def _evaluation_rows(rows: Sequence[Row]) -> Iterator[str]:
@@ -231,10 +244,19 @@ def _evaluation_rows(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _empty_sources(run: Run, rows: Sequence[Row]) -> Iterator[str]:
+def _empty_sources(run: Run, rows: Sequence[Row], of_split: int) -> Iterator[str]:
     """Sources with less than one sample in a split that was asked for."""
     none = [row for row in rows if row.tokens_per_epoch == 0]
     few = [row for row in rows if row.tokens_per_epoch > 0]
+    empty = none or few
+    blended = run.order == "megatron" and of_split > 1 and empty and empty[0].weight is None
+    sets = run.evaluation.multiple and run.data.apart and empty and empty[0].split == "valid"
+    if blended and not sets:
+        yield (
+            f"{empty[0].split}: no sample in {_names(empty)}, at which Megatron's blend stops "
+            "with an AssertionError: widen --split"
+        )
+        return
     if none:
         effect = "and no evaluation of it"
         if run.order == "megatron":

@@ -26,6 +26,7 @@ def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
     reasons += [
         f"{dry.split}: {dry.samples_read} samples are read of {dry.samples_there}: the run stops"
         for dry in plan.dry_loaders
+        if dry.samples_read
     ]
     if plan.train_iters == 0:
         reasons.append("no full iteration: the target holds less than one batch")

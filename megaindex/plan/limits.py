@@ -104,7 +104,7 @@ def dry_loaders(
     run: Run, aim: Aim, rows: Sequence[Row], evaluation: Evaluations | None
 ) -> tuple[DryLoader, ...]:
     """Splits of which the run reads more than Megatron's single-pass loader holds."""
-    if run.order != "megatron" or run.dataloader != "single" or run.phases:
+    if run.order != "megatron" or run.phases:
         return ()
     asked = {"train": (aim.samples_requested, aim.samples_consumed)}
     if evaluation is not None:
@@ -117,7 +117,10 @@ def dry_loaders(
         unit = run.unit or 1
         if split != "train" and run.data_parallel_size:
             unit = (run.evaluation.micro_batch_size or 1) * run.data_parallel_size
-        if held is None or held // unit * unit >= read:
+        assert run.version is not None, "order megatron has one"
+        stops = held == 0 and not run.version.empty_loaders
+        enough = held is None or held // unit * unit >= read or run.dataloader == "cyclic"
+        if held is None or (enough and not stops):
             continue
         there = held // unit * unit
         within = run.batch.iterations_within(there, run.consumed_samples)

@@ -74,8 +74,8 @@ def megatron_flags(plan: Plan, run: Run) -> str:
             f"--global-batch-size {plan.global_batch_size}",
             f"--rampup-batch-size {' '.join(map(str, run.batch.ramp))}",
         ]
-        if run.target.kind == "samples":
-            flags[0] = f"--train-samples {run.target.value}"
+        samples = run.target.value if run.target.kind == "samples" else plan.samples_consumed
+        flags[0] = f"--train-samples {samples}"
     else:
         # A step schedule is built whole for samples alone, not for iterations.
         samples = run.target.value if run.target.kind == "samples" else plan.samples_consumed

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.dialect import SPLITS, Dialect, Split, parse_split
+from megaindex.index.dialect import SPLITS, Dialect, Split
 from megaindex.index.draws import Progress
 from megaindex.plan.corpus import Part, measure
 from megaindex.plan.sizing import Sizing
@@ -27,7 +27,7 @@ def parts_of(data: Data, row: Dialect) -> Parts:
             split: [measure(source, row, None)[0] for source in getattr(data, split)]
             for split in SPLITS
         }
-    shares = parse_split(data.split)
+    shares = row.shares(data.split)
     if shares[0] == 0:
         raise InvalidArgument(f"--split {data.split} leaves no training data; give train a share")
     divided = [measure(source, row, data.split) for source in data.train]

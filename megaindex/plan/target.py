@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from megaindex.errors import InvalidArgument
 from megaindex.plan.model import Tail
 from megaindex.plan.sizing import Sizing
 from megaindex.recipe.run import Run
@@ -35,6 +36,7 @@ def aim_of(run: Run, sizing: Sizing) -> Aim:
     iterations = _iterations(run, wanted, run.tail)
     consumed = _consumed(run, wanted, iterations, run.tail)
     requested = _requested(run, wanted, iterations, consumed)
+    _check_ramp(run, consumed)
     if run.evaluation.alone:
         consumed = run.consumed_samples
     if run.target.kind == "epochs":
@@ -102,15 +104,24 @@ def _wanted(run: Run, sizing: Sizing) -> int:
     return value if target.kind == "samples" else value // run.sequence_length
 
 
+def _check_ramp(run: Run, consumed: int) -> None:
+    """Megatron-LM rounds samples within a ramp up, so no setting of it ends there exactly."""
+    ramp = run.batch.ramp
+    if run.order == "megatron" and ramp and run.target.kind != "samples" and consumed <= ramp[2]:
+        raise InvalidArgument(
+            f"the target of {consumed} samples ends before the ramp's {ramp[2]}, where Megatron-LM "
+            "makes one iteration more; give --train-samples, or a longer target"
+        )
+
+
 def _requested(run: Run, wanted: int, iterations: int, consumed: int) -> int:
     """Samples asked of the blend: Megatron's train_samples, or train_iters nominal batches.
 
-    Epochs and tokens are printed as train_samples, but of a ramp, which rounds those otherwise.
+    Epochs and tokens are printed as train_samples.
     """
     if run.target.kind == "samples" and run.order in _TAKES_SAMPLES:
         return wanted if run.tail == "drop" else max(wanted, consumed)
-    varies = (run.batch.stepped and run.target.kind == "iterations") or run.batch.ramp is not None
-    if run.order != "megatron" or not varies:
+    if run.order != "megatron" or not run.batch.stepped or run.target.kind != "iterations":
         return consumed
     before = run.batch.iterations_within(run.consumed_samples)
     return (before + iterations) * run.nominal_batch

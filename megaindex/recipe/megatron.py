@@ -113,6 +113,11 @@ def _training(script: Script, source: str) -> list[str]:
         if words[0] not in ("echo", "printf")
         and any(word.partition("=")[0] in _HONOURED for word in words)
     ]
+    if script.exits_at and not commands:
+        raise InvalidArgument(
+            f"--megatron-args: {source[:80]!r} exits at {script.exits_at}, before it trains: "
+            "export what it needs, or give its parameters with --script-args"
+        )
     if not commands:
         named = [p for words in script.commands if (p := _program(words)) and words[0] != "echo"]
         starts = f"; it starts {named[-1]}" if named else ""
@@ -120,12 +125,20 @@ def _training(script: Script, source: str) -> list[str]:
             f"--megatron-args: no Megatron argument in {source[:80]!r}{starts}; give the arguments "
             "as one string, or the path of a script that trains"
         )
+    planned = [words for words in commands if not _refusal(_program(words))]
+    commands = planned or commands[:1]
     if any(words != commands[0] for words in commands[1:]):
         raise InvalidArgument(
             f"--megatron-args: {source[:80]!r} runs {len(commands)} commands with Megatron "
             "arguments; give those of one of them as a string"
         )
     return commands[0]
+
+
+def _refusal(program: str) -> str:
+    """Why a program of Megatron-LM is not planned; empty: it is, or is not Megatron-LM's."""
+    path = "/" + program
+    return next((why for end, why in PROGRAMS.items() if path.endswith("/" + end)), "")
 
 
 def _program(words: Sequence[str]) -> str:
@@ -188,13 +201,10 @@ class _Reader:
 
     def _planned_program(self) -> bool:
         """Whether the program is one of Megatron's that read GPT data; others refused or noted."""
-        path = "/" + self._program
-        for end, reason in PROGRAMS.items():
-            if path.endswith("/" + end):
-                if reason:
-                    raise InvalidArgument(f"--megatron-args: {end} is not planned: {reason}")
-                return True
-        return not self._program
+        if reason := _refusal(self._program):
+            raise InvalidArgument(f"--megatron-args: {self._program} is not planned: {reason}")
+        name = self._program.rsplit("/", 1)[-1]
+        return name in PROGRAMS or not name
 
     def _sort(self) -> None:
         """Refuse or list the arguments that are not planned."""

@@ -109,6 +109,14 @@ def merged(base: Settings, over: Settings) -> Settings:
 def replaced_by(over: Settings) -> set[str]:
     """Names of the settings that ``over`` decides, alternatives of one question together."""
     said = {f.name for f in fields(Settings) if getattr(over, f.name) not in (None, ())}
+    # A schedule and a global batch exclude each other, while a ramp needs one.
+    for one, other in (
+        ("batch_schedule", "global_batch_size"),
+        ("global_batch_size", "batch_schedule"),
+    ):
+        if one in said and getattr(over, other) is None:
+            said |= {other}
+            break
     return said.union(*(group for group in _GROUPS if said.intersection(group)))
 
 
@@ -124,6 +132,12 @@ def resolve(settings: Settings) -> Run:
         raise InvalidArgument(f"--seq-length must be at least 1, got {settings.seq_length}")
     sizes = batch_sizes(settings)
     version = _version(settings)
+    ramps = version is not None and version.ramps and settings.rampup_batch_size is not None
+    if ramps and settings.train_iters is not None:
+        raise InvalidArgument(
+            "--rampup-batch-size needs --train-samples: Megatron-LM stops with an AssertionError; "
+            "give --train-samples in place of --train-iters"
+        )
     return Run(
         order=settings.order or "megatron",
         sequence_length=settings.seq_length,

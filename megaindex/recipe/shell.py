@@ -73,7 +73,11 @@ _COMPARISONS = {
 
 
 class _Exit(Exception):
-    """The script, or a function of it, ends here."""
+    """The script ends here."""
+
+
+class _Return(Exception):
+    """A function, or a sourced file, ends here."""
 
 
 class Script:
@@ -97,11 +101,15 @@ class Script:
         self.commands: list[list[str]] = []
         self._folder = folder
         self._functions: dict[str, Node] = {}
+        self.exits_at = ""
+        """The last condition before the script exits by itself; empty: it runs to its end."""
+        self._condition = ""
         self._room = _MOST_EXPANDED
         self._steps = _MOST_STEPS
         self._nested = 0
         self._set_parameters(arguments)
-        self._run_text(text)
+        with contextlib.suppress(_Exit):
+            self._run_text(text)
 
     def _set_parameters(self, words: Sequence[str]) -> None:
         for name in [name for name in self.variables if name.isdecimal()]:
@@ -112,7 +120,7 @@ class Script:
     def _run_text(self, text: str) -> None:
         self._nested += 1
         if self._nested <= _NESTED:
-            with contextlib.suppress(_Exit):
+            with contextlib.suppress(_Return):
                 self._block(parse(text))
         self._nested -= 1
 
@@ -182,7 +190,8 @@ class Script:
             self.variables = copy.deepcopy(before)
             try:
                 self._block(body)
-            except _Exit:
+            except (_Exit, _Return):
+                self.exits_at = ""
                 continue
             outcomes.append(self.variables)
         self.variables = outcomes[0] if outcomes else before
@@ -222,8 +231,11 @@ class Script:
 
     def _command(self, command: list[str], documents: Sequence[str]) -> bool | None:
         name, *rest = command
-        if name in ("exit", "return"):
+        if name == "exit":
+            self.exits_at = self._condition
             raise _Exit
+        if name == "return":
+            raise _Return
         if name in ("false", "true", ":"):
             return name != "false"
         if name == "shift":
@@ -252,19 +264,24 @@ class Script:
         inner = command[shell:] if shell is not None else []
         text = next((i + 1 for i, w in enumerate(inner) if re.fullmatch(r"-\w*c", w)), len(inner))
         if text < len(inner):
-            self._run_text(inner[text])
+            with contextlib.suppress(_Exit):
+                self._run_text(inner[text])
+            return
+        if command[0] == "sbatch" and command[-1].endswith(".sh"):
+            self._source(command[-1])
             return
         self.commands.append(command)
         if not command[0].startswith("python"):
             for document in documents:
-                self._run_text(document)
+                with contextlib.suppress(_Exit):
+                    self._run_text(document)
 
     def _call(self, body: Node, words: Sequence[str]) -> None:
         held = self.variables["@"]
         self._nested += 1
         if self._nested <= _NESTED:
             self._set_parameters(words)
-            with contextlib.suppress(_Exit):
+            with contextlib.suppress(_Return):
                 self._node(body)
             self._set_parameters(held if isinstance(held, list) else [])
         self._nested -= 1
@@ -281,6 +298,7 @@ class Script:
 
     def _test(self, words: Sequence[Word]) -> bool | None:
         """The outcome of ``[ … ]``, ``[[ … ]]`` or ``(( … ))``; None where it is not known."""
+        self._condition = " ".join("".join(text for text, _ in word) for word in words)
         if bare(words[0]).startswith("(("):
             value = self._value_of_sum(bare(words[0])[2:-2], 0)
             return None if value is None else value != 0

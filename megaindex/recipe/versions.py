@@ -25,6 +25,8 @@ class Version:
     """Whether ``--rampup-batch-size`` changes the batch, or is accepted and ignored."""
     eval_interval: int | None
     """Default of ``--eval-interval``; None: the run stops with a TypeError without it."""
+    empty_loaders: bool
+    """Whether a blend of no samples is no error, as ``--eval-iters 0`` makes one."""
     full_validation: Literal["samples", "ranks"]
     """Iterations of an evaluation with ``--full-validation``: one for each sample, or one for each
     sample of the rank that has most."""
@@ -37,9 +39,23 @@ class Version:
 
 
 _RULES = (
-    Version(since=(0, 12), ramps=True, eval_interval=1000, full_validation="samples"),
-    Version(since=(0, 16), ramps=True, eval_interval=None, full_validation="samples"),
-    Version(since=(0, 18), ramps=False, eval_interval=None, full_validation="ranks"),
+    Version(
+        since=(0, 12),
+        ramps=True,
+        eval_interval=1000,
+        empty_loaders=False,
+        full_validation="samples",
+    ),
+    Version(
+        since=(0, 16),
+        ramps=True,
+        eval_interval=None,
+        empty_loaders=False,
+        full_validation="samples",
+    ),
+    Version(
+        since=(0, 18), ramps=False, eval_interval=None, empty_loaders=True, full_validation="ranks"
+    ),
 )
 
 # First release with a setting; those not named here are older than every release above.
