@@ -126,7 +126,7 @@ def _training(script: Script, source: str) -> list[str]:
             "as one string, or the path of a script that trains"
         )
     planned = [words for words in commands if not _refusal(_program(words))]
-    commands = planned or commands[:1]
+    commands = planned or commands[-1:]
     if any(words != commands[0] for words in commands[1:]):
         raise InvalidArgument(
             f"--megatron-args: {source[:80]!r} runs {len(commands)} commands with Megatron "

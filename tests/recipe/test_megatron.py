@@ -232,7 +232,7 @@ def test_the_release_is_the_default_or_one_that_knows_the_arguments() -> None:
 
 
 def test_a_ramp_is_made_before_0_18_and_ignored_after() -> None:
-    """43 and 49 iterations: update_train_iters of Megatron-LM main d98e8a64 and of 0.16.1."""
+    """43 and 55 iterations: update_train_iters of Megatron-LM main d98e8a64 and of 0.16.1."""
     text = "--rampup-batch-size 4 4 100 --global-batch-size 8 --train-samples 345"
     for release, count, ignored in (("main", 43, ("--rampup-batch-size",)), ("0.16.1", 55, ())):
         over = Settings(framework_version=release)
