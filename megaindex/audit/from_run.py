@@ -77,6 +77,11 @@ def _check(run: Run) -> None:
         raise InvalidArgument(
             "--tokens-per-epoch has no documents to audit; give --data-path with the .bin/.idx pair"
         )
+    if run.dataloader != "single" or run.evaluation.full or run.evaluation.alone:
+        raise InvalidArgument(
+            "--dataloader-type cyclic, --full-validation and --skip-train are planned and not "
+            "audited; remove them"
+        )
     if run.phases and run.consumed_samples:
         raise InvalidArgument(
             f"--phase-transition-iterations {_words(run.phases)} with --consumed-samples "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import fields
@@ -102,13 +103,26 @@ def settings_of(options: argparse.Namespace) -> Settings:
     elif options.megatron_args:
         from megaindex.recipe.megatron import read_megatron
 
-        base = read_megatron(options.megatron_args)
+        over = settings_of_flags(options)
+        base = read_megatron(options.megatron_args, script_args=script_args(options), over=over)
+    elif options.script_args:
+        raise InvalidArgument("--script-args are those of a script: give --megatron-args too")
     return merged(base, settings_of_flags(options))
+
+
+def script_args(options: argparse.Namespace) -> Sequence[str]:
+    """Positional parameters of the launch script, given as words or as one quoted text."""
+    words: list[str] = options.script_args or []
+    return shlex.split(words[0]) if len(words) == 1 else words
 
 
 def settings_of_flags(options: argparse.Namespace) -> Settings:
     """What the flags themselves say."""
-    said = {f.name: getattr(options, f.name, None) for f in fields(Settings) if f.name != "notes"}
+    said = {
+        f.name: getattr(options, f.name, None)
+        for f in fields(Settings)
+        if f.name not in ("notes", "ignored")
+    }
     flags: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in said.items()}
     return Settings(**flags)
 
@@ -137,6 +151,8 @@ def _add_data(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--nanotron-config", metavar="FILE", help="Nanotron's, with data_stages")
     group.add_argument("--neox-config", nargs="+", metavar="FILE", help="NeoX files, merged")
     group.add_argument("--megatron-args", metavar="ARGS", help="arguments, or a shell script")
+    group.add_argument("--script-args", nargs="+", metavar="W", help="the script's $1, $2, …")
+    group.add_argument("--framework-version", metavar="V", help="of Megatron-LM: 0.16.1, main")
     group.add_argument(
         "--data-path",
         nargs="+",
@@ -182,11 +198,23 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
 def _add_rest(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--order", metavar="ORDER", help=f"{', '.join(DIALECTS)}; default megatron")
     group.add_argument("--variance-buffer", metavar="B", help="number >= 1, or exact")
+    group.add_argument(
+        "--mid-level-dataset-surplus", metavar="X", help="Megatron-LM: its buffer - 1"
+    )
     group.add_argument("--tail", help="of the last batch: drop (default), pad or wrap")
     group.add_argument("--seed", type=int, help="default 1234")
     group.add_argument("--eval-interval", type=int, metavar="N", help="default 1000")
     group.add_argument("--eval-iters", type=int, metavar="N", help="default 100")
     group.add_argument("--eval-global-batch-size", type=int, metavar="N")
+    group.add_argument("--eval-micro-batch-size", type=int, metavar="N")
+    group.add_argument("--start-eval-at-iter", type=int, metavar="N")
+    for flag, meaning in (
+        ("--skip-train", "Megatron-LM: evaluate once, train nothing"),
+        ("--full-validation", "Megatron-LM: evaluate on the whole validation data"),
+        ("--multiple-validation-sets", "Megatron-LM: evaluate on each source by itself"),
+    ):
+        group.add_argument(flag, action="store_true", default=None, help=meaning)
+    group.add_argument("--dataloader-type", metavar="HOW", help="Megatron-LM: single or cyclic")
     group.add_argument("--consumed-samples", metavar="N", help="of a run already under way")
     group.add_argument("--phase-transition-iterations", nargs="+", type=int, metavar="N")
     group.add_argument("--separate-final-epoch", metavar="HOW", help="auto, always or never")

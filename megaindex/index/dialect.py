@@ -144,8 +144,16 @@ class Dialect:
     def split_bounds(self, split: str, num_sequences: int) -> list[tuple[int, int]]:
         """[begin, end) of train, valid and test among ``num_sequences`` sequences."""
         if self.split_rule == "neox":
-            return _neox_bounds(parse_split(split), num_sequences)
-        return _megatron_bounds(parse_split(split), num_sequences)
+            return _neox_bounds(self.shares(split), num_sequences)
+        return _megatron_bounds(self.shares(split), num_sequences)
+
+    def shares(self, split: str) -> list[float]:
+        """Weights of train, valid and test, read as the framework reads them.
+
+        Raises:
+            InvalidArgument: not up to three numbers with a positive sum.
+        """
+        return parse_split(split, self.order)
 
 
 DIALECTS: dict[str, Dialect] = {
@@ -228,14 +236,17 @@ def dialect(order: str) -> Dialect:
         raise InvalidArgument(f"order must be one of {names}, got {reprlib.repr(order)}") from None
 
 
-def parse_split(split: str) -> list[float]:
+def parse_split(split: str, order: str = "") -> list[float]:
     """``"969,30,1"`` as three non-negative weights, missing ones 0; ``/`` separates too.
+
+    Megatron-LM takes every run of digits and points for a number, whatever lies between them.
 
     Raises:
         InvalidArgument: not numbers, more than three, or a sum of zero.
     """
+    words = re.findall(r"[.0-9]+", split) if order == "megatron" else re.split(r"[,/]", split)
     try:
-        parts = [float(part) for part in re.split(r"[,/]", split)]
+        parts = [float(part) for part in words]
     except ValueError:
         parts = []
     parts += [0.0] * (len(SPLITS) - len(parts))

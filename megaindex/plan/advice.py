@@ -26,6 +26,8 @@ def warnings(run: Run, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
         *_blend(run, sizing, plan),
         *_repeats(run, sizing, plan),
         *_loaders_start_over(run, plan),
+        *_dry_loaders(sizing, plan),
+        *_evaluations(run, plan),
         *_splits(run, plan),
         *_setup(run, sizing, plan),
         *run.notes,
@@ -273,6 +275,69 @@ def _loaders_start_over(run: Run, plan: Plan) -> Iterator[str]:
             )
 
 
+def _dry_loaders(sizing: Sizing, plan: Plan) -> Iterator[str]:
+    """Megatron-LM: what is read beyond what was built, where `_dry_blend` does not say so."""
+    for dry in plan.dry_loaders:
+        rows = [row for row in plan.datasets if row.split == dry.split]
+        if (
+            dry.samples_read
+            and len(rows) > 1
+            and rows[0].weight is None
+            and sizing.buffer != "exact"
+        ):
+            continue
+        if dry.samples_there == dry.samples_read == 0:
+            yield (
+                f"{dry.split}: --eval-iters 0 makes a blend of no samples, at which "
+                f"{plan.framework} stops with an AssertionError; raise it, or leave the part empty"
+            )
+            continue
+        when = "" if dry.train_iters is None else f" after {dry.train_iters} iterations"
+        yield (
+            f"{dry.split}: {plan.framework} builds {dry.samples_there} samples in whole micro "
+            f"batches, and {dry.samples_read} are read: its loader runs dry{when}; "
+            f"{_REMEDY[dry.split]}"
+        )
+
+
+_REMEDY = {
+    "train": "give --train-samples, of which a batch schedule is built whole",
+    "valid": "lower --eval-iters, or change --start-eval-at-iter",
+    "test": "lower --eval-iters, or leave the test part empty",
+}
+
+
+def _evaluations(run: Run, plan: Plan) -> Iterator[str]:
+    """Megatron-LM: evaluation flags whose effect is not what their names say."""
+    evaluation = plan.evaluation
+    if run.evaluation.alone:
+        yield "--skip-train: the training data is built and not read, and one evaluation runs"
+    if run.dataloader == "cyclic":
+        yield (
+            "--dataloader-type cyclic permutes the built samples anew in every pass: which of them "
+            "a part of a pass reads, and coverage, are not planned"
+        )
+    if evaluation is None or not evaluation.full:
+        return
+    read = evaluation.valid_samples_read // max(1, evaluation.rounds_run)
+    if read >= 2 * evaluation.valid_samples:
+        yield (
+            f"--full-validation: each evaluation reads {read} samples, those of its data "
+            f"({evaluation.valid_samples}) several times over, since each iteration reads all "
+            f"micro batches of --eval-global-batch-size {evaluation.batch_size}"
+        )
+    if not run.evaluation.multiple:
+        yield (
+            "--full-validation without --multiple-validation-sets: Megatron-LM stops with a "
+            "TypeError at its first evaluation ('int' object is not subscriptable); give both"
+        )
+    elif any(row.split == "test" and row.tokens_per_epoch for row in plan.datasets):
+        yield (
+            "--multiple-validation-sets with test data: Megatron-LM stops with a TypeError at the "
+            "test; leave the test part empty"
+        )
+
+
 def _splits(run: Run, plan: Plan) -> Iterator[str]:
     data = run.data
     if data.split is None and not data.valid and not data.test and data.train[0].path:
@@ -283,7 +348,9 @@ def _splits(run: Run, plan: Plan) -> Iterator[str]:
     for split in ("valid", "test"):
         rows = [row for row in plan.datasets if row.split == split]
         yield from _evaluation_rows([row for row in rows if row.drawn])
-        yield from _empty_sources(run, [row for row in rows if row.samples_per_epoch == 0])
+        yield from _empty_sources(
+            run, [row for row in rows if row.samples_per_epoch == 0], len(rows)
+        )
 
 
 def _evaluation_rows(rows: Sequence[Row]) -> Iterator[str]:
@@ -297,10 +364,19 @@ def _evaluation_rows(rows: Sequence[Row]) -> Iterator[str]:
         )
 
 
-def _empty_sources(run: Run, rows: Sequence[Row]) -> Iterator[str]:
+def _empty_sources(run: Run, rows: Sequence[Row], of_split: int) -> Iterator[str]:
     """Sources with less than one sample in a split that was asked for."""
     none = [row for row in rows if row.tokens_per_epoch == 0]
     few = [row for row in rows if row.tokens_per_epoch > 0]
+    empty = none or few
+    blended = run.order == "megatron" and of_split > 1 and empty and empty[0].weight is None
+    sets = run.evaluation.multiple and run.data.apart and empty and empty[0].split == "valid"
+    if blended and not sets:
+        yield (
+            f"{empty[0].split}: no sample in {_names(empty)}, at which Megatron's blend stops "
+            "with an AssertionError: widen --split"
+        )
+        return
     if none:
         effect = "and no evaluation of it"
         if run.order == "megatron":
@@ -334,7 +410,7 @@ def _setup(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
             "each phase builds its datasets anew with the same seed: a later phase repeats the "
             "data of an earlier one unless its --data-path changes"
         )
-    if any(row.drawn is None for row in plan.datasets):
+    if run.dataloader == "single" and any(row.drawn is None for row in plan.datasets):
         limits = "" if plan.max_train_iters_exact else ", and max_train_iters safe lower bounds"
         yield (
             f"the blend is too long to count unasked: draws are bounds{limits}; pass "

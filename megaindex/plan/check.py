@@ -23,6 +23,11 @@ def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
         reasons.append(f"{plan.train_iters} iterations build {epochs} epochs{hint}")
     if short := _short(plan):
         reasons.append(f"{', '.join(short)}: drawn more often than built")
+    reasons += [
+        f"{dry.split}: {dry.samples_read} samples are read of {dry.samples_there}: the run stops"
+        for dry in plan.dry_loaders
+        if dry.samples_read
+    ]
     if plan.train_iters == 0:
         reasons.append("no full iteration: the target holds less than one batch")
     if plan.samples_left_over > plan.global_batch_size:

@@ -12,7 +12,7 @@ from megaindex.plan import advice
 from megaindex.plan.check import buffer_effect, check_failures
 from megaindex.plan.corpus import Part
 from megaindex.plan.evaluation import evaluation_of, evaluation_rows
-from megaindex.plan.limits import limits_of, phases_of
+from megaindex.plan.limits import dry_loaders, limits_of, permuted, phases_of
 from megaindex.plan.model import Evaluations, LoaderEnd, Phase, Plan, Ranks, Row
 from megaindex.plan.rows import rows_of
 from megaindex.plan.serving import reading_of
@@ -42,6 +42,8 @@ def make_plan(run: Run, *, progress: Progress | None = None) -> Plan:
     evaluation = evaluation_of(run, aim.train_iters, parts)
     limits = limits_of(run, sizing, train)
     rows = train + evaluation_rows(run, row, parts, evaluation, progress)
+    if run.dataloader == "cyclic":
+        rows = permuted(rows)
     plan = Plan(
         order=run.order,
         framework=row.framework,
@@ -59,11 +61,14 @@ def make_plan(run: Run, *, progress: Progress | None = None) -> Plan:
         neighbours=limits.neighbours,
         tails=tails_of(run, sizing),
         datasets=rows,
+        dry_loaders=dry_loaders(run, aim, rows, evaluation),
         evaluation=evaluation,
         ranks=_ranks(run, aim),
         phases=phases,
         buffer_effect=None if phases else buffer_effect(run, sizing, aim),
         loaders=_loaders(run, rows, aim, evaluation),
+        framework_version=None if run.version is None else run.version.name,
+        ignored_settings=run.ignored,
     )
     return replace(
         plan,

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from megaindex.errors import InvalidArgument
-from megaindex.plan.model import Neighbour, Phase, Row
+from megaindex.index.weights import request_weights
+from megaindex.plan.model import Coverage, DryLoader, Evaluations, Neighbour, Phase, Row
 from megaindex.plan.serving import limit_of
 from megaindex.plan.sizing import Sizing
+from megaindex.plan.target import Aim
 from megaindex.recipe.run import Run
 
 
@@ -103,3 +105,84 @@ def phases_of(run: Run, iterations: int) -> tuple[Phase, ...]:
         start, stop = (run.batch.samples_after(i, run.consumed_samples) for i in (begin, end))
         phases.append(Phase(begin=begin, end=end, first_sample=start, samples=stop - start))
     return tuple(phases)
+
+
+def dry_loaders(
+    run: Run, aim: Aim, rows: Sequence[Row], evaluation: Evaluations | None
+) -> tuple[DryLoader, ...]:
+    """Splits of which the run reads more than Megatron's single-pass loader holds."""
+    if run.order != "megatron" or run.phases:
+        return ()
+    asked = {"train": (aim.samples_requested, aim.samples_consumed)}
+    if evaluation is not None:
+        asked["test"] = (evaluation.test_samples, evaluation.test_samples_read)
+        if not evaluation.full or _reads_once(run):
+            asked["valid"] = (evaluation.valid_samples, evaluation.valid_samples_read)
+    dry = []
+    for split, (requested, read) in asked.items():
+        held = _loader_length(run, [row for row in rows if row.split == split], requested)
+        unit = run.unit or 1
+        if split != "train" and run.data_parallel_size:
+            unit = (run.evaluation.micro_batch_size or 1) * run.data_parallel_size
+        assert run.version is not None, "order megatron has one"
+        stops = held == 0 and not run.version.empty_loaders
+        enough = held is None or held // unit * unit >= read or run.dataloader == "cyclic"
+        if held is None or (enough and not stops):
+            continue
+        there = held // unit * unit
+        within = run.batch.iterations_within(there, run.consumed_samples)
+        dry.append(
+            DryLoader(
+                split=split,
+                samples_there=there,
+                samples_read=read,
+                train_iters=within if split == "train" else None,
+            )
+        )
+    return tuple(dry)
+
+
+def _reads_once(run: Run) -> bool:
+    """Whether full validation has a single-pass loader: that of one set, before 0.18."""
+    assert run.version is not None, "order megatron has one"
+    return run.version.full_validation == "samples" and not run.evaluation.multiple
+
+
+def _loader_length(run: Run, rows: Sequence[Row], requested: int) -> int | None:
+    """Samples of Megatron's top-level dataset; None where there is none, or it is not known."""
+    rows = [row for row in rows if row.tokens_per_epoch]
+    built = [row.built for row in rows if row.built is not None]
+    if not rows or len(built) != len(rows):
+        return None
+    weights = [row.weight for row in rows if row.weight is not None]
+    if len(rows) == 1 and (run.data.apart or not weights):
+        return built[0]
+    if run.variance_buffer == "exact":
+        return requested
+    if not weights:
+        return min(requested, sum(built))
+    if len(rows) == 1:
+        return requested
+    shares = request_weights(weights, run.row)
+    return sum(run.row.samples_requested(requested, share, 1.0, len(rows)) for share in shares)
+
+
+def permuted(rows: Sequence[Row]) -> tuple[Row, ...]:
+    """Rows under Megatron's cyclic loader, which permutes the built samples of a split as a whole:
+    what it takes of one of several sources is known in bounds, and coverage is not planned.
+    """
+    blends: dict[str, int] = {}
+    for row in rows:
+        blends[row.split] = blends.get(row.split, 0) + sum(row.drawn_bounds) // 2
+    return tuple(
+        replace(
+            row,
+            drawn=row.drawn if blends[row.split] == row.drawn else None,
+            drawn_bounds=row.drawn_bounds
+            if blends[row.split] == row.drawn
+            else (0, blends[row.split]),
+            repeated=0 if row.epochs == 1 and (row.drawn or 0) <= row.samples_per_epoch else None,
+            coverage=Coverage(method="none"),
+        )
+        for row in rows
+    )

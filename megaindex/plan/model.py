@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 
@@ -62,6 +62,10 @@ class Row:
     def name(self) -> str:
         """What to call the source in text."""
         return self.path or f"source {self.source}"
+
+    def at(self, place: int) -> Row:
+        """The row as that of another place in the blend."""
+        return replace(self, source=place)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -135,9 +139,31 @@ class Evaluations:
     """Evaluation of the whole run."""
 
     rounds: int
+    """Evaluations that the framework builds for; Megatron's --start-eval-at-iter skips some."""
     valid_samples: int
+    """Samples asked of the validation blend; with full validation, those of one pass."""
     test_samples: int
     batch_size: int
+    rounds_run: int
+    """Evaluations that take place."""
+    valid_samples_read: int
+    test_samples_read: int
+    full: bool = False
+    """Whether each evaluation reads all of each validation dataset."""
+    iterations: tuple[int, ...] = ()
+    """Iterations of an evaluation, for each validation set; Megatron's eval_iters."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class DryLoader:
+    """A split of which the run reads more than Megatron's single-pass loader has."""
+
+    split: str
+    samples_there: int
+    """Samples in whole micro batches of all ranks."""
+    samples_read: int
+    train_iters: int | None
+    """Iterations, or None for an evaluation, after which the run stops."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,6 +213,11 @@ class Plan:
     """Of frameworks whose loaders start over."""
     caution: str = ""
     """What the first line of the printed plan says: the target is not what the run serves."""
+    framework_version: str | None = None
+    """Release of Megatron-LM whose rules hold."""
+    ignored_settings: tuple[str, ...] = ()
+    """Settings that concern the framework's data and change nothing in the plan."""
+    dry_loaders: tuple[DryLoader, ...] = ()
     warnings: tuple[str, ...] = ()
     check_failures: tuple[str, ...] = ()
     """Why ``--check`` fails: data repeated, or more than a batch unseen. Empty: it passes."""

@@ -51,7 +51,7 @@ def adapter_settings(run: Run) -> dict[str, Any]:
         # of one source the exact buffer is none
         if any(count > 1 or value != 1 for count, value in own):
             needed["variance_buffer"] = "exact"
-    elif run.order == "neox" and _is_own(run) and not _fits(run):
+    elif run.order == "neox" and run.data.apart and not _fits(run):
         needed["variance_buffer"] = buffer
     row = dialect(run.order)
     for name, default in (
@@ -69,10 +69,6 @@ def _fits(run: Run) -> bool:
     return run.variance_buffer is None or all(
         value == run.variance_buffer for _, value in own_buffers(run)
     )
-
-
-def _is_own(run: Run) -> bool:
-    return run.data.split is None and bool(run.data.valid or run.data.test)
 
 
 def _unsaid(plan: Plan, run: Run, framework: str) -> Iterator[str]:
@@ -106,12 +102,12 @@ def _unsaid_by_neox(run: Run) -> Iterator[str]:
         yield "GPT-NeoX has no phases; remove --phase-transition-iterations"
     if run.evaluation.batch_size not in (None, run.batch.final):
         yield "GPT-NeoX evaluates with the batch of training; remove --eval-global-batch-size"
-    if _is_own(run) and not (data.valid and data.test):
+    if run.data.apart and not (data.valid and data.test):
         yield (
             "GPT-NeoX takes paths for each of train, valid and test, or data_path alone; give "
             "--valid-data-path and --test-data-path too"
         )
-    if _is_own(run):
+    if run.data.apart:
         return
     if len(data.train) > 1 or data.train[0].weight is not None or run.target.per_source:
         yield (
@@ -176,7 +172,7 @@ def neox_yaml(plan: Plan, run: Run) -> str:
 
 
 def _neox_data(plan: Plan, run: Run) -> dict[str, object]:
-    if not _is_own(run):
+    if not run.data.apart:
         return {"data_path": run.data.train[0].path, "split": run.data.split or _ALL_TRAIN}
     settings: dict[str, object] = {}
     for split in SPLITS:
@@ -193,20 +189,25 @@ def megatron_flags(plan: Plan, run: Run) -> str:
         flags.append(f"--micro-batch-size {run.micro_batch_size}")
     if run.batch.is_constant:
         flags.append(f"--global-batch-size {plan.global_batch_size}")
+    elif run.batch.ramp is not None:
+        flags += [
+            f"--global-batch-size {plan.global_batch_size}",
+            f"--rampup-batch-size {' '.join(map(str, run.batch.ramp))}",
+        ]
     else:
         stages = " ".join(f"{first * plan.sequence_length}:{b}" for first, b in run.batch.stages)
         flags.append(f"--step-batch-size-schedule {shlex.quote(stages)}")
     flags.append(f"--seed {run.seed}")
     flags.append(f"--eval-interval {run.evaluation.interval}")
     flags.append(f"--eval-iters {run.evaluation.iterations}")
-    size = run.evaluation.batch_size or (None if run.batch.is_constant else run.batch.final)
-    if size is not None:
-        flags.append(f"--eval-global-batch-size {size}")
+    flags += _evaluation(run)
     if run.phases:
-        flags.append(f"--phase-transition-iterations {' '.join(map(str, run.phases))}")
+        flags.append(f"--phase-transition-iterations {','.join(map(str, run.phases))}")
     flags += _megatron_data(plan, run)
     if run.order == "megatron-legacy":
         flags.append(f"--train-data-exact-num-epochs {run.shuffling.exact_num_epochs or -1}")
+    elif run.surplus is not None:
+        flags.append(f"--mid-level-dataset-surplus {run.surplus!r}")
     elif isinstance(run.variance_buffer, float) and not _fits(run):
         flags.append(f"--mid-level-dataset-surplus {_surplus(run.variance_buffer)}")
     return " \\\n".join(flags)
@@ -227,15 +228,34 @@ def _surplus(buffer: float) -> str:
     return next((text for text in digits if 1 + float(text) == buffer), repr(buffer - 1))
 
 
+def _evaluation(run: Run) -> list[str]:
+    """Flags of evaluation that are not as Megatron has them unasked."""
+    evaluation = run.evaluation
+    flags = []
+    if evaluation.batch_size is not None:
+        flags.append(f"--eval-global-batch-size {evaluation.batch_size}")
+    if evaluation.micro_batch_size not in (None, run.micro_batch_size):
+        flags.append(f"--eval-micro-batch-size {evaluation.micro_batch_size}")
+    if evaluation.start:
+        flags.append(f"--start-eval-at-iter {evaluation.start}")
+    switches = {
+        "--skip-train": evaluation.alone,
+        "--full-validation": evaluation.full,
+        "--multiple-validation-sets": evaluation.multiple,
+    }
+    flags += [flag for flag, given in switches.items() if given]
+    return flags + (["--dataloader-type cyclic"] if run.dataloader == "cyclic" else [])
+
+
 def _megatron_data(plan: Plan, run: Run) -> list[str]:
     flags = []
-    for split in SPLITS if _is_own(run) else SPLITS[:1]:
+    for split in SPLITS if run.data.apart else SPLITS[:1]:
         if weighted := _weighted(plan, run, split):
             pairs = ([path] if w is None else [repr(float(w)), path] for w, path in weighted)
             words = [word for pair in pairs for word in pair]
-            flag = f"--{split}-data-path" if _is_own(run) else "--data-path"
+            flag = f"--{split}-data-path" if run.data.apart else "--data-path"
             flags.append(f"{flag} {shlex.join(words)}")
-    if not _is_own(run):
+    if not run.data.apart:
         flags.append(f"--split {run.data.split or _ALL_TRAIN}")
     return flags
 

@@ -156,7 +156,16 @@ def _run_facts(plan: Plan) -> list[tuple[str, str]]:
             f"{evaluation.rounds:,} rounds draw {evaluation.valid_samples:,} validation samples, "
             f"the test draws {evaluation.test_samples:,}"
         )
+        if evaluation.full:
+            steps = ", ".join(f"{count:,}" for count in evaluation.iterations)
+            text = (
+                f"{evaluation.rounds_run:,} rounds of {steps} iterations read all "
+                f"{evaluation.valid_samples:,} validation samples, the test is built for "
+                f"{evaluation.test_samples:,}"
+            )
         facts.append(("evaluation", text))
+    if plan.ignored_settings:
+        facts.append(("ignored", ", ".join(plan.ignored_settings)))
     if plan.ranks is not None:
         ranks = plan.ranks
         text = f"{ranks.samples_per_rank:,} samples on each of {ranks.data_parallel_size} ranks"

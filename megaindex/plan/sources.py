@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.dialect import SPLITS, Dialect, Split, parse_split
+from megaindex.index.dialect import SPLITS, Dialect, Split
 from megaindex.index.draws import Progress
 from megaindex.plan.corpus import Part, measure
 from megaindex.plan.sizing import Sizing
@@ -34,7 +34,7 @@ def parts_of(
 
     if data.split is None:
         return {split: [measured(source)[0] for source in getattr(data, split)] for split in SPLITS}
-    shares = parse_split(data.split)
+    shares = row.shares(data.split)
     if shares[0] == 0:
         raise InvalidArgument(f"--split {data.split} leaves no training data; give train a share")
     divided = [measured(source) for source in data.train]
@@ -73,7 +73,7 @@ def sizing_of(
         names=tuple(part.source.path or f"source {i}" for i, part in enumerate(parts, 1)),
         tokens=tuple(part.tokens for part in parts),
         weights=weights,
-        buffer=_buffer(run, row, weights, len(parts), own_sources=_own_sources(run)),
+        buffer=_buffer(run, row, weights, len(parts), own_sources=run.data.apart),
         pass_samples=None if run.packing is None else tuple(p.pass_samples or 0 for p in parts),
         pass_samples_vary=run.packing is not None and run.packing.pack_impl != "unpacked",
         asks_one_epoch=run.target.kind == "loader_epochs",
@@ -133,7 +133,6 @@ def _buffer(
 
 def own_buffers(run: Run) -> list[tuple[int, float]]:
     """Sources, and the buffer that the framework itself applies, of each split that has any."""
-    own_sources = _own_sources(run)
     splits = [getattr(run.data, split) for split in SPLITS]
     return [
         (
@@ -142,17 +141,12 @@ def own_buffers(run: Run) -> list[tuple[int, float]]:
                 run.row,
                 (1.0,) if run.target.per_source else _weights(sources),
                 len(sources),
-                own_sources=own_sources,
+                own_sources=run.data.apart,
             ),
         )
         for sources in splits
         if sources
     ]
-
-
-def _own_sources(run: Run) -> bool:
-    """Whether each split has sources of its own."""
-    return run.data.split is None and bool(run.data.valid or run.data.test)
 
 
 def _own_buffer(

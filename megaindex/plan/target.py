@@ -41,9 +41,10 @@ def aim_of(run: Run, sizing: Sizing) -> Aim:
     if run.target.kind == "loader_epochs":
         iterations = _loader_iterations(run, sizing)
         consumed = run.batch.samples_after(iterations, run.consumed_samples)
-    requested = consumed
-    if run.target.kind == "samples" and run.order in _TAKES_SAMPLES:
-        requested = max(wanted, consumed)
+    requested = _requested(run, wanted, iterations, consumed)
+    _check_ramp(run, consumed)
+    if run.evaluation.alone:
+        consumed = run.consumed_samples
     if run.target.kind in _WHOLE_EPOCHS:
         tokens = sum(
             int(epochs * size) for epochs, size in zip(_epochs(run), sizing.tokens, strict=True)
@@ -141,8 +142,35 @@ def _loader_iterations(run: Run, sizing: Sizing) -> int:
     return max(0, whole - run.consumed_samples // batch)
 
 
+def _check_ramp(run: Run, consumed: int) -> None:
+    """Megatron-LM rounds samples within a ramp up, so no setting of it ends there exactly."""
+    ramp = run.batch.ramp
+    if run.order == "megatron" and ramp and run.target.kind != "samples" and consumed <= ramp[2]:
+        raise InvalidArgument(
+            f"the target of {consumed} samples ends before the ramp's {ramp[2]}, where Megatron-LM "
+            "makes one iteration more; give --train-samples, or a longer target"
+        )
+
+
+def _requested(run: Run, wanted: int, iterations: int, consumed: int) -> int:
+    """Samples asked of the blend: Megatron's train_samples, or train_iters nominal batches.
+
+    Epochs and tokens are printed as train_samples.
+    """
+    if run.target.kind == "samples" and run.order in _TAKES_SAMPLES:
+        return wanted if run.tail == "drop" else max(wanted, consumed)
+    if run.order != "megatron" or not run.batch.stepped or run.target.kind != "iterations":
+        return consumed
+    before = run.batch.iterations_within(run.consumed_samples)
+    return (before + iterations) * run.nominal_batch
+
+
 def _iterations(run: Run, wanted: int, tail: str) -> int:
     start = run.consumed_samples
+    varies = run.order == "megatron" and (run.batch.stepped or run.batch.ramp is not None)
+    if run.target.kind == "samples" and varies and tail == "drop":
+        before = run.batch.iterations_within(start)
+        return max(0, run.batch.iterations_for(wanted) - before)
     iterations = run.batch.iterations_within(wanted, start)
     short = run.batch.samples_after(iterations, start) < wanted
     return iterations + (short and tail != "drop")

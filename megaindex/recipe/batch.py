@@ -21,6 +21,13 @@ class BatchSizes:
     data_parallel: int | None
     accumulation: int | None
 
+    @property
+    def unit(self) -> int | None:
+        """Samples of one micro batch on every rank."""
+        if self.micro_batch is None or self.data_parallel is None:
+            return None
+        return self.micro_batch * self.data_parallel
+
 
 def batch_sizes(settings: Settings) -> BatchSizes:
     """Completes micro batch x data-parallel size x accumulation = global batch.
@@ -135,6 +142,7 @@ def _check_positive(settings: Settings) -> None:
         "data_parallel_size",
         "gradient_accumulation_steps",
         "global_batch_size",
+        "eval_micro_batch_size",
         "world_size",
         "tensor_model_parallel_size",
         "pipeline_model_parallel_size",

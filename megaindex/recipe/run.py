@@ -25,6 +25,7 @@ from megaindex.index.plain import (
 )
 from megaindex.index.request import check_settings
 from megaindex.recipe.schedule import BatchSchedule
+from megaindex.recipe.versions import DEFAULT_VERSION, Version, find_version
 
 Tail = Literal["drop", "pad", "wrap"]
 Buffer = float | Literal["exact"]
@@ -73,6 +74,12 @@ class Data:
     documents_alpha: float | None = None
     """GPT-NeoX's weight_by_num_documents: the weights are computed from the numbers of documents,
     with this exponent."""
+    apart: bool = False
+    """Whether each split has sources of its own, be they for training alone."""
+
+    def __post_init__(self) -> None:
+        if self.split is None and (self.valid or self.test):
+            object.__setattr__(self, "apart", True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,9 +115,21 @@ class Evaluation:
     iterations: int = 100
     batch_size: int | None = None
     """Global batch size of evaluation; None: that of training."""
+    micro_batch_size: int | None = None
+    start: int = 0
+    """First iteration that evaluates (Megatron's --start-eval-at-iter)."""
+    alone: bool = False
+    """Evaluate once and train nothing (Megatron's --skip-train)."""
+    full: bool = False
+    """Each evaluation reads its whole datasets, built for one epoch (--full-validation)."""
+    multiple: bool = False
+    """Each validation source is evaluated by itself (--multiple-validation-sets)."""
 
     def __post_init__(self) -> None:
-        make_plain(self, "interval", "iterations", optional=["batch_size"])
+        optional = ["batch_size", "micro_batch_size"]
+        make_plain(self, "interval", "iterations", "start", optional=optional)
+        if self.start < 0:
+            raise InvalidArgument(f"--start-eval-at-iter must be at least 0, got {self.start}")
         if self.interval < 1 or self.iterations < 0 or (self.batch_size or 1) < 1:
             raise InvalidArgument(
                 "evaluation interval must be at least 1, iterations at least 0 and batch_size at "
@@ -177,6 +196,8 @@ class Run:
     target: Target
     variance_buffer: Buffer | None = None
     """None: what the framework itself applies; "exact": what the blend really draws."""
+    surplus: float | None = None
+    """Megatron's --mid-level-dataset-surplus, which changes its buffer of weighted blends."""
     packing: Packing | None = None
     """Samples of whole documents; None: of S tokens, cut from the documents one after another."""
     tail: Tail = "drop"
@@ -193,14 +214,22 @@ class Run:
     coverage: Literal["auto", "exact", "expected", "none"] = "auto"
     blend_counts: Literal["auto", "exact", "bounds"] = "auto"
     """Whether the draws of a long greedy blend are counted or bounded."""
+    version: Version | None = None
+    """Release of Megatron-LM, for order megatron; None: the default one."""
+    dataloader: Literal["single", "cyclic"] = "single"
+    """Megatron's --dataloader-type: in order, or permuted anew and without end."""
     notes: tuple[str, ...] = ()
     """What the reader of the settings wants said with the plan."""
+    ignored: tuple[str, ...] = ()
+    """Settings of the framework that concern its data and change nothing in the plan."""
 
     def __post_init__(self) -> None:
         factors = ("micro_batch_size", "data_parallel_size", "gradient_accumulation_steps")
         make_plain(self, "sequence_length", "seed", "consumed_samples", optional=factors)
         phases = tuple(check_integer("a phase", phase) for phase in self.phases)
         object.__setattr__(self, "phases", phases)
+        if self.version is None and self.order == "megatron":
+            object.__setattr__(self, "version", find_version(DEFAULT_VERSION))
         _ = self.row  # raises for an unknown order, or settings it does not have
         if self.sequence_length < 1:
             raise InvalidArgument(f"--seq-length must be at least 1, got {self.sequence_length}")
@@ -210,6 +239,7 @@ class Run:
             raise InvalidArgument(f"--seed must be in [0, 2**32), got {self.seed}")
         self._check_batch()
         self._check_buffer()
+        self._check_surplus()
         self._check_target()
         for name in ("train", "valid", "test"):
             _check_sources(getattr(self.data, name), name)
@@ -230,7 +260,28 @@ class Run:
     @property
     def row(self) -> Dialect:
         """The order, with what `shuffling` changes of it."""
-        return self.shuffling.applied(dialect(self.order))
+        row = dialect(self.order)
+        if self.version is not None:
+            row = replace(row, framework=self.version.framework)
+        if self.surplus is not None:
+            row = replace(row, buffer_weighted=1 + self.surplus)
+        return self.shuffling.applied(row)
+
+    @property
+    def unit(self) -> int | None:
+        """Samples of one micro batch on every rank; None where they are not known."""
+        if self.micro_batch_size is None or self.data_parallel_size is None:
+            return None
+        return self.micro_batch_size * self.data_parallel_size
+
+    @property
+    def nominal_batch(self) -> int:
+        """Megatron's args.global_batch_size, of which it builds train_iters and evaluations.
+
+        With a step schedule that is one micro batch on every rank, whatever is consumed.
+        """
+        steps = self.order == "megatron" and self.batch.stepped
+        return self.unit or self.batch.final if steps else self.batch.final
 
     def _check_batch(self) -> None:
         unit = (self.micro_batch_size or 1) * (self.data_parallel_size or 1)
@@ -245,6 +296,19 @@ class Run:
         if self.variance_buffer is not None:
             buffer = check_buffer("--variance-buffer", self.variance_buffer)
             object.__setattr__(self, "variance_buffer", buffer)
+
+    def _check_surplus(self) -> None:
+        if self.surplus is None:
+            return
+        if self.order != "megatron" or not 0 <= self.surplus < math.inf:
+            raise InvalidArgument(
+                "--mid-level-dataset-surplus must be at least 0, in order megatron, got "
+                f"{self.surplus} in order {self.order}"
+            )
+        if self.variance_buffer is not None:
+            raise InvalidArgument(
+                "--mid-level-dataset-surplus and --variance-buffer exclude each other; remove one"
+            )
 
     def _check_target(self) -> None:
         target = self.target

@@ -23,6 +23,10 @@ class BatchSchedule:
     """
 
     stages: tuple[tuple[int, int], ...]
+    ramp: tuple[int, int, int] | None = None
+    """Start, increment and samples of Megatron's ``--rampup-batch-size``, where that made it."""
+    stepped: bool = False
+    """Whether Megatron's ``--step-batch-size-schedule`` made it, be it of one stage."""
 
     def __post_init__(self) -> None:
         plain = tuple(
@@ -75,6 +79,20 @@ class BatchSchedule:
                 break
         return iterations
 
+    def iterations_for(self, samples: int) -> int:
+        """Iterations that Megatron-LM makes of ``--train-samples``, from the first sample on.
+
+        A constant batch drops what fills no batch; a step schedule rounds up; a ramp takes one
+        batch beyond its samples, and drops what fills no batch after it.
+        """
+        if self.ramp is None and not self.stepped:
+            return self.iterations_within(samples)
+        if self.ramp is None:
+            iterations = self.iterations_within(samples)
+            return iterations + (self.samples_after(iterations) < samples)
+        iterations = self.iterations_within(min(self.ramp[2], samples)) + 1
+        return iterations + max(0, samples - self.samples_after(iterations)) // self.final
+
     def _bounds(self) -> list[tuple[tuple[int, int], int | None]]:
         ends = [first for first, _ in self.stages[1:]]
         return list(zip(self.stages, [*ends, None], strict=True))
@@ -99,6 +117,18 @@ def parse_count(text: str, setting: str) -> int:
     return int(value)
 
 
+def _truncated(text: str, setting: str) -> int:
+    """A number of a step schedule, in doubles and cut to a whole one as Megatron-LM does."""
+    clean = text.strip().upper()
+    factor = _SUFFIX.get(clean[-1:], 1)
+    try:
+        return int(float(clean[:-1] if factor > 1 else clean) * factor)
+    except (ValueError, OverflowError):
+        raise InvalidArgument(
+            f"{setting}: {text!r} is not a number; write one such as 1000 or 250B"
+        ) from None
+
+
 def parse_schedule(text: str, sequence_length: int, setting: str) -> BatchSchedule:
     """Megatron's ``"0:768 250B:1536"``: from that many tokens on, that batch size.
 
@@ -111,8 +141,8 @@ def parse_schedule(text: str, sequence_length: int, setting: str) -> BatchSchedu
             raise InvalidArgument(
                 f"{setting}: {entry!r} is not TOKENS:BATCH; write for example '0:768 250B:1536'"
             )
-        threshold = parse_count(first, setting) // sequence_length
-        stages.append((threshold, parse_count(size, setting)))
+        threshold = _truncated(first, setting) // sequence_length
+        stages.append((threshold, _truncated(size, setting)))
     stages.sort()
     firsts = [first for first, _ in stages]
     if not stages or firsts[0] != 0 or len(set(firsts)) != len(firsts):
@@ -122,7 +152,7 @@ def parse_schedule(text: str, sequence_length: int, setting: str) -> BatchSchedu
         )
     if min(size for _, size in stages) < 1:
         raise InvalidArgument(f"{setting}: every batch size must be at least 1, got {text!r}")
-    return BatchSchedule(stages=tuple(stages))
+    return BatchSchedule(stages=tuple(stages), stepped=True)
 
 
 def ramp_up(start: int, increment: int, samples: int, final: int, setting: str) -> BatchSchedule:
@@ -146,7 +176,10 @@ def ramp_up(start: int, increment: int, samples: int, final: int, setting: str) 
             f"{_MOST_INCREMENTS} over 2^53 can be told apart in doubles, as Megatron counts them"
         )
     if increments == 0 or samples == 0:
-        return BatchSchedule.constant(final)
+        raise InvalidArgument(
+            f"{setting}: {increments} increments over {samples} samples are none, and Megatron-LM "
+            "divides by zero; remove it"
+        )
     per_increment = samples / increments
     stages = [(0, start)]
     for step in range(1, increments + 1):
@@ -154,4 +187,4 @@ def ramp_up(start: int, increment: int, samples: int, final: int, setting: str) 
         while int(first / per_increment) < step:
             first += 1
         stages.append((first, start + step * increment))
-    return BatchSchedule(stages=tuple(stages))
+    return BatchSchedule(stages=tuple(stages), ramp=(start, increment, samples))

@@ -13,7 +13,7 @@ from typing import Any
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.plain import make_plain, parse_fraction
-from megaindex.recipe.batch import batch_sizes
+from megaindex.recipe.batch import BatchSizes, batch_sizes
 from megaindex.recipe.data import parse_blend, parse_tokens
 from megaindex.recipe.run import (
     Data,
@@ -26,6 +26,7 @@ from megaindex.recipe.run import (
     TargetKind,
 )
 from megaindex.recipe.schedule import BatchSchedule, parse_count, parse_schedule, ramp_up
+from megaindex.recipe.versions import Version, version_of
 
 _TARGETS: dict[str, TargetKind] = {
     "epochs": "epochs",
@@ -48,6 +49,7 @@ _GROUPS = (
     ),
     ("data_parallel_size", "world_size"),
     ("batch_schedule", "rampup_batch_size"),
+    ("variance_buffer", "mid_level_dataset_surplus"),
 )
 
 
@@ -87,11 +89,21 @@ class Settings:
     train_samples: str | None = None
     train_tokens: str | None = None
     variance_buffer: str | None = None
+    mid_level_dataset_surplus: str | None = None
+    """Megatron's surplus of weighted blends: its variance_buffer is 1 and this."""
     tail: str | None = None
     seed: int | None = None
     eval_interval: int | None = None
     eval_iters: int | None = None
     eval_global_batch_size: int | None = None
+    eval_micro_batch_size: int | None = None
+    start_eval_at_iter: int | None = None
+    skip_train: bool | None = None
+    full_validation: bool | None = None
+    multiple_validation_sets: bool | None = None
+    dataloader_type: str | None = None
+    framework_version: str | None = None
+    """Release of Megatron-LM whose rules hold; None: the default one, or one that knows all."""
     consumed_samples: str | None = None
     separate_final_epoch: str | None = None
     final_epoch_threshold: float | None = None
@@ -102,6 +114,8 @@ class Settings:
     coverage: str | None = None
     blend_counts: str | None = None
     notes: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()
+    """Settings of the framework that concern its data and change nothing in the plan."""
 
     def __post_init__(self) -> None:
         make_plain(self, optional=_INTEGERS)
@@ -112,13 +126,24 @@ _INTEGERS = tuple(field.name for field in fields(Settings) if field.type == "int
 
 def merged(base: Settings, over: Settings) -> Settings:
     """``over`` where it says something, else ``base``; alternatives are replaced together."""
-    said = {f.name for f in fields(Settings) if getattr(over, f.name) not in (None, ())}
-    changes: dict[str, Any] = {name: getattr(over, name) for name in said}
-    for group in _GROUPS:
-        if said.intersection(group):
-            changes.update({name: getattr(over, name) for name in group})
+    changes: dict[str, Any] = {name: getattr(over, name) for name in replaced_by(over)}
     changes["notes"] = base.notes + over.notes
+    changes["ignored"] = base.ignored + over.ignored
     return replace(base, **changes)
+
+
+def replaced_by(over: Settings) -> set[str]:
+    """Names of the settings that ``over`` decides, alternatives of one question together."""
+    said = {f.name for f in fields(Settings) if getattr(over, f.name) not in (None, ())}
+    # A schedule and a global batch exclude each other, while a ramp needs one.
+    for one, other in (
+        ("batch_schedule", "global_batch_size"),
+        ("global_batch_size", "batch_schedule"),
+    ):
+        if one in said and getattr(over, other) is None:
+            said |= {other}
+            break
+    return said.union(*(group for group in _GROUPS if said.intersection(group)))
 
 
 def resolve(settings: Settings) -> Run:
@@ -132,18 +157,28 @@ def resolve(settings: Settings) -> Run:
     if settings.seq_length < 1:
         raise InvalidArgument(f"--seq-length must be at least 1, got {settings.seq_length}")
     sizes = batch_sizes(settings)
+    version = _version(settings)
+    ramps = version is not None and version.ramps and settings.rampup_batch_size is not None
+    if ramps and settings.train_iters is not None:
+        raise InvalidArgument(
+            "--rampup-batch-size needs --train-samples: Megatron-LM stops with an AssertionError; "
+            "give --train-samples in place of --train-iters"
+        )
     return Run(
         order=settings.order or "megatron",
         sequence_length=settings.seq_length,
         data=_data(settings),
-        batch=batch_schedule(settings, sizes.global_batch),
+        batch=batch_schedule(settings, sizes.global_batch, version),
         target=_target(settings),
         variance_buffer=parse_buffer(settings.variance_buffer),
+        surplus=_surplus(settings.mid_level_dataset_surplus),
         tail=_choice("--tail", settings.tail or "drop", ("drop", "pad", "wrap")),
         packing=settings.packing,
         seed=1234 if settings.seed is None else settings.seed,
         shuffling=_shuffling(settings),
-        evaluation=_evaluation(settings),
+        evaluation=_evaluation(settings, sizes),
+        version=version,
+        dataloader=_dataloader(settings),
         data_parallel_size=sizes.data_parallel,
         micro_batch_size=sizes.micro_batch,
         gradient_accumulation_steps=sizes.accumulation,
@@ -155,8 +190,50 @@ def resolve(settings: Settings) -> Run:
         blend_counts=_choice(
             "--blend-counts", settings.blend_counts or "auto", ("auto", "exact", "bounds")
         ),
-        notes=settings.notes + _unused(settings),
+        notes=settings.notes + _unused(settings) + _version_notes(settings, version),
+        ignored=settings.ignored + _ramp_ignored(settings, version),
     )
+
+
+def _version(settings: Settings) -> Version | None:
+    if (settings.order or "megatron") == "megatron":
+        return version_of(settings)
+    if settings.framework_version is not None:
+        raise InvalidArgument(
+            f"--framework-version is of Megatron-LM, and order {settings.order} is not its; "
+            "remove one of them"
+        )
+    return None
+
+
+def _ramp_ignored(settings: Settings, version: Version | None) -> tuple[str, ...]:
+    ramps = version is None or version.ramps or settings.rampup_batch_size is None
+    return () if ramps else ("--rampup-batch-size",)
+
+
+def _version_notes(settings: Settings, version: Version | None) -> tuple[str, ...]:
+    if version is None or settings.rampup_batch_size is None:
+        return ()
+    if not version.ramps:
+        return (f"{version.framework} ignores --rampup-batch-size: the batch is constant",)
+    if settings.framework_version is not None:
+        return ()
+    return (
+        f"--rampup-batch-size: {version.framework} is assumed, which ramps; from megatron-core "
+        "0.18 on it is ignored and the batch is constant: pass --framework-version main for those",
+    )
+
+
+def _dataloader(settings: Settings) -> Any:
+    kind = settings.dataloader_type or "single"
+    if kind != "single" and (settings.order or "megatron") != "megatron":
+        raise InvalidArgument(f"--dataloader-type is of order megatron, not {settings.order}")
+    if kind == "external":
+        raise InvalidArgument(
+            "--dataloader-type external hands the data to a loader of the training program, which "
+            "is not planned"
+        )
+    return _choice("--dataloader-type", kind, ("single", "cyclic"))
 
 
 def _unused(settings: Settings) -> tuple[str, ...]:
@@ -191,7 +268,13 @@ def _data(settings: Settings) -> Data:
         train, valid, test = (
             parse_blend(paths, None, f"--{name}-data-path") for name, paths in per_split.items()
         )
-        data = Data(train=train, valid=valid, test=test, documents_alpha=settings.documents_alpha)
+        data = Data(
+            train=train,
+            valid=valid,
+            test=test,
+            apart=True,
+            documents_alpha=settings.documents_alpha,
+        )
         return _accompanied(data, settings.companions or {})
     sources: tuple[Source, ...]
     if settings.tokens_per_epoch:
@@ -213,13 +296,13 @@ def _accompanied(data: Data, companions: Mapping[str, tuple[tuple[str, ...], ...
     return replace(data, **changes)
 
 
-def batch_schedule(settings: Settings, final: int) -> BatchSchedule:
+def batch_schedule(settings: Settings, final: int, version: Version | None = None) -> BatchSchedule:
     if settings.batch_schedule is not None and settings.rampup_batch_size is not None:
         raise InvalidArgument("--batch-schedule and --rampup-batch-size exclude each other")
     if settings.batch_schedule is not None:
         assert settings.seq_length is not None
         return parse_schedule(settings.batch_schedule, settings.seq_length, "--batch-schedule")
-    if settings.rampup_batch_size is not None:
+    if settings.rampup_batch_size is not None and (version is None or version.ramps):
         if len(settings.rampup_batch_size) != 3:
             raise InvalidArgument(
                 "--rampup-batch-size takes three numbers, START INCREMENT SAMPLES, got "
@@ -272,6 +355,15 @@ def parse_buffer(text: str | None) -> Any:
         ) from None
 
 
+def _surplus(text: str | None) -> float | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        raise InvalidArgument(
+            f"--mid-level-dataset-surplus must be a number, got {text!r}"
+        ) from None
+
+
 def _shuffling(settings: Settings) -> Shuffling:
     apart: Any = settings.separate_final_epoch
     left_over: Any = settings.left_over
@@ -288,7 +380,7 @@ def _shuffling(settings: Settings) -> Shuffling:
     )
 
 
-def _evaluation(settings: Settings) -> Evaluation:
+def _evaluation(settings: Settings, sizes: BatchSizes) -> Evaluation:
     default = Evaluation()
     interval = default.interval if settings.eval_interval is None else settings.eval_interval
     iterations = default.iterations if settings.eval_iters is None else settings.eval_iters
@@ -300,7 +392,32 @@ def _evaluation(settings: Settings) -> Evaluation:
         )
     if size is not None and size < 1:
         raise InvalidArgument("--eval-global-batch-size must be at least 1")
-    return Evaluation(interval=interval, iterations=iterations, batch_size=size)
+    _check_evaluation_batch(settings, sizes)
+    return Evaluation(
+        interval=interval,
+        iterations=iterations,
+        batch_size=size,
+        micro_batch_size=settings.eval_micro_batch_size or sizes.micro_batch,
+        start=settings.start_eval_at_iter or 0,
+        alone=bool(settings.skip_train),
+        full=bool(settings.full_validation),
+        multiple=bool(settings.multiple_validation_sets),
+    )
+
+
+def _check_evaluation_batch(settings: Settings, sizes: BatchSizes) -> None:
+    micro = settings.eval_micro_batch_size or sizes.micro_batch
+    size = settings.eval_global_batch_size
+    if micro is None or sizes.data_parallel is None or (settings.order or "") == "neox":
+        return
+    if settings.eval_micro_batch_size is not None and size is None:
+        size = sizes.global_batch if settings.batch_schedule is None else sizes.unit
+    if size is not None and size % (micro * sizes.data_parallel):
+        raise InvalidArgument(
+            f"the evaluation batch of {size} samples is not a multiple of its micro batch {micro} "
+            f"x data-parallel size {sizes.data_parallel}, which Megatron-LM refuses; change "
+            "--eval-global-batch-size or --eval-micro-batch-size"
+        )
 
 
 def _phases(settings: Settings) -> tuple[int, ...]:

@@ -1,74 +1,356 @@
 """Words of the commands in a shell script, variables expanded where they are defined.
 
-Understands what training scripts are made of: assignments, arrays, continued lines, quotes,
-comments, ``$VAR``, ``${VAR:-default}``, ``${ARRAY[@]}`` and ``$((A * B))``. Nothing is executed.
+Understands what launch scripts are made of: assignments, arrays, quotes, here-documents, ``if``,
+``case``, loops over words and parameters, functions, ``source``, ``bash -c``, ``$VAR``,
+``${VAR:-default}``, ``${ARRAY[@]}`` and ``$((A * B))``. No program is run and nothing is written.
 What it cannot expand stays as written, so that whoever needs the word can name what is missing.
+Where a condition cannot be known, such as that a file exists, a branch that exits is not taken;
+of others, variables that the branches set differently stay as written.
 """
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import copy
+import fnmatch
 import operator
+import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
-Piece = tuple[str, str]
-"""Text and the quote around it: a double or a single one, or none."""
-Word = list[Piece]
+from megaindex.errors import InvalidArgument
+from megaindex.recipe.shell_syntax import (
+    ASSIGNMENT,
+    Block,
+    Case,
+    Function,
+    Group,
+    If,
+    Loop,
+    Node,
+    Simple,
+    Word,
+    bare,
+    parse,
+)
 
-_ASSIGNMENT = re.compile(r"(\w+)(\+?)=(\(?)")
-_PREFIXES = ("export", "local", "readonly", "declare")
+_PREFIXES = ("export", "local", "readonly", "declare", "typeset")
 _DEEPEST = 8
+_NESTED = 16  # texts run by texts: bash -c, source, functions
 _MOST_EXPANDED = 1 << 22  # characters that all expansions of a script add, and
 _COST = 100  # for each of them
+_MOST_STEPS = 100_000  # commands, those of loops each time
 _LONGEST_SUM = 400  # characters; the parser of Python has no limit of its own to nesting
 _EXPANSION = re.compile(
     rf"\$\(\((?P<sum>.{{0,{_LONGEST_SUM}}}?)\)\)(?!\))"
-    r"|\$\{(?P<name>\w+)(?P<all>\[[@*]\])?(?:(?P<colon>:?)-(?P<default>[^{}]*))?\}"
-    r"|\$(?P<plain>\w+)",
+    r"|\$\{(?P<name>\w+|[@*#])(?P<all>\[(?:[@*]|\d{1,6})\])?"
+    r"(?:(?P<colon>:?)(?P<how>[-=+])(?P<default>[^{}]*))?\}"
+    r"|\$(?P<plain>[A-Za-z_]\w*|[0-9@*#])",
     re.S,
 )
-_OPERATORS: dict[type[ast.operator], Callable[[int, int], int]] = {
+_OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
     ast.Div: operator.floordiv,
     ast.Mod: operator.mod,
+    ast.Lt: operator.lt,
+    ast.Gt: operator.gt,
+    ast.LtE: operator.le,
+    ast.GtE: operator.ge,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+}
+_COMPARISONS = {
+    "-eq": operator.eq,
+    "-ne": operator.ne,
+    "-lt": operator.lt,
+    "-le": operator.le,
+    "-gt": operator.gt,
+    "-ge": operator.ge,
 }
 
 
-class Script:
-    """The commands of a script, and the variables that stand when it ends."""
+class _Exit(Exception):
+    """The script ends here."""
 
-    def __init__(self, text: str, environment: Mapping[str, str]) -> None:
+
+class _Return(Exception):
+    """A function, or a sourced file, ends here."""
+
+
+class Script:
+    """The commands that a script runs, and the variables that stand when it ends.
+
+    Args:
+        text: the script.
+        environment: variables besides those it sets.
+        arguments: its positional parameters.
+        folder: where it lies; files that it sources are looked for there.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        environment: Mapping[str, str],
+        arguments: Sequence[str] = (),
+        folder: str = "",
+    ) -> None:
         self.variables: dict[str, str | list[str]] = dict(environment)
         self.commands: list[list[str]] = []
+        self._folder = folder
+        self._functions: dict[str, Node] = {}
+        self.exits_at = ""
+        """The last condition before the script exits by itself; empty: it runs to its end."""
+        self._condition = ""
         self._room = _MOST_EXPANDED
-        for statement in _statements(text):
-            self._take(statement)
+        self._steps = _MOST_STEPS
+        self._nested = 0
+        self._set_parameters(arguments)
+        with contextlib.suppress(_Exit):
+            self._run_text(text)
 
-    def _take(self, words: list[Word]) -> None:
-        while words and _bare(words[0]) in _PREFIXES:
+    def _set_parameters(self, words: Sequence[str]) -> None:
+        for name in [name for name in self.variables if name.isdecimal()]:
+            del self.variables[name]
+        self.variables.update({str(number): word for number, word in enumerate(words, 1)})
+        self.variables.update({"@": list(words), "*": list(words), "#": str(len(words))})
+
+    def _run_text(self, text: str) -> None:
+        self._nested += 1
+        if self._nested <= _NESTED:
+            with contextlib.suppress(_Return):
+                self._block(parse(text))
+        self._nested -= 1
+
+    def _block(self, block: Block) -> bool | None:
+        """Run commands; return whether the last one succeeds, None where that is not known."""
+        status: bool | None = True
+        for connector, node in block:
+            if (connector == "&&" and status is False) or (connector == "||" and status):
+                continue
+            status = self._node(node)
+        return status
+
+    def _node(self, node: Node) -> bool | None:
+        self._steps -= 1
+        if self._steps < 0:
+            raise InvalidArgument(
+                f"the script runs more than {_MOST_STEPS} commands; give the arguments themselves"
+            )
+        if isinstance(node, Simple):
+            return self._simple(node)
+        if isinstance(node, Group):
+            return self._block(node.body)
+        if isinstance(node, Function):
+            self._functions[node.name] = node.body
+        elif isinstance(node, If):
+            self._if(node)
+        elif isinstance(node, Case):
+            self._case(node)
+        else:
+            self._loop(node)
+        return True
+
+    def _if(self, node: If) -> None:
+        for place, (condition, body) in enumerate(node.branches):
+            holds = True if condition is None else self._block(condition)
+            if holds:
+                self._block(body)
+                return
+            if holds is None:
+                others = [body for _, body in node.branches[place + 1 :]]
+                if node.branches[-1][0] is not None:
+                    others.append([])
+                self._undecided([body, *others])
+                return
+
+    def _case(self, node: Case) -> None:
+        subject = self._operand(node.subject)
+        for patterns, body in node.branches:
+            if any(fnmatch.fnmatchcase(subject, self._operand(word)) for word in patterns):
+                self._block(body)
+                return
+
+    def _loop(self, node: Loop) -> None:
+        if node.condition is None:
+            for item in [field for word in node.words for field in self._fields(word)]:
+                self.variables[node.variable] = item
+                self._block(node.body)
+            return
+        while self._block(node.condition) is (not node.until):
+            self._block(node.body)
+
+    def _undecided(self, bodies: Sequence[Block]) -> None:
+        """Run each body by itself; what they set differently is not known afterwards."""
+        before = copy.deepcopy(self.variables)
+        outcomes = []
+        for body in bodies:
+            self.variables = copy.deepcopy(before)
+            try:
+                self._block(body)
+            except (_Exit, _Return):
+                self.exits_at = ""
+                continue
+            outcomes.append(self.variables)
+        self.variables = outcomes[0] if outcomes else before
+        for name in set().union(*outcomes):
+            values = [outcome.get(name) for outcome in outcomes]
+            if any(value != values[0] for value in values):
+                self.variables[name] = f"$({name} differs)"
+
+    def _simple(self, node: Simple) -> bool | None:
+        words = node.words
+        while words and bare(words[0]) in _PREFIXES:
             words = words[1:]
         assignments: list[tuple[str, str | list[str]]] = []
-        while words and (match := _ASSIGNMENT.match(_bare(words[0]))):
+        while words and (match := ASSIGNMENT.match(bare(words[0]))):
             name, append, is_array = match.groups()
             if is_array:
-                end = next((i for i, w in enumerate(words) if _bare(w) == ")"), len(words))
+                end = next((i for i, w in enumerate(words) if bare(w) == ")"), len(words))
                 items = [field for word in words[1:end] for field in self._fields(word)]
                 assignments.append((name, self._appended(name, append, items)))
                 words = words[end + 1 :]
                 continue
             (text, quote), *rest = words[0]
-            value = self._fields([(text[match.end() :], quote), *rest])
-            assignments.append((name, " ".join(value)))
+            value = " ".join(self._fields([(text[match.end() :], quote), *rest]))
+            held = self.variables.get(name, "") if append else ""
+            assignments.append((name, (held if isinstance(held, str) else held[0]) + value))
             words = words[1:]
+        if (words and bare(words[0]) in ("[", "[[", "test", "!")) or bare(
+            words[0] if words else []
+        ).startswith("(("):
+            return self._test(words)
         command = [field for word in words for field in self._fields(word)]
-        if command:
-            # `A=1 command` sets A for that command alone.
-            self.commands.append(command)
-        else:
+        if not command:
             self.variables.update(assignments)
+            return True
+        # `A=1 command` sets A for that command alone.
+        return self._command(command, node.documents)
+
+    def _command(self, command: list[str], documents: Sequence[str]) -> bool | None:
+        name, *rest = command
+        if name == "exit":
+            self.exits_at = self._condition
+            raise _Exit
+        if name == "return":
+            raise _Return
+        if name in ("false", "true", ":"):
+            return name != "false"
+        if name == "shift":
+            held = self.variables["@"]
+            count = int(rest[0]) if rest and rest[0].isdecimal() else 1
+            self._set_parameters(held[count:] if isinstance(held, list) else [])
+            return True
+        if name == "set" and "--" in rest:
+            self._set_parameters(rest[rest.index("--") + 1 :])
+        elif name == "unset":
+            for variable in rest:
+                self.variables.pop(variable, None)
+        elif name in ("source", ".") and rest:
+            self._source(rest[0])
+        elif name == "eval":
+            self._run_text(" ".join(rest))
+        elif name in self._functions:
+            self._call(self._functions[name], rest)
+        else:
+            self._program(command, documents)
+        return True
+
+    def _program(self, command: list[str], documents: Sequence[str]) -> None:
+        """A program: what a shell is given to run, in words or a here-document, is run too."""
+        shell = next((i for i, w in enumerate(command) if w.split("/")[-1] in ("sh", "bash")), None)
+        inner = command[shell:] if shell is not None else []
+        text = next((i + 1 for i, w in enumerate(inner) if re.fullmatch(r"-\w*c", w)), len(inner))
+        if text < len(inner):
+            with contextlib.suppress(_Exit):
+                self._run_text(inner[text])
+            return
+        if command[0] == "sbatch" and command[-1].endswith(".sh"):
+            self._source(command[-1])
+            return
+        self.commands.append(command)
+        if not command[0].startswith("python"):
+            for document in documents:
+                with contextlib.suppress(_Exit):
+                    self._run_text(document)
+
+    def _call(self, body: Node, words: Sequence[str]) -> None:
+        held = self.variables["@"]
+        self._nested += 1
+        if self._nested <= _NESTED:
+            self._set_parameters(words)
+            with contextlib.suppress(_Return):
+                self._node(body)
+            self._set_parameters(held if isinstance(held, list) else [])
+        self._nested -= 1
+
+    def _source(self, path: str) -> None:
+        """Run a file beside the script; one that is not there may set what is not needed."""
+        tail = re.split(r"[`$)}]+/", path)[-1] if is_unknown(path) else path
+        beside = os.path.join(self._folder, tail)
+        with (
+            contextlib.suppress(OSError, ValueError),
+            open(beside if os.path.isfile(beside) else tail, encoding="utf-8") as file,
+        ):
+            self._run_text(file.read())
+
+    def _test(self, words: Sequence[Word]) -> bool | None:
+        """The outcome of ``[ … ]``, ``[[ … ]]`` or ``(( … ))``; None where it is not known."""
+        self._condition = " ".join("".join(text for text, _ in word) for word in words)
+        if bare(words[0]).startswith("(("):
+            value = self._value_of_sum(bare(words[0])[2:-2], 0)
+            return None if value is None else value != 0
+        operands = [
+            self._operand(word) for word in words if bare(word) not in ("[", "[[", "]", "]]")
+        ]
+        raw = [bare(word) for word in words if bare(word) not in ("[", "[[", "]", "]]")]
+        if operands and operands[0] == "test":
+            operands, raw = operands[1:], raw[1:]
+        return self._either(operands, raw)
+
+    def _either(self, operands: Sequence[str], raw: Sequence[str]) -> bool | None:
+        """Operands joined by or, by and, or one test; ``raw`` tells operators from operands."""
+        for names, decides in ((("||", "-o"), True), (("&&", "-a"), False)):
+            for place, text in enumerate(raw):
+                if text in names and 0 < place < len(raw) - 1:
+                    left = self._either(operands[:place], raw[:place])
+                    right = self._either(operands[place + 1 :], raw[place + 1 :])
+                    if decides in (left, right):
+                        return decides
+                    return None if None in (left, right) else not decides
+        if raw and raw[0] == "!" and len(raw) > 1:
+            outcome = self._either(operands[1:], raw[1:])
+            return None if outcome is None else not outcome
+        return self._one(operands, raw)
+
+    def _one(self, operands: Sequence[str], raw: Sequence[str]) -> bool | None:
+        if len(raw) == 2 and raw[0] == "-v":
+            return operands[1] in self.variables
+        if any(is_unknown(text) for text in operands):
+            return None
+        if raw and (raw[0] in ("-z", "-n") or len(raw) == 1):
+            empty = "".join(operands[len(raw) > 1 :]) == ""
+            return empty == (raw[0] == "-z" and len(raw) > 1)
+        return self._compared(operands, raw) if len(raw) == 3 else None
+
+    def _compared(self, operands: Sequence[str], raw: Sequence[str]) -> bool | None:
+        left, how, right = operands
+        if raw[1] in ("=", "==", "!="):
+            return fnmatch.fnmatchcase(left, right) == (how != "!=")
+        if raw[1] in _COMPARISONS:
+            one, other = (self._value_of_sum(text or "0", 0) for text in (left, right))
+            return None if one is None or other is None else bool(_COMPARISONS[how](one, other))
+        return None
+
+    def _operand(self, word: Word) -> str:
+        """A word of a test: one text, where variables that are not set are empty."""
+        parts = [text if quote == "'" else self._expand(text) for text, quote in word]
+        return "".join(
+            part if quote == "'" else _EXPANSION.sub(_empty, part)
+            for part, (_, quote) in zip(parts, word, strict=True)
+        )
 
     def _appended(self, name: str, append: str, items: list[str]) -> list[str]:
         held = self.variables.get(name, []) if append else []
@@ -92,7 +374,9 @@ class Script:
 
     def _whole_array(self, text: str, quote: str) -> list[str] | None:
         match = _EXPANSION.fullmatch(text) if quote != "'" else None
-        held = self.variables.get(match["name"] or "") if match and match["all"] else None
+        if match is None or not (match["all"] in ("[@]", "[*]") or "@" in text):
+            return None
+        held = self.variables.get(match["name"] or match["plain"] or "")
         if not isinstance(held, list) or self._room < 0:
             return None
         self._room -= _COST * len(held)
@@ -114,83 +398,53 @@ class Script:
     def _value(self, match: re.Match[str], depth: int) -> str:
         if self._room < 0:
             return match[0]
-        new = self._variable(match) if match["sum"] is None else self._sum(match, depth)
+        if match["sum"] is None:
+            new = self._variable(match)
+        else:
+            value = self._value_of_sum(match["sum"], depth)
+            new = match[0] if value is None else str(int(value))
         self._room -= len(new) + _COST
         return new
 
     def _variable(self, match: re.Match[str]) -> str:
-        held = self.variables.get(match["name"] or match["plain"])
+        name = match["name"] or match["plain"]
+        held = self.variables.get(name)
         if isinstance(held, list):
-            return " ".join(held)
-        if held or (held is not None and not match["colon"]):
+            place = (match["all"] or "[@]")[1:-1]
+            if place.isdecimal():
+                return held[int(place)] if int(place) < len(held) else ""
+            held = " ".join(held)
+        is_set = bool(held) or (held is not None and not match["colon"])
+        if match["how"] == "+":
+            return match["default"].strip("\"'") if is_set else ""
+        if is_set and held is not None:
             return held
-        return match[0] if match["default"] is None else match["default"].strip("\"'")
+        if match["how"] is None:
+            return match[0]
+        default = match["default"].strip("\"'")
+        if match["how"] == "=":
+            self.variables[name] = default
+        return default
 
-    def _sum(self, match: re.Match[str], depth: int) -> str:
-        """An arithmetic expansion, where names may stand without a dollar sign."""
-        text = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", r"${\1}", match["sum"])
+    def _value_of_sum(self, text: str, depth: int) -> int | None:
+        """Value of an arithmetic expression, where names may stand without a dollar sign."""
+        text = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", r"${\1}", text)
         text = self._expand(text, depth + 1).strip()
         if len(text) > _LONGEST_SUM:
-            return match[0]
+            return None
         try:
-            return str(_integer(ast.parse(text, mode="eval").body))
+            return _integer(ast.parse(text, mode="eval").body)
         except (SyntaxError, ValueError, ZeroDivisionError):
-            return match[0]
+            return None
 
 
-def _statements(text: str) -> Iterator[list[Word]]:
-    """Simple commands, each a list of words; an array is ``A=(``, its items and ``)``."""
-    words: list[Word] = []
-    word: Word = []
-    in_array = False
-    for piece in _pieces(text.replace("\\\n", " ")):
-        if isinstance(piece, tuple):
-            word.append(piece)
-            if piece[1] == "" and _ASSIGNMENT.fullmatch(piece[0]) and piece[0].endswith("("):
-                words, word, in_array = [*words, word], [], True
-            continue
-        words, word = [*words, *([word] if word else [])], []
-        if piece == ")" and in_array:
-            words.append([(")", "")])
-            in_array = False
-        elif piece != " " and not in_array and words:
-            yield words
-            words = []
-    if words or word:
-        yield [*words, *([word] if word else [])]
+def is_unknown(text: str) -> bool:
+    """Whether a word holds an expansion that could not be made."""
+    return "$" in text or "`" in text
 
 
-_PIECES = re.compile(
-    r"(?P<comment>(?:(?<=\s)|(?<=^))\#[^\n]*)"
-    r"|(?P<array>(?<![^\s;])\w+\+?=\()"
-    r"|'(?P<single>[^']*)'"
-    r"|\"(?P<double>(?:\\.|[^\"\\])*)\""
-    r"|(?P<plain>(?:\$\(\((?:[^()]|\([^()]*\))*\)\)|\$\([^()]*\)|\$\{[^}]*\}|\\.|[^\s;&|()'\"\\])+)"
-    r"|(?P<blank>[ \t\r]+)"
-    r"|(?P<end>[\n;&|()])",
-    re.S,
-)
-
-
-def _pieces(text: str) -> Iterator[Piece | str]:
-    """Pieces of words, `" "` for blanks, and the character that ends a statement."""
-    for match in _PIECES.finditer(text):
-        kind = match.lastgroup
-        if kind == "single":
-            yield match["single"], "'"
-        elif kind == "double":
-            yield re.sub(r'\\(["\\$`])', r"\1", match["double"]), '"'
-        elif kind in ("plain", "array"):
-            yield re.sub(r"\\(.)", r"\1", match[0]), ""
-        elif kind == "blank":
-            yield " "
-        elif kind == "end":
-            yield match["end"]
-
-
-def _bare(word: Sequence[Piece]) -> str:
-    """Text of the unquoted beginning of a word."""
-    return word[0][0] if word[0][1] == "" else ""
+def _empty(match: re.Match[str]) -> str:
+    return match[0] if match["sum"] is not None else ""
 
 
 def _integer(node: ast.expr) -> int:
@@ -198,4 +452,6 @@ def _integer(node: ast.expr) -> int:
         return node.value
     if isinstance(node, ast.BinOp) and type(node.op) in _OPERATORS:
         return _OPERATORS[type(node.op)](_integer(node.left), _integer(node.right))
+    if isinstance(node, ast.Compare) and len(node.ops) == 1 and type(node.ops[0]) in _OPERATORS:
+        return _OPERATORS[type(node.ops[0])](_integer(node.left), _integer(node.comparators[0]))
     raise ValueError(ast.dump(node))

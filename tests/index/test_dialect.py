@@ -52,7 +52,7 @@ def test_float_buffers_round_as_the_frameworks_do() -> None:
 
 
 @given(
-    weights=st.lists(st.floats(0, 1000), min_size=1, max_size=3).filter(lambda w: sum(w) > 0),
+    weights=st.lists(st.floats(0.001, 1000) | st.just(0.0), min_size=1, max_size=3).filter(any),
     num_sequences=st.integers(0, 2**31),
 )
 def test_megatron_splits_are_its_own(
@@ -104,3 +104,25 @@ def test_unknown_orders_are_refused() -> None:
     assert set(DIALECTS) == {
         "megatron", "neox", "megatron-legacy", "paddlenlp", "epoch", "window"
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("split", "shares"),
+    [
+        ("'99,1,0'", [99, 1, 0]),
+        ("98;1 1", [98, 1, 1]),
+        ("-98,1,1", [98, 1, 1]),
+        ("90%", [90, 0, 0]),
+    ],
+)
+def test_megatron_takes_runs_of_digits_and_points(split: str, shares: list[float]) -> None:
+    """As parse_and_normalize_split of megatron-core 0.16.1 does; the other orders refuse."""
+    assert dialect("megatron").shares(split) == shares
+    with pytest.raises(InvalidArgument, match="three non-negative numbers"):
+        dialect("neox").shares(split)
+
+
+def test_megatron_has_no_exponents() -> None:
+    with pytest.raises(InvalidArgument, match="three non-negative numbers"):
+        dialect("megatron").shares("1e2,1,0")
+    assert dialect("epoch").shares("1e2,1,0") == [100, 1, 0]

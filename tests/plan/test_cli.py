@@ -142,9 +142,9 @@ def test_a_batch_schedule_changes_the_iterations() -> None:
     plan = plan_json(
         *TOKENS, "--batch-schedule", "0:4 640:8 1280:16", "--train-samples", 1000
     )  # fmt: skip
-    # 3 x 4 = 12 samples pass 10, 1 x 8 = 20 reach 20, then 61 x 16 = 976.
-    assert plan["train_iters"] == 3 + 1 + 61
-    assert plan["samples_consumed"] == 996
+    # 3 x 4 = 12 samples pass 10, 1 x 8 = 20 reach 20, then 62 x 16 pass 1000: Megatron rounds up.
+    assert plan["train_iters"] == 3 + 1 + 62
+    assert plan["samples_consumed"] == 1012
     assert plan["global_batch_size"] == 16
     assert plan["batch_schedule"] == [[0, 4], [10, 8], [20, 16]]
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.recipe.megatron import read_megatron
-from megaindex.recipe.settings import resolve
+from megaindex.recipe.settings import Settings, merged, resolve
 from megaindex.recipe.shell import Script
 
 SCRIPT = r"""#!/bin/bash
@@ -67,13 +69,12 @@ def test_a_launch_script_gives_the_run(tmp_path: Path) -> None:
 def test_one_line_of_arguments() -> None:
     settings = read_megatron(
         "--seq-length=1024 --data-path a b --train-iters 10 --micro-batch-size 4 "
-        "--phase-transition-iterations 3 6 --eval-global-batch-size 8 "
+        "--eval-global-batch-size 8 "
         "--step-batch-size-schedule '0:4 1M:8' --seq-length 2048",
         {},
     )
     assert settings.seq_length == 2048
     assert settings.data_path == ("a", "b")
-    assert settings.phase_transition_iterations == (3, 6)
     assert settings.eval_global_batch_size == 8
     assert settings.batch_schedule == "0:4 1M:8"
     assert settings.split == "969,30,1"
@@ -83,15 +84,19 @@ def test_one_line_of_arguments() -> None:
 
 def test_the_surplus_is_the_buffer_of_weighted_blends_alone() -> None:
     surplus = "--mid-level-dataset-surplus 0.01 --data-path"
-    assert read_megatron(f"{surplus} 1 a 2 b", {}).variance_buffer == "1.01"
-    assert read_megatron(f"{surplus} a b c", {}).variance_buffer is None
+    rest = "--seq-length 8 --global-batch-size 2 --train-iters 3 --eval-interval 1"
+    for blend, buffer in (("1 a 2 b", 1.01), ("a b c", 1.0)):
+        run = resolve(read_megatron(f"{rest} {surplus} {blend}", {}))
+        weighted = run.data.train[0].weight is not None
+        assert run.row.default_buffer(weighted=weighted) == buffer
 
 
 def test_blends_in_files(tmp_path: Path) -> None:
     words, splits = tmp_path / "words", tmp_path / "splits.json"
     words.write_text("0.5 a\n0.5 b\n")
     splits.write_text('{"train": ["0.5", "a", "0.5", "b"], "valid": ["c"], "test": null}')
-    assert read_megatron(f"--data-args-path {words}", {}).data_path == ("0.5", "a", "0.5", "b")
+    settings = read_megatron(f"--data-args-path {words} --split 1,0,0", {})
+    assert settings.data_path == ("0.5", "a", "0.5", "b")
     settings = read_megatron(f"--per-split-data-args-path {splits}", {})
     assert settings.train_data_path == ("0.5", "a", "0.5", "b")
     assert settings.valid_data_path == ("c",)
@@ -107,7 +112,6 @@ def test_blends_in_files(tmp_path: Path) -> None:
         ("--train-iters many", "--train-iters must be a whole number, got 'many'"),
         ("--seq-length --bf16", "--seq-length has no value"),
         ("--bf16 --fp8", "no Megatron argument"),
-        ("--mid-level-dataset-surplus x --data-path 1 a", "must be a number, got 'x'"),
     ],
 )
 def test_bad_arguments_are_named(source: str, reason: str) -> None:
@@ -170,3 +174,126 @@ def test_words_are_what_bash_passes(text: str) -> None:
         env=environment, capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert Script(text, environment).commands[-1] == shown.stdout.split("\0")[:-1]
+
+
+def flags(extra: str = "", **over: Any) -> Settings:
+    text = f"--data-path a --seq-length 16 --global-batch-size 4 --train-samples 40 {extra}"
+    return read_megatron(text, {}, over=Settings(**over))
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        ("--sft", "--sft is not planned"),
+        ("--mock-data", "pass --data-path, or --tokens-per-epoch"),
+        ("--perform-rl-step", "reinforcement learning"),
+        ("--dataloader-type external", "loader of the training program"),
+        ("--seq-lenght 8", "did you mean --seq-length"),
+        ("--valid-data-path b", "--data-path and --valid-data-path exclude each other"),
+        ("--data-args-path b", "--data-args-path: b cannot be read"),
+        ("--encoder-seq-length 8", "exclude each other"),
+        ("--step-batch-size-schedule 0:4", "exclude each other in Megatron-LM"),
+        ("--step-batch-size-schedule 0:4 1M:8", "takes one word, got '0:4 1M:8'"),
+        ("--train-iters 3 --phase-transition-iterations 2", "needs --train-samples"),
+        ("--skip-train yes", "takes no value"),
+    ],
+)
+def test_what_megatron_refuses_or_no_plan_is_made_of(argument: str, reason: str) -> None:
+    with pytest.raises((InvalidArgument, StorageError), match=re.escape(reason)):
+        resolve(flags(argument))
+
+
+@pytest.mark.parametrize("program", ["pretrain_bert.py", "x/pretrain_t5.py", "multimodal/train.py"])
+def test_programs_of_other_data_are_refused(program: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{program} is not planned"):
+        read_megatron(f"torchrun --nproc_per_node 8 {program} --seq-length 8 --train-iters 3", {})
+
+
+def test_arguments_that_change_nothing_are_listed() -> None:
+    run = resolve(flags("--fim-data --num-workers 3 --no-such-thing --bf16 --num-layers 3"))
+    assert run.ignored == ("--fim-data", "--num-workers", "--no-such-thing")
+    assert any(note.startswith("--no-such-thing is not an argument") for note in run.notes)
+    words = "--mock-data --seq-length 16 --global-batch-size 4 --train-iters 3"
+    assert read_megatron(words, {}, over=Settings(data_path=("b",))).ignored == ("--mock-data",)
+
+
+def test_the_release_is_the_default_or_one_that_knows_the_arguments() -> None:
+    def release(extra: str, **over: Any) -> str:
+        run = resolve(merged(flags(extra, **over), Settings(**over)))
+        return run.version.name if run.version else ""
+
+    assert release("--eval-interval 3") == "0.16.1"
+    assert release("--start-eval-at-iter 3") == "main"
+    assert release("", framework_version="0.15.3") == "0.15.3"
+    with pytest.raises(InvalidArgument, match="came with megatron-core 0.18"):
+        release("--start-eval-at-iter 3", framework_version="0.16.1")
+    with pytest.raises(InvalidArgument, match="'0.99' is not a release"):
+        release("", framework_version="0.99")
+
+
+def test_a_ramp_is_made_before_0_18_and_ignored_after() -> None:
+    """43 and 55 iterations: update_train_iters of Megatron-LM main d98e8a64 and of 0.16.1."""
+    text = "--rampup-batch-size 4 4 100 --global-batch-size 8 --train-samples 345"
+    for release, count, ignored in (("main", 43, ("--rampup-batch-size",)), ("0.16.1", 55, ())):
+        over = Settings(framework_version=release)
+        run = resolve(merged(flags(text), over))
+        assert (run.batch.iterations_for(345), run.ignored) == (count, ignored)
+
+
+LAUNCH = r"""
+case "${SCALE:-big}" in
+    "small") GBS=8 ;;
+    big|huge) GBS=16 ;;
+    *) exit 1 ;;
+esac
+while [[ $# -gt 0 ]]; do
+    case $1 in
+        --data) DATA="$2"; shift 2 ;;
+        *) echo "unknown $1" >&2; exit 1 ;;
+    esac
+done
+if [ ! -d "$HOME/none" ]; then echo "no folder"; exit 1; fi
+DATA_ARGS=()
+if [[ -z "$DATA" ]]; then
+    DATA_ARGS+=("--mock-data")
+else
+    DATA_ARGS+=("--data-path $DATA" "--split '99,1,0'")
+fi
+[ "$GBS" -eq 16 ] && LENGTH=$((GBS * 4)) || LENGTH=1
+CMD="cd /x; ${PROFILE-} python -u /x/pretrain_gpt.py ${DATA_ARGS[@]} --seq-length $LENGTH \
+  --global-batch-size $GBS --train-samples 100 --eval-interval 3 --save ${OUT}"
+sbatch <<EOF
+#!/bin/bash
+#SBATCH --nodes=2
+srun -l bash -x -c "${CMD}" 2>&1 | tee \${OUT}/log
+EOF
+"""
+
+
+def test_conditions_parameters_and_here_documents(tmp_path: Path) -> None:
+    script = tmp_path / "launch.sh"
+    script.write_text(LAUNCH)
+    settings = read_megatron(str(script), {}, ["--data", "web"])
+    assert settings.data_path == ("web",)
+    assert settings.split == "99,1,0"
+    assert (settings.seq_length, settings.global_batch_size) == (64, 16)
+    with pytest.raises(InvalidArgument, match="--mock-data is not planned"):
+        read_megatron(str(script), {})
+    with pytest.raises(InvalidArgument, match=r"exits at .*give its parameters with --script-args"):
+        read_megatron(str(script), {}, ["--help"])
+
+
+def test_parameters_that_no_flag_replaces_are_named(tmp_path: Path) -> None:
+    script = tmp_path / "launch.sh"
+    script.write_text("DATA=$5\ntorchrun pretrain_gpt.py --data-path $DATA --seq-length 8")
+    with pytest.raises(InvalidArgument, match=r"--script-args, at least 5, or --data-path"):
+        read_megatron(str(script), {})
+    assert read_megatron(str(script), {}, list("abcde")).data_path == ("e",)
+    assert read_megatron(str(script), {}, over=Settings(data_path=("x",))).data_path is None
+
+
+def test_a_sourced_file_beside_the_script_is_read(tmp_path: Path) -> None:
+    (tmp_path / "conf.sh").write_text("LENGTH=32\n")
+    script = tmp_path / "launch.sh"
+    script.write_text('. "$(dirname "$0")/conf.sh"\npython pretrain_gpt.py --seq-length $LENGTH')
+    assert read_megatron(str(script), {}).seq_length == 32

@@ -93,7 +93,7 @@ class Request:
         check_integers(self.sequence_length, self.seed, self.extra)
         chosen = self._chosen()
         tokens = count_tokens(self.corpus.lengths, chosen)
-        if tokens == 0 and self.num_samples is not None:
+        if tokens == 0 and self.num_samples:
             raise InvalidArgument(
                 f"{self.name}: its documents hold no token, and {self.num_samples} samples are "
                 "asked of them; leave it out of this split, or give the split more of it"
@@ -104,7 +104,7 @@ class Request:
             num_samples=self.num_samples or 0,
             num_epochs=(
                 1
-                if self.num_samples is None
+                if self.num_samples is None or tokens == 0
                 else epochs_for(self.num_samples, tokens, self.sequence_length, self.extra)
             ),
             tokens_per_epoch=tokens,
