@@ -17,8 +17,8 @@ def blended(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> Index
     """The first ``num_samples`` of the blend that ``sizing`` describes; one source is itself.
 
     Raises:
-        InvalidArgument: a source is drawn more often than it was built, where the framework fails
-            or repeats, or there are too many sources.
+        InvalidArgument: a source is drawn more often than it was built, where the framework fails,
+            or there are too many sources.
     """
     if len(indices) == 1:
         return indices[0]
@@ -29,13 +29,19 @@ def blended(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> Index
     draws = sizing.draws
     assert isinstance(draws, (GreedyDraws, DivisorDraws)), "several sources are blended by these"
     counts = fill_blend(draws.rule, draws.weights, dataset_index, dataset_sample_index)
-    for name, index, drawn in zip(sizing.names, indices, counts.tolist(), strict=True):
-        if drawn > index.num_samples:
+    short = sizing.row.uncounted_samples
+    for number, (index, drawn) in enumerate(zip(indices, counts.tolist(), strict=True)):
+        if drawn <= index.num_samples:
+            continue
+        if not short or index.num_samples <= short:
+            name = sizing.names[number]
             raise InvalidArgument(
                 f"{name}: {num_samples} samples of the blend draw {drawn} of it, and "
                 f"{index.num_samples} were built: the run fails or repeats there; raise "
                 "--variance-buffer"
             )
+        beyond = (dataset_index == number) & (dataset_sample_index >= index.num_samples)
+        dataset_sample_index[beyond] %= index.num_samples - short
     return BlendedIndex(
         indices=tuple(indices),
         dataset_index=dataset_index,

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
+import numpy as np
+
 from megaindex.audit.blend import blended
 from megaindex.audit.stream import AuditSource, Stream, step_bounds
 from megaindex.build import build_index
@@ -19,6 +21,7 @@ from megaindex.index.spans import Index
 from megaindex.plan.corpus import Part
 from megaindex.plan.evaluation import evaluation_of
 from megaindex.plan.limits import phases_of
+from megaindex.plan.serving import Served, reading_of
 from megaindex.plan.sizing import Sizing
 from megaindex.plan.sources import Parts, parts_of, sizing_of
 from megaindex.plan.target import Aim, aim_of
@@ -42,6 +45,10 @@ def stream_of_run(
         FormatError, StorageError: a dataset cannot be read.
     """
     _check(run)
+    if run.packing is not None:
+        raise InvalidArgument(
+            f"pack_impl {run.packing.pack_impl} is planned and not audited; read `megaindex plan`"
+        )
     parts = parts_of(run.data, run.row)
     if not parts[subset]:
         raise InvalidArgument(
@@ -58,7 +65,7 @@ def stream_of_run(
     else:
         sizing = sizing_of(exact, run.row, parts[subset], subset, progress)
         schedule, consumed, total = _evaluations(run, subset, aim, parts)
-        index = _index(run, sizing, parts[subset], total, total, cache_dir)
+        index = _index(run, sizing, parts[subset], total, total, cache_dir, subset)
     bounds, past = step_bounds(schedule, consumed, total)
     return Stream(
         index=index,
@@ -142,8 +149,12 @@ def _index(
     asked: int,
     consumed: int,
     cache_dir: Folder | None,
+    subset: Split = "train",
 ) -> Index:
-    """The first ``consumed`` samples of a blend whose sources were asked for ``asked``."""
+    """The ``consumed`` samples read of a blend whose sources were asked for ``asked``.
+
+    A loader that starts over reads some of them again.
+    """
     requested = sizing.requested(asked)
     assert requested is not None
     indices = [
@@ -159,7 +170,17 @@ def _index(
         )
         for part, num_samples in zip(parts, requested, strict=True)
     ]
-    return blended(indices, sizing, consumed)
+    reading = reading_of(run, [index.num_samples for index in indices], subset, consumed)
+    if reading.is_dead:
+        raise InvalidArgument(
+            f"{subset}: GPT-NeoX's loader has not one micro batch; see `megaindex plan`"
+        )
+    positions = reading.positions()
+    index = blended(indices, sizing, max(part.end for part in positions) if positions else 0)
+    if positions in ((), (Served(0, consumed, 1),)):
+        return index
+    again = [np.tile(np.arange(part.begin, part.end), part.times) for part in positions]
+    return ExtendedIndex(stages=(Stage(index=index, samples=np.concatenate(again)),))
 
 
 def _source(run: Run, part: Part) -> AuditSource:

@@ -21,7 +21,7 @@ _NOTICEABLE = 0.01
 def warnings(run: Run, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
     """Everything worth changing, most harmful first."""
     texts = (
-        *_dead_loaders(run, plan),
+        *dead_loaders(run, plan),
         *_buffer_line(run),
         *_blend(run, sizing, plan),
         *_repeats(run, sizing, plan),
@@ -41,7 +41,7 @@ def caution(run: Run, sizing: Sizing, plan: Plan) -> str:
     Where a buffer builds an epoch more than the draws need, the number of iterations that is asked
     for is not the answer.
     """
-    dead = list(_dead_loaders(run, plan))
+    dead = list(dead_loaders(run, plan))
     if dead:
         return dead[0]
     train = _train(plan)
@@ -84,7 +84,7 @@ def _buffer_line(run: Run) -> Iterator[str]:
         )
 
 
-def _dead_loaders(run: Run, plan: Plan) -> Iterator[str]:
+def dead_loaders(run: Run, plan: Plan) -> Iterator[str]:
     """GPT-NeoX ends with an error where a loader counts not one batch, or a source no sample."""
     for loader in plan.loaders:
         rows = [row for row in plan.datasets if row.split == loader.split]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from megaindex.index.dialect import dialect
+from megaindex.plan.advice import dead_loaders
 from megaindex.plan.model import BufferEffect, Plan, Row
 from megaindex.plan.sizing import Sizing
 from megaindex.plan.target import Aim
@@ -15,12 +16,18 @@ COMMON_BUFFER = 1.005
 
 def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
     """Reasons for which ``--check`` fails."""
-    reasons = []
+    reasons = [*dead_loaders(run, plan)]
     epochs = plan.num_epochs_built
     if epochs is not None and epochs > (allowed := _epochs_asked(run)):
         last = plan.max_train_iters_without_repeat if allowed == 1 else 0
         hint = f"; at most {last} repeat nothing" if last else ""
         reasons.append(f"{plan.train_iters} iterations build {epochs} epochs{hint}")
+    passes = run.target.value if run.target.kind == "loader_epochs" else 1
+    reasons += [
+        f"the loader starts over after {loader.samples_counted} samples"
+        for loader in plan.loaders
+        if loader.split == "train" and 0 < loader.samples_counted * passes < loader.samples_read
+    ]
     if short := _short(plan):
         reasons.append(f"{', '.join(short)}: drawn more often than built")
     reasons += [

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 from megaindex.plan.corpus import Part
-from megaindex.plan.coverage import BUILD_LIMIT, Draw, coverage_of
+from megaindex.plan.coverage import BUILD_LIMIT, Draw, coverage_of, expected
 from megaindex.plan.model import Coverage, Row
 from megaindex.plan.serving import (
     Served,
@@ -19,6 +20,7 @@ from megaindex.plan.sizing import Sizing
 from megaindex.recipe.run import Run
 
 _MOST_TIMES = 10_000  # a histogram of times served has a place for each
+_MOST_COPIES = 40  # epochs whose chances are worked out where samples are served again
 
 
 def rows_of(
@@ -166,8 +168,8 @@ def _covered(
 
 
 def _coverage_of_again(draw: Draw, served: Sequence[Served], run: Run, sizing: Sizing) -> Coverage:
-    """Coverage where samples are served more than once: in closed form of one epoch, counted, or
-    none, since an expectation would need their joint chances.
+    """Coverage where samples are served more than once: of one epoch in closed form, else counted
+    where that is cheap, or expected.
     """
     most = max(part.times for part in served)
     if run.coverage == "none" or most > _MOST_TIMES or draw.row.order == "window":
@@ -179,8 +181,41 @@ def _coverage_of_again(draw: Draw, served: Sequence[Served], run: Run, sizing: S
         shares[0] = 1 - sum(shares[1:])
         return Coverage(method="closed-form", tokens=tuple(shares))
     work = sum(part.size for part in served) + draw.part.sequences * draw.epochs
-    if not draw.part.source.path or (run.coverage != "exact" and work > BUILD_LIMIT):
-        return Coverage(method="none")
-    from megaindex.plan.counting import built_coverage
+    cheap = run.coverage == "auto" and work <= BUILD_LIMIT
+    if draw.part.source.path and (run.coverage == "exact" or cheap):
+        from megaindex.plan.counting import built_coverage
 
-    return built_coverage(draw, sizing.progress, served)
+        return built_coverage(draw, sizing.progress, served)
+    if draw.epochs > _MOST_COPIES or draw.final_epoch().apart:
+        return Coverage(method="none")
+    return _expected_again(draw, served)
+
+
+def _expected_again(draw: Draw, served: Sequence[Served]) -> Coverage:
+    """Mean coverage over seeds: the copies of a token that are served at all fall among the samples
+    by chance, and count as often as their samples are served.
+    """
+    sizes: dict[int, int] = {}
+    for part in served:
+        sizes[part.times] = sizes.get(part.times, 0) + part.end - part.begin
+    distinct = sum(sizes.values())
+    once = expected(replace(draw, drawn=distinct)).tokens
+    shares = [0.0] * (max(sizes) * (len(once) - 1) + 1)
+    for copies, chance in enumerate(once):
+        for times, share in _falls(copies, sorted(sizes.items()), distinct).items():
+            shares[times] += chance * share
+    return Coverage(method="expected", tokens=tuple(shares))
+
+
+def _falls(copies: int, sizes: Sequence[tuple[int, int]], samples: int) -> dict[int, float]:
+    """Chances of the times that so many copies, each in another sample, are served together."""
+    if copies == 0 or not sizes:
+        return {0: 1.0}
+    (times, size), rest = sizes[0], samples - sizes[0][1]
+    found: dict[int, float] = {}
+    for here in range(max(0, copies - rest), min(copies, size) + 1):
+        ways = math.comb(size, here) * math.comb(rest, copies - here) / math.comb(samples, copies)
+        for more, share in _falls(copies - here, sizes[1:], rest).items():
+            total = here * times + more
+            found[total] = found.get(total, 0.0) + ways * share
+    return found

@@ -1,0 +1,104 @@
+"""Plans against runs of GPT-NeoX's own code; golden/neox_runs.json says how they were made."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpora import write_corpus
+
+from megaindex.audit.from_run import stream_of_run
+from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDatasetWriter
+from megaindex.plan import Plan, make_plan
+from megaindex.plan.counting import count_served
+from megaindex.recipe.neox import read_neox
+from megaindex.recipe.run import Run
+from megaindex.recipe.settings import resolve
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_runs.json").read_text())
+RUNS = [pytest.param(run, id=f"{k}-{run['kind']}") for k, run in enumerate(GOLDEN["runs"])]
+AUDITED = [
+    param
+    for param, run in zip(RUNS, GOLDEN["runs"], strict=True)
+    if "error" not in run and "pack_impl" not in run["keys"]
+]
+SPLITS = ("train", "valid", "test")
+
+
+def run_of(case: dict[str, Any], folder: Path) -> Run:
+    """The run of a case, its corpora written and its configuration read from a file."""
+    for name, sizes in case["corpora"].items():
+        write_corpus(folder / name, sizes)
+        if name in case["prompts"]:
+            with IndexedDatasetWriter(folder / f"{name}_label", dtype="int32") as writer:
+                for size, prompt in zip(sizes, case["prompts"][name], strict=True):
+                    writer.add_document(np.array([-100] * prompt + [1] * (size - prompt)))
+    text = json.dumps({**case["keys"], "data_impl": "mmap"}).replace('"@', f'"{folder}/')
+    file = folder / "c.yml"
+    file.write_text(text)
+    return resolve(read_neox([file]))
+
+
+@pytest.mark.parametrize("case", RUNS)
+def test_the_plan_is_the_run(case: dict[str, Any], tmp_path: Path) -> None:
+    run = run_of(case, tmp_path)
+    if "error" in case:
+        assert_dead(case["error"], run)
+        return
+    plan = make_plan(run)
+    assert plan.train_iters == case["train_iters"]
+    assert not plan.caution.startswith(("train:", "valid:", "test:"))
+    for split in SPLITS:
+        assert_split(plan, split, case["splits"][split])
+
+
+def assert_dead(error: str, run: Run) -> None:
+    """What ends in an error is refused, or named in the plan's first line."""
+    plan = plan_or_refusal(run)
+    if isinstance(plan, str):
+        assert "none of the" in plan or error in plan
+        return
+    assert error in plan.caution
+    assert plan.warnings[0] == plan.caution
+    assert any("GPT-NeoX ends with" in reason for reason in plan.check_failures)
+
+
+def plan_or_refusal(run: Run) -> Plan | str:
+    try:
+        return make_plan(run)
+    except InvalidArgument as refusal:
+        return str(refusal)
+
+
+def assert_split(plan: Plan, split: str, ran: dict[str, Any]) -> None:
+    rows = [row for row in plan.datasets if row.split == split and row.built]
+    assert [row.built for row in rows] == ran["built"]
+    assert sum(row.drawn for row in rows) == ran["rows"]
+    counted = [end.samples_counted for end in plan.loaders if end.split == split]
+    assert counted == [ran["counted"]] * bool(ran["built"])
+    for row, times in zip(rows, ran["served"], strict=True):
+        assert row.coverage.method in ("closed-form", "built")
+        shares = list(row.coverage.tokens)
+        shares += [0.0] * (len(times) - len(shares))
+        np.testing.assert_allclose(shares[: len(times)], np.array(times) / sum(times), atol=1e-12)
+        assert sum(shares[len(times) :]) == 0
+
+
+@pytest.mark.parametrize("case", AUDITED)
+def test_the_audit_serves_what_the_run_does(case: dict[str, Any], tmp_path: Path) -> None:
+    run = run_of(case, tmp_path)
+    for split in SPLITS:
+        ran = case["splits"][split]
+        if not ran["rows"]:
+            continue
+        stream = stream_of_run(run, subset=split)
+        assert int(stream.step_bounds[-1]) == ran["rows"]
+        if len(stream.sources) > 1:
+            continue
+        source = stream.sources[0]
+        served, _ = count_served(stream.index, ran["rows"], source.lengths, source.first_document)
+        assert np.trim_zeros(served, "b").tolist() == ran["served"][0]
