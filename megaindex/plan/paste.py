@@ -15,7 +15,7 @@ from typing import Any
 from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import SPLITS, Split, dialect
 from megaindex.plan.model import Plan
-from megaindex.plan.sources import own_buffers
+from megaindex.plan.sources import own_buffers, own_sources
 from megaindex.recipe.adapter_line import ADAPTERS, adapter_call
 from megaindex.recipe.run import Run
 
@@ -51,7 +51,7 @@ def adapter_settings(run: Run) -> dict[str, Any]:
         # of one source the exact buffer is none
         if any(count > 1 or value != 1 for count, value in own):
             needed["variance_buffer"] = "exact"
-    elif run.order == "neox" and run.data.apart and not _fits(run):
+    elif run.order == "neox" and own_sources(run) and not _fits(run):
         needed["variance_buffer"] = buffer
     row = dialect(run.order)
     for name, default in (
@@ -102,12 +102,12 @@ def _unsaid_by_neox(run: Run) -> Iterator[str]:
         yield "GPT-NeoX has no phases; remove --phase-transition-iterations"
     if run.evaluation.batch_size not in (None, run.batch.final):
         yield "GPT-NeoX evaluates with the batch of training; remove --eval-global-batch-size"
-    if run.data.apart and not (data.valid and data.test):
+    if own_sources(run) and not (data.valid and data.test):
         yield (
             "GPT-NeoX takes paths for each of train, valid and test, or data_path alone; give "
             "--valid-data-path and --test-data-path too"
         )
-    if run.data.apart:
+    if own_sources(run):
         return
     if len(data.train) > 1 or data.train[0].weight is not None or run.target.per_source:
         yield (
@@ -122,7 +122,8 @@ def _unsaid_by_neox(run: Run) -> Iterator[str]:
 def _unsaid_by_megatron(plan: Plan, run: Run) -> Iterator[str]:
     buffer, own = run.variance_buffer, own_buffers(run)
     wanted = run.target.value if run.target.kind == "samples" else plan.samples_consumed
-    if not run.batch.is_constant and wanted != plan.samples_consumed:
+    rounded = run.order == "megatron-legacy" or run.tail != "drop"
+    if not run.batch.is_constant and wanted != plan.samples_consumed and rounded:
         yield (
             "Megatron rounds up the last batch of a schedule; give --train-samples "
             f"{plan.samples_consumed}"
@@ -172,7 +173,7 @@ def neox_yaml(plan: Plan, run: Run) -> str:
 
 
 def _neox_data(plan: Plan, run: Run) -> dict[str, object]:
-    if not run.data.apart:
+    if not own_sources(run):
         return {"data_path": run.data.train[0].path, "split": run.data.split or _ALL_TRAIN}
     settings: dict[str, object] = {}
     for split in SPLITS:
@@ -215,9 +216,11 @@ def megatron_flags(plan: Plan, run: Run) -> str:
 
 def _megatron_length(plan: Plan, run: Run) -> str:
     """In samples where the target is: so many are asked of the datasets. Schedules count them."""
-    if run.target.kind == "samples" and run.target.value >= plan.samples_consumed:
-        return f"--train-samples {int(run.target.value)}"
-    if not run.batch.is_constant:
+    target = run.target
+    if target.kind == "samples" and (run.tail == "drop" or target.value >= plan.samples_consumed):
+        return f"--train-samples {int(target.value)}"
+    planned_as_iterations = target.kind == "iterations" and run.unit is not None
+    if not run.batch.is_constant and not planned_as_iterations:
         return f"--train-samples {plan.samples_consumed}"
     return f"--train-iters {plan.train_iters}"
 
@@ -231,9 +234,10 @@ def _surplus(buffer: float) -> str:
 def _evaluation(run: Run) -> list[str]:
     """Flags of evaluation that are not as Megatron has them unasked."""
     evaluation = run.evaluation
-    flags = []
-    if evaluation.batch_size is not None:
-        flags.append(f"--eval-global-batch-size {evaluation.batch_size}")
+    size = evaluation.batch_size
+    if size is None and run.batch.stepped and run.unit is None:
+        size = run.nominal_batch
+    flags = [] if size is None else [f"--eval-global-batch-size {size}"]
     if evaluation.micro_batch_size not in (None, run.micro_batch_size):
         flags.append(f"--eval-micro-batch-size {evaluation.micro_batch_size}")
     if evaluation.start:
@@ -249,13 +253,13 @@ def _evaluation(run: Run) -> list[str]:
 
 def _megatron_data(plan: Plan, run: Run) -> list[str]:
     flags = []
-    for split in SPLITS if run.data.apart else SPLITS[:1]:
+    for split in SPLITS if own_sources(run) else SPLITS[:1]:
         if weighted := _weighted(plan, run, split):
             pairs = ([path] if w is None else [repr(float(w)), path] for w, path in weighted)
             words = [word for pair in pairs for word in pair]
-            flag = f"--{split}-data-path" if run.data.apart else "--data-path"
+            flag = f"--{split}-data-path" if own_sources(run) else "--data-path"
             flags.append(f"{flag} {shlex.join(words)}")
-    if not run.data.apart:
+    if not own_sources(run):
         flags.append(f"--split {run.data.split or _ALL_TRAIN}")
     return flags
 

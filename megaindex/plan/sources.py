@@ -73,7 +73,7 @@ def sizing_of(
         names=tuple(part.source.path or f"source {i}" for i, part in enumerate(parts, 1)),
         tokens=tuple(part.tokens for part in parts),
         weights=weights,
-        buffer=_buffer(run, row, weights, len(parts), own_sources=run.data.apart),
+        buffer=_buffer(run, row, weights, len(parts), own_sources=own_sources(run)),
         pass_samples=None if run.packing is None else tuple(p.pass_samples or 0 for p in parts),
         pass_samples_vary=run.packing is not None and run.packing.pack_impl != "unpacked",
         asks_one_epoch=run.target.kind == "loader_epochs",
@@ -141,12 +141,19 @@ def own_buffers(run: Run) -> list[tuple[int, float]]:
                 run.row,
                 (1.0,) if run.target.per_source else _weights(sources),
                 len(sources),
-                own_sources=run.data.apart,
+                own_sources=own_sources(run),
             ),
         )
         for sources in splits
         if sources
     ]
+
+
+def own_sources(run: Run) -> bool:
+    """Whether each split has sources of its own; in Megatron's order, be it train alone."""
+    if run.order == "megatron":
+        return run.data.apart
+    return run.data.split is None and bool(run.data.valid or run.data.test)
 
 
 def _own_buffer(

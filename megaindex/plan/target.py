@@ -159,7 +159,8 @@ def _requested(run: Run, wanted: int, iterations: int, consumed: int) -> int:
     """
     if run.target.kind == "samples" and run.order in _TAKES_SAMPLES:
         return wanted if run.tail == "drop" else max(wanted, consumed)
-    if run.order != "megatron" or not run.batch.stepped or run.target.kind != "iterations":
+    built_by_iterations = run.batch.stepped and run.target.kind == "iterations"
+    if run.order != "megatron" or not built_by_iterations or run.unit is None:
         return consumed
     before = run.batch.iterations_within(run.consumed_samples)
     return (before + iterations) * run.nominal_batch
