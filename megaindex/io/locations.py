@@ -11,7 +11,6 @@ import io
 import os
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -25,6 +24,7 @@ from megaindex.io.kinds import open_regular
 from megaindex.io.objects.urls import is_remote as is_remote
 from megaindex.io.objects.urls import place_of, without_secrets
 from megaindex.io.pread import RangeReader
+from megaindex.io.workers import map_interruptibly
 
 Result = TypeVar("Result")
 
@@ -140,8 +140,7 @@ def each_of(function: Callable[[str], Result], paths: Sequence[str]) -> list[Res
     """The results of all paths; those of URLs are waited for together."""
     if not any(map(is_remote, paths)):
         return [function(path) for path in paths]
-    with ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="megaindex-object") as threads:
-        return list(threads.map(function, paths))
+    return map_interruptibly(function, paths, _STORE_THREADS)
 
 
 def absolute(path: str) -> str:

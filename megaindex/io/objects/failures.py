@@ -38,6 +38,12 @@ _KNOWN = tuple(
             "read around the proxy, or copy the object to a disk or to another store",
         ),
         (
+            "UnexpectedRange|NoContentRange|ParseContentRange|InvalidRangeRequest",
+            "the answer's Content-Range is missing, or is of other bytes than were asked for",
+            "the store, or a proxy or cache before it, is at fault: read around it, or copy the "
+            "object to a disk or to another store",
+        ),
+        (
             "token file|service account file|(?i:credentials?) file|OpenCredentials|TokenFile",
             "a file of credentials is missing or cannot be read",
             _CREDENTIALS,
