@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
@@ -90,12 +90,11 @@ def map_interruptibly(
     calls under way are left to daemon threads, and no further one is begun.
 
     Raises:
-        Exception: the first that a call raised.
+        Exception: what the call for the first item that failed raised.
     """
     waiting = iter(range(len(items)))
-    results: list[Result | None] = [None] * len(items)
-    ended: SimpleQueue[BaseException | None] = SimpleQueue()
     lock = threading.Lock()
+    ended: SimpleQueue[tuple[int, Result | None, BaseException | None]] = SimpleQueue()
     given_up = False
 
     def work() -> None:
@@ -105,22 +104,26 @@ def map_interruptibly(
             if number is None:
                 return
             try:
-                results[number] = function(items[number])
+                ended.put((number, function(items[number]), None))
             except BaseException as error:
-                ended.put(error)
-                return
-            ended.put(None)
+                ended.put((number, None, error))
 
     for _ in range(min(threads, len(items))):
         threading.Thread(target=work, name="megaindex-request", daemon=True).start()
+    outcomes: dict[int, tuple[Result | None, BaseException | None]] = {}
+    results: list[Any] = []
     try:
-        for _ in items:
-            error = ended.get()
-            if error is not None:
-                raise error
+        while len(results) < len(items):
+            number, result, error = ended.get()
+            outcomes[number] = result, error
+            while len(results) in outcomes:
+                result, error = outcomes.pop(len(results))
+                if error is not None:
+                    raise error
+                results.append(result)
     finally:
         given_up = True
-    return results  # type: ignore[return-value]
+    return results
 
 
 @atexit.register
