@@ -22,6 +22,7 @@ from megaindex.io.facts import Facts, version_of
 from megaindex.io.failures import storage_error
 from megaindex.io.kinds import open_regular
 from megaindex.io.objects.urls import is_remote as is_remote
+from megaindex.io.objects.urls import names_folder as names_folder
 from megaindex.io.objects.urls import place_of, without_secrets
 from megaindex.io.pread import RangeReader
 from megaindex.io.workers import map_interruptibly
@@ -71,6 +72,13 @@ def look_at(path: str) -> Facts | None:
             return None
         raise storage_error(error, path, "cannot look at it") from error
     return Facts(path, status.st_size, version_of(status))
+
+
+def list_remote(url: str) -> list[str]:
+    """URLs of the objects right below a URL, sorted; see `megaindex.io.objects.reading`."""
+    from megaindex.io.objects import reading
+
+    return reading.list_folder(url)
 
 
 def local_copy(facts: Facts) -> str:

@@ -92,7 +92,8 @@ def replaced(url: str, detail: str = "the store has another version now") -> Sto
 def _typed(error: BaseException, kinds: Any, url: str, action: str) -> Exception:
     if isinstance(error, kinds.PreconditionError):
         return replaced(url)
-    if isinstance(error, (kinds.PermissionDeniedError, kinds.UnauthenticatedError)):
+    denials = (kinds.PermissionDeniedError, kinds.UnauthenticatedError)
+    if isinstance(error, denials) or _status(error)[:3] in ("401", "403"):  # of a listing
         denied = StorageError(f"{url}: {action}: access denied ({_status(error)}); {_ACCESS}")
         denied.errno = errno.EACCES
         return denied

@@ -9,7 +9,7 @@ from megaindex.errors import StorageError
 from megaindex.io.facts import Facts
 from megaindex.io.objects.failures import as_storage_error, replaced
 from megaindex.io.objects.library import client_of, library
-from megaindex.io.objects.urls import place_of
+from megaindex.io.objects.urls import folder_of, place_of
 from megaindex.io.workers import map_interruptibly
 
 PIECE = 4 << 20
@@ -36,6 +36,23 @@ def look_at(url: str) -> Facts | None:
     except FileNotFoundError:
         return None
     return Facts(path=url, nbytes=meta["size"], version=_version(url, meta))
+
+
+def list_folder(url: str) -> list[str]:
+    """Return the URLs of the objects right below ``s3://bucket/folder``, or in a bucket, sorted.
+
+    Raises:
+        InvalidArgument: the URL is none of a known kind.
+        StorageError: the store cannot be asked, or denies it.
+    """
+    place = folder_of(url)
+
+    def ask(client: Any) -> Any:
+        return library().list_with_delimiter(client, place.key or None)
+
+    with as_storage_error(url, "cannot list"):
+        (found,) = map_interruptibly(ask, [client_of(place.store, as_set_now=True)], 1)
+    return sorted(f"{place.store}/{meta['path']}" for meta in found["objects"])
 
 
 def read(facts: Facts, offset: int, into: memoryview) -> None:
