@@ -26,6 +26,7 @@ _OBJECT_BLOCK = 16 << 20  # in memory; of an object four requests, which are und
 _SHORT = 1 << 16  # to look for the end of a line
 _OBJECT_SHORT = 1 << 18
 _UNPACKED = 1 << 16  # what lies between the line named and the damage, at most
+_ENDS = b"\r\n"
 _END = re.compile(rb"\r\n?|\n")
 
 
@@ -65,7 +66,7 @@ class Lines:
             first = position == 0
             position += len(line)
             self.done = min(position, end) - begin
-            text = _without_end(line)
+            text = line.rstrip(_ENDS)  # the one at its end: a line holds no other
             yield text.removeprefix(codecs.BOM_UTF8) if first else text
             if position >= end:
                 return
@@ -90,7 +91,7 @@ class Lines:
                 return
             for line in _split(blocks()):
                 count += 1
-                text = _without_end(line)
+                text = line.rstrip(_ENDS)
                 yield text.removeprefix(codecs.BOM_UTF8) if count == 1 else text
         except (EOFError, gzip.BadGzipFile, zlib.error, zstd_error()) as error:
             raise FormatError(
@@ -170,12 +171,6 @@ def _split(blocks: Iterable[bytes]) -> Iterator[bytes]:
             held = []
     if held:
         yield b"".join(held)
-
-
-def _without_end(line: bytes) -> bytes:
-    if line.endswith(b"\r\n"):
-        return line[:-2]
-    return line[:-1] if line.endswith((b"\n", b"\r")) else line
 
 
 def _unpacked(file: io.BufferedReader[Any], compression: str) -> io.BufferedReader[Any]:
