@@ -116,9 +116,7 @@ def read_ranges(facts: Facts, ranges: Sequence[tuple[int, memoryview]]) -> None:
     if is_remote(facts.path):
         from megaindex.io.objects import reading
 
-        with ThreadPoolExecutor(_STORE_THREADS, "megaindex-object") as threads:
-            for _ in threads.map(lambda each: reading.fill(facts, *each), ranges):
-                pass
+        map_interruptibly(lambda each: reading.fill(facts, *each), ranges, _STORE_THREADS)
         return
     descriptors = DescriptorCache(1)
     try:
