@@ -1,4 +1,5 @@
-# make demo   install into .venv, then plan, build, read and prove one epoch of a real corpus
+# make demo   install into .venv, with or without a compiler, then plan, build, read and prove one
+#             epoch of a real corpus
 # make test   install into .venv with what the tests need, then run them
 # make lint   ruff and strict mypy
 # make bench  time every kernel and the whole build against megatron-core
@@ -64,17 +65,24 @@ faults: $(VENV)/.test-installed
 $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)
 
-# Editable, with warnings of the compiler as errors: a checkout is where megaindex is developed.
+# As users install it: without a core where none can be compiled.
 $(VENV)/.installed: $(SOURCES) | $(VENV)/bin/python
 	@echo "installing megaindex into $(VENV) (numpy, numba and the native core; a minute or two)"
-	@MEGAINDEX_DEV=1 $(PIP) --editable .
+	@$(PIP) --editable .
+	@$(BIN)/megaindex --version
 	@touch $@
 
-$(VENV)/.test-installed: $(VENV)/.installed requirements/test.txt requirements/peers.txt
+# With warnings of the compiler as errors, and not without a core: for those who develop it.
+$(VENV)/.dev-installed: $(SOURCES) | $(VENV)/bin/python
+	@echo "installing megaindex into $(VENV) (numpy, numba and the native core; a minute or two)"
+	@MEGAINDEX_DEV=1 $(PIP) --editable .
+	@touch $(VENV)/.installed $@
+
+$(VENV)/.test-installed: $(VENV)/.dev-installed requirements/test.txt requirements/peers.txt
 	@echo "installing what the tests need (the CPU build of torch, and megatron-core to compare with)"
 	@$(PIP) -r requirements/test.txt
 	@$(PIP) --no-deps -r requirements/peers.txt
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build demo-data megaindex.egg-info megaindex/kernels/_native*.so
+	rm -rf $(VENV) build demo-data megaindex.egg-info megaindex/kernels/_native*.so megaindex/kernels/no_native.txt

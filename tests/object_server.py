@@ -81,6 +81,23 @@ def upload(port: int, bucket: str, key: str, prefix: Path) -> str:
     return f"s3://{bucket}/{key}"
 
 
+class _SlowToPickle:
+    """Keeps who sends it to another process busy in PyTorch, for a second."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        import torch
+
+        until = time.monotonic() + 1
+        while time.monotonic() < until:
+            torch.ones(1 << 20).sort()  # without Python's lock
+        return _SlowToPickle, ()
+
+
+def slow_to_send(samples: Any) -> tuple[_SlowToPickle, Any]:
+    """A ``collate_fn``."""
+    return _SlowToPickle(), list(samples)
+
+
 @dataclass
 class Seen:
     method: str
@@ -95,7 +112,8 @@ class Seen:
 class Proxy:
     """Passes requests on, one misbehaviour for each GET as long as there are ``faults``.
 
-    A fault is a status ("503"), "reset", "short" (the body ends early), or "slow 0.5" (seconds).
+    A fault is a status ("503"), "reset", "short" (the body ends early), "slow 0.5" (seconds),
+    "stall 0.5" (in the middle of the body), or "range …", the Content-Range of the answer.
     """
 
     upstream: int
@@ -188,14 +206,21 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(secret)
         else:
             status, headers, data = self._ask(proxy, body)
+            if fault.startswith("range"):
+                headers = [(k, v) for k, v in headers if k.lower() != "content-range"]
+                headers += [("content-range", text)] if (text := fault[6:]) else []
             self.send_response(status)
             for name, value in headers:
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "HEAD":
                 return
-            self.wfile.write(data[: len(data) // 2] if fault == "short" else data)
-            self.close_connection = self.close_connection or fault == "short"
+            breaks_off = fault == "short" or fault.startswith("stall")
+            self.wfile.write(data[: len(data) // 2] if breaks_off else data)
+            if fault.startswith("stall"):
+                self.wfile.flush()
+                time.sleep(float(fault.split()[1]))
+            self.close_connection = self.close_connection or breaks_off
 
     def _ask(self, proxy: Proxy, body: bytes) -> tuple[int, list[tuple[str, str]], bytes]:
         headers = dict(self.headers)

@@ -1,4 +1,4 @@
-"""``pip install`` without a native core: it installs, says so once, and runs on Numba."""
+"""``pip install`` without a native core: it installs, says so once and why, and runs on Numba."""
 
 from __future__ import annotations
 
@@ -35,19 +35,41 @@ def install(target: Path, **environment: str) -> None:
     subprocess.run(command, check=True, env={**os.environ, **environment}, capture_output=True)
 
 
+def version(site: Path) -> list[str]:
+    result = subprocess.run(
+        [sys.executable, "-m", "megaindex", "--version"], check=True, capture_output=True,
+        text=True, cwd=site.parent,
+        env={**os.environ, "PYTHONPATH": str(site), "MEGAINDEX_BACKEND": ""},
+    )  # fmt: skip
+    return result.stdout.splitlines()
+
+
 @pytest.mark.parametrize(
-    "environment",
-    [{"MEGAINDEX_NO_NATIVE": "1"}, {"CC": "/bin/false", "CXX": "/bin/false", "MEGAINDEX_DEV": "0"}],
-    ids=["left-out", "no-compiler"],
-)
+    ("environment", "reason"),
+    [
+        ({"MEGAINDEX_NO_NATIVE": "1"}, "left out, as MEGAINDEX_NO_NATIVE=1 asked for"),
+        ({"CC": "/bin/false", "CXX": "/bin/false", "MEGAINDEX_DEV": "0"},
+         "command '/bin/false' failed with exit code 1"),
+        ({"MEGAINDEX_CXXFLAGS": "-include no/header", "MEGAINDEX_DEV": "0"},
+         "failed with exit code 1"),
+    ],
+    ids=["left-out", "no-compiler", "an-error"],
+)  # fmt: skip
 def test_without_a_native_core_it_installs_and_runs_on_numba(
-    tmp_path: Path, environment: dict[str, str]
+    tmp_path: Path, environment: dict[str, str], reason: str
 ) -> None:
     install(tmp_path / "site", **environment)
     result = subprocess.run(
         [sys.executable, "-c", USE], check=True, capture_output=True, text=True, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site"), "MEGAINDEX_BACKEND": ""},
     )  # fmt: skip
+    said = version(tmp_path / "site")
+    assert said[:2] == [said[0], "backend: numba"]
+    assert said[2].startswith("no native core: ")
+    assert reason in said[2]
+    if "MEGAINDEX_CXXFLAGS" in environment:  # and what the compiler said
+        assert any("error: no/header" in line for line in said[3:]), said
+    assert reason in result.stderr
     where, backend, arrays = result.stdout.strip().split(" ", 2)
     assert where.startswith(str(tmp_path))
     assert backend == "numba"
@@ -56,3 +78,39 @@ def test_without_a_native_core_it_installs_and_runs_on_numba(
 
     native = megaindex.build_index(str(tmp_path / "c"), sequence_length=16, seed=1)
     assert arrays == str(native.shuffle_index.tolist())
+
+
+def test_a_checkout_installs_without_a_compiler() -> None:
+    """As ``make demo`` does it: not with the flags of those who develop it."""
+    made = dry_run("demo")
+    assert "--editable ." in made
+    assert "MEGAINDEX_DEV" not in made
+    assert "MEGAINDEX_DEV=1" in dry_run("test")
+
+
+def dry_run(target: str) -> str:
+    """What make would do in a new checkout."""
+    return subprocess.run(
+        ["make", "--dry-run", "--always-make", "VENV=nowhere", target],
+        check=True, capture_output=True, text=True, cwd=ROOT,
+    ).stdout  # fmt: skip
+
+
+def test_the_version_says_which_backend_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    import megaindex
+    from megaindex.cli import main
+    from megaindex.kernels import choose
+
+    assert main(["--version"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[:2] == [f"megaindex {megaindex.__version__}", f"backend: {choose()}"]
+
+
+def test_a_wrong_backend_does_not_hide_the_version(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from megaindex.cli import main
+
+    monkeypatch.setenv("MEGAINDEX_BACKEND", "cuda")
+    assert main(["--version"]) == 0
+    assert "must be native, numba or reference, got 'cuda'" in capsys.readouterr().out

@@ -129,7 +129,9 @@ def packed(data: bytes, suffix: str) -> bytes:
     return data
 
 
-def run(output: Path, inputs: Sequence[Path], *, workers: int = 1, **options: Any) -> Tokenized:
+def run(
+    output: Path, inputs: Sequence[Path | str], *, workers: int = 1, **options: Any
+) -> Tokenized:
     """`tokenize` in this process, or in others."""
     with open_engine(workers=workers) as engine:
         return tokenize(output, inputs, engine=engine, **{"tokenizer": "bytes", **options})

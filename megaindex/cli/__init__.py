@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 
 from megaindex.cli.run import BAD_INPUT, guarded
+from megaindex.errors import InvalidArgument
 
 VERBS = {
     "plan": ("megaindex.cli.plan", "train_iters and epochs, before anything is built"),
@@ -40,9 +41,7 @@ def _run(arguments: Sequence[str]) -> int:
         print(_usage())
         return 0
     if arguments[0] == "--version":
-        from megaindex import __version__
-
-        print(f"megaindex {__version__}")
+        print(_version())
         return 0
     verb, *rest = arguments
     if verb not in VERBS:
@@ -51,6 +50,24 @@ def _run(arguments: Sequence[str]) -> int:
         return BAD_INPUT
     status: int = importlib.import_module(VERBS[verb][0]).main(rest)
     return status
+
+
+def _version() -> str:
+    """The version, the backend in use, and why it is not the native core where there is none."""
+    import textwrap
+
+    from megaindex import __version__
+    from megaindex.kernels import choose, why_not_native
+
+    lines = [f"megaindex {__version__}"]
+    try:
+        lines.append(f"backend: {choose()}")
+    except InvalidArgument as error:
+        lines.append(f"backend: {error}")
+    reason = why_not_native()
+    if reason is not None:
+        lines.append(f"no native core: {textwrap.indent(reason, '  ').lstrip()}")
+    return "\n".join(lines)
 
 
 def _usage() -> str:

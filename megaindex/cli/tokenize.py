@@ -38,7 +38,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="OUT",
         help="prefix of the pair; of several keys, OUT_<key>_document are the prefixes",
     )
-    parser.add_argument("inputs", metavar="IN", nargs="+", help="files or folders, in order")
+    parser.add_argument(
+        "inputs",
+        metavar="IN",
+        nargs="+",
+        help="files, URLs (s3://, gs://, az://) or folders, in order",
+    )
     parser.add_argument(
         "--tokenizer",
         required=True,

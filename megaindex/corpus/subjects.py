@@ -14,7 +14,7 @@ from typing import Literal
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.io.failures import as_storage_error
 from megaindex.io.kinds import check_file
-from megaindex.io.locations import is_remote, look_at, plain
+from megaindex.io.locations import is_remote, list_remote, look_at, names_folder, plain
 from megaindex.store.array_set import SUFFIX
 from megaindex.store.manifest import MANIFEST
 
@@ -33,7 +33,7 @@ class Subject:
 
 def subjects(path: str | os.PathLike[str]) -> list[Subject]:
     """What lies at `path`: a prefix, an .idx or .bin, an entry, a cache, a sidecar, a recipe, or a
-    folder of pairs and sidecars.
+    folder of pairs and sidecars; of an object store, a pair or a folder of pairs.
 
     Raises:
         MissingFile: nothing is there.
@@ -44,10 +44,11 @@ def subjects(path: str | os.PathLike[str]) -> list[Subject]:
     for suffix in (".idx", ".bin"):
         if text.endswith(suffix) and not os.path.isdir(text):
             return [Subject(kind="pair", path=text.removesuffix(suffix))]
-    if _is_there(text, ".idx") or _is_there(text, ".bin"):
+    is_folder = is_remote(text) and names_folder(text)
+    if not is_folder and (_is_there(text, ".idx") or _is_there(text, ".bin")):
         return [Subject(kind="pair", path=text)]
     if is_remote(text):
-        raise MissingFile(f"{text}: there are no {text}.idx and {text}.bin; give a pair's prefix")
+        return _in_bucket(text)
     if os.path.isdir(text):
         return _in_folder(Path(text))
     if not os.path.lexists(text):
@@ -85,6 +86,21 @@ def _in_folder(folder: Path) -> list[Subject]:
     if not found:
         raise InvalidArgument(
             f"{folder}: holds no .idx, no cache entry and no sidecar; check the path"
+        )
+    return found
+
+
+def _in_bucket(url: str) -> list[Subject]:
+    """Pairs alone: caches and recipes lie on disks."""
+    found = [
+        Subject(kind="pair", path=each.removesuffix(".idx"))
+        for each in list_remote(url)
+        if each.endswith(".idx")
+    ]
+    if not found:
+        raise MissingFile(
+            f"{url}: neither a pair ({url}.idx, {url}.bin) nor a folder with an .idx right in it; "
+            "check the URL"
         )
     return found
 

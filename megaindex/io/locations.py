@@ -11,7 +11,6 @@ import io
 import os
 import re
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TypeVar
 
@@ -23,8 +22,10 @@ from megaindex.io.facts import Facts, version_of
 from megaindex.io.failures import storage_error
 from megaindex.io.kinds import open_regular
 from megaindex.io.objects.urls import is_remote as is_remote
+from megaindex.io.objects.urls import names_folder as names_folder
 from megaindex.io.objects.urls import place_of, without_secrets
 from megaindex.io.pread import RangeReader
+from megaindex.io.workers import map_interruptibly
 
 Result = TypeVar("Result")
 
@@ -73,6 +74,13 @@ def look_at(path: str) -> Facts | None:
     return Facts(path, status.st_size, version_of(status))
 
 
+def list_remote(url: str) -> list[str]:
+    """URLs of the objects right below a URL, sorted; see `megaindex.io.objects.reading`."""
+    from megaindex.io.objects import reading
+
+    return reading.list_folder(url)
+
+
 def local_copy(facts: Facts) -> str:
     """Path on this machine with the content: of a file its own, of an object that of a copy.
 
@@ -108,9 +116,7 @@ def read_ranges(facts: Facts, ranges: Sequence[tuple[int, memoryview]]) -> None:
     if is_remote(facts.path):
         from megaindex.io.objects import reading
 
-        with ThreadPoolExecutor(_STORE_THREADS, "megaindex-object") as threads:
-            for _ in threads.map(lambda each: reading.fill(facts, *each), ranges):
-                pass
+        map_interruptibly(lambda each: reading.fill(facts, *each), ranges, _STORE_THREADS)
         return
     descriptors = DescriptorCache(1)
     try:
@@ -140,8 +146,7 @@ def each_of(function: Callable[[str], Result], paths: Sequence[str]) -> list[Res
     """The results of all paths; those of URLs are waited for together."""
     if not any(map(is_remote, paths)):
         return [function(path) for path in paths]
-    with ThreadPoolExecutor(_STORE_THREADS, thread_name_prefix="megaindex-object") as threads:
-        return list(threads.map(function, paths))
+    return map_interruptibly(function, paths, _STORE_THREADS)
 
 
 def absolute(path: str) -> str:

@@ -6,14 +6,23 @@ the interpreter exits; these threads are daemons, and one that hangs is written 
 
 from __future__ import annotations
 
+import atexit
 import os
+import sys
 import threading
+import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from typing import Any, TypeVar
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
 
 Job = Callable[[], bool]
 """What a thread does next; False if the thread was written off meanwhile and is to end."""
+
+_QUEUE_SECONDS = 2.0  # DataLoader waits five for a worker to end
 
 
 class Workers:
@@ -69,3 +78,66 @@ def _work(jobs: SimpleQueue[Job | None]) -> None:
         if not job():
             return
         del job  # it holds buffers, and the next may be long in coming
+
+
+def map_interruptibly(
+    function: Callable[[Item], Result], items: Sequence[Item], threads: int
+) -> list[Result]:
+    """Return ``function(item)`` for each item, in order; several are called at a time.
+
+    Ctrl-C reaches Python only between calls of the main thread, and a request in a library may
+    take half a minute. Here the main thread waits in a lock, which an interrupt ends at once; the
+    calls under way are left to daemon threads, and no further one is begun.
+
+    Raises:
+        Exception: what the call for the first item that failed raised.
+    """
+    waiting = iter(range(len(items)))
+    lock = threading.Lock()
+    ended: SimpleQueue[tuple[int, Result | None, BaseException | None]] = SimpleQueue()
+    given_up = False
+
+    def work() -> None:
+        while not given_up:
+            with lock:
+                number = next(waiting, None)
+            if number is None:
+                return
+            try:
+                ended.put((number, function(items[number]), None))
+            except BaseException as error:
+                ended.put((number, None, error))
+
+    for _ in range(min(threads, len(items))):
+        threading.Thread(target=work, name="megaindex-request", daemon=True).start()
+    outcomes: dict[int, tuple[Result | None, BaseException | None]] = {}
+    results: list[Any] = []
+    try:
+        while len(results) < len(items):
+            number, result, error = ended.get()
+            outcomes[number] = result, error
+            while len(results) in outcomes:
+                result, error = outcomes.pop(len(results))
+                if error is not None:
+                    raise error
+                results.append(result)
+    finally:
+        given_up = True
+    return results
+
+
+@atexit.register
+def _wait_for_queues() -> None:
+    """In a spawned process, let the threads end that send what it made to its parent.
+
+    A worker of a DataLoader that is told to end while it reads still queues that batch. If the
+    interpreter ends while the queue's thread handles the tensors, PyTorch asks for Python's lock in
+    a destructor, and the process aborts: "terminate called without an active exception".
+    """
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is None or processes.parent_process() is None:
+        return  # its queues are not closed yet
+    deadline = time.monotonic() + _QUEUE_SECONDS
+    for thread in threading.enumerate():
+        if thread.name == "QueueFeederThread":
+            thread.join(max(0.0, deadline - time.monotonic()))

@@ -11,6 +11,7 @@ import importlib
 import logging
 import os
 import re
+from pathlib import Path
 
 from megaindex.errors import InvalidArgument
 from megaindex.kernels.protocol import Backend
@@ -19,6 +20,11 @@ logger = logging.getLogger("megaindex")
 
 _MOST_THREADS = 1024  # beyond them a kernel has less to do than there is to start
 _SHOWN = 40  # characters of a wrong setting
+_REASON = Path(__file__).with_name("no_native.txt")  # setup.py writes it
+_REINSTALL = (
+    "reinstall megaindex where a C++17 compiler is, without MEGAINDEX_NO_NATIVE and with pip's "
+    "--force-reinstall --no-cache-dir"
+)
 _MODULES = {"native": "native", "numba": "jit", "reference": "reference"}
 
 
@@ -37,27 +43,58 @@ def load(name: str) -> Backend:
 
 @functools.cache
 def backend() -> str:
-    """Name of the backend in use: native, numba or reference."""
-    wanted = os.environ.get("MEGAINDEX_BACKEND")
-    if wanted:
-        try:
-            load(wanted)
-        except ImportError as error:
-            raise InvalidArgument(
-                f"MEGAINDEX_BACKEND={wanted} is not installed ({error}); reinstall megaindex where "
-                "a C++17 compiler is, or unset MEGAINDEX_BACKEND"
-            ) from error
+    """Name of the backend in use: native, numba or reference; warns once where it is a slow one."""
+    name = choose()
+    if name == "numba" and (reason := why_not_native()) is not None and not _wanted():
+        logger.warning(
+            "megaindex runs on Numba, several times slower: its native core is not installed (%s); "
+            "megaindex --version says more. To have it, %s.",
+            reason.partition("\n")[0],
+            _REINSTALL,
+        )
+    return name
+
+
+def choose() -> str:
+    """Name of the backend that is wanted, else of the best that there is.
+
+    Raises:
+        InvalidArgument: what MEGAINDEX_BACKEND names is unknown or not installed.
+    """
+    wanted = _wanted()
+    if wanted not in ("", "native"):
+        load(wanted)
         return wanted
+    reason = why_not_native()
+    if wanted and reason is not None:
+        raise InvalidArgument(
+            f"MEGAINDEX_BACKEND=native is not installed ({reason.splitlines()[0]}); {_REINSTALL}, "
+            "or unset MEGAINDEX_BACKEND"
+        )
+    return "native" if reason is None else "numba"
+
+
+def _wanted() -> str:
+    return os.environ.get("MEGAINDEX_BACKEND", "")
+
+
+def why_not_native() -> str | None:
+    """Why there is no native core: what its build said, else what importing it says; None if there
+    is one."""
     try:
         load("native")
     except ImportError as error:
-        logger.warning(
-            "megaindex runs on Numba, several times slower: its native core is not installed (%s). "
-            "Reinstall where a C++17 compiler is, without MEGAINDEX_NO_NATIVE.",
-            error,
-        )
-        return "numba"
-    return "native"
+        return _reason(error)
+    return None
+
+
+def _reason(error: ImportError) -> str:
+    if isinstance(error, ModuleNotFoundError):  # not of a core that is there and does not load
+        try:
+            return _REASON.read_text(encoding="utf-8", errors="replace").strip() or str(error)
+        except OSError:
+            return f"{error}: it was not built here"
+    return str(error)
 
 
 @functools.cache

@@ -1,4 +1,7 @@
-"""Brings what was published to disk in the background and marks what is there."""
+"""Brings what was published to disk in the background and marks what is there.
+
+The mark is of a disk, not of the data: caches of the same build may differ by it (docs/scale.md).
+"""
 
 from __future__ import annotations
 

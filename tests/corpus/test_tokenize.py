@@ -102,7 +102,8 @@ def test_without_the_tokens_of_the_template(
 
 
 @pytest.mark.parametrize(
-    "kind", [pa.string(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
+    "kind",
+    [pa.string(), pa.large_string(), pa.string_view(), pa.dictionary(pa.int32(), pa.string())],
 )
 @pytest.mark.parametrize("part_bytes", [1, 1 << 20])
 def test_parquet(
@@ -117,6 +118,19 @@ def test_parquet(
     assert made.parts == (4 if part_bytes == 1 else 1)
     write_as_megatron(megatron_datasets, tmp_path / "theirs", TEXTS, encoder_of(bpe))
     assert pair(tmp_path / "ours") == pair(tmp_path / "theirs")
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.list_(pa.string_view()), pa.list_view(pa.string()), pa.large_list_view(pa.string_view()),
+     pa.list_(pa.string(), 2)],
+)  # fmt: skip
+def test_parquet_lists_of_all_kinds(tmp_path: Path, kind: Any) -> None:
+    values = [["a", "b"], ["cd", "e" * 40]]
+    pq.write_table(pa.table({"text": pa.array(values, kind)}), tmp_path / "a.parquet")
+    run(tmp_path / "ours", [tmp_path / "a.parquet"])
+    run(tmp_path / "plain", [write_jsonl(tmp_path / "a.jsonl", values)])
+    assert pair(tmp_path / "ours") == pair(tmp_path / "plain")
 
 
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])

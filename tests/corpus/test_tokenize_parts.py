@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import json
 import tempfile
 from pathlib import Path
@@ -14,6 +16,7 @@ from tokenizing import (
     TEXTS,
     encoder_of,
     names,
+    packed,
     pair,
     run,
     train_bpe,
@@ -25,11 +28,12 @@ from megaindex.corpus.tokenize import encode, work
 from megaindex.corpus.tokenize.lines import Lines, lines_before
 from megaindex.corpus.tokenize.parts import Piece
 from megaindex.corpus.tokenize.sources import Source
+from megaindex.errors import FormatError
 
 # characters of one to four bytes, and those that could be taken for the end of a line
 CHARACTERS = st.sampled_from('ab \\"\t\r\v\x0b\x1c\x85\u2028éß漢🎉')
 LINES = st.lists(
-    st.tuples(st.text(CHARACTERS, max_size=12), st.sampled_from(["\n", "\r\n"])), max_size=8
+    st.tuples(st.text(CHARACTERS, max_size=12), st.sampled_from(["\n", "\r\n", "\r"])), max_size=8
 )
 
 
@@ -46,13 +50,20 @@ def pieces_of(path: Path, size: int) -> list[Piece]:
     ]
 
 
-@given(lines=LINES, final=st.booleans(), size=st.integers(1, 40))
-@settings(max_examples=100)
+@given(
+    lines=LINES, mark=st.booleans(), final=st.booleans(), size=st.integers(1, 40),
+    block=st.integers(1, 9),
+)  # fmt: skip
+@settings(max_examples=300)
 def test_every_line_is_of_one_piece_wherever_cuts_fall(
-    lines: list[tuple[str, str]], final: bool, size: int
-) -> None:
+    monkeypatch: pytest.MonkeyPatch, lines: list[tuple[str, str]], mark: bool, final: bool,
+    size: int, block: int,
+) -> None:  # fmt: skip
+    """As in Python's text mode, with a byte order mark or without."""
+    for name in ("_BLOCK", "_SHORT"):
+        monkeypatch.setattr(f"megaindex.corpus.tokenize.lines.{name}", block)
     data = "".join(text + end for text, end in lines).encode()
-    data = data if final else data.removesuffix(b"\n")
+    data = codecs.BOM_UTF8 * mark + (data if final else data.removesuffix(b"\n"))
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "a.txt"
         path.write_bytes(data)
@@ -61,15 +72,54 @@ def test_every_line_is_of_one_piece_wherever_cuts_fall(
             reading = Lines(piece)
             own = list(reading)
             if own:
-                assert lines_before(str(path), reading.first_byte) == len(found)
+                assert lines_before(piece.source, reading.first_byte) == len(found)
             assert 0 <= reading.done <= piece.end - piece.begin
             found += own
-    expected = data.split(b"\n")
-    assert found == (expected[:-1] if expected[-1] == b"" else expected)
+    text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig")
+    expected = [line.removesuffix("\n").encode() for line in text]
+    # a mark alone is an empty line
+    assert found == (expected or [b""] * (mark and not lines_of(data)))
+
+
+def lines_of(data: bytes) -> list[bytes]:
+    return data.removeprefix(codecs.BOM_UTF8).splitlines()
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n"])
+@pytest.mark.parametrize("size", [311, 1 << 20])
+def test_lines_and_marks_are_those_of_text_mode(
+    tmp_path: Path, suffix: str, end: str, size: int
+) -> None:
+    """As Megatron's tool opens its inputs: `open(path, "r")`, `gzip.open(path, "rt")`."""
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in TEXTS]
+    run(tmp_path / "plain", [write_jsonl(tmp_path / "plain.jsonl", TEXTS)])
+    data = codecs.BOM_UTF8 + end.join([*lines, ""]).encode()
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(packed(data, suffix))
+    made = run(tmp_path / "ours", [path], part_bytes=size)
+    assert (made.documents, made.blank_lines) == (len(TEXTS), 0)
+    assert pair(tmp_path / "ours") == pair(tmp_path / "plain")
+    path.write_bytes(packed(data + b"{" + end.encode(), suffix))
+    with pytest.raises(FormatError, match=f"line {len(TEXTS) + 1}: is no JSON"):
+        run(tmp_path / "bad", [path], part_bytes=size)
+    made = run(tmp_path / "bad", [path], part_bytes=size, on_bad_line="skip")
+    assert made.bad is not None
+    assert (made.bad.count, made.bad.first[0].number) == (1, len(TEXTS) + 1)
+    assert pair(tmp_path / "bad") == pair(tmp_path / "plain")
+
+
+def test_a_mark_is_no_part_of_a_text_file(tmp_path: Path) -> None:
+    for name, data in (("a", b"one\ntwo"), ("b", codecs.BOM_UTF8 + b"one\ntwo")):
+        (tmp_path / f"{name}.txt").write_bytes(data)
+        for form in ("lines", "files"):
+            run(tmp_path / f"{name}-{form}", [tmp_path / f"{name}.txt"], format=form)
+    for form in ("lines", "files"):
+        assert pair(tmp_path / f"a-{form}") == pair(tmp_path / f"b-{form}")
 
 
 def test_a_long_line_is_passed_over_in_pieces(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr("megaindex.corpus.tokenize.lines._BUFFER", 16)
+    monkeypatch.setattr("megaindex.corpus.tokenize.lines._SHORT", 16)
     data = [b"x" * 1000, b"y" * 500, b"", b"z"]
     (tmp_path / "a.txt").write_bytes(b"\n".join(data))
     for size in (1, 7, 499, 1001, 5000):

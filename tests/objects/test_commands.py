@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from corpora import write_corpus
-from object_server import Proxy, request
+from object_server import Proxy, request, upload
 
 from megaindex.build.recipe import open_recipe
 from megaindex.cli import main
-from megaindex.corpus.verify import verify
-from megaindex.errors import InvalidArgument
+from megaindex.corpus.verify import verify, verify_all
+from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.loader import RecipeLoader
 from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
 
@@ -133,6 +133,35 @@ def test_help_says_that_urls_are_taken(capsys: pytest.CaptureFixture[str], verb:
     with pytest.raises(SystemExit):
         main([verb, "--help"])
     assert "URLs (s3://, gs://, az://)" in " ".join(capsys.readouterr().out.split())
+
+
+def test_verify_and_inspect_take_folders(
+    store: Any, s3: str, proxy: Proxy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those right in the folder, in order of name, as of a disk."""
+    local, _ = store()
+    for name in ("web", "code", "deeper/other"):
+        upload(proxy.upstream, s3, f"data/{name}", Path(local.path_prefix))
+    request(proxy.upstream, "DELETE", f"/{s3}/data/web.bin")
+    folder = f"s3://{s3}/data"
+    expected = [f"{folder}/{name}" for name in ("code", "corpus", "web")]
+    for url in (folder, f"{folder}/"):
+        reports = verify_all(url)
+        assert [report.path for report in reports] == expected
+        assert [report.is_clean for report in reports] == [True, True, False]
+    request(
+        proxy.upstream, "PUT", f"/{s3}/data/web.bin", Path(f"{local.path_prefix}.bin").read_bytes()
+    )
+    shown = json.loads(output(capsys, "verify", "--json", folder))
+    assert [report["path"] for report in shown["reports"]] == expected
+    output(capsys, "inspect", folder)
+    upload(proxy.upstream, s3, "top", Path(local.path_prefix))
+    assert [report.path for report in verify_all(f"s3://{s3}")] == [f"s3://{s3}/top"]
+    with pytest.raises(MissingFile, match=rf"^s3://{s3}/dat: neither a pair .* nor a folder"):
+        verify_all(f"s3://{s3}/dat")
+    proxy.faults += ["403"]
+    with pytest.raises(StorageError, match=rf"^s3://{s3}/data/: cannot list: access denied"):
+        verify_all(f"{folder}/")
 
 
 def test_verify_finds_what_is_missing(store: Any, s3: str, proxy: Proxy) -> None:

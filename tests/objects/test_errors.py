@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import signal
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from object_server import ACCESS_KEY, SECRET_KEY, Proxy, request
+from object_server import ACCESS_KEY, SECRET_KEY, Proxy, proxy_before, request
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.format import IndexedDataset
@@ -65,6 +67,67 @@ def test_a_request_that_hangs_is_made_again(
     begun = time.monotonic()
     assert remote[3].tolist() == local[3].tolist()
     assert 0.3 < time.monotonic() - begun < 5
+
+
+def test_a_body_that_stalls_is_gone_on_with_where_it_stopped(
+    store: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After the time that a request may take: by default obstore's 30 seconds."""
+    monkeypatch.setenv("AWS_TIMEOUT", "300ms")
+    local, url = store(lengths=[5000] * 20)
+    remote = IndexedDataset(url)
+    proxy.faults += ["stall 6"]
+    begun = time.monotonic()
+    assert remote[3].tolist() == local[3].tolist()
+    assert 0.3 < time.monotonic() - begun < 5
+    assert len(proxy.gets(".bin")) == 2
+
+
+@pytest.mark.parametrize(
+    "content_range",
+    ["", "hello", "bytes 8-127/48000", "bytes 60000-79999/99", "bytes 60000-79999/*"],
+)
+def test_a_wrong_content_range_is_blamed_on_the_store(
+    store: Any, proxy: Proxy, content_range: str
+) -> None:
+    _, url = store(lengths=[5000] * 20)
+    remote = IndexedDataset(url)
+    proxy.seen.clear()
+    proxy.faults += [f"range {content_range}"]
+    with pytest.raises(StorageError) as caught:
+        _ = remote[3]
+    check_error(caught.value, f"{url}.bin: cannot read 20000 bytes at 60000", "Content-Range",
+                "the store, or a proxy or cache before it, is at fault")  # fmt: skip
+    assert "environment" not in str(caught.value)
+    assert len(proxy.gets(".bin")) == 1
+
+
+@pytest.mark.parametrize("waits_for", ["body", "look", "copy"])
+def test_an_interrupt_does_not_wait_for_a_request(
+    store: Any, proxy: Proxy, monkeypatch: pytest.MonkeyPatch, waits_for: str
+) -> None:
+    _, url = store(lengths=[5000] * 20)
+    with proxy_before(proxy.upstream) as hanging:  # others need not meet what is left under way
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{hanging.port}")
+        remote = IndexedDataset(url) if waits_for == "body" else None
+        hanging.seen.clear()
+        asked = "HEAD" if waits_for == "look" else "GET"
+        if waits_for == "look":
+            hanging.latency = 20
+        else:
+            hanging.faults += ["stall 20"]
+
+        def interrupt() -> None:
+            while not any(seen.method == asked for seen in hanging.seen):
+                time.sleep(0.01)
+            time.sleep(0.05)
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+        begun = time.monotonic()
+        threading.Thread(target=interrupt, daemon=True).start()
+        with pytest.raises(KeyboardInterrupt):
+            _ = remote[3] if remote is not None else IndexedDataset(url)
+        assert time.monotonic() - begun < 10
 
 
 @pytest.mark.parametrize("fault", ["503", "reset"])

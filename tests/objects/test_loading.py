@@ -12,7 +12,7 @@ import torch
 from corpora import write_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from object_server import Proxy, request, upload
+from object_server import Proxy, request, slow_to_send, upload
 from torch.utils.data import DataLoader
 
 import megaindex
@@ -242,6 +242,22 @@ def test_workers_of_a_dataloader(store: Any, start: str) -> None:
     want = [here.__getitems__(list(rows)).batch["tokens"].clone() for rows in loading.batch_sampler]
     check_equal([batch["tokens"].clone() for batch in loading], want)
     assert remote[9].size  # and the parent goes on with its own
+
+
+def test_spawned_workers_end_in_peace_when_a_loop_breaks_early(store: Any) -> None:
+    """The thread that sends their batches is in PyTorch while the interpreter ends."""
+    _, url = store()
+    index = megaindex.build_index(url, sequence_length=24, seed=2)
+    loading = DataLoader(
+        GPTDataset(index, IndexedDataset(url)), batch_size=8, num_workers=1, prefetch_factor=1,
+        collate_fn=slow_to_send, multiprocessing_context="spawn", timeout=120,
+    )  # fmt: skip
+    batches = iter(loading)
+    next(batches)
+    (worker,) = batches._workers
+    batches._shutdown_workers()
+    worker.join()
+    assert worker.exitcode == 0
 
 
 def _grandchild(url: str, queue: Any) -> None:

@@ -14,7 +14,7 @@ from megaindex.corpus.tokenize.sources import Source
 from megaindex.errors import InvalidArgument
 from megaindex.index.plain import check_integer
 
-PART_FORMAT = 1  # raise when the files of a part would mean something else
+PART_FORMAT = 2  # raise when the files of a part would mean something else
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +85,7 @@ def _pieces(source: Source, settings: Settings, part_bytes: int) -> Iterator[Pie
 
 def _row_group_pieces(source: Source, settings: Settings, part_bytes: int) -> Iterator[Piece]:
     begin = nbytes = 0
-    sizes = row_groups(source.path, settings.keys)
+    sizes = row_groups(source, settings.keys)
     for number, size in enumerate(sizes, start=1):
         nbytes += size
         if nbytes >= part_bytes or number == len(sizes):

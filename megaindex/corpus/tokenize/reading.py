@@ -45,12 +45,12 @@ class Reader:
 
     def place(self, place: int) -> int:
         """Number of a line in its file, from 1, or of a row, from 0; reads what lies before it."""
-        path = self._piece.source.path
-        if self._piece.source.format == "parquet":
-            return rows.rows_before(path, self._piece.begin) + place
+        source = self._piece.source
+        if source.format == "parquet":
+            return rows.rows_before(source, self._piece.begin) + place
         if self._piece.begin == 0:  # packed files too, whose bytes tell nothing
             return place + 1
-        return lines_before(path, self._lines.first_byte) + place + 1
+        return lines_before(source, self._lines.first_byte) + place + 1
 
     def _text(self) -> Iterator[Record | Refused]:
         whole = self._piece.source.format == "files"
@@ -70,14 +70,12 @@ class Reader:
         form = self._piece.source.format
         if form == "jsonl":
             return from_json(raw, self._keys)
-        if form == "lines":
-            raw = raw.removesuffix(b"\r")
         return ((decoded(raw),),)
 
     def _rows(self) -> Iterator[Record | Refused]:
         piece = self._piece
         piece.source.check_unchanged()
-        for row in rows.rows(piece.source.path, self._keys, piece.begin, piece.end):
+        for row in rows.rows(piece.source, self._keys, piece.begin, piece.end):
             place, self.count = self.count, self.count + 1
             try:
                 texts = rows.from_row(row, self._keys)

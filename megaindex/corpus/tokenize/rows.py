@@ -6,20 +6,22 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from megaindex.corpus.tokenize.records import BadRecord, Text, decoded
+from megaindex.corpus.tokenize.sources import Source
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError
 from megaindex.io.failures import storage_error
 
 _ROWS = 256  # read at once
 
 
-def row_groups(path: str, keys: Sequence[str]) -> list[int]:
+def row_groups(source: Source, keys: Sequence[str]) -> list[int]:
     """Bytes of the columns `keys` in each row group, packed, at least 1.
 
     Raises:
         FormatError: the file is not Parquet, has no rows, or a column holds no text.
         InvalidArgument: there is no such column, or pyarrow is not installed.
     """
-    with _opened(path) as file:
+    path = source.path
+    with _opened(source) as file:
         _check_columns(path, file.schema_arrow, keys)
         metadata = file.metadata
         if metadata.num_rows == 0:
@@ -27,13 +29,13 @@ def row_groups(path: str, keys: Sequence[str]) -> list[int]:
         return [_size(metadata.row_group(i), keys) for i in range(metadata.num_row_groups)]
 
 
-def rows_before(path: str, row_group: int) -> int:
+def rows_before(source: Source, row_group: int) -> int:
     """Rows in the row groups in front of one."""
-    with _opened(path) as file:
+    with _opened(source) as file:
         return sum(file.metadata.row_group(i).num_rows for i in range(row_group))
 
 
-def rows(path: str, keys: Sequence[str], begin: int, end: int) -> Iterator[tuple[Any, ...]]:
+def rows(source: Source, keys: Sequence[str], begin: int, end: int) -> Iterator[tuple[Any, ...]]:
     """Rows of the row groups begin to end - 1, as stored: bytes, a list of bytes, or None.
 
     Raises:
@@ -42,7 +44,7 @@ def rows(path: str, keys: Sequence[str], begin: int, end: int) -> Iterator[tuple
     """
     import pyarrow as pa
 
-    with _opened(path) as file:
+    with _opened(source) as file:
         groups = file.iter_batches(
             batch_size=_ROWS, row_groups=list(range(begin, end)), columns=list(keys)
         )
@@ -51,7 +53,7 @@ def rows(path: str, keys: Sequence[str], begin: int, end: int) -> Iterator[tuple
                 columns = [_as_bytes(batch.column(key)).to_pylist() for key in keys]
                 yield from zip(*columns, strict=True)
         except (pa.ArrowException, OSError) as error:
-            raise _unreadable(path, error) from error
+            raise _unreadable(source.path, error) from error
 
 
 def from_row(row: tuple[Any, ...], keys: Sequence[str]) -> tuple[Text, ...]:
@@ -92,9 +94,7 @@ def _check_columns(path: str, schema: Any, keys: Sequence[str]) -> None:
 
 
 def _is_list(kind: Any) -> bool:
-    import pyarrow as pa
-
-    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind))
+    return _is_one_of(kind, "list", "large_list", "fixed_size_list", "list_view", "large_list_view")
 
 
 def _is_text(kind: Any) -> bool:
@@ -102,7 +102,15 @@ def _is_text(kind: Any) -> bool:
 
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+    return _is_one_of(kind, "string", "large_string", "string_view")
+
+
+def _is_one_of(kind: Any, *names: str) -> bool:
+    """Whether that is a type of one of these names; old versions of pyarrow do not know all."""
+    import pyarrow as pa
+
+    checks = (getattr(pa.types, f"is_{name}", None) for name in names)
+    return any(check is not None and check(kind) for check in checks)
 
 
 def _size(group: Any, keys: Sequence[str]) -> int:
@@ -112,7 +120,8 @@ def _size(group: Any, keys: Sequence[str]) -> int:
     return max(1, sum(int(c.total_compressed_size) for c in wanted))
 
 
-def _opened(path: str) -> Any:
+def _opened(source: Source) -> Any:
+    path = source.path
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -121,7 +130,10 @@ def _opened(path: str) -> Any:
             f"{path}: Parquet files take pyarrow; pip install 'megaindex[parquet]'"
         ) from None
     try:
-        return pq.ParquetFile(path)
+        if not source.is_remote:
+            return pq.ParquetFile(path)
+        # what a row group needs is asked for together, and not page by page
+        return pq.ParquetFile(pa.PythonFile(source.open(), mode="r"), pre_buffer=True)
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error
 

@@ -68,7 +68,8 @@ def tokenize(
     Args:
         output: prefix of the pair; with several keys, or `megatron_names`, the pairs are
             `<output>_<key>_document`.
-        inputs: files, or folders of files; JSONL, text (both plain, gzip or zstd) or Parquet.
+        inputs: files, objects of a store (URLs), or folders of them; JSONL, text (both plain, gzip
+            or zstd) or Parquet.
         tokenizer: a tokenizer.json or SentencePiece model, a folder that holds one, or "bytes".
         format: "jsonl", "lines", "files" or "parquet"; None goes by the files' names.
         keys: of the JSON objects, or columns; one pair each.
@@ -86,7 +87,7 @@ def tokenize(
 
     Raises:
         InvalidArgument: settings contradict the inputs, the tokenizer or one another, `output` is
-            no prefix, an input is a pipe or a URL, `<output>.parts` holds files of others, or a
+            no prefix, an input is a pipe, `<output>.parts` holds files of others, or a
             library is missing.
         FormatError: an input or the tokenizer is damaged or empty, there is no document, or with
             "stop" a line is none.
@@ -104,9 +105,10 @@ def tokenize(
     with Holding(output) as work:
         merging = work.is_merging(parts)
         paths = [source.path for source in sources]
-        check_bad_report(output, paths, overwrite=overwrite or merging)
+        files = [source.path for source in sources if not source.is_remote]
+        check_bad_report(output, files, overwrite=overwrite or merging)
         if not merging:
-            check_outputs(prefixes, paths, overwrite=overwrite)
+            check_outputs(prefixes, files, overwrite=overwrite)
         work.remove_leftovers(parts, prefixes)
         tasks = [
             Task(part=part, settings=settings, folder=work.folder.path, stop=on_bad_line == "stop")

@@ -1,17 +1,32 @@
-"""The files that are tokenized: what each holds, how it is packed, and what identifies it."""
+"""The files and objects that are tokenized: what each holds, how it is packed, and what
+identifies it.
+
+Objects of a store are read as they are tokenized, a part of an input at a time: nothing of them
+is kept on a disk, and parts that an earlier run finished are not read again.
+"""
 
 from __future__ import annotations
 
+import io
 import logging
 import os
 import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
+from megaindex.io.facts import Facts
 from megaindex.io.failures import as_storage_error
-from megaindex.io.locations import check_local
+from megaindex.io.locations import (
+    check_local,
+    is_remote,
+    list_remote,
+    look_at,
+    names_folder,
+    open_binary,
+)
 
 logger = logging.getLogger("megaindex")
 
@@ -34,9 +49,10 @@ _PACKED = {".gz": "gzip", ".zst": "zstd", ".zstd": "zstd"}
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One input file."""
+    """One input file, or object of a store."""
 
     path: str
+    """Or URL."""
     format: str
     """One of FORMATS."""
     compression: str
@@ -48,9 +64,28 @@ class Source:
     """Of the last change of content, permissions or links: unlike the other no program sets it at
     will, as rsync -t, cp -p and tar do when they put another file in the place of one. All nodes of
     a shared file system see the same, which inodes need not be."""
+    version: str = ""
+    """What the store knows an object by, which has no times here; empty for a file."""
+
+    @property
+    def is_remote(self) -> bool:
+        return is_remote(self.path)
+
+    def open(self) -> io.RawIOBase:
+        """The content, unbuffered; of an object, what is read is of this version or an error."""
+        return open_binary(Facts(self.path, self.size, self.version))
 
     def check_unchanged(self) -> None:
         """StorageError if the file is no longer the one that was looked at."""
+        if self.is_remote:
+            found = look_at(self.path)
+            if found != Facts(self.path, self.size, self.version):
+                what = "gone" if found is None else "replaced"
+                raise StorageError(
+                    f"{self.path}: {what} while it was tokenized; start again once it stays as it "
+                    f"is"
+                )
+            return
         with as_storage_error(self.path, "cannot look at the input"):
             status = os.stat(self.path)
         now = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
@@ -74,8 +109,8 @@ def find_sources(
     Raises:
         MissingFile: an input is not there, or a folder holds no file of a known name.
         FormatError: a file is empty, or is not packed as its name says.
-        InvalidArgument: there is no input, one is a URL, a pipe or a device, or the name of a file
-            does not tell its format.
+        InvalidArgument: there is no input, one is a pipe or a device, or the name of a file does
+            not tell its format.
     """
     if form is not None and form not in FORMATS:
         raise InvalidArgument(f"format={form!r}: unknown; choose one of {', '.join(FORMATS)}")
@@ -83,20 +118,35 @@ def find_sources(
         raise InvalidArgument("inputs: there are none; give at least one file or folder")
     given = [os.fspath(path) for path in inputs]
     for path in given:
-        check_local(path, "download it with the store's own tool first")
+        if not is_remote(path):
+            check_local(path, "give a path")
     others = {os.path.abspath(path) for path in leave_out}
-    # tasks may run where the working directory is another
-    paths = [path for name in given for path in _files(os.path.abspath(name), others)]
+    paths = [path for name in given for path in _files(name, others)]
     return [_look_at(path, form) for path in paths]
 
 
 def _files(path: str, leave_out: set[str]) -> list[str]:
+    if is_remote(path):
+        if not names_folder(path) and look_at(path) is not None:
+            return [path]
+        there = list_remote(path)
+        if not there:
+            raise MissingFile(f"{path}: does not exist; check the bucket, the key and the endpoint")
+        return _chosen(path, there, [_by_name(url) is not None for url in there])
+    path = os.path.abspath(path)  # tasks may run where the working directory is another
     if not os.path.isdir(path):
         return [path]
     with as_storage_error(path, "cannot list the folder"):
-        all_there = sorted(f for f in Path(path).iterdir() if str(f) not in leave_out)
-    found = [str(f) for f in all_there if _is_text(f)]
-    passed_over = [f.name for f in all_there if not _is_text(f)]
+        files = sorted(f for f in Path(path).iterdir() if str(f) not in leave_out)
+    return _chosen(path, list(map(str, files)), [_is_text(f) for f in files])
+
+
+def _chosen(path: str, there: Sequence[str], is_text: Sequence[bool]) -> list[str]:
+    """Those of a folder that are read."""
+    found = [each for each, wanted in zip(there, is_text, strict=True) if wanted]
+    passed_over = [
+        os.path.basename(each) for each, wanted in zip(there, is_text, strict=True) if not wanted
+    ]
     if found and passed_over:
         logger.warning(
             "%s: %d files and folders in it are passed over, first %s: of a folder, files that end "
@@ -115,16 +165,7 @@ def _files(path: str, leave_out: set[str]) -> list[str]:
 
 
 def _look_at(path: str, form: str | None) -> Source:
-    with as_storage_error(path, "cannot open the input"):
-        is_file = stat.S_ISREG(os.stat(path).st_mode)
-    if not is_file:  # opening a pipe would wait, and take what is in it
-        raise InvalidArgument(
-            f"{path}: is a pipe or a device, and inputs are read more than once; write it to a "
-            f"file first"
-        )
-    with as_storage_error(path, "cannot open the input"), open(path, "rb") as file:
-        start = file.read(4)
-        status = os.fstat(file.fileno())
+    start, identity = _object(path) if is_remote(path) else _file(path)
     if not start:
         raise FormatError(f"{path}: is empty (0 bytes); leave it out, or write it again")
     compression = _packed_as(start)
@@ -146,10 +187,36 @@ def _look_at(path: str, form: str | None) -> Source:
         path=path,
         format=known,
         compression=compression,
-        size=status.st_size,
-        mtime_ns=status.st_mtime_ns,
-        ctime_ns=status.st_ctime_ns,
+        **identity,
     )
+
+
+def _file(path: str) -> tuple[bytes, dict[str, Any]]:
+    """Its first bytes, and what identifies it."""
+    with as_storage_error(path, "cannot open the input"):
+        is_file = stat.S_ISREG(os.stat(path).st_mode)
+    if not is_file:  # opening a pipe would wait, and take what is in it
+        raise InvalidArgument(
+            f"{path}: is a pipe or a device, and inputs are read more than once; write it to a "
+            f"file first"
+        )
+    with as_storage_error(path, "cannot open the input"), open(path, "rb") as file:
+        start = file.read(4)
+        status = os.fstat(file.fileno())
+    return start, {
+        "size": status.st_size,
+        "mtime_ns": status.st_mtime_ns,
+        "ctime_ns": status.st_ctime_ns,
+    }
+
+
+def _object(url: str) -> tuple[bytes, dict[str, Any]]:
+    facts = look_at(url)
+    if facts is None:
+        raise MissingFile(f"{url}: does not exist; check the bucket, the key and the endpoint")
+    start = open_binary(facts).read(4) or b""
+    identity = {"size": facts.nbytes, "mtime_ns": 0, "ctime_ns": 0, "version": facts.version}
+    return start, identity
 
 
 def _packed_as(start: bytes) -> str:

@@ -38,6 +38,12 @@ _KNOWN = tuple(
             "read around the proxy, or copy the object to a disk or to another store",
         ),
         (
+            "UnexpectedRange|NoContentRange|ParseContentRange|InvalidRangeRequest",
+            "the answer's Content-Range is missing, or is of other bytes than were asked for",
+            "the store, or a proxy or cache before it, is at fault: read around it, or copy the "
+            "object to a disk or to another store",
+        ),
+        (
             "token file|service account file|(?i:credentials?) file|OpenCredentials|TokenFile",
             "a file of credentials is missing or cannot be read",
             _CREDENTIALS,
@@ -86,7 +92,8 @@ def replaced(url: str, detail: str = "the store has another version now") -> Sto
 def _typed(error: BaseException, kinds: Any, url: str, action: str) -> Exception:
     if isinstance(error, kinds.PreconditionError):
         return replaced(url)
-    if isinstance(error, (kinds.PermissionDeniedError, kinds.UnauthenticatedError)):
+    denials = (kinds.PermissionDeniedError, kinds.UnauthenticatedError)
+    if isinstance(error, denials) or _status(error)[:3] in ("401", "403"):  # of a listing
         denied = StorageError(f"{url}: {action}: access denied ({_status(error)}); {_ACCESS}")
         denied.errno = errno.EACCES
         return denied

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from megaindex.errors import StorageError
 from megaindex.io.facts import Facts
 from megaindex.io.objects.failures import as_storage_error, replaced
 from megaindex.io.objects.library import client_of, library
-from megaindex.io.objects.urls import place_of
+from megaindex.io.objects.urls import folder_of, place_of
+from megaindex.io.workers import map_interruptibly
 
 PIECE = 4 << 20
 """Most bytes of a request: long enough for its latency not to count, short of its time limit."""
@@ -26,12 +26,33 @@ def look_at(url: str) -> Facts | None:
         StorageError: the store cannot be asked, denies it, or gives no strong ETag.
     """
     place = place_of(url)
+
+    def ask(client: Any) -> Any:
+        return library().head(client, place.key)
+
     try:
         with as_storage_error(url, "cannot look at"):
-            meta = library().head(client_of(place.store, as_set_now=True), place.key)
+            (meta,) = map_interruptibly(ask, [client_of(place.store, as_set_now=True)], 1)
     except FileNotFoundError:
         return None
     return Facts(path=url, nbytes=meta["size"], version=_version(url, meta))
+
+
+def list_folder(url: str) -> list[str]:
+    """Return the URLs of the objects right below ``s3://bucket/folder``, or in a bucket, sorted.
+
+    Raises:
+        InvalidArgument: the URL is none of a known kind.
+        StorageError: the store cannot be asked, or denies it.
+    """
+    place = folder_of(url)
+
+    def ask(client: Any) -> Any:
+        return library().list_with_delimiter(client, place.key or None)
+
+    with as_storage_error(url, "cannot list"):
+        (found,) = map_interruptibly(ask, [client_of(place.store, as_set_now=True)], 1)
+    return sorted(f"{place.store}/{meta['path']}" for meta in found["objects"])
 
 
 def read(facts: Facts, offset: int, into: memoryview) -> None:
@@ -68,15 +89,12 @@ def read_each(facts: Facts, ranges: Sequence[tuple[int, memoryview]]) -> Iterato
 
 
 def fill(facts: Facts, offset: int, into: memoryview) -> None:
-    """`read` in pieces, several at a time."""
+    """`read` in pieces, several at a time.
+
+    An interrupt ends it at once; requests that are under way may still write to ``into``.
+    """
     pieces = [(offset + begin, into[begin : begin + PIECE]) for begin in range(0, len(into), PIECE)]
-    if len(pieces) < 2:
-        for at, piece in pieces:
-            read(facts, at, piece)
-        return
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="megaindex-object") as threads:
-        for _ in threads.map(lambda each: read(facts, *each), pieces):
-            pass
+    map_interruptibly(lambda each: read(facts, *each), pieces, _THREADS)
 
 
 def _version(url: str, meta: Any) -> str:

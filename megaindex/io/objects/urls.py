@@ -65,6 +65,21 @@ def place_of(url: str) -> Place:
     return Place(f"{scheme.lower()}://{host}", key)
 
 
+def folder_of(url: str) -> Place:
+    """The parts of a URL whose key begins those of others; the key is empty for a whole bucket.
+
+    Raises:
+        InvalidArgument: as `place_of`.
+    """
+    store, key = place_of(f"{url.removesuffix('/')}/any")
+    return Place(store, key.removesuffix("any").removesuffix("/"))
+
+
+def names_folder(url: str) -> bool:
+    """Whether a URL ends in a slash, or names a bucket alone, so that it can be no object."""
+    return url.endswith("/") or "/" not in url.partition("://")[2]
+
+
 def _other_scheme(scheme: str) -> str:
     ours = _OTHER_NAMES.get(scheme)
     if ours is not None:
