@@ -202,6 +202,19 @@ def test_versions(
         modules.core.cache_clear()
 
 
+def test_the_version_of_a_release_that_cannot_be_imported(
+    core: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Older releases want packages that newer Pythons have not; they are refused as what they
+    are."""
+    from megatron.core.package_info import __version__
+
+    from megaindex.adapters.megatron import core as modules
+
+    monkeypatch.setitem(sys.modules, "megatron.core.package_info", None)
+    assert modules._read_version() == __version__
+
+
 def test_local_files_beside_a_multi_storage_client(
     core: Any,
     corpora: list[str],

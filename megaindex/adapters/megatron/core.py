@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import functools
 import importlib
+import importlib.util
 import logging
+import os
 import re
+import runpy
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -144,10 +147,7 @@ def _version() -> tuple[str, Names]:
     Raises:
         InvalidArgument: it is older than what is served.
     """
-    try:
-        version = str(importlib.import_module("megatron.core.package_info").__version__)
-    except (ImportError, AttributeError):
-        version = "unknown"
+    version = _read_version()
     numbers = re.match(r"(\d+)\.(\d+)", version)
     release = (int(numbers[1]), int(numbers[2])) if numbers else None
     served = f"{_text(OLDEST)} to {_text(NEWEST)}"
@@ -163,6 +163,26 @@ def _version() -> tuple[str, Names]:
         )  # fmt: skip
     known = max(first for first in NAMES if release is None or first <= release)
     return version, NAMES[known]
+
+
+def _read_version() -> str:
+    """The version that megatron-core names; read from its file where it cannot be imported, as the
+    older releases without their dependencies."""
+    name = "megatron.core.package_info"
+    try:
+        return str(importlib.import_module(name).__version__)
+    except AttributeError:
+        return "unknown"
+    except ImportError:
+        try:
+            spec = importlib.util.find_spec("megatron")
+        except ValueError:  # a module without a spec
+            return "unknown"
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        path = os.path.join(folder, "core", "package_info.py")
+        if os.path.isfile(path):
+            return str(runpy.run_path(path).get("__version__", "unknown"))
+    return "unknown"
 
 
 def _text(release: tuple[int, int]) -> str:
