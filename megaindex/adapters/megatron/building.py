@@ -81,7 +81,8 @@ def _build(
         made = _make(self, makers, prefixes, sizes_per_dataset)
     pairs = [pair for row in made for pair in row if pair is not None]
     made_of = _fill_in(pairs, self.config.path_to_cache, ahead)
-    _report(made_of, time.perf_counter() - started)
+    what = "a blend" if len(prefixes) > 1 else prefixes[0]
+    _report(made_of, what, time.perf_counter() - started)
     if pairs:
         kind, low_level = type(pairs[0][0]), type(pairs[0][0].dataset)
         reason = why_sample_by_sample(kind, low_level, self.config)
@@ -94,10 +95,12 @@ def _build(
     return columns
 
 
-def _report(made_of: tuple[list[Request], list[Sidecar], list[bool]], seconds: float) -> None:
-    """Log and record the datasets of a blend, all in one log record."""
+def _report(
+    made_of: tuple[list[Request], list[Sidecar], list[bool]], what: str, seconds: float
+) -> None:
+    """Log and record the datasets of a blend or of one corpus, all in one log record."""
     _, sidecars, built = made_of
-    summary = f"{len(built)} datasets of a blend, {sum(built)} of them built, in {seconds:.2f} s"
+    summary = f"{len(built)} datasets of {what}, {sum(built)} of them built, in {seconds:.2f} s"
     MEGATRON.serve_together(partial(_records, *made_of), summary)
     log_as_megatron(_size_of(sidecar) for sidecar in sidecars)
 
