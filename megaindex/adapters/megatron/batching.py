@@ -10,14 +10,11 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from megaindex.adapters.megatron.core import core
 from megaindex.adapters.megatron.reading import mapped
 from megaindex.errors import InvalidArgument
 from megaindex.index.arrays import ArrayIndex
 from megaindex.index.blended import BlendedIndex
-from megaindex.index.selection import count_tokens
 from megaindex.index.spans import Index
 from megaindex.loader.options import SampleOptions
 from megaindex.loader.torch_dataset import GPTDataset
@@ -147,15 +144,16 @@ def _index_of(dataset: Any) -> ArrayIndex:
     reader = mapped(dataset.dataset)
     if reader is None:
         raise InvalidArgument("only datasets of mapped files have an index")
-    documents = np.asarray(dataset.indices)
+    length = dataset.config.sequence_length
     return ArrayIndex(
         order="megatron",
         document_index=dataset.document_index,
         sample_index=dataset.sample_index,
         shuffle_index=dataset.shuffle_index,
         sequence_lengths=reader.sequence_lengths,
-        sequence_length=dataset.config.sequence_length,
-        num_epochs=dataset.document_index.size // max(1, documents.size),
-        tokens_per_epoch=count_tokens(reader.sequence_lengths, documents),
+        sequence_length=length,
+        # as one epoch: reading asks for neither, and counting reads the lengths of all documents
+        num_epochs=1,
+        tokens_per_epoch=dataset.shuffle_index.size * length,
         add_extra_token=int(dataset.config.add_extra_token_to_sequence),
     )
