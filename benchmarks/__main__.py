@@ -20,6 +20,7 @@ from benchmarks import (
     adapters,
     backends,
     cold,
+    dataloader,
     first_batch,
     index_build,
     kernels,
@@ -132,9 +133,19 @@ def _reading(directory: Path, rounds: int, checkout: str | None) -> Iterator[tup
         yield "cold", partial(cold.compare, reader, workers, directory, rounds)
     yield "cold", partial(cold.compare, "mapped", 0, directory, rounds, as_it_is=True)
     yield "first", partial(first_batch.compare, directory, rounds)
-    for size in adapters.SIZES:
-        for part in ("cold", "warm", "first"):
-            yield "adapters", partial(adapters.compare, size, part, directory, rounds)
+    for case in adapters.CASES:
+        for part in adapters.PARTS:
+            yield "adapters", partial(adapters.compare, case, part, directory, rounds)
+    for workers in (0, 2):
+        for length, sources in ((2048, 1), (2048, 50), (8192, 1)):
+            yield "adapters", partial(
+                dataloader.compare, directory, rounds, length=length, sources=sources,
+                workers=workers,
+            )  # fmt: skip
+        yield "adapters", partial(
+            dataloader.compare, directory, rounds, length=2048, sources=1, workers=workers,
+            mask=True,
+        )  # fmt: skip
     if neox.missing(checkout) is None:
         for part in neox.WHAT:
             yield "neox", partial(neox.compare, part, str(checkout), directory, rounds)

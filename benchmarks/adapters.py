@@ -1,4 +1,4 @@
-"""BlendedMegatronDatasetBuilder on a blend of 500 corpora, with the adapter installed and without.
+"""BlendedMegatronDatasetBuilder on blends and on a single corpus, with the adapter and without.
 
 Both sides run the same lines of megatron-core in one process, in turn, on one set of files.
 """
@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import gc
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,19 +20,46 @@ import megaindex.adapters.megatron as adapter
 from benchmarks.corpora import Shape, write_sparse
 from benchmarks.timing import Comparison, timed
 
-SOURCES = 500
 SEQUENCE_LENGTH = 2048
-SIZES = {"20k": 20_000, "2k": 2_000}  # documents of 1000 tokens in each corpus
-ASKED = {("20k", "cold"): 5.0, ("20k", "warm"): 10.0}
 _COMPARED = 200  # samples of every split
+_MEAN_TOKENS = 1000
 
 
-def compare(size: str, what: str, directory: Path, rounds: int) -> Comparison:
-    """A ``cold`` build, a ``warm`` one, or a warm one up to the ``first`` batch."""
-    documents = SIZES[size]
-    prefixes = _corpora(directory, documents)
-    samples = SOURCES * documents * 1000 // SEQUENCE_LENGTH  # an epoch, about
-    cache = directory / f"blend-{size}"
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Corpora of equally many documents, and the ratios asked of the parts of opening them."""
+
+    sources: int
+    documents: int
+    asked: dict[str, float]
+    epochs: int = 1
+
+    @property
+    def name(self) -> str:
+        what = f"blend of {self.sources} corpora" if self.sources > 1 else "one corpus"
+        epochs = f" × {self.epochs} epochs" if self.epochs > 1 else ""
+        return f"Megatron, {what} of {self.documents:,} documents{epochs}"
+
+
+CASES = (
+    Case(sources=500, documents=20_000, asked={"cold": 5.0, "warm": 10.0}),
+    Case(sources=500, documents=2_000, asked={"warm": 10.0}),
+    Case(sources=50, documents=20_000, asked={"cold": 5.0, "sample": 1.0}),
+    Case(sources=1, documents=1_000_000, epochs=4, asked={"warm": 2.0, "sample": 1.0}),
+)
+PARTS = {
+    "cold": "cold",
+    "warm": "warm",
+    "first": "warm, and a first batch of 16",
+    "sample": "the first sample after a warm build",
+}
+
+
+def compare(case: Case, part: str, directory: Path, rounds: int) -> Comparison:
+    """Seconds of a part of opening: see `PARTS`."""
+    prefixes = _corpora(directory, case.sources, case.documents)
+    samples = case.sources * case.documents * case.epochs * _MEAN_TOKENS // SEQUENCE_LENGTH
+    cache = directory / f"cache-of-{case.sources}-{case.documents}"
 
     def build() -> list[Any]:
         return _build(prefixes, samples, cache)
@@ -38,20 +67,30 @@ def compare(size: str, what: str, directory: Path, rounds: int) -> Comparison:
     def empty() -> None:
         shutil.rmtree(cache, ignore_errors=True)
 
-    if what == "cold":
+    if part == "cold":
         _check_equal(build, empty, cache)
-    run = {"cold": build, "warm": build, "first": lambda: _first_batch(build()[0])}[what]
-    ours, peer = _alternate(run, empty if what == "cold" else (lambda: None), rounds)
-    kind = "warm, and a first batch of 16" if what == "first" else what
+    run: dict[str, Callable[[], float]] = {
+        "cold": lambda: timed(build),
+        "warm": lambda: timed(build),
+        "first": lambda: timed(lambda: _first_batch(build()[0])),
+        "sample": lambda: _first_sample(build()[0]),
+    }
+    ours, peer = _alternate(run[part], empty if part == "cold" else (lambda: None), rounds)
     return Comparison(
-        what=f"Megatron blend of {SOURCES} corpora of {documents:,} documents, {kind}",
+        what=f"{case.name}, {PARTS[part]}",
         ours=ours,
         peer=peer,
-        items=SOURCES,
+        items=case.sources,
         unit="source",
-        asked=ASKED.get((size, what)),
+        asked=case.asked.get(part),
         output_bytes=1 << 20,
     )
+
+
+def _first_sample(dataset: Any) -> float:
+    start = time.perf_counter()
+    dataset[5]
+    return time.perf_counter() - start
 
 
 def _first_batch(blend: Any) -> list[Any]:
@@ -62,22 +101,22 @@ def _first_batch(blend: Any) -> list[Any]:
 
 
 def _alternate(
-    run: Callable[[], object], prepare: Callable[[], None], rounds: int
+    run: Callable[[], float], prepare: Callable[[], None], rounds: int
 ) -> tuple[list[float], list[float]]:
     seconds: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds + 1):
         for side, installed in zip(seconds, (True, False), strict=True):
             prepare()
             gc.collect()
-            with _installed(installed):
-                elapsed = timed(run)
+            with installed_or_not(installed):
+                elapsed = run()
             if number:  # the first run of each side warms it up
                 side.append(elapsed)
     return seconds
 
 
 @contextmanager
-def _installed(wanted: bool) -> Iterator[None]:
+def installed_or_not(wanted: bool) -> Iterator[None]:
     if wanted:
         adapter.install()
     try:
@@ -86,12 +125,14 @@ def _installed(wanted: bool) -> Iterator[None]:
         adapter.uninstall()
 
 
-def _corpora(directory: Path, documents: int) -> list[str]:
-    folder = directory / f"blend-of-{documents}"
+def _corpora(directory: Path, sources: int, documents: int) -> list[str]:
+    folder = directory / f"corpora-of-{documents}"
     folder.mkdir(exist_ok=True)
-    first = write_sparse(folder, Shape(name="c0", documents=documents, mean_tokens=1000, epochs=1))
+    first = write_sparse(
+        folder, Shape(name="c0", documents=documents, mean_tokens=_MEAN_TOKENS, epochs=1)
+    )
     prefixes = [str(first)]
-    for number in range(1, SOURCES):  # alike, which makes no difference to the work
+    for number in range(1, sources):  # alike, which makes no difference to the work
         prefix = folder / f"c{number}"
         if not prefix.with_suffix(".idx").exists():
             with open(prefix.with_suffix(".bin"), "wb") as file:
@@ -102,18 +143,17 @@ def _corpora(directory: Path, documents: int) -> list[str]:
 
 
 def _build(prefixes: list[str], samples: int, cache: Path) -> list[Any]:
-
     import torch.distributed as dist
 
     from benchmarks import peer
 
     if not dist.is_initialized():  # a blend asks for its rank
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    weights = np.random.default_rng(20260101).lognormal(0, 0.5, len(prefixes))
+    weights = np.random.default_rng(20260101).lognormal(0, 0.5, len(prefixes)).tolist()
     config = peer.GPTDatasetConfig(
         random_seed=1,
         sequence_length=SEQUENCE_LENGTH,
-        blend=(prefixes, weights.tolist()),
+        blend=(prefixes, weights if len(prefixes) > 1 else None),
         split="969,30,1",
         tokenizer=peer.Tokenizer(),
         reset_position_ids=False,
@@ -134,7 +174,7 @@ def _check_equal(build: Callable[[], list[Any]], empty: Callable[[], None], cach
 
     def outcome(installed: bool) -> tuple[dict[str, bytes], list[Any]]:
         empty()
-        with _installed(installed):
+        with installed_or_not(installed):
             built = build()
             read = [
                 [{k: np.asarray(v) for k, v in d[i].items()} for i in range(0, len(d), step)]

@@ -73,6 +73,8 @@ def megatron_blend(
     sequence_length: int,
     seed: int,
     cache: Path,
+    *,
+    with_mask: bool = False,
 ) -> Any:
     """The train split of several corpora, or of one, from the cache where it was built before."""
     if not torch.distributed.is_initialized():  # a blend asks for its rank
@@ -87,7 +89,7 @@ def megatron_blend(
         reset_position_ids=False,
         reset_attention_mask=False,
         eod_mask_loss=False,
-        create_attention_mask=False,
+        create_attention_mask=with_mask,
         path_to_cache=str(cache),
         mid_level_dataset_surplus=0.005,
     )

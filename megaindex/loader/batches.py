@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -21,8 +21,7 @@ class BatchSource:
     """Batches of ``maker``, of any numbers of rows; safe to share between threads.
 
     Args:
-        keep: buffers of each number of rows that are watched for reuse.
-        pin, restore: as for `BufferPool`.
+        make_pool: makes a pool of buffers of a number of rows.
         copies: where to, if batches are handed over on a device.
     """
 
@@ -30,15 +29,11 @@ class BatchSource:
         self,
         maker: BatchMaker,
         *,
-        keep: int,
-        pin: bool,
-        restore: bool,
-        copies: DeviceCopies | None,
+        make_pool: Callable[[BatchMaker, int], BufferPool],
+        copies: DeviceCopies | None = None,
     ) -> None:
         self._maker = maker
-        self._keep = keep
-        self._pin = pin
-        self._restore = restore
+        self._make_pool = make_pool
         self._copies = copies
         self._pools: dict[int, BufferPool] = {}
 
@@ -85,8 +80,6 @@ class BatchSource:
     def _pool(self, rows: int) -> BufferPool:
         pool = self._pools.get(rows)
         if pool is None:
-            new = BufferPool(
-                self._maker, rows, keep=self._keep, pin=self._pin, restore=self._restore
-            )
+            new = self._make_pool(self._maker, rows)
             pool = self._pools.setdefault(rows, new)  # another thread may have been quicker
         return pool

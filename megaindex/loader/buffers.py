@@ -6,7 +6,7 @@ Fresh arrays cost more in page faults than the copying does: 22 µs a sample of 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,19 +20,11 @@ Shapes = Mapping[str, tuple[tuple[int, ...], str]]
 
 
 class Buffers:
-    """The fields of ``rows`` samples; `BatchMaker.allocate` makes them.
+    """The fields of ``rows`` samples; `BatchMaker.allocate` makes them."""
 
-    Args:
-        pin: take page-locked memory, from which copies to a CUDA device run on their own. Without
-            such a device it is ordinary memory.
-    """
-
-    def __init__(self, rows: int, shapes: Shapes, *, pin: bool = False) -> None:
+    def __init__(self, rows: int, arrays: dict[str, npt.NDArray[Any]]) -> None:
         self.rows = rows
-        allocate = _pinned if pin and _cuda_is_there() else np.empty
-        self.arrays: dict[str, npt.NDArray[Any]] = {
-            name: allocate(shape, dtype) for name, (shape, dtype) in shapes.items()
-        }
+        self.arrays = arrays
         """The fields, one row for each sample."""
         self.constant_loss_mask = False
         """Whether ``loss_mask`` is that of samples without padding, which need not be written
@@ -56,6 +48,23 @@ class Buffers:
 
     def _references(self) -> list[int]:
         return [sys.getrefcount(array) for array in self.arrays.values()]
+
+
+Allocate = Callable[[int, Shapes], Buffers]
+"""Makes buffers of a number of rows, uninitialised."""
+
+
+def ordinary(rows: int, shapes: Shapes) -> Buffers:
+    """Buffers in ordinary memory."""
+    return Buffers(rows, {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()})
+
+
+def pinned(rows: int, shapes: Shapes) -> Buffers:
+    """Buffers in page-locked memory, from which copies to a CUDA device run on their own. Without
+    such a device it is ordinary memory."""
+    if not _cuda_is_there():
+        return ordinary(rows, shapes)
+    return Buffers(rows, {name: _pinned(shape, dtype) for name, (shape, dtype) in shapes.items()})
 
 
 def _references_are_exact() -> bool:

@@ -21,7 +21,7 @@ from megaindex.index.receipt import fingerprint_keys, sample_receipts
 from megaindex.index.spans import Index, Spans
 from megaindex.kernels import active
 from megaindex.kernels.types import I64, IntArray
-from megaindex.loader.buffers import Buffers
+from megaindex.loader.buffers import Allocate, Buffers, ordinary
 from megaindex.loader.fit import check_datasets, check_index, check_token_dtype
 from megaindex.loader.options import SampleOptions
 from megaindex.loader.targets import Targets
@@ -91,26 +91,30 @@ class BatchMaker:
     def options(self) -> SampleOptions:
         return self._options
 
-    def allocate(self, rows: int, *, pin: bool = False) -> Buffers:
-        """Buffers of ``rows`` samples, with the fields written that never change."""
+    def allocate(self, rows: int, make: Allocate = ordinary) -> Buffers:
+        """Buffers of ``rows`` samples, with the fields written that never change; ``make`` says in
+        what memory."""
         rows = check_integer("rows", rows)
         if rows < 1:
             raise InvalidArgument(f"rows must be at least 1, got {rows}")
         options, length = self._options, self._index.sequence_length
-        shapes: dict[str, tuple[tuple[int, ...], str]] = {
+        shapes: dict[str, tuple[tuple[int, ...], str]] = {}
+        if options.dataset_id:
+            shapes["dataset_id"] = (rows,), "int16"
+        shapes |= {
             "tokens": ((rows, length), options.token_dtype),
             "labels": ((rows, length), options.token_dtype),
-            "loss_mask": ((rows, length), "float32"),
-            "position_ids": ((rows, length), "int64"),
         }
         if options.create_attention_mask:
             shapes["attention_mask"] = ((rows, 1, length, length), "bool")
+        shapes["loss_mask"] = (rows, length), "float32"
+        shapes["position_ids"] = (rows, length), "int64"
         if options.cu_seqlens:
             shapes["cu_seqlens"] = ((rows, length + 1), "int32")
             shapes["max_seqlen"] = ((rows,), "int32")
         if self._keys is not None:
             shapes["receipt"] = ((rows, 3), "int64")
-        buffers = Buffers(rows, shapes, pin=pin)
+        buffers = make(rows, shapes)
         buffers.arrays["position_ids"][:] = np.arange(length)
         if options.create_attention_mask:
             position = np.arange(length)
@@ -142,6 +146,8 @@ class BatchMaker:
         self._mask_loss(buffers, spans)
         if self._targets is not None and self._targets.apply(spans, labels, arrays["loss_mask"]):
             buffers.constant_loss_mask = False
+        if self._options.dataset_id:
+            _first_sources(spans, arrays["dataset_id"])
         if self._keys is not None:
             arrays["receipt"][:] = sample_receipts(ids, spans, self._keys)
         return spans
@@ -194,6 +200,17 @@ class BatchMaker:
         eod_id = options.eod_id if options.eod_mask_loss else None
         active().mask_loss(arrays["tokens"], labels, options.pad_id, eod_id, loss_mask)
         buffers.constant_loss_mask = False
+
+
+def _first_sources(spans: Spans, out: IntArray) -> None:
+    """The source of each row; 0 where it reads nothing."""
+    begins, ends = spans.row_splits[:-1], spans.row_splits[1:]
+    is_read = begins < ends
+    if is_read.all():
+        out[:] = spans.source[begins]
+    else:
+        out[:] = 0
+        out[is_read] = spans.source[begins[is_read]]
 
 
 def _holds(dtype: np.dtype[Any], token: int) -> bool:

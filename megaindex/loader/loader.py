@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 import torch
@@ -36,6 +36,7 @@ from megaindex.loader.fit import (
     stored_contents,
 )
 from megaindex.loader.options import SampleOptions
+from megaindex.loader.pool import BufferPool
 from megaindex.loader.readahead import ReadAhead
 from megaindex.loader.receipts import Counted, Recorder, rounds_of, stored_receipt
 from megaindex.loader.targets import Targets
@@ -130,9 +131,12 @@ class Loader:
         copies = None if device is None else _copies(device)
         self._source = BatchSource(
             maker,
-            keep=read_ahead + num_threads + 2,
-            pin=pin_memory or (copies is not None and copies.asynchronous),
-            restore=restore_fields,
+            make_pool=partial(
+                BufferPool,
+                keep=read_ahead + num_threads + 2,
+                pin=pin_memory or (copies is not None and copies.asynchronous),
+                restore=restore_fields,
+            ),
             copies=copies,
         )
         self._read_ahead, self._num_threads = read_ahead, num_threads

@@ -42,6 +42,8 @@ class SampleOptions:
     """Where documents meet, for position ids, attention mask and cu_seqlens: after each
     end-of-document token, as Megatron's resets have it; or as the index knows it, whatever the
     tokens, as its inter-document masking does."""
+    dataset_id: bool = False
+    """Return the number of the source, int16, as Megatron's BlendedDataset does."""
     token_dtype: Literal["int64", "int32"] = "int64"
     """Of tokens and labels. Megatron's trainer takes int64; int32 halves the bytes to copy."""
 

@@ -7,7 +7,7 @@ from collections import deque
 
 import numpy as np
 
-from megaindex.loader.buffers import Buffers
+from megaindex.loader.buffers import Buffers, ordinary, pinned
 from megaindex.loader.fields import BatchMaker
 from megaindex.loader.options import SampleOptions
 
@@ -34,7 +34,7 @@ class BufferPool:
         self._pin = pin
         self._watched: deque[Buffers] = deque(maxlen=keep)
         # pops and appends of both are atomic: a lock could be held when the process forks
-        first = maker.allocate(rows, pin=pin)
+        first = self._allocate()
         self._idle = [first]
         self.nbytes = sum(array.nbytes for array in first.arrays.values())
         """Bytes of one batch."""
@@ -47,7 +47,7 @@ class BufferPool:
             return self._idle.pop()
         buffers = self._dropped()
         if buffers is None:
-            return self._maker.allocate(self._rows, pin=self._pin)
+            return self._allocate()
         self._restore(buffers)
         return buffers
 
@@ -58,6 +58,9 @@ class BufferPool:
     def watch(self, buffers: Buffers) -> None:
         """Somebody holds their tensors now; they are used again when nobody does."""
         self._watched.append(buffers)
+
+    def _allocate(self) -> Buffers:
+        return self._maker.allocate(self._rows, pinned if self._pin else ordinary)
 
     def _dropped(self) -> Buffers | None:
         for _ in range(len(self._watched)):

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cached_property
-from typing import Any, overload
+from functools import partial
+from typing import Any
 
+import numpy as np
 import torch
+from torch.utils.data import get_worker_info
 
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Index
@@ -15,39 +17,19 @@ from megaindex.loader.batches import BatchSource
 from megaindex.loader.choice import reader_of
 from megaindex.loader.fields import BatchMaker, SampleIds
 from megaindex.loader.options import SampleOptions
+from megaindex.loader.pool import BufferPool
+from megaindex.loader.sample_list import Samples
 from megaindex.loader.tokens import TokenReader
+from megaindex.loader.worker_slots import SlotPool
 
 Sample = dict[str, torch.Tensor]
 
 
-class Samples(Sequence[Sample]):
-    """The samples of one batch, and the ``batch`` itself: the same fields, stacked."""
-
-    def __init__(self, batch: Sample) -> None:
-        self.batch = batch
-
-    def __len__(self) -> int:
-        return len(self.batch["tokens"])
-
-    @overload
-    def __getitem__(self, at: int) -> Sample: ...
-    @overload
-    def __getitem__(self, at: slice) -> list[Sample]: ...
-    def __getitem__(self, at: int | slice) -> Sample | list[Sample]:
-        return self._rows[at]
-
-    @cached_property
-    def _rows(self) -> list[Sample]:
-        rows = zip(*(tensor.unbind() for tensor in self.batch.values()), strict=True)
-        return [dict(zip(self.batch, row, strict=True)) for row in rows]
-
-
 def collate(samples: Sequence[Sample]) -> Sample:
-    """A ``collate_fn`` for DataLoader: hands over the batch as it was read, without a copy."""
-    if isinstance(samples, Samples):
-        return samples.batch
-    stacked: Sample = torch.utils.data.default_collate(list(samples))
-    return stacked
+    """A ``collate_fn`` for DataLoader: hands over the batch as it was read, without a copy, as the
+    default one does too."""
+    batch: Sample = torch.utils.data.default_collate(samples)  # type: ignore[arg-type]
+    return batch
 
 
 class GPTDataset(torch.utils.data.Dataset[Sample]):
@@ -61,8 +43,8 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
     With the ``fingerprints`` of its sources each sample has a ``receipt`` too, int64[3], which
     `megaindex.loader.receipted` takes off and adds up: what was read for it, and where.
 
-    Fetches whole batches at once under a DataLoader (``__getitems__``); with `collate` as its
-    ``collate_fn`` they are not even copied.
+    Fetches whole batches at once under a DataLoader (``__getitems__``), and its default
+    ``collate_fn`` does not copy them. Workers send them in shared memory that is used again.
 
     Args:
         index: which tokens each sample reads.
@@ -88,20 +70,28 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
             options = replace(options, pad_id=pad_id)
         self._maker = BatchMaker(index, reader_of(dataset), options, fingerprints=fingerprints)
         self._source = self._batches()
+        self._of_worker: BatchSource | None = None
 
     def __len__(self) -> int:
         return self._maker.index.num_samples
 
     def __getitem__(self, sample_id: int | None) -> Sample:
-        return self.__getitems__([sample_id])[0]
+        sample: Sample = self.__getitems__([sample_id])[0]
+        return sample
 
     def __getitems__(self, sample_ids: SampleIds) -> Samples:
         """The samples of one batch, read together. They are views of it: its memory is used again
         when the last of them is gone."""
-        return Samples(self._source.hand_over(self._source.prepare(list(sample_ids))))
+        ids = sample_ids.tolist() if isinstance(sample_ids, np.ndarray) else list(sample_ids)
+        source = self._source
+        if get_worker_info() is not None:
+            if self._of_worker is None:
+                self._of_worker = BatchSource(self._maker, make_pool=SlotPool)
+            source = self._of_worker
+        return Samples(source.hand_over(source.prepare(ids)))
 
     def _batches(self) -> BatchSource:
-        return BatchSource(self._maker, keep=2, pin=False, restore=True, copies=None)
+        return BatchSource(self._maker, make_pool=partial(BufferPool, keep=2))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"maker": self._maker}  # every process has buffers of its own
@@ -109,3 +99,4 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._maker = state["maker"]
         self._source = self._batches()
+        self._of_worker = None

@@ -10,14 +10,11 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
 from megaindex.adapters.megatron.core import core
 from megaindex.adapters.megatron.reading import mapped
 from megaindex.errors import InvalidArgument
 from megaindex.index.arrays import ArrayIndex
 from megaindex.index.blended import BlendedIndex
-from megaindex.index.selection import count_tokens
 from megaindex.index.spans import Index
 from megaindex.loader.options import SampleOptions
 from megaindex.loader.torch_dataset import GPTDataset
@@ -58,10 +55,7 @@ def get_items_of_blend(self: Any, ids: Sequence[Any]) -> list[Any]:
     reader = _reader_of(self, self.datasets)
     if reader is None:
         return [self[i] for i in ids]
-    return [
-        {"dataset_id": self.dataset_index[i], **sample}
-        for i, sample in zip(ids, reader.read(ids), strict=True)
-    ]
+    return reader.read(ids)
 
 
 _EACH_BY_ITSELF = 2  # samples for each source: 86 % of equally weighted ones were read by then
@@ -121,15 +115,15 @@ class _Reader:
 
     def __init__(self, top: Any, datasets: Sequence[Any]) -> None:
         config = datasets[0].config
-        with_mask = config.create_attention_mask
-        same_mask = with_mask and not config.reset_attention_mask
+        with_mask = bool(config.create_attention_mask)
         options = SampleOptions(
             eod_id=config.tokenizer.eod,
             pad_id=datasets[0]._pad_token_id,
             eod_mask_loss=bool(config.eod_mask_loss),
             reset_position_ids=bool(config.reset_position_ids),
             reset_attention_mask=bool(config.reset_attention_mask) and with_mask,
-            create_attention_mask=with_mask and not same_mask,
+            create_attention_mask=with_mask,
+            dataset_id=top is not datasets[0],
         )
         indices = [_index_of(dataset) for dataset in datasets]
         index: Index = indices[0]
@@ -141,46 +135,25 @@ class _Reader:
             )
         readers = [mapped(dataset.dataset) for dataset in datasets]
         self._dataset = GPTDataset(index, [r for r in readers if r is not None], options=options)
-        # one for all samples, as Megatron has it
-        self._mask = _causal_mask(config.sequence_length) if same_mask else None
 
-    def read(self, ids: Sequence[Any]) -> list[dict[str, Any]]:
-        if len(ids) == 0:
-            return []
-        samples = list(self._dataset.__getitems__(np.asarray(ids)))
-        if self._mask is None and "attention_mask" not in samples[0]:
-            return samples
-        return [
-            {
-                "tokens": sample.pop("tokens"),
-                "labels": sample.pop("labels"),
-                "attention_mask": sample.pop("attention_mask", self._mask),
-                **sample,
-            }
-            for sample in samples
-        ]
-
-
-def _causal_mask(length: int) -> Any:
-    """bool[1, length, length], True where attention is forbidden."""
-    import torch
-
-    return torch.ones((1, length, length), dtype=torch.bool).triu_(1)
+    def read(self, ids: Sequence[Any]) -> list[Any]:
+        return self._dataset.__getitems__(ids) if len(ids) else []
 
 
 def _index_of(dataset: Any) -> ArrayIndex:
     reader = mapped(dataset.dataset)
     if reader is None:
         raise InvalidArgument("only datasets of mapped files have an index")
-    documents = np.asarray(dataset.indices)
+    length = dataset.config.sequence_length
     return ArrayIndex(
         order="megatron",
         document_index=dataset.document_index,
         sample_index=dataset.sample_index,
         shuffle_index=dataset.shuffle_index,
         sequence_lengths=reader.sequence_lengths,
-        sequence_length=dataset.config.sequence_length,
-        num_epochs=dataset.document_index.size // max(1, documents.size),
-        tokens_per_epoch=count_tokens(reader.sequence_lengths, documents),
+        sequence_length=length,
+        # as one epoch: reading asks for neither, and counting reads the lengths of all documents
+        num_epochs=1,
+        tokens_per_epoch=dataset.shuffle_index.size * length,
         add_extra_token=int(dataset.config.add_extra_token_to_sequence),
     )

@@ -44,9 +44,9 @@ from megaindex.store.sidecar_file import make_sets_durable_later
 logger = logging.getLogger("megaindex")
 
 _CLASS = "BlendedMegatronDatasetBuilder"
-_WORTH_A_THREAD = 1 << 20  # bytes of an .idx: 50,000 documents
+_WORTH_A_THREAD = 1 << 18  # bytes of an .idx: 13,000 documents
 _WORTH_LISTING = 20  # names for each dataset: looking for its five by themselves takes longer
-_TOGETHER = 64  # datasets recorded in one file: fewer than this are built by one thread
+_TOGETHER = 64  # most datasets that are recorded in one file
 
 
 def build_megatron_datasets_parallel(
@@ -61,13 +61,28 @@ def build_megatron_datasets_parallel(
         columns = cast("list[list[Any]]", original(self, prefixes, split, sizes_per_dataset))
         _check_enough(self, columns, split, sizes_per_dataset)
         return columns
+    columns = _build(self, makers, prefixes, split, sizes_per_dataset)
+    _check_enough(self, columns, split, sizes_per_dataset)
+    return columns
+
+
+def _build(
+    self: Any,
+    makers: Sequence[Maker | None],
+    prefixes: Sequence[str],
+    split: Sequence[Any],
+    sizes_per_dataset: Sequence[Any],
+) -> list[list[Any]]:
+    """For each split its datasets, which open no file before they are read."""
     started = time.perf_counter()
-    ahead = Ahead(expected_draws(self.config, self.sizes, split))
+    draws = expected_draws(self.config, self.sizes, split) if len(prefixes) > 1 else []
+    ahead = Ahead(draws)
     with _uncollected():
         made = _make(self, makers, prefixes, sizes_per_dataset)
     pairs = [pair for row in made for pair in row if pair is not None]
     made_of = _fill_in(pairs, self.config.path_to_cache, ahead)
-    _report(made_of, time.perf_counter() - started)
+    what = "a blend" if len(prefixes) > 1 else prefixes[0]
+    _report(made_of, what, time.perf_counter() - started)
     if pairs:
         kind, low_level = type(pairs[0][0]), type(pairs[0][0].dataset)
         reason = why_sample_by_sample(kind, low_level, self.config)
@@ -77,14 +92,15 @@ def build_megatron_datasets_parallel(
         [None if pair is None else pair[0] for pair in column] for column in zip(*made, strict=True)
     ]
     ahead.leave_for(columns)
-    _check_enough(self, columns, split, sizes_per_dataset)
     return columns
 
 
-def _report(made_of: tuple[list[Request], list[Sidecar], list[bool]], seconds: float) -> None:
-    """Log and record the datasets of a blend, all in one log record."""
+def _report(
+    made_of: tuple[list[Request], list[Sidecar], list[bool]], what: str, seconds: float
+) -> None:
+    """Log and record the datasets of a blend or of one corpus, all in one log record."""
     _, sidecars, built = made_of
-    summary = f"{len(built)} datasets of a blend, {sum(built)} of them built, in {seconds:.2f} s"
+    summary = f"{len(built)} datasets of {what}, {sum(built)} of them built, in {seconds:.2f} s"
     MEGATRON.serve_together(partial(_records, *made_of), summary)
     log_as_megatron(_size_of(sidecar) for sidecar in sidecars)
 
@@ -252,11 +268,13 @@ def _build_missing(
         sidecars = [request.find(listing) for request in requests]
     is_missing = [sidecar is None for sidecar in sidecars]
     missing = [number for number, is_new in enumerate(is_missing) if is_new]
-    parts = [missing[begin : begin + _TOGETHER] for begin in range(0, len(missing), _TOGETHER)]
 
     # Python's lock is held for most of the work on a small corpus: threads would only wait for it.
     index_bytes = sum(sum(requests[number].corpus.stamp[:1]) for number in missing)
     at_once = num_threads() if index_bytes >= len(missing) * _WORTH_A_THREAD else 1
+    rounds = -(-len(missing) // (_TOGETHER * at_once))  # all threads end at about the same time
+    size = max(1, -(-len(missing) // max(1, rounds * at_once)))
+    parts = [missing[begin : begin + size] for begin in range(0, len(missing), size)]
     threads = max(1, num_threads() // max(at_once, 1))
 
     def build(numbers: list[int]) -> None:
@@ -284,6 +302,9 @@ def build_megatron_dataset_splits(
     original = core().originals[_CLASS, "_build_megatron_dataset_splits"]
     if synchronize_ranks and dataset_path is not None:  # a path in no blend: those have theirs
         sizes = [core().policy.enlarged(size) for size in sizes]
+    makers = None if dataset_path is None else _makers(self, [dataset_path], split)
+    if makers is not None and dataset_path is not None and is_built_here(self.is_built_on_rank):
+        return [column[0] for column in _build(self, makers, [dataset_path], split, [sizes])]
     wait = synchronize_ranks and not coordinates(self.cls, self.config)
     return cast("list[Any]", original(self, dataset_path, split, sizes, wait))
 

@@ -1,0 +1,157 @@
+"""Batches of DataLoader workers in shared memory that is used again."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from corpora import write_corpus
+from torch.utils.data import DataLoader
+
+import megaindex
+from megaindex.loader import GPTDataset, worker_slots
+from megaindex.loader.options import SampleOptions
+
+ROWS = 4
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> GPTDataset:
+    lengths = np.random.default_rng(2).integers(1, 60, 400)
+    corpus = write_corpus(tmp_path_factory.mktemp("corpus") / "c", lengths, np.uint16)
+    index = megaindex.build_index(corpus, sequence_length=16, seed=4)
+    return GPTDataset(index, corpus, options=SampleOptions(create_attention_mask=True))
+
+
+def batches_of(dataset: GPTDataset, count: int) -> list[list[int]]:
+    return np.arange(count * ROWS).reshape(-1, ROWS).tolist()
+
+
+def expected(dataset: GPTDataset, batches: list[list[int]]) -> list[dict[str, torch.Tensor]]:
+    return [
+        {
+            name: torch.stack([sample[name] for sample in samples])
+            for name in ("tokens", "labels", "attention_mask", "loss_mask", "position_ids")
+        }
+        for samples in (list(dataset.__getitems__(ids)) for ids in batches)
+    ]
+
+
+def load(dataset: GPTDataset, batches: list[list[int]], **settings: Any) -> Iterator[Any]:
+    return iter(
+        DataLoader(dataset, batch_sampler=batches, num_workers=2, timeout=60, **settings)  # type: ignore[arg-type]
+    )
+
+
+def assert_equal(ours: dict[str, torch.Tensor], plain: dict[str, torch.Tensor]) -> None:
+    assert type(ours) is dict
+    assert list(ours) == list(plain)
+    for name, value in plain.items():
+        assert ours[name].dtype == value.dtype
+        assert torch.equal(ours[name], value), name
+
+
+def test_few_slots_serve_many_batches_and_changes_in_place_stay_in_their_batch(
+    dataset: GPTDataset,
+) -> None:
+    batches = batches_of(dataset, 60)
+    for plain, ours in zip(expected(dataset, batches), load(dataset, batches), strict=True):
+        assert_equal(ours, plain)
+        for tensor in ours.values():  # this batch is the trainer's
+            tensor.zero_()
+    assert 0 < len(worker_slots._slots) < 20
+
+
+@pytest.mark.parametrize("hold", ["batch", "field", "view", "array"])
+def test_what_is_held_is_not_written_over(dataset: GPTDataset, hold: str) -> None:
+    batches = batches_of(dataset, 60)  # more than there are slots
+    held: list[Any] = []
+    for batch in load(dataset, batches):
+        tokens = batch["tokens"]
+        held.append(
+            {"batch": batch, "field": tokens, "view": tokens[1:], "array": tokens.numpy()}[hold]
+        )
+        del batch, tokens
+    gc.collect()
+    for kept, plain in zip(held, expected(dataset, batches), strict=True):
+        if hold == "batch":
+            assert_equal(kept, plain)
+        else:
+            first = 1 if hold == "view" else 0
+            np.testing.assert_array_equal(np.asarray(kept), plain["tokens"][first:].numpy())
+
+
+def test_a_child_that_was_forked_meanwhile_gives_nothing_free(dataset: GPTDataset) -> None:
+    batches = batches_of(dataset, 60)
+    plain = expected(dataset, batches)
+    loader = load(dataset, batches)
+    first = next(loader)
+    child = multiprocessing.get_context("fork").Process(target=first.clear)
+    child.start()
+    child.join()
+    assert child.exitcode == 0
+    rest = [{name: tensor.clone() for name, tensor in batch.items()} for batch in loader]
+    for ours, theirs in zip([first, *rest], plain, strict=True):
+        assert_equal(ours, theirs)
+
+
+def test_slots_of_workers_that_ended_are_unmapped(dataset: GPTDataset) -> None:
+    batches = batches_of(dataset, 8)
+    for _ in range(3):
+        for _ in load(dataset, batches):
+            pass
+    processes = {key[0] for key, _ in worker_slots._slots}
+    assert len(processes) <= 4  # those of the last loader, and who ended while it began
+
+
+def replace_field(samples: Any) -> Any:
+    batch = torch.utils.data.default_collate(samples)
+    batch["tokens"] = batch["tokens"] + 1
+    batch["more"] = batch["labels"][:, :2]
+    return batch
+
+
+def test_a_collate_function_may_change_the_batch(dataset: GPTDataset) -> None:
+    batches = batches_of(dataset, 20)
+    for plain, ours in zip(
+        expected(dataset, batches), load(dataset, batches, collate_fn=replace_field), strict=True
+    ):
+        changed = {**plain, "tokens": plain["tokens"] + 1, "more": plain["labels"][:, :2]}
+        assert_equal(ours, changed)
+
+
+def first_of(samples: Any) -> Any:
+    return samples
+
+
+def test_samples_may_be_sent_one_by_one(dataset: GPTDataset, tmp_path: Path) -> None:
+    batches = batches_of(dataset, 20)
+    for plain, ours in zip(
+        expected(dataset, batches), load(dataset, batches, collate_fn=first_of), strict=True
+    ):
+        for k, sample in enumerate(ours):
+            assert_equal(sample, {name: field[k] for name, field in plain.items()})
+
+
+def test_loaders_without_workers_and_persistent_ones_agree(dataset: GPTDataset) -> None:
+    batches = batches_of(dataset, 12)
+    loader = DataLoader(
+        dataset,
+        batch_sampler=batches,
+        num_workers=2,
+        persistent_workers=True,
+        timeout=60,  # type: ignore[arg-type]
+    )
+    for _ in range(3):  # the same workers, the same slots
+        for plain, ours in zip(expected(dataset, batches), loader, strict=True):
+            assert_equal(ours, plain)
+    iterator = iter(loader)
+    next(iterator)  # given up with batches on their way
+    for plain, ours in zip(expected(dataset, batches), loader, strict=True):
+        assert_equal(ours, plain)
