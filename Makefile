@@ -1,7 +1,8 @@
 # make demo   install into .venv, then plan, build, read and prove one epoch of a real corpus
 # make test   install into .venv with what the tests need, then run them
 # make lint   ruff and strict mypy
-# make bench  time every kernel and the whole build against megatron-core
+# make bench  time every kernel and the whole build against megatron-core; with
+#             NEOX=checkout also against a GPT-NeoX checkout whose helpers are compiled
 # make matrix the Megatron adapter against every release of megatron-core
 # make explore, make sanitize, make slow, make fuzz, make soak: see CONTRIBUTING.md
 
@@ -36,7 +37,7 @@ lint: $(VENV)/.test-installed
 
 bench: $(VENV)/.test-installed
 	$(PIP) -r requirements/bench.txt
-	$(BIN)/python -m benchmarks
+	$(BIN)/python -m benchmarks $(if $(NEOX),--neox $(NEOX))
 
 # MATRIX_VERSIONS="0.15.3 0.16.1" for those alone
 matrix: $(VENV)/.test-installed

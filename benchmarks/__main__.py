@@ -25,6 +25,7 @@ from benchmarks import (
     kernels,
     loading,
     merge,
+    neox,
     objects,
     orders,
     scaling,
@@ -56,6 +57,9 @@ def main() -> None:
             memory.append((f"{merge.SHARDS} merged shards", merge.memory(directory)))
         if options.only and "tokenize" in options.only:
             notes = tokenize.figures(directory)
+        reason = neox.missing(options.neox)
+        if reason is not None and (not options.only or "neox" in options.only):
+            notes.append(reason)
         if options.only and "cold" in options.only:
             console.print(cold.describe_device(directory))
         copies = _roofline(rows)
@@ -79,8 +83,9 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         nargs="+",
         help="index, sample_index, shuffle, blend, exhaustive, orders, merge, tokenize, loading, "
-        "cold, first, adapters, objects, scaling, numba",
+        "cold, first, adapters, neox, objects, scaling, numba",
     )
+    parser.add_argument("--neox", metavar="CHECKOUT", help="a GPT-NeoX checkout to compare with")
     parser.add_argument("--sources", type=int, default=50, help="datasets of the blend loaded from")
     parser.add_argument("--memory", nargs="*", default=["40B"], help="corpora to measure memory on")
     return parser
@@ -91,7 +96,7 @@ def _jobs(options: argparse.Namespace, directory: Path) -> Iterator[tuple[str, J
     yield from _building(directory, rounds)
     yield from _corpora(directory, rounds)
     yield from (("loading", job) for job in _loading(options, directory))
-    yield from _reading(directory, rounds)
+    yield from _reading(directory, rounds, options.neox)
     yield from _numba(directory, rounds)
 
 
@@ -122,7 +127,7 @@ def _corpora(directory: Path, rounds: int) -> Iterator[tuple[str, Job]]:
         yield "tokenize", partial(tokenize.compare, size, directory, rounds)
 
 
-def _reading(directory: Path, rounds: int) -> Iterator[tuple[str, Job]]:
+def _reading(directory: Path, rounds: int, checkout: str | None) -> Iterator[tuple[str, Job]]:
     for reader, workers in (("mapped", 0), ("positional", 0), ("mapped", 2), ("mapped", 4)):
         yield "cold", partial(cold.compare, reader, workers, directory, rounds)
     yield "cold", partial(cold.compare, "mapped", 0, directory, rounds, as_it_is=True)
@@ -130,6 +135,9 @@ def _reading(directory: Path, rounds: int) -> Iterator[tuple[str, Job]]:
     for size in adapters.SIZES:
         for part in ("cold", "warm", "first"):
             yield "adapters", partial(adapters.compare, size, part, directory, rounds)
+    if neox.missing(checkout) is None:
+        for part in neox.WHAT:
+            yield "neox", partial(neox.compare, part, str(checkout), directory, rounds)
     for how, latency in (("one by one", 0.0), ("one by one", 0.02), ("batch by batch", 0.02)):
         yield "objects", partial(objects.compare, how, latency, directory, rounds)
 
@@ -167,8 +175,10 @@ def _roofline(rows: list[Comparison]) -> dict[int, tuple[float, float]]:
 
 
 def _table(rows: list[Comparison], copies: dict[int, tuple[float, float]]) -> Table:
-    table = Table(title="against megatron-core 0.16.1, medians of alternating runs, answers equal")
-    for column in ("what", "ours", "peer", "ratio", "asked", "ns", "peer ns", "x fresh copy"):
+    table = Table(
+        title="against megatron-core 0.16.1 or GPT-NeoX, medians of alternating runs, answers equal"
+    )
+    for column in ("what", "ours", "peer", "ratio", "goal", "ns", "peer ns", "x fresh copy"):
         table.add_column(column, justify="left" if column == "what" else "right")
     for row in rows:
         ours, peer = statistics.median(row.ours), statistics.median(row.peer)

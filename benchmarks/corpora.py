@@ -50,15 +50,21 @@ def write_sparse(directory: Path, shape: Shape) -> Path:
     if prefix.with_suffix(".idx").exists():
         return prefix
     lengths = shape.lengths()
+    with open(prefix.with_suffix(".bin"), "wb") as file:
+        file.truncate(int(lengths.sum(dtype=np.int64)) * _ITEMSIZE)
+    write_index(prefix, lengths)
+    return prefix
+
+
+def write_index(prefix: Path, lengths: np.ndarray) -> None:
+    """The .idx of documents of these lengths, of uint16 tokens."""
     pointers = np.zeros(lengths.size, np.int64)
     np.cumsum(lengths[:-1], dtype=np.int64, out=pointers[1:])
-    tokens = int(lengths.sum(dtype=np.int64))
-    itemsize, code = 2, 8  # uint16
-    with open(prefix.with_suffix(".bin"), "wb") as file:
-        file.truncate(tokens * itemsize)
     with open(prefix.with_suffix(".tmp"), "wb") as file:
-        file.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, code, lengths.size, lengths.size + 1))
-        for array in (lengths, pointers * itemsize, np.arange(lengths.size + 1, dtype=np.int64)):
+        file.write(b"MMIDIDX\0\0" + struct.pack("<QBQQ", 1, _CODE, lengths.size, lengths.size + 1))
+        for array in (lengths, pointers * _ITEMSIZE, np.arange(lengths.size + 1, dtype=np.int64)):
             array.tofile(file)
     prefix.with_suffix(".tmp").rename(prefix.with_suffix(".idx"))
-    return prefix
+
+
+_ITEMSIZE, _CODE = 2, 8  # uint16

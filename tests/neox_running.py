@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -53,14 +54,13 @@ def loaders_of(args: SimpleNamespace) -> dict[str, Any]:
     """Loaders of the three parts: of the split of one path, or of a blend of paths."""
     evaluations = 0 if args.train_epochs else args.train_iters // args.eval_interval + 1
     iterations = (args.train_iters, evaluations * args.eval_iters, args.eval_iters)
-    loaders = {}
-    for part, (name, count) in enumerate(zip(_PARTS, iterations, strict=True)):
-        samples = None if args.train_epochs else count * args.train_batch_size
-        build = _split_dataset if args.data_path else _blended_dataset
-        loaders[name] = neox_stand_in.data_utils().make_data_loader(
-            build(args, part, samples), args
-        )
-    return loaders
+    samples = [None if args.train_epochs else n * args.train_batch_size for n in iterations]
+    utils = neox_stand_in.data_utils()
+    build = _split_datasets if args.data_path else _blended_datasets
+    return {
+        name: utils.make_data_loader(dataset, args)
+        for name, dataset in zip(_PARTS, build(args, samples), strict=True)
+    }
 
 
 _PARTS = ("train", "valid", "test")
@@ -77,31 +77,36 @@ def _dataset(args: Any, name: str, path: str, documents: Any, samples: int | Non
     )  # fmt: skip
 
 
-def _split_dataset(args: Any, part: int, samples: int | None) -> Any:
+def _split_datasets(args: Any, samples: list[int | None]) -> list[Any]:
     utils = neox_stand_in.data_utils()
     count = len(utils.make_indexed_dataset(args.data_path, args.data_impl, True))
     epochs = 1 if args.train_epochs else None
-    return utils.build_train_valid_test_datasets(
+    made: list[Any] = utils.build_train_valid_test_datasets(
         args.data_path, args.data_impl, dialect("neox").split_bounds(args.split, count),
-        [samples] * 3, [epochs] * 3, seq_length=args.seq_length, seed=args.seed,
+        samples, [epochs] * 3, seq_length=args.seq_length, seed=args.seed,
         pack_impl=args.pack_impl, allow_chopped=args.allow_chopped,
-    )[part]  # fmt: skip
+    )  # fmt: skip
+    return made
 
 
-def _blended_dataset(args: Any, part: int, samples: int | None) -> Any:
+def _blended_datasets(args: Any, samples: list[int | None]) -> list[Any]:
     paths, labels = args.paths, args.labels or [None] * len(args.paths)
-    open_pair, weights = neox_stand_in.data_utils().make_indexed_dataset, args.weights
-    counts = [len(open_pair(path, args.data_impl, True)) for path in paths]
+    utils, weights = neox_stand_in.data_utils(), args.weights
+    counts = [len(utils.make_indexed_dataset(path, args.data_impl, True)) for path in paths]
     if args.weight_by_num_documents:
         weights = weights_by_num_docs(counts, 0.3)
-    weights, asked = neox_stand_in.data_utils().get_normalized_weights_and_num_samples(
-        weights, samples
-    )
-    datasets = [
-        _dataset(args, f"{_PARTS[part]}_{k}", path, np.arange(count, dtype=np.int32), n, label)
-        for k, (path, count, n, label) in enumerate(zip(paths, counts, asked, labels, strict=True))
-    ]
-    return neox_stand_in.BlendableDataset(datasets, weights)
+    asked = [utils.get_normalized_weights_and_num_samples(weights, n) for n in samples]
+    made = utils.build_weighted_datasets(
+        [
+            partial(
+                _dataset, args, f"{_PARTS[part]}_{k}", paths[k],
+                np.arange(counts[k], dtype=np.int32), asked[part][1][k], labels[k],
+            )
+            for k in range(len(paths))  # in the order of GPT-NeoX: the parts of each source
+            for part in range(3)
+        ]
+    )  # fmt: skip
+    return [neox_stand_in.BlendableDataset(made[part::3], asked[part][0]) for part in range(3)]
 
 
 def batches(args: SimpleNamespace, count: int, part: int = 0) -> list[dict[str, np.ndarray]]:

@@ -192,6 +192,11 @@ def build_train_valid_test_datasets(
     ]  # fmt: skip
 
 
+def build_weighted_datasets(make: Any) -> list[Any]:
+    """The datasets of all sources and parts, in GPT-NeoX out of their settings."""
+    return [make_one() for make_one in make]
+
+
 def make_data_loader(dataset: Any, args: Any) -> Any:
     sampler = data_utils().DistributedBatchSampler(
         sampler=torch.utils.data.SequentialSampler(dataset),
@@ -240,8 +245,8 @@ def modules() -> dict[str, ModuleType]:
         "megatron.data.samplers": [DistributedBatchSampler],
         "megatron.data.data_utils": [
             GPT2Dataset, PairwiseDataset, BlendableDataset, DistributedBatchSampler,
-            build_the_dataset, build_train_valid_test_datasets, compile_helper,
-            get_normalized_weights_and_num_samples, make_data_loader, print_rank_0,
+            build_the_dataset, build_train_valid_test_datasets, build_weighted_datasets,
+            compile_helper, get_normalized_weights_and_num_samples, make_data_loader, print_rank_0,
             shift_and_wrap_data_loaders,
         ],
         "megatron.training": [shift_and_wrap_data_loaders],

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
+from functools import cached_property
 
 from megaindex.format.faults import RESTORE, Fault
 
@@ -40,15 +41,15 @@ class IndexHeader:
     def lengths_offset(self) -> int:
         return HEADER_BYTES
 
-    @property
+    @cached_property
     def pointers_offset(self) -> int:
         return self.lengths_offset + 4 * self.num_sequences
 
-    @property
+    @cached_property
     def bounds_offset(self) -> int:
         return self.pointers_offset + 8 * self.num_sequences
 
-    @property
+    @cached_property
     def modes_offset(self) -> int:
         """Also the size of the file when it has no modes."""
         return self.bounds_offset + 8 * self.num_bounds

@@ -184,8 +184,10 @@ def _check_last_sequence(pair: MappedPair) -> None:
     count = pair.header.num_sequences
     end = 0
     if count:
-        pair.check_sequences(count - 1, count)
-        end = int(pair.pointers[-1]) + int(pair.lengths[-1]) * pair.dtype.itemsize
+        begin, size = int(pair.pointers[-1]), int(pair.lengths[-1])
+        end = begin + size * pair.dtype.itemsize
+        if begin < 0 or begin % pair.dtype.itemsize or size < 0 or end > pair.bin_nbytes:
+            pair.check_sequences(count - 1, count)  # raises, saying which rule is broken
     if end < pair.bin_nbytes:
         logger.warning(
             "%s: the last sequence ends at byte %d of %d; unless other sequences lie there, the %d "

@@ -98,18 +98,22 @@ class Tables(Generic[Entry]):
             return table, np.where(known, -1, sources).astype(np.int32)
         if (slots[sources] < 0).any():
             table, slots = self._grown(np.unique(sources).tolist())
-        return table, slots[sources]
+        return table, None if slots is None else slots[sources]
 
-    def _grown(self, sources: Sequence[int]) -> tuple[Any, I32]:
+    def _grown(self, sources: Sequence[int]) -> tuple[Any, I32 | None]:
         with self._lock:
             table, slots = self._state
-            assert slots is not None, "a table without slots holds every source"
+            if slots is None:  # another thread has added the last ones
+                return table, None
             missing = [source for source in sources if slots[source] < 0]
             if missing:
                 slots = slots.copy()  # others may be reading the old ones
                 for source in missing:
                     self._entries.append(self._entry(source))
                     slots[source] = len(self._entries) - 1
+                if len(self._entries) == slots.size:  # all: each under its own number from now on
+                    self._entries = [self._entries[slot] for slot in slots.tolist()]
+                    slots = None
                 table = self._build(self._entries)
                 self._state = table, slots
         return table, slots

@@ -107,8 +107,8 @@ def check_sample_ids(sample_ids: npt.ArrayLike, num_samples: int) -> I64:
             f"sample ids must be integers in one dimension, got {ids.dtype} of shape {ids.shape}"
         )
     # A dataset asks for one at a time, and a comparison in NumPy takes longer than its kernel.
-    few = ids.tolist() if ids.size <= 2 else (ids.min(), ids.max())
-    if not all(0 <= sample < num_samples for sample in few):
+    few = ids.tolist() if ids.size <= 8 else (ids.min(), ids.max())
+    if few and not 0 <= min(few) <= max(few) < num_samples:
         wrong = ids[(ids < 0) | (ids >= num_samples)]
         raise OutOfRange(
             f"sample {int(wrong[0])} was asked for, the index holds samples 0 to "

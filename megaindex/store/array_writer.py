@@ -7,7 +7,7 @@ import errno
 import functools
 import os
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 
@@ -95,6 +95,17 @@ class ArrayWriter:
             data = array_bytes(array)
             _create(self._temporary(name), self._headers[name], data)
             self._checksums[name] = xxhash.xxh3_128_hexdigest(data)
+
+    @property
+    def arrays(self) -> Mapping[str, IntArray]:
+        """What was allocated, until it is recorded."""
+        return self._arrays
+
+    def copy(self, arrays: Mapping[str, IntArray]) -> None:
+        """Fill the set with arrays that another one holds too."""
+        for name, array in arrays.items():
+            self.allocate(name, array.shape, array.dtype.name)[...] = array
+            self.done(name)
 
     def sidecar(self, identity: Identity) -> Sidecar:
         """What to record of the arrays, all of which are done."""

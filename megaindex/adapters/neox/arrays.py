@@ -3,26 +3,39 @@
 from __future__ import annotations
 
 import functools
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import xxhash
 
-from megaindex.adapters.reports import find_or_build
 from megaindex.build.packing import order_parameters
-from megaindex.errors import FormatError
+from megaindex.errors import FormatError, MissingFile
 from megaindex.format import IndexedDataset
 from megaindex.index.acceptance import check_arrays
 from megaindex.index.orders import packing, shuffled
 from megaindex.index.orders.packing import PackingOrder
 from megaindex.index.orders.shuffled import Memory, ShuffledOrder, Sink
+from megaindex.kernels import num_threads
 from megaindex.kernels.sizes import ceil_div
-from megaindex.store.array_set import SUFFIX, ArrayFiles, Arrays, Identity, Sidecar
+from megaindex.store.array_group import Fetched
+from megaindex.store.array_set import (
+    SUFFIX,
+    ArrayFiles,
+    Arrays,
+    Identity,
+    Sidecar,
+    check_unchanged,
+)
 from megaindex.store.array_writer import ArrayWriter
-from megaindex.store.fingerprint import canonical_json, corpus_fingerprint, corpus_stamp
+from megaindex.store.claim import build_once
+from megaindex.store.fingerprint import canonical_json, corpus_fingerprint
 from megaindex.store.sidecar import find_arrays, map_arrays
+
+logger = logging.getLogger("megaindex")
 
 _NAMES = {"document_index": "doc_idx", "sample_index": "sample_idx", "shuffle_index": "shuffle_idx"}
 
@@ -38,7 +51,11 @@ class Source(Protocol):
         """num_epochs and tokens_per_epoch."""
         ...
 
-    def fill(self, sink: Sink) -> None:
+    def content(self) -> object:
+        """Equal for sources whose arrays are equal; None where that is not known."""
+        ...
+
+    def fill(self, sink: Sink, threads: int) -> None:
         """Build the arrays."""
         ...
 
@@ -52,20 +69,42 @@ class CutDocuments:
 
     def __init__(self, text: IndexedDataset, make_order: Callable[[], ShuffledOrder]) -> None:
         self._text = text
-        self._order = functools.cache(make_order)
+        self._make_order = make_order
+
+    @functools.cached_property
+    def _order(self) -> ShuffledOrder:
+        self._text.validate()
+        return self._make_order()
 
     def corpus(self) -> str:
+        self._text.validate()
         return corpus_fingerprint(self._text)
 
     def facts(self) -> Mapping[str, Any]:
-        order = self._order()
-        return {"num_epochs": order.num_epochs, "tokens_per_epoch": order.tokens_per_epoch}
+        return {
+            "num_epochs": self._order.num_epochs,
+            "tokens_per_epoch": self._order.tokens_per_epoch,
+        }
 
-    def fill(self, sink: Sink) -> None:
-        shuffled.build(self._order(), self._text.sequence_lengths, sink)
+    def content(self) -> object:
+        order = self._order
+        if not isinstance(order.documents, range):
+            return None
+        final = order.final if order.final.apart else None
+        return (
+            self._text,
+            order.documents,
+            order.sequence_length,
+            order.seed,
+            order.num_epochs,
+            final,
+        )
+
+    def fill(self, sink: Sink, threads: int) -> None:
+        shuffled.build(self._order, self._text.sequence_lengths, sink, threads)
 
     def check(self, arrays: Arrays) -> None:
-        check_arrays(self._order(), self._text.sequence_lengths, **arrays)
+        check_arrays(self._order, self._text.sequence_lengths, **arrays)
 
 
 class WholeDocuments:
@@ -75,71 +114,113 @@ class WholeDocuments:
         self, texts: Sequence[IndexedDataset], make_order: Callable[[], PackingOrder]
     ) -> None:
         self._texts = texts
-        self._order = functools.cache(make_order)
+        self._make_order = make_order
+
+    @functools.cached_property
+    def _order(self) -> PackingOrder:
+        for text in self._texts:
+            text.validate()
+        return self._make_order()
 
     def corpus(self) -> str:
         corpora = [corpus_fingerprint(text) for text in self._texts]
-        parts = {"corpora": corpora, **order_parameters(self._order())}
+        parts = {"corpora": corpora, **order_parameters(self._order)}
         return xxhash.xxh3_128_hexdigest(canonical_json(parts).encode())
 
     def facts(self) -> Mapping[str, Any]:
         """Of the documents that take part."""
-        order = self._order()
+        order = self._order
         return {
             "num_epochs": ceil_div(order.num_samples, int(order.takes_part.sum())),
             "tokens_per_epoch": int(order.lengths[order.takes_part].sum(dtype=np.int64)),
         }
 
-    def fill(self, sink: Sink) -> None:
-        packing.build(self._order(), sink)
+    def content(self) -> object:
+        return None
+
+    def fill(self, sink: Sink, threads: int) -> None:  # noqa: ARG002
+        packing.build(self._order, sink)
 
     def check(self, arrays: Arrays) -> None:
         """They are built again, which takes less than a second for ten million documents."""
         memory = Memory()
-        self.fill(memory)
+        packing.build(self._order, memory)
         for name, expected in memory.arrays.items():
             if arrays[name].dtype != expected.dtype or not np.array_equal(arrays[name], expected):
                 raise FormatError(f"{name} is not what the documents and the seed give")
 
 
-def fetch(
-    files: ArrayFiles,
-    source: Source,
-    settings: Mapping[str, Any],
-    corpora: Sequence[IndexedDataset],
-) -> tuple[Arrays, Mapping[str, Any], str]:
-    """The arrays, their facts, and ``opened`` or ``built``: from the files, or built into them by
-    one process.
+@dataclass(kw_only=True, eq=False)
+class Request:
+    """One set of arrays: where GPT-NeoX keeps it, and what decides it."""
 
-    Args:
-        files: where GPT-NeoX keeps them.
-        source: how they are made.
-        settings: what decides them besides the corpora.
-        corpora: whose content decides them; sizes and times of their files stand for it while they
-            are those that the sidecar has recorded.
+    files: ArrayFiles
+    source: Source
+    """How they are made."""
+    settings: Mapping[str, Any]
+    """What decides them besides the corpora."""
+    stamp: list[int]
+    """Sizes and times of the corpora's files: they stand for the content while they are those that
+    the sidecar has recorded."""
 
-    Raises:
-        FormatError: files that GPT-NeoX wrote are not the arrays of this request.
-        StorageError: the directory cannot be written, or another builder takes too long.
-    """
-    identity = Identity(
-        settings=lambda: settings,
-        corpus=functools.cache(source.corpus),
-        stamp=[number for corpus in corpora for number in corpus_stamp(corpus.path_prefix)],
-        facts=source.facts,
-    )
+    @functools.cached_property
+    def identity(self) -> Identity:
+        return Identity(
+            settings=lambda: self.settings,
+            corpus=functools.cache(self.source.corpus),
+            stamp=self.stamp,
+            facts=self.source.facts,
+        )
 
-    def find() -> Sidecar | None:
-        return find_arrays(files, identity, source.check)
+    @property
+    def directory(self) -> str:
+        return os.path.dirname(str(self.files)) or "."
 
-    def build() -> Sidecar:
-        with ArrayWriter(files) as writer:
-            source.fill(writer)
-            return writer.publish(identity)
+    @property
+    def corpus_nbytes(self) -> int:
+        return self.stamp[0] if self.stamp else 0
 
-    directory, base = os.path.split(str(files))
-    sidecar, how = find_or_build(directory or ".", base, find, build)
-    return map_arrays(files, sidecar), sidecar.facts, how
+    @property
+    def content(self) -> object:
+        return self.source.content()
+
+    def check(self, arrays: Arrays) -> None:
+        self.source.check(arrays)
+
+    def fill(self, sink: Sink, threads: int) -> None:
+        self.source.fill(sink, threads)
+
+    def fetch(self) -> Fetched:
+        """Look the arrays up, or let one process build them.
+
+        Raises:
+            FormatError: files that GPT-NeoX wrote are not the arrays of this request.
+            StorageError: the directory cannot be written, or another builder takes too long.
+        """
+        return build_once(
+            self.directory, os.path.basename(str(self.files)), self._find, self._build
+        )
+
+    def _find(self) -> Fetched | None:
+        sidecar = find_arrays(self.files, self.identity, self.check)
+        return None if sidecar is None else Fetched(sidecar, was_built=False)
+
+    def _build(self) -> Fetched:
+        with ArrayWriter(self.files) as writer:
+            self.fill(writer, num_threads())
+            return Fetched(writer.publish(self.identity), was_built=True)
+
+    def open(self, sidecar: Sidecar) -> Arrays:
+        """The arrays that ``sidecar`` was found to describe, built again if they were damaged."""
+        try:
+            check_unchanged(self.files, sidecar)
+            return map_arrays(self.files, sidecar)
+        except (FormatError, MissingFile) as error:
+            logger.warning("%s", error)
+            again = self.fetch().sidecar
+            if (again.corpus, again.arrays) != (sidecar.corpus, sidecar.arrays):
+                raise
+            return map_arrays(self.files, again)
 
 
 def files_of(base: str) -> ArrayFiles:

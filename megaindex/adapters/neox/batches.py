@@ -21,7 +21,9 @@ class BatchRows(list[Rows]):
     """The samples of a batch: the rows of ``whole``, arrays [n, S + 1] by name."""
 
     def __init__(self, whole: Rows, count: int) -> None:
-        super().__init__({name: values[k] for name, values in whole.items()} for k in range(count))
+        super().__init__(
+            [{name: values[k] for name, values in whole.items()} for k in range(count)]
+        )
         self.whole = whole
 
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 import logging
 import time
+import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from megaindex.adapters.neox import batches
+from megaindex.adapters.neox.batches import BatchRows
+from megaindex.adapters.neox.datasets import is_plain_text
 from megaindex.adapters.neox.framework import framework
+from megaindex.adapters.neox.samples import Texts
 from megaindex.adapters.reports import NEOX
 from megaindex.errors import InvalidArgument, OutOfRange
+from megaindex.index.blended import BlendedIndex
 from megaindex.kernels import active
 from megaindex.kernels.types import F64, I64, DatasetIndex
+from megaindex.loader.choice import plain_reader
+from megaindex.loader.tokens import TokenReader
 
 logger = logging.getLogger("megaindex")
 
@@ -37,14 +45,12 @@ def init_blend(self: Any, datasets: Sequence[Any], weights: Sequence[float]) -> 
     self._exact = framework().exact
     sizes = np.array([len(dataset) for dataset in datasets], np.int64)
     total = int(sizes.sum())
-    dtype = np.uint8 if len(datasets) <= _MOST_IN_UINT8 else np.int16
-    source: Any = np.empty(total, dtype)
-    sample = np.empty(total, np.int64)
-    counts = np.zeros(len(datasets), np.int64)
     if self._exact and all(_is_asked_for_epochs(dataset) for dataset in datasets):
+        source, sample = _empty(len(datasets), total)
+        counts = np.zeros(len(datasets), np.int64)
         active().blend_exhaustive(sizes, 0, total, counts, source, sample)
     else:
-        active().blend_greedy(normalized(weights), 0, total, counts, source, sample)
+        source, sample, counts = _drawn(normalized(weights), total)
     end = _end(source, sample, sizes) if self._exact else total
     self.dataset_index, self.dataset_sample_index = source[:end], sample[:end]
     self.size = end
@@ -69,6 +75,35 @@ def _report(self: Any, weights: Sequence[float], counts: I64, total: int, second
     )  # fmt: skip
     if type(self).__getitem__ is not get_item:
         NEOX.leave("reading", kind, f"{kind} has a __getitem__ of its own")
+
+
+_drawn_last: tuple[bytes, weakref.ref[DatasetIndex], weakref.ref[I64]] | None = None
+
+
+def _drawn(weights: F64, total: int) -> tuple[DatasetIndex, I64, I64]:
+    """The first draws of a blend, and how many each dataset has.
+
+    Weights alone decide them, and those of training, validation and test are often the same: then
+    the shorter blends are views of the longest, if that comes first. All are read-only.
+    """
+    global _drawn_last  # noqa: PLW0603
+    known = _drawn_last
+    if known is not None and known[0] == weights.tobytes():
+        source, sample = known[1](), known[2]()
+        if source is not None and sample is not None and source.size >= total:
+            counts = np.bincount(source[:total], minlength=weights.size)
+            return source[:total], sample[:total], counts
+    source, sample = _empty(weights.size, total)
+    counts = np.zeros(weights.size, np.int64)
+    active().blend_greedy(weights, 0, total, counts, source, sample)
+    source.flags.writeable = sample.flags.writeable = False
+    _drawn_last = weights.tobytes(), weakref.ref(source), weakref.ref(sample)
+    return source, sample, counts
+
+
+def _empty(datasets: int, size: int) -> tuple[Any, I64]:
+    dtype = np.uint8 if datasets <= _MOST_IN_UINT8 else np.int16
+    return np.empty(size, dtype), np.empty(size, np.int64)
 
 
 def normalized(weights: Sequence[float]) -> F64:
@@ -97,7 +132,9 @@ def reshuffles(self: Any) -> bool:
 
 def get_item(self: Any, idx: int) -> Any:
     """``__getitem__``."""
-    return _read(self, [idx])[0]
+    texts = _texts_of(self)
+    rows = None if texts is None else texts.read([idx])
+    return _read(self, [idx])[0] if rows is None else {"text": rows[0]}
 
 
 def get_items(self: Any, ids: Sequence[int]) -> list[Any]:
@@ -107,7 +144,9 @@ def get_items(self: Any, ids: Sequence[int]) -> list[Any]:
     """
     if type(self).__getitem__ is not get_item:
         return [self[idx] for idx in ids]
-    return _read(self, ids)
+    texts = _texts_of(self)
+    rows = None if texts is None else texts.read(ids)
+    return _read(self, ids) if rows is None else BatchRows({"text": rows}, len(ids))
 
 
 def _read(self: Any, ids: Sequence[int]) -> list[Any]:
@@ -131,6 +170,57 @@ def _read(self: Any, ids: Sequence[int]) -> list[Any]:
         asked = (sample[at] + epochs[at] * len(dataset)).tolist()
         parts.append((at, _read_from(dataset, asked)))
     return batches.joined(parts, wanted.size)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Texts:
+    """All sources of a blend of text alone, read by one call."""
+
+    index: BlendedIndex
+    reader: TokenReader
+
+    def read(self, ids: Sequence[int]) -> I64 | None:
+        """The samples of a batch; None where the blend or a source does not hold one of them."""
+        try:
+            spans = self.index.locate(ids)
+        except OutOfRange:
+            return None
+        rows = np.empty((len(ids), self.index.sequence_length + 1), np.int64)
+        self.reader.read(spans, rows, pad_id=0)
+        return rows
+
+
+_TEXTS = "_megaindex_texts"
+
+
+def _texts_of(self: Any) -> _Texts | None:
+    """What reads a blend as a whole; None where each of its datasets reads for itself."""
+    try:
+        texts: _Texts | None = vars(self)[_TEXTS]
+    except KeyError:
+        texts = vars(self)[_TEXTS] = _make_texts(self)
+    return texts
+
+
+def _make_texts(self: Any) -> _Texts | None:
+    if not all(map(is_plain_text, self.datasets)):
+        return None
+    samples: list[Texts] = [dataset.megaindex for dataset in self.datasets]
+    if len({(one.seq_length, one.exact) for one in samples}) > 1:
+        return None
+    return _Texts(
+        index=BlendedIndex(
+            indices=tuple(one.later_index() for one in samples),
+            dataset_index=self.dataset_index,
+            dataset_sample_index=self.dataset_sample_index,
+        ),
+        reader=plain_reader([one.text for one in samples]),
+    )
+
+
+def get_state(self: Any) -> dict[str, Any]:
+    """``__getstate__``: without what reads its datasets together."""
+    return {name: value for name, value in vars(self).items() if name != _TEXTS}
 
 
 def _is_asked_for_epochs(dataset: Any) -> bool:

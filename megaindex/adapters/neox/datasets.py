@@ -8,13 +8,14 @@ GPT-NeoX's own files is left to GPT-NeoX's code.
 from __future__ import annotations
 
 import logging
-import time
+import weakref
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from megaindex.adapters.neox import batches
+from megaindex.adapters.neox import batches, group
 from megaindex.adapters.neox.files import mapped
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.neox.pairs import Pairs
@@ -166,40 +167,80 @@ def init_pairwise(
 
 
 def _start(self: Any, samples: Samples, build_index_mappings: bool) -> None:
-    """Build the arrays, and give the dataset the attributes that GPT-NeoX does."""
+    """Fetch the arrays, and give the dataset the attributes that GPT-NeoX does: the arrays when
+    they are first asked for."""
     self.megaindex = samples
-    if not build_index_mappings:
-        return
-    started = time.perf_counter()
-    index: Any = samples.epoch(0).index
-    self.doc_idx = index.document_index
-    self.sample_idx = index.sample_index
-    self.shuffle_idx = index.shuffle_index
-    self.shuffle_idx_len = index.num_samples - 1
-    self.sample_idx_len = index.num_samples
-    _report(self, index, time.perf_counter() - started)
+    if build_index_mappings:
+        _incomplete.add(self)
+        group.fetch_soon(samples, partial(_report, self))
 
 
-def _report(self: Any, index: Any, seconds: float) -> None:
+def _report(self: Any, seconds: float) -> None:
     """Record the dataset, and print the lines of GPT-NeoX that logs are searched for."""
     samples: Samples = self.megaindex
+    fetched, num_samples = samples.fetch(), samples.num_samples
+    num_epochs = fetched.sidecar.facts["num_epochs"]
     kind = type(self).__name__
     show = framework().print_line
-    if samples.how == "built":
+    if fetched.was_built:
         show(" > could not find index map files, building the indices ...")
-    show(f"    total number of samples: {index.num_samples + 1}")
-    show(f"    total number of epochs: {samples.epochs_as_neox_counts(index.num_epochs)}")
+    show(f"    total number of samples: {num_samples + 1}")
+    show(f"    total number of epochs: {samples.epochs_as_neox_counts(num_epochs)}")
     NEOX.serve(
         kind,
         f"{samples.name} of {samples.data_prefix}",
-        samples.how,
-        samples=index.num_samples,
-        epochs=index.num_epochs,
+        "built" if fetched.was_built else "opened",
+        samples=num_samples,
+        epochs=num_epochs,
         seconds=seconds,
-        cache=samples.cache,
+        cache=str(samples.request().files),
     )
     if type(self).__getitem__ is not get_item:
         NEOX.leave("reading", kind, f"{kind} has a __getitem__ of its own")
+
+
+_ARRAYS = {
+    "doc_idx": "document_index",
+    "sample_idx": "sample_index",
+    "shuffle_idx": "shuffle_index",
+}
+_LENGTHS = {"shuffle_idx_len": -1, "sample_idx_len": 0}
+"""What is added to the number of samples."""
+_incomplete: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def get_attribute(self: Any, name: str) -> Any:
+    """``__getattr__``, called for what is not there yet: arrays and lengths."""
+    if self in _incomplete:
+        samples: Samples = self.megaindex
+        if name in _LENGTHS:
+            vars(self).update(
+                {which: samples.num_samples + more for which, more in _LENGTHS.items()}
+            )
+            return vars(self)[name]
+        if name in _ARRAYS:
+            index = samples.epoch(0).index
+            vars(self).update({ours: getattr(index, array) for ours, array in _ARRAYS.items()})
+            return vars(self)[name]
+    raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def get_state(self: Any) -> dict[str, Any]:
+    """``__getstate__``: complete, for processes that know nothing of megaindex."""
+    if self in _incomplete:
+        for name in (*_ARRAYS, *_LENGTHS):
+            getattr(self, name)
+    return dict(vars(self))
+
+
+def complete_all() -> None:
+    """Give every dataset what it lacks, before GPT-NeoX's classes lose the methods that would."""
+    for dataset in list(_incomplete):
+        try:
+            get_state(dataset)
+        except Exception:  # noqa: PERF203 one that is unreadable must not stop the others
+            logger.warning("%s: left incomplete", dataset.name, exc_info=True)
+    _incomplete.clear()
 
 
 def check_there(prefix: str, dataset: Any) -> None:
@@ -263,6 +304,18 @@ def get_items(self: Any, ids: Sequence[int]) -> list[Any]:
     return _read(self, ids)
 
 
+def is_plain_text(dataset: Any) -> bool:
+    """Whether samples are tokens of cut documents and nothing else, read as they are here."""
+    samples = getattr(dataset, "megaindex", None)
+    return (
+        isinstance(samples, Texts)
+        and type(dataset).__getitem__ is get_item
+        and getattr(type(dataset), "__getitems__", None) is get_items
+        and samples.pack_impl == "packed"
+        and all(companion is None for companion in samples.companions.values())
+    )
+
+
 def _read(self: Any, ids: Sequence[int]) -> list[Any]:
     samples: Samples = self.megaindex
     wanted: I64 = np.asarray(ids, np.int64)
@@ -284,7 +337,7 @@ def _instead(self: Any, ids: I64) -> I64:
     It takes an id beyond its samples modulo its length; and where the last sample of
     pack_until_overflow has no document after it, the first sample.
     """
-    samples, size = self.shuffle_idx.shape[0], length(self)
+    samples, size = self.megaindex.num_samples, length(self)
     if size < 1:
         return ids
     served = np.where((ids >= 0) & (ids >= samples), ids % size, ids)

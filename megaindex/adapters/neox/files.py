@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from megaindex.adapters.neox import group
 from megaindex.adapters.neox.framework import framework
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
@@ -79,6 +80,8 @@ def mapped(dataset: Any) -> IndexedDataset | None:
 def make_dataset(path: str, impl: str, skip_warmup: bool = False) -> Any:
     """``indexed_dataset.make_dataset``: ``infer`` and ``lazy`` open their files too."""
     module = framework().indexed_dataset
+    if impl == "mmap" and group.has_opened(path):
+        return module.MMapIndexedDataset(path, skip_warmup)
     if module.IndexedDataset.exists(path):
         if impl == "infer":
             impl = module.infer_dataset_impl(path)
@@ -111,14 +114,18 @@ class _Index:
 def open_mapped(self: Any, path: str, skip_warmup: bool = True) -> None:
     """``MMapIndexedDataset._do_init``."""
     module = framework().indexed_dataset
-    if not skip_warmup:
+    if not (skip_warmup or group.has_opened(path)):
         module._warmup_mmap_file(module.index_file_path(path))
         module._warmup_mmap_file(module.data_file_path(path))
     self._path = path
-    self._index = _Index(IndexedDataset(path, dialect="neox"))
+    self._index = _Index(group.opened(path, _open_corpus))
     self._bin_buffer = self._index.megaindex.tokens.view(np.uint8).data
     # closed by GPT-NeoX's __del__; our mappings end with their last view
     self._bin_buffer_mmap = SimpleNamespace(_mmap=io.BytesIO())
+
+
+def _open_corpus(path: str) -> IndexedDataset:
+    return IndexedDataset(path, dialect="neox")
 
 
 def open_legacy_index(self: Any, path: str) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from megaindex.adapters.neox import blend
+from megaindex.adapters.neox import blend, group
 from megaindex.adapters.neox.datasets import check_there
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.reports import NEOX
@@ -136,11 +137,12 @@ def build_the_dataset(*args: Any, **kwargs: Any) -> Any:
         MissingFile: a pair of text, labels or rewards is not there.
     """
     original = framework().original("data_utils", "build_the_dataset")
-    given = inspect.signature(original).bind(*args, **kwargs).arguments
+    given = _signature(original).bind(*args, **kwargs).arguments
     pairwise = given.get("dataset_impl") == "pairwise"
     for name, path in given.items():
         used = name.startswith(("pos_", "neg_")) == pairwise
-        if name.endswith("_prefix") and used and path is not None:
+        is_path = name.endswith("_prefix") and used and path is not None
+        if is_path and not group.has_opened(path):
             _check_exists(path)
     return original(*args, **kwargs)
 
@@ -152,11 +154,19 @@ def build_train_valid_test_datasets(*args: Any, **kwargs: Any) -> Any:
         MissingFile: the pair is not there.
     """
     original = framework().original("data_utils", "build_train_valid_test_datasets")
-    bound = inspect.signature(original).bind(*args, **kwargs)
+    bound = _signature(original).bind(*args, **kwargs)
     _check_exists(bound.arguments["data_prefix"])
     name = "train_valid_test_num_samples"
     bound.arguments[name] = [framework().policy.enlarged(n) for n in bound.arguments[name]]
     return original(*bound.args, **bound.kwargs)
+
+
+def build_weighted_datasets(*args: Any, **kwargs: Any) -> Any:
+    """``data_utils.build_weighted_datasets``."""
+    return framework().original("data_utils", "build_weighted_datasets")(*args, **kwargs)
+
+
+_signature = functools.cache(inspect.signature)
 
 
 def _check_exists(path: str) -> None:

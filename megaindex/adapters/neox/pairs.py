@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 
-from megaindex.adapters.neox.arrays import WholeDocuments
+from megaindex.adapters.neox.arrays import Request, WholeDocuments
 from megaindex.adapters.neox.samples import Samples, packing_index
 from megaindex.build.packing import check_packing, pair_order
 from megaindex.format import IndexedDataset
@@ -28,18 +29,15 @@ class Pairs(Samples):
         assert pos is not None
         return int(pos.sequence_lengths.sum(dtype=np.int64))
 
-    def open(self, epoch: int) -> NeoxPairwiseDataset:
-        """The two sides."""
+    def make_request(self, epoch: int) -> Request:
         num_samples = check_packing(self.pack_impl, num_samples=self.requested)
-        (pos, pos_labels, pos_ref), (neg, neg_labels, neg_ref) = self.sides.values()
-        assert pos is not None
-        assert neg is not None
+        (pos, pos_labels, _), (neg, neg_labels, _) = self._sides()
         make_order = partial(
             pair_order, pos, neg, pack_impl=self.pack_impl, sequence_length=self.seq_length,
             seed=self.seed, num_samples=num_samples, allow_chopped=self.allow_chopped,
             pos_labels=pos_labels, neg_labels=neg_labels, exact=self.exact,
         )  # fmt: skip
-        arrays, facts = self.arrays(
+        return self.request_of(
             WholeDocuments([pos, neg], make_order),
             epoch,
             "_exact" if self.exact else "",
@@ -47,17 +45,23 @@ class Pairs(Samples):
             allow_chopped=self.allow_chopped,
             labels=pos_labels is not None,
         )
-        return NeoxPairwiseDataset(
+
+    def open(self, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> NeoxPairwiseDataset:
+        """The two sides."""
+        pos, neg = (
             NeoxDataset(
-                packing_index(self, arrays, facts, pos),
-                pos,
-                label_dataset=pos_labels,
-                ref_dataset=pos_ref,
-            ),
-            NeoxDataset(
-                packing_index(self, arrays, facts, neg),
-                neg,
-                label_dataset=neg_labels,
-                ref_dataset=neg_ref,
-            ),
+                packing_index(self, arrays, facts, text),
+                text,
+                label_dataset=labels,
+                ref_dataset=ref,
+            )
+            for text, labels, ref in self._sides()
         )
+        return NeoxPairwiseDataset(pos, neg)
+
+    def _sides(self) -> list[tuple[IndexedDataset, IndexedDataset | None, IndexedDataset | None]]:
+        sides = []
+        for text, labels, ref in self.sides.values():
+            assert text is not None
+            sides.append((text, labels, ref))
+        return sides

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 import megaindex.helpers
-from megaindex.adapters.neox import batches, blend, datasets, files, loaders
+from megaindex.adapters.neox import batches, blend, datasets, files, group, loaders
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.patching import Patches
 from megaindex.adapters.policy import Policy, make_policy
@@ -19,18 +19,23 @@ from megaindex.adapters.reports import NEOX
 METHODS: dict[tuple[str, str], dict[str, Callable[..., Any]]] = {
     ("gpt2_dataset", "GPT2Dataset"): {
         "__init__": datasets.init_gpt2,
+        "__getattr__": datasets.get_attribute,
+        "__getstate__": datasets.get_state,
         "__len__": datasets.length,
         "__getitem__": datasets.get_item,
         "__getitems__": datasets.get_items,
     },
     ("pairwise_dataset", "PairwiseDataset"): {
         "__init__": datasets.init_pairwise,
+        "__getattr__": datasets.get_attribute,
+        "__getstate__": datasets.get_state,
         "__len__": datasets.length,
         "__getitem__": datasets.get_item,
         "__getitems__": datasets.get_items,
     },
     ("blendable_dataset", "BlendableDataset"): {
         "__init__": blend.init_blend,
+        "__getstate__": blend.get_state,
         "__getitem__": blend.get_item,
         "__getitems__": blend.get_items,
     },
@@ -54,7 +59,10 @@ FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     ("data_utils", "make_data_loader"): batches.make_data_loader,
     ("data_utils", "shift_and_wrap_data_loaders"): loaders.shift_and_wrap_data_loaders,
     ("data_utils", "build_the_dataset"): loaders.build_the_dataset,
-    ("data_utils", "build_train_valid_test_datasets"): loaders.build_train_valid_test_datasets,
+    ("data_utils", "build_train_valid_test_datasets"): group.grouped(
+        loaders.build_train_valid_test_datasets
+    ),
+    ("data_utils", "build_weighted_datasets"): group.grouped(loaders.build_weighted_datasets),
 }
 BUFFER_FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     ("data_utils", "get_normalized_weights_and_num_samples"): loaders.weights_and_num_samples,
@@ -119,6 +127,7 @@ def uninstall() -> None:
 
 
 def _put_back() -> None:
+    datasets.complete_all()
     _patches.undo()
     framework.cache_clear()
 

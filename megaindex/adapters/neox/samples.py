@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 
+from megaindex.adapters.neox import group
 from megaindex.adapters.neox.arrays import (
     CutDocuments,
+    Request,
     Source,
     WholeDocuments,
     base_name,
-    fetch,
     files_of,
 )
 from megaindex.adapters.policy import Policy
@@ -24,13 +25,16 @@ from megaindex.format import IndexedDataset
 from megaindex.index.arithmetic import epochs_for
 from megaindex.index.arrays import ArrayIndex
 from megaindex.index.dialect import dialect
+from megaindex.index.on_demand import LaterIndex
 from megaindex.index.orders.packing import PackImpl, PackingIndex
 from megaindex.index.orders.shuffled import ShuffledOrder
 from megaindex.index.plain import integer_or_none
 from megaindex.index.request import check_integers, check_one_sample, check_total
 from megaindex.index.selection import count_tokens, select_documents
+from megaindex.index.spans import Index
 from megaindex.kernels.types import I32, IntArray
 from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset
+from megaindex.store.array_group import Fetched
 from megaindex.store.fingerprint import documents_setting
 
 _EPOCHS_KEPT = 2  # of which samples are read at the same time
@@ -38,7 +42,7 @@ _EPOCHS_KEPT = 2  # of which samples are read at the same time
 
 @dataclass(kw_only=True)
 class Samples:
-    """The request of one dataset; `epoch` answers it."""
+    """The request of one dataset; `fetch` and `epoch` answer it."""
 
     name: str
     data_prefix: str
@@ -53,16 +57,14 @@ class Samples:
     """How the final epoch is shuffled."""
     reshuffles: bool = False
     """Whether sample n of n is the first of a second epoch, in an order of its own."""
-    how: str = ""
-    """Whether the arrays that were last asked for were ``opened`` or ``built``."""
-    cache: str = ""
-    """What their names begin with."""
+    _requests: dict[int, Request] = field(default_factory=dict)
+    _fetched: dict[int, Fetched] = field(default_factory=dict)
     _epochs: dict[int, NeoxDataset | NeoxPairwiseDataset] = field(default_factory=dict)
 
     @property
     def num_samples(self) -> int:
-        """Samples of one epoch of `epoch`: those that are built."""
-        return len(self.epoch(0))
+        """Samples of one epoch: those that are built, of each the same number."""
+        return int(self.fetch().sidecar.arrays["shuffle_index"][1][0])
 
     def tokens(self) -> int:
         """Tokens of the documents, as GPT-NeoX counts its epochs by them."""
@@ -88,26 +90,60 @@ class Samples:
                 f"packed, got {self.pack_impl}; leave it out of install()"
             )
 
-    def epoch(self, number: int) -> NeoxDataset | NeoxPairwiseDataset:
-        """The samples of an epoch; of each the same number."""
-        if number not in self._epochs:
+    def request(self, epoch: int = 0) -> Request:
+        """What is asked for the arrays of an epoch."""
+        if epoch not in self._requests:
             self.seq_length, self.seed, _ = check_integers(self.seq_length, self.seed, 1)
             self.requested = integer_or_none("num_samples", self.requested)
             self.check_final_epoch()
-            opened = self.open(number)
-            for old in [e for e in self._epochs if 0 < e <= number - _EPOCHS_KEPT]:
-                del self._epochs[old]
-            self._epochs[number] = opened
-        return self._epochs[number]
+            self._requests[epoch] = self.make_request(epoch)
+        return self._requests[epoch]
 
-    def open(self, epoch: int) -> NeoxDataset | NeoxPairwiseDataset:
-        """The samples of an epoch, its arrays built if they are not there."""
+    def fetch(self, epoch: int = 0) -> Fetched:
+        """Look the arrays of an epoch up, or build them; they are mapped when they are read."""
+        if epoch not in self._fetched:
+            self._fetched[epoch] = self.request(epoch).fetch()
+        return self._fetched[epoch]
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether the arrays of the first epoch are known to be there."""
+        return 0 in self._fetched
+
+    def take(self, fetched: Fetched) -> None:
+        """Arrays of the first epoch that were fetched together with others."""
+        self._fetched.setdefault(0, fetched)
+
+    def epoch(self, number: int) -> NeoxDataset | NeoxPairwiseDataset:
+        """The samples of an epoch."""
+        opened = self._epochs.get(number)
+        if opened is None:
+            sidecar = self.fetch(number).sidecar
+            opened = self.open(self.request(number).open(sidecar), sidecar.facts)
+            for old in [e for e in self._epochs if 0 < e <= number - _EPOCHS_KEPT]:
+                for kept in (self._epochs, self._fetched, self._requests):
+                    kept.pop(old, None)
+            self._epochs[number] = opened
+        return opened
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Without what is opened again from the files."""
+        return {**vars(self), "_requests": {}, "_epochs": {}}
+
+    def make_request(self, epoch: int) -> Request:
+        """See `request`."""
         raise NotImplementedError
 
-    def arrays(
+    def open(
+        self, arrays: Mapping[str, Any], facts: Mapping[str, Any]
+    ) -> NeoxDataset | NeoxPairwiseDataset:
+        """The samples that these arrays make."""
+        raise NotImplementedError
+
+    def request_of(
         self, source: Source, epoch: int, mark: str, corpora: list[IndexedDataset], **settings: Any
-    ) -> tuple[Mapping[str, IntArray], Mapping[str, Any]]:
-        """The arrays of an epoch, and their num_epochs and tokens_per_epoch."""
+    ) -> Request:
+        """The request for an epoch's arrays, under GPT-NeoX's name and ``mark``."""
         seed = self.epoch_seed(epoch)
         base = base_name(
             self.data_prefix, self.name, self.requested, self.seq_length, seed, self.pack_impl
@@ -119,9 +155,12 @@ class Samples:
             "seed": seed,
             **settings,
         }
-        self.cache = base + mark
-        arrays, facts, self.how = fetch(files_of(self.cache), source, decide, corpora)
-        return arrays, facts
+        return Request(
+            files=files_of(base + mark),
+            source=source,
+            settings=decide,
+            stamp=[number for corpus in corpora for number in group.stamp_of(corpus)],
+        )
 
     def epoch_seed(self, epoch: int) -> int:
         """The first epoch is GPT-NeoX's own."""
@@ -143,21 +182,51 @@ class Texts(Samples):
         """Of all documents, those that take no part among them."""
         return count_tokens(self.text.sequence_lengths, self._chosen(as_neox_counts=False))
 
-    def open(self, epoch: int) -> NeoxDataset:
-        """The samples of an epoch, with their companions."""
+    def make_request(self, epoch: int) -> Request:
         if self.requested is None and self.num_epochs is None:
             raise InvalidArgument(
                 f"{self.name}: neither samples nor epochs are asked for; give one of them"
             )
-        self.text.validate()
-        index = self._cut(epoch) if self.pack_impl == "packed" else self._whole(epoch)
+        return self._cut(epoch) if self.pack_impl == "packed" else self._whole(epoch)
+
+    def open(self, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> NeoxDataset:
+        """The samples of an epoch, with their companions."""
+        index: Index = (
+            ArrayIndex(
+                order="neox",
+                sequence_lengths=self.text.sequence_lengths,
+                sequence_length=self.seq_length,
+                add_extra_token=1,
+                **arrays,
+                **facts,
+            )
+            if self.pack_impl == "packed"
+            else packing_index(self, arrays, facts, self.text)
+        )
         return NeoxDataset(
             index, self.text, **{f"{name}_dataset": d for name, d in self.companions.items()}
         )
 
-    def _cut(self, epoch: int) -> ArrayIndex:
+    def later_index(self) -> LaterIndex:
+        """The index of the first epoch, its arrays mapped when a sample is located."""
+        facts = self.fetch().sidecar.facts
+        return LaterIndex(
+            name=f"{self.data_prefix} ({self.name})",
+            num_samples=self.num_samples,
+            num_epochs=facts["num_epochs"],
+            tokens_per_epoch=facts["tokens_per_epoch"],
+            sequence_length=self.seq_length,
+            add_extra_token=1,
+            has_arrays=self.pack_impl == "packed",
+            open=self._first_index,
+        )
+
+    def _first_index(self) -> Index:
+        return self.epoch(0).index
+
+    def _cut(self, epoch: int) -> Request:
         chosen = self._chosen(as_neox_counts=False)
-        arrays, facts = self.arrays(
+        return self.request_of(
             CutDocuments(self.text, partial(self._cut_order, chosen, self.epoch_seed(epoch))),
             epoch,
             ("_ac" if self.allow_chopped else "") + self.policy.mark,
@@ -165,16 +234,6 @@ class Texts(Samples):
             documents=documents_setting(chosen),
             num_epochs=self.num_epochs,
             **self.policy.final_epoch,
-        )
-        return ArrayIndex(
-            order="neox",
-            document_index=arrays["document_index"],
-            sample_index=arrays["sample_index"],
-            shuffle_index=arrays["shuffle_index"],
-            sequence_lengths=self.text.sequence_lengths,
-            sequence_length=self.seq_length,
-            add_extra_token=1,
-            **facts,
         )
 
     def _cut_order(self, chosen: range | I32, seed: int) -> ShuffledOrder:
@@ -196,7 +255,7 @@ class Texts(Samples):
         check_total(name, order.total_tokens)
         return order
 
-    def _whole(self, epoch: int) -> PackingIndex:
+    def _whole(self, epoch: int) -> Request:
         num_samples = check_packing(self.pack_impl, num_samples=self.requested)
         chosen = self._chosen(as_neox_counts=not self.exact)
         labels = self.companions["label"]
@@ -210,7 +269,7 @@ class Texts(Samples):
             )  # fmt: skip
 
         corpora = [self.text] if labels is None else [self.text, labels]
-        arrays, facts = self.arrays(
+        return self.request_of(
             WholeDocuments(corpora[:1], make_order),
             epoch,
             ("_ac" if self.allow_chopped else "") + ("_exact" if self.exact else ""),
@@ -219,14 +278,16 @@ class Texts(Samples):
             allow_chopped=self.allow_chopped,
             labels=labels is not None,
         )
-        return packing_index(self, arrays, facts, self.text)
 
     def _chosen(self, *, as_neox_counts: bool) -> range | I32:
         """The documents; GPT-NeoX's packings of whole documents count them from 0."""
         if self.documents.size and as_neox_counts:
             return range(self.documents.size)
         first = int(self.documents[0]) if self.documents.size else 0
-        plain = np.array_equal(self.documents, np.arange(first, first + self.documents.size))
+        plain = np.array_equal(
+            self.documents,
+            np.arange(first, first + self.documents.size, dtype=self.documents.dtype),
+        )
         return select_documents(
             len(self.text),
             self.text.path_prefix,

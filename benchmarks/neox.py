@@ -1,0 +1,294 @@
+"""GPT-NeoX's own data loaders over 50 sources × 3 splits, with the adapter installed and without.
+
+Both sides run the same lines of a GPT-NeoX checkout in one process, in turn, on one set of files:
+``build_train_valid_test_data_loaders`` and the loaders that it returns. Its data modules are real,
+its compiled helpers too; the packages they import for a GPU cluster are replaced by stubs of one
+process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import itertools
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import numpy as np
+
+from benchmarks.corpora import Shape, write_index
+from benchmarks.timing import Comparison
+
+SOURCES = 50
+DOCUMENTS = 20_000  # of 1000 tokens, in each source
+SEQUENCE_LENGTH = 2048
+BATCH = 4
+STEPS = 20_000  # about one in six samples of the sources
+READ = 4000  # samples
+_SYNCED_AFTER = 3.0  # seconds: megaindex brings what it built to the disk in the background
+GOALS = {"cold": 5.0, "warm": 10.0, "samples": 3.0, "batches": 3.0}
+WHAT = {
+    "cold": "build",
+    "warm": "open",
+    "first": "open, and a first batch of each loader",
+    "samples": f"read {READ} samples one by one",
+    "batches": f"read {READ} samples as batches of {BATCH}",
+    "workers": f"read {READ} samples as batches of {BATCH}, 2 workers",
+}
+
+
+def missing(checkout: str | None) -> str | None:
+    """A sentence that says what there is to give before this can run; None where it can."""
+    if checkout is None:
+        return "neox: skipped; give --neox the path of a GPT-NeoX checkout"
+    data = Path(checkout) / "megatron" / "data"
+    if not (data / "data_utils.py").is_file():
+        return f"neox: skipped; {checkout} is no GPT-NeoX checkout: it has no megatron/data"
+    if not list(data.glob("helpers*.so")):
+        return f"neox: skipped; compile GPT-NeoX's helpers first: make -C {data}"
+    return None
+
+
+def compare(what: str, checkout: str, directory: Path, rounds: int) -> Comparison:
+    """One of `WHAT`, in a process of its own: megatron-core has the same package name."""
+    command = [sys.executable, "-m", "benchmarks.neox", what, checkout, str(directory), str(rounds)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return Comparison(**json.loads(done.stdout))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.neox", description=__doc__)
+    parser.add_argument("what", choices=WHAT)
+    parser.add_argument("checkout", help="path of a GPT-NeoX checkout")
+    parser.add_argument("directory", type=Path, help="where the corpora go")
+    parser.add_argument("rounds", type=int)
+    options = parser.parse_args()
+    with _said_to_nobody() as out:
+        row = _compare(options.what, options.checkout, options.directory, options.rounds)
+        print(json.dumps(row), file=out)
+
+
+@contextlib.contextmanager
+def _said_to_nobody() -> Iterator[Any]:
+    """Both sides print to a file, as a run's log; the stream is what was the standard output."""
+    sys.stdout.flush()
+    with os.fdopen(os.dup(1), "w") as out, tempfile.TemporaryFile() as log:
+        os.dup2(log.fileno(), 1)
+        yield out
+        sys.stdout.flush()
+
+
+def _compare(what: str, checkout: str, directory: Path, rounds: int) -> dict[str, Any]:
+    utils = _data_utils(checkout)
+    run = _Run(utils, directory)
+    run.check_equal()
+    measure, items, unit = {
+        "cold": (run.cold, 3 * SOURCES, "dataset"),
+        "warm": (run.warm, 3 * SOURCES, "dataset"),
+        "first": (run.first, 3 * SOURCES, "dataset"),
+        "samples": (run.samples, READ, "sample"),
+        "batches": (partial(run.batches, 0), READ, "sample"),
+        "workers": (partial(run.batches, 2), READ, "sample"),
+    }[what]
+    seconds = _alternate(measure, rounds)
+    return {
+        "what": f"GPT-NeoX, {SOURCES} sources x 3 splits of {DOCUMENTS:,} documents, {WHAT[what]}",
+        "ours": seconds[True],
+        "peer": seconds[False],
+        "items": items,
+        "unit": unit,
+        "asked": GOALS.get(what),
+        "output_bytes": 1 << 20,
+    }
+
+
+def _alternate(measure: Callable[[], float], rounds: int) -> dict[bool, list[float]]:
+    seconds: dict[bool, list[float]] = {True: [], False: []}
+    for number in range(rounds + 1):
+        for installed in (True, False):
+            gc.collect()
+            os.sync()
+            with _installed(installed):
+                elapsed = measure()
+            if number:  # the first run of each side warms it up
+                seconds[installed].append(elapsed)
+    return seconds
+
+
+class _Run:
+    """A run's settings, and what is measured of it: seconds."""
+
+    def __init__(self, utils: Any, directory: Path) -> None:
+        self._utils = utils
+        self._folder = directory / f"neox-{SOURCES}-of-{DOCUMENTS}"
+        prefixes = _corpora(self._folder)
+        weights = np.random.default_rng(20260101).lognormal(0, 0.5, len(prefixes)).tolist()
+        nothing = [
+            f"{kind}_data_paths"
+            for part in ("train", "valid", "test")
+            for kind in (
+                f"{part}_label", f"{part}_reward", f"pos_{part}", f"neg_{part}",
+                f"pos_{part}_label", f"neg_{part}_label",
+            )
+        ]  # fmt: skip
+        self._settings = {
+            **dict.fromkeys(nothing),
+            **{f"{part}_data_paths": prefixes for part in ("train", "valid", "test")},
+            **{f"{part}_data_weights": weights for part in ("train", "valid", "test")},
+            "train_iters": STEPS, "train_epochs": None, "eval_interval": 1000, "eval_iters": 10,
+            "train_batch_size": BATCH, "batch_size": BATCH, "seq_length": SEQUENCE_LENGTH,
+            "seed": 1234, "data_impl": "mmap", "pack_impl": "packed", "dataset_impl": "gpt2",
+            "allow_chopped": True, "mmap_warmup": False, "weight_by_num_documents": False,
+            "precompute_model_name": None, "is_pipe_parallel": False, "use_shared_fs": True,
+            "num_workers": 0,
+        }  # fmt: skip
+
+    def cold(self) -> float:
+        time.sleep(_SYNCED_AFTER)
+        self._empty()
+        return _seconds(self._build)
+
+    def warm(self) -> float:
+        self._build()
+        return _seconds(self._build)
+
+    def first(self) -> float:
+        self._build()
+        return _seconds(lambda: [next(iter(loader)) for loader in self._build().values()])
+
+    def samples(self) -> float:
+        dataset = self._build()["train"].dataset
+        begin, end = _halves(STEPS * BATCH)
+        for number in begin:
+            dataset[number]
+        return _seconds(lambda: [dataset[number]["text"].size for number in end])
+
+    def batches(self, workers: int) -> float:
+        """The second half of so many batches: the first opens what is opened when it is read."""
+        loader = self._build(num_workers=workers)["train"]
+        iterator = iter(loader)
+        for _ in range(READ // BATCH):
+            next(iterator)
+        return _seconds(lambda: [next(iterator)["text"].shape for _ in range(READ // BATCH)])
+
+    def check_equal(self) -> None:
+        """Files byte by byte, batches of every loader, and samples across the blends."""
+        with _installed(False):
+            theirs = self._outcome()
+        with _installed(True):
+            ours = self._outcome()
+        if ours[0] != theirs[0]:
+            raise SystemExit("the caches differ")
+        if len(ours[1]) != len(theirs[1]) or not all(
+            np.array_equal(a, b) for a, b in zip(ours[1], theirs[1], strict=True)
+        ):
+            raise SystemExit("the samples differ")
+
+    def _outcome(self) -> tuple[dict[str, bytes], list[Any]]:
+        self._empty()
+        loaders = self._build()
+        files = {path.name: path.read_bytes() for path in self._folder.glob("*.npy")}
+        read = []
+        for loader in loaders.values():
+            read += [batch["text"].numpy() for batch in itertools.islice(loader, 20)]
+            size = len(loader.dataset)
+            read += [loader.dataset[k]["text"] for k in range(0, size, max(1, size // 200))]
+            read += [loader.dataset.dataset_index, loader.dataset.dataset_sample_index]
+        return files, read
+
+    def _build(self, **changed: Any) -> dict[str, Any]:
+        settings = SimpleNamespace(**{**self._settings, **changed})
+        loaders: dict[str, Any] = self._utils.build_train_valid_test_data_loaders(settings)
+        return loaders
+
+    def _empty(self) -> None:
+        for path in self._folder.glob("*_indexmap_*"):
+            path.unlink()
+
+
+def _halves(size: int) -> tuple[range, range]:
+    """Samples spread over those of a run, READ to begin with and READ others."""
+    step = max(1, size // (2 * READ))
+    return range(0, READ * step, step), range(READ * step, 2 * READ * step, step)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    result = run()
+    elapsed = time.perf_counter() - start
+    del result  # freeing is not part of the work
+    return elapsed
+
+
+@contextlib.contextmanager
+def _installed(wanted: bool) -> Iterator[None]:
+    import megaindex.adapters.neox as adapter
+
+    if wanted:
+        adapter.install()
+    try:
+        yield
+    finally:
+        adapter.uninstall()
+
+
+def _corpora(folder: Path) -> list[str]:
+    """Documents of other lengths in each, over the same tokens."""
+    prefixes = [folder / f"c{number}" for number in range(SOURCES)]
+    if not folder.exists():
+        folder.mkdir(parents=True)
+        shape = Shape(name="", documents=DOCUMENTS, mean_tokens=1000, epochs=1)
+        lengths = shape.lengths()
+        tokens = np.random.default_rng(1).integers(0, 50_000, lengths.sum()).astype(np.uint16)
+        tokens.tofile(folder / "c0.bin")
+        for number, prefix in enumerate(prefixes):
+            write_index(prefix, np.roll(lengths, number))
+            if number:
+                os.link(folder / "c0.bin", prefix.with_suffix(".bin"))
+    return list(map(str, prefixes))
+
+
+def _data_utils(checkout: str) -> Any:
+    """GPT-NeoX's ``megatron.data.data_utils``, in a process group of one, on a CPU."""
+    import torch
+
+    def print_rank_0(*message: object) -> None:
+        if torch.distributed.get_rank() == 0:
+            print(*message, flush=True)
+
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.HashStore(), rank=0, world_size=1
+    )
+    torch.cuda.LongTensor = torch.LongTensor
+    package, mpu = ModuleType("megatron"), ModuleType("megatron.mpu")
+    package.__path__ = [str(Path(checkout) / "megatron")]
+    vars(package).update(print_rank_0=print_rank_0, mpu=mpu)
+    initialize = ModuleType("megatron.mpu.initialize")
+    for kind in ("data", "model", "pipe", "io"):
+        alone: dict[str, Any] = {
+            f"get_{kind}_parallel_rank": lambda: 0,
+            f"get_{kind}_parallel_world_size": lambda: 1,
+            f"get_{kind}_parallel_group": lambda: None,
+            f"get_{kind}_parallel_src_rank": lambda: 0,
+        }
+        vars(mpu).update(alone)
+        vars(initialize).update(alone)
+    for module in (package, mpu, initialize):
+        sys.modules[module.__name__] = module
+    import megatron.data.data_utils as module
+
+    return module
+
+
+if __name__ == "__main__":
+    main()

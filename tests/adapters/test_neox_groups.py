@@ -1,0 +1,279 @@
+"""Datasets that GPT-NeoX builds in one go: corpora opened once, arrays fetched together."""
+
+from __future__ import annotations
+
+import json
+import logging
+import multiprocessing
+import os
+import pickle
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import neox_stand_in
+import numpy as np
+import pytest
+from neox_running import SIZES, arguments, batches, loaders_of, texts
+
+import megaindex.adapters.neox as adapter
+import megaindex.helpers
+from megaindex.adapters.neox import blend as blending
+from megaindex.errors import FormatError
+from megaindex.format import reader
+from megaindex.index.orders import shuffled
+
+ARRAYS = ("document_index", "sample_index", "shuffle_index")
+FILES = ("doc_idx", "sample_idx", "shuffle_idx")
+
+
+def npy_files(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.glob("*.npy")}
+
+
+def sidecars(folder: Path) -> dict[str, Path]:
+    """By the name of the set that each is of."""
+    return {p.name.removesuffix("-megaindex.json"): p for p in folder.glob("*-megaindex.json")}
+
+
+def sets_of(folder: Path) -> set[str]:
+    return {path.name.removesuffix("_doc_idx.npy") for path in folder.glob("*_doc_idx.npy")}
+
+
+def count_calls(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> list[Any]:
+    calls: list[Any] = []
+    function = getattr(module, name)
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        calls.append(args)
+        return function(*args, **kwargs)
+
+    monkeypatch.setattr(module, name, counted)
+    return calls
+
+
+def test_corpora_are_opened_and_arrays_computed_once(
+    neox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter.install()
+    args = arguments(tmp_path, SIZES, train_iters=2, weights=[1.0, 2.0, 3.0])
+    opened = count_calls(monkeypatch, reader, "map_pair")
+    built = count_calls(monkeypatch, shuffled, "build")
+    loaders = loaders_of(args)
+    of_the_group = [path for path, *_ in opened][len(SIZES) :]  # before, sources are counted
+    assert sorted(of_the_group) == sorted(args.paths)
+    train = [d.doc_idx.size for d in loaders["train"].dataset.datasets]
+    valid = [d.doc_idx.size for d in loaders["valid"].dataset.datasets]
+    contents = {(k, size) for sizes in (train, valid) for k, size in enumerate(sizes)}
+    assert len(built) == len(contents) < 3 * len(SIZES)
+    found = sidecars(tmp_path)
+    assert found.keys() == sets_of(tmp_path)
+    assert len(found) == 3 * len(SIZES)
+    assert len({path.stat().st_ino for path in found.values()}) == 1
+
+
+def test_files_are_those_of_datasets_built_one_by_one(
+    neox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter.install()
+    args = arguments(tmp_path, SIZES)
+    together = texts(args, 9)
+    files = npy_files(tmp_path)
+    for path in tmp_path.glob("*_indexmap_*"):
+        path.unlink()
+    alone = sys.modules["megatron.data.data_utils"]
+    monkeypatch.setattr(alone, "build_weighted_datasets", neox_stand_in.build_weighted_datasets)
+    assert texts(args, 9) == together
+    assert npy_files(tmp_path) == files
+    inodes = {path.stat().st_ino for path in sidecars(tmp_path).values()}
+    assert len(inodes) == 3 * len(SIZES)
+
+
+def test_sidecars_of_single_sets_stay_valid(
+    neox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter.install()
+    args = arguments(tmp_path, SIZES)
+    alone = sys.modules["megatron.data.data_utils"]
+    with monkeypatch.context() as patch:
+        patch.setattr(alone, "build_weighted_datasets", neox_stand_in.build_weighted_datasets)
+        expected = texts(args, 9)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    built = count_calls(monkeypatch, shuffled, "build")
+    with caplog.at_level(logging.INFO, "megaindex"):
+        assert texts(args, 9) == expected
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before
+    assert not built
+    assert not [r for r in caplog.records if "checked and used" in r.message]
+
+
+def test_arrays_of_the_framework_are_recorded_together(neox: Any, tmp_path: Path) -> None:
+    adapter.install()
+    args = arguments(tmp_path, SIZES)
+    expected = texts(args, 9)
+    for path in sidecars(tmp_path).values():
+        path.unlink()
+    files = npy_files(tmp_path)
+    assert texts(args, 9) == expected
+    assert npy_files(tmp_path) == files
+    found = sidecars(tmp_path)
+    assert found.keys() == sets_of(tmp_path)
+    assert len({path.stat().st_ino for path in found.values()}) == 1
+    record = json.loads(next(iter(found.values())).read_text())
+    assert {fields["origin"] for fields in record["sets"].values()} == {"found"}
+
+
+def test_one_missing_file_rebuilds_its_set_alone(neox: Any, tmp_path: Path) -> None:
+    adapter.install()
+    args = arguments(tmp_path, SIZES)
+    expected = texts(args, 9)
+    states = {p.name: os.stat(p).st_ino for p in tmp_path.glob("*.npy")}
+    lost = next(iter(sorted(tmp_path.glob("c1_valid_1_*_sample_idx.npy"))))
+    lost.unlink()
+    assert texts(args, 9) == expected
+    base = lost.name.removesuffix("_sample_idx.npy")
+    changed = {p.name for p in tmp_path.glob("*.npy") if os.stat(p).st_ino != states[p.name]}
+    assert changed <= {f"{base}_{name}.npy" for name in FILES}
+    assert sidecars(tmp_path).keys() == sets_of(tmp_path)
+
+
+def test_a_corpus_that_changed_is_noticed_in_every_split(neox: Any, tmp_path: Path) -> None:
+    adapter.install()
+    args = arguments(tmp_path, SIZES)
+    texts(args, 2)
+    for path in [*tmp_path.glob("c1*.idx"), *tmp_path.glob("c1*.bin")]:
+        path.unlink()
+    changed = arguments(tmp_path, [SIZES[0], SIZES[1][::-1], SIZES[2]])
+    fresh = arguments(tmp_path / "fresh", [SIZES[0], SIZES[1][::-1], SIZES[2]])
+    for part in range(3):
+        ours, theirs = (batches(one, 2, part) for one in (changed, fresh))
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_array_equal(a["text"], b["text"])
+
+
+def test_damage_after_the_lookup_is_noticed_when_it_is_read(neox: Any, tmp_path: Path) -> None:
+    adapter.install()
+    args = arguments(tmp_path, SIZES)
+    expected = texts(args, 9)
+    loader = loaders_of(args)["train"]
+    for path in tmp_path.glob("*_train_*_shuffle_idx.npy"):
+        os.truncate(path, path.stat().st_size - 4)
+    rows = [row for batch in loader for row in batch["text"].tolist()][: len(expected)]
+    assert rows == expected
+
+
+def test_damage_of_the_frameworks_arrays_is_refused_when_read(neox: Any, tmp_path: Path) -> None:
+    adapter.install()
+    args = arguments(tmp_path, SIZES)
+    texts(args, 2)
+    for path in sidecars(tmp_path).values():
+        path.unlink()
+    loader = loaders_of(args)["train"]
+    for path in tmp_path.glob("*_train_*_shuffle_idx.npy"):
+        path.write_bytes(path.read_bytes()[:-4])
+    with pytest.raises(FormatError):
+        next(iter(loader))
+
+
+def test_what_was_not_opened_is_complete_without_the_adapter(neox: Any, tmp_path: Path) -> None:
+    adapter.install()
+    args = arguments(tmp_path, SIZES)
+    blend = loaders_of(args)["train"].dataset
+    copied = pickle.loads(pickle.dumps(blend))
+    adapter.uninstall()
+    for one in (blend, copied):
+        assert one.dataset_index.size == one.dataset_sample_index.size == one.size
+        for dataset in one.datasets:
+            held = vars(dataset)
+            assert held["shuffle_idx_len"] == held["shuffle_idx"].size - 1
+            assert held["sample_idx_len"] == held["sample_idx"].shape[0] - 1
+            assert held["doc_idx"].size
+
+
+def test_blends_of_equal_weights_share_their_draws(
+    neox: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    adapter.install()
+    args = arguments(tmp_path, SIZES, weights=[0.5, 0.2, 0.3])
+    blends = [loader.dataset for loader in loaders_of(args).values()]
+    weights = blending.normalized(args.weights)
+    assert len({blend.size for blend in blends}) > 1
+    for blend in blends:
+        source, sample = np.zeros(blend.size, np.uint8), np.zeros(blend.size, np.int64)
+        megaindex.helpers.build_blending_indices(source, sample, weights, 3, blend.size, False)
+        np.testing.assert_array_equal(blend.dataset_index, source)
+        np.testing.assert_array_equal(blend.dataset_sample_index, sample)
+        assert np.shares_memory(blend.dataset_index, blends[0].dataset_index)
+        with pytest.raises(ValueError, match="read-only"):
+            blend.dataset_index[0] = 1
+    other = neox_stand_in.BlendableDataset(blends[0].datasets, [0.4, 0.3, 0.3])
+    assert not np.shares_memory(other.dataset_index, blends[0].dataset_index)
+
+
+def test_samples_are_the_same_one_by_one_and_together(neox: Any, tmp_path: Path) -> None:
+    """Also those that a source does not have, in place of which GPT-NeoX serves others."""
+    adapter.install()
+    made = loaders_of(arguments(tmp_path, SIZES))["train"].dataset.datasets
+    blend = neox_stand_in.BlendableDataset(made, [8.0, 1.0, 1.0])
+    ids = list(range(len(blend)))
+    sizes = np.array([dataset.shuffle_idx.size for dataset in made])
+    assert (blend.dataset_sample_index >= sizes[blend.dataset_index]).any()
+    apart = [
+        blend.datasets[s][int(k)]["text"].tolist()
+        for s, k in zip(blend.dataset_index, blend.dataset_sample_index, strict=True)
+    ]
+    assert [row["text"].tolist() for row in blend.__getitems__(ids)] == apart
+    assert [blend[k]["text"].tolist() for k in ids] == apart
+    for few in (ids[:4], ids[2:3], ids[::-1]):
+        assert [r["text"].tolist() for r in blend.__getitems__(few)] == [apart[k] for k in few]
+
+
+def _run(folder: str, iterations: int, start: Any, results: Any) -> None:
+    for name in [n for n in sys.modules if n.split(".")[0] == "megatron"]:
+        del sys.modules[name]
+    sys.modules.update(neox_stand_in.modules())
+    adapter.install()
+    args = arguments(Path(folder), SIZES, train_iters=iterations)
+    start.wait()
+    results.put((iterations, texts(args, 4)))
+
+
+def test_jobs_that_share_arrays_lose_no_entry(neox: Any, tmp_path: Path) -> None:
+    """Runs of different lengths have the same validation and test arrays."""
+    arguments(tmp_path, SIZES)  # writes the corpora
+    context = multiprocessing.get_context("fork")
+    lengths = [2, 3, 4, 2, 3, 4]
+    start, results = context.Barrier(len(lengths)), context.Queue()
+    jobs = [context.Process(target=_run, args=(str(tmp_path), n, start, results)) for n in lengths]
+    for job in jobs:
+        job.start()
+    served = [results.get(timeout=120) for _ in jobs]
+    for job in jobs:
+        job.join(120)
+        assert job.exitcode == 0
+    assert len({str(row) for row in served}) == len(set(lengths))
+    found = sidecars(tmp_path)
+    assert found.keys() == sets_of(tmp_path)
+    for name, path in found.items():
+        fields = json.loads(path.read_text())["sets"][name]
+        assert fields["origin"] == "built"
+        for array, (size, time, inode) in fields["files"].items():
+            suffix = dict(
+                zip(("document_index", "sample_index", "shuffle_index"), FILES, strict=True)
+            )
+            status = os.stat(tmp_path / f"{name}_{suffix[array]}.npy")
+            assert (status.st_size, status.st_mtime_ns, status.st_ino) == (size, time, inode)
+    assert not list(tmp_path.glob("*.tmp.*")) + list(tmp_path.glob("*.claim*"))
+
+
+def test_epochs_and_other_packings_are_grouped_too(neox: Any, tmp_path: Path) -> None:
+    adapter.install()
+    for number, changes in enumerate(
+        ({"train_epochs": 1, "train_iters": None}, {"pack_impl": "unpacked", "labels": True})
+    ):
+        folder = tmp_path / str(number)
+        args: SimpleNamespace = arguments(folder, SIZES, **changes)
+        first = texts(args, 4)
+        assert len({p.stat().st_ino for p in sidecars(folder).values()}) == 1
+        assert texts(args, 4) == first
