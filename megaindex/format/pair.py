@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.errors import FormatError, InvalidArgument, MissingFile
+from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format.dtypes import dtype_of_code, get_dialect
 from megaindex.format.header import HEADER_BYTES, IndexHeader, has_modes, parse_header
 from megaindex.format.paths import check_not_a_half, pair_paths
@@ -95,10 +95,18 @@ def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mapped
     """Map both files and check header, sizes, first and last bound, and the last sequence."""
     dialect = get_dialect(dialect_name)
     bin_path, idx_path = pair_paths(path_prefix)
-    bin_facts, idx_facts = _both_files(path_prefix, bin_path, idx_path)
-
     remote = is_remote(bin_path)
-    index, mapped_idx = map_file(local_copy(idx_facts))
+    data = None
+    if remote:
+        bin_facts, idx_facts = _both_files(path_prefix, bin_path, idx_path)
+        index, _ = map_file(local_copy(idx_facts))
+    else:
+        try:
+            index, idx_facts = map_file(idx_path)
+            data, bin_facts = map_file(bin_path)
+        except StorageError:
+            _both_files(path_prefix, bin_path, idx_path)  # raises where one is missing
+            raise
     header = parse_header(index[:HEADER_BYTES].tobytes(), idx_path)
     with_modes = has_modes(header, index.size, idx_path)
     if multimodal and not with_modes:
@@ -107,10 +115,6 @@ def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mapped
             f"of a multimodal file; open it with multimodal=False"
         )
     dtype = dtype_of_code(header.dtype_code, dialect, idx_path)
-    data = None
-    if not remote:  # the files that are mapped, not those that were looked at
-        data, bin_facts = map_file(bin_path)
-        idx_facts = mapped_idx
     arrays = index_arrays(index, header)
     pair = MappedPair(
         bin_path=bin_path,

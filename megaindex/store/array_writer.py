@@ -80,12 +80,15 @@ class ArrayWriter:
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
         array: IntArray = np.empty(shape, dtype)  # takes no memory before it is touched
-        self._headers[name] = header = _header(shape, dtype)
-        self._records[name] = (dtype, shape, len(header))
+        self._describe(name, shape, dtype)
         if array.nbytes >= WORTH_MAPPING:
             array = self._map(name, array)
         self._arrays[name] = array
         return array
+
+    def _describe(self, name: str, shape: tuple[int, ...], dtype: str) -> None:
+        self._headers[name] = header = _header(shape, dtype)
+        self._records[name] = (dtype, shape, len(header))
 
     def done(self, name: str) -> None:
         array = self._arrays[name]
@@ -104,7 +107,11 @@ class ArrayWriter:
     def copy(self, arrays: Mapping[str, IntArray]) -> None:
         """Fill the set with arrays that another one holds too."""
         for name, array in arrays.items():
-            self.allocate(name, array.shape, array.dtype.name)[...] = array
+            if array.nbytes >= WORTH_MAPPING:
+                self.allocate(name, array.shape, array.dtype.name)[...] = array
+            else:
+                self._describe(name, array.shape, array.dtype.name)
+                self._arrays[name] = array
             self.done(name)
 
     def sidecar(self, identity: Identity) -> Sidecar:

@@ -181,11 +181,13 @@ def _report(self: Any, seconds: float) -> None:
     fetched, num_samples = samples.fetch(), samples.num_samples
     num_epochs = fetched.sidecar.facts["num_epochs"]
     kind = type(self).__name__
-    show = framework().print_line
+    lines = [
+        f"    total number of samples: {num_samples + 1}",
+        f"    total number of epochs: {samples.epochs_as_neox_counts(num_epochs)}",
+    ]
     if fetched.was_built:
-        show(" > could not find index map files, building the indices ...")
-    show(f"    total number of samples: {num_samples + 1}")
-    show(f"    total number of epochs: {samples.epochs_as_neox_counts(num_epochs)}")
+        lines.insert(0, " > could not find index map files, building the indices ...")
+    framework().print_line("\n".join(lines))
     NEOX.serve(
         kind,
         f"{samples.name} of {samples.data_prefix}",

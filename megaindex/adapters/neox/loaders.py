@@ -137,7 +137,7 @@ def build_the_dataset(*args: Any, **kwargs: Any) -> Any:
         MissingFile: a pair of text, labels or rewards is not there.
     """
     original = framework().original("data_utils", "build_the_dataset")
-    given = _signature(original).bind(*args, **kwargs).arguments
+    given = _signature(original).bind(*args, **kwargs).arguments if args else kwargs
     pairwise = given.get("dataset_impl") == "pairwise"
     for name, path in given.items():
         used = name.startswith(("pos_", "neg_")) == pairwise
