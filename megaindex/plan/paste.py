@@ -173,13 +173,31 @@ def neox_yaml(plan: Plan, run: Run) -> str:
 
 
 def _neox_data(plan: Plan, run: Run) -> dict[str, object]:
-    if not own_sources(run):
-        return {"data_path": run.data.train[0].path, "split": run.data.split or _ALL_TRAIN}
     settings: dict[str, object] = {}
+    if run.packing is not None:
+        settings |= vars(run.packing)
+    if not own_sources(run):
+        divided = {"data_path": run.data.train[0].path, "split": run.data.split or _ALL_TRAIN}
+        return {**settings, **divided}
+    side = "pos_" if run.data.train[0].rejected else ""
+    if side:
+        settings["dataset_impl"] = "pairwise"
+    if run.data.documents_alpha is not None:
+        settings["weight_by_num_documents"] = True
+        settings["weighted_sampler_alpha"] = run.data.documents_alpha
     for split in SPLITS:
+        sources = getattr(run.data, split)
+        settings[f"{side}{split}_data_paths"] = [source.path for source in sources]
         weighted = _weighted(plan, run, split)
-        settings[f"{split}_data_paths"] = [path for _, path in weighted]
         settings[f"{split}_data_weights"] = [1.0 if w is None else w for w, _ in weighted]
+        for key, name in (
+            (f"{side}{split}_label", "labels"),
+            (f"neg_{split}", "rejected"),
+            (f"neg_{split}_label", "rejected_labels"),
+        ):
+            paths = [getattr(source, name) or None for source in sources]
+            if any(paths):
+                settings[f"{key}_data_paths"] = paths
     return settings
 
 

@@ -208,7 +208,10 @@ def _companions(
         keys = [f"{side}{split}_label_data_paths"]
         if side:
             keys += [f"neg_{split}_data_paths", f"neg_{split}_label_data_paths"]
-        lists = [[_scalar(key, path) for path in _list(config, key)] for key in keys]
+        lists = [
+            ["" if path is None else _scalar(key, path) for path in _list(config, key)]
+            for key in keys
+        ]
         if side and (len(lists[1]) != len(given) or len(lists[0]) != len(lists[2])):
             raise InvalidArgument(
                 f"{split}: pairwise data needs a neg_ path for each pos_ path, and labels of both "

@@ -6,7 +6,8 @@ SOURCE is a checkout of GPT-NeoX, VERSION its commit. Configuration files are re
 and its data_utils, samplers and datasets build and serve what its training and evaluation loops ask
 for; tokens are counted as they come. The model, `mpu`, DeepSpeed and torch's distributed and CUDA
 calls are replaced by stand-ins for one process without a GPU, its compiled helpers by
-megaindex.helpers.
+megaindex.helpers. `printed` are what `megaindex plan --print-config neox` prints, run with the
+adapter where a comment of theirs calls it.
 """
 
 from __future__ import annotations
@@ -37,13 +38,16 @@ import torch
 import yaml
 from make_neox_packing import load_neox
 
+import megaindex.adapters.neox
 import megaindex.helpers
+from megaindex.cli.plan import main as plan_main
 
 SPLITS = ("train", "valid", "test")
 MODEL = {
     "num_layers": 2, "hidden_size": 8, "num_attention_heads": 2, "max_position_embeddings": 64,
     "num_workers": 0, "precision": "fp16", "data_impl": "mmap",
 }  # fmt: skip
+MODEL_ALONE = {name: value for name, value in MODEL.items() if name != "data_impl"}
 SECONDS = 6  # after which a loop is taken to be endless
 
 
@@ -277,6 +281,70 @@ def run_case(neox: Neox, number: int) -> dict[str, Any]:
         return {**answer, **run}
 
 
+def printed_case(neox: Neox, number: int) -> dict[str, Any]:
+    """What the planner prints for random flags, run as it stands."""
+    rng = random.Random(f"printed {number}")
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        builder = importlib.import_module("megatron.data.indexed_dataset")
+        case = Case(rng, builder.MMapIndexedDatasetBuilder, folder)
+        ranks, flags = rng.choice([1, 2]), flags_of(case, rng)
+        flags += ["--data-parallel-size", str(ranks)]
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            status = plan_main([*placed(flags, folder), "--print-config", "neox"])
+        assert status == 0, flags
+        text = out.getvalue()
+        (folder / "printed.yml").write_text(text)
+        (folder / "model.yml").write_text(yaml.dump({**MODEL_ALONE, "global_num_gpus": ranks}))
+        calls = [line[2:] for line in text.splitlines() if line.startswith("# megaindex.")]
+        for call in calls:
+            eval(call, {"megaindex": megaindex})
+        files = [str(folder / "model.yml"), str(folder / "printed.yml")]
+        run = neox.run(files, ranks)
+        if calls:
+            megaindex.adapters.neox.uninstall()
+        config = yaml.safe_load(text)
+        for index, split in enumerate(SPLITS):
+            found = run["splits"][split]
+            paths = config.get(f"{split}_data_paths", [config.get("data_path")])
+            names = [os.path.basename(path) for path in paths] if found["built"] else []
+            bounds = {name: (0, len(case.corpora[name])) for name in names}
+            if "split" in config:
+                for name, (_, count) in bounds.items():
+                    ends = neox.data.get_train_valid_test_split_(config["split"], count)
+                    bounds[name] = (ends[index], ends[index + 1])
+            found["served"] = [case.shares(n, bounds[n], found["served"]) for n in names]
+        return {
+            "corpora": case.corpora,
+            "flags": flags,
+            "text": text.replace(f"{folder}/", "@"),
+            **run,
+        }
+
+
+def flags_of(case: Case, rng: random.Random) -> list[str]:
+    length = rng.choice([4, 8, 16])
+    flags = [
+        *("--order", "neox", "--seq-length", str(length), "--seed", str(rng.randint(0, 9999))),
+        *("--eval-interval", str(rng.randint(2, 12)), "--eval-iters", "1"),
+        *("--micro-batch-size", str(rng.randint(1, 3))),
+        *("--gradient-accumulation-steps", str(rng.randint(1, 2))),
+        *("--epochs", rng.choice(["1", "1", "1.5", "2"])),
+    ]
+    if rng.random() < 0.4:
+        split = rng.choice([["--split", "60,20,20"], ["--split", "8/1/1"], []])
+        buffer = rng.choice([[], ["--variance-buffer", "exact"]])
+        return [*flags, "--data-path", case.corpus("c", length, 40), *split, *buffer]
+    for split, most in (("train", 3), ("valid", 2), ("test", 1)):
+        words = []
+        for k in range(rng.randint(1, most)):
+            weight = str(round(rng.uniform(0.2, 3), 2))
+            words += [weight, case.corpus(f"{split}{k}", length, 20)]
+        flags += [f"--{split}-data-path", *words]
+    return [*flags, *rng.choice([[], ["--variance-buffer", "exact"], ["--variance-buffer", "1.2"]])]
+
+
 def endless(*_: Any) -> None:
     raise TimeoutError
 
@@ -289,6 +357,7 @@ def main() -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         neox = Neox(Path(source).resolve())
         runs = [run_case(neox, number) for number in range(int(count[0]) if count else 64)]
+        printed = [printed_case(neox, number) for number in range(20)]
     content = {
         "program": "GPT-NeoX, its NeoXArgs, megatron/data and the loops of megatron/training.py",
         "version": version,
@@ -296,6 +365,7 @@ def main() -> None:
         "numpy": np.__version__,
         "command": f"python tests/golden/make_neox_runs.py SOURCE {version}",
         "runs": runs,
+        "printed": printed,
     }
     json.dump(content, answer, separators=(",", ":"))
     answer.write("\n")

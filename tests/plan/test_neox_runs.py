@@ -15,6 +15,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDatasetWriter
 from megaindex.plan import Plan, make_plan
 from megaindex.plan.counting import count_served
+from megaindex.plan.paste import paste
 from megaindex.recipe.neox import read_neox
 from megaindex.recipe.run import Run
 from megaindex.recipe.settings import resolve
@@ -102,3 +103,15 @@ def test_the_audit_serves_what_the_run_does(case: dict[str, Any], tmp_path: Path
         source = stream.sources[0]
         served, _ = count_served(stream.index, ran["rows"], source.lengths, source.first_document)
         assert np.trim_zeros(served, "b").tolist() == ran["served"][0]
+
+
+@pytest.mark.parametrize("case", [param for param in RUNS if "error" not in param.values[0]])
+def test_what_was_read_is_printed(case: dict[str, Any], tmp_path: Path) -> None:
+    """Packings, pairs, labels, weights by documents and train_epochs are read back as they are."""
+    run = run_of(case, tmp_path)
+    plan = make_plan(run)
+    file = tmp_path / "printed.yml"
+    file.write_text(paste(plan, run, "neox"))
+    again = resolve(read_neox([file]))
+    assert make_plan(again).to_json() == plan.to_json()
+    assert (again.data, again.packing, again.target) == (run.data, run.packing, run.target)

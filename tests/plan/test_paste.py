@@ -1,0 +1,324 @@
+"""Printed settings: what they are read back as, and what the frameworks make of them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+import shlex
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpora import write_corpus
+from hypothesis import given
+from hypothesis import strategies as st
+from megatron_dataset import Tokenizer
+from planning import cli, plan_json
+
+from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDatasetWriter
+from megaindex.index.dialect import DIALECTS
+from megaindex.plan import Plan, make_plan
+from megaindex.plan.paste import paste
+from megaindex.recipe.megatron import read_megatron
+from megaindex.recipe.neox import read_neox
+from megaindex.recipe.settings import Settings, merged, resolve
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_runs.json").read_text())
+SPLITS = ("train", "valid", "test")
+NUMBERS = itertools.count()
+
+# Every reason for which settings are not printed, as docs/planning.md lists them.
+REFUSED = (
+    "does not run order", "masks no sample", "has one batch size", "read whole",
+    "takes paths for each of train, valid and test", "applies no buffer to", "built for one epoch",
+    "builds paths without weights", "rounds up the last batch", "buffer and shuffling are its own",
+    "has no batch schedule",
+)  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder, rng = tmp_path_factory.mktemp("paste"), np.random.default_rng(7)
+    paths = [str(folder / name) for name in "abc"]
+    for path, count in zip(paths, (40, 25, 60), strict=True):
+        write_corpus(Path(path), rng.integers(1, 20, count))
+    return paths
+
+
+@st.composite
+def settings(draw: st.DrawFn) -> dict[str, Any]:
+    count, weighted = draw(st.integers(1, 3)), draw(st.booleans())
+    form = draw(st.sampled_from(["whole", "split", "apart"]))
+    batch = draw(st.sampled_from(["factors", "factors", "global", "schedule"]))
+    target = draw(st.sampled_from(["epochs", "train_iters", "train_samples", "train_tokens"]))
+    values = {"epochs": ["1", "2", "0.7"], "train_iters": [1, 17], "train_samples": ["61", "80"],
+              "train_tokens": ["900"]}  # fmt: skip
+    return {
+        "order": draw(st.sampled_from(sorted(DIALECTS) + ["neox", "megatron"] * 4)),
+        "count": count,
+        "weights": [draw(st.sampled_from([0.1, 1.0, 0.7, 2.35])) for _ in range(count)] * weighted,
+        "form": form,
+        "batch": batch,
+        "variance_buffer": draw(st.sampled_from([None, "1.0", "1.005", "1.25", "exact"])),
+        "tail": draw(st.sampled_from([None, None, "pad", "wrap"])),
+        "separate_final_epoch": draw(st.sampled_from([None, None, None, "always"])),
+        "seed": draw(st.integers(0, 999)),
+        target: draw(st.sampled_from(values[target])),
+    }
+
+
+def settings_of(drawn: dict[str, Any], paths: list[str]) -> Settings:
+    given = dict(drawn)
+    weights, names = given.pop("weights"), paths[: given.pop("count")]
+    words = tuple(names)
+    if weights:
+        words = tuple(str(w) for pair in zip(weights, names, strict=True) for w in pair)
+    form, batch = given.pop("form"), given.pop("batch")
+    data = {
+        "whole": {"data_path": words},
+        "split": {"data_path": words, "split": "70,20,10"},
+        "apart": {"train_data_path": words, "valid_data_path": words, "test_data_path": words},
+    }[form]
+    sizes: dict[str, Any] = {
+        "factors": {"micro_batch_size": 2, "data_parallel_size": 2,
+                    "gradient_accumulation_steps": 2},
+        "global": {"global_batch_size": 6},
+        "schedule": {"batch_schedule": "0:2 160:4"},
+    }[batch]  # fmt: skip
+    return Settings(seq_length=8, eval_interval=5, eval_iters=1, **data, **sizes, **given)
+
+
+def same(plan: Plan, framework: str) -> dict[str, Any]:
+    """What printed settings keep: all but the target's wording, its tail and what is left of it.
+
+    GPT-NeoX weighs paths without weights alike. Of one source the exact buffer is 1.0.
+    """
+    content = plan.to_json()
+    kept = ("train_iters", "global_batch_size", "batch_schedule", "samples_consumed",
+            "samples_built", "num_epochs_built", "evaluation", "loaders", "tokens_per_epoch",
+            "max_train_iters_without_repeat", "max_train_iters_same_epochs")  # fmt: skip
+    rows = content["datasets"]
+    for row in rows:
+        if framework == "neox" and row["weight"] is None:
+            row["weight"] = 1.0
+    blended = any(row["source"] > 1 for row in rows)
+    buffer = content["variance_buffer"] if blended else None
+    return {name: content[name] for name in kept} | {"datasets": rows, "buffer": buffer}
+
+
+def answer(call: Callable[[], Any]) -> tuple[Any, str]:
+    """What it returns, or why it refuses."""
+    try:
+        return call(), ""
+    except InvalidArgument as refusal:
+        return None, str(refusal)
+
+
+@given(settings(), st.sampled_from(["neox", "megatron"]))
+def test_printed_settings_are_read_back_as_the_same_plan(
+    corpora: list[str], tmp_path_factory: pytest.TempPathFactory, drawn: Any, framework: str
+) -> None:
+    run, refusal = answer(lambda: resolve(settings_of(drawn, corpora)))
+    if run is None:
+        assert "separate_final_epoch is a setting of order" in refusal
+        return
+    plan = make_plan(run)
+    text, refusal = answer(lambda: paste(plan, run, framework))
+    if text is None:
+        assert any(reason in refusal for reason in REFUSED), refusal
+        return
+    if framework == "neox":
+        file = tmp_path_factory.getbasetemp() / f"paste{next(NUMBERS)}.yml"
+        file.write_text(text)
+        found = read_neox([file])
+        assert "split" in text or "valid_data_paths" in text
+    else:
+        found = merged(read_megatron(text, {}), Settings(data_parallel_size=run.data_parallel_size))
+        assert "--split" in text or "--valid-data-path" in text
+    assert same(make_plan(resolve(found)), framework) == same(plan, framework)
+
+
+@pytest.mark.parametrize("case", GOLDEN["printed"], ids=range(len(GOLDEN["printed"])))
+def test_neox_reads_what_was_planned(case: dict[str, Any], tmp_path: Path) -> None:
+    """golden/neox_runs.json: GPT-NeoX ran the printed text as it stands."""
+    for name, sizes in case["corpora"].items():
+        write_corpus(tmp_path / name, sizes)
+    flags = [word.replace("@", f"{tmp_path}/") for word in case["flags"]]
+    status, text, err = cli(*flags, "--print-config", "neox")
+    assert status == 0, err
+    assert text.replace(f"{tmp_path}/", "@") == case["text"]
+    plan = plan_json(*flags)
+    assert plan["train_iters"] == case["train_iters"]
+    for split in SPLITS:
+        rows = [row for row in plan["datasets"] if row["split"] == split]
+        ran = case["splits"][split]
+        assert [row["built"] for row in rows] == ran["built"]
+        assert sum(row["drawn"] for row in rows) == ran["rows"]
+        for row, times in zip(rows, ran["served"], strict=True):
+            assert_seen(row, times)
+
+
+def assert_seen(row: dict[str, Any], times: Any) -> None:
+    """The coverage is exact, and that of so many tokens by times served."""
+    assert row["coverage_method"] in ("closed-form", "built")
+    shares = np.array([row["coverage"][f"seen_{k}"] for k in range(len(row["coverage"]))])
+    found = np.zeros(max(len(shares), len(times)))
+    found[: len(times)] = np.array(times) / sum(times)
+    np.testing.assert_allclose(np.pad(shares, (0, len(found) - len(shares))), found, atol=1e-12)
+
+
+MEGATRON = [
+    ["--data-path", "@a", "--split", "70,20,10", "--epochs", "1"],
+    ["--data-path", "@a", "--epochs", "1.5"],
+    ["--data-path", "0.7", "@a", "0.3", "@b", "--split", "80,10,10", "--epochs", "1"],
+    ["--data-path", "0.7", "@a", "0.3", "@b", "--epochs", "1", "--variance-buffer", "1.0"],
+    ["--data-path", "0.7", "@a", "0.3", "@b", "--epochs", "2", "--variance-buffer", "1.25"],
+    ["--data-path", "0.7", "@a", "0.3", "@b", "--epochs", "2", "--variance-buffer", "exact"],
+    ["--data-path", "@a", "@b", "@c", "--epochs", "0.5"],
+    ["--train-data-path", "2", "@a", "1", "@b", "--valid-data-path", "@c", "--epochs", "1"],
+    ["--data-path", "@a", "@b", "--split", "70,20,10", "--epochs", "1,2"],
+    ["--data-path", "@a", "--epochs", "1.5", "--separate-final-epoch", "always"],
+]
+
+
+@pytest.mark.parametrize("words", MEGATRON, ids=range(len(MEGATRON)))
+def test_megatron_reads_what_was_planned(words: list[str], tmp_path: Path) -> None:
+    """megatron-core builds from the printed flags, with the adapter where a comment calls it."""
+    first: dict[str, range] = {}
+    rng = np.random.default_rng(11)
+    at = 10  # below are end of document and padding
+    for name, count in (("a", 60), ("b", 30), ("c", 40)):
+        sizes = rng.integers(1, 40, count)
+        with IndexedDatasetWriter(tmp_path / name, dtype="int32") as writer:
+            for size in sizes:
+                writer.add_document(np.arange(at, at + size, dtype=np.int32))
+                at += int(size)
+        first[name] = range(at - int(sizes.sum()), at)
+    flags = [word.replace("@", f"{tmp_path}/") for word in words]
+    flags += ["--seq-length", "16", "--micro-batch-size", "2", "--data-parallel-size", "1",
+              "--eval-interval", "20", "--eval-iters", "2"]  # fmt: skip
+    status, text, err = cli(*flags, "--print-config", "megatron")
+    assert status == 0, err
+    plan = plan_json(*flags)
+    served = tokens_of_megatron(text)
+    for row in plan["datasets"]:
+        times = [served[row["split"]].get(token, 0) for token in first[Path(row["path"]).name]]
+        counted = np.bincount(times)
+        if "--split" in text and "100,0,0" not in text:
+            counted[0] -= len(times) - row["tokens_per_epoch"]
+        assert_seen(row, counted)
+
+
+def tokens_of_megatron(text: str) -> dict[str, dict[int, int]]:
+    """How often each token is an input of what a run of these flags reads, in each split."""
+    arguments = flags_in(text)
+    iterations = int(arguments["--train-iters"][0])
+    batch, evals = int(arguments["--global-batch-size"][0]), int(arguments["--eval-iters"][0])
+    rounds = iterations // int(arguments["--eval-interval"][0]) + 1
+    sizes = [iterations * batch, rounds * evals * batch, evals * batch]
+    calls = re.findall(r"^# megaindex\.adapters\.megatron\.install\((.*)\)$", text, re.MULTILINE)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if calls:
+            import megaindex.adapters.megatron as adapter
+
+            adapter.install(**eval(f"dict({calls[0]})"))
+        try:
+            built = build(arguments, sizes)
+            return {
+                split: times_of(dataset, size)
+                for split, dataset, size in zip(SPLITS, built, sizes, strict=True)
+            }
+        finally:
+            if calls:
+                adapter.uninstall()
+
+
+def build(arguments: dict[str, list[str]], sizes: list[int]) -> Any:
+    from megatron.core.datasets.blended_megatron_dataset_builder import (
+        BlendedMegatronDatasetBuilder,
+    )
+    from megatron.core.datasets.gpt_dataset import GPTDataset, GPTDatasetConfig
+    from megatron.core.datasets.utils import get_blend_from_list
+
+    data: dict[str, Any] = {"split": arguments.get("--split", [None])[0]}
+    data["blend"] = get_blend_from_list(arguments.get("--data-path"))
+    if "--train-data-path" in arguments:
+        paths = [arguments.get(f"--{split}-data-path") for split in SPLITS]
+        data = {"blend_per_split": [get_blend_from_list(words) for words in paths]}
+    surplus = float(arguments.get("--mid-level-dataset-surplus", ["0.005"])[0])
+    config = GPTDatasetConfig(
+        random_seed=int(arguments["--seed"][0]), sequence_length=int(arguments["--seq-length"][0]),
+        tokenizer=Tokenizer(), reset_position_ids=False, reset_attention_mask=False,
+        eod_mask_loss=False, create_attention_mask=False, mid_level_dataset_surplus=surplus, **data,
+    )  # fmt: skip
+    return BlendedMegatronDatasetBuilder(GPTDataset, sizes, lambda: True, config).build()
+
+
+def flags_in(text: str) -> dict[str, list[str]]:
+    """The printed command as a shell splits it."""
+    found: dict[str, list[str]] = {}
+    for word in shlex.split(text.replace("\\\n", " "), comments=True):
+        if word.startswith("--"):
+            found[word] = values = []
+        else:
+            values.append(word)
+    return found
+
+
+def times_of(dataset: Any, size: int) -> dict[int, int]:
+    if dataset is None:
+        return {}
+    tokens = np.concatenate([np.asarray(dataset[k]["tokens"]) for k in range(size)])
+    return dict(zip(*map(np.ndarray.tolist, np.unique(tokens, return_counts=True)), strict=True))
+
+
+def test_an_epoch_that_the_buffer_makes_two_is_said_before_any_number(tmp_path: Path) -> None:
+    """GPT-NeoX issue 1164: its paths are train_data_paths."""
+    size = ["--seq-length", 2048, "--micro-batch-size", 16, "--data-parallel-size", 8]
+    words = ["--order", "neox", "--tokens-per-epoch", 2113896210, "--epochs", 1, *size]
+    said = (
+        "train 8023 iterations to repeat nothing, or 8063 with "
+        'megaindex.adapters.neox.install(variance_buffer="exact")'
+    )
+    plan = plan_json(*words, "--variance-buffer", 1.005)
+    assert plan["caution"].startswith("this is not 1 epoch: variance_buffer 1.005 builds 2 epochs")
+    assert plan["caution"].endswith(said)
+    assert said in " ".join(cli(*words, "--variance-buffer", 1.005)[1].replace("│", " ").split())
+    assert plan_json(*words)["caution"] == ""
+    assert plan_json(*words, "--variance-buffer", "exact")["train_iters"] == 8063
+    write_corpus(tmp_path / "c", np.full(40, 40))
+    paths = [word for split in SPLITS for word in (f"--{split}-data-path", tmp_path / "c")]
+    small = ["--order", "neox", *paths, "--epochs", 1, "--seq-length", 16, "--micro-batch-size", 1,
+             "--data-parallel-size", 1]  # fmt: skip
+    first = cli(*small, "--print-config", "neox")[1].splitlines()[0]
+    assert first.startswith("# this is not 1 epoch: variance_buffer 1.005 builds 2 epochs")
+
+
+REASONS = [
+    ("neox", ["--data-path", "@a", "@b", "--split", "8,1,1"], "`megaindex split`"),
+    ("neox", ["--train-data-path", "@a", "--valid-data-path", "@b"], "--test-data-path too"),
+    ("neox", ["--tokens-per-epoch", "9000"], "--data-path in place of --tokens-per-epoch"),
+    ("neox", ["--data-path", "@a", "--variance-buffer", "1.1"], "no buffer to data_path"),
+    ("neox", ["--data-path", "@a", "--consumed-samples", "12"], "plan the whole run"),
+    ("neox", ["--data-path", "@a", "--eval-global-batch-size", "3"], "batch of training"),
+    ("neox", ["--data-path", "@a", "--tail", "pad"], "masks no sample"),
+    ("megatron", ["--data-path", "@a"], "Megatron does not run order neox"),
+]
+
+
+@pytest.mark.parametrize(("framework", "words", "reason"), REASONS)
+def test_what_a_framework_cannot_say_is_refused(
+    corpora: list[str], framework: str, words: list[str], reason: str
+) -> None:
+    given = [word.replace("@a", corpora[0]).replace("@b", corpora[1]) for word in words]
+    status, out, err = cli(*given, "--order", "neox", "--seq-length", 8, "--global-batch-size", 6,
+                           "--epochs", "1", "--print-config", framework)  # fmt: skip
+    assert (status, out) == (2, "")
+    assert f"--print-config {framework}: " in err
+    assert reason in err
