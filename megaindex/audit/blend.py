@@ -33,7 +33,7 @@ def blended(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> Index
     for number, (index, drawn) in enumerate(zip(indices, counts.tolist(), strict=True)):
         if drawn <= index.num_samples:
             continue
-        if not short or index.num_samples <= short:
+        if not short:
             name = sizing.names[number]
             raise InvalidArgument(
                 f"{name}: {num_samples} samples of the blend draw {drawn} of it, and "
@@ -41,7 +41,7 @@ def blended(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> Index
                 "--variance-buffer"
             )
         beyond = (dataset_index == number) & (dataset_sample_index >= index.num_samples)
-        dataset_sample_index[beyond] %= index.num_samples - short
+        dataset_sample_index[beyond] %= max(1, index.num_samples - short)
     return BlendedIndex(
         indices=tuple(indices),
         dataset_index=dataset_index,

@@ -51,7 +51,7 @@ class Row:
     built: int | None
     epochs: int | None
     distinct: int | None
-    """Different samples among those drawn; None where they are not counted, or not there."""
+    """Different samples among those drawn; None where they are not counted."""
     repeated: int | None
     """Samples drawn beyond its first epoch, or again."""
     coverage: Coverage

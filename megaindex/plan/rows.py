@@ -69,7 +69,6 @@ def rows_of(
             distinct=distinct,
             repeated=_repeated(count, distinct, per_epoch[i]),
             coverage=Coverage(method="none"),
-            error=_error(count, served),
         )
         if run.packing is None:
             rows.append(_covered(run, sizing, part, row, served))
@@ -98,12 +97,6 @@ def empty_row(part: Part, split: str, source: int) -> Row:
         repeated=0,
         coverage=Coverage(method="none"),
     )
-
-
-def _error(drawn: int | None, served: Sequence[Served] | None) -> str:
-    if drawn is None or served is not None:
-        return ""
-    return f"a ZeroDivisionError: it holds one sample, which is not counted, and {drawn} are drawn"
 
 
 def _repeated(drawn: int | None, distinct: int | None, per_epoch: int) -> int | None:
@@ -135,7 +128,7 @@ def _packed(run: Run, part: Part, row: Row, served: Sequence[Served] | None) -> 
         held = min(samples_of_first_pass(index, part), row.requested)
         repeated = None if row.drawn is None else max(0, row.drawn - held)
         row = replace(row, epochs=index.num_epochs, samples_per_epoch=held, repeated=repeated)
-    row = replace(row, error=row.error or packing_error(run, part, index, served or ()))
+    row = replace(row, error=packing_error(run, part, index, served or ()))
     if row.error or not asked or not served:
         return row
     return replace(row, coverage=packing_coverage(run, part, index, served))
@@ -146,8 +139,6 @@ def _covered(
 ) -> Row:
     """The row with its coverage; uncounted draws are taken at the middle of their bounds."""
     if row.requested is None or row.epochs is None or row.built is None:
-        return row
-    if row.error:
         return row
     likely = sum(row.drawn_bounds) // 2
     draw = Draw(

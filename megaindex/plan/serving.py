@@ -126,18 +126,16 @@ def drawn_bounds(sizing: Sizing, positions: Sequence[Served]) -> list[tuple[int,
     return list(zip(least, most, strict=True))
 
 
-def samples_served(
-    sizing: Sizing, drawn: Sequence[Served], built: int
-) -> tuple[Served, ...] | None:
+def samples_served(sizing: Sizing, drawn: Sequence[Served], built: int) -> tuple[Served, ...]:
     """Samples of a source that its draws serve, apart from each other and in order.
 
-    None where the framework ends with an error: a draw beyond the samples there are, of a source
-    whose length is 0.
+    Draws beyond the samples there are take them modulo the length that is counted; of a length of 0
+    NumPy's remainder is 0, the first sample.
     """
+    if built == 0:
+        return ()
     short = sizing.row.uncounted_samples
-    length = built - short if short else None
-    if length is not None and length < 1 and any(part.end > built for part in drawn):
-        return None
+    length = max(1, built - short) if short else None
     events: dict[int, int] = {}
     for part in drawn:
         for piece in _inside(part, built, length):

@@ -115,3 +115,21 @@ def test_what_was_read_is_printed(case: dict[str, Any], tmp_path: Path) -> None:
     again = resolve(read_neox([file]))
     assert make_plan(again).to_json() == plan.to_json()
     assert (again.data, again.packing, again.target) == (run.data, run.packing, run.target)
+
+
+def test_of_a_source_with_one_sample_that_sample_comes_again(tmp_path: Path) -> None:
+    """GPT-NeoX takes NumPy's remainder by a length of 0, which is 0."""
+    write_corpus(tmp_path / "one", [9])
+    write_corpus(tmp_path / "more", [81])
+    paths = {f"{split}_data_paths": ["@one", "@more"] for split in SPLITS}
+    keys = {
+        "seq_length": 8,
+        "train_batch_size": 1,
+        "global_num_gpus": 1,
+        "train_epochs": 1,
+        **paths,
+    }
+    run = run_of({"corpora": {}, "prompts": {}, "keys": keys}, tmp_path)
+    one, more = (row for row in make_plan(run).datasets if row.split == "train")
+    assert (one.built, one.drawn, one.distinct, more.drawn) == (1, 5, 1, 4)
+    assert one.coverage.tokens == pytest.approx((1 / 9, 0, 0, 0, 0, 8 / 9))
