@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -133,7 +133,7 @@ def _open_index(
 
 def _flat(identity: PairIdentity) -> list[int | str]:
     return [
-        *vars(identity.header).values(),
+        *(getattr(identity.header, field.name) for field in fields(identity.header)),
         identity.idx_nbytes,
         identity.bin_nbytes,
         *identity.versions,
