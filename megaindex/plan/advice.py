@@ -108,7 +108,8 @@ def dead_loaders(run: Run, plan: Plan) -> Iterator[str]:
             )
         for row in rows:
             if row.error:
-                yield f"{row.split}, {row.name}: GPT-NeoX ends with {row.error}; leave it out"
+                remedy = "megaindex.adapters.neox.install() in the run avoids it"
+                yield f"{row.split}, {row.name}: GPT-NeoX ends with {row.error}; {remedy}"
 
 
 def _more_data(run: Run, split: str) -> str:
@@ -403,7 +404,9 @@ def _setup(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
         )
     if not sizing.row.is_framework and run.variance_buffer not in (None, "exact"):
         yield f"order {run.order} sizes sources exactly; --variance-buffer has no effect"
-    if sizing.one_epoch_only and run.variance_buffer is not None:
+    if sizing.asks_one_epoch and run.variance_buffer is not None:
+        yield "train_epochs asks for epochs, not for samples: --variance-buffer has no effect"
+    elif sizing.one_epoch_only and run.variance_buffer is not None:
         yield "Megatron ignores a buffer for sources without weights; remove --variance-buffer"
     if plan.phases:
         yield (

@@ -49,6 +49,8 @@ def buffer_effect(run: Run, sizing: Sizing, aim: Aim) -> BufferEffect | None:
     """What 1.005 would have done where it is not in force; our orders are held to Megatron's."""
     if sizing.one_epoch_only or (sizing.buffer == COMMON_BUFFER and sizing.row.is_framework):
         return None
+    if sizing.asks_one_epoch:
+        return None
     if sizing.row.exact_num_epochs is not None:  # then no buffer changes what is built
         return None
     weights = sizing.weights or (None if sizing.single else tuple(sizing.per_epoch()))

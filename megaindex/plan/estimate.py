@@ -110,14 +110,20 @@ def _totals(run: Run, sizing: Sizing, aim: Aim, train: Sequence[Row]) -> dict[st
     tokens_consumed = aim.samples_consumed * run.sequence_length
     built = [row.built for row in train if row.built is not None]
     epochs = [row.epochs for row in train if row.epochs is not None]
+    samples_left = max(0, aim.samples_in_view - aim.samples_consumed)
+    tokens_left = max(0, aim.tokens_in_view - tokens_consumed)
+    if sizing.asks_one_epoch:  # passes draw some samples more often than others
+        distinct = sum(row.distinct or 0 for row in train)
+        samples_left = sum(row.samples_per_epoch for row in train) - distinct
+        tokens_left = sum(sizing.tokens) - distinct * run.sequence_length
     return {
         "train_iters": aim.train_iters,
         "tokens_per_epoch": sum(sizing.tokens),
         "samples_per_epoch": sum(row.samples_per_epoch for row in train[: len(sizing.tokens)]),
         "samples_consumed": aim.samples_consumed,
-        "samples_left_over": max(0, aim.samples_in_view - aim.samples_consumed),
+        "samples_left_over": samples_left,
         "tokens_consumed": tokens_consumed,
-        "tokens_left_over": max(0, aim.tokens_in_view - tokens_consumed),
+        "tokens_left_over": tokens_left,
         "samples_built": sum(built) if len(built) == len(train) else None,
         "num_epochs_built": max(epochs) if len(epochs) == len(train) else None,
     }

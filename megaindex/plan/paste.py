@@ -47,11 +47,13 @@ def adapter_settings(run: Run) -> dict[str, Any]:
         return {}
     needed: dict[str, Any] = {}
     buffer, own = run.variance_buffer, own_buffers(run)
+    if run.target.kind == "loader_epochs":
+        buffer = None  # it asks for epochs, not for samples
     if buffer == "exact":
         # of one source the exact buffer is none
         if any(count > 1 or value != 1 for count, value in own):
             needed["variance_buffer"] = "exact"
-    elif run.order == "neox" and own_sources(run) and not _fits(run):
+    elif buffer is not None and run.order == "neox" and own_sources(run) and not _fits(run):
         needed["variance_buffer"] = buffer
     row = dialect(run.order)
     for name, default in (

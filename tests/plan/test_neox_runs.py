@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,11 @@ def test_of_a_source_with_one_sample_that_sample_comes_again(tmp_path: Path) -> 
         **paths,
     }
     run = run_of({"corpora": {}, "prompts": {}, "keys": keys}, tmp_path)
-    one, more = (row for row in make_plan(run).datasets if row.split == "train")
+    plan = make_plan(run)
+    one, more = (row for row in plan.datasets if row.split == "train")
+    assert (plan.samples_left_over, plan.buffer_effect) == (6, None)
+    buffered = make_plan(replace(run, variance_buffer="exact"))
+    assert buffered.datasets == plan.datasets
+    assert any("--variance-buffer has no effect" in text for text in buffered.warnings)
     assert (one.built, one.drawn, one.distinct, more.drawn) == (1, 5, 1, 4)
     assert one.coverage.tokens == pytest.approx((1 / 9, 0, 0, 0, 0, 8 / 9))
