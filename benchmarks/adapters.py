@@ -8,8 +8,7 @@ from __future__ import annotations
 import gc
 import shutil
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,7 @@ import numpy as np
 
 import megaindex.adapters.megatron as adapter
 from benchmarks.corpora import Shape, write_sparse
-from benchmarks.timing import Comparison, timed
+from benchmarks.timing import Comparison, installed_or_not, timed
 
 SEQUENCE_LENGTH = 2048
 _COMPARED = 200  # samples of every split
@@ -108,21 +107,11 @@ def _alternate(
         for side, installed in zip(seconds, (True, False), strict=True):
             prepare()
             gc.collect()
-            with installed_or_not(installed):
+            with installed_or_not(adapter, installed):
                 elapsed = run()
             if number:  # the first run of each side warms it up
                 side.append(elapsed)
     return seconds
-
-
-@contextmanager
-def installed_or_not(wanted: bool) -> Iterator[None]:
-    if wanted:
-        adapter.install()
-    try:
-        yield
-    finally:
-        adapter.uninstall()
 
 
 def _corpora(directory: Path, sources: int, documents: int) -> list[str]:
@@ -174,7 +163,7 @@ def _check_equal(build: Callable[[], list[Any]], empty: Callable[[], None], cach
 
     def outcome(installed: bool) -> tuple[dict[str, bytes], list[Any]]:
         empty()
-        with installed_or_not(installed):
+        with installed_or_not(adapter, installed):
             built = build()
             read = [
                 [{k: np.asarray(v) for k, v in d[i].items()} for i in range(0, len(d), step)]

@@ -6,8 +6,6 @@ the default collate function, persistent workers.
 
 from __future__ import annotations
 
-import itertools
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,9 +13,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.adapters import installed_or_not
+import megaindex.adapters.megatron as adapter
 from benchmarks.loading import write_corpus
-from benchmarks.timing import Comparison
+from benchmarks.timing import Comparison, installed_or_not, timed_after
 
 MICRO_BATCH = 8
 WARM_UP = 16  # batches: worker processes start, files are opened, pages come in
@@ -49,9 +47,9 @@ def compare(
     checked: list[list[dict[str, torch.Tensor]]] = []
     for number in range(rounds + 1):
         for side, installed in zip(seconds, (True, False), strict=True):
-            with installed_or_not(installed):
+            with installed_or_not(adapter, installed):
                 if number:
-                    side.append(_timed(loader(count)))
+                    side.append(timed_after(loader(count), WARM_UP))
                 else:
                     checked.append([{k: v.clone() for k, v in b.items()} for b in loader(4)])
     _check_equal(*checked)
@@ -67,15 +65,6 @@ def compare(
         asked=ASKED.get(workers),
         output_bytes=read * length * (8 + 8 + 4 + 8),
     )
-
-
-def _timed(batches: Iterator[Any]) -> float:
-    for _ in itertools.islice(batches, WARM_UP):
-        pass
-    start = time.perf_counter()
-    for _ in batches:
-        pass
-    return time.perf_counter() - start
 
 
 def _dataset(prefixes: list[str], samples: int, length: int, cache: Path, *, mask: bool) -> Any:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import time
 from collections.abc import Iterator
 from functools import cache
@@ -13,7 +12,7 @@ import numpy as np
 import torch
 
 import megaindex
-from benchmarks.timing import Comparison
+from benchmarks.timing import Comparison, timed_after
 from megaindex.loader import BatchMaker, GPTDataset, MappedTokens, collate
 
 SEED = 1234
@@ -36,7 +35,9 @@ def compare(
     seconds: tuple[list[float], list[float]] = ([], [])
     for measured in range(rounds + 1):
         for side, times in zip((ours, "peer"), seconds, strict=True):
-            taken = _timed(sides.read(side, batches, workers if side == "peer" else 0))
+            taken = timed_after(
+                sides.read(side, batches, workers if side == "peer" else 0), WARM_UP
+            )
             if measured:
                 times.append(taken)
     samples = sum(map(len, batches[WARM_UP:]))
@@ -138,16 +139,6 @@ def _check(sides: _Sides, ours: str, batches: Batches) -> None:
         for name in FIELDS:
             if not np.array_equal(np.asarray(mine[name]), theirs[name].numpy()):
                 raise SystemExit(f"{name} of a batch differ from megatron-core's")
-
-
-def _timed(batches: Iterator[dict[str, Any]]) -> float:
-    """Seconds for all but the first batches."""
-    for _ in itertools.islice(batches, WARM_UP):
-        pass
-    start = time.perf_counter()
-    for _ in batches:
-        pass
-    return time.perf_counter() - start
 
 
 @cache

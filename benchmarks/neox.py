@@ -26,8 +26,9 @@ from typing import Any
 
 import numpy as np
 
+import megaindex.adapters.neox as adapter
 from benchmarks.corpora import Shape, write_index
-from benchmarks.timing import Comparison
+from benchmarks.timing import Comparison, installed_or_not, timed
 
 SOURCES = 50
 DOCUMENTS = 20_000  # of 1000 tokens, in each source
@@ -118,7 +119,7 @@ def _alternate(measure: Callable[[], float], rounds: int) -> dict[bool, list[flo
         for installed in (True, False):
             gc.collect()
             os.sync()
-            with _installed(installed):
+            with installed_or_not(adapter, installed):
                 elapsed = measure()
             if number:  # the first run of each side warms it up
                 seconds[installed].append(elapsed)
@@ -156,22 +157,22 @@ class _Run:
     def cold(self) -> float:
         time.sleep(_SYNCED_AFTER)
         self._empty()
-        return _seconds(self._build)
+        return timed(self._build)
 
     def warm(self) -> float:
         self._build()
-        return _seconds(self._build)
+        return timed(self._build)
 
     def first(self) -> float:
         self._build()
-        return _seconds(lambda: [next(iter(loader)) for loader in self._build().values()])
+        return timed(lambda: [next(iter(loader)) for loader in self._build().values()])
 
     def samples(self) -> float:
         dataset = self._build()["train"].dataset
         begin, end = _halves(STEPS * BATCH)
         for number in begin:
             dataset[number]
-        return _seconds(lambda: [dataset[number]["text"].size for number in end])
+        return timed(lambda: [dataset[number]["text"].size for number in end])
 
     def batches(self, workers: int) -> float:
         """The second half of so many batches: the first opens what is opened when it is read."""
@@ -179,13 +180,13 @@ class _Run:
         iterator = iter(loader)
         for _ in range(READ // BATCH):
             next(iterator)
-        return _seconds(lambda: [next(iterator)["text"].shape for _ in range(READ // BATCH)])
+        return timed(lambda: [next(iterator)["text"].shape for _ in range(READ // BATCH)])
 
     def check_equal(self) -> None:
         """Files byte by byte, batches of every loader, and samples across the blends."""
-        with _installed(False):
+        with installed_or_not(adapter, False):
             theirs = self._outcome()
-        with _installed(True):
+        with installed_or_not(adapter, True):
             ours = self._outcome()
         if ours[0] != theirs[0]:
             raise SystemExit("the caches differ")
@@ -220,26 +221,6 @@ def _halves(size: int) -> tuple[range, range]:
     """Samples spread over those of a run, READ to begin with and READ others."""
     step = max(1, size // (2 * READ))
     return range(0, READ * step, step), range(READ * step, 2 * READ * step, step)
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    result = run()
-    elapsed = time.perf_counter() - start
-    del result  # freeing is not part of the work
-    return elapsed
-
-
-@contextlib.contextmanager
-def _installed(wanted: bool) -> Iterator[None]:
-    import megaindex.adapters.neox as adapter
-
-    if wanted:
-        adapter.install()
-    try:
-        yield
-    finally:
-        adapter.uninstall()
 
 
 def _corpora(folder: Path) -> list[str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import statistics
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +56,27 @@ def timed(run: Callable[[], object]) -> float:
     seconds = time.perf_counter() - start
     del result  # freeing is not part of the work
     return seconds
+
+
+def timed_after(batches: Iterator[Any], warm_up: int) -> float:
+    """Seconds for all but the first ``warm_up`` batches."""
+    for _ in itertools.islice(batches, warm_up):
+        pass
+    start = time.perf_counter()
+    for _ in batches:
+        pass
+    return time.perf_counter() - start
+
+
+@contextmanager
+def installed_or_not(adapter: Any, wanted: bool) -> Iterator[None]:
+    """One side of a comparison: with the adapter module installed, or without."""
+    if wanted:
+        adapter.install()
+    try:
+        yield
+    finally:
+        adapter.uninstall()
 
 
 class PeakMemory:

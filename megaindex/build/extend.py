@@ -21,7 +21,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.arithmetic import samples_for_epochs
 from megaindex.index.blended import BlendedIndex
 from megaindex.index.dialect import dialect
-from megaindex.index.extended import ExtendedIndex, extend_index
+from megaindex.index.extended import ExtendedIndex, check_extension, extend_index
 from megaindex.index.plain import check_fraction, check_integer, parse_fraction
 from megaindex.index.spans import Index
 
@@ -154,13 +154,7 @@ def _extended_blend(
     seed: int,
     common: dict[str, Any],
 ) -> ExtendedRun:
-    if not 0 <= consumed <= old.num_samples:
-        raise InvalidArgument(
-            f"consumed_samples must be from 0 to {old.num_samples}, the samples of the blend, got "
-            f"{consumed}"
-        )
-    if more < 1:
-        raise InvalidArgument(f"more_samples must be at least 1, got {more}")
+    check_extension("the blend", old.num_samples, consumed, more)
     served = np.bincount(old.dataset_index[:consumed], minlength=len(old.indices))
     drawn, ordinals = next_draws(
         weights, dialect(common["order"]), old.indices, consumed, more, served

@@ -125,13 +125,7 @@ def extend_index(
     """
     consumed_samples = check_integer("consumed_samples", consumed_samples)
     more_samples, seed = check_integer("more_samples", more_samples), check_integer("seed", seed)
-    if not 0 <= consumed_samples <= old.num_samples:
-        raise InvalidArgument(
-            f"consumed_samples must be from 0 to {old.num_samples}, the samples of the old index, "
-            f"got {consumed_samples}"
-        )
-    if more_samples < 1:
-        raise InvalidArgument(f"more_samples must be at least 1, got {more_samples}")
+    check_extension("the old index", old.num_samples, consumed_samples, more_samples)
     left = min(more_samples, old.num_samples - consumed_samples)
     stages = [
         Stage(index=old, samples=range(consumed_samples)),
@@ -153,6 +147,17 @@ def extend_index(
 def derived_seed(seed: int, num_samples: int, epoch: int) -> int:
     """Seed of a further epoch after an index of ``num_samples``, 0 ... 2**32 - 1."""
     return xxhash.xxh3_64_intdigest(f"extend {seed} {num_samples} {epoch}".encode()) % 2**32
+
+
+def check_extension(what: str, num_samples: int, consumed_samples: int, more_samples: int) -> None:
+    """Refuse a place outside ``what`` is extended, or no further samples."""
+    if not 0 <= consumed_samples <= num_samples:
+        raise InvalidArgument(
+            f"consumed_samples must be from 0 to {num_samples}, the samples of {what}, got "
+            f"{consumed_samples}"
+        )
+    if more_samples < 1:
+        raise InvalidArgument(f"more_samples must be at least 1, got {more_samples}")
 
 
 def least_seen_samples(index: Index, consumed_samples: int, count: int) -> I64:

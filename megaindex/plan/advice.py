@@ -44,7 +44,7 @@ def caution(run: Run, sizing: Sizing, plan: Plan) -> str:
     dead = list(dead_loaders(run, plan))
     if dead:
         return dead[0]
-    train = _train(plan)
+    train = plan.rows("train")
     unsized = sizing.exact or sizing.pass_samples_vary
     if run.target.kind != "epochs" or unsized or any(row.drawn is None for row in train):
         return ""
@@ -87,7 +87,7 @@ def _buffer_line(run: Run) -> Iterator[str]:
 def dead_loaders(run: Run, plan: Plan) -> Iterator[str]:
     """GPT-NeoX ends with an error where a loader counts not one batch, or a source no sample."""
     for loader in plan.loaders:
-        rows = [row for row in plan.datasets if row.split == loader.split]
+        rows = plan.rows(loader.split)
         empty = [row for row in rows if row.built == 0 and row.tokens_per_epoch]
         blended = run.data.split is None
         if empty and blended:
@@ -196,7 +196,7 @@ def _enough(sizing: Sizing, rows: Sequence[Row]) -> str:
 
 def _repeats(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
     """Frameworks: epochs that the draws do not need, or mixed so that tokens stay unseen."""
-    rows = [row for row in _train(plan) if (row.epochs or 0) > 1 and row.drawn is not None]
+    rows = [row for row in plan.rows("train") if (row.epochs or 0) > 1 and row.drawn is not None]
     if not sizing.row.is_framework or not rows:
         return
     worst = max(rows, key=lambda row: (_unseen(row), row.epochs))
@@ -259,7 +259,7 @@ def _loaders_start_over(run: Run, plan: Plan) -> Iterator[str]:
         passes = run.target.value if run.target.kind == "loader_epochs" else 1
         if not 0 < counted < read or (loader.split == "train" and read <= counted * passes):
             continue
-        rows = [row for row in plan.datasets if row.split == loader.split]
+        rows = plan.rows(loader.split)
         held = sum(row.built or 0 for row in rows)
         remedy = "lower --eval-iters, or give more data"
         if loader.split == "train":
@@ -279,7 +279,7 @@ def _loaders_start_over(run: Run, plan: Plan) -> Iterator[str]:
 def _dry_loaders(sizing: Sizing, plan: Plan) -> Iterator[str]:
     """Megatron-LM: what is read beyond what was built, where `_dry_blend` does not say so."""
     for dry in plan.dry_loaders:
-        rows = [row for row in plan.datasets if row.split == dry.split]
+        rows = plan.rows(dry.split)
         if (
             dry.samples_read
             and len(rows) > 1
@@ -347,7 +347,7 @@ def _splits(run: Run, plan: Plan) -> Iterator[str]:
             f"{DEFAULT_SPLIT}; pass --split {DEFAULT_SPLIT} to plan what they would do"
         )
     for split in ("valid", "test"):
-        rows = [row for row in plan.datasets if row.split == split]
+        rows = plan.rows(split)
         yield from _evaluation_rows([row for row in rows if row.drawn])
         yield from _empty_sources(
             run, [row for row in rows if row.samples_per_epoch == 0], len(rows)
@@ -419,7 +419,3 @@ def _setup(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
             f"the blend is too long to count unasked: draws are bounds{limits}; pass "
             "--blend-counts exact to count them, about a minute for 10^9 samples"
         )
-
-
-def _train(plan: Plan) -> list[Row]:
-    return [row for row in plan.datasets if row.split == "train"]

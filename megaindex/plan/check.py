@@ -84,7 +84,7 @@ def _epochs_asked(run: Run) -> int:
 
 
 def _short(plan: Plan) -> list[str]:
-    train = [row for row in plan.datasets if row.split == "train"]
+    train = plan.rows("train")
     return [row.name for row in train if _is_short(row)]
 
 

@@ -222,6 +222,10 @@ class Plan:
     check_failures: tuple[str, ...] = ()
     """Why ``--check`` fails: data repeated, or more than a batch unseen. Empty: it passes."""
 
+    def rows(self, split: str) -> list[Row]:
+        """The rows of one split."""
+        return [row for row in self.datasets if row.split == split]
+
     def to_json(self) -> dict[str, Any]:
         """One object of plain values, as ``--json`` prints it."""
         result: dict[str, Any] = {}

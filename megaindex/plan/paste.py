@@ -289,6 +289,6 @@ def _weighted(plan: Plan, run: Run, split: Split) -> list[tuple[float | None, st
     sources = getattr(run.data, split)
     weights = [None if source.weight is None else float(source.weight) for source in sources]
     if split == "train" and run.target.per_source:
-        rows = [row for row in plan.datasets if row.split == "train" and row.phase in (None, 1)]
+        rows = [row for row in plan.rows("train") if row.phase in (None, 1)]
         weights = [row.weight for row in rows]
     return [(weight, source.path) for weight, source in zip(weights, sources, strict=True)]

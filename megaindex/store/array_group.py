@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
 from megaindex.index.orders.shuffled import Sink
 from megaindex.kernels import num_threads
+from megaindex.kernels.sizes import ceil_div
 from megaindex.store.array_set import ArrayFiles, Arrays, Identity, Sidecar
 from megaindex.store.array_writer import ArrayWriter, write_together
 from megaindex.store.claim import build_once
@@ -19,11 +19,9 @@ from megaindex.store.listing import Listing
 from megaindex.store.sidecar import find_arrays, record_accepted
 from megaindex.store.sidecar_file import make_sets_durable_later
 
-logger = logging.getLogger("megaindex")
-
-_WORTH_A_THREAD = 1 << 20  # bytes of an .idx: 50,000 documents
+_WORTH_A_THREAD = 1 << 18  # bytes of an .idx: 13,000 documents
 _WORTH_LISTING = 20  # names for each set: looking for its files by themselves takes longer
-_TOGETHER = 64  # sets recorded in one file: fewer than this are built by one thread
+_TOGETHER = 64  # most sets that are recorded in one file
 
 
 class ArrayRequest(Protocol):
@@ -32,6 +30,11 @@ class ArrayRequest(Protocol):
     @property
     def files(self) -> ArrayFiles:
         """Where the framework keeps them."""
+        ...
+
+    @property
+    def description(self) -> str:
+        """Text of the file that marks them as complete, where the framework has one."""
         ...
 
     @property
@@ -67,25 +70,30 @@ class Fetched:
     """By this process; else they were found."""
 
 
-def fetch_together(requests: Sequence[ArrayRequest], directory: str, key: str) -> list[Fetched]:
+def fetch_together(
+    requests: Sequence[ArrayRequest],
+    directory: str,
+    key: str,
+    before_building: Callable[[int], object],
+) -> list[Fetched]:
     """Look sets of one directory up, or let one process build those that are missing.
 
     Args:
         requests: those of equal content side by side.
         directory: of all their files.
         key: of the claim. Whoever builds one of these sets should use the same.
+        before_building: called with the number of missing sets, in the process that builds.
 
     Raises:
         FormatError: arrays that the framework wrote belong to another corpus or are damaged.
         StorageError: the directory cannot be written, or another builder takes too long.
     """
-    with uncollected():
-        return build_once(
-            directory,
-            key,
-            lambda: _find_all(requests, directory),
-            lambda: _build_missing(requests, directory),
-        )
+    return build_once(
+        directory,
+        key,
+        lambda: _find_all(requests, directory),
+        lambda: _build_missing(requests, directory, before_building),
+    )
 
 
 @contextlib.contextmanager
@@ -121,7 +129,7 @@ def _find(request: ArrayRequest, listing: Listing | None) -> Sidecar | None:
 
 def _find_all(requests: Sequence[ArrayRequest], directory: str) -> list[Fetched] | None:
     found = []
-    with _listing(requests, directory) as listing:
+    with uncollected(), _listing(requests, directory) as listing:
         for request in requests:
             sidecar = _find(request, listing)
             if sidecar is None:
@@ -130,16 +138,20 @@ def _find_all(requests: Sequence[ArrayRequest], directory: str) -> list[Fetched]
     return found
 
 
-def _build_missing(requests: Sequence[ArrayRequest], directory: str) -> list[Fetched]:
+def _build_missing(
+    requests: Sequence[ArrayRequest], directory: str, before_building: Callable[[int], object]
+) -> list[Fetched]:
     with _listing(requests, directory) as listing:
         sidecars = [_find(request, listing) for request in requests]
     missing = [number for number, sidecar in enumerate(sidecars) if sidecar is None]
-    logger.info("building the index arrays of %d of %d datasets", len(missing), len(requests))
-    parts = [missing[begin : begin + _TOGETHER] for begin in range(0, len(missing), _TOGETHER)]
+    before_building(len(missing))
     # Python's lock is held for most of the work on a small corpus: threads would only wait for it.
     nbytes = sum(requests[number].corpus_nbytes for number in missing)
-    at_once = min(len(parts), num_threads()) if nbytes >= len(missing) * _WORTH_A_THREAD else 1
-    threads = max(1, num_threads() // max(at_once, 1))
+    at_once = num_threads() if nbytes >= len(missing) * _WORTH_A_THREAD else 1
+    rounds = ceil_div(len(missing), _TOGETHER * at_once)  # all threads end at about the same time
+    size = max(1, ceil_div(len(missing), max(1, rounds * at_once)))
+    parts = [missing[begin : begin + size] for begin in range(0, len(missing), size)]
+    threads = max(1, num_threads() // at_once)
 
     def build(numbers: Sequence[int]) -> None:
         built = _build([requests[number] for number in numbers], listing, threads)
@@ -176,5 +188,5 @@ def _build(
             last = content, dict(writer.arrays)
 
     return write_together(
-        [(ArrayWriter(request.files, listing), request.identity, "") for request in requests], fill
+        [(ArrayWriter(r.files, listing), r.identity, r.description) for r in requests], fill
     )

@@ -12,9 +12,9 @@ import pytest
 from corpora import write_corpus
 from megatron_blends import assert_equal, build, installed, samples
 
-from megaindex.adapters.megatron import building, drawing
+from megaindex.adapters.megatron import drawing
 from megaindex.errors import FormatError, MissingFile
-from megaindex.store import sidecar, sidecar_file
+from megaindex.store import array_group, sidecar, sidecar_file
 from megaindex.store.listing import Listing
 from megaindex.store.sidecar_file import parse_sidecar
 
@@ -72,7 +72,7 @@ def test_with_and_without_a_listing(
     names: int,
 ) -> None:
     """In a directory with too many other files each one is looked for by itself."""
-    monkeypatch.setattr(building, "_WORTH_LISTING", names)
+    monkeypatch.setattr(array_group, "_WORTH_LISTING", names)
     config = {"blend": (corpora, WEIGHTS), **CONFIG}
     expected = samples(build(core, SIZES, tmp_path / "theirs", **config))
     with installed():

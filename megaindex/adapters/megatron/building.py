@@ -6,13 +6,9 @@ for rank 0 at a barrier, and none of them needs a device to wait with.
 
 from __future__ import annotations
 
-import contextlib
-import gc
 import hashlib
-import logging
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -33,20 +29,10 @@ from megaindex.adapters.megatron.reading import open_later
 from megaindex.adapters.megatron.reading import why_left as why_corpus_is_left
 from megaindex.adapters.reports import MEGATRON, Served
 from megaindex.errors import InvalidArgument
-from megaindex.kernels import num_threads
+from megaindex.store.array_group import ArrayRequest, fetch_together, uncollected
 from megaindex.store.array_set import Sidecar
-from megaindex.store.array_writer import ArrayWriter, write_together
-from megaindex.store.claim import build_once
-from megaindex.store.listing import Listing
-from megaindex.store.sidecar import record_accepted
-from megaindex.store.sidecar_file import make_sets_durable_later
-
-logger = logging.getLogger("megaindex")
 
 _CLASS = "BlendedMegatronDatasetBuilder"
-_WORTH_A_THREAD = 1 << 18  # bytes of an .idx: 13,000 documents
-_WORTH_LISTING = 20  # names for each dataset: looking for its five by themselves takes longer
-_TOGETHER = 64  # most datasets that are recorded in one file
 
 
 def build_megatron_datasets_parallel(
@@ -77,7 +63,7 @@ def _build(
     started = time.perf_counter()
     draws = expected_draws(self.config, self.sizes, split) if len(prefixes) > 1 else []
     ahead = Ahead(draws)
-    with _uncollected():
+    with uncollected():
         made = _make(self, makers, prefixes, sizes_per_dataset)
     pairs = [pair for row in made for pair in row if pair is not None]
     made_of = _fill_in(pairs, self.config.path_to_cache, ahead)
@@ -180,19 +166,6 @@ def _make(
     return made
 
 
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Thousands of objects are made at once, and stay. Looking for garbage among them, and among
-    all that a trainer holds, would take a fifth of the time."""
-    enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if enabled:
-            gc.enable()
-
-
 def _makers(self: Any, prefixes: Sequence[str], split: Sequence[Any]) -> list[Maker | None] | None:
     """For each split what makes its datasets; None where Megatron's own code has to."""
     config, module = self.config, core().builder
@@ -222,77 +195,12 @@ def _fill_in(
     else:
         names = "".join(str(request.files) for request in requests)
         key = f"{hashlib.md5(names.encode(), usedforsecurity=False).hexdigest()}-megaindex-blend"
-        sidecars, built = build_once(
-            directory,
-            key,
-            lambda: _find_all(requests, directory),
-            lambda: _build_missing(requests, directory, ahead),
-        )
+        with_files = cast("Sequence[ArrayRequest]", requests)  # those of a directory have them
+        fetched = fetch_together(with_files, directory, key, lambda _: ahead.start())
+        sidecars, built = [one.sidecar for one in fetched], [one.was_built for one in fetched]
     for (dataset, request), sidecar in zip(pairs, sidecars, strict=True):
         fill_in_later(dataset, request, sidecar)
     return requests, sidecars, built
-
-
-@contextlib.contextmanager
-def _listing(requests: Sequence[Request], directory: str) -> Iterator[Listing | None]:
-    """To look requests up by; what is found to be Megatron's is recorded at the end, and what
-    has outlived a boot noted."""
-    listing = Listing.of(directory, at_most=_WORTH_LISTING * len(requests))
-    yield listing
-    if listing is None:
-        return
-    for begin in range(0, len(listing.accepted), _TOGETHER):
-        record_accepted(listing.accepted[begin : begin + _TOGETHER])
-    for begin in range(0, len(listing.verified), _TOGETHER):
-        make_sets_durable_later(listing.verified[begin : begin + _TOGETHER])
-
-
-def _find_all(
-    requests: Sequence[Request], directory: str
-) -> tuple[list[Sidecar], list[bool]] | None:
-    sidecars = []
-    with _uncollected(), _listing(requests, directory) as listing:
-        for request in requests:
-            sidecar = request.find(listing)
-            if sidecar is None:
-                return None
-            sidecars.append(sidecar)
-    return sidecars, [False] * len(sidecars)
-
-
-def _build_missing(
-    requests: Sequence[Request], directory: str, ahead: Ahead
-) -> tuple[list[Sidecar], list[bool]]:
-    ahead.start()
-    with _listing(requests, directory) as listing:
-        sidecars = [request.find(listing) for request in requests]
-    is_missing = [sidecar is None for sidecar in sidecars]
-    missing = [number for number, is_new in enumerate(is_missing) if is_new]
-
-    # Python's lock is held for most of the work on a small corpus: threads would only wait for it.
-    index_bytes = sum(sum(requests[number].corpus.stamp[:1]) for number in missing)
-    at_once = num_threads() if index_bytes >= len(missing) * _WORTH_A_THREAD else 1
-    rounds = -(-len(missing) // (_TOGETHER * at_once))  # all threads end at about the same time
-    size = max(1, -(-len(missing) // max(1, rounds * at_once)))
-    parts = [missing[begin : begin + size] for begin in range(0, len(missing), size)]
-    threads = max(1, num_threads() // max(at_once, 1))
-
-    def build(numbers: list[int]) -> None:
-        chosen = [requests[number] for number in numbers]
-        built = write_together(
-            [
-                (ArrayWriter(r.files, listing), r.identity(), r.description)
-                for r in chosen
-                if r.files
-            ],
-            lambda k, writer: chosen[k].fill(writer, threads),
-        )
-        for number, sidecar in zip(numbers, built, strict=True):
-            sidecars[number] = sidecar
-
-    with ThreadPoolExecutor(at_once, "megaindex-build") as pool:
-        list(pool.map(build, parts))
-    return [sidecar for sidecar in sidecars if sidecar is not None], is_missing
 
 
 def build_megatron_dataset_splits(

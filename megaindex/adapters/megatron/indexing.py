@@ -61,14 +61,14 @@ class Request:
 
     def find(self, listing: Listing | None = None) -> Sidecar | None:
         assert self.files is not None
-        return find_arrays(self.files, self.identity(), self._check, listing)
+        return find_arrays(self.files, self.identity, self.check, listing)
 
     def build(self) -> Sidecar:
         """Build the arrays and publish them."""
         assert self.files is not None
         with ArrayWriter(self.files) as writer:
             self.fill(writer)
-            return writer.publish(self.identity(), self.description)
+            return writer.publish(self.identity, self.description)
 
     def find_or_build(self) -> tuple[Sidecar, str]:
         """Look the arrays up, or let one process build them; and whether they were ``opened`` or
@@ -136,6 +136,17 @@ class Request:
             **self.final_epoch,
         }
 
+    @property
+    def corpus_nbytes(self) -> int:
+        """Bytes of the .idx."""
+        return sum(self.corpus.stamp[:1])
+
+    @property
+    def content(self) -> None:
+        """Not known: corpora are opened one by one."""
+        return None
+
+    @property
     def identity(self) -> Identity:
         """What the arrays depend on."""
         return Identity(
@@ -146,7 +157,8 @@ class Request:
             learn=self.corpus.learn,
         )
 
-    def _check(self, arrays: Arrays) -> None:
+    def check(self, arrays: Arrays) -> None:
+        """Raise FormatError if these, which Megatron wrote, are not the arrays."""
         order = self.order()
         if len(order.documents):
             check_arrays(order, self.corpus.lengths, **arrays)

@@ -177,6 +177,11 @@ class Request:
         return os.path.dirname(str(self.files)) or "."
 
     @property
+    def description(self) -> str:
+        """GPT-NeoX marks nothing."""
+        return ""
+
+    @property
     def corpus_nbytes(self) -> int:
         return self.stamp[0] if self.stamp else 0
 

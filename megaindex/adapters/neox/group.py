@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import logging
 import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from megaindex.format import IndexedDataset
@@ -22,6 +24,8 @@ from megaindex.store.fingerprint import corpus_stamp
 
 if TYPE_CHECKING:
     from megaindex.adapters.neox.samples import Samples
+
+logger = logging.getLogger("megaindex")
 
 _CLAIM = "megaindex-neox"
 """Of all groups in a directory: jobs that share some of their arrays do not build them twice."""
@@ -47,13 +51,19 @@ class Group:
             # those of one corpus, which may have the same arrays, side by side
             members.sort(key=lambda samples: samples.data_prefix)
             requests = [samples.request() for samples in members]
-            fetched = fetch_together(requests, directory, _CLAIM)
+            fetched = fetch_together(
+                requests, directory, _CLAIM, partial(_report_building, len(requests))
+            )
             for samples, one in zip(members, fetched, strict=True):
                 samples.take(one)
         seconds = (time.perf_counter() - started) / max(1, len(self.asked))
         for _, report in self.asked:
             report(seconds)
         self.asked.clear()
+
+
+def _report_building(count: int, missing: int) -> None:
+    logger.info("building the index arrays of %d of %d datasets", missing, count)
 
 
 _current: contextvars.ContextVar[Group | None] = contextvars.ContextVar("group", default=None)
