@@ -22,7 +22,8 @@ from megaindex.index.arrays import ArrayIndex
 from megaindex.index.on_demand import LaterIndex
 from megaindex.index.spans import Index
 from megaindex.io.json_files import is_size
-from megaindex.io.locations import absolute, check_local, each_of
+from megaindex.io.locations import absolute, check_local
+from megaindex.io.objects.files import each_of
 from megaindex.store.cache import load_entry
 from megaindex.store.fingerprint import entry_key
 from megaindex.store.records import Record, read_records, stamps_of, write_records

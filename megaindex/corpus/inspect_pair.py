@@ -17,8 +17,9 @@ from megaindex.format.pair import IndexArrays, index_arrays
 from megaindex.format.paths import pair_paths
 from megaindex.io.facts import Facts
 from megaindex.io.kinds import odd_kind
-from megaindex.io.locations import is_remote, local_copy, look_at
+from megaindex.io.locations import is_remote
 from megaindex.io.mapping import map_readonly
+from megaindex.io.objects.files import local_copy, look_at
 
 _CHUNK = 1 << 17
 _CLASSES = 32

@@ -14,7 +14,8 @@ from typing import Literal
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.io.failures import as_storage_error
 from megaindex.io.kinds import check_file
-from megaindex.io.locations import is_remote, list_remote, look_at, names_folder, plain
+from megaindex.io.locations import is_remote, names_folder, plain
+from megaindex.io.objects.files import list_remote, look_at
 from megaindex.store.array_set import SUFFIX
 from megaindex.store.manifest import MANIFEST
 

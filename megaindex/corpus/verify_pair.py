@@ -25,8 +25,9 @@ from megaindex.format.validate import (
 )
 from megaindex.io.facts import Facts
 from megaindex.io.kinds import odd_kind
-from megaindex.io.locations import is_remote, local_copy, look_at
+from megaindex.io.locations import is_remote
 from megaindex.io.mapping import map_readonly
+from megaindex.io.objects.files import local_copy, look_at
 from megaindex.io.progress import Bar
 
 

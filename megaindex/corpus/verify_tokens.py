@@ -13,7 +13,8 @@ from megaindex.format.faults import Fault
 from megaindex.format.pair import IndexArrays
 from megaindex.io.facts import Facts
 from megaindex.io.failures import as_storage_error
-from megaindex.io.locations import is_remote, open_binary
+from megaindex.io.locations import is_remote
+from megaindex.io.objects.files import open_binary
 from megaindex.io.progress import Bar
 
 _CHUNK_BYTES = 4 << 20

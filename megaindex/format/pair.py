@@ -16,8 +16,9 @@ from megaindex.format.header import HEADER_BYTES, IndexHeader, has_modes, parse_
 from megaindex.format.paths import check_not_a_half, pair_paths
 from megaindex.format.validate import check_bound_ends, check_bounds, check_sequences
 from megaindex.io.facts import Facts
-from megaindex.io.locations import each_of, is_remote, local_copy, look_at
+from megaindex.io.locations import is_remote
 from megaindex.io.mapping import map_file
+from megaindex.io.objects.files import each_of, local_copy, look_at
 
 logger = logging.getLogger(__name__)
 

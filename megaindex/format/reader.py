@@ -16,7 +16,8 @@ from megaindex.format.header import IndexHeader
 from megaindex.format.pair import MappedPair, map_pair
 from megaindex.format.paths import pair_paths
 from megaindex.io.facts import Facts
-from megaindex.io.locations import look_at, plain
+from megaindex.io.locations import plain
+from megaindex.io.objects.files import look_at
 
 
 class PairIdentity(NamedTuple):

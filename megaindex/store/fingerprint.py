@@ -11,7 +11,7 @@ import numpy as np
 import xxhash
 
 from megaindex.io.facts import Facts
-from megaindex.io.locations import each_of, read_ranges, stamp
+from megaindex.io.objects.files import each_of, read_ranges, stamp
 from megaindex.kernels.types import I32, I64, IntArray
 
 CACHE_FORMAT = 1  # raise when the arrays of an entry would mean something else

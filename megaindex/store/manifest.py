@@ -15,11 +15,11 @@ import xxhash
 from megaindex.errors import FormatError
 from megaindex.io.json_files import read_object
 from megaindex.store.fingerprint import CACHE_FORMAT, canonical_json
+from megaindex.store.npy import ARRAY_DTYPES
 
 MANIFEST = "manifest.json"
 _LONGEST = 1 << 24  # bytes; a manifest has some hundreds
 _ARRAY_NAME = re.compile(r"[A-Za-z0-9_]{1,64}", re.ASCII)
-ARRAY_DTYPES = ("int16", "int32", "int64", "uint8", "uint32")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,8 +18,9 @@ from megaindex.io.failures import as_storage_error
 from megaindex.io.mapping import map_readonly
 from megaindex.kernels.types import IntArray
 from megaindex.store.fingerprint import array_bytes
-from megaindex.store.manifest import ARRAY_DTYPES
 
+ARRAY_DTYPES = ("int16", "int32", "int64", "uint8", "uint32")
+"""Of the arrays that a cache may hold."""
 WORTH_MAPPING = 32 << 20  # bytes; page faults of fewer cost more than writing them
 _WRITE_BYTES = 8 << 20
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE

@@ -17,7 +17,7 @@ from typing import Any
 import xxhash
 
 from megaindex.io.json_files import read_object
-from megaindex.io.locations import each_of
+from megaindex.io.objects.files import each_of
 from megaindex.store.fingerprint import canonical_json, corpus_stamp
 
 logger = logging.getLogger("megaindex")

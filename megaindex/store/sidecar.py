@@ -39,8 +39,7 @@ from megaindex.store.array_set import (
 )
 from megaindex.store.fingerprint import array_checksum
 from megaindex.store.listing import Listing, current_states
-from megaindex.store.manifest import ARRAY_DTYPES
-from megaindex.store.npy import map_npy
+from megaindex.store.npy import ARRAY_DTYPES, map_npy
 from megaindex.store.sidecar_file import make_sets_durable_later, read_sidecar, write_sidecars
 
 logger = logging.getLogger("megaindex")

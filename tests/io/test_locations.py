@@ -21,7 +21,7 @@ from megaindex.corpus.repair import repair
 from megaindex.corpus.tokenize import tokenize
 from megaindex.corpus.verify import verify
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
-from megaindex.io.locations import look_at
+from megaindex.io.objects.files import look_at
 
 
 def test_nothing_is_there(tmp_path: Path) -> None:

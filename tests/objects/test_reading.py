@@ -22,9 +22,9 @@ from megaindex.corpus.verify import verify
 from megaindex.errors import InvalidArgument, MissingFile, OutOfRange, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.io.facts import Facts
-from megaindex.io.locations import look_at, stamp
 from megaindex.io.objects import cache
 from megaindex.io.objects.coalesced import read_all
+from megaindex.io.objects.files import look_at, stamp
 from megaindex.store.fingerprint import (
     CHUNK_BYTES,
     CHUNKS,

@@ -13,7 +13,8 @@ from megaindex.corpus.imports.stream import Batch, Stream
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile
 from megaindex.io.failures import as_storage_error, storage_error
 from megaindex.io.kinds import check_file
-from megaindex.io.locations import check_local, look_at
+from megaindex.io.locations import check_local
+from megaindex.io.objects.files import look_at
 
 _ROWS = 1 << 12  # rows read at once
 _USUAL = ("tokens", "input_ids")

@@ -19,14 +19,8 @@ from typing import Any
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.io.facts import Facts
 from megaindex.io.failures import as_storage_error
-from megaindex.io.locations import (
-    check_local,
-    is_remote,
-    list_remote,
-    look_at,
-    names_folder,
-    open_binary,
-)
+from megaindex.io.locations import check_local, is_remote, names_folder
+from megaindex.io.objects.files import list_remote, look_at, open_binary
 
 logger = logging.getLogger("megaindex")
 

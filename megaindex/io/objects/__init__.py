@@ -1,5 +1,4 @@
-"""Corpora in object stores, read through obstore: what an object is, its bytes, a copy of it here.
+"""Corpora in object stores, read through obstore: metadata, byte ranges and local copies.
 
-Nothing but this package knows obstore; `megaindex.io.locations` is the door to it for paths that
-may be files or objects.
+Only this package imports obstore. `megaindex.io.objects.files` serves files and objects alike.
 """

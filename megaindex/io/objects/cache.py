@@ -27,7 +27,7 @@ from megaindex.io.atomic import AtomicFiles
 from megaindex.io.facts import Facts
 from megaindex.io.failures import as_storage_error
 from megaindex.io.json_files import read_object
-from megaindex.io.locations import check_local, stamp
+from megaindex.io.locations import check_local, file_stamp
 from megaindex.io.objects.reading import fill
 from megaindex.io.progress import copying
 
@@ -72,7 +72,7 @@ def _sound_copy(facts: Facts, record: str) -> str | None:
         checked = recorded.pop("checked", None)
         name = str(recorded["copy"])
         copy = os.path.join(os.path.dirname(record), os.path.basename(name))
-        now = stamp(copy)
+        now = file_stamp(copy)
         if recorded == _record(facts, name, str(recorded["xxh3_128"])):
             if now and now == checked:
                 return copy
@@ -124,7 +124,7 @@ def _copied(facts: Facts, copy: str) -> str:
 def _remember(record: str, recorded: dict[str, Any], copy: str, now: list[int]) -> None:
     """Spare the next opening the checksum, if the copy is what it was before it was read."""
     changed = os.stat(copy).st_ctime_ns
-    if now == stamp(copy) and changed <= time.time_ns() - _SETTLED:
+    if now == file_stamp(copy) and changed <= time.time_ns() - _SETTLED:
         with contextlib.suppress(OSError):  # a cache that is only read
             _write({**recorded, "checked": now}, record, copy)
 
