@@ -95,7 +95,7 @@ def load(file: TokenizerFile) -> Tokenizer:
         FormatError: the file is no tokenizer.
         StorageError: the file is no longer what it was when the run began.
     """
-    from megaindex.corpus.tokenize import libraries
+    from megaindex.corpus.tokenize.libraries import load_sentencepiece, load_tokenizers
 
     if file.library == BYTES:
         return Bytes()
@@ -105,7 +105,7 @@ def load(file: TokenizerFile) -> Tokenizer:
             f"{file.path}: is not the tokenizer that the run began with ({now.fingerprint}, was "
             f"{file.fingerprint}); put it back, or begin anew"
         )
-    return getattr(libraries, f"load_{file.library}")(file)  # type: ignore[no-any-return]
+    return load_sentencepiece(file) if file.library == "sentencepiece" else load_tokenizers(file)
 
 
 class Bytes:
