@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from megaindex.format.dtypes import Dialect
 from megaindex.format.faults import RESTORE, Fault
-from megaindex.kernels import active, reference
+from megaindex.kernels import active, load
 
 _CHUNK = 1 << 17  # a chunk and its temporaries stay in a core's cache
 _FEW = 1 << 12  # sequences for which no compiled backend need be loaded
@@ -49,11 +49,11 @@ def check_sequences(
         size, begin = int(lengths[0]), int(pointers[0])
         if size >= 0 and 0 <= begin <= bin_size - size * itemsize and begin % itemsize == 0:
             return size
-    tokens_within = active().tokens_within if len(lengths) > _FEW else reference.tokens_within
+    kernels = active() if len(lengths) > _FEW else load("reference")
     total = 0
     for start in range(0, len(lengths), _CHUNK):
         part = slice(start, start + _CHUNK)
-        tokens = tokens_within(pointers[part], lengths[part], itemsize, bin_size)
+        tokens = kernels.tokens_within(pointers[part], lengths[part], itemsize, bin_size)
         if tokens < 0:
             sizes, begins = lengths[part].astype(np.int64), pointers[part].astype(np.int64)
             masks = sequence_masks(sizes, begins, itemsize, bin_size)

@@ -25,7 +25,7 @@ _REINSTALL = (
     "reinstall megaindex where a C++17 compiler is, without MEGAINDEX_NO_NATIVE and with pip's "
     "--force-reinstall --no-cache-dir"
 )
-_MODULES = {"native": "native", "numba": "jit", "reference": "reference"}
+_MODULES = {"native": "_native", "numba": "jit", "reference": "reference"}
 
 
 def load(name: str) -> Backend:

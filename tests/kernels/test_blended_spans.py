@@ -65,7 +65,7 @@ def test_what_is_not_there_is_refused(backend: Any, which: int, sample: int, mes
 
 
 def test_the_native_table_keeps_its_arrays() -> None:
-    native = pytest.importorskip("megaindex.kernels.native")
+    native = pytest.importorskip("megaindex.kernels._native")
     rng = np.random.default_rng(2)
     shuffle, rows, documents, lengths, extra = arrays(rng, 1)
     table = native.span_table(

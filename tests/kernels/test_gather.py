@@ -190,7 +190,7 @@ def test_an_output_that_could_overflow_is_refused(backend: Any, dtype: str, out:
 
 
 def test_threads_change_nothing() -> None:
-    native = pytest.importorskip("megaindex.kernels.native")
+    native = pytest.importorskip("megaindex.kernels._native")
     tokens = np.random.default_rng(1).integers(0, 60_000, 700_001).astype(np.uint16)
     table = native.token_table([(tokens, np.array([2]), np.array([700_000], np.int32))])
     rows, width = 12, 50_000
@@ -226,7 +226,7 @@ def test_threads_change_nothing() -> None:
     ],
 )
 def test_the_native_core_checks(change: dict[str, Any], message: str) -> None:
-    native = pytest.importorskip("megaindex.kernels.native")
+    native = pytest.importorskip("megaindex.kernels._native")
     table = native.token_table([(np.ones(4, np.uint16), np.array([0]), np.array([4], np.int32))])
     call: dict[str, Any] = {
         "source": np.zeros(1, np.int32),
@@ -244,7 +244,7 @@ def test_the_native_core_checks(change: dict[str, Any], message: str) -> None:
 
 
 def test_the_native_table_checks_and_keeps_its_arrays() -> None:
-    native = pytest.importorskip("megaindex.kernels.native")
+    native = pytest.importorskip("megaindex.kernels._native")
     pointers, lengths = np.array([0]), np.array([3], np.int32)
     with pytest.raises(InvalidArgument, match="pointers, lengths: must be as many"):
         native.token_table([(np.zeros(3, np.uint16), pointers, np.zeros(2, np.int32))])

@@ -55,7 +55,7 @@ def test_a_written_down_case(backend: Any) -> None:
     ],
 )
 def test_the_native_core_checks(change: dict[int, Any], message: str) -> None:
-    native = pytest.importorskip("megaindex.kernels.native")
+    native = pytest.importorskip("megaindex.kernels._native")
     call: list[Any] = [np.array([0]), np.array([3]), np.array([0, 1]), np.ones(3, np.int64)]
     call += [np.zeros(3, np.int64), 1]
     assert native.least_seen(*call).tolist() == [0]

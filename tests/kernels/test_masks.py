@@ -123,7 +123,7 @@ def test_padding_belongs_to_the_last_document_and_the_extra_token_to_none(backen
     ],
 )
 def test_the_native_core_checks(call: tuple[Any, ...], message: str) -> None:
-    native = pytest.importorskip("megaindex.kernels.native")
+    native = pytest.importorskip("megaindex.kernels._native")
     arrays = {
         "tokens": np.zeros((2, 3), np.int32),
         "labels": np.zeros((2, 3), np.int32),

@@ -54,7 +54,7 @@ def test_two_passes_are_one(backend: Any) -> None:
 
 
 def test_the_native_core_checks() -> None:
-    native = pytest.importorskip("megaindex.kernels.native")
+    native = pytest.importorskip("megaindex.kernels._native")
     begins = np.empty(3, np.int64)
     for lengths, capacity, tokens, out in [
         (np.ones(3, np.int64), 4, 0, begins),

@@ -114,7 +114,7 @@ def test_one_bit_of_input_moves_half_of_the_output() -> None:
     ],
 )
 def test_the_native_core_checks(change: dict[int, Any], message: str) -> None:
-    native = pytest.importorskip("megaindex.kernels.native")
+    native = pytest.importorskip("megaindex.kernels._native")
     one = np.array([1])
     call: list[Any] = [one, np.array([0], np.int32), one, one, one, np.array([0, 1]), KEYS]
     call += [np.array([0]), np.zeros((1, 2), np.uint64)]

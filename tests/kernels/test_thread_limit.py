@@ -14,7 +14,7 @@ import megaindex
 PROGRAM = """
 import os, resource, threading
 import numpy as np
-from megaindex.kernels import native
+from megaindex.kernels import _native as native
 
 def results(threads):
     shuffled = np.empty(300_000, np.int64)
@@ -50,7 +50,7 @@ assert all(np.array_equal(a, b) for a, b in zip(alone, results(4), strict=True))
 
 
 def test_work_is_done_without_threads() -> None:
-    pytest.importorskip("megaindex.kernels.native")
+    pytest.importorskip("megaindex.kernels._native")
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM],
         cwd=Path(megaindex.__file__).parents[1],  # whose package is imported there, too

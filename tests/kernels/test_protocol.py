@@ -1,0 +1,40 @@
+"""Every backend has the functions of the protocol, with its argument names and defaults."""
+
+from __future__ import annotations
+
+import inspect
+import re
+
+import pytest
+
+from megaindex.kernels import load
+from megaindex.kernels.protocol import Backend
+
+FUNCTIONS = [name for name, value in vars(Backend).items() if inspect.isfunction(value)]
+FUNCTIONS = [name for name in FUNCTIONS if not name.startswith("_")]
+
+
+def arguments(function: object) -> list[tuple[str, str]]:
+    """Names and defaults; of a compiled function they stand in the first line of its docstring."""
+    try:
+        parameters = inspect.signature(function).parameters.values()  # type: ignore[arg-type]
+    except ValueError:
+        text = (function.__doc__ or "").partition("(")[2].partition(") ->")[0]
+        text = re.sub(r"\[[^]]*\]", "", text)
+        found = [re.match(r"(\w+): [^=]*(?:= (.*))?$", part) for part in text.split(", ") if part]
+        return [(match[1], match[2] or "") for match in found if match is not None]
+    empty = inspect.Parameter.empty
+    named = [p for p in parameters if p.name != "self"]
+    return [(p.name, "" if p.default is empty else str(p.default)) for p in named]
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_backends_have_the_functions_of_the_protocol(backend: Backend, name: str) -> None:
+    assert arguments(getattr(backend, name)) == arguments(getattr(Backend, name))
+
+
+def test_the_protocol_has_the_functions_of_the_specification() -> None:
+    reference = load("reference")
+    public = {n for n, value in vars(reference).items() if inspect.isfunction(value)}
+    assert public == set(FUNCTIONS)
+    assert len(FUNCTIONS) > 30
