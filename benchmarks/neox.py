@@ -14,6 +14,7 @@ import gc
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -213,6 +214,7 @@ class _Run:
         return loaders
 
     def _empty(self) -> None:
+        shutil.rmtree(self._folder / "megaindex-blends", ignore_errors=True)
         for path in self._folder.glob("*_indexmap_*"):
             path.unlink()
 

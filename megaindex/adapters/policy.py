@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ class Policy:
     row: Dialect
     """The framework's order with the final epoch as asked."""
 
-    @property
+    @functools.cached_property
     def final_epoch(self) -> dict[str, Any]:
         """What decides the arrays besides the framework's own settings; empty where nothing."""
         if self.row == dialect(self.row.order):
@@ -36,7 +37,7 @@ class Policy:
             settings["final_epoch_threshold"] = self.row.final_epoch_threshold
         return settings
 
-    @property
+    @functools.cached_property
     def mark(self) -> str:
         """What the final epoch adds to the names of arrays; empty where it is the framework's."""
         values = self.final_epoch.values()

@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
@@ -126,10 +126,14 @@ class Reports:
 
     def serve(self, kind: str, name: str, how: str, **facts: Any) -> None:
         """Record a dataset that megaindex serves."""
-        row = Served(self.framework, kind, name, "megaindex", how, **facts)
-        self.rows[kind, name, ""] = row
+        self.serve_each([Served(self.framework, kind, name, "megaindex", how, **facts)])
+
+    def serve_each(self, rows: Sequence[Served]) -> None:
+        """Record datasets that megaindex serves, in one log record of a line for each."""
+        for row in rows:
+            self.rows[row.kind, row.name, ""] = row
         if self._is_heard():
-            self._say(f"megaindex: {row}")
+            self._say("\n".join(f"megaindex: {row}" for row in rows))
 
     def serve_together(self, make_rows: Callable[[], list[Served]], summary: str) -> None:
         """Record datasets that were made at once, in one log record of several lines.

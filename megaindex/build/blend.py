@@ -17,7 +17,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.arithmetic import INT64_MAX, samples_in
 from megaindex.index.blended import MOST_SOURCES, BlendedIndex
 from megaindex.index.dialect import Dialect, dialect
-from megaindex.index.draws import DivisorDraws, GreedyDraws, Rule, fill_blend
+from megaindex.index.draws import DivisorDraws, GreedyDraws, Rule, exact_values, fill_blend
 from megaindex.index.orders.shuffled import Memory, Sink
 from megaindex.index.plain import (
     check_buffer,
@@ -198,8 +198,8 @@ class _Draws:
             memory = Memory()
             self._build(size, memory)
             return memory.arrays
-        exact = [v.hex() if isinstance(v, float) else v for v in self.values.tolist()]
-        parameters = {"order": "blend", "rule": self.rule, "values": exact, "size": size}
+        values = exact_values(self.values)
+        parameters = {"order": "blend", "rule": self.rule, "values": values, "size": size}
         expected = {name: ((size,), dtype) for name, dtype in _DTYPES.items()}
         return fetch(cache_dir, parameters, lambda sink: self._build(size, sink), expected=expected)
 

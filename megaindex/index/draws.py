@@ -24,7 +24,7 @@ Rule = Literal["greedy", "exhaustive", "divisor"]
 
 def fill_blend(
     rule: Rule,
-    values: IntArray,
+    values: IntArray | F64,
     dataset_index: IntArray,
     dataset_sample_index: I64,
     *,
@@ -53,6 +53,11 @@ def fill_blend(
     end = begin + dataset_index.size
     fills[rule](values, begin, end, counts, dataset_index, dataset_sample_index)
     return counts
+
+
+def exact_values(values: IntArray | F64) -> list[int | str]:
+    """Weights or sizes as a parameter of a cache entry: every bit of them."""
+    return [v.hex() if isinstance(v, float) else v for v in values.tolist()]
 
 
 class Draws(Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -99,6 +99,11 @@ def check_sample_ids(sample_ids: npt.ArrayLike, num_samples: int) -> I64:
     Raises:
         OutOfRange: an id below 0 or not below ``num_samples``.
     """
+    # A dataset asks for one at a time, and a comparison in NumPy takes longer than its kernel.
+    if isinstance(sample_ids, list) and len(sample_ids) == 1:
+        only: Any = sample_ids[0]
+        if type(only) is int and 0 <= only < num_samples:
+            return np.array(sample_ids, np.int64)
     ids = np.asarray(sample_ids)
     if ids.ndim == 0:
         ids = ids.reshape(1)
@@ -106,7 +111,6 @@ def check_sample_ids(sample_ids: npt.ArrayLike, num_samples: int) -> I64:
         raise OutOfRange(
             f"sample ids must be integers in one dimension, got {ids.dtype} of shape {ids.shape}"
         )
-    # A dataset asks for one at a time, and a comparison in NumPy takes longer than its kernel.
     few = ids.tolist() if ids.size <= 8 else (ids.min(), ids.max())
     if few and not 0 <= min(few) <= max(few) < num_samples:
         wrong = ids[(ids < 0) | (ids >= num_samples)]

@@ -21,8 +21,10 @@ from megaindex.store.array_set import (
     ArrayFiles,
     ArrayRecord,
     Arrays,
+    FileState,
     Identity,
     Sidecar,
+    state_of,
     states_of,
 )
 from megaindex.store.fingerprint import array_bytes, array_checksum
@@ -53,6 +55,7 @@ class ArrayWriter:
         self._headers: dict[str, bytes] = {}
         self._records: dict[str, ArrayRecord] = {}
         self._checksums: dict[str, str | Future[str]] = {}
+        self._states: dict[str, FileState] = {}
         self._arrays: Arrays = {}
         self._mapped: set[str] = set()
         self._pool: ThreadPoolExecutor | None = None
@@ -96,7 +99,7 @@ class ArrayWriter:
             self._checksums[name] = self._pool.submit(array_checksum, array)
         else:
             data = array_bytes(array)
-            _create(self._temporary(name), self._headers[name], data)
+            self._states[name] = _create(self._temporary(name), self._headers[name], data)
             self._checksums[name] = xxhash.xxh3_128_hexdigest(data)
 
     @property
@@ -122,7 +125,8 @@ class ArrayWriter:
             for name, checksum in self._checksums.items()
         }
         self._arrays.clear()
-        files = states_of({name: self._temporary(name) for name in self._records})
+        mapped = {name: self._temporary(name) for name in self._records if name in self._mapped}
+        files = {**self._states, **states_of(mapped)}
         return identity.sidecar("built", self._records, files, checksums)
 
     def reveal(self, text: str = "") -> None:
@@ -186,12 +190,13 @@ def write_together(
     return sidecars
 
 
-def _create(path: str, header: bytes, data: bytes | memoryview = b"") -> None:
-    """A new file that holds the header, then the data."""
+def _create(path: str, header: bytes, data: bytes | memoryview = b"") -> FileState:
+    """Make a new file that holds the header, then the data."""
     try:
         descriptor = _open_new(path)
         try:
             _write(descriptor, header, data)
+            return state_of(os.fstat(descriptor))
         finally:
             os.close(descriptor)
     except OSError as error:

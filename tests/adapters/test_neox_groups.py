@@ -7,7 +7,9 @@ import logging
 import multiprocessing
 import os
 import pickle
+import shutil
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,14 +17,18 @@ from typing import Any
 import neox_stand_in
 import numpy as np
 import pytest
+import xxhash
 from neox_running import SIZES, arguments, batches, loaders_of, texts
 
 import megaindex.adapters.neox as adapter
 import megaindex.helpers
+from megaindex import adapters
 from megaindex.adapters.neox import blend as blending
+from megaindex.adapters.neox.samples import as_range
 from megaindex.errors import FormatError
 from megaindex.format import reader
 from megaindex.index.orders import shuffled
+from megaindex.store.fingerprint import canonical_json
 
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
 FILES = ("doc_idx", "sample_idx", "shuffle_idx")
@@ -209,6 +215,148 @@ def test_blends_of_equal_weights_share_their_draws(
             blend.dataset_index[0] = 1
     other = neox_stand_in.BlendableDataset(blends[0].datasets, [0.4, 0.3, 0.3])
     assert not np.shares_memory(other.dataset_index, blends[0].dataset_index)
+
+
+@pytest.fixture
+def keeps_blends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blending, "_WORTH_KEEPING", 1)
+
+
+def entries_of(folder: Path) -> list[Path]:
+    return sorted(path for path in (folder / blending.FOLDER).iterdir() if path.is_dir())
+
+
+def outcome(blend: Any) -> tuple[list[int], list[int]]:
+    return blend.dataset_index.tolist(), blend.dataset_sample_index.tolist()
+
+
+def test_a_blend_that_was_kept_is_not_drawn_again(
+    neox: Any, tmp_path: Path, keeps_blends: None, monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Its lines in the log are the same; other weights and sizes have entries of their own."""
+    args = arguments(tmp_path, SIZES, weights=[0.5, 0.2, 0.3])
+    drawn = count_calls(monkeypatch, blending, "fill_blend")
+    before, said = [], []
+    for _ in range(2):
+        adapter.install()
+        blends = [loader.dataset for loader in loaders_of(args).values()]
+        before.append([outcome(blend) for blend in blends])
+        said.append([line for line in capfd.readouterr().out.split("\n") if "achieved" in line])
+        assert len(drawn) == 1
+        kept = [row for row in adapters.status().datasets if row.kind == "BlendableDataset"]
+        del blends
+    assert before[0] == before[1]
+    assert said[0] == said[1]
+    assert len(said[0]) == 9
+    assert {row.how for row in kept} == {"opened"}
+    assert {row.cache for row in kept} == {str(path) for path in entries_of(tmp_path)}
+    copied = pickle.loads(pickle.dumps(loaders_of(args)["valid"].dataset))
+    assert outcome(copied) == before[0][1]
+    adapter.uninstall()
+    adapter.install()
+    for weights in ([0.5, 0.3, 0.2], [0.5, 0.2, 0.3000001]):
+        loaders_of(SimpleNamespace(**{**vars(args), "weights": weights}))
+    assert len(entries_of(tmp_path)) == len(drawn) == 3
+
+
+@pytest.mark.parametrize("damage", ["cut", "counts", "manifest", "other"])
+def test_a_damaged_blend_is_drawn_again(
+    neox: Any, tmp_path: Path, keeps_blends: None, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter.install()
+    args = arguments(tmp_path, SIZES, weights=[0.5, 0.2, 0.3])
+    expected = outcome(loaders_of(args)["train"].dataset)
+    (entry,) = entries_of(tmp_path)
+    files = {path.name: path.read_bytes() for path in entry.iterdir()}
+    if damage == "cut":
+        (entry / "sample.npy").write_bytes(files["sample.npy"][:-8])
+    elif damage == "counts":  # after a crash of the machine: checksums are compared
+        manifest = json.loads(files["manifest.json"])
+        counts = np.load(entry / "counts.npy")
+        np.save(entry / "counts.npy", counts[::-1])
+        body = {name: value for name, value in manifest.items() if name != "checksum"}
+        body["boot_id"] = "another"
+        checksum = xxhash.xxh3_128_hexdigest(canonical_json(body).encode())
+        (entry / "manifest.json").write_text(canonical_json({**body, "checksum": checksum}))
+        (entry / "durable").unlink(missing_ok=True)
+    elif damage == "manifest":
+        (entry / "manifest.json").write_bytes(files["manifest.json"].replace(b"uint8", b"int16"))
+    else:
+        adapter.install()
+        loaders_of(SimpleNamespace(**{**vars(args), "weights": [0.2, 0.5, 0.3]}))
+        (other,) = [path for path in entries_of(tmp_path) if path != entry]
+        shutil.rmtree(entry)
+        other.rename(entry)
+    assert outcome(loaders_of(args)["train"].dataset) == expected
+    assert "it is rebuilt" in caplog.text
+    assert {name: (entry / name).read_bytes() for name in files} == files
+
+
+def test_a_blend_is_drawn_where_nothing_can_be_kept(
+    neox: Any, tmp_path: Path, keeps_blends: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    adapter.install()
+    args = arguments(tmp_path, SIZES, weights=[0.5, 0.2, 0.3])
+    (tmp_path / blending.FOLDER).write_text("no folder")
+    blend = loaders_of(args)["train"].dataset
+    assert caplog.text.count("the blend is drawn anew at each start") == 1
+    (tmp_path / blending.FOLDER).unlink()
+    assert outcome(loaders_of(args)["train"].dataset) == outcome(blend)
+
+
+def test_one_of_many_draws_a_blend(
+    neox: Any, tmp_path: Path, keeps_blends: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights = blending.normalized([3.0, 1.0, 2.0, 0.5])
+    drawn = count_calls(monkeypatch, blending, "fill_blend")
+    draws = blending._Draws("greedy", weights)
+    with ThreadPoolExecutor(8) as pool:
+        made = list(pool.map(lambda _: draws._draw(1000, str(tmp_path)), range(16)))
+    source, sample = np.zeros(1000, np.uint8), np.zeros(1000, np.int64)
+    megaindex.helpers.build_blending_indices(source, sample, weights, 4, 1000, False)
+    for one in made:
+        np.testing.assert_array_equal(one.source, source)
+        np.testing.assert_array_equal(one.sample, sample)
+        np.testing.assert_array_equal(one.counts, np.bincount(source, minlength=4))
+    assert len(entries_of(tmp_path)) == len(drawn) == 1
+    assert sum(one.was_built for one in made) == 1
+
+
+def test_splits_share_a_mapped_corpus(neox: Any, tmp_path: Path) -> None:
+    adapter.install()
+    loaders = loaders_of(arguments(tmp_path, SIZES, train_iters=2, weights=[1.0, 2.0, 3.0]))
+    parts = [loader.dataset.datasets for loader in loaders.values()]
+    for splits in zip(*parts, strict=True):
+        assert len({id(dataset.indexed_dataset) for dataset in splits}) == 1
+
+
+@pytest.mark.parametrize(
+    ("ids", "expected"),
+    [
+        ([0, 1, 2], range(3)),
+        ([5, 6], range(5, 7)),
+        ([9], range(9, 10)),
+        ([0, 2, 1, 3], None),
+        ([0, 0, 2], None),
+        ([3, 2, 1], None),
+        ([], None),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["int32", "int64", "uint32"])
+def test_ids_are_a_range_where_they_are_one(
+    ids: list[int], expected: range | None, dtype: str
+) -> None:
+    given = np.array(ids, dtype)
+    found = as_range(given)
+    assert found is given if expected is None else found == expected
+
+
+def test_a_long_range_has_its_gap_found() -> None:
+    given = np.arange(7, 100_007)
+    assert as_range(given) == range(7, 100_007)
+    given[[70_000, 70_001]] = given[[70_001, 70_000]]
+    assert as_range(given) is given
 
 
 def test_samples_are_the_same_one_by_one_and_together(neox: Any, tmp_path: Path) -> None:

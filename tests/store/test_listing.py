@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import weakref
 from pathlib import Path
 
+from megaindex.store.array_group import uncollected
 from megaindex.store.listing import Listing
 
 
@@ -42,3 +45,32 @@ def test_no_directory(tmp_path: Path) -> None:
     assert f"{tmp_path}/none/one" not in empty
     (tmp_path / "file").write_text("")
     assert Listing.of(str(tmp_path / "file"), at_most=1) is None
+
+
+class Node:
+    """One end of a cycle."""
+
+    def __init__(self) -> None:
+        self.other = self
+
+
+def test_what_was_made_without_collections_is_collected_later() -> None:
+    with uncollected():
+        assert not gc.isenabled()
+        gone = weakref.ref(Node())
+        assert gone() is not None
+    assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
+    gc.collect()
+    assert gone() is None
+
+
+def test_what_others_have_frozen_stays_frozen() -> None:
+    gc.freeze()
+    try:
+        before = gc.get_freeze_count()
+        with uncollected():
+            pass
+        assert gc.get_freeze_count() > before // 2  # some die meanwhile
+    finally:
+        gc.unfreeze()

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 import xxhash
@@ -70,15 +71,18 @@ class CutDocuments:
     def __init__(self, text: IndexedDataset, make_order: Callable[[], ShuffledOrder]) -> None:
         self._text = text
         self._make_order = make_order
+        self._made: ShuffledOrder | None = None
 
-    @functools.cached_property
+    @property
     def _order(self) -> ShuffledOrder:
-        self._text.validate()
-        return self._make_order()
+        if self._made is None:  # a cached_property has one lock for all builders
+            self._text.validate()
+            self._made = self._make_order()
+        return self._made
 
     def corpus(self) -> str:
         self._text.validate()
-        return corpus_fingerprint(self._text)
+        return _fingerprint(self._text)
 
     def facts(self) -> Mapping[str, Any]:
         return {
@@ -107,6 +111,16 @@ class CutDocuments:
         check_arrays(self._order, self._text.sequence_lengths, **arrays)
 
 
+def _fingerprint(text: IndexedDataset) -> str:
+    """`corpus_fingerprint`: one for the datasets of all splits."""
+    if text not in _fingerprints:
+        _fingerprints[text] = corpus_fingerprint(text)
+    return _fingerprints[text]
+
+
+_fingerprints: WeakKeyDictionary[IndexedDataset, str] = WeakKeyDictionary()
+
+
 class WholeDocuments:
     """Arrays of the packings of whole documents."""
 
@@ -123,7 +137,7 @@ class WholeDocuments:
         return self._make_order()
 
     def corpus(self) -> str:
-        corpora = [corpus_fingerprint(text) for text in self._texts]
+        corpora = [_fingerprint(text) for text in self._texts]
         parts = {"corpora": corpora, **order_parameters(self._order)}
         return xxhash.xxh3_128_hexdigest(canonical_json(parts).encode())
 
@@ -167,7 +181,7 @@ class Request:
     def identity(self) -> Identity:
         return Identity(
             settings=lambda: self.settings,
-            corpus=functools.cache(self.source.corpus),
+            corpus=self.source.corpus,
             stamp=self.stamp,
             facts=self.source.facts,
         )

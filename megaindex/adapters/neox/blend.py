@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+import os
 import time
 import weakref
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 
@@ -17,12 +18,15 @@ from megaindex.adapters.neox.datasets import is_plain_text
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.neox.samples import Texts
 from megaindex.adapters.reports import NEOX
-from megaindex.errors import InvalidArgument, OutOfRange
+from megaindex.errors import InvalidArgument, OutOfRange, StorageError
 from megaindex.index.blended import BlendedIndex
-from megaindex.kernels import active
+from megaindex.index.draws import exact_values, fill_blend
+from megaindex.index.orders.shuffled import Memory, Sink
 from megaindex.kernels.types import F64, I64, DatasetIndex
 from megaindex.loader.choice import plain_reader
 from megaindex.loader.tokens import TokenReader
+from megaindex.store.cache import fetch
+from megaindex.store.fingerprint import entry_key
 
 logger = logging.getLogger("megaindex")
 
@@ -44,66 +48,138 @@ def init_blend(self: Any, datasets: Sequence[Any], weights: Sequence[float]) -> 
     self.datasets = list(datasets)
     self._exact = framework().exact
     sizes = np.array([len(dataset) for dataset in datasets], np.int64)
-    total = int(sizes.sum())
     if self._exact and all(_is_asked_for_epochs(dataset) for dataset in datasets):
-        source, sample = _empty(len(datasets), total)
-        counts = np.zeros(len(datasets), np.int64)
-        active().blend_exhaustive(sizes, 0, total, counts, source, sample)
+        draws = _Draws("exhaustive", sizes)
     else:
-        source, sample, counts = _drawn(normalized(weights), total)
-    end = _end(source, sample, sizes) if self._exact else total
-    self.dataset_index, self.dataset_sample_index = source[:end], sample[:end]
+        draws = _Draws("greedy", normalized(weights))
+    drawn = draws.first(int(sizes.sum()), _directory_of(datasets[0]))
+    end = _end(drawn, sizes) if self._exact else drawn.source.size
+    vars(self)[_DRAWN] = drawn
+    self.dataset_index, self.dataset_sample_index = drawn.source[:end], drawn.sample[:end]
     self.size = end
-    _report(self, weights, counts, total, time.perf_counter() - started)
+    _report(self, weights, drawn, time.perf_counter() - started)
 
 
-def _report(self: Any, weights: Sequence[float], counts: I64, total: int, seconds: float) -> None:
+def _report(self: Any, weights: Sequence[float], drawn: _Drawn, seconds: float) -> None:
     """Record the blend, and print the lines of GPT-NeoX that logs are searched for."""
     show = framework().print_line
     show(f"> elapsed time for building blendable dataset indices: {seconds:.2f} (sec)")
     shares = normalized(weights).tolist()
     ratios = [
-        f"   dataset {number}, input: {share:g}, achieved: {count / max(1, total):g}"
-        for number, (share, count) in enumerate(zip(shares, counts.tolist(), strict=True))
+        f"   dataset {number}, input: {share:g}, achieved: {count / max(1, drawn.source.size):g}"
+        for number, (share, count) in enumerate(zip(shares, drawn.counts.tolist(), strict=True))
     ]
     show("\n".join([" > sample ratios:", *ratios]))
     kind = type(self).__name__
     first = getattr(self.datasets[0], "name", "")
     NEOX.serve(
-        kind, f"{first} and {len(self.datasets) - 1} more", "built", samples=self.size,
+        kind,
+        f"{first} and {len(self.datasets) - 1} more",
+        "built" if drawn.was_built else "opened",
+        samples=self.size,
         seconds=seconds,
-    )  # fmt: skip
+        cache=drawn.entry,
+    )
     if type(self).__getitem__ is not get_item:
         NEOX.leave("reading", kind, f"{kind} has a __getitem__ of its own")
 
 
-_drawn_last: tuple[bytes, weakref.ref[DatasetIndex], weakref.ref[I64]] | None = None
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Drawn:
+    """The first draws of a blend, read-only."""
+
+    source: DatasetIndex
+    sample: I64
+    counts: I64
+    """How many each dataset has."""
+    entry: str | None = None
+    """Where they are kept; None where they are not."""
+    was_built: bool = True
+    """By this process; else they were found there."""
+
+    def first(self, size: int) -> _Drawn:
+        """The first of them, without a copy."""
+        if size == self.source.size:
+            return self
+        source = self.source[:size]
+        counts = np.bincount(source, minlength=self.counts.size)
+        return replace(self, source=source, sample=self.sample[:size], counts=counts)
 
 
-def _drawn(weights: F64, total: int) -> tuple[DatasetIndex, I64, I64]:
-    """The first draws of a blend, and how many each dataset has.
+@dataclass(frozen=True, eq=False)
+class _Draws:
+    """What decides the draws of a blend: those of training, validation and test are often equal,
+    but for their number."""
 
-    Weights alone decide them, and those of training, validation and test are often the same: then
-    the shorter blends are views of the longest, if that comes first. All are read-only.
-    """
-    global _drawn_last  # noqa: PLW0603
-    known = _drawn_last
-    if known is not None and known[0] == weights.tobytes():
-        source, sample = known[1](), known[2]()
-        if source is not None and sample is not None and source.size >= total:
-            counts = np.bincount(source[:total], minlength=weights.size)
-            return source[:total], sample[:total], counts
-    source, sample = _empty(weights.size, total)
-    counts = np.zeros(weights.size, np.int64)
-    active().blend_greedy(weights, 0, total, counts, source, sample)
-    source.flags.writeable = sample.flags.writeable = False
-    _drawn_last = weights.tobytes(), weakref.ref(source), weakref.ref(sample)
-    return source, sample, counts
+    rule: Literal["greedy", "exhaustive"]
+    values: F64 | I64
+    """See `fill_blend`."""
+
+    def first(self, size: int, directory: str | None) -> _Drawn:
+        """So many draws: of the blend before, if it has them; many of them kept in ``directory``,
+        from which every process of the machine then maps them."""
+        global _drawn_last  # noqa: PLW0603
+        key = (self.rule, self.values.tobytes())
+        known = _drawn_last[1]() if _drawn_last is not None and _drawn_last[0] == key else None
+        if known is None or known.source.size < size:
+            known = self._draw(size, directory)
+            _drawn_last = key, weakref.ref(known)
+        return known.first(size)
+
+    def _draw(self, size: int, directory: str | None) -> _Drawn:
+        if directory is not None and size >= _WORTH_KEEPING:
+            try:
+                return self._fetch(size, os.path.join(directory, FOLDER))
+            except StorageError as error:
+                logger.warning("%s; the blend is drawn anew at each start", error)
+        memory = Memory()
+        self._build(size, memory)
+        arrays: dict[str, Any] = memory.arrays
+        for array in arrays.values():
+            array.flags.writeable = False
+        return _Drawn(**arrays)
+
+    def _fetch(self, size: int, folder: str) -> _Drawn:
+        values = exact_values(self.values)
+        parameters = {"order": "neox blend", "rule": self.rule, "values": values, "size": size}
+        built = []
+
+        def build(sink: Sink) -> None:
+            self._build(size, sink)
+            built.append(True)
+
+        arrays: Any = fetch(folder, parameters, build, expected=self._held(size))
+        entry = os.path.join(folder, entry_key(parameters))
+        return _Drawn(**arrays, entry=entry, was_built=bool(built))
+
+    def _held(self, size: int) -> dict[str, tuple[tuple[int], str]]:
+        source = "uint8" if self.values.size <= _MOST_IN_UINT8 else "int16"
+        counts = (self.values.size,)
+        return {
+            "source": ((size,), source),
+            "sample": ((size,), "int64"),
+            "counts": (counts, "int64"),
+        }
+
+    def _build(self, size: int, sink: Sink) -> None:
+        held = self._held(size)
+        source, sample, counts = (sink.allocate(name, *held[name]) for name in held)
+        counts[...] = fill_blend(self.rule, self.values, source, sample)
+        for name in held:
+            sink.done(name)
 
 
-def _empty(datasets: int, size: int) -> tuple[Any, I64]:
-    dtype = np.uint8 if datasets <= _MOST_IN_UINT8 else np.int16
-    return np.empty(size, dtype), np.empty(size, np.int64)
+_drawn_last: tuple[tuple[str, bytes], weakref.ref[_Drawn]] | None = None
+_DRAWN = "_megaindex_drawn"
+FOLDER = "megaindex-blends"
+"""Beside the arrays of a blend's first dataset; a cache as `megaindex.build_index` has."""
+_WORTH_KEEPING = 1 << 16  # draws: they take longer than to open a file
+
+
+def _directory_of(dataset: Any) -> str | None:
+    """Where its index arrays are."""
+    samples = getattr(dataset, "megaindex", None)
+    return None if samples is None else samples.request().directory
 
 
 def normalized(weights: Sequence[float]) -> F64:
@@ -195,10 +271,10 @@ _TEXTS = "_megaindex_texts"
 
 def _texts_of(self: Any) -> _Texts | None:
     """What reads a blend as a whole; None where each of its datasets reads for itself."""
-    try:
-        texts: _Texts | None = vars(self)[_TEXTS]
-    except KeyError:
-        texts = vars(self)[_TEXTS] = _make_texts(self)
+    known = self.__dict__
+    if _TEXTS not in known:
+        known[_TEXTS] = _make_texts(self)
+    texts: _Texts | None = known[_TEXTS]
     return texts
 
 
@@ -220,7 +296,7 @@ def _make_texts(self: Any) -> _Texts | None:
 
 def get_state(self: Any) -> dict[str, Any]:
     """``__getstate__``: without what reads its datasets together."""
-    return {name: value for name, value in vars(self).items() if name != _TEXTS}
+    return {name: value for name, value in vars(self).items() if name not in (_TEXTS, _DRAWN)}
 
 
 def _is_asked_for_epochs(dataset: Any) -> bool:
@@ -235,11 +311,11 @@ def _read_from(dataset: Any, ids: list[int]) -> list[Any]:
     return [dataset[idx] for idx in ids]
 
 
-def _end(source: DatasetIndex, sample: I64, sizes: I64) -> int:
+def _end(drawn: _Drawn, sizes: I64) -> int:
     """The blend's length before it asks for a sample that a dataset does not have."""
-    spent = sample >= sizes[source]
-    if not spent.any():
-        return int(sample.size)
-    end = int(spent.argmax())
-    logger.info("the blend ends after %d samples, where dataset %d is spent", end, int(source[end]))
+    if (drawn.counts <= sizes).all():
+        return int(drawn.source.size)
+    end = int((drawn.sample >= sizes[drawn.source]).argmax())
+    number = int(drawn.source[end])
+    logger.info("the blend ends after %d samples, where dataset %d is spent", end, number)
     return end

@@ -10,7 +10,6 @@ from __future__ import annotations
 import logging
 import weakref
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,8 +18,8 @@ from megaindex.adapters.neox import batches, group
 from megaindex.adapters.neox.files import mapped
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.neox.pairs import Pairs
-from megaindex.adapters.neox.samples import Samples, Texts
-from megaindex.adapters.reports import NEOX
+from megaindex.adapters.neox.samples import Samples, Texts, as_range
+from megaindex.adapters.reports import NEOX, Served
 from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.kernels.types import I64
 
@@ -50,7 +49,7 @@ def init_gpt2(
     given = [dataset for dataset in companions.values() if dataset is not None]
     check_there(data_prefix, indexed_dataset)
     text = mapped(indexed_dataset)
-    left = next((d for d in (indexed_dataset, *given) if mapped(d) is None), None)
+    left = indexed_dataset if text is None else next((d for d in given if mapped(d) is None), None)
     if text is None or left is not None:
         NEOX.leave("GPT2Dataset", f"{name} of {data_prefix}", _why_left(left))
         _check_policy(name)
@@ -79,7 +78,7 @@ def init_gpt2(
         Texts(
             name=name,
             data_prefix=data_prefix,
-            documents=np.asarray(documents),
+            documents=as_range(np.asarray(documents)),
             requested=num_samples,
             num_epochs=num_epochs or None,
             reshuffles=framework().exact and bool(num_epochs) and name.startswith("train"),
@@ -172,33 +171,39 @@ def _start(self: Any, samples: Samples, build_index_mappings: bool) -> None:
     self.megaindex = samples
     if build_index_mappings:
         _incomplete.add(self)
-        group.fetch_soon(samples, partial(_report, self))
+        group.fetch_soon(self, _report)
 
 
-def _report(self: Any, seconds: float) -> None:
-    """Record the dataset, and print the lines of GPT-NeoX that logs are searched for."""
-    samples: Samples = self.megaindex
-    fetched, num_samples = samples.fetch(), samples.num_samples
-    num_epochs = fetched.sidecar.facts["num_epochs"]
-    kind = type(self).__name__
-    lines = [
-        f"    total number of samples: {num_samples + 1}",
-        f"    total number of epochs: {samples.epochs_as_neox_counts(num_epochs)}",
-    ]
-    if fetched.was_built:
-        lines.insert(0, " > could not find index map files, building the indices ...")
+def _report(made: Sequence[Any], seconds: float) -> None:
+    """Record datasets, and print the lines of GPT-NeoX that logs are searched for."""
+    lines, rows = [], []
+    for dataset in made:
+        samples: Samples = dataset.megaindex
+        fetched, num_samples = samples.fetch(), samples.num_samples
+        num_epochs = fetched.sidecar.facts["num_epochs"]
+        if fetched.was_built:
+            lines.append(" > could not find index map files, building the indices ...")
+        lines.append(f"    total number of samples: {num_samples + 1}")
+        lines.append(f"    total number of epochs: {samples.epochs_as_neox_counts(num_epochs)}")
+        rows.append(
+            Served(
+                framework=NEOX.framework,
+                kind=type(dataset).__name__,
+                name=f"{samples.name} of {samples.data_prefix}",
+                served_by="megaindex",
+                how="built" if fetched.was_built else "opened",
+                samples=num_samples,
+                epochs=num_epochs,
+                seconds=seconds,
+                cache=str(samples.request().files),
+            )
+        )
     framework().print_line("\n".join(lines))
-    NEOX.serve(
-        kind,
-        f"{samples.name} of {samples.data_prefix}",
-        "built" if fetched.was_built else "opened",
-        samples=num_samples,
-        epochs=num_epochs,
-        seconds=seconds,
-        cache=str(samples.request().files),
-    )
-    if type(self).__getitem__ is not get_item:
-        NEOX.leave("reading", kind, f"{kind} has a __getitem__ of its own")
+    NEOX.serve_each(rows)
+    for kind in {type(dataset): None for dataset in made}:
+        if kind.__getitem__ is not get_item:
+            reason = f"{kind.__name__} has a __getitem__ of its own"
+            NEOX.leave("reading", kind.__name__, reason)
 
 
 _ARRAYS = {
@@ -282,9 +287,9 @@ def _check_policy(name: str) -> None:
 def length(self: Any) -> int:
     """``__len__``: GPT-NeoX leaves out the last sample, exact does not."""
     samples: Samples | None = getattr(self, "megaindex", None)
-    if samples is None or not samples.exact:
+    if samples is None:
         return max(0, int(min(self.shuffle_idx_len, self.sample_idx_len)))
-    return samples.num_samples
+    return samples.num_samples if samples.exact else max(0, samples.num_samples - 1)
 
 
 def get_item(self: Any, idx: int) -> Any:

@@ -9,6 +9,7 @@ built over them, which GPT-NeoX's own code cannot.
 from __future__ import annotations
 
 import io
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -71,6 +72,8 @@ def mapped(dataset: Any) -> IndexedDataset | None:
 
     A subclass that reads in its own way is somebody else's: reading under it would go past it.
     """
+    if dataset is None:
+        return None
     reader = _reader(dataset)
     kind = type(dataset)
     reads_as_we_do = getattr(kind, "get", None) is get and kind.__getitem__ is get_item
@@ -78,11 +81,18 @@ def mapped(dataset: Any) -> IndexedDataset | None:
 
 
 def make_dataset(path: str, impl: str, skip_warmup: bool = False) -> Any:
-    """``indexed_dataset.make_dataset``: ``infer`` and ``lazy`` open their files too."""
+    """``indexed_dataset.make_dataset``: ``infer`` and ``lazy`` open their files too, and what is
+    mapped is shared by the datasets of a group."""
+    if impl == "mmap":
+        return group.shared(path, partial(_make, path, impl, skip_warmup))
+    return _make(path, impl, skip_warmup)
+
+
+def _make(path: str, impl: str, skip_warmup: bool) -> Any:
     module = framework().indexed_dataset
-    if impl == "mmap" and group.has_opened(path):
-        return module.MMapIndexedDataset(path, skip_warmup)
     if module.IndexedDataset.exists(path):
+        if impl == "mmap":
+            return module.MMapIndexedDataset(path, skip_warmup)
         if impl == "infer":
             impl = module.infer_dataset_impl(path)
         if impl == "lazy":
@@ -114,18 +124,14 @@ class _Index:
 def open_mapped(self: Any, path: str, skip_warmup: bool = True) -> None:
     """``MMapIndexedDataset._do_init``."""
     module = framework().indexed_dataset
-    if not (skip_warmup or group.has_opened(path)):
+    if not skip_warmup:
         module._warmup_mmap_file(module.index_file_path(path))
         module._warmup_mmap_file(module.data_file_path(path))
     self._path = path
-    self._index = _Index(group.opened(path, _open_corpus))
+    self._index = _Index(IndexedDataset(path, dialect="neox"))
     self._bin_buffer = self._index.megaindex.tokens.view(np.uint8).data
     # closed by GPT-NeoX's __del__; our mappings end with their last view
     self._bin_buffer_mmap = SimpleNamespace(_mmap=io.BytesIO())
-
-
-def _open_corpus(path: str) -> IndexedDataset:
-    return IndexedDataset(path, dialect="neox")
 
 
 def open_legacy_index(self: Any, path: str) -> None:

@@ -2,18 +2,20 @@
 
 GPT-NeoX makes three datasets of every source, one after another, and opens its corpus for each.
 While one of its functions that do so runs, corpora are shared by path, and index arrays are only
-noted; when it returns, those of one directory are looked up by one listing, and what is missing is
-built by one process and recorded together.
+noted; when it returns, those of one directory are looked up by one listing, what is missing is
+built by one process and recorded together, and all are reported at once.
 """
 
 from __future__ import annotations
 
 import contextvars
 import functools
+import itertools
 import logging
+import operator
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -27,6 +29,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("megaindex")
 
+Report = Callable[[Sequence[Any], float], None]
+"""Takes datasets whose arrays were fetched, and the seconds that each of them took."""
+
 _CLAIM = "megaindex-neox"
 """Of all groups in a directory: jobs that share some of their arrays do not build them twice."""
 
@@ -35,16 +40,18 @@ _CLAIM = "megaindex-neox"
 class Group:
     """What was opened and asked for so far."""
 
-    corpora: dict[str, IndexedDataset] = field(default_factory=dict)
+    corpora: dict[str, Any] = field(default_factory=dict)
+    """GPT-NeoX's indexed datasets, by path."""
     stamps: dict[str, list[int]] = field(default_factory=dict)
-    asked: list[tuple[Samples, Callable[[float], None]]] = field(default_factory=list)
-    """With what reports them."""
+    asked: list[tuple[Any, Report]] = field(default_factory=list)
+    """Datasets of GPT-NeoX's, with what reports them."""
 
     def fetch(self) -> None:
         """Find or build all that was asked for and not fetched by itself since."""
         started = time.perf_counter()
         directories: dict[str, list[Samples]] = defaultdict(list)
-        for samples, _ in self.asked:
+        for dataset, _ in self.asked:
+            samples: Samples = dataset.megaindex
             if not samples.is_fetched:
                 directories[samples.request().directory].append(samples)
         for directory, members in directories.items():
@@ -57,8 +64,8 @@ class Group:
             for samples, one in zip(members, fetched, strict=True):
                 samples.take(one)
         seconds = (time.perf_counter() - started) / max(1, len(self.asked))
-        for _, report in self.asked:
-            report(seconds)
+        for report, asked in itertools.groupby(self.asked, operator.itemgetter(1)):
+            report([dataset for dataset, _ in asked], seconds)
         self.asked.clear()
 
 
@@ -69,21 +76,20 @@ def _report_building(count: int, missing: int) -> None:
 _current: contextvars.ContextVar[Group | None] = contextvars.ContextVar("group", default=None)
 
 
-def opened(path: str, open_corpus: Callable[[str], IndexedDataset]) -> IndexedDataset:
-    """The corpus, opened unless the group has done so."""
+def shared(path: str, open_corpus: Callable[[], Any]) -> Any:
+    """GPT-NeoX's indexed dataset, opened unless the group has done so; None is not kept."""
     group = _current.get()
-    if group is None:
-        return open_corpus(path)
-    corpus = group.corpora.get(path)
+    corpus = None if group is None else group.corpora.get(path)
     if corpus is None:
-        corpus = group.corpora[path] = open_corpus(path)
+        corpus = open_corpus()
+        if group is not None and corpus is not None:
+            group.corpora[path] = corpus
     return corpus
 
 
-def has_opened(path: str) -> bool:
-    """Whether `opened` has the corpus at hand."""
-    group = _current.get()
-    return group is not None and path in group.corpora
+def is_open() -> bool:
+    """Whether corpora are shared now."""
+    return _current.get() is not None
 
 
 def stamp_of(corpus: IndexedDataset) -> list[int]:
@@ -96,17 +102,18 @@ def stamp_of(corpus: IndexedDataset) -> list[int]:
     return group.stamps[path]
 
 
-def fetch_soon(samples: Samples, report: Callable[[float], None]) -> None:
-    """Fetch the arrays of the first epoch: at the end of the group, or at once where there is
-    none. ``report`` is called then, with the seconds that it took, in a group each one's share."""
+def fetch_soon(dataset: Any, report: Report) -> None:
+    """Fetch the arrays of a dataset's first epoch: at the end of the group, or at once where there
+    is none. ``report`` is called then."""
+    samples: Samples = dataset.megaindex
     samples.request()
     group = _current.get()
     if group is None:
         started = time.perf_counter()
         samples.fetch()
-        report(time.perf_counter() - started)
+        report([dataset], time.perf_counter() - started)
     else:
-        group.asked.append((samples, report))
+        group.asked.append((dataset, report))
 
 
 def grouped(function: Callable[..., Any]) -> Callable[..., Any]:

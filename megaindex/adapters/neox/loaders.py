@@ -9,7 +9,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from megaindex.adapters.neox import blend, group
+from megaindex.adapters.neox import blend, files, group
 from megaindex.adapters.neox.datasets import check_there
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.reports import NEOX
@@ -138,13 +138,23 @@ def build_the_dataset(*args: Any, **kwargs: Any) -> Any:
     """
     original = framework().original("data_utils", "build_the_dataset")
     given = _signature(original).bind(*args, **kwargs).arguments if args else kwargs
-    pairwise = given.get("dataset_impl") == "pairwise"
-    for name, path in given.items():
-        used = name.startswith(("pos_", "neg_")) == pairwise
-        is_path = name.endswith("_prefix") and used and path is not None
-        if is_path and not group.has_opened(path):
+    opens = given.get("data_impl") == "mmap" and group.is_open()
+    for name in _PREFIXES[given.get("dataset_impl") == "pairwise"]:
+        path = given.get(name)
+        if path is None:
+            continue
+        if opens:  # GPT-NeoX is given the same
+            check_there(path, files.make_dataset(path, "mmap", given["skip_warmup"]))
+        else:
             _check_exists(path)
     return original(*args, **kwargs)
+
+
+_PREFIXES = (
+    ("data_prefix", "label_prefix", "reward_prefix"),
+    tuple(f"{side}_{what}" for side in ("pos", "neg") for what in ("data_prefix", "label_prefix")),
+)
+"""Arguments that name pairs: of gpt2, and of pairwise data."""
 
 
 def build_train_valid_test_datasets(*args: Any, **kwargs: Any) -> Any:

@@ -171,8 +171,8 @@ class Samples:
 class Texts(Samples):
     """Of a GPT2Dataset."""
 
-    documents: IntArray
-    """Sequence ids, as GPT-NeoX gives them."""
+    documents: range | IntArray
+    """Sequence ids."""
     num_epochs: int | None
     text: IndexedDataset
     companions: Mapping[str, IndexedDataset | None]
@@ -238,7 +238,10 @@ class Texts(Samples):
 
     def _cut_order(self, chosen: range | I32, seed: int) -> ShuffledOrder:
         name = f"{self.data_prefix} ({self.name})"
-        tokens = count_tokens(self.text.sequence_lengths, chosen)
+        if chosen == range(len(self.text)):
+            tokens = self.text.num_tokens
+        else:
+            tokens = count_tokens(self.text.sequence_lengths, chosen)
         if self.requested is None or tokens == 0:
             check_one_sample(name, tokens, self.seq_length, 1)
         order = ShuffledOrder(
@@ -281,19 +284,28 @@ class Texts(Samples):
 
     def _chosen(self, *, as_neox_counts: bool) -> range | I32:
         """The documents; GPT-NeoX's packings of whole documents count them from 0."""
-        if self.documents.size and as_neox_counts:
-            return range(self.documents.size)
-        first = int(self.documents[0]) if self.documents.size else 0
-        plain = np.array_equal(
-            self.documents,
-            np.arange(first, first + self.documents.size, dtype=self.documents.dtype),
-        )
+        if len(self.documents) and as_neox_counts:
+            return range(len(self.documents))
         return select_documents(
-            len(self.text),
-            self.text.path_prefix,
-            dialect("neox"),
-            documents=range(first, first + self.documents.size) if plain else self.documents,
+            len(self.text), self.text.path_prefix, dialect("neox"), documents=self.documents
         )
+
+
+def as_range(ids: IntArray) -> range | IntArray:
+    """Ids as GPT-NeoX gives them; where they follow one another, what takes no memory."""
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not ids.size:
+        return ids
+    first = int(ids[0])
+    if int(ids[-1]) - first != ids.size - 1:
+        return ids
+    for begin in range(0, ids.size, _COUNTING.size):
+        part = ids[begin : begin + _COUNTING.size]
+        if (part - _COUNTING[: part.size] != first + begin).any():
+            return ids
+    return range(first, first + ids.size)
+
+
+_COUNTING = np.arange(1 << 15, dtype=np.int32)
 
 
 def packing_index(
