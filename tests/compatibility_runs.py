@@ -24,7 +24,18 @@ import numpy as np
 from command_line import cli
 
 import megaindex
-from megaindex.loader import CyclicSampler, MicroBatchSampler
+from megaindex.corpus import content_fingerprint, corpus_fingerprint
+from megaindex.loader import (
+    CyclicSampler,
+    Loader,
+    MicroBatchSampler,
+    RecipeLoader,
+    Recorder,
+    SampleOptions,
+    check_receipts,
+    join_states,
+)
+from megaindex.recipe import open_recipe, read_recipe
 
 TOKEN_FILES = Path(__file__).parent / "golden" / "token_files"
 S = 16
@@ -756,10 +767,89 @@ SAMPLERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "cyclic": (CyclicSampler, {"train_samples": 300}),
 }
 
+
+def recipe_runs() -> dict[str, Any]:
+    """Batches of recipes, their states in mid-run, and receipts of ranks that end the run."""
+    found: dict[str, Any] = {}
+    for name in RECIPES:
+        states, served = [], []
+        for rank in range(2):
+            loader = _recipe_loader(name, rank)
+            served += [_fields(batch) for batch in itertools.islice(loader, 5)]
+            states.append(_json(loader.state_dict()))
+        found[name] = {
+            "fingerprints": open_recipe(read_recipe(name)).fingerprints,
+            "served": digest(json.dumps(served).encode()),
+            "states": states,
+            "rest": recipe_rest(name, states),
+        }
+    return found
+
+
+def recipe_rest(name: str, states: list[Any]) -> list[Any]:
+    """What is served from a state on, by two ranks and by one, and whether receipts add up."""
+    rest: list[Any] = []
+    for ranks in (2, 1):
+        ends = []
+        for rank in range(ranks):
+            loader = _recipe_loader(name, rank, ranks)
+            loader.load_state_dict(states[rank] if ranks == 2 else join_states(states))
+            rest.append(digest(json.dumps([_fields(batch) for batch in loader]).encode()))
+            ends.append(loader.state_dict())
+        check = check_receipts(ends, open_recipe(read_recipe(name)).index)
+        rest.append([check.equal, str(check.served.total)])
+    return rest
+
+
+def _recipe_loader(name: str, rank: int, ranks: int = 2) -> RecipeLoader:
+    opened = open_recipe(read_recipe(name))
+    return RecipeLoader(
+        opened, data_parallel_rank=rank, data_parallel_size=ranks, micro_batch_size=2
+    )
+
+
+def _fields(batch: Any) -> dict[str, str]:
+    return {name: array(np.asarray(value)) for name, value in batch.items()}
+
+
+def _json(value: Any) -> Any:
+    return json.loads(json.dumps(value))
+
+
+def batches() -> dict[str, Any]:
+    """Fields of batches with each option, and fingerprints of corpora."""
+    found: dict[str, Any] = {}
+    for name in ("web", "code", "parts"):
+        dataset = megaindex.IndexedDataset(name)
+        found[name] = [
+            corpus_fingerprint(dataset),
+            content_fingerprint(dataset),
+            content_fingerprint(dataset, whole=True),
+        ]
+    web = megaindex.IndexedDataset("web")
+    index = megaindex.build_index(web, sequence_length=S, seed=1, epochs=1)
+    options: dict[str, dict[str, Any]] = {
+        "default": {},
+        "eod": {"eod_id": 9, "eod_mask_loss": True, "reset_position_ids": True},
+        "documents": {"boundaries": "documents", "reset_position_ids": True, "cu_seqlens": True},
+        "mask": {"eod_id": 9, "reset_attention_mask": True, "create_attention_mask": True},
+    }
+    for name, given in options.items():
+        sampler = MicroBatchSampler(
+            num_samples=index.num_samples, micro_batch_size=3, data_parallel_rank=1,
+            data_parallel_size=2,
+        )  # fmt: skip
+        recorder = Recorder([corpus_fingerprint(web)], {"seed": 1}, stride=32)
+        loader = Loader(index, web, sampler, options=SampleOptions(**given), recorder=recorder)
+        served = [_fields(batch) for batch in loader]
+        found[name] = [served[0], digest(json.dumps(served).encode()), _json(loader.state_dict())]
+    return found
+
+
 GROUPS: dict[str, Callable[[], dict[str, Any]]] = {
     each.__name__: each
     for each in (caches, receipts, indices, plans, printed_settings, reports, pairs, statuses,
-                 flags, samplers, megatron_caches, neox_caches)
+                 flags, samplers, recipe_runs, batches, megatron_caches, neox_caches)
 }  # fmt: skip
 
 

@@ -45,6 +45,16 @@ def test_samplers_go_on_from_earlier_states(name: str) -> None:
     assert runs.rest_of(name, case["states"]) == case["rest"]
 
 
+@pytest.mark.parametrize("recipe", runs.RECIPES)
+def test_recipes_go_on_from_earlier_states(
+    recipe: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    runs.write_inputs()
+    case = GOLDEN["recipe_runs"][recipe]
+    assert runs.recipe_rest(recipe, case["states"]) == case["rest"]
+
+
 @pytest.mark.parametrize("words", [["megaindex", "plan"], ["megaindex.plan"]])
 def test_modules_run_as_commands(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
