@@ -141,7 +141,7 @@ class _Sides:
         self._theirs.config.create_attention_mask = False
 
     def ours(self, batches: list[list[int]], reader: str) -> Iterator[Any]:
-        from megaindex.loader.loader import Loader
+        from megaindex.loader import Loader
 
         return iter(
             Loader(self._index, self._corpus, batches, reader=reader, read_ahead=8, num_threads=4)

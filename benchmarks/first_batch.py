@@ -25,7 +25,7 @@ def compare(directory: Path, rounds: int) -> Comparison:
     batches = np.arange(64 * MICRO_BATCH).reshape(-1, MICRO_BATCH).tolist()
 
     def ours() -> Any:
-        from megaindex.build.blend import build_blend
+        from megaindex import build_blend
         from megaindex.loader import Loader
 
         index = build_blend(

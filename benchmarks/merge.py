@@ -12,7 +12,7 @@ import numpy as np
 
 from benchmarks.timing import Comparison, PeakMemory, alternate
 from megaindex import IndexedDatasetWriter
-from megaindex.corpus.merge import merge
+from megaindex.corpus import merge
 
 SHARDS = 100
 DOCUMENTS = 2_000  # of each shard

@@ -115,7 +115,7 @@ class _Sides:
         )
 
     def ours(self, batches: list[list[int]]) -> Iterator[np.ndarray[Any, Any]]:
-        from megaindex.loader.loader import Loader
+        from megaindex.loader import Loader
 
         for batch in Loader(self._index, self._remote, batches):
             yield batch["tokens"].numpy()
@@ -141,7 +141,7 @@ class _Sides:
     def check(
         self, name: str, batches: list[list[int]], got: Iterator[np.ndarray[Any, Any]]
     ) -> None:
-        from megaindex.loader.tokens import MappedTokens
+        from megaindex.loader import MappedTokens
 
         reader = MappedTokens([self._local])
         for rows, tokens in zip(batches, got, strict=True):

@@ -10,10 +10,10 @@ import megaindex
 from benchmarks.corpora import SHAPES, write_sparse
 from benchmarks.kernels import check_equal
 from benchmarks.timing import Comparison, alternate
-from megaindex.index.ladder import planned_receipt
-from megaindex.index.receipt import Receipt, fingerprint_keys
-from megaindex.index.spans import Index, Spans, joined
+from megaindex import Index, Spans
+from megaindex.index.spans import joined
 from megaindex.kernels import load
+from megaindex.loader import Receipt, fingerprint_keys, planned_receipt
 
 BATCH = 512
 

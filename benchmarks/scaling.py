@@ -10,8 +10,8 @@ from pathlib import Path
 
 from benchmarks.corpora import Shape, write_sparse
 from benchmarks.timing import Comparison, timed
-from megaindex.build.many import BuildSettings, BuildTask, build_many
-from megaindex.engine import open_engine
+from megaindex import BuildSettings, build_many, open_engine
+from megaindex.build.many import BuildTask
 
 SIDES = (("local", 2), ("ray", 1), ("ray", 2))
 DATASETS = 16

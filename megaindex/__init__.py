@@ -1,75 +1,19 @@
-"""megaindex decides which token of a Megatron-format corpus is trained on when, exactly.
+"""Exact data order for Megatron-format corpora: plan a run, build its index, read its batches.
 
-Names are resolved on first use: importing the package loads none of numpy, numba and torch.
+    import megaindex.loader
+    corpus = megaindex.IndexedDataset("/data/my_corpus_text_document")
+    index = megaindex.build_index(corpus, sequence_length=2048, seed=1234, epochs=1)
+    sampler = megaindex.loader.MicroBatchSampler(num_samples=index.num_samples,
+        micro_batch_size=4, data_parallel_rank=0, data_parallel_size=8)
+    for batch in megaindex.loader.Loader(index, corpus, sampler): print(batch["tokens"])
+
+Other public names are in `megaindex.plan`, `megaindex.recipe`, `megaindex.loader`,
+`megaindex.corpus`, `megaindex.audit`, `megaindex.helpers` and the adapters of each framework,
+such as `megaindex.adapters.megatron`. Names are imported on first use: importing the package
+loads none of numpy, numba and torch.
 """
 
-from __future__ import annotations
-
-import importlib
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from megaindex.build import build_index
-    from megaindex.build.blend import build_blend
-    from megaindex.build.extend import extend_run
-    from megaindex.corpus.tokenize import tokenize
-    from megaindex.errors import (
-        EngineError,
-        FormatError,
-        InvalidArgument,
-        MegaIndexError,
-        MissingFile,
-        OutOfRange,
-        StorageError,
-    )
-    from megaindex.format import IndexedDataset, IndexedDatasetWriter
-    from megaindex.kernels import backend
+from megaindex._lazy import lazy_exports
 
 __version__ = "0.1.0"
-
-_HOMES = {
-    "EngineError": "megaindex.errors",
-    "FormatError": "megaindex.errors",
-    "IndexedDataset": "megaindex.format",
-    "IndexedDatasetWriter": "megaindex.format",
-    "InvalidArgument": "megaindex.errors",
-    "MegaIndexError": "megaindex.errors",
-    "MissingFile": "megaindex.errors",
-    "OutOfRange": "megaindex.errors",
-    "StorageError": "megaindex.errors",
-    "backend": "megaindex.kernels",
-    "build_blend": "megaindex.build.blend",
-    "build_index": "megaindex.build",
-    "extend_run": "megaindex.build.extend",
-    "tokenize": "megaindex.corpus.tokenize",
-}
-
-__all__ = [
-    "EngineError",
-    "FormatError",
-    "IndexedDataset",
-    "IndexedDatasetWriter",
-    "InvalidArgument",
-    "MegaIndexError",
-    "MissingFile",
-    "OutOfRange",
-    "StorageError",
-    "__version__",
-    "backend",
-    "build_blend",
-    "build_index",
-    "extend_run",
-    "tokenize",
-]
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'megaindex' has no attribute {name!r}")
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return __all__
+lazy_exports(__name__)

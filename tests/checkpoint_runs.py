@@ -13,14 +13,19 @@ import numpy as np
 import xxhash
 
 import megaindex
-from megaindex.build.recipe import OpenRecipe, open_recipe
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
+from megaindex import IndexedDataset, IndexedDatasetWriter
+from megaindex.corpus import corpus_fingerprint
 from megaindex.loader import CyclicSampler, Loader, MicroBatchSampler, RecipeLoader, Recorder
-from megaindex.recipe.corpus import Corpus
-from megaindex.recipe.model import Recipe, RecipeStage, Stream
-from megaindex.recipe.run import Target
-from megaindex.recipe.schedule import BatchSchedule
-from megaindex.store.fingerprint import corpus_fingerprint
+from megaindex.recipe import (
+    BatchSchedule,
+    Corpus,
+    OpenRecipe,
+    Recipe,
+    RecipeStage,
+    Stream,
+    Target,
+    open_recipe,
+)
 
 RANKS = 2
 S = 16

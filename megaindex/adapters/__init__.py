@@ -1,5 +1,5 @@
 """megaindex under other programs' data loaders; each has a module or package of its own."""
 
-from megaindex.adapters.reports import Served, Status, status
+from megaindex._lazy import lazy_exports
 
-__all__ = ["Served", "Status", "status"]
+lazy_exports(__name__)

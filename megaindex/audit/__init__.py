@@ -1,5 +1,9 @@
-"""The audit: what a run has served and will serve, and how two orders differ.
+"""What a run has served and will serve, when and how often, and how two orders differ.
 
-``stream`` says what is served when, through `megaindex.index.spans.Index` alone; ``exposure``
-counts it; ``lookup`` answers single questions; ``page`` and ``render`` show it. ``diff`` compares.
+result = audit(stream_of_index(index, [source], global_batch_size=512))
+write_page(result, "audit.html")
 """
+
+from megaindex._lazy import lazy_exports
+
+lazy_exports(__name__)

@@ -128,7 +128,7 @@ def _settings(options: argparse.Namespace) -> BuildSettings:
 
 
 def _build_one(path: str, options: argparse.Namespace) -> None:
-    import megaindex
+    from megaindex.kernels import backend
 
     settings = _settings(options)
     start = time.perf_counter()
@@ -137,7 +137,7 @@ def _build_one(path: str, options: argparse.Namespace) -> None:
     print(
         f"order {index.order}: {index.num_samples:,} samples of {index.sequence_length} tokens, "
         f"{index.num_epochs} epoch(s) of {index.tokens_per_epoch:,} tokens, in {seconds:.2f} s "
-        f"({megaindex.backend()}), {_where(options)}"
+        f"({backend()}), {_where(options)}"
     )
 
 

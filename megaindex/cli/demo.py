@@ -29,14 +29,14 @@ from megaindex.format import IndexedDataset
 from megaindex.io.failures import as_storage_error
 from megaindex.kernels import backend
 from megaindex.loader.proof import Served, walk_ranks
-from megaindex.plan import make_plan
+from megaindex.plan.estimate import make_plan
 from megaindex.plan.render import plan_view
 from megaindex.recipe.run import Data, Run, Source, Target
 from megaindex.recipe.schedule import BatchSchedule
 
 if TYPE_CHECKING:
     from megaindex.build import BuiltIndex
-    from megaindex.plan import Plan
+    from megaindex.plan.model import Plan
 
 SUFFIXES = (".py", ".pyi", ".txt", ".md", ".rst", ".h", ".hpp", ".json")
 RANKS, MICRO_BATCH, ACCUMULATION = 8, 4, 2

@@ -1,0 +1,9 @@
+"""Runs of several sources and stages: read, write down in Python, open and amend.
+
+opened = open_recipe(read_recipe("run.yaml"))
+opened.index.locate([0, 1, 2])
+"""
+
+from megaindex._lazy import lazy_exports
+
+lazy_exports(__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -56,7 +57,7 @@ def test_every_input_is_checked_before_anything_is_written(
     def no_file(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("a file was created")
 
-    monkeypatch.setattr("megaindex.corpus.merge.PairSink", no_file)
+    monkeypatch.setattr(sys.modules[merge.__module__], "PairSink", no_file)
     with pytest.raises(FormatError, match=r"c\.idx: "):
         merge(str(tmp_path / "m"), inputs, dialect=dialect)
     assert names(tmp_path) == before

@@ -1,0 +1,49 @@
+"""Public names of a package, imported from the modules that define them when they are first used.
+
+A package lists its public names once, in the stub ``__init__.pyi`` that type checkers read:
+
+    from megaindex.build.blend import build_blend as build_blend
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from types import ModuleType
+
+
+def lazy_exports(package: str) -> None:
+    """Give a package the names of its stub, and ``__all__``."""
+    module = sys.modules[package]
+    with open(f"{module.__path__[0]}/__init__.pyi", encoding="utf-8") as stub:
+        lines = [line.split() for line in stub]
+    homes = {words[3]: words[1] for words in lines if words[:1] == ["from"]}
+    module.__dict__["_homes"] = homes
+    own = [words[0][:-1] for words in lines if words and words[0].endswith(":")]  # __version__
+    module.__dict__["__all__"] = sorted([*homes, *own])
+    module.__class__ = _LazyPackage
+
+
+class _LazyPackage(ModuleType):
+    """A package that imports its public names on first use, see PEP 562.
+
+    A submodule may have the name of the function that it defines (``corpus.merge``). The import
+    system would set the package's attribute to the module; here the attribute is the function.
+    """
+
+    _homes: dict[str, str]
+
+    def __getattr__(self, name: str) -> object:
+        if name not in self._homes:
+            raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        value = getattr(importlib.import_module(self._homes[name]), name)
+        self.__dict__[name] = value
+        return value
+
+    def __setattr__(self, name: str, value: object) -> None:
+        is_module = isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}"
+        if not (is_module and name in self._homes):
+            super().__setattr__(name, value)
+
+    def __dir__(self) -> list[str]:
+        return list(self.__dict__["__all__"])

@@ -1,0 +1,14 @@
+from megaindex.audit.diff import Difference as Difference
+from megaindex.audit.diff import compare as compare
+from megaindex.audit.from_recipe import stream_of_recipe as stream_of_recipe
+from megaindex.audit.from_run import stream_of_run as stream_of_run
+from megaindex.audit.lookup import Serving as Serving
+from megaindex.audit.lookup import documents_of as documents_of
+from megaindex.audit.lookup import steps_of as steps_of
+from megaindex.audit.page import write_page as write_page
+from megaindex.audit.report import Audit as Audit
+from megaindex.audit.report import audit as audit
+from megaindex.audit.sides import Side as Side
+from megaindex.audit.stream import AuditSource as AuditSource
+from megaindex.audit.stream import Stream as Stream
+from megaindex.audit.stream import stream_of_index as stream_of_index

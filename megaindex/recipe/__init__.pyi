@@ -1,0 +1,15 @@
+from megaindex.build.recipe import OpenRecipe as OpenRecipe
+from megaindex.build.recipe import open_recipe as open_recipe
+from megaindex.build.recipe import plan_recipe as plan_recipe
+from megaindex.recipe.amend import amend as amend
+from megaindex.recipe.amend import check_past as check_past
+from megaindex.recipe.corpus import Corpus as Corpus
+from megaindex.recipe.evaluation import RecipeEvaluation as RecipeEvaluation
+from megaindex.recipe.model import Recipe as Recipe
+from megaindex.recipe.model import RecipeStage as RecipeStage
+from megaindex.recipe.model import Stream as Stream
+from megaindex.recipe.model import Weighting as Weighting
+from megaindex.recipe.nanotron import read_nanotron as read_nanotron
+from megaindex.recipe.recipe_file import read_recipe as read_recipe
+from megaindex.recipe.run import Target as Target
+from megaindex.recipe.schedule import BatchSchedule as BatchSchedule
