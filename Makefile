@@ -32,8 +32,8 @@ explore: $(VENV)/.test-installed
 
 lint: $(VENV)/.test-installed
 	$(PIP) -r requirements/dev.txt
-	$(BIN)/ruff check megaindex tests benchmarks setup.py
-	$(BIN)/ruff format --check megaindex tests benchmarks setup.py
+	$(BIN)/ruff check megaindex tests benchmarks docs/*.py setup.py
+	$(BIN)/ruff format --check megaindex tests benchmarks docs/*.py setup.py
 	$(BIN)/mypy
 
 bench: $(VENV)/.test-installed
