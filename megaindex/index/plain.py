@@ -16,7 +16,10 @@ from fractions import Fraction
 from typing import Literal
 
 from megaindex.errors import InvalidArgument
+from megaindex.kernels.sizes import INT32_MAX, INT64_MAX
 
+DEFAULT_SEED = 1234
+"""Of Megatron-LM, GPT-NeoX and megaindex."""
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 100
 
@@ -51,6 +54,66 @@ def make_plain(settings: object, *names: str, optional: Sequence[str] = ()) -> N
         object.__setattr__(settings, name, check_integer(name, getattr(settings, name)))
     for name in optional:
         object.__setattr__(settings, name, integer_or_none(name, getattr(settings, name)))
+
+
+def check_range(name: str, value: object, least: int, most: int = INT64_MAX) -> int:
+    """The plain int that ``value`` is, from ``least`` to ``most``.
+
+    Raises:
+        InvalidArgument: it is no integer, or outside of these bounds.
+    """
+    number = check_integer(name, value)
+    if not least <= number <= most:
+        last = "2**32 - 1" if most == 2**32 - 1 else most
+        rule = f"from {least} to {last}" if most > least + 1 else f"{least} or {most}"
+        if most == INT64_MAX:
+            rule = f"at least {least}" + (" and below 2**63" if number > most else "")
+        raise InvalidArgument(f"{name} must be {rule}, got {shown(number)}")
+    return number
+
+
+def check_sequence_length(name: str, value: object) -> int:
+    """Tokens per sample; it is stored in int32."""
+    return check_range(name, value, 1, INT32_MAX - 1)
+
+
+def check_seed(name: str, value: object) -> int:
+    """The seed of an order, as NumPy's legacy generator takes it."""
+    return check_range(name, value, 0, 2**32 - 1)
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> str:
+    """One of these words.
+
+    Raises:
+        InvalidArgument: it is another one, or no text.
+    """
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidArgument(f"{name} must be one of {', '.join(choices)}, got {shown(value)}")
+    return value
+
+
+def check_flag(name: str, value: object) -> bool:
+    """True or False; numbers are neither.
+
+    Raises:
+        InvalidArgument: it is something else.
+    """
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):  # also NumPy's
+        return bool(value)
+    raise InvalidArgument(f"{name} must be True or False, got {shown(value)}")
+
+
+def check_share(name: str, value: object) -> float:
+    """A number from 0 to 1.
+
+    Raises:
+        InvalidArgument: it is none, or outside of these bounds.
+    """
+    number = check_number(name, value)
+    if not 0 <= number <= 1:
+        raise InvalidArgument(f"{name} must be from 0 to 1, got {number}")
+    return number
 
 
 def check_number(name: str, value: object) -> float:
@@ -118,6 +181,23 @@ def check_fraction(name: str, value: object) -> Fraction:
             f"{name} must be a number or a fraction, got {shown(value)} of type "
             f"{type(value).__name__}"
         ) from None
+
+
+def check_epochs(name: str, value: object) -> Fraction:
+    """A number of epochs, exactly as it is written: ``1.5``, ``"3/2"`` or ``2``.
+
+    Raises:
+        InvalidArgument: it is no number, or not positive.
+    """
+    try:
+        epochs = parse_fraction(str(value))
+    except ValueError:
+        epochs = Fraction(0)
+    if epochs <= 0:
+        raise InvalidArgument(
+            f"{name} must be a positive number such as 1, 1.5 or 3/2, got {shown(value)}"
+        )
+    return epochs
 
 
 def parse_fraction(text: str) -> Fraction:

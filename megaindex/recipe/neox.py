@@ -15,10 +15,10 @@ from typing import Any
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import DEFAULT_SPLIT
+from megaindex.index.order_settings import NeoxDocumentsOrder
 from megaindex.recipe.adapter_line import settings_in_comments
 from megaindex.recipe.hosts import gpus_of_hosts
 from megaindex.recipe.neox_arguments import NAMES
-from megaindex.recipe.run import Packing
 from megaindex.recipe.settings import Settings
 from megaindex.recipe.yaml_file import load_mapping
 
@@ -223,7 +223,7 @@ def _companions(
     return found
 
 
-def _packing(config: Mapping[str, Any]) -> Packing | None:
+def _packing(config: Mapping[str, Any]) -> NeoxDocumentsOrder | None:
     kind = config.get("pack_impl", "packed")
     if kind not in ("packed", "unpacked", "pack_until_overflow"):
         raise InvalidArgument(
@@ -237,7 +237,7 @@ def _packing(config: Mapping[str, Any]) -> Packing | None:
                 "write pack_impl: unpacked or pack_until_overflow"
             )
         return None
-    return Packing(pack_impl=kind, allow_chopped=bool(config.get("allow_chopped", True)))
+    return NeoxDocumentsOrder(pack_impl=kind, allow_chopped=bool(config.get("allow_chopped", True)))
 
 
 def _notes(config: Mapping[str, Any]) -> Iterator[str]:

@@ -12,15 +12,14 @@ from fractions import Fraction
 from typing import Any
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import make_plain, parse_fraction
+from megaindex.index.order_settings import NeoxDocumentsOrder, Order, make_order
+from megaindex.index.plain import DEFAULT_SEED, make_plain, parse_fraction
 from megaindex.recipe.batch import BatchSizes, batch_sizes
 from megaindex.recipe.data import parse_blend, parse_tokens
 from megaindex.recipe.run import (
     Data,
     Evaluation,
-    Packing,
     Run,
-    Shuffling,
     Source,
     Target,
     TargetKind,
@@ -52,6 +51,15 @@ _GROUPS = (
     ("variance_buffer", "mid_level_dataset_surplus"),
 )
 
+_OF_ORDERS = {
+    "separate_final_epoch": "separate_final_epoch",
+    "final_epoch_threshold": "final_epoch_threshold",
+    "exact_num_epochs": "train_data_exact_num_epochs",
+    "epochs_mixed": "epochs_mixed",
+    "left_over": "left_over",
+}
+"""Fields that set an order, by the names that its class has for them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -68,7 +76,8 @@ class Settings:
     """GPT-NeoX: labels, rejected text and its labels beside each path of a split, or empty."""
     documents_alpha: float | None = None
     """GPT-NeoX's weight_by_num_documents, with its alpha: see `Data`."""
-    packing: Packing | None = None
+    packing: NeoxDocumentsOrder | None = None
+    """GPT-NeoX's pack_impl other than packed."""
     weights: tuple[str, ...] | None = None
     split: str | None = None
     seq_length: int | None = None
@@ -165,7 +174,7 @@ def resolve(settings: Settings) -> Run:
             "give --train-samples in place of --train-iters"
         )
     return Run(
-        order=settings.order or "megatron",
+        order=_order(settings),
         sequence_length=settings.seq_length,
         data=_data(settings),
         batch=batch_schedule(settings, sizes.global_batch, version),
@@ -173,9 +182,7 @@ def resolve(settings: Settings) -> Run:
         variance_buffer=parse_buffer(settings.variance_buffer),
         surplus=_surplus(settings.mid_level_dataset_surplus),
         tail=_choice("--tail", settings.tail or "drop", ("drop", "pad", "wrap")),
-        packing=settings.packing,
-        seed=1234 if settings.seed is None else settings.seed,
-        shuffling=_shuffling(settings),
+        seed=DEFAULT_SEED if settings.seed is None else settings.seed,
         evaluation=_evaluation(settings, sizes),
         version=version,
         dataloader=_dataloader(settings),
@@ -364,20 +371,22 @@ def _surplus(text: str | None) -> float | None:
         ) from None
 
 
-def _shuffling(settings: Settings) -> Shuffling:
-    apart: Any = settings.separate_final_epoch
-    left_over: Any = settings.left_over
-    if apart is not None:
-        apart = _choice("--separate-final-epoch", apart, ("auto", "always", "never"))
-    if left_over is not None:
-        left_over = _choice("--left-over", left_over, ("drop", "carry"))
-    return Shuffling(
-        separate_final_epoch=apart,
-        final_epoch_threshold=settings.final_epoch_threshold,
-        exact_num_epochs=settings.train_data_exact_num_epochs,
-        epochs_mixed=settings.epochs_mixed,
-        left_over=left_over,
-    )
+def _order(settings: Settings) -> Order:
+    """The order with its settings; those of whole documents come from a NeoX file as an object."""
+    name, packing = settings.order or "megatron", settings.packing
+    given = {setting: getattr(settings, field) for setting, field in _OF_ORDERS.items()}
+    if packing is None:
+        return make_order(name, given, {s: _flag(field) for s, field in _OF_ORDERS.items()})
+    if name != packing.name:
+        raise InvalidArgument(
+            f"pack_impl {packing.pack_impl} is GPT-NeoX's; plan with --order {packing.name}"
+        )
+    for setting, value in given.items():
+        if value is not None:
+            raise InvalidArgument(
+                f"{_flag(_OF_ORDERS[setting])} has no meaning for order {packing}; remove it"
+            )
+    return packing
 
 
 def _evaluation(settings: Settings, sizes: BatchSizes) -> Evaluation:

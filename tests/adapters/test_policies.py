@@ -21,6 +21,7 @@ import megaindex
 import megaindex.adapters.megatron
 import megaindex.adapters.neox
 from megaindex.errors import InvalidArgument
+from megaindex.index.order_settings import make_order
 
 POLICIES: list[dict[str, Any]] = [
     {"separate_final_epoch": "always"},
@@ -162,7 +163,7 @@ def test_final_epochs_under_megatron(
             for dataset in getattr(top, "datasets", [top]):
                 expected = megaindex.build_index(
                     dataset.dataset_path, sequence_length=16, seed=5,
-                    num_samples=dataset.num_samples, order="megatron", **policy,
+                    num_samples=dataset.num_samples, order=make_order("megatron", policy),
                 )  # fmt: skip
                 assert expected.num_epochs > 1
                 for name in ("document_index", "sample_index", "shuffle_index"):
@@ -195,7 +196,7 @@ def test_final_epochs_under_neox(policy: dict[str, Any], neox: Any, tmp_path: Pa
     [dataset] = loaders_of(args)["train"].dataset.datasets
     expected = megaindex.build_index(
         args.paths[0], sequence_length=16, seed=1234, num_samples=dataset.megaindex.requested,
-        order="neox", **policy,
+        order=make_order("neox", policy),
     )  # fmt: skip
     assert expected.num_epochs > 1
     for ours, theirs in (("document_index", "doc_idx"), ("sample_index", "sample_idx"),

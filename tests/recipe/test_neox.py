@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from megaindex import NeoxDocumentsOrder
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.recipe.neox import merged_files, neox_settings, read_neox
 from megaindex.recipe.neox_arguments import NAMES
-from megaindex.recipe.run import Packing, Target
+from megaindex.recipe.run import Target
 from megaindex.recipe.settings import Settings, merged, resolve
 
 MODEL = """
@@ -233,7 +234,7 @@ def test_packings_and_their_companions_are_read() -> None:
     labels = {f"{split}_label_data_paths": [f"{split}_l"] for split in ("train", "valid", "test")}
     base = {"seq_length": 8, "train_batch_size": 1, "train_iters": 1}
     run = resolve(neox_settings({**base, **SOME, **labels, "pack_impl": "unpacked"}))
-    assert run.packing == Packing(pack_impl="unpacked", allow_chopped=True)
+    assert run.packing == NeoxDocumentsOrder(pack_impl="unpacked", allow_chopped=True)
     assert (run.data.valid[0].path, run.data.valid[0].labels) == ("a", "valid_l")
     paired = {
         "dataset_impl": "pairwise",
@@ -241,7 +242,7 @@ def test_packings_and_their_companions_are_read() -> None:
         "allow_chopped": False,
     }
     run = resolve(neox_settings({**base, **PAIRS, **paired}))
-    assert run.packing == Packing(pack_impl="pack_until_overflow", allow_chopped=False)
+    assert run.packing == NeoxDocumentsOrder(pack_impl="pack_until_overflow", allow_chopped=False)
     assert [(s.path, s.rejected, s.labels) for s in run.data.test] == [("a", "b", "")]
     assert neox_settings({**base, **SOME, **labels}).companions is None
     with pytest.raises(InvalidArgument, match="unpacked: a has no labels"):
