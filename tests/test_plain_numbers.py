@@ -183,7 +183,7 @@ def test_what_is_no_integer_is_refused_everywhere(corpus: IndexedDataset, wrong:
         megaindex.build_blend([corpus], **build, num_samples=wrong)
     with pytest.raises(InvalidArgument, match="must be an integer"):
         BatchSchedule.constant(wrong)
-    with pytest.raises(InvalidArgument, match="seq_length must be an integer"):
+    with pytest.raises(InvalidArgument, match="--seq-length must be an integer"):
         Settings(seq_length=wrong)
 
 

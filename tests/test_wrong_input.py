@@ -56,7 +56,7 @@ def test_the_binding_takes_arrays_only() -> None:
         ({"sequence_length": "16"}, "sequence_length must be an integer, got '16'"),
         ({"seed": 1.0}, "seed must be an integer, got 1.0"),
         ({"num_samples": 1.5}, "num_samples must be an integer"),
-        ({"subset": "dev"}, "subset must be train, valid or test"),
+        ({"subset": "dev"}, "subset must be one of train, valid, test, got 'dev'"),
         ({"num_samples": 10**19}, r"num_samples must be at least 1 and below 2\*\*63, got 1000"),
         ({"num_samples": 9 * 10**18}, r"more than 2\*\*63 - 1"),
         ({"epochs": "1e99999999"}, "epochs must be a positive number"),

@@ -23,10 +23,9 @@ from megaindex.index.orders.shuffled import Memory, Sink
 from megaindex.index.plain import (
     DEFAULT_SEED,
     check_buffer,
-    check_exact,
-    check_integer,
-    check_number,
-    check_range,
+    check_setting,
+    check_weights,
+    setting_or_none,
 )
 from megaindex.index.spans import Index
 from megaindex.index.weights import blend_weights, divisor_weights, request_weights
@@ -76,8 +75,7 @@ def build_blend(
     order = order_of(order)
     row = order.row
     _check_corpora(corpora)
-    if num_samples is not None:
-        num_samples = check_range("num_samples", num_samples, 1)
+    num_samples = setting_or_none("num_samples", num_samples)
     if weights is not None:
         weights = _plain_weights(weights, len(corpora))
     if num_samples is None and (weights is not None or row.request != "megatron"):
@@ -89,7 +87,7 @@ def build_blend(
     given = [c if isinstance(c, IndexedDataset) else os.fspath(c) for c in corpora]
     settings.setdefault("seed", DEFAULT_SEED)
     for name in {"sequence_length", "seed", "add_extra_token"} & settings.keys():
-        settings[name] = check_integer(name, settings[name])  # for the name of the snapshot, too
+        settings[name] = check_setting(name, settings[name])  # for the name of the snapshot, too
     open_for = partial(
         open_sources,
         given,
@@ -154,18 +152,7 @@ def _plain_weights(weights: Sequence[float], count: int) -> list[Any]:
         raise InvalidArgument(
             f"weights must be a list in the order of the corpora, got a {type(weights).__name__}"
         )
-    given = list(weights)
-    try:
-        plain = [check_exact("a weight", weight) for weight in given]
-        check_number("the sum of the weights", sum(map(float, plain)))
-    except InvalidArgument:
-        plain = []
-    if len(plain) != count or not all(weight > 0 for weight in plain):
-        raise InvalidArgument(
-            f"weights must be {count} positive numbers, one for each corpus and of a finite sum, "
-            f"got {given}"
-        )
-    return plain
+    return check_weights("weights", list(weights), count)
 
 
 _DTYPES = {"dataset_index": "int16", "dataset_sample_index": "int64"}

@@ -22,7 +22,7 @@ from megaindex.index.arithmetic import samples_for_epochs
 from megaindex.index.blended import BlendedIndex
 from megaindex.index.extended import ExtendedIndex, check_extension, extend_index
 from megaindex.index.order_settings import Order, order_of
-from megaindex.index.plain import DEFAULT_SEED, check_epochs, check_integer
+from megaindex.index.plain import DEFAULT_SEED, check_epochs, check_setting
 from megaindex.index.spans import Index
 
 Corpus = str | os.PathLike[str] | IndexedDataset
@@ -207,9 +207,9 @@ def _consumed(
     old: Index, num_samples: int | None, epochs: int | float | str | None, given: int | None
 ) -> int:
     if given is not None:
-        return check_integer("consumed_samples", given)
+        return check_setting("consumed_samples", given)
     if num_samples is not None:
-        return check_integer("num_samples", num_samples)
+        return check_setting("num_samples", num_samples)
     if epochs is None:
         return old.num_samples
     planned = samples_for_epochs(
@@ -225,5 +225,5 @@ def _more(old: Index, samples: int | None, epochs: int | float | str | None) -> 
     if (samples is None) == (epochs is None):
         raise InvalidArgument("give one of more_samples and more_epochs")
     if samples is not None:
-        return check_integer("more_samples", samples)
+        return check_setting("more_samples", samples)
     return int(check_epochs("more_epochs", epochs) * old.tokens_per_epoch // old.sequence_length)

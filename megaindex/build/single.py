@@ -29,7 +29,7 @@ from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.orders.packing import PackingIndex
 from megaindex.index.orders.shuffled import ShuffledOrder
 from megaindex.index.orders.window import WindowIndex
-from megaindex.index.plain import DEFAULT_SEED, check_range, check_seed, check_sequence_length
+from megaindex.index.plain import DEFAULT_SEED, check_setting, setting_or_none
 from megaindex.index.request import check_one_sample, check_total, epochs_asked
 from megaindex.index.selection import count_tokens, select_documents
 from megaindex.kernels.sizes import ceil_div
@@ -87,11 +87,10 @@ def build_index(
         StorageError: the dataset cannot be read or the cache not written.
     """
     order = order_of(order)
-    sequence_length = check_sequence_length("sequence_length", sequence_length)
-    common = {"sequence_length": sequence_length, "seed": check_seed("seed", seed)}
-    extra = check_range("add_extra_token", add_extra_token, 0, 1)
-    if num_samples is not None:
-        num_samples = check_range("num_samples", num_samples, 1)
+    sequence_length = check_setting("sequence_length", sequence_length)
+    common = {"sequence_length": sequence_length, "seed": check_setting("seed", seed)}
+    extra = check_setting("add_extra_token", add_extra_token)
+    num_samples = setting_or_none("num_samples", num_samples)
     check_parameters(
         order,
         source_name=source_name is not None,

@@ -225,7 +225,7 @@ def dialect(order: str) -> Dialect:
         raise InvalidArgument(f"order must be one of {names}, got {reprlib.repr(order)}") from None
 
 
-def parse_split(split: str, order: str = "") -> list[float]:
+def parse_split(split: str, order: str = "", name: str = "split") -> list[float]:
     """``"969,30,1"`` as three non-negative weights, missing ones 0; ``/`` separates too.
 
     Megatron-LM takes every run of digits and points for a number, whatever lies between them.
@@ -241,7 +241,7 @@ def parse_split(split: str, order: str = "") -> list[float]:
     parts += [0.0] * (len(SPLITS) - len(parts))
     if len(parts) != len(SPLITS) or not sum(parts) > 0 or min(parts) < 0 or math.isinf(sum(parts)):
         raise InvalidArgument(
-            "split must be up to three non-negative numbers with a positive sum, such as "
+            f"{name} must be up to three non-negative numbers with a positive sum, such as "
             f"{DEFAULT_SPLIT!r}, got {split!r}"
         )
     return parts

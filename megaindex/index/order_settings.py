@@ -5,7 +5,7 @@ An order is given by its name, which stands for its default settings, or as an o
 >>> build_index("data/web", sequence_length=2048, order=EpochOrder(epochs_mixed=2))
 
 Each class has the settings that have a meaning in its order. What a framework does by default is
-its row in `megaindex.index.dialect`.
+its row in `megaindex.index.dialect`. A wrong value is an InvalidArgument.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ class Order:
 
     def __post_init__(self) -> None:
         row = dialect(self.name)
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, value in self.settings.items():
             if value is None:
-                value = getattr(row, field.name, None)
-            if value is not None and field.name in _CHECKS:
-                value = _CHECKS[field.name](field.name, value)
-            object.__setattr__(self, field.name, value)
+                value = getattr(row, name, None)
+            if value is not None and name in _CHECKS:
+                value = _CHECKS[name](name, value)
+            object.__setattr__(self, name, value)
 
     def __str__(self) -> str:
         return self.name
@@ -63,7 +62,8 @@ class Order:
     @property
     def row(self) -> Dialect:
         """The framework's rules, with these settings in force."""
-        return replace(dialect(self.name), **self.settings)
+        row = dialect(self.name)
+        return replace(row, **{k: v for k, v in self.settings.items() if hasattr(row, k)})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,9 +79,6 @@ class FrameworkOrder(Order):
         exact_num_epochs: build so many epochs, of whose last ``num_samples`` decides the shuffle
             (``--train-data-exact-num-epochs`` of Megatron-DeepSpeed). Default: as many as hold
             the samples.
-
-    Raises:
-        InvalidArgument: a value is out of range.
     """
 
     separate_final_epoch: FinalEpochPolicy | None = None
@@ -132,9 +129,6 @@ class NeoxDocumentsOrder(Order):
             as far as a sample reads them, are left out.
         next_token: False serves documents alone, where GPT-NeoX adds the first token of the next
             one as far as there is room.
-
-    Raises:
-        InvalidArgument: a value is out of range.
     """
 
     pack_impl: PackImpl
@@ -146,11 +140,6 @@ class NeoxDocumentsOrder(Order):
 
     def __str__(self) -> str:
         return f"{self.name} with pack_impl {self.pack_impl}"
-
-    @property
-    def row(self) -> Dialect:
-        """GPT-NeoX's rules."""
-        return dialect(self.name)
 
     def check_num_samples(self, num_samples: int | None) -> int:
         """The samples asked for.
@@ -174,9 +163,6 @@ class EpochOrder(Order):
         epochs_mixed: complete epochs that are shuffled together.
         left_over: ``"drop"`` the tokens at the end of an epoch that fill no sample, or ``"carry"``
             them into the next.
-
-    Raises:
-        InvalidArgument: a value is out of range.
     """
 
     epochs_mixed: int = 1
@@ -196,7 +182,7 @@ class WindowOrder(Order):
 def _check_pack_impl(name: str, value: object) -> str:
     if value == "packed":
         raise InvalidArgument(f"{name} packed cuts documents, which is order NeoxOrder; give that")
-    return check_choice(name, value, ("unpacked", "pack_until_overflow"))
+    return str(check_choice(name, value, ("unpacked", "pack_until_overflow")))
 
 
 _KINDS: tuple[type[Order], ...] = (

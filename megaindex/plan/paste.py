@@ -15,6 +15,7 @@ from typing import Any
 from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import SPLITS, Split
 from megaindex.index.order_settings import order_of
+from megaindex.index.plain import check_choice
 from megaindex.plan.model import Plan
 from megaindex.plan.sources import own_buffers, own_sources
 from megaindex.recipe.adapter_line import ADAPTERS, adapter_call
@@ -31,8 +32,7 @@ def paste(plan: Plan, run: Run, framework: str) -> str:
     Raises:
         InvalidArgument: no such framework, or it cannot say what was planned.
     """
-    if framework not in _ORDERS:
-        raise InvalidArgument(f"--print-config must be neox or megatron, got {framework!r}")
+    check_choice("--print-config", framework, tuple(_ORDERS))
     for reason in _unsaid(plan, run, framework):
         raise InvalidArgument(f"--print-config {framework}: {reason}")
     comments = [plan.caution] if plan.caution else []

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import check_range, check_weights
 from megaindex.recipe.run import Source
 from megaindex.recipe.schedule import parse_count
 
@@ -40,20 +41,21 @@ def parse_tokens(words: Sequence[str], weights: Sequence[str] | None) -> tuple[S
     """``T``, ``T T …`` as sources without files."""
     parsed = _weights(weights, len(words))
     return tuple(
-        Source(tokens=parse_count(word, "--tokens-per-epoch"), weight=weight)
+        Source(tokens=_tokens(word), weight=weight)
         for word, weight in zip(words, parsed, strict=True)
     )
 
 
-def _weights(weights: Sequence[str] | None, count: int) -> list[float | None]:
+def _tokens(word: str) -> int:
+    return check_range("--tokens-per-epoch", parse_count(word, "--tokens-per-epoch"), 1)
+
+
+def _weights(weights: Sequence[str] | None, count: int) -> Sequence[float | None]:
     if weights is None:
         return [None] * count
-    numbers = [_number(weight) for weight in weights]
-    if len(numbers) != count or None in numbers:
-        raise InvalidArgument(
-            f"--weights: {' '.join(weights)!r} must be {count} numbers, one for each source"
-        )
-    return numbers
+    numbers = (_number(weight) for weight in weights)
+    given = [w if n is None else n for w, n in zip(weights, numbers, strict=True)]
+    return check_weights("--weights", given, count)
 
 
 def _number(text: str) -> float | None:

@@ -19,15 +19,19 @@ from megaindex.index.order_settings import NeoxDocumentsOrder, Order, order_of
 from megaindex.index.plain import (
     DEFAULT_SEED,
     check_buffer,
-    check_exact,
+    check_epochs,
     check_fraction,
     check_integer,
+    check_range,
+    check_setting,
+    check_weight,
     make_plain,
 )
 from megaindex.recipe.schedule import BatchSchedule
 from megaindex.recipe.versions import DEFAULT_VERSION, Version, find_version
 
 Tail = Literal["drop", "pad", "wrap"]
+TAILS = ("drop", "pad", "wrap")
 Buffer = float | Literal["exact"]
 TargetKind = Literal["epochs", "iterations", "samples", "tokens", "loader_epochs"]
 """loader_epochs are GPT-NeoX's train_epochs: one epoch of each source is built, for validation and
@@ -50,16 +54,12 @@ class Source:
     rejected_labels: str = ""
 
     def __post_init__(self) -> None:
-        make_plain(self, optional=["tokens"])
+        if self.tokens is not None:
+            object.__setattr__(self, "tokens", check_range("tokens", self.tokens, 1))
         if self.weight is None:
             return
-        try:
-            object.__setattr__(self, "weight", check_exact("a weight", self.weight))
-        except InvalidArgument:
-            raise InvalidArgument(
-                f"the weight of {self.path or 'a source without a path'} must be positive and "
-                f"finite, got {self.weight!r}"
-            ) from None
+        name = f"the weight of {self.path or 'a source without a path'}"
+        object.__setattr__(self, "weight", check_weight(name, self.weight))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,9 +92,9 @@ class Target:
     """Epochs of each source instead of `value`; they also set the weights."""
 
     def __post_init__(self) -> None:
-        name = f"a target of {self.kind}"
-        object.__setattr__(self, "value", check_fraction(name, self.value))
-        each = tuple(check_fraction(name, value) for value in self.per_source)
+        check = check_epochs if self.kind == "epochs" else check_fraction
+        object.__setattr__(self, "value", check(self.kind, self.value))
+        each = tuple(check(self.kind, value) for value in self.per_source)
         object.__setattr__(self, "per_source", each)
 
 
@@ -119,13 +119,6 @@ class Evaluation:
     def __post_init__(self) -> None:
         optional = ["batch_size", "micro_batch_size"]
         make_plain(self, "interval", "iterations", "start", optional=optional)
-        if self.start < 0:
-            raise InvalidArgument(f"--start-eval-at-iter must be at least 0, got {self.start}")
-        if self.interval < 1 or self.iterations < 0 or (self.batch_size or 1) < 1:
-            raise InvalidArgument(
-                "evaluation interval must be at least 1, iterations at least 0 and batch_size at "
-                f"least 1, got {self.interval}, {self.iterations} and {self.batch_size}"
-            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,13 +165,7 @@ class Run:
         object.__setattr__(self, "order", order_of(self.order))
         if self.version is None and self.row.order == "megatron":
             object.__setattr__(self, "version", find_version(DEFAULT_VERSION))
-        if self.sequence_length < 1:
-            raise InvalidArgument(f"--seq-length must be at least 1, got {self.sequence_length}")
-        if self.batch.stages[0][1] < 1:
-            raise InvalidArgument(f"--global-batch-size must be at least 1, got {self.batch}")
-        if not 0 <= self.seed < 2**32:
-            raise InvalidArgument(f"--seed must be in [0, 2**32), got {self.seed}")
-        self._check_batch()
+        self.batch.check_multiple_of((self.micro_batch_size or 1) * (self.data_parallel_size or 1))
         self._check_buffer()
         self._check_surplus()
         self._check_target()
@@ -229,18 +216,9 @@ class Run:
         steps = self.row.order == "megatron" and self.batch.stepped
         return self.unit or self.batch.final if steps else self.batch.final
 
-    def _check_batch(self) -> None:
-        unit = (self.micro_batch_size or 1) * (self.data_parallel_size or 1)
-        for _, size in self.batch.stages:
-            if size % unit:
-                raise InvalidArgument(
-                    f"global batch size {size} must be a multiple of micro batch x data-parallel "
-                    f"size = {unit}; change --global-batch-size, the schedule or the cluster"
-                )
-
     def _check_buffer(self) -> None:
         if self.variance_buffer is not None:
-            buffer = check_buffer("--variance-buffer", self.variance_buffer)
+            buffer = check_buffer("variance_buffer", self.variance_buffer)
             object.__setattr__(self, "variance_buffer", buffer)
 
     def _check_surplus(self) -> None:
@@ -259,7 +237,7 @@ class Run:
     def _check_target(self) -> None:
         target = self.target
         values = target.per_source or (target.value,)
-        if min(values) < 0 or (target.kind == "epochs" and min(values) == 0):
+        if min(values) < 0:
             raise InvalidArgument(
                 f"target of {target.kind} must be positive, got {', '.join(map(str, values))}"
             )
@@ -298,8 +276,7 @@ class Run:
             raise InvalidArgument(
                 f"order {self.order}: train_epochs are GPT-NeoX's; give --epochs in place of them"
             )
-        if value < 1 or value.denominator != 1:
-            raise InvalidArgument(f"train_epochs must be a whole number from 1, got {value}")
+        check_setting("train_epochs", int(value) if value.denominator == 1 else value)
         if self.micro_batch_size is None or self.data_parallel_size is None:
             raise InvalidArgument(
                 "train_epochs counts micro batches: give --micro-batch-size and --world-size"
@@ -310,15 +287,6 @@ def _check_sources(sources: tuple[Source, ...], split: str) -> None:
     weights = [source.weight for source in sources]
     if any(weight is None for weight in weights) and any(w is not None for w in weights):
         raise InvalidArgument(f"{split} data: give every source a weight, or none")
-    for source in sources:
-        name = source.path or "a source without a path"
-        if source.weight is not None and not 0 < source.weight < math.inf:
-            raise InvalidArgument(
-                f"{split} data: the weight of {name} must be positive and finite, got "
-                f"{source.weight}; leave out a source that is not used"
-            )
-        if source.tokens is not None and source.tokens < 1:
-            raise InvalidArgument(f"--tokens-per-epoch must be at least 1, got {source.tokens}")
 
 
 __all__ = [

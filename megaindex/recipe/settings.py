@@ -6,17 +6,20 @@ Each reader fills the `Settings` it finds and leaves the rest None; `merged` lay
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
 from typing import Any
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.dialect import parse_split
 from megaindex.index.order_settings import NeoxDocumentsOrder, Order, make_order
-from megaindex.index.plain import DEFAULT_SEED, make_plain, parse_fraction
+from megaindex.index.plain import DEFAULT_SEED, check_buffer, check_choice, check_epochs, make_plain
 from megaindex.recipe.batch import BatchSizes, batch_sizes
 from megaindex.recipe.data import parse_blend, parse_tokens
 from megaindex.recipe.run import (
+    TAILS,
     Data,
     Evaluation,
     Run,
@@ -127,7 +130,7 @@ class Settings:
     """Settings of the framework that concern its data and change nothing in the plan."""
 
     def __post_init__(self) -> None:
-        make_plain(self, optional=_INTEGERS)
+        make_plain(self, optional=_INTEGERS, called=_flag)
 
 
 _INTEGERS = tuple(field.name for field in fields(Settings) if field.type == "int | None")
@@ -163,8 +166,9 @@ def resolve(settings: Settings) -> Run:
     """
     if settings.seq_length is None:
         raise InvalidArgument("--seq-length is missing: tokens per sample, such as 2048")
-    if settings.seq_length < 1:
-        raise InvalidArgument(f"--seq-length must be at least 1, got {settings.seq_length}")
+    order = _order(settings)
+    if settings.split is not None:
+        parse_split(settings.split, order.name, "--split")
     sizes = batch_sizes(settings)
     version = _version(settings)
     ramps = version is not None and version.ramps and settings.rampup_batch_size is not None
@@ -174,14 +178,14 @@ def resolve(settings: Settings) -> Run:
             "give --train-samples in place of --train-iters"
         )
     return Run(
-        order=_order(settings),
+        order=order,
         sequence_length=settings.seq_length,
         data=_data(settings),
         batch=batch_schedule(settings, sizes.global_batch, version),
         target=_target(settings),
         variance_buffer=parse_buffer(settings.variance_buffer),
         surplus=_surplus(settings.mid_level_dataset_surplus),
-        tail=_choice("--tail", settings.tail or "drop", ("drop", "pad", "wrap")),
+        tail=check_choice("--tail", settings.tail or "drop", TAILS),
         seed=DEFAULT_SEED if settings.seed is None else settings.seed,
         evaluation=_evaluation(settings, sizes),
         version=version,
@@ -191,10 +195,10 @@ def resolve(settings: Settings) -> Run:
         gradient_accumulation_steps=sizes.accumulation,
         consumed_samples=parse_count(settings.consumed_samples or "0", "--consumed-samples"),
         phases=_phases(settings),
-        coverage=_choice(
+        coverage=check_choice(
             "--coverage", settings.coverage or "auto", ("auto", "exact", "expected", "none")
         ),
-        blend_counts=_choice(
+        blend_counts=check_choice(
             "--blend-counts", settings.blend_counts or "auto", ("auto", "exact", "bounds")
         ),
         notes=settings.notes + _unused(settings) + _version_notes(settings, version),
@@ -240,7 +244,7 @@ def _dataloader(settings: Settings) -> Any:
             "--dataloader-type external hands the data to a loader of the training program, which "
             "is not planned"
         )
-    return _choice("--dataloader-type", kind, ("single", "cyclic"))
+    return check_choice("--dataloader-type", kind, ("single", "cyclic"))
 
 
 def _unused(settings: Settings) -> tuple[str, ...]:
@@ -332,7 +336,7 @@ def _target(settings: Settings) -> Target:
     value = getattr(settings, name)
     if name != "epochs":
         return Target(kind=_TARGETS[name], value=Fraction(parse_count(str(value), flag)))
-    parts = tuple(_fraction(part, flag) for part in str(value).split(","))
+    parts = tuple(check_epochs(flag, part) for part in str(value).split(","))
     per_source = parts if len(parts) > 1 else ()
     return Target(kind="epochs", value=max(parts), per_source=per_source)
 
@@ -341,25 +345,14 @@ def _flag(name: str) -> str:
     return name if name == "train_epochs" else "--" + name.replace("_", "-")
 
 
-def _fraction(text: str, flag: str) -> Fraction:
-    try:
-        return parse_fraction(text)
-    except ValueError:
-        raise InvalidArgument(
-            f"{flag}: {text!r} is neither a decimal nor a fraction; write 2, 1.5 or 3/2"
-        ) from None
-
-
 def parse_buffer(text: str | None) -> Any:
     """The number of ``--variance-buffer``, or "exact"."""
-    if text is None or text == "exact":
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidArgument(
-            f"--variance-buffer: {text!r} is neither a number >= 1 nor exact; write 1.005"
-        ) from None
+    if text is None:
+        return None
+    value: object = text
+    with contextlib.suppress(ValueError):
+        value = float(text)
+    return check_buffer("--variance-buffer", value)
 
 
 def _surplus(text: str | None) -> float | None:
@@ -393,19 +386,11 @@ def _evaluation(settings: Settings, sizes: BatchSizes) -> Evaluation:
     default = Evaluation()
     interval = default.interval if settings.eval_interval is None else settings.eval_interval
     iterations = default.iterations if settings.eval_iters is None else settings.eval_iters
-    size = settings.eval_global_batch_size
-    if interval < 1 or iterations < 0:
-        raise InvalidArgument(
-            "--eval-interval must be at least 1 and --eval-iters at least 0, got "
-            f"{interval} and {iterations}"
-        )
-    if size is not None and size < 1:
-        raise InvalidArgument("--eval-global-batch-size must be at least 1")
     _check_evaluation_batch(settings, sizes)
     return Evaluation(
         interval=interval,
         iterations=iterations,
-        batch_size=size,
+        batch_size=settings.eval_global_batch_size,
         micro_batch_size=settings.eval_micro_batch_size or sizes.micro_batch,
         start=settings.start_eval_at_iter or 0,
         alone=bool(settings.skip_train),
@@ -436,9 +421,3 @@ def _phases(settings: Settings) -> tuple[int, ...]:
             f"--phase-transition-iterations must be positive and rising, got {list(phases)}"
         )
     return tuple(phases)
-
-
-def _choice(flag: str, value: str, choices: tuple[str, ...]) -> Any:
-    if value not in choices:
-        raise InvalidArgument(f"{flag} must be one of {', '.join(choices)}, got {value!r}")
-    return value

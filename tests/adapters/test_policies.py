@@ -266,7 +266,7 @@ def test_classes_that_cannot_have_a_final_epoch(
         ({"variance_buffer": 0.99}, "variance_buffer must be a number >= 1 or exact, got 0.99"),
         ({"variance_buffer": "1.0"}, "variance_buffer must be a number >= 1 or exact"),
         ({"variance_buffer": float("inf")}, "variance_buffer must be a number >= 1 or exact"),
-        ({"separate_final_epoch": "sometimes"}, "must be auto, always or never"),
+        ({"separate_final_epoch": "sometimes"}, "must be one of auto, always, never"),
         ({"separate_final_epoch": "auto", "final_epoch_threshold": 1.5}, "must be from 0 to 1"),
         ({"separate_final_epoch": "always", "final_epoch_threshold": 0.5}, "has no effect"),
     ],

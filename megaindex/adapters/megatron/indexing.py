@@ -21,7 +21,7 @@ from megaindex.index.arithmetic import epochs_for
 from megaindex.index.dialect import Dialect
 from megaindex.index.orders import shuffled
 from megaindex.index.orders.shuffled import ShuffledOrder
-from megaindex.index.plain import check_integer, check_range, check_seed, check_sequence_length
+from megaindex.index.plain import check_setting
 from megaindex.index.request import check_total
 from megaindex.index.selection import count_tokens
 from megaindex.kernels.types import I32
@@ -90,9 +90,7 @@ class Request:
         Raises:
             InvalidArgument: samples are asked of documents without a token, or too many.
         """
-        check_sequence_length("sequence_length", self.sequence_length)
-        check_seed("random_seed", self.seed)
-        check_range("add_extra_token_to_sequence", self.extra, 0, 1)
+        check_setting("add_extra_token", self.extra, "add_extra_token_to_sequence")
         chosen = self._chosen()
         tokens = count_tokens(self.corpus.lengths, chosen)
         if tokens == 0 and self.num_samples:
@@ -205,8 +203,8 @@ def request_of(self: Any, corpus: Corpus) -> Request:
 def settings_of(config: Any, split: Any) -> dict[str, Any]:
     """The part of a request that is the same for all datasets of a split."""
     return {
-        "sequence_length": check_integer("sequence_length", config.sequence_length),
-        "seed": check_integer("random_seed", config.random_seed),
+        "sequence_length": check_setting("sequence_length", config.sequence_length),
+        "seed": check_setting("seed", config.random_seed, "random_seed"),
         "extra": int(config.add_extra_token_to_sequence),
         "drop_last_partial": (
             split.name != "valid" or bool(config.drop_last_partial_validation_sequence)

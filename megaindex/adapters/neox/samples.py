@@ -29,7 +29,7 @@ from megaindex.index.on_demand import LaterIndex
 from megaindex.index.order_settings import NeoxDocumentsOrder
 from megaindex.index.orders.packing import PackingIndex
 from megaindex.index.orders.shuffled import ShuffledOrder
-from megaindex.index.plain import check_seed, check_sequence_length, integer_or_none
+from megaindex.index.plain import check_integer, check_setting
 from megaindex.index.request import check_one_sample, check_total
 from megaindex.index.selection import count_tokens, select_documents
 from megaindex.index.spans import Index
@@ -103,9 +103,10 @@ class Samples:
     def request(self, epoch: int = 0) -> Request:
         """What is asked for the arrays of an epoch."""
         if epoch not in self._requests:
-            self.seq_length = check_sequence_length("seq_length", self.seq_length)
-            self.seed = check_seed("seed", self.seed)
-            self.requested = integer_or_none("num_samples", self.requested)
+            self.seq_length = check_setting("seq_length", self.seq_length)
+            self.seed = check_setting("seed", self.seed)
+            if self.requested is not None:
+                self.requested = check_integer("num_samples", self.requested)
             self.check_final_epoch()
             self._requests[epoch] = self.make_request(epoch)
         return self._requests[epoch]
