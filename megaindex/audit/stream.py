@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import check_setting, setting_or_none
+from megaindex.index.plain import check_between, check_setting, setting_or_none
 from megaindex.index.spans import Index
 from megaindex.kernels.types import I32, I64
 from megaindex.recipe.schedule import BatchSchedule
@@ -167,10 +167,7 @@ def step_bounds(schedule: BatchSchedule, consumed: int, total: int) -> tuple[I64
     The past is cut by the schedule from sample 0, the future from ``consumed`` on; the last step
     of each may be short. Batches of 4, 6 consumed of 12: bounds 0 4 6 10 12, 2 steps past.
     """
-    if not 0 <= consumed <= total:
-        raise InvalidArgument(
-            f"--consumed-samples must be from 0 to the {total} samples of the run, got {consumed}"
-        )
+    check_between("--consumed-samples", consumed, 0, total, most_is="the samples of the run")
     past = _walk(schedule, 0, consumed)
     future = _walk(schedule, consumed, total)
     return np.array([*past, *future, total], np.int64), len(past)

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import check_setting
+from megaindex.index.plain import check_between, check_integer, check_setting
 from megaindex.index.spans import Index, Spans, check_sample_ids, joined
 from megaindex.index.walk import CHUNK, Chunks, in_order, share, walk
 from megaindex.kernels import active
@@ -123,7 +123,7 @@ def extend_index(
     Raises:
         InvalidArgument: a number is out of range, or a further epoch does not fit the old index.
     """
-    consumed_samples = check_setting("consumed_samples", consumed_samples)
+    consumed_samples = check_integer("consumed_samples", consumed_samples)
     more_samples = check_setting("more_samples", more_samples)
     seed = check_setting("seed", seed)
     check_extension("the old index", old.num_samples, consumed_samples, more_samples)
@@ -152,11 +152,8 @@ def derived_seed(seed: int, num_samples: int, epoch: int) -> int:
 
 def check_extension(what: str, num_samples: int, consumed_samples: int, more_samples: int) -> None:
     """Refuse a place outside ``what`` is extended, or no further samples."""
-    if not 0 <= consumed_samples <= num_samples:
-        raise InvalidArgument(
-            f"consumed_samples must be from 0 to {num_samples}, the samples of {what}, got "
-            f"{consumed_samples}"
-        )
+    end = f"the samples of {what}"
+    check_between("consumed_samples", consumed_samples, 0, num_samples, most_is=end)
     check_setting("more_samples", more_samples)
 
 

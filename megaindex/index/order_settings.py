@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import Dialect, FinalEpochPolicy, LeftOver, dialect
-from megaindex.index.plain import check_choice, check_flag, check_range, check_share
+from megaindex.index.plain import check_between, check_choice, check_flag, check_share
 
 if TYPE_CHECKING:
     from megaindex.format import IndexedDataset
@@ -37,10 +37,11 @@ class Order:
 
     def __post_init__(self) -> None:
         row = dialect(self.name)
-        for name, value in self.settings.items():
-            if value is None:
+        for field in fields(self):
+            name, value = field.name, getattr(self, field.name)
+            if value is None and field.default is None:
                 value = getattr(row, name, None)
-            if value is not None and name in _CHECKS:
+            elif name in _CHECKS:
                 value = _CHECKS[name](name, value)
             object.__setattr__(self, name, value)
 
@@ -142,11 +143,7 @@ class NeoxDocumentsOrder(Order):
         return f"{self.name} with pack_impl {self.pack_impl}"
 
     def check_num_samples(self, num_samples: int | None) -> int:
-        """The samples asked for.
-
-        Raises:
-            InvalidArgument: there are none, or epochs in place of them.
-        """
+        """The samples asked for; refuses epochs in place of them."""
         if num_samples is None or num_samples < 1:
             raise InvalidArgument(
                 f"pack_impl {self.pack_impl} has no epochs: how many samples it shuffles decides "
@@ -191,21 +188,17 @@ _KINDS: tuple[type[Order], ...] = (
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "separate_final_epoch": partial(check_choice, choices=("auto", "always", "never")),
     "final_epoch_threshold": check_share,
-    "exact_num_epochs": partial(check_range, least=1),
+    "exact_num_epochs": partial(check_between, least=1),
     "pack_impl": _check_pack_impl,
     "allow_chopped": check_flag,
     "next_token": check_flag,
-    "epochs_mixed": partial(check_range, least=1),
+    "epochs_mixed": partial(check_between, least=1),
     "left_over": partial(check_choice, choices=("drop", "carry")),
 }
 
 
 def order_of(order: str | Order) -> Order:
-    """The order with its default settings where only its name is given.
-
-    Raises:
-        InvalidArgument: no such order.
-    """
+    """The order, with its default settings where only its name is given."""
     return order if isinstance(order, Order) else _kind(order)()
 
 
@@ -220,13 +213,7 @@ def make_order(
 ) -> Order:
     """The order of a name, with settings as flags and files give them: None for those not given.
 
-    Args:
-        name: of the order.
-        settings: by the names that the classes have for them.
-        words: what the user calls a setting, where it is something else.
-
-    Raises:
-        InvalidArgument: no such order, a setting without a meaning in it, or a wrong value.
+    A setting without a meaning in the order is refused. ``words``: what the user calls a setting.
     """
     kind, given = _kind(name), {k: value for k, value in settings.items() if value is not None}
     own = {field.name for field in fields(kind)}
@@ -240,12 +227,7 @@ def make_order(
 
 
 def check_parameters(order: Order, **given: bool) -> None:
-    """Refuse parameters of `build_index` that mean nothing in an order; ``given``: whether they
-    were given.
-
-    Raises:
-        InvalidArgument: one was given.
-    """
+    """Refuse parameters of `build_index` that were given and mean nothing in an order."""
     for name in order.lacks:
         if given[name]:
             having = [kind.name for kind in _KINDS if name not in kind.lacks]

@@ -56,22 +56,23 @@ def make_plain(
             object.__setattr__(settings, name, check_setting(name, value, called(name)))
 
 
-def check_range(
+def check_between(
     name: str,
     value: object,
     least: int,
     most: int = INT64_MAX,
     *,
+    most_is: str = "",
     error: type[MegaIndexError] = InvalidArgument,
 ) -> int:
-    """The plain int that ``value`` is, from ``least`` to ``most``."""
+    """The plain int that ``value`` is, from ``least`` to ``most``, which may need a word."""
     number = check_integer(name, value)
     if not least <= number <= most:
         last = "2**32 - 1" if most == 2**32 - 1 else most
         rule = f"from {least} to {last}" if most != least + 1 else f"{least} or {most}"
         if most == INT64_MAX:
             rule = f"at least {least}" + (" and below 2**63" if number > most else "")
-        raise error(f"{name} must be {rule}, got {shown(number)}")
+        raise error(f"{name} must be {rule}{most_is and ', '}{most_is}, got {shown(number)}")
     return number
 
 
@@ -105,7 +106,7 @@ def check_setting(setting: str, value: object, name: str = "") -> int:
     """
     bounds = _RANGES.get(setting)
     word = name or setting
-    return check_integer(word, value) if bounds is None else check_range(word, value, *bounds)
+    return check_integer(word, value) if bounds is None else check_between(word, value, *bounds)
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> Any:
@@ -215,6 +216,14 @@ def check_epochs(name: str, value: object) -> Fraction:
             f"{name} must be a positive number such as 1, 1.5 or 3/2, got {shown(value)}"
         )
     return epochs
+
+
+def read_number(text: str) -> float | str:
+    """The float that a text is; another text stays as it is, for a check to refuse."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
 
 
 def parse_fraction(text: str) -> Fraction:

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megaindex.index.plain import check_range, make_plain
+from megaindex.index.plain import check_between, make_plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Ranks:
 
     def __post_init__(self) -> None:
         make_plain(self, "micro_batch_size", "data_parallel_rank", "data_parallel_size")
-        check_range("data_parallel_rank", self.data_parallel_rank, 0, self.data_parallel_size - 1)
+        check_between("data_parallel_rank", self.data_parallel_rank, 0, self.data_parallel_size - 1)
 
     @property
     def rows_per_round(self) -> int:

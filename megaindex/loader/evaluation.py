@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaindex.index.plain import check_range
+from megaindex.index.plain import check_between
 from megaindex.kernels.sizes import ceil_div
 from megaindex.loader.deal import Ranks, Step, deal
 
@@ -49,7 +49,7 @@ class EvaluationSampler:
             data_parallel_rank=data_parallel_rank,
             data_parallel_size=data_parallel_size,
         )
-        num_samples = check_range("num_samples", num_samples, 0)
+        num_samples = check_between("num_samples", num_samples, 0)
         self._num_samples = num_samples
 
     def __len__(self) -> int:

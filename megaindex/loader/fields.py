@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import check_integer, check_range
+from megaindex.index.plain import check_between, check_integer
 from megaindex.index.receipt import fingerprint_keys, sample_receipts
 from megaindex.index.spans import Index, Spans
 from megaindex.kernels import active
@@ -94,7 +94,7 @@ class BatchMaker:
     def allocate(self, rows: int, make: Allocate = ordinary) -> Buffers:
         """Buffers of ``rows`` samples, with the fields written that never change; ``make`` says in
         what memory."""
-        rows = check_range("rows", rows, 1)
+        rows = check_between("rows", rows, 1)
         options, length = self._options, self._index.sequence_length
         shapes: dict[str, tuple[tuple[int, ...], str]] = {}
         if options.dataset_id:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.bins import LONG_DOCUMENTS, LongDocuments
-from megaindex.index.plain import check_choice, check_fraction, check_range
+from megaindex.index.plain import check_between, check_choice, check_fraction
 
 Kind = Literal["pretraining", "finetuning"]
 
@@ -50,7 +50,7 @@ class Corpus:
         if (self.tokens is None) == (not self.path):
             raise InvalidArgument(f"{where}: give either a path or, to plan without files, tokens")
         if self.tokens is not None:
-            tokens = check_range(f"{where}: tokens", self.tokens, 1, 2**62 - 1)
+            tokens = check_between(f"{where}: tokens", self.tokens, 1, 2**62 - 1)
             object.__setattr__(self, "tokens", tokens)
         if self.labels and self.loss_mask:
             raise InvalidArgument(f"{where}: labels and loss_mask both say what is trained on")

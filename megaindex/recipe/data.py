@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import check_range, check_weights
+from megaindex.index.plain import check_between, check_weights, read_number
 from megaindex.recipe.run import Source
 from megaindex.recipe.schedule import parse_count
 
@@ -19,9 +19,9 @@ def parse_blend(
     the weights apart.
     """
     pairs = list(zip(words[::2], words[1::2], strict=False))
-    numbers = [_number(weight) for weight, _ in pairs]
-    inline = bool(pairs) and len(words) % 2 == 0 and None not in numbers
-    if not inline and any(number is not None for number in numbers):
+    numbers = [n for weight, _ in pairs if isinstance(n := read_number(weight), float)]
+    inline = bool(pairs) and len(words) % 2 == 0 and len(numbers) == len(pairs)
+    if numbers and not inline:
         raise InvalidArgument(
             f"{flag}: {' '.join(words)!r} mixes weights and bare paths; write a weight before "
             "every path, or none"
@@ -47,19 +47,10 @@ def parse_tokens(words: Sequence[str], weights: Sequence[str] | None) -> tuple[S
 
 
 def _tokens(word: str) -> int:
-    return check_range("--tokens-per-epoch", parse_count(word, "--tokens-per-epoch"), 1)
+    return check_between("--tokens-per-epoch", parse_count(word, "--tokens-per-epoch"), 1)
 
 
 def _weights(weights: Sequence[str] | None, count: int) -> Sequence[float | None]:
     if weights is None:
         return [None] * count
-    numbers = (_number(weight) for weight in weights)
-    given = [w if n is None else n for w, n in zip(weights, numbers, strict=True)]
-    return check_weights("--weights", given, count)
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    return check_weights("--weights", list(map(read_number, weights)), count)

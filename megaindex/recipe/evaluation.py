@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import check_range, make_plain
+from megaindex.index.plain import check_between, make_plain
 from megaindex.kernels.sizes import ceil_div
 from megaindex.recipe.corpus import Corpus
 
@@ -26,7 +26,7 @@ class RecipeEvaluation:
         word = "evaluation: {}".format
         make_plain(self, "interval", optional=["iterations", "batch_size"], called=word)
         if self.iterations is not None:
-            check_range(word("iterations"), self.iterations, 1)
+            check_between(word("iterations"), self.iterations, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

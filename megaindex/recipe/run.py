@@ -18,11 +18,11 @@ from megaindex.index.dialect import DEFAULT_SPLIT, Dialect
 from megaindex.index.order_settings import NeoxDocumentsOrder, Order, order_of
 from megaindex.index.plain import (
     DEFAULT_SEED,
+    check_between,
     check_buffer,
     check_epochs,
     check_fraction,
     check_integer,
-    check_range,
     check_setting,
     check_weight,
     make_plain,
@@ -55,7 +55,7 @@ class Source:
 
     def __post_init__(self) -> None:
         if self.tokens is not None:
-            object.__setattr__(self, "tokens", check_range("tokens", self.tokens, 1))
+            object.__setattr__(self, "tokens", check_between("tokens", self.tokens, 1))
         if self.weight is None:
             return
         name = f"the weight of {self.path or 'a source without a path'}"
@@ -166,7 +166,9 @@ class Run:
         if self.version is None and self.row.order == "megatron":
             object.__setattr__(self, "version", find_version(DEFAULT_VERSION))
         self.batch.check_multiple_of((self.micro_batch_size or 1) * (self.data_parallel_size or 1))
-        self._check_buffer()
+        if self.variance_buffer is not None:
+            buffer = check_buffer("variance_buffer", self.variance_buffer)
+            object.__setattr__(self, "variance_buffer", buffer)
         self._check_surplus()
         self._check_target()
         for name in ("train", "valid", "test"):
@@ -215,11 +217,6 @@ class Run:
         """
         steps = self.row.order == "megatron" and self.batch.stepped
         return self.unit or self.batch.final if steps else self.batch.final
-
-    def _check_buffer(self) -> None:
-        if self.variance_buffer is not None:
-            buffer = check_buffer("variance_buffer", self.variance_buffer)
-            object.__setattr__(self, "variance_buffer", buffer)
 
     def _check_surplus(self) -> None:
         if self.surplus is None:

@@ -6,7 +6,6 @@ Each reader fills the `Settings` it finds and leaves the rest None; `merged` lay
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from fractions import Fraction
@@ -15,7 +14,15 @@ from typing import Any
 from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import parse_split
 from megaindex.index.order_settings import NeoxDocumentsOrder, Order, make_order
-from megaindex.index.plain import DEFAULT_SEED, check_buffer, check_choice, check_epochs, make_plain
+from megaindex.index.plain import (
+    DEFAULT_SEED,
+    check_buffer,
+    check_choice,
+    check_epochs,
+    check_number,
+    make_plain,
+    read_number,
+)
 from megaindex.recipe.batch import BatchSizes, batch_sizes
 from megaindex.recipe.data import parse_blend, parse_tokens
 from megaindex.recipe.run import (
@@ -347,21 +354,13 @@ def _flag(name: str) -> str:
 
 def parse_buffer(text: str | None) -> Any:
     """The number of ``--variance-buffer``, or "exact"."""
-    if text is None:
-        return None
-    value: object = text
-    with contextlib.suppress(ValueError):
-        value = float(text)
-    return check_buffer("--variance-buffer", value)
+    return None if text is None else check_buffer("--variance-buffer", read_number(text))
 
 
 def _surplus(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        raise InvalidArgument(
-            f"--mid-level-dataset-surplus must be a number, got {text!r}"
-        ) from None
+    if text is None:
+        return None
+    return check_number("--mid-level-dataset-surplus", read_number(text))
 
 
 def _order(settings: Settings) -> Order:

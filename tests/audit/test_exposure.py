@@ -274,5 +274,5 @@ def test_arguments_of_an_index_are_checked(prefix: Path) -> None:
         stream_of_index(index, sources, global_batch_size=0)
     with pytest.raises(InvalidArgument, match=r"consume \d+ samples, the index holds"):
         stream_of_index(index, sources, global_batch_size=8, num_steps=10**6)
-    with pytest.raises(InvalidArgument, match="consumed-samples must be from 0 to the 80"):
+    with pytest.raises(InvalidArgument, match="consumed-samples must be from 0 to 80, the samples"):
         stream_of_index(index, sources, global_batch_size=8, num_steps=10, consumed_samples=81)
