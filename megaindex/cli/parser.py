@@ -14,11 +14,7 @@ class Parser(argparse.ArgumentParser):
     of their flags."""
 
     def parse_args(self, *arguments: Any, **more: Any) -> Any:
-        """The options.
-
-        Raises:
-            InvalidArgument: a value is out of the range that its name has.
-        """
+        """The options; raises InvalidArgument for one that breaks its rule."""
         options = super().parse_args(*arguments, **more)
         for name, value in vars(options).items():
             flag = "--" + name.replace("_", "-").replace("sequence", "seq")

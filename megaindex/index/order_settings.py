@@ -58,7 +58,7 @@ class Order:
         """Settings with another value than their default."""
         row = dialect(self.name)
         default = {f.name: f.default or getattr(row, f.name, None) for f in fields(self)}
-        return {name: value for name, value in self.settings.items() if value != default[name]}
+        return {k: v for k, v in self.settings.items() if v != default[k]}
 
     @property
     def row(self) -> Dialect:

@@ -97,13 +97,7 @@ _RANGES = {
 
 
 def check_setting(setting: str, value: object, name: str = "") -> int:
-    """The plain int that ``value`` is, in the range that the setting has.
-
-    Args:
-        setting: its name here.
-        value: to check.
-        name: what the user calls it: ``--seq-length``, ``run.yaml: sequence_length``.
-    """
+    """The plain int that ``value`` is, in the range of the setting; its user calls it ``name``."""
     bounds = _RANGES.get(setting)
     word = name or setting
     return check_integer(word, value) if bounds is None else check_between(word, value, *bounds)
