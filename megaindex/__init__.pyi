@@ -15,6 +15,13 @@ from megaindex.errors import OutOfRange as OutOfRange
 from megaindex.errors import StorageError as StorageError
 from megaindex.format import IndexedDataset as IndexedDataset
 from megaindex.format import IndexedDatasetWriter as IndexedDatasetWriter
+from megaindex.index.order_settings import EpochOrder as EpochOrder
+from megaindex.index.order_settings import MegatronLegacyOrder as MegatronLegacyOrder
+from megaindex.index.order_settings import MegatronOrder as MegatronOrder
+from megaindex.index.order_settings import NeoxDocumentsOrder as NeoxDocumentsOrder
+from megaindex.index.order_settings import NeoxOrder as NeoxOrder
+from megaindex.index.order_settings import PaddleOrder as PaddleOrder
+from megaindex.index.order_settings import WindowOrder as WindowOrder
 from megaindex.index.spans import Index as Index
 from megaindex.index.spans import Spans as Spans
 from megaindex.kernels import backend as backend

@@ -14,6 +14,7 @@ import pytest
 from corpora import write_corpus
 
 import megaindex
+from megaindex import EpochOrder, MegatronOrder, NeoxDocumentsOrder
 from megaindex.audit.stream import AuditSource, stream_of_index
 from megaindex.corpus.tokenize import tokenize
 from megaindex.engine import open_engine
@@ -28,7 +29,7 @@ from megaindex.recipe.corpus import Corpus
 from megaindex.recipe.evaluation import RecipeEvaluation
 from megaindex.recipe.model import Recipe, RecipeStage, Stream
 from megaindex.recipe.recipe_file import to_mapping
-from megaindex.recipe.run import Data, Evaluation, Run, Shuffling, Source, Target
+from megaindex.recipe.run import Data, Evaluation, Run, Source, Target
 from megaindex.recipe.schedule import BatchSchedule, ramp_up
 from megaindex.recipe.settings import Settings, resolve
 
@@ -75,12 +76,15 @@ INDICES: dict[str, Callable[[N], dict[str, Any]]] = {
     "megatron": lambda n: {"num_samples": n(200)},
     "one epoch": lambda n: {"add_extra_token": n(0)},
     "float epochs": lambda n: {"epochs": np.float32(1.5) if n is not int else 1.5},
-    "threshold": lambda n: {"final_epoch_threshold": n(1), "num_samples": n(200)},
-    "exact": lambda n: {"exact_num_epochs": n(2), "num_samples": n(230)},
+    "threshold": lambda n: {
+        "num_samples": n(200),
+        "order": MegatronOrder(final_epoch_threshold=n(1)),
+    },
+    "exact": lambda n: {"num_samples": n(230), "order": MegatronOrder(exact_num_epochs=n(2))},
     "neox": lambda n: {"order": "neox", "num_samples": n(200)},
-    "packing": lambda n: {"order": "neox", "pack_impl": "unpacked", "num_samples": n(80)},
-    "epoch": lambda n: {"order": "epoch", "num_samples": n(200), "epochs_mixed": n(2)},
-    "carry": lambda n: {"order": "epoch", "num_samples": n(200), "left_over": "carry"},
+    "packing": lambda n: {"num_samples": n(80), "order": NeoxDocumentsOrder(pack_impl="unpacked")},
+    "epoch": lambda n: {"num_samples": n(200), "order": EpochOrder(epochs_mixed=n(2))},
+    "carry": lambda n: {"num_samples": n(200), "order": EpochOrder(left_over="carry")},
     "window": lambda n: {"order": "window", "num_samples": n(200)},
 }
 
@@ -136,7 +140,7 @@ def test_products_do_not_wrap_and_limits_hold(corpus: IndexedDataset, kind: N) -
         return megaindex.build_index(corpus, **{"sequence_length": 64, "seed": 1, **settings})
 
     most = int(np.iinfo(kind).max)
-    carry = {"order": "epoch", "left_over": "carry"}
+    carry = {"order": EpochOrder(left_over="carry")}
     assert (
         build(num_samples=kind(34_000_000), **carry).num_samples
         == build(num_samples=34_000_000, **carry).num_samples
@@ -155,14 +159,11 @@ def test_products_do_not_wrap_and_limits_hold(corpus: IndexedDataset, kind: N) -
         ("seed", -1),
         ("num_samples", 0),
         ("add_extra_token", 2),
-        ("exact_num_epochs", most),
-        ("epochs_mixed", 0),
     ):
-        order = {"order": "epoch"} if name == "epochs_mixed" else {}
         refusals = []
         for value in (number, kind(number)):
             with pytest.raises(InvalidArgument) as refusal:
-                build(**order, **{name: value})
+                build(**{name: value})
             refusals.append(str(refusal.value))
         assert refusals[0] == refusals[1]
 
@@ -172,14 +173,17 @@ def test_products_do_not_wrap_and_limits_hold(corpus: IndexedDataset, kind: N) -
 )
 def test_what_is_no_integer_is_refused_everywhere(corpus: IndexedDataset, wrong: Any) -> None:
     build = {"sequence_length": 16, "seed": 1}
-    for name in (*build, "num_samples", "add_extra_token", "exact_num_epochs"):
+    for name in (*build, "num_samples", "add_extra_token"):
         with pytest.raises(InvalidArgument, match=f"{name} must be an integer, got "):
             megaindex.build_index(corpus, **{**build, name: wrong})
+    for order, name in ((MegatronOrder, "exact_num_epochs"), (EpochOrder, "epochs_mixed")):
+        with pytest.raises(InvalidArgument, match=f"{name} must be an integer, got "):
+            order(**{name: wrong})
     with pytest.raises(InvalidArgument, match="num_samples must be an integer"):
         megaindex.build_blend([corpus], **build, num_samples=wrong)
     with pytest.raises(InvalidArgument, match="must be an integer"):
         BatchSchedule.constant(wrong)
-    with pytest.raises(InvalidArgument, match="seq_length must be an integer"):
+    with pytest.raises(InvalidArgument, match="--seq-length must be an integer"):
         Settings(seq_length=wrong)
 
 
@@ -240,13 +244,13 @@ def test_an_index_goes_on_and_is_walked_the_same(corpus: IndexedDataset, kind: N
 def test_a_run_and_its_plan_are_the_same(kind: N) -> None:
     def make(n: N) -> Run:
         return Run(
-            order="epoch", sequence_length=n(128),
+            order=EpochOrder(epochs_mixed=n(2)), sequence_length=n(128),
             data=Data(train=(Source(tokens=n(250), weight=n(100)),
                              Source(tokens=n(240), weight=n(200)))),
             batch=ramp_up(n(4), n(4), n(100), n(20), "x"),
             target=Target(kind="iterations", value=n(60)),
             seed=n(3), evaluation=Evaluation(interval=n(5), iterations=n(2), batch_size=n(4)),
-            shuffling=Shuffling(epochs_mixed=n(2)), data_parallel_size=n(2), micro_batch_size=n(2),
+            data_parallel_size=n(2), micro_batch_size=n(2),
             gradient_accumulation_steps=n(1), consumed_samples=n(8), coverage="none",
         )  # fmt: skip
 

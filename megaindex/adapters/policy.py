@@ -12,10 +12,10 @@ import numpy as np
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import Dialect, dialect
+from megaindex.index.order_settings import make_order
 from megaindex.index.plain import check_buffer
 from megaindex.kernels import active
 from megaindex.kernels.types import F64
-from megaindex.recipe.run import Shuffling
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,8 +32,8 @@ class Policy:
         """What decides the arrays besides the framework's own settings; empty where nothing."""
         if self.row == dialect(self.row.order):
             return {}
-        settings: dict[str, Any] = {"separate_final_epoch": self.row.final_epoch}
-        if self.row.final_epoch == "auto":
+        settings: dict[str, Any] = {"separate_final_epoch": self.row.separate_final_epoch}
+        if self.row.separate_final_epoch == "auto":
             settings["final_epoch_threshold"] = self.row.final_epoch_threshold
         return settings
 
@@ -89,14 +89,15 @@ def make_policy(
         InvalidArgument: a buffer below 1, an unknown policy, a threshold that is not from 0 to 1
             or has no effect.
     """
-    shuffling = Shuffling(
-        separate_final_epoch=separate_final_epoch, final_epoch_threshold=final_epoch_threshold
-    )
-    row = shuffling.applied(dialect(order))
-    if final_epoch_threshold is not None and row.final_epoch != "auto":
+    settings = {
+        "separate_final_epoch": separate_final_epoch,
+        "final_epoch_threshold": final_epoch_threshold,
+    }
+    row = make_order(order, settings).row
+    if final_epoch_threshold is not None and row.separate_final_epoch != "auto":
         raise InvalidArgument(
             f"final_epoch_threshold {final_epoch_threshold} has no effect with "
-            f"separate_final_epoch {row.final_epoch}; use auto, or leave it out"
+            f"separate_final_epoch {row.separate_final_epoch}; use auto, or leave it out"
         )
     return Policy(
         variance_buffer=(

@@ -89,7 +89,7 @@ def _words(key: str, a: Side, b: Side) -> str:
 
 
 def _order(order: str) -> str:
-    return _ORDERS.get(order) or _ORDERS[dialect(order).final_epoch]
+    return _ORDERS.get(order) or _ORDERS[dialect(order).separate_final_epoch]
 
 
 def _epochs(a: Side, b: Side) -> str:

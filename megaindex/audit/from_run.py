@@ -17,6 +17,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.dialect import Split
 from megaindex.index.draws import Progress
 from megaindex.index.extended import ExtendedIndex, Stage
+from megaindex.index.order_settings import order_of_row
 from megaindex.index.spans import Index
 from megaindex.plan.corpus import Part
 from megaindex.plan.evaluation import evaluation_of
@@ -73,7 +74,7 @@ def stream_of_run(
         step_bounds=bounds,
         past_steps=past,
         masked_rows=_masked_rows(run, aim) if subset == "train" else 0,
-        order=run.order,
+        order=run.row.order,
         micro_batch_size=run.micro_batch_size,
         data_parallel_size=run.data_parallel_size,
     )
@@ -164,9 +165,8 @@ def _index(
             seed=run.seed,
             num_samples=max(1, num_samples),
             documents=range(part.begin, part.end),
-            order=run.order,
+            order=order_of_row(sizing.row),
             cache_dir=cache_dir,
-            **sizing.row.build_settings(),
         )
         for part, num_samples in zip(parts, requested, strict=True)
     ]

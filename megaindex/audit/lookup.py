@@ -10,6 +10,7 @@ import numpy as np
 
 from megaindex.audit.stream import Runs, Stream
 from megaindex.errors import InvalidArgument, OutOfRange
+from megaindex.index.plain import check_between
 from megaindex.kernels.types import I64
 
 
@@ -76,8 +77,7 @@ def _check_rank(stream: Stream, rank: int) -> None:
             "a rank needs --micro-batch-size and --data-parallel-size, which say how ranks share "
             "a step"
         )
-    if not 0 <= rank < stream.data_parallel_size:
-        raise OutOfRange(f"rank must be from 0 to {stream.data_parallel_size - 1}, got {rank}")
+    check_between("rank", rank, 0, stream.data_parallel_size - 1, error=OutOfRange)
 
 
 def _servings(stream: Stream, runs: Runs) -> Iterator[Serving]:

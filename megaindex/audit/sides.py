@@ -16,18 +16,21 @@ from megaindex.build import build_index
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format import IndexedDataset
 from megaindex.index.arithmetic import final_epoch, samples_for_epochs, samples_in
-from megaindex.index.dialect import dialect
+from megaindex.index.order_settings import make_order
+from megaindex.index.plain import DEFAULT_SEED
 from megaindex.index.selection import select_documents
 from megaindex.index.spans import Index
 from megaindex.io.failures import as_storage_error, storage_error
 from megaindex.io.locations import check_local
 from megaindex.store.fingerprint import corpus_fingerprint
 
-_WORDS = ("data_path", "order", "split", "subset", "epochs", "separate_final_epoch")
-_INTEGERS = ("sequence_length", "seed", "num_samples", "add_extra_token", "exact_num_epochs")
-_OF_EPOCH = {"epochs_mixed": 1, "left_over": "drop", "source_name": None}
-"""Settings of our own orders, and their defaults."""
-_KEYS = (*_WORDS, *_INTEGERS, "final_epoch_threshold", "drop_last_partial", *_OF_EPOCH)
+_WORDS = ("data_path", "split", "subset", "epochs", "order", "separate_final_epoch", "left_over",
+          "source_name")  # fmt: skip
+_INTEGERS = ("sequence_length", "seed", "num_samples", "add_extra_token", "exact_num_epochs",
+             "epochs_mixed")  # fmt: skip
+_KEYS = (*_WORDS, *_INTEGERS, "final_epoch_threshold", "drop_last_partial")
+_OF_ORDERS = ("separate_final_epoch", "final_epoch_threshold", "exact_num_epochs", "epochs_mixed",
+              "left_over")  # fmt: skip
 _SETTING = re.compile(r"\s*[\w-]+\s*=")
 _ALIASES = {"seq_length": "sequence_length"}
 
@@ -72,18 +75,19 @@ def side_from_settings(name: str, settings: Mapping[str, Any]) -> Side:
         InvalidArgument: a setting is missing or out of range.
         FormatError, StorageError: the dataset cannot be read.
     """
-    values = {"seed": 1234, "order": "megatron", "subset": "train", **settings}
+    values = {"seed": DEFAULT_SEED, "order": "megatron", "subset": "train", **settings}
     for key, flag in (("data_path", "--data-path"), ("sequence_length", "--seq-length")):
         if key not in values:
             raise InvalidArgument(f"{name}: {key} is missing; add {key}=… or {flag}")
-    row = dialect(values["order"])
-    dataset = IndexedDataset(values.pop("data_path"), dialect=row.file_dialect)
+    loose = {key: values.pop(key) for key in _OF_ORDERS if key in values}
+    order = values["order"] = make_order(values["order"], loose)
+    dataset = IndexedDataset(values.pop("data_path"), dialect=order.row.file_dialect)
     index: Index = build_index(dataset, **values)
     return Side(name=name, index=index, settings=_described(dataset, index, values))
 
 
 def _described(dataset: IndexedDataset, index: Index, values: Mapping[str, Any]) -> dict[str, Any]:
-    row = dialect(values["order"])
+    row = values["order"].row
     documents = select_documents(
         len(dataset),
         str(dataset.path_prefix),
@@ -104,19 +108,19 @@ def _described(dataset: IndexedDataset, index: Index, values: Mapping[str, Any])
     if row.is_framework:
         known["final_epoch_apart"] = _final_epoch_apart(index, values)
     else:
-        known |= {key: values.get(key, default) for key, default in _OF_EPOCH.items()}
+        known |= {"epochs_mixed": row.epochs_mixed, "left_over": row.left_over}
+        known["source_name"] = values.get("source_name")
     return known
 
 
 def _final_epoch_apart(index: Index, values: Mapping[str, Any]) -> bool:
-    row = dialect(values["order"])
+    row = values["order"].row
     size = (index.tokens_per_epoch, index.sequence_length, index.add_extra_token)
     wanted = values.get("num_samples")
     if wanted is None:
         epochs = Fraction(values["epochs"]) if "epochs" in values else None
         wanted = samples_in(*size) if epochs is None else samples_for_epochs(epochs, *size)
-    threshold = values.get("final_epoch_threshold", row.final_epoch_threshold)
-    policy = values.get("separate_final_epoch", row.final_epoch)
+    threshold, policy = row.final_epoch_threshold, row.separate_final_epoch
     return final_epoch(wanted, index.num_epochs, *size, policy=policy, threshold=threshold).apart
 
 
@@ -167,9 +171,9 @@ def _typed(text: str, values: Mapping[str, Any]) -> dict[str, Any]:
 
 def _typed_value(text: str, key: str, value: Any) -> Any:
     try:
-        if key in (*_WORDS, "left_over", "source_name"):
+        if key in _WORDS:
             return str(value)
-        if key in (*_INTEGERS, "epochs_mixed"):
+        if key in _INTEGERS:
             return int(str(value))
         if key == "final_epoch_threshold":
             return float(value)

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import check_integer, integer_or_none
+from megaindex.index.plain import check_between, check_setting, setting_or_none
 from megaindex.index.spans import Index
 from megaindex.kernels.types import I32, I64
 from megaindex.recipe.schedule import BatchSchedule
@@ -143,11 +143,9 @@ def stream_of_index(
     Raises:
         InvalidArgument: a number is out of range.
     """
-    global_batch_size = check_integer("global_batch_size", global_batch_size)
-    num_steps = integer_or_none("num_steps", num_steps)
-    consumed_samples = check_integer("consumed_samples", consumed_samples)
-    if global_batch_size < 1:
-        raise InvalidArgument(f"global_batch_size must be at least 1, got {global_batch_size}")
+    global_batch_size = check_setting("global_batch_size", global_batch_size)
+    num_steps = setting_or_none("num_steps", num_steps)
+    consumed_samples = check_setting("consumed_samples", consumed_samples)
     if num_steps is None:
         num_steps = index.num_samples // global_batch_size
     schedule = BatchSchedule.constant(global_batch_size)
@@ -158,8 +156,8 @@ def stream_of_index(
         step_bounds=bounds,
         past_steps=past,
         order=str(getattr(index, "order", "")),
-        micro_batch_size=integer_or_none("micro_batch_size", micro_batch_size),
-        data_parallel_size=integer_or_none("data_parallel_size", data_parallel_size),
+        micro_batch_size=setting_or_none("micro_batch_size", micro_batch_size),
+        data_parallel_size=setting_or_none("data_parallel_size", data_parallel_size),
     )
 
 
@@ -169,10 +167,7 @@ def step_bounds(schedule: BatchSchedule, consumed: int, total: int) -> tuple[I64
     The past is cut by the schedule from sample 0, the future from ``consumed`` on; the last step
     of each may be short. Batches of 4, 6 consumed of 12: bounds 0 4 6 10 12, 2 steps past.
     """
-    if not 0 <= consumed <= total:
-        raise InvalidArgument(
-            f"--consumed-samples must be from 0 to the {total} samples of the run, got {consumed}"
-        )
+    check_between("--consumed-samples", consumed, 0, total, most_is="the samples of the run")
     past = _walk(schedule, 0, consumed)
     future = _walk(schedule, consumed, total)
     return np.array([*past, *future, total], np.int64), len(past)

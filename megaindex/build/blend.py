@@ -14,17 +14,18 @@ from megaindex.build.single import build_index
 from megaindex.build.snapshot import open_sources
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.arithmetic import INT64_MAX, samples_in
+from megaindex.index.arithmetic import samples_in
 from megaindex.index.blended import MOST_SOURCES, BlendedIndex
-from megaindex.index.dialect import Dialect, dialect
+from megaindex.index.dialect import Dialect
 from megaindex.index.draws import DivisorDraws, GreedyDraws, Rule, exact_values, fill_blend
+from megaindex.index.order_settings import Order, order_of
 from megaindex.index.orders.shuffled import Memory, Sink
 from megaindex.index.plain import (
+    DEFAULT_SEED,
     check_buffer,
-    check_exact,
-    check_integer,
-    check_number,
-    integer_or_none,
+    check_setting,
+    check_weights,
+    setting_or_none,
 )
 from megaindex.index.spans import Index
 from megaindex.index.weights import blend_weights, divisor_weights, request_weights
@@ -32,7 +33,6 @@ from megaindex.kernels.types import I64, IntArray
 from megaindex.store.cache import fetch
 
 _BY_SIZE = ("megatron", "exact")  # how sources without weights are blended there
-_INTEGERS = {"sequence_length", "seed", "add_extra_token", "exact_num_epochs", "epochs_mixed"}
 
 
 def build_blend(
@@ -40,7 +40,7 @@ def build_blend(
     *,
     num_samples: int | None,
     weights: Sequence[float] | None = None,
-    order: str = "megatron",
+    order: str | Order = "megatron",
     variance_buffer: float | Literal["exact"] | None = None,
     cache_dir: str | os.PathLike[str] | None = None,
     **settings: Any,
@@ -72,10 +72,10 @@ def build_blend(
             ends, where Megatron fails too.
         FormatError, StorageError: as `build_index`.
     """
-    row = dialect(order)
+    order = order_of(order)
+    row = order.row
     _check_corpora(corpora)
-    if num_samples is not None:
-        num_samples = _count(num_samples)
+    num_samples = setting_or_none("num_samples", num_samples)
     if weights is not None:
         weights = _plain_weights(weights, len(corpora))
     if num_samples is None and (weights is not None or row.request != "megatron"):
@@ -85,14 +85,14 @@ def build_blend(
     buffer = _buffer(variance_buffer, row)
     exact = buffer == "exact"
     given = [c if isinstance(c, IndexedDataset) else os.fspath(c) for c in corpora]
-    for name in _INTEGERS & settings.keys():  # they decide the name of a snapshot, too
-        settings[name] = integer_or_none(name, settings[name])
-    common = {**settings, "order": order}
+    settings.setdefault("seed", DEFAULT_SEED)
+    for name in {"sequence_length", "seed", "add_extra_token"} & settings.keys():
+        settings[name] = check_setting(name, settings[name])  # for the name of the snapshot, too
     open_for = partial(
         open_sources,
         given,
-        settings=common,
-        build=partial(_build, common, cache_dir),
+        settings={**settings, **order.changed_settings, "order": order.name},
+        build=partial(_build, {**settings, "order": order}, cache_dir),
         cache_dir=cache_dir,
         dialect=row.file_dialect,
     )
@@ -140,13 +140,6 @@ def _check_corpora(corpora: Sequence[Any]) -> None:
         raise InvalidArgument(f"a blend has at most {MOST_SOURCES} sources, got {len(corpora)}")
 
 
-def _count(num_samples: object) -> int:
-    count = check_integer("num_samples", num_samples)
-    if not 1 <= count <= INT64_MAX:
-        raise InvalidArgument(f"num_samples must be at least 1 and below 2**63, got {count}")
-    return count
-
-
 def _buffer(given: object | None, row: Dialect) -> float | Literal["exact"]:
     """The variance buffer; megaindex's own orders are exact."""
     buffer = row.buffer_weighted if given is None else check_buffer("variance_buffer", given)
@@ -159,18 +152,7 @@ def _plain_weights(weights: Sequence[float], count: int) -> list[Any]:
         raise InvalidArgument(
             f"weights must be a list in the order of the corpora, got a {type(weights).__name__}"
         )
-    given = list(weights)
-    try:
-        plain = [check_exact("a weight", weight) for weight in given]
-        check_number("the sum of the weights", sum(map(float, plain)))
-    except InvalidArgument:
-        plain = []
-    if len(plain) != count or not all(weight > 0 for weight in plain):
-        raise InvalidArgument(
-            f"weights must be {count} positive numbers, one for each corpus and of a finite sum, "
-            f"got {given}"
-        )
-    return plain
+    return check_weights("weights", list(weights), count)
 
 
 _DTYPES = {"dataset_index": "int16", "dataset_sample_index": "int64"}

@@ -20,9 +20,9 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.arithmetic import samples_for_epochs
 from megaindex.index.blended import BlendedIndex
-from megaindex.index.dialect import dialect
 from megaindex.index.extended import ExtendedIndex, check_extension, extend_index
-from megaindex.index.plain import check_fraction, check_integer, parse_fraction
+from megaindex.index.order_settings import Order, order_of
+from megaindex.index.plain import DEFAULT_SEED, check_epochs, check_setting
 from megaindex.index.spans import Index
 
 Corpus = str | os.PathLike[str] | IndexedDataset
@@ -64,8 +64,8 @@ def extend_run(
     corpora: Corpus | Sequence[Corpus],
     *,
     sequence_length: int,
-    seed: int,
-    order: str = "megatron",
+    seed: int = DEFAULT_SEED,
+    order: str | Order = "megatron",
     num_samples: int | None = None,
     epochs: int | float | str | None = None,
     weights: Sequence[float] | None = None,
@@ -99,6 +99,7 @@ def extend_run(
             of which a longer one has the same past.
         FormatError, StorageError: as `build_index`.
     """
+    order = order_of(order)
     common = {"sequence_length": sequence_length, "order": order, **settings}
     if isinstance(corpora, (str, os.PathLike, IndexedDataset)):
         if weights is not None or variance_buffer is not None:
@@ -132,7 +133,7 @@ def extend_run(
         )
     if epochs is not None:
         raise InvalidArgument("a blend is planned by num_samples; give it in place of epochs")
-    if not dialect(order).is_framework:
+    if not order.row.is_framework:
         raise InvalidArgument(
             f"a longer blend of order {order} has the same past; build it with build_blend and a "
             "larger num_samples"
@@ -156,9 +157,7 @@ def _extended_blend(
 ) -> ExtendedRun:
     check_extension("the blend", old.num_samples, consumed, more)
     served = np.bincount(old.dataset_index[:consumed], minlength=len(old.indices))
-    drawn, ordinals = next_draws(
-        weights, dialect(common["order"]), old.indices, consumed, more, served
-    )
+    drawn, ordinals = next_draws(weights, common["order"].row, old.indices, consumed, more, served)
     wanted = np.bincount(drawn, minlength=len(old.indices))
     sources = []
     for source, dataset, begin, count in zip(
@@ -198,23 +197,23 @@ def _extended_blend(
     )
 
 
-def _open(corpus: Corpus, order: str) -> IndexedDataset:
+def _open(corpus: Corpus, order: Order) -> IndexedDataset:
     if isinstance(corpus, IndexedDataset):
         return corpus
-    return IndexedDataset(corpus, dialect=dialect(order).file_dialect)
+    return IndexedDataset(corpus, dialect=order.row.file_dialect)
 
 
 def _consumed(
     old: Index, num_samples: int | None, epochs: int | float | str | None, given: int | None
 ) -> int:
     if given is not None:
-        return check_integer("consumed_samples", given)
+        return check_setting("consumed_samples", given)
     if num_samples is not None:
-        return check_integer("num_samples", num_samples)
+        return check_setting("num_samples", num_samples)
     if epochs is None:
         return old.num_samples
     planned = samples_for_epochs(
-        check_fraction("epochs", epochs),
+        check_epochs("epochs", epochs),
         old.tokens_per_epoch,
         old.sequence_length,
         old.add_extra_token,
@@ -226,11 +225,5 @@ def _more(old: Index, samples: int | None, epochs: int | float | str | None) -> 
     if (samples is None) == (epochs is None):
         raise InvalidArgument("give one of more_samples and more_epochs")
     if samples is not None:
-        return check_integer("more_samples", samples)
-    try:
-        number = parse_fraction(str(epochs))
-    except ValueError:
-        raise InvalidArgument(
-            f"more_epochs must be a positive number such as 1, 1.5 or 3/2, got {epochs!r}"
-        ) from None
-    return int(number * old.tokens_per_epoch // old.sequence_length)
+        return check_setting("more_samples", samples)
+    return int(check_epochs("more_epochs", epochs) * old.tokens_per_epoch // old.sequence_length)

@@ -10,6 +10,8 @@ from megaindex.build.single import BuiltIndex, build_index
 from megaindex.engine import Engine
 from megaindex.errors import MegaIndexError
 from megaindex.index.dialect import Split
+from megaindex.index.order_settings import Order
+from megaindex.index.plain import DEFAULT_SEED
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -17,13 +19,13 @@ class BuildSettings:
     """What all datasets are built with: arguments of `build_index`."""
 
     sequence_length: int
-    seed: int
     cache_dir: str
+    seed: int = DEFAULT_SEED
     num_samples: int | None = None
     epochs: str | None = None
     split: str | None = None
     subset: Split = "train"
-    order: str = "megatron"
+    order: str | Order = "megatron"
 
     def build(self, path: str) -> BuiltIndex:
         """The index of one dataset, see `build_index`."""

@@ -82,8 +82,6 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidArgument("--source belongs to --document; give the document as well")
     if options.html and (options.step is not None or options.document is not None):
         raise InvalidArgument("--html shows the audit, not a look-up; leave one of them out")
-    if options.points < 1:
-        raise InvalidArgument(f"--points must be at least 1, got {options.points}")
 
 
 def _audit(stream: Stream, options: argparse.Namespace) -> None:

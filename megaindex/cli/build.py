@@ -11,6 +11,7 @@ from megaindex.cli.engine import add_engine_arguments, chosen_engine
 from megaindex.cli.flags import refuse_others, refuse_weights
 from megaindex.cli.parser import Parser
 from megaindex.errors import FormatError, InvalidArgument
+from megaindex.index.plain import DEFAULT_SEED
 
 if TYPE_CHECKING:
     from megaindex.build.many import BuildSettings, Built
@@ -39,7 +40,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--data-paths-file", metavar="FILE", help="more prefixes, one a line")
     parser.add_argument("--seq-length", type=int, metavar="S")
-    parser.add_argument("--seed", type=int, default=1234, help="default: 1234, as the frameworks")
+    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="default: 1234")
     length = parser.add_mutually_exclusive_group()
     length.add_argument("--epochs", metavar="E", help="such as 1, 1.5 or 3/2; default: 1")
     length.add_argument("--num-samples", type=int, metavar="N")

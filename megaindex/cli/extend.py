@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from megaindex.cli.parser import Parser
+from megaindex.index.plain import DEFAULT_SEED
 
 if TYPE_CHECKING:
     from megaindex.build.extend import ExtendedRun
@@ -31,7 +32,7 @@ def _parser() -> argparse.ArgumentParser:
         help="prefix of .bin and .idx, or a blend: P P … or w P w P …",
     )  # fmt: skip
     old.add_argument("--seq-length", required=True, type=int, metavar="S")
-    old.add_argument("--seed", type=int, default=1234, help="default: 1234, as the frameworks")
+    old.add_argument("--seed", type=int, default=DEFAULT_SEED, help="default: 1234")
     old.add_argument("--order", default="megatron", help="default: megatron")
     length = old.add_mutually_exclusive_group(required=True)
     length.add_argument(

@@ -16,6 +16,7 @@ from megaindex.corpus.verify_pair import PairRules, verify_pair
 from megaindex.corpus.verify_recipe import pairs_of_recipe, verify_recipe
 from megaindex.errors import InvalidArgument
 from megaindex.format.dtypes import get_dialect
+from megaindex.index.plain import check_between
 from megaindex.io.progress import Bar, silent
 
 __all__ = ["Check", "Finding", "Report", "checks", "verify", "verify_all"]
@@ -116,8 +117,8 @@ def checks(
     """
     if not full and (vocab_size is not None or eod is not None):
         raise InvalidArgument("vocab_size and eod are checked by reading every token; add --full")
-    if vocab_size is not None and vocab_size < 1:
-        raise InvalidArgument(f"vocab_size must be at least 1, got {vocab_size}")
+    if vocab_size is not None:
+        check_between("vocab_size", vocab_size, 1)
     if vocab_size is not None and eod is not None and not 0 <= eod < vocab_size:
         raise InvalidArgument(f"eod is a token id, from 0 to below {vocab_size}, got {eod}")
     get_dialect(dialect)

@@ -42,7 +42,7 @@ def epochs_built(
         return epochs_for(num_samples, tokens_per_epoch, sequence_length, extra)
     least = samples_in((exact - 1) * tokens_per_epoch, sequence_length, extra)
     most = samples_in(exact * tokens_per_epoch, sequence_length, extra)
-    if exact < 1 or not least <= num_samples <= most:
+    if not least <= num_samples <= most:
         raise InvalidArgument(
             f"exact_num_epochs={exact}: so many epochs hold {most} samples, and all but the last "
             f"{least}; num_samples must lie between, got {num_samples}"
@@ -97,10 +97,6 @@ def final_epoch(
 
     ``policy`` is ``auto`` (that rule), ``always`` or ``never``. One epoch is never apart.
     """
-    if policy not in ("auto", "always", "never"):
-        raise InvalidArgument(f"separate_final_epoch must be auto, always or never, got {policy!r}")
-    if not 0 <= threshold <= 1:
-        raise InvalidArgument(f"final_epoch_threshold must be from 0 to 1, got {threshold}")
     before = samples_in((num_epochs - 1) * tokens_per_epoch, sequence_length, extra)
     per_epoch = samples_in(tokens_per_epoch, sequence_length, extra)
     from_final = num_samples - before

@@ -14,9 +14,11 @@ from typing import Literal
 import numpy as np
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import check_choice
 from megaindex.kernels.types import I32, I64
 
 LongDocuments = Literal["truncate", "split", "skip"]
+LONG_DOCUMENTS = ("truncate", "split", "skip")
 LEAST_TOKENS = 2  # a single token has no next one to predict
 
 
@@ -63,10 +65,7 @@ def make_bins(
     Raises:
         InvalidArgument: no document has two tokens to train on.
     """
-    if long_documents not in ("truncate", "split", "skip"):
-        raise InvalidArgument(
-            f"long_documents must be truncate, split or skip, got {long_documents!r}"
-        )
+    check_choice("long_documents", long_documents, LONG_DOCUMENTS)
     ids = np.arange(documents.start, documents.stop) if isinstance(documents, range) else documents
     ids = ids.astype(np.int64)
     document, offset, length = _pieces(ids, lengths[ids].astype(np.int64), capacity, long_documents)

@@ -16,7 +16,7 @@ import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.arithmetic import INT32_MAX, epochs_built, epochs_for, samples_for_epochs
@@ -24,6 +24,8 @@ from megaindex.kernels.sizes import ceil_div
 
 Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
+FinalEpochPolicy = Literal["auto", "always", "never"]
+LeftOver = Literal["drop", "carry"]
 DEFAULT_SPLIT = "969,30,1"
 
 
@@ -41,7 +43,7 @@ class Dialect:
     """variance_buffer the framework applies to sources with explicit weights."""
     buffer_single: float = 1.0
     """variance_buffer it applies to one path without a weight."""
-    final_epoch: Literal["auto", "always", "never"] = "never"
+    separate_final_epoch: FinalEpochPolicy = "never"
     """auto: the last epoch is shuffled apart below the threshold; always; never: all together."""
     final_epoch_threshold: float = 0.80
     split_rule: Literal["megatron", "neox"] = "megatron"
@@ -57,8 +59,8 @@ class Dialect:
     the samples are (neox), or never."""
     file_dialect: Literal["megatron", "neox", "paddlenlp"] = "megatron"
     """Which dtypes the codes 6, 7, 9 and 10 of an .idx stand for."""
-    carries_left_over: bool = True
-    """Whether a sample may span two epochs."""
+    left_over: LeftOver = "carry"
+    """Tokens at the end of an epoch that fill no sample: a sample may span two epochs, or not."""
     epochs_mixed: int = 1
     """Complete epochs that order epoch shuffles together; it builds whole blocks of them."""
     exact_num_epochs: int | None = None
@@ -97,7 +99,7 @@ class Dialect:
             Fraction(epochs) / block,
             block * tokens_per_epoch,
             sequence_length,
-            carry_left_over=self.carries_left_over,
+            carry_left_over=self.left_over == "carry",
         )
 
     def epochs_for(self, num_samples: int, tokens_per_epoch: int, sequence_length: int) -> int:
@@ -110,7 +112,7 @@ class Dialect:
         if self.is_framework:
             exact = self.exact_num_epochs
             return epochs_built(exact, num_samples, tokens_per_epoch, sequence_length)
-        if self.carries_left_over:
+        if self.left_over == "carry":
             return block * epochs_for(num_samples, block * tokens_per_epoch, sequence_length)
         per_block = self.samples_in_epochs(block, tokens_per_epoch, sequence_length)
         return block * max(1, ceil_div(num_samples, per_block))
@@ -119,19 +121,6 @@ class Dialect:
     def fewest_epochs(self) -> int:
         """Epochs that are built for a single sample."""
         return self.exact_num_epochs or self.epochs_mixed
-
-    def build_settings(self) -> dict[str, Any]:
-        """What makes `megaindex.build_index` shuffle so, besides the name of the order."""
-        if self.is_framework:
-            return {
-                "separate_final_epoch": self.final_epoch,
-                "final_epoch_threshold": self.final_epoch_threshold,
-                "exact_num_epochs": self.exact_num_epochs,
-            }
-        if self.order != "epoch":
-            return {}
-        left_over = "carry" if self.carries_left_over else "drop"
-        return {"epochs_mixed": self.epochs_mixed, "left_over": left_over}
 
     def sample_index_dtype(self, num_documents: int, tokens: int, sequence_length: int) -> str:
         """Width of sample_index for ``num_documents`` entries of document_index (all epochs)."""
@@ -164,7 +153,7 @@ DIALECTS: dict[str, Dialect] = {
             framework="Megatron-LM (megatron-core 0.16.1)",
             request="megatron",
             buffer_weighted=1 + 0.005,
-            final_epoch="auto",
+            separate_final_epoch="auto",
             blend_size="requested",
             weight_alone="ignored",
         ),
@@ -186,7 +175,7 @@ DIALECTS: dict[str, Dialect] = {
             framework="Megatron-DeepSpeed (main, 2025-07)",
             request="neox",
             buffer_weighted=1.005,
-            final_epoch="auto",
+            separate_final_epoch="auto",
             split_rule="neox",
             blend_size="buffered",
             weight_sum="loop",
@@ -197,7 +186,7 @@ DIALECTS: dict[str, Dialect] = {
             framework="PaddleNLP (3.0.0b4)",
             request="paddlenlp",
             buffer_weighted=1.005,
-            final_epoch="auto",
+            separate_final_epoch="auto",
             split_rule="neox",
             blend_size="samples",
             weight_sum="loop",
@@ -209,7 +198,7 @@ DIALECTS: dict[str, Dialect] = {
             request="exact",
             buffer_weighted=1.0,
             weight_sum="exact",
-            carries_left_over=False,
+            left_over="drop",
         ),
         Dialect(
             order="window",
@@ -217,7 +206,7 @@ DIALECTS: dict[str, Dialect] = {
             request="exact",
             buffer_weighted=1.0,
             weight_sum="exact",
-            carries_left_over=False,
+            left_over="drop",
         ),
     )
 }
@@ -236,7 +225,7 @@ def dialect(order: str) -> Dialect:
         raise InvalidArgument(f"order must be one of {names}, got {reprlib.repr(order)}") from None
 
 
-def parse_split(split: str, order: str = "") -> list[float]:
+def parse_split(split: str, order: str = "", name: str = "split") -> list[float]:
     """``"969,30,1"`` as three non-negative weights, missing ones 0; ``/`` separates too.
 
     Megatron-LM takes every run of digits and points for a number, whatever lies between them.
@@ -252,7 +241,7 @@ def parse_split(split: str, order: str = "") -> list[float]:
     parts += [0.0] * (len(SPLITS) - len(parts))
     if len(parts) != len(SPLITS) or not sum(parts) > 0 or min(parts) < 0 or math.isinf(sum(parts)):
         raise InvalidArgument(
-            "split must be up to three non-negative numbers with a positive sum, such as "
+            f"{name} must be up to three non-negative numbers with a positive sum, such as "
             f"{DEFAULT_SPLIT!r}, got {split!r}"
         )
     return parts

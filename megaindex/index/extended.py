@@ -18,7 +18,7 @@ import numpy.typing as npt
 import xxhash
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import check_integer
+from megaindex.index.plain import check_between, check_integer, check_setting
 from megaindex.index.spans import Index, Spans, check_sample_ids, joined
 from megaindex.index.walk import CHUNK, Chunks, in_order, share, walk
 from megaindex.kernels import active
@@ -124,7 +124,8 @@ def extend_index(
         InvalidArgument: a number is out of range, or a further epoch does not fit the old index.
     """
     consumed_samples = check_integer("consumed_samples", consumed_samples)
-    more_samples, seed = check_integer("more_samples", more_samples), check_integer("seed", seed)
+    more_samples = check_setting("more_samples", more_samples)
+    seed = check_setting("seed", seed)
     check_extension("the old index", old.num_samples, consumed_samples, more_samples)
     left = min(more_samples, old.num_samples - consumed_samples)
     stages = [
@@ -151,13 +152,9 @@ def derived_seed(seed: int, num_samples: int, epoch: int) -> int:
 
 def check_extension(what: str, num_samples: int, consumed_samples: int, more_samples: int) -> None:
     """Refuse a place outside ``what`` is extended, or no further samples."""
-    if not 0 <= consumed_samples <= num_samples:
-        raise InvalidArgument(
-            f"consumed_samples must be from 0 to {num_samples}, the samples of {what}, got "
-            f"{consumed_samples}"
-        )
-    if more_samples < 1:
-        raise InvalidArgument(f"more_samples must be at least 1, got {more_samples}")
+    end = f"the samples of {what}"
+    check_between("consumed_samples", consumed_samples, 0, num_samples, most_is=end)
+    check_setting("more_samples", more_samples)
 
 
 def least_seen_samples(index: Index, consumed_samples: int, count: int) -> I64:

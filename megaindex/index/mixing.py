@@ -23,6 +23,7 @@ import numpy as np
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.orders.keys import key_of
+from megaindex.index.plain import check_between
 from megaindex.kernels import active
 from megaindex.kernels.types import I16, I64, U64
 
@@ -145,8 +146,7 @@ class PerStream(Mixing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.batch_size < 1:
-            raise InvalidArgument(f"batch_size must be at least 1, got {self.batch_size}")
+        check_between("batch_size", self.batch_size, 1)
 
     def counts(self, position: int) -> I64:
         batches, rest = divmod(position, self.batch_size)
@@ -178,8 +178,7 @@ class Random(Mixing):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.period < 1:
-            raise InvalidArgument(f"period must be at least 1, got {self.period}")
+        check_between("period", self.period, 1)
 
     def counts(self, position: int) -> I64:
         begin, _ = self._bounds(position)

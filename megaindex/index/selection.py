@@ -8,6 +8,7 @@ import numpy.typing as npt
 from megaindex.errors import InvalidArgument
 from megaindex.index.arithmetic import INT32_MAX
 from megaindex.index.dialect import SPLITS, Dialect
+from megaindex.index.plain import check_choice
 from megaindex.kernels.types import I32
 
 
@@ -35,8 +36,7 @@ def select_documents(
     chosen: range | I32
     if split is not None and documents is not None:
         raise InvalidArgument("documents and split both choose documents; give one of them")
-    if subset not in SPLITS:
-        raise InvalidArgument(f"subset must be train, valid or test, got {subset!r}")
+    check_choice("subset", subset, SPLITS)
     if split is not None:
         chosen = range(*row.split_bounds(split, num_sequences)[SPLITS.index(subset)])
     elif documents is None:

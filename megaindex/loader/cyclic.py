@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import check_integer
+from megaindex.index.plain import check_between, check_integer
 from megaindex.index.stored import Stored
 from megaindex.kernels.types import I64
 from megaindex.loader.deal import Ranks
@@ -66,7 +66,9 @@ class CyclicSampler(Resumable):
         )
         self._num_samples = num_samples = check_integer("num_samples", num_samples)
         self._train_samples = train_samples = check_integer("train_samples", train_samples)
-        consumed_samples = check_integer("consumed_samples", consumed_samples)
+        consumed_samples = check_between(
+            "consumed_samples", consumed_samples, 0, train_samples, most_is="train_samples"
+        )
         self._data_sharding = bool(data_sharding)
         self._fingerprint = fingerprint
         self._epoch_samples = num_samples // self._ranks.rows_per_round * self._ranks.rows_per_round
@@ -74,11 +76,6 @@ class CyclicSampler(Resumable):
             raise InvalidArgument(
                 "num_samples must fill a micro batch on every rank, "
                 f"{self._ranks.rows_per_round} samples, got {num_samples}"
-            )
-        if not 0 <= consumed_samples <= train_samples:
-            raise InvalidArgument(
-                f"consumed_samples must be from 0 to train_samples = {train_samples}, got "
-                f"{consumed_samples}"
             )
         self._start = self._place = Place(consumed_samples)
         self._check_place(self._start)

@@ -18,8 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from megaindex.errors import InvalidArgument
-from megaindex.index.plain import make_plain
+from megaindex.index.plain import check_between, make_plain
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,16 +31,7 @@ class Ranks:
 
     def __post_init__(self) -> None:
         make_plain(self, "micro_batch_size", "data_parallel_rank", "data_parallel_size")
-        if self.micro_batch_size < 1 or self.data_parallel_size < 1:
-            raise InvalidArgument(
-                "micro_batch_size and data_parallel_size must be at least 1, got "
-                f"{self.micro_batch_size} and {self.data_parallel_size}"
-            )
-        if not 0 <= self.data_parallel_rank < self.data_parallel_size:
-            raise InvalidArgument(
-                f"data_parallel_rank must be from 0 to {self.data_parallel_size - 1}, got "
-                f"{self.data_parallel_rank}"
-            )
+        check_between("data_parallel_rank", self.data_parallel_rank, 0, self.data_parallel_size - 1)
 
     @property
     def rows_per_round(self) -> int:

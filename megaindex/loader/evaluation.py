@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from megaindex.errors import InvalidArgument
-from megaindex.index.plain import check_integer
+from megaindex.index.plain import check_between
 from megaindex.kernels.sizes import ceil_div
 from megaindex.loader.deal import Ranks, Step, deal
 
@@ -50,9 +49,7 @@ class EvaluationSampler:
             data_parallel_rank=data_parallel_rank,
             data_parallel_size=data_parallel_size,
         )
-        num_samples = check_integer("num_samples", num_samples)
-        if num_samples < 0:
-            raise InvalidArgument(f"num_samples must be at least 0, got {num_samples}")
+        num_samples = check_between("num_samples", num_samples, 0)
         self._num_samples = num_samples
 
     def __len__(self) -> int:

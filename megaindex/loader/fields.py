@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import check_integer
+from megaindex.index.plain import check_between, check_integer
 from megaindex.index.receipt import fingerprint_keys, sample_receipts
 from megaindex.index.spans import Index, Spans
 from megaindex.kernels import active
@@ -94,9 +94,7 @@ class BatchMaker:
     def allocate(self, rows: int, make: Allocate = ordinary) -> Buffers:
         """Buffers of ``rows`` samples, with the fields written that never change; ``make`` says in
         what memory."""
-        rows = check_integer("rows", rows)
-        if rows < 1:
-            raise InvalidArgument(f"rows must be at least 1, got {rows}")
+        rows = check_between("rows", rows, 1)
         options, length = self._options, self._index.sequence_length
         shapes: dict[str, tuple[tuple[int, ...], str]] = {}
         if options.dataset_id:

@@ -6,8 +6,8 @@ import itertools
 from collections.abc import Sequence
 from typing import Literal, overload
 
-from megaindex.errors import InvalidArgument, OutOfRange
-from megaindex.index.plain import check_integer
+from megaindex.errors import OutOfRange
+from megaindex.index.plain import check_choice, check_integer
 from megaindex.loader.deal import Ranks, Step, deal
 from megaindex.loader.sampler import MicroBatchSampler
 from megaindex.recipe.schedule import BatchSchedule
@@ -42,8 +42,7 @@ class HostBatches(Sequence[list[int | None]]):
             data_parallel_rank=data_parallel_rank,
             data_parallel_size=data_parallel_size,
         )
-        if tail not in ("drop", "pad"):
-            raise InvalidArgument(f"tail of hosts must be drop or pad, got {tail!r}")
+        check_choice("tail", tail, ("drop", "pad"))
         size = self._ranks.rows_per_round if global_batch_size is None else global_batch_size
         self._schedule = size if isinstance(size, BatchSchedule) else BatchSchedule.constant(size)
         self._num_samples = num_samples = check_integer("num_samples", num_samples)

@@ -18,7 +18,7 @@ import torch
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.ladder import Ladder
-from megaindex.index.plain import check_integer
+from megaindex.index.plain import check_between
 from megaindex.index.spans import Index
 from megaindex.index.stored import Stored
 from megaindex.kernels.types import IntArray
@@ -111,15 +111,12 @@ class Loader:
         check_content(content)
         waits = any_remote(given)
         default = 16 if waits else 4
-        read_ahead = check_integer("read_ahead", default if read_ahead is None else read_ahead)
+        read_ahead = check_between("read_ahead", default if read_ahead is None else read_ahead, 0)
         default = max(1, read_ahead) if waits else 2
-        num_threads = check_integer("num_threads", default if num_threads is None else num_threads)
-        bytes_ahead = check_integer("bytes_ahead", bytes_ahead)
-        if read_ahead < 0 or num_threads < 1 or bytes_ahead < 1:
-            raise InvalidArgument(
-                f"read_ahead={read_ahead} must not be negative, num_threads={num_threads} and "
-                f"bytes_ahead={bytes_ahead} must be at least 1"
-            )
+        num_threads = check_between(
+            "num_threads", default if num_threads is None else num_threads, 1
+        )
+        bytes_ahead = check_between("bytes_ahead", bytes_ahead, 1)
         self._sampler: Any = sampler
         self._has_state = all(hasattr(sampler, n) for n in ("state_after", "load_state_dict"))
         self._recorder = recorder

@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import make_plain
+from megaindex.index.plain import check_choice, make_plain
 
 TOKEN_DTYPES = ("int64", "int32")
 
@@ -48,14 +48,8 @@ class SampleOptions:
     """Of tokens and labels. Megatron's trainer takes int64; int32 halves the bytes to copy."""
 
     def __post_init__(self) -> None:
-        if self.boundaries not in ("eod", "documents"):
-            raise InvalidArgument(
-                f"boundaries must be 'eod' or 'documents', got {self.boundaries!r}"
-            )
-        if self.token_dtype not in TOKEN_DTYPES:
-            raise InvalidArgument(
-                f"token_dtype must be one of {', '.join(TOKEN_DTYPES)}, got {self.token_dtype!r}"
-            )
+        check_choice("boundaries", self.boundaries, ("eod", "documents"))
+        check_choice("token_dtype", self.token_dtype, TOKEN_DTYPES)
         make_plain(self, "pad_id", optional=["eod_id"])
         for name, value in (("pad_id", self.pad_id), ("eod_id", self.eod_id)):
             limits = np.iinfo(self.token_dtype)

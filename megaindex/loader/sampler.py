@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import Any, Literal
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import check_integer, integer_or_none
+from megaindex.index.plain import check_between, check_choice, check_integer, setting_or_none
 from megaindex.index.stored import Stored
 from megaindex.loader.deal import Ranks, Step, deal
 from megaindex.loader.state import Place, Resumable
@@ -71,23 +71,15 @@ class MicroBatchSampler(Resumable):
         self._largest_step = self._most_rows
         num_samples = check_integer("num_samples", num_samples)
         consumed_samples = check_integer("consumed_samples", consumed_samples)
-        asked = integer_or_none("train_samples", train_samples)
+        asked = setting_or_none("train_samples", train_samples)
         self._num_samples = num_samples
         self._train_samples = num_samples if asked is None else asked
-        if not 0 <= self._train_samples <= num_samples:
-            raise InvalidArgument(
-                f"train_samples must be from 0 to num_samples = {num_samples}, got "
-                f"{self._train_samples}"
-            )
-        if tail not in TAILS:
-            raise InvalidArgument(f"tail must be one of {', '.join(TAILS)}, got {tail!r}")
+        check_between("train_samples", self._train_samples, 0, num_samples, most_is="num_samples")
+        check_choice("tail", tail, TAILS)
         self._tail = tail
         self._fingerprint = fingerprint
-        if not 0 <= consumed_samples <= self._last_place:
-            raise InvalidArgument(
-                f"consumed_samples must be from 0 to {self._last_place}, where this run ends, got "
-                f"{consumed_samples}"
-            )
+        end = self._last_place
+        check_between("consumed_samples", consumed_samples, 0, end, most_is="where this run ends")
         self._start = self._place = Place(consumed_samples)
 
     def __len__(self) -> int:
@@ -227,10 +219,5 @@ class MicroBatchSampler(Resumable):
 def _schedule(size: int | BatchSchedule | None, rows: int) -> BatchSchedule:
     if not isinstance(size, BatchSchedule):
         size = BatchSchedule.constant(rows if size is None else size)
-    for _, each in size.stages:
-        if each < 1 or each % rows:
-            raise InvalidArgument(
-                f"global batch size {each} must be a multiple of micro_batch_size x "
-                f"data_parallel_size = {rows}; change one of them"
-            )
+    size.check_multiple_of(rows)
     return size

@@ -15,8 +15,8 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.plain import check_choice
 from megaindex.index.spans import Index, Spans
 from megaindex.kernels.types import I64
 from megaindex.loader.choice import reader_of
@@ -52,8 +52,7 @@ class Samples:
         *,
         fields: FieldNames = "megatron",
     ) -> None:
-        if fields not in ("megatron", "maxtext"):
-            raise InvalidArgument(f"fields must be megatron or maxtext, got {fields!r}")
+        check_choice("fields", fields, ("megatron", "maxtext"))
         self._maker = BatchMaker(index, reader_of(datasets), options, targets=targets)
         self._fields = fields
 

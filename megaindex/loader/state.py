@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import check_integer, shown
+from megaindex.index.plain import check_between, shown
 from megaindex.index.stored import Stored
 from megaindex.loader.deal import Ranks
 
@@ -94,12 +94,7 @@ class Resumable(ABC):
         Raises:
             InvalidArgument: an iteration does not have that many.
         """
-        micro_batches = check_integer("micro_batches", micro_batches)
-        if not 0 <= micro_batches <= len(self):
-            raise InvalidArgument(
-                f"micro_batches must be from 0 to {len(self)}, those of this sampler, got "
-                f"{micro_batches}"
-            )
+        micro_batches = check_between("micro_batches", micro_batches, 0, len(self))
         return self._state(self._place_after(micro_batches))
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:

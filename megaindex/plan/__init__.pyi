@@ -8,9 +8,7 @@ from megaindex.recipe.megatron import read_megatron as read_megatron
 from megaindex.recipe.neox import read_neox as read_neox
 from megaindex.recipe.run import Data as Data
 from megaindex.recipe.run import Evaluation as Evaluation
-from megaindex.recipe.run import Packing as Packing
 from megaindex.recipe.run import Run as Run
-from megaindex.recipe.run import Shuffling as Shuffling
 from megaindex.recipe.run import Source as Source
 from megaindex.recipe.run import Target as Target
 from megaindex.recipe.schedule import BatchSchedule as BatchSchedule

@@ -70,7 +70,7 @@ def _epochs(count: int) -> str:
 
 
 def _install(run: Run, **settings: Any) -> str:
-    return adapter_call(run.order, settings) if run.order in ADAPTERS else ""
+    return adapter_call(run.row.order, settings) if run.row.order in ADAPTERS else ""
 
 
 def _buffer_line(run: Run) -> Iterator[str]:
@@ -80,7 +80,7 @@ def _buffer_line(run: Run) -> Iterator[str]:
         said = " and ".join(f"{name} {value}" for name, value in wanted.items())
         yield (
             f"{run.row.framework} does not apply {said} by itself: call "
-            f"{adapter_call(run.order, wanted)} in the run"
+            f"{adapter_call(run.row.order, wanted)} in the run"
         )
 
 
@@ -237,7 +237,7 @@ def _last_apart(sizing: Sizing, row: Row) -> bool:
         row.epochs or 1,
         row.tokens_per_epoch,
         sizing.sequence_length,
-        policy=sizing.row.final_epoch,
+        policy=sizing.row.separate_final_epoch,
         threshold=sizing.row.final_epoch_threshold,
     )
     return final.apart
@@ -370,7 +370,7 @@ def _empty_sources(run: Run, rows: Sequence[Row], of_split: int) -> Iterator[str
     none = [row for row in rows if row.tokens_per_epoch == 0]
     few = [row for row in rows if row.tokens_per_epoch > 0]
     empty = none or few
-    blended = run.order == "megatron" and of_split > 1 and empty and empty[0].weight is None
+    blended = run.row.order == "megatron" and of_split > 1 and empty and empty[0].weight is None
     sets = run.evaluation.multiple and run.data.apart and empty and empty[0].split == "valid"
     if blended and not sets:
         yield (
@@ -380,7 +380,7 @@ def _empty_sources(run: Run, rows: Sequence[Row], of_split: int) -> Iterator[str
         return
     if none:
         effect = "and no evaluation of it"
-        if run.order == "megatron":
+        if run.row.order == "megatron":
             effect = "for which Megatron counts epochs without end"
         yield f"{none[0].split}: no token in {_names(none)}, {effect}: widen --split"
     if few:
@@ -403,7 +403,7 @@ def _setup(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
             + (" or use --tail pad" if plan.samples_left_over else "")
         )
     if not sizing.row.is_framework and run.variance_buffer not in (None, "exact"):
-        yield f"order {run.order} sizes sources exactly; --variance-buffer has no effect"
+        yield f"order {run.row.order} sizes sources exactly; --variance-buffer has no effect"
     if sizing.asks_one_epoch and run.variance_buffer is not None:
         yield "train_epochs asks for epochs, not for samples: --variance-buffer has no effect"
     elif sizing.one_epoch_only and run.variance_buffer is not None:

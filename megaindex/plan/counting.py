@@ -10,6 +10,7 @@ import numpy as np
 from megaindex.build import build_index
 from megaindex.format import IndexedDataset
 from megaindex.index.draws import Progress
+from megaindex.index.order_settings import order_of_row
 from megaindex.index.spans import Index
 from megaindex.kernels.types import I32, I64
 from megaindex.plan.coverage import Draw
@@ -32,8 +33,7 @@ def built_coverage(
         seed=draw.seed,
         num_samples=max(draw.requested, draw.served),
         documents=range(part.begin, part.end),
-        order=draw.row.order,
-        **draw.row.build_settings(),
+        order=order_of_row(draw.row),
     )
     lengths = dataset.sequence_lengths[part.begin : part.end]
     tokens, documents = count_served(

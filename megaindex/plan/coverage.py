@@ -46,7 +46,7 @@ class Draw:
             self.epochs,
             self.part.tokens,
             self.sequence_length,
-            policy=self.row.final_epoch,
+            policy=self.row.separate_final_epoch,
             threshold=self.row.final_epoch_threshold,
         )
 
@@ -166,7 +166,7 @@ def _framework_reach(draw: Draw) -> _Reach:
 def _epoch_reach(draw: Draw) -> _Reach:
     """Blocks of order epoch, which drop what fills no sample or carry it into the next one."""
     copies, length = draw.row.epochs_mixed, draw.sequence_length
-    size, carries = copies * draw.part.tokens, draw.row.carries_left_over
+    size, carries = copies * draw.part.tokens, draw.row.left_over == "carry"
 
     def samples_of(blocks: int) -> int:
         return draw.row.samples_in_epochs(blocks * copies, draw.part.tokens, length)

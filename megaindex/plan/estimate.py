@@ -45,7 +45,7 @@ def make_plan(run: Run, *, progress: Progress | None = None) -> Plan:
     if run.dataloader == "cyclic":
         rows = permuted(rows)
     plan = Plan(
-        order=run.order,
+        order=run.row.order,
         framework=row.framework,
         sequence_length=run.sequence_length,
         variance_buffer=sizing.buffer if row.is_framework else "exact",

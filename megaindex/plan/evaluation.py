@@ -52,9 +52,9 @@ def evaluation_of(run: Run, train_iters: int, parts: Parts) -> Evaluations | Non
 def _check_whole(run: Run, parts: Parts) -> None:
     """What Megatron-LM requires of --full-validation and --multiple-validation-sets."""
     evaluation = run.evaluation
-    if run.order != "megatron":
+    if run.row.order != "megatron":
         raise InvalidArgument(
-            f"--full-validation is of Megatron-LM, and order {run.order} is not its; remove it"
+            f"--full-validation is of Megatron-LM, and order {run.row.order} is not its; remove it"
         )
     if not evaluation.full:
         raise InvalidArgument(

@@ -111,7 +111,7 @@ def dry_loaders(
     run: Run, aim: Aim, rows: Sequence[Row], evaluation: Evaluations | None
 ) -> tuple[DryLoader, ...]:
     """Splits of which the run reads more than Megatron's single-pass loader holds."""
-    if run.order != "megatron" or run.phases:
+    if run.row.order != "megatron" or run.phases:
         return ()
     asked = {"train": (aim.samples_requested, aim.samples_consumed)}
     if evaluation is not None:

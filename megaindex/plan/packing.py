@@ -11,6 +11,7 @@ import numpy as np
 from megaindex.build.packing import build_packing, build_pairs, packing_order, pair_order
 from megaindex.format import IndexedDataset
 from megaindex.index.dialect import Dialect
+from megaindex.index.order_settings import NeoxDocumentsOrder
 from megaindex.index.orders.packing import PackingIndex, PackingOrder
 from megaindex.kernels import active, num_threads
 from megaindex.kernels.sizes import ceil_div
@@ -18,11 +19,15 @@ from megaindex.plan.corpus import Part
 from megaindex.plan.counting import count_served
 from megaindex.plan.model import Coverage
 from megaindex.plan.serving import Served
-from megaindex.recipe.run import Packing, Run, Source
+from megaindex.recipe.run import Run, Source
 
 
 def measure_documents(
-    source: Source, row: Dialect, split: str | None, packing: Packing, sequence_length: int
+    source: Source,
+    row: Dialect,
+    split: str | None,
+    packing: NeoxDocumentsOrder,
+    sequence_length: int,
 ) -> list[Part]:
     """Parts of a source, of the documents that take part.
 
@@ -58,23 +63,19 @@ def index_of_part(run: Run, part: Part, requested: int) -> PackingIndex:
     assert run.packing is not None
     source, packing = part.source, run.packing
     text, labels = _open(source.path, run.row), _open_if(source.labels, run.row)
-    settings: dict[str, Any] = {
-        "pack_impl": packing.pack_impl,
-        "allow_chopped": packing.allow_chopped,
+    common: dict[str, Any] = {
         "sequence_length": run.sequence_length,
         "seed": run.seed,
         "num_samples": max(1, requested),
     }
     if source.rejected:
         sides = build_pairs(
-            text, _open(source.rejected, run.row), pos_labels=labels,
-            neg_labels=_open_if(source.rejected_labels, run.row), **settings,
+            text, _open(source.rejected, run.row), packing, pos_labels=labels,
+            neg_labels=_open_if(source.rejected_labels, run.row), **common,
         )  # fmt: skip
         return sides[0]
-    return build_packing(
-        text, range(part.begin, part.end), next_token=True, cache_dir=None, label_dataset=labels,
-        **settings,
-    )  # fmt: skip
+    order = replace(packing, label_dataset=labels)
+    return build_packing(text, range(part.begin, part.end), order, **common)
 
 
 def samples_of_first_pass(index: PackingIndex, part: Part) -> int:
@@ -148,19 +149,16 @@ def _instead(run: Run, index: PackingIndex, served: Sequence[Served]) -> list[Se
 
 
 def _order(
-    source: Source, row: Dialect, size: int, packing: Packing, sequence_length: int
+    source: Source, row: Dialect, size: int, packing: NeoxDocumentsOrder, sequence_length: int
 ) -> PackingOrder:
     text, labels = _open(source.path, row), _open_if(source.labels, row)
+    common: dict[str, Any] = {"sequence_length": sequence_length, "seed": 0, "num_samples": 1}
     if source.rejected:
         return pair_order(
-            text, _open(source.rejected, row), pack_impl=packing.pack_impl, seed=0, num_samples=1,
-            sequence_length=sequence_length, allow_chopped=packing.allow_chopped,
-            pos_labels=labels, neg_labels=_open_if(source.rejected_labels, row),
+            text, _open(source.rejected, row), packing, pos_labels=labels,
+            neg_labels=_open_if(source.rejected_labels, row), **common,
         )  # fmt: skip
-    return packing_order(
-        text, range(size), pack_impl=packing.pack_impl, seed=0, num_samples=1,
-        sequence_length=sequence_length, allow_chopped=packing.allow_chopped, label_dataset=labels,
-    )  # fmt: skip
+    return packing_order(text, range(size), replace(packing, label_dataset=labels), **common)
 
 
 def _open(path: str, row: Dialect) -> IndexedDataset:

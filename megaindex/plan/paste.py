@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.dialect import SPLITS, Split, dialect
+from megaindex.index.dialect import SPLITS, Split
+from megaindex.index.order_settings import order_of
+from megaindex.index.plain import check_choice
 from megaindex.plan.model import Plan
 from megaindex.plan.sources import own_buffers, own_sources
 from megaindex.recipe.adapter_line import ADAPTERS, adapter_call
@@ -30,20 +32,19 @@ def paste(plan: Plan, run: Run, framework: str) -> str:
     Raises:
         InvalidArgument: no such framework, or it cannot say what was planned.
     """
-    if framework not in _ORDERS:
-        raise InvalidArgument(f"--print-config must be neox or megatron, got {framework!r}")
+    check_choice("--print-config", framework, tuple(_ORDERS))
     for reason in _unsaid(plan, run, framework):
         raise InvalidArgument(f"--print-config {framework}: {reason}")
     comments = [plan.caution] if plan.caution else []
     if needed := adapter_settings(run):
-        comments.append(adapter_call(run.order, needed))
+        comments.append(adapter_call(run.row.order, needed))
     text = neox_yaml(plan, run) if framework == "neox" else megatron_flags(plan, run)
     return "\n".join([*(f"# {line}" for line in comments), text])
 
 
 def adapter_settings(run: Run) -> dict[str, Any]:
     """What only the adapter makes the framework do: arguments of its ``install``."""
-    if run.order not in ADAPTERS:
+    if run.row.order not in ADAPTERS:
         return {}
     needed: dict[str, Any] = {}
     buffer, own = run.variance_buffer, own_buffers(run)
@@ -53,17 +54,16 @@ def adapter_settings(run: Run) -> dict[str, Any]:
         # of one source the exact buffer is none
         if any(count > 1 or value != 1 for count, value in own):
             needed["variance_buffer"] = "exact"
-    elif buffer is not None and run.order == "neox" and own_sources(run) and not _fits(run):
+    elif buffer is not None and run.row.order == "neox" and own_sources(run) and not _fits(run):
         needed["variance_buffer"] = buffer
-    row = dialect(run.order)
-    for name, default in (
-        ("separate_final_epoch", row.final_epoch),
-        ("final_epoch_threshold", row.final_epoch_threshold),
-    ):
-        value = getattr(run.shuffling, name)
-        if value not in (None, default):
-            needed[name] = value
-    return needed
+    return needed | _final_epoch(run)
+
+
+def _final_epoch(run: Run) -> dict[str, Any]:
+    """Settings of the final epoch that are not the framework's own."""
+    changed = order_of(run.order).changed_settings
+    names = ("separate_final_epoch", "final_epoch_threshold")
+    return {name: changed[name] for name in names if name in changed}
 
 
 def _fits(run: Run) -> bool:
@@ -76,10 +76,10 @@ def _fits(run: Run) -> bool:
 def _unsaid(plan: Plan, run: Run, framework: str) -> Iterator[str]:
     """What the framework cannot say, and the way there is."""
     name = _NAMES[framework]
-    if run.order not in _ORDERS[framework]:
+    if run.row.order not in _ORDERS[framework]:
         yield (
-            f"{name} does not run order {run.order}; plan with --order {_ORDERS[framework][0]}, or "
-            "write a recipe, which megaindex's own loader runs"
+            f"{name} does not run order {run.row.order}; plan with --order "
+            f"{_ORDERS[framework][0]}, or write a recipe, which megaindex's own loader runs"
         )
     if any(source.tokens is not None for source in run.data.train):
         yield "the settings name files; give --data-path in place of --tokens-per-epoch"
@@ -124,22 +124,22 @@ def _unsaid_by_neox(run: Run) -> Iterator[str]:
 def _unsaid_by_megatron(plan: Plan, run: Run) -> Iterator[str]:
     buffer, own = run.variance_buffer, own_buffers(run)
     wanted = run.target.value if run.target.kind == "samples" else plan.samples_consumed
-    rounded = run.order == "megatron-legacy" or run.tail != "drop"
+    rounded = run.row.order == "megatron-legacy" or run.tail != "drop"
     if not run.batch.is_constant and wanted != plan.samples_consumed and rounded:
         yield (
             "Megatron rounds up the last batch of a schedule; give --train-samples "
             f"{plan.samples_consumed}"
         )
-    if run.order == "megatron-legacy":
+    if run.row.order == "megatron-legacy":
         if not run.batch.is_constant or run.phases or run.evaluation.batch_size is not None:
             yield (
                 "Megatron-DeepSpeed has no batch schedule, phases or evaluation batch size; "
                 "remove them"
             )
-        if not _fits(run) or vars(run.shuffling)["separate_final_epoch"] is not None:
+        if not _fits(run) or _final_epoch(run):
             yield (
-                "Megatron-DeepSpeed's buffer and shuffling are its own; remove --variance-buffer "
-                "and --separate-final-epoch"
+                "Megatron-DeepSpeed's buffer and shuffling are its own; remove --variance-buffer, "
+                "--separate-final-epoch and --final-epoch-threshold"
             )
         return
     unweighted = [count for count, value in own if value == 1.0]
@@ -177,7 +177,8 @@ def neox_yaml(plan: Plan, run: Run) -> str:
 def _neox_data(plan: Plan, run: Run) -> dict[str, object]:
     settings: dict[str, object] = {}
     if run.packing is not None:
-        settings |= vars(run.packing)
+        settings["pack_impl"] = run.packing.pack_impl
+        settings["allow_chopped"] = run.packing.allow_chopped
     if not own_sources(run):
         divided = {"data_path": run.data.train[0].path, "split": run.data.split or _ALL_TRAIN}
         return {**settings, **divided}
@@ -225,8 +226,8 @@ def megatron_flags(plan: Plan, run: Run) -> str:
     if run.phases:
         flags.append(f"--phase-transition-iterations {','.join(map(str, run.phases))}")
     flags += _megatron_data(plan, run)
-    if run.order == "megatron-legacy":
-        flags.append(f"--train-data-exact-num-epochs {run.shuffling.exact_num_epochs or -1}")
+    if run.row.order == "megatron-legacy":
+        flags.append(f"--train-data-exact-num-epochs {run.row.exact_num_epochs or -1}")
     elif run.surplus is not None:
         flags.append(f"--mid-level-dataset-surplus {run.surplus!r}")
     elif isinstance(run.variance_buffer, float) and not _fits(run):

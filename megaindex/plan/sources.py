@@ -8,15 +8,16 @@ from dataclasses import replace
 from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import SPLITS, Dialect, Split
 from megaindex.index.draws import Progress
+from megaindex.index.order_settings import NeoxDocumentsOrder
 from megaindex.plan.corpus import Part, measure
 from megaindex.plan.sizing import Sizing
-from megaindex.recipe.run import Buffer, Data, Packing, Run, Source
+from megaindex.recipe.run import Buffer, Data, Run, Source
 
 Parts = dict[Split, list[Part]]
 
 
 def parts_of(
-    data: Data, row: Dialect, packing: Packing | None = None, sequence_length: int = 0
+    data: Data, row: Dialect, packing: NeoxDocumentsOrder | None = None, sequence_length: int = 0
 ) -> Parts:
     """Parts of every split that has sources.
 
@@ -151,7 +152,7 @@ def own_buffers(run: Run) -> list[tuple[int, float]]:
 
 def own_sources(run: Run) -> bool:
     """Whether each split has sources of its own; in Megatron's order, be it train alone."""
-    if run.order == "megatron":
+    if run.row.order == "megatron":
         return run.data.apart
     return run.data.split is None and bool(run.data.valid or run.data.test)
 

@@ -145,7 +145,8 @@ def _loader_iterations(run: Run, sizing: Sizing) -> int:
 def _check_ramp(run: Run, consumed: int) -> None:
     """Megatron-LM rounds samples within a ramp up, so no setting of it ends there exactly."""
     ramp = run.batch.ramp
-    if run.order == "megatron" and ramp and run.target.kind != "samples" and consumed <= ramp[2]:
+    is_megatron = run.row.order == "megatron"
+    if is_megatron and ramp and run.target.kind != "samples" and consumed <= ramp[2]:
         raise InvalidArgument(
             f"the target of {consumed} samples ends before the ramp's {ramp[2]}, where Megatron-LM "
             "makes one iteration more; give --train-samples, or a longer target"
@@ -157,10 +158,10 @@ def _requested(run: Run, wanted: int, iterations: int, consumed: int) -> int:
 
     Epochs and tokens are printed as train_samples.
     """
-    if run.target.kind == "samples" and run.order in _TAKES_SAMPLES:
+    if run.target.kind == "samples" and run.row.order in _TAKES_SAMPLES:
         return wanted if run.tail == "drop" else max(wanted, consumed)
     built_by_iterations = run.batch.stepped and run.target.kind == "iterations"
-    if run.order != "megatron" or not built_by_iterations or run.unit is None:
+    if run.row.order != "megatron" or not built_by_iterations or run.unit is None:
         return consumed
     before = run.batch.iterations_within(run.consumed_samples)
     return (before + iterations) * run.nominal_batch
@@ -168,7 +169,7 @@ def _requested(run: Run, wanted: int, iterations: int, consumed: int) -> int:
 
 def _iterations(run: Run, wanted: int, tail: str) -> int:
     start = run.consumed_samples
-    varies = run.order == "megatron" and (run.batch.stepped or run.batch.ramp is not None)
+    varies = run.row.order == "megatron" and (run.batch.stepped or run.batch.ramp is not None)
     if run.target.kind == "samples" and varies and tail == "drop":
         before = run.batch.iterations_within(start)
         return max(0, run.batch.iterations_for(wanted) - before)

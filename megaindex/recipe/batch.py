@@ -33,9 +33,8 @@ def batch_sizes(settings: Settings) -> BatchSizes:
     """Completes micro batch x data-parallel size x accumulation = global batch.
 
     Raises:
-        InvalidArgument: a size is below 1, too few are given, or they contradict each other.
+        InvalidArgument: too few sizes are given, or they contradict each other.
     """
-    _check_positive(settings)
     micro = settings.micro_batch_size
     parallel = _data_parallel(settings)
     steps = settings.gradient_accumulation_steps
@@ -134,21 +133,3 @@ def _parallel_text(settings: Settings, parallel: int) -> str:
         return f"--data-parallel-size {parallel}"
     model = (settings.world_size or 1) // parallel
     return f"data-parallel size {parallel} (--world-size {settings.world_size} / {model})"
-
-
-def _check_positive(settings: Settings) -> None:
-    for name in (
-        "micro_batch_size",
-        "data_parallel_size",
-        "gradient_accumulation_steps",
-        "global_batch_size",
-        "eval_micro_batch_size",
-        "world_size",
-        "tensor_model_parallel_size",
-        "pipeline_model_parallel_size",
-        "context_parallel_size",
-    ):
-        value = getattr(settings, name)
-        if value is not None and value < 1:
-            flag = "--" + name.replace("_", "-")
-            raise InvalidArgument(f"{flag} must be at least 1, got {value}")

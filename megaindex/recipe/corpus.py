@@ -8,8 +8,8 @@ from fractions import Fraction
 from typing import Literal
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.bins import LongDocuments
-from megaindex.index.plain import check_fraction, make_plain
+from megaindex.index.bins import LONG_DOCUMENTS, LongDocuments
+from megaindex.index.plain import check_between, check_choice, check_fraction
 
 Kind = Literal["pretraining", "finetuning"]
 
@@ -47,11 +47,11 @@ class Corpus:
         if not self.name:
             raise InvalidArgument(f"source {self.path}: has no name; give it one")
         where = f"source {self.name}"
-        make_plain(self, optional=["tokens"])
         if (self.tokens is None) == (not self.path):
             raise InvalidArgument(f"{where}: give either a path or, to plan without files, tokens")
-        if self.tokens is not None and not 1 <= self.tokens < 2**62:
-            raise InvalidArgument(f"{where}: tokens must be from 1 to 2**62, got {self.tokens}")
+        if self.tokens is not None:
+            tokens = check_between(f"{where}: tokens", self.tokens, 1, 2**62 - 1)
+            object.__setattr__(self, "tokens", tokens)
         if self.labels and self.loss_mask:
             raise InvalidArgument(f"{where}: labels and loss_mask both say what is trained on")
         self._check_kind(where)
@@ -69,15 +69,8 @@ class Corpus:
             )
 
     def _check_kind(self, where: str) -> None:
-        if self.kind not in ("pretraining", "finetuning"):
-            raise InvalidArgument(
-                f"{where}: kind must be pretraining or finetuning, got {self.kind!r}"
-            )
-        if self.long_documents not in ("truncate", "split", "skip"):
-            raise InvalidArgument(
-                f"{where}: long_documents must be truncate, split or skip, got "
-                f"{self.long_documents!r}"
-            )
+        check_choice(f"{where}: kind", self.kind, ("pretraining", "finetuning"))
+        check_choice(f"{where}: long_documents", self.long_documents, LONG_DOCUMENTS)
         if self.order not in ("epoch", "window"):
             raise InvalidArgument(
                 f"{where}: order must be epoch or window, got {self.order!r}; the orders of the "

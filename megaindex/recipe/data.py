@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import check_between, check_weights, read_number
 from megaindex.recipe.run import Source
 from megaindex.recipe.schedule import parse_count
 
@@ -18,9 +19,9 @@ def parse_blend(
     the weights apart.
     """
     pairs = list(zip(words[::2], words[1::2], strict=False))
-    numbers = [_number(weight) for weight, _ in pairs]
-    inline = bool(pairs) and len(words) % 2 == 0 and None not in numbers
-    if not inline and any(number is not None for number in numbers):
+    numbers = [n for weight, _ in pairs if isinstance(n := read_number(weight), float)]
+    inline = bool(pairs) and len(words) % 2 == 0 and len(numbers) == len(pairs)
+    if numbers and not inline:
         raise InvalidArgument(
             f"{flag}: {' '.join(words)!r} mixes weights and bare paths; write a weight before "
             "every path, or none"
@@ -40,24 +41,16 @@ def parse_tokens(words: Sequence[str], weights: Sequence[str] | None) -> tuple[S
     """``T``, ``T T …`` as sources without files."""
     parsed = _weights(weights, len(words))
     return tuple(
-        Source(tokens=parse_count(word, "--tokens-per-epoch"), weight=weight)
+        Source(tokens=_tokens(word), weight=weight)
         for word, weight in zip(words, parsed, strict=True)
     )
 
 
-def _weights(weights: Sequence[str] | None, count: int) -> list[float | None]:
+def _tokens(word: str) -> int:
+    return check_between("--tokens-per-epoch", parse_count(word, "--tokens-per-epoch"), 1)
+
+
+def _weights(weights: Sequence[str] | None, count: int) -> Sequence[float | None]:
     if weights is None:
         return [None] * count
-    numbers = [_number(weight) for weight in weights]
-    if len(numbers) != count or None in numbers:
-        raise InvalidArgument(
-            f"--weights: {' '.join(weights)!r} must be {count} numbers, one for each source"
-        )
-    return numbers
-
-
-def _number(text: str) -> float | None:
-    try:
-        return float(text)
-    except ValueError:
-        return None
+    return check_weights("--weights", list(map(read_number, weights)), count)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import make_plain
+from megaindex.index.plain import check_between, make_plain
 from megaindex.kernels.sizes import ceil_div
 from megaindex.recipe.corpus import Corpus
 
@@ -23,14 +23,10 @@ class RecipeEvaluation:
     """Global batch size; None: that of training at its end."""
 
     def __post_init__(self) -> None:
-        make_plain(self, "interval", optional=["iterations", "batch_size"])
-        given = (self.interval, self.iterations, self.batch_size)
-        if any(value is not None and value < 1 for value in given):
-            raise InvalidArgument(
-                "evaluation: interval, iterations and batch_size must be at least 1, got "
-                f"{self.interval}, {self.iterations} and {self.batch_size}; leave evaluation out "
-                "where there is none"
-            )
+        word = "evaluation: {}".format
+        make_plain(self, "interval", optional=["iterations", "batch_size"], called=word)
+        if self.iterations is not None:
+            check_between(word("iterations"), self.iterations, 1)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typing import Any
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.index.dialect import DEFAULT_SPLIT
+from megaindex.index.plain import check_integer
 from megaindex.io.json_files import parse_object
 from megaindex.recipe.adapter_line import settings_in_comments
 from megaindex.recipe.megatron_programs import IGNORED, NOTES, PROGRAMS, REFUSED
@@ -414,4 +415,4 @@ def _whole(flag: str, words: Sequence[str]) -> int:
     try:
         return int(text)
     except ValueError:
-        raise InvalidArgument(f"{flag} must be a whole number, got {text!r}") from None
+        return check_integer(flag, text)

@@ -26,10 +26,16 @@ from fractions import Fraction
 from typing import Literal
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import check_fraction, check_number, make_plain
+from megaindex.index.plain import (
+    DEFAULT_SEED,
+    check_choice,
+    check_fraction,
+    check_share,
+    make_plain,
+)
 from megaindex.recipe.corpus import Corpus, shown
 from megaindex.recipe.evaluation import RecipeEvaluation
-from megaindex.recipe.run import Tail, Target
+from megaindex.recipe.run import TAILS, Tail, Target
 from megaindex.recipe.schedule import BatchSchedule
 
 Batching = Literal["stratified", "random", "per_stream"]
@@ -86,13 +92,8 @@ class Weighting:
     """1 keeps the sizes, 0 makes all equal, between flattens (a temperature of 1 / alpha)."""
 
     def __post_init__(self) -> None:
-        if self.by not in ("tokens", "documents", "samples"):
-            raise InvalidArgument(f"weights are by tokens, documents or samples, got {self.by!r}")
-        object.__setattr__(self, "alpha", check_number("alpha", self.alpha))
-        if not 0 <= self.alpha <= 1:
-            raise InvalidArgument(
-                f"alpha must be from 0 (all equal) to 1 (by size), got {self.alpha}"
-            )
+        check_choice("by", self.by, ("tokens", "documents", "samples"))
+        object.__setattr__(self, "alpha", check_share("alpha", self.alpha))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,8 +119,9 @@ class RecipeStage:
     library does."""
 
     def __post_init__(self) -> None:
-        make_plain(self, optional=["first_step", "planned_samples", "epoch_size"])
         where = f"stage {self.name}"
+        optional = ["first_step", "planned_samples", "epoch_size"]
+        make_plain(self, optional=optional, called=f"{where}: {{}}".format)
         if not self.streams:
             raise InvalidArgument(f"{where}: has no stream")
         names = [stream.source for stream in self.streams]
@@ -144,16 +146,9 @@ class RecipeStage:
                 f"{where}: epoch_size, a number of samples from 1 to 2**53, is divided by "
                 "proportions"
             )
-        if self.batching not in BATCHINGS or self.rounding not in ROUNDINGS:
-            raise InvalidArgument(
-                f"{where}: batching must be one of {', '.join(BATCHINGS)} and rounding one of "
-                f"{', '.join(ROUNDINGS)}, got {self.batching!r} and {self.rounding!r}"
-            )
+        check_choice(f"{where}: batching", self.batching, BATCHINGS)
+        check_choice(f"{where}: rounding", self.rounding, ROUNDINGS)
         self._check_length(where)
-        if self.planned_samples is not None and self.planned_samples < 1:
-            raise InvalidArgument(
-                f"{where}: planned_samples must be at least 1, got {self.planned_samples}"
-            )
 
     def _check_length(self, where: str) -> None:
         length = self.length
@@ -180,7 +175,7 @@ class Recipe:
     batch: BatchSchedule
     sources: tuple[Corpus, ...]
     stages: tuple[RecipeStage, ...]
-    seed: int = 1234
+    seed: int = DEFAULT_SEED
     tail: Tail = "drop"
     """Of the run's last batch."""
     exhaustion: Exhaustion = "repeat"
@@ -195,23 +190,9 @@ class Recipe:
     def __post_init__(self) -> None:
         factors = ("micro_batch_size", "data_parallel_size", "gradient_accumulation_steps")
         make_plain(self, "sequence_length", "seed", optional=factors)
-        if self.sequence_length < 1:
-            raise InvalidArgument(f"sequence_length must be at least 1, got {self.sequence_length}")
-        if not 0 <= self.seed < 2**32:
-            raise InvalidArgument(f"seed must be in [0, 2**32), got {self.seed}")
-        if self.tail not in ("drop", "pad", "wrap"):
-            raise InvalidArgument(f"tail must be drop, pad or wrap, got {self.tail!r}")
-        if self.exhaustion not in EXHAUSTIONS:
-            raise InvalidArgument(
-                f"exhaustion must be one of {', '.join(EXHAUSTIONS)}, got {self.exhaustion!r}"
-            )
-        unit = (self.micro_batch_size or 1) * (self.data_parallel_size or 1)
-        for _, size in self.batch.stages:
-            if size < 1 or size % unit:
-                raise InvalidArgument(
-                    f"global batch size {size} must be a positive multiple of micro batch x "
-                    f"data-parallel size = {unit}"
-                )
+        check_choice("tail", self.tail, TAILS)
+        check_choice("exhaustion", self.exhaustion, EXHAUSTIONS)
+        self.batch.check_multiple_of((self.micro_batch_size or 1) * (self.data_parallel_size or 1))
         self._check_names()
         self._check_limits()
 

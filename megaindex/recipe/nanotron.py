@@ -10,6 +10,7 @@ from typing import Any
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.arithmetic import global_batch_size
+from megaindex.index.plain import check_between
 from megaindex.io.locations import inside
 from megaindex.recipe.corpus import Corpus
 from megaindex.recipe.model import Recipe, RecipeStage, Stream
@@ -148,7 +149,4 @@ def _blend(dataset: Section) -> dict[str, Fraction]:
 
 
 def _needed(section: Section, name: str) -> int:
-    value = section.whole(name)
-    if value is None or value < 1:
-        raise InvalidArgument(f"{section.where}.{name}: must be at least 1, got {value}")
-    return value
+    return check_between(section.called(name), section.whole(name), 1)

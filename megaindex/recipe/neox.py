@@ -14,11 +14,12 @@ from dataclasses import replace
 from typing import Any
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.dialect import DEFAULT_SPLIT
+from megaindex.index.dialect import DEFAULT_SPLIT, parse_split
+from megaindex.index.order_settings import NeoxDocumentsOrder
+from megaindex.index.plain import check_integer, check_number, check_setting
 from megaindex.recipe.adapter_line import settings_in_comments
 from megaindex.recipe.hosts import gpus_of_hosts
 from megaindex.recipe.neox_arguments import NAMES
-from megaindex.recipe.run import Packing
 from megaindex.recipe.settings import Settings
 from megaindex.recipe.yaml_file import load_mapping
 
@@ -94,9 +95,9 @@ def neox_settings(config: Mapping[str, Any]) -> Settings:
         **_data(config),
         packing=_packing(config),
         seq_length=_whole(config, "seq_length"),
-        micro_batch_size=_whole(config, "train_micro_batch_size_per_gpu"),
+        micro_batch_size=_whole(config, "train_micro_batch_size_per_gpu", "micro_batch_size"),
         gradient_accumulation_steps=_whole(config, "gradient_accumulation_steps"),
-        global_batch_size=_whole(config, "train_batch_size"),
+        global_batch_size=_whole(config, "train_batch_size", "global_batch_size"),
         world_size=_whole(config, "global_num_gpus") or gpus_of_hosts(config),
         tensor_model_parallel_size=max(1, _whole(config, "model_parallel_size") or 1),
         pipeline_model_parallel_size=max(1, _whole(config, "pipe_parallel_size") or 1),
@@ -182,6 +183,7 @@ def _divided(config: Mapping[str, Any], single: Any) -> dict[str, Any]:
             f"data_path must be one path, got {_shown(single)}; use train_data_paths"
         )
     split = _scalar("split", config.get("split", DEFAULT_SPLIT))
+    parse_split(split, "neox")
     return {"data_path": (single,), "split": split.replace(" ", "")}
 
 
@@ -223,7 +225,7 @@ def _companions(
     return found
 
 
-def _packing(config: Mapping[str, Any]) -> Packing | None:
+def _packing(config: Mapping[str, Any]) -> NeoxDocumentsOrder | None:
     kind = config.get("pack_impl", "packed")
     if kind not in ("packed", "unpacked", "pack_until_overflow"):
         raise InvalidArgument(
@@ -237,7 +239,7 @@ def _packing(config: Mapping[str, Any]) -> Packing | None:
                 "write pack_impl: unpacked or pack_until_overflow"
             )
         return None
-    return Packing(pack_impl=kind, allow_chopped=bool(config.get("allow_chopped", True)))
+    return NeoxDocumentsOrder(pack_impl=kind, allow_chopped=bool(config.get("allow_chopped", True)))
 
 
 def _notes(config: Mapping[str, Any]) -> Iterator[str]:
@@ -282,15 +284,11 @@ def _list(config: Mapping[str, Any], key: str) -> list[Any]:
 
 def _number(config: Mapping[str, Any], key: str, default: float) -> float:
     value = config.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidArgument(f"{key} must be a number, got {_shown(value)}")
-    return float(value)
+    return check_number(key, str(value) if isinstance(value, bool) else value)
 
 
-def _whole(config: Mapping[str, Any], key: str) -> int | None:
+def _whole(config: Mapping[str, Any], key: str, setting: str = "") -> int | None:
     value = config.get(key)
     if value is None or value == "auto":
         return None
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise InvalidArgument(f"{key} must be a whole number, got {_shown(value)}")
-    return value
+    return check_setting(setting or key, check_integer(key, value, flags=False), key)

@@ -28,12 +28,13 @@ from pathlib import Path
 from typing import Any
 
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import DEFAULT_SEED, check_choice
 from megaindex.io.locations import inside
 from megaindex.recipe.batch import BatchSizes, batch_sizes
 from megaindex.recipe.corpus import Corpus
 from megaindex.recipe.evaluation import RecipeEvaluation
-from megaindex.recipe.model import Recipe, RecipeStage, Stream, Weighting
-from megaindex.recipe.run import Target, TargetKind
+from megaindex.recipe.model import EXHAUSTIONS, Recipe, RecipeStage, Stream, Weighting
+from megaindex.recipe.run import TAILS, Target, TargetKind
 from megaindex.recipe.schedule import BatchSchedule
 from megaindex.recipe.settings import Settings, batch_schedule
 from megaindex.recipe.yaml_file import Section, load_mapping
@@ -86,14 +87,16 @@ def recipe_of(content: Mapping[str, Any], name: str, folder: Path) -> Recipe:
     sources, stages = top.section("sources"), top.section("stages")
     seed = top.whole("seed")
     more: dict[str, Any] = {
-        key: top.text(key) for key in ("tail", "exhaustion") if key in top.values
+        key: check_choice(top.called(key), top.values[key], choices)
+        for key, choices in (("tail", TAILS), ("exhaustion", EXHAUSTIONS))
+        if key in top.values
     }
     return Recipe(
         sequence_length=length,
         batch=schedule,
         sources=tuple(_source(key, sources, folder) for key, _ in sources.items()),
         stages=tuple(_stage(key, stages.section(key)) for key, _ in stages.items()),
-        seed=1234 if seed is None else seed,
+        seed=DEFAULT_SEED if seed is None else seed,
         evaluation=_evaluation(top, folder),
         micro_batch_size=sizes.micro_batch,
         data_parallel_size=sizes.data_parallel,

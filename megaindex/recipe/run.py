@@ -11,23 +11,27 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from typing import Any, Literal
+from typing import Literal
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.dialect import DEFAULT_SPLIT, Dialect, dialect
+from megaindex.index.dialect import DEFAULT_SPLIT, Dialect
+from megaindex.index.order_settings import NeoxDocumentsOrder, Order, order_of
 from megaindex.index.plain import (
+    DEFAULT_SEED,
+    check_between,
     check_buffer,
-    check_exact,
+    check_epochs,
     check_fraction,
     check_integer,
-    check_number,
+    check_setting,
+    check_weight,
     make_plain,
 )
-from megaindex.index.request import check_settings
 from megaindex.recipe.schedule import BatchSchedule
 from megaindex.recipe.versions import DEFAULT_VERSION, Version, find_version
 
 Tail = Literal["drop", "pad", "wrap"]
+TAILS = ("drop", "pad", "wrap")
 Buffer = float | Literal["exact"]
 TargetKind = Literal["epochs", "iterations", "samples", "tokens", "loader_epochs"]
 """loader_epochs are GPT-NeoX's train_epochs: one epoch of each source is built, for validation and
@@ -44,22 +48,18 @@ class Source:
     tokens: int | None = None
     """Tokens of one epoch, where there is no file to read."""
     labels: str = ""
-    """Path prefix of the labels, for GPT-NeoX's packings of whole documents: see `Packing`."""
+    """Path prefix of the labels, for a `NeoxDocumentsOrder`."""
     rejected: str = ""
     """Path prefix of the other side of pairwise data; `path` is then the preferred one."""
     rejected_labels: str = ""
 
     def __post_init__(self) -> None:
-        make_plain(self, optional=["tokens"])
+        if self.tokens is not None:
+            object.__setattr__(self, "tokens", check_between("tokens", self.tokens, 1))
         if self.weight is None:
             return
-        try:
-            object.__setattr__(self, "weight", check_exact("a weight", self.weight))
-        except InvalidArgument:
-            raise InvalidArgument(
-                f"the weight of {self.path or 'a source without a path'} must be positive and "
-                f"finite, got {self.weight!r}"
-            ) from None
+        name = f"the weight of {self.path or 'a source without a path'}"
+        object.__setattr__(self, "weight", check_weight(name, self.weight))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,15 +83,6 @@ class Data:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Packing:
-    """GPT-NeoX's samples of whole documents: its pack_impl other than packed."""
-
-    pack_impl: Literal["unpacked", "pack_until_overflow"]
-    allow_chopped: bool = True
-    """Whether documents longer than a sample are served, without their ends."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Target:
     """How long to train."""
 
@@ -101,9 +92,9 @@ class Target:
     """Epochs of each source instead of `value`; they also set the weights."""
 
     def __post_init__(self) -> None:
-        name = f"a target of {self.kind}"
-        object.__setattr__(self, "value", check_fraction(name, self.value))
-        each = tuple(check_fraction(name, value) for value in self.per_source)
+        check = check_epochs if self.kind == "epochs" else check_fraction
+        object.__setattr__(self, "value", check(self.kind, self.value))
+        each = tuple(check(self.kind, value) for value in self.per_source)
         object.__setattr__(self, "per_source", each)
 
 
@@ -128,68 +119,14 @@ class Evaluation:
     def __post_init__(self) -> None:
         optional = ["batch_size", "micro_batch_size"]
         make_plain(self, "interval", "iterations", "start", optional=optional)
-        if self.start < 0:
-            raise InvalidArgument(f"--start-eval-at-iter must be at least 0, got {self.start}")
-        if self.interval < 1 or self.iterations < 0 or (self.batch_size or 1) < 1:
-            raise InvalidArgument(
-                "evaluation interval must be at least 1, iterations at least 0 and batch_size at "
-                f"least 1, got {self.interval}, {self.iterations} and {self.batch_size}"
-            )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Shuffling:
-    """How epochs are shuffled, where it is not as the order has it; None: as the order has it."""
-
-    separate_final_epoch: Literal["auto", "always", "never"] | None = None
-    final_epoch_threshold: float | None = None
-    exact_num_epochs: int | None = None
-    epochs_mixed: int | None = None
-    left_over: Literal["drop", "carry"] | None = None
-
-    def __post_init__(self) -> None:
-        make_plain(self, optional=["exact_num_epochs", "epochs_mixed"])
-        for name in ("exact_num_epochs", "epochs_mixed"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise InvalidArgument(f"{name} must be at least 1, got {value}")
-        if self.separate_final_epoch not in (None, "auto", "always", "never"):
-            raise InvalidArgument(
-                f"separate_final_epoch must be auto, always or never, got "
-                f"{self.separate_final_epoch!r}"
-            )
-        if self.left_over not in (None, "drop", "carry"):
-            raise InvalidArgument(f"left_over must be drop or carry, got {self.left_over!r}")
-        if self.final_epoch_threshold is None:
-            return
-        threshold = check_number("final_epoch_threshold", self.final_epoch_threshold)
-        object.__setattr__(self, "final_epoch_threshold", threshold)
-        if not 0 <= threshold <= 1:
-            raise InvalidArgument(f"final_epoch_threshold must be from 0 to 1, got {threshold}")
-
-    def applied(self, row: Dialect) -> Dialect:
-        """The order with these settings in force.
-
-        Raises:
-            InvalidArgument: a setting that means nothing in this order.
-        """
-        check_settings(row.order, **{k: value is not None for k, value in vars(self).items()})
-        changes = {
-            "final_epoch": self.separate_final_epoch,
-            "final_epoch_threshold": self.final_epoch_threshold,
-            "exact_num_epochs": self.exact_num_epochs,
-            "epochs_mixed": self.epochs_mixed,
-            "carries_left_over": None if self.left_over is None else self.left_over == "carry",
-        }
-        said: dict[str, Any] = {k: value for k, value in changes.items() if value is not None}
-        return replace(row, **said)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
     """Everything a plan depends on."""
 
-    order: str
+    order: str | Order
+    """A name stands for its default settings."""
     sequence_length: int
     data: Data
     batch: BatchSchedule
@@ -198,11 +135,8 @@ class Run:
     """None: what the framework itself applies; "exact": what the blend really draws."""
     surplus: float | None = None
     """Megatron's --mid-level-dataset-surplus, which changes its buffer of weighted blends."""
-    packing: Packing | None = None
-    """Samples of whole documents; None: of S tokens, cut from the documents one after another."""
     tail: Tail = "drop"
-    seed: int = 1234
-    shuffling: Shuffling = Shuffling()
+    seed: int = DEFAULT_SEED
     evaluation: Evaluation = Evaluation()
     data_parallel_size: int | None = None
     micro_batch_size: int | None = None
@@ -228,17 +162,13 @@ class Run:
         make_plain(self, "sequence_length", "seed", "consumed_samples", optional=factors)
         phases = tuple(check_integer("a phase", phase) for phase in self.phases)
         object.__setattr__(self, "phases", phases)
-        if self.version is None and self.order == "megatron":
+        object.__setattr__(self, "order", order_of(self.order))
+        if self.version is None and self.row.order == "megatron":
             object.__setattr__(self, "version", find_version(DEFAULT_VERSION))
-        _ = self.row  # raises for an unknown order, or settings it does not have
-        if self.sequence_length < 1:
-            raise InvalidArgument(f"--seq-length must be at least 1, got {self.sequence_length}")
-        if self.batch.stages[0][1] < 1:
-            raise InvalidArgument(f"--global-batch-size must be at least 1, got {self.batch}")
-        if not 0 <= self.seed < 2**32:
-            raise InvalidArgument(f"--seed must be in [0, 2**32), got {self.seed}")
-        self._check_batch()
-        self._check_buffer()
+        self.batch.check_multiple_of((self.micro_batch_size or 1) * (self.data_parallel_size or 1))
+        if self.variance_buffer is not None:
+            buffer = check_buffer("variance_buffer", self.variance_buffer)
+            object.__setattr__(self, "variance_buffer", buffer)
         self._check_surplus()
         self._check_target()
         for name in ("train", "valid", "test"):
@@ -259,13 +189,18 @@ class Run:
 
     @property
     def row(self) -> Dialect:
-        """The order, with what `shuffling` changes of it."""
-        row = dialect(self.order)
+        """The rules of the order, with its settings and those of the framework's release."""
+        row = order_of(self.order).row
         if self.version is not None:
             row = replace(row, framework=self.version.framework)
         if self.surplus is not None:
             row = replace(row, buffer_weighted=1 + self.surplus)
-        return self.shuffling.applied(row)
+        return row
+
+    @property
+    def packing(self) -> NeoxDocumentsOrder | None:
+        """The order, where its samples are whole documents."""
+        return self.order if isinstance(self.order, NeoxDocumentsOrder) else None
 
     @property
     def unit(self) -> int | None:
@@ -280,27 +215,13 @@ class Run:
 
         With a step schedule that is one micro batch on every rank, whatever is consumed.
         """
-        steps = self.order == "megatron" and self.batch.stepped
+        steps = self.row.order == "megatron" and self.batch.stepped
         return self.unit or self.batch.final if steps else self.batch.final
-
-    def _check_batch(self) -> None:
-        unit = (self.micro_batch_size or 1) * (self.data_parallel_size or 1)
-        for _, size in self.batch.stages:
-            if size % unit:
-                raise InvalidArgument(
-                    f"global batch size {size} must be a multiple of micro batch x data-parallel "
-                    f"size = {unit}; change --global-batch-size, the schedule or the cluster"
-                )
-
-    def _check_buffer(self) -> None:
-        if self.variance_buffer is not None:
-            buffer = check_buffer("--variance-buffer", self.variance_buffer)
-            object.__setattr__(self, "variance_buffer", buffer)
 
     def _check_surplus(self) -> None:
         if self.surplus is None:
             return
-        if self.order != "megatron" or not 0 <= self.surplus < math.inf:
+        if self.row.order != "megatron" or not 0 <= self.surplus < math.inf:
             raise InvalidArgument(
                 "--mid-level-dataset-surplus must be at least 0, in order megatron, got "
                 f"{self.surplus} in order {self.order}"
@@ -313,7 +234,7 @@ class Run:
     def _check_target(self) -> None:
         target = self.target
         values = target.per_source or (target.value,)
-        if min(values) < 0 or (target.kind == "epochs" and min(values) == 0):
+        if min(values) < 0:
             raise InvalidArgument(
                 f"target of {target.kind} must be positive, got {', '.join(map(str, values))}"
             )
@@ -329,10 +250,8 @@ class Run:
                 "--epochs per source sets the weights; remove the weights from --data-path"
             )
 
-    def _check_packing(self, packing: Packing) -> None:
+    def _check_packing(self, packing: NeoxDocumentsOrder) -> None:
         kind, data = packing.pack_impl, self.data
-        if self.order != "neox":
-            raise InvalidArgument(f"pack_impl {kind} is GPT-NeoX's; plan with --order neox")
         if kind == "pack_until_overflow" and self.target.kind == "epochs":
             raise InvalidArgument(
                 "--epochs: pack_until_overflow fills another number of samples in each pass; give "
@@ -354,8 +273,7 @@ class Run:
             raise InvalidArgument(
                 f"order {self.order}: train_epochs are GPT-NeoX's; give --epochs in place of them"
             )
-        if value < 1 or value.denominator != 1:
-            raise InvalidArgument(f"train_epochs must be a whole number from 1, got {value}")
+        check_setting("train_epochs", int(value) if value.denominator == 1 else value)
         if self.micro_batch_size is None or self.data_parallel_size is None:
             raise InvalidArgument(
                 "train_epochs counts micro batches: give --micro-batch-size and --world-size"
@@ -366,15 +284,6 @@ def _check_sources(sources: tuple[Source, ...], split: str) -> None:
     weights = [source.weight for source in sources]
     if any(weight is None for weight in weights) and any(w is not None for w in weights):
         raise InvalidArgument(f"{split} data: give every source a weight, or none")
-    for source in sources:
-        name = source.path or "a source without a path"
-        if source.weight is not None and not 0 < source.weight < math.inf:
-            raise InvalidArgument(
-                f"{split} data: the weight of {name} must be positive and finite, got "
-                f"{source.weight}; leave out a source that is not used"
-            )
-        if source.tokens is not None and source.tokens < 1:
-            raise InvalidArgument(f"--tokens-per-epoch must be at least 1, got {source.tokens}")
 
 
 __all__ = [
@@ -384,7 +293,6 @@ __all__ = [
     "Data",
     "Evaluation",
     "Run",
-    "Shuffling",
     "Source",
     "Tail",
     "Target",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import check_integer, parse_fraction
+from megaindex.index.plain import check_integer, check_setting, parse_fraction
 from megaindex.kernels.sizes import ceil_div
 
 _MOST_INCREMENTS = 1_000_000
@@ -44,7 +44,16 @@ class BatchSchedule:
 
     @classmethod
     def constant(cls, size: int) -> BatchSchedule:
-        return cls(stages=((0, size),))
+        return cls(stages=((0, check_setting("global_batch_size", size)),))
+
+    def check_multiple_of(self, rows: int) -> None:
+        """Refuse a batch size that is no multiple of the rows of one micro batch on every rank."""
+        for _, size in self.stages:
+            if size % rows:
+                raise InvalidArgument(
+                    f"global batch size {size} must be a multiple of micro batch x data-parallel "
+                    f"size = {rows}; change the batch, its schedule or the ranks"
+                )
 
     @property
     def is_constant(self) -> bool:

@@ -12,15 +12,24 @@ from fractions import Fraction
 from typing import Any
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import make_plain, parse_fraction
+from megaindex.index.dialect import parse_split
+from megaindex.index.order_settings import NeoxDocumentsOrder, Order, make_order
+from megaindex.index.plain import (
+    DEFAULT_SEED,
+    check_buffer,
+    check_choice,
+    check_epochs,
+    check_number,
+    make_plain,
+    read_number,
+)
 from megaindex.recipe.batch import BatchSizes, batch_sizes
 from megaindex.recipe.data import parse_blend, parse_tokens
 from megaindex.recipe.run import (
+    TAILS,
     Data,
     Evaluation,
-    Packing,
     Run,
-    Shuffling,
     Source,
     Target,
     TargetKind,
@@ -52,6 +61,15 @@ _GROUPS = (
     ("variance_buffer", "mid_level_dataset_surplus"),
 )
 
+_OF_ORDERS = {
+    "separate_final_epoch": "separate_final_epoch",
+    "final_epoch_threshold": "final_epoch_threshold",
+    "exact_num_epochs": "train_data_exact_num_epochs",
+    "epochs_mixed": "epochs_mixed",
+    "left_over": "left_over",
+}
+"""Fields that set an order, by the names that its class has for them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
@@ -68,7 +86,8 @@ class Settings:
     """GPT-NeoX: labels, rejected text and its labels beside each path of a split, or empty."""
     documents_alpha: float | None = None
     """GPT-NeoX's weight_by_num_documents, with its alpha: see `Data`."""
-    packing: Packing | None = None
+    packing: NeoxDocumentsOrder | None = None
+    """GPT-NeoX's pack_impl other than packed."""
     weights: tuple[str, ...] | None = None
     split: str | None = None
     seq_length: int | None = None
@@ -118,7 +137,7 @@ class Settings:
     """Settings of the framework that concern its data and change nothing in the plan."""
 
     def __post_init__(self) -> None:
-        make_plain(self, optional=_INTEGERS)
+        make_plain(self, optional=_INTEGERS, called=_flag)
 
 
 _INTEGERS = tuple(field.name for field in fields(Settings) if field.type == "int | None")
@@ -154,8 +173,9 @@ def resolve(settings: Settings) -> Run:
     """
     if settings.seq_length is None:
         raise InvalidArgument("--seq-length is missing: tokens per sample, such as 2048")
-    if settings.seq_length < 1:
-        raise InvalidArgument(f"--seq-length must be at least 1, got {settings.seq_length}")
+    order = _order(settings)
+    if settings.split is not None:
+        parse_split(settings.split, order.name, "--split")
     sizes = batch_sizes(settings)
     version = _version(settings)
     ramps = version is not None and version.ramps and settings.rampup_batch_size is not None
@@ -165,17 +185,15 @@ def resolve(settings: Settings) -> Run:
             "give --train-samples in place of --train-iters"
         )
     return Run(
-        order=settings.order or "megatron",
+        order=order,
         sequence_length=settings.seq_length,
         data=_data(settings),
         batch=batch_schedule(settings, sizes.global_batch, version),
         target=_target(settings),
         variance_buffer=parse_buffer(settings.variance_buffer),
         surplus=_surplus(settings.mid_level_dataset_surplus),
-        tail=_choice("--tail", settings.tail or "drop", ("drop", "pad", "wrap")),
-        packing=settings.packing,
-        seed=1234 if settings.seed is None else settings.seed,
-        shuffling=_shuffling(settings),
+        tail=check_choice("--tail", settings.tail or "drop", TAILS),
+        seed=DEFAULT_SEED if settings.seed is None else settings.seed,
         evaluation=_evaluation(settings, sizes),
         version=version,
         dataloader=_dataloader(settings),
@@ -184,10 +202,10 @@ def resolve(settings: Settings) -> Run:
         gradient_accumulation_steps=sizes.accumulation,
         consumed_samples=parse_count(settings.consumed_samples or "0", "--consumed-samples"),
         phases=_phases(settings),
-        coverage=_choice(
+        coverage=check_choice(
             "--coverage", settings.coverage or "auto", ("auto", "exact", "expected", "none")
         ),
-        blend_counts=_choice(
+        blend_counts=check_choice(
             "--blend-counts", settings.blend_counts or "auto", ("auto", "exact", "bounds")
         ),
         notes=settings.notes + _unused(settings) + _version_notes(settings, version),
@@ -233,7 +251,7 @@ def _dataloader(settings: Settings) -> Any:
             "--dataloader-type external hands the data to a loader of the training program, which "
             "is not planned"
         )
-    return _choice("--dataloader-type", kind, ("single", "cyclic"))
+    return check_choice("--dataloader-type", kind, ("single", "cyclic"))
 
 
 def _unused(settings: Settings) -> tuple[str, ...]:
@@ -325,7 +343,7 @@ def _target(settings: Settings) -> Target:
     value = getattr(settings, name)
     if name != "epochs":
         return Target(kind=_TARGETS[name], value=Fraction(parse_count(str(value), flag)))
-    parts = tuple(_fraction(part, flag) for part in str(value).split(","))
+    parts = tuple(check_epochs(flag, part) for part in str(value).split(","))
     per_source = parts if len(parts) > 1 else ()
     return Target(kind="epochs", value=max(parts), per_source=per_source)
 
@@ -334,69 +352,44 @@ def _flag(name: str) -> str:
     return name if name == "train_epochs" else "--" + name.replace("_", "-")
 
 
-def _fraction(text: str, flag: str) -> Fraction:
-    try:
-        return parse_fraction(text)
-    except ValueError:
-        raise InvalidArgument(
-            f"{flag}: {text!r} is neither a decimal nor a fraction; write 2, 1.5 or 3/2"
-        ) from None
-
-
 def parse_buffer(text: str | None) -> Any:
     """The number of ``--variance-buffer``, or "exact"."""
-    if text is None or text == "exact":
-        return text
-    try:
-        return float(text)
-    except ValueError:
-        raise InvalidArgument(
-            f"--variance-buffer: {text!r} is neither a number >= 1 nor exact; write 1.005"
-        ) from None
+    return None if text is None else check_buffer("--variance-buffer", read_number(text))
 
 
 def _surplus(text: str | None) -> float | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
+    if text is None:
+        return None
+    return check_number("--mid-level-dataset-surplus", read_number(text))
+
+
+def _order(settings: Settings) -> Order:
+    """The order with its settings; those of whole documents come from a NeoX file as an object."""
+    name, packing = settings.order or "megatron", settings.packing
+    given = {setting: getattr(settings, field) for setting, field in _OF_ORDERS.items()}
+    if packing is None:
+        return make_order(name, given, {s: _flag(field) for s, field in _OF_ORDERS.items()})
+    if name != packing.name:
         raise InvalidArgument(
-            f"--mid-level-dataset-surplus must be a number, got {text!r}"
-        ) from None
-
-
-def _shuffling(settings: Settings) -> Shuffling:
-    apart: Any = settings.separate_final_epoch
-    left_over: Any = settings.left_over
-    if apart is not None:
-        apart = _choice("--separate-final-epoch", apart, ("auto", "always", "never"))
-    if left_over is not None:
-        left_over = _choice("--left-over", left_over, ("drop", "carry"))
-    return Shuffling(
-        separate_final_epoch=apart,
-        final_epoch_threshold=settings.final_epoch_threshold,
-        exact_num_epochs=settings.train_data_exact_num_epochs,
-        epochs_mixed=settings.epochs_mixed,
-        left_over=left_over,
-    )
+            f"pack_impl {packing.pack_impl} is GPT-NeoX's; plan with --order {packing.name}"
+        )
+    for setting, value in given.items():
+        if value is not None:
+            raise InvalidArgument(
+                f"{_flag(_OF_ORDERS[setting])} has no meaning for order {packing}; remove it"
+            )
+    return packing
 
 
 def _evaluation(settings: Settings, sizes: BatchSizes) -> Evaluation:
     default = Evaluation()
     interval = default.interval if settings.eval_interval is None else settings.eval_interval
     iterations = default.iterations if settings.eval_iters is None else settings.eval_iters
-    size = settings.eval_global_batch_size
-    if interval < 1 or iterations < 0:
-        raise InvalidArgument(
-            "--eval-interval must be at least 1 and --eval-iters at least 0, got "
-            f"{interval} and {iterations}"
-        )
-    if size is not None and size < 1:
-        raise InvalidArgument("--eval-global-batch-size must be at least 1")
     _check_evaluation_batch(settings, sizes)
     return Evaluation(
         interval=interval,
         iterations=iterations,
-        batch_size=size,
+        batch_size=settings.eval_global_batch_size,
         micro_batch_size=settings.eval_micro_batch_size or sizes.micro_batch,
         start=settings.start_eval_at_iter or 0,
         alone=bool(settings.skip_train),
@@ -427,9 +420,3 @@ def _phases(settings: Settings) -> tuple[int, ...]:
             f"--phase-transition-iterations must be positive and rising, got {list(phases)}"
         )
     return tuple(phases)
-
-
-def _choice(flag: str, value: str, choices: tuple[str, ...]) -> Any:
-    if value not in choices:
-        raise InvalidArgument(f"{flag} must be one of {', '.join(choices)}, got {value!r}")
-    return value

@@ -5,14 +5,13 @@ from __future__ import annotations
 import difflib
 import functools
 import os
-import reprlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
-from megaindex.index.plain import parse_fraction
+from megaindex.index.plain import check_integer, check_setting, parse_fraction, shown
 from megaindex.io.locations import check_local
 
 _MERGE = "tag:yaml.org,2002:merge"
@@ -112,8 +111,17 @@ def _refuse_equal_keys(node: Any) -> None:
 class Section:
     """A mapping of a file, and where in the file it is: ``run.yaml: stages.decay``."""
 
-    where: str
+    file: str
     values: Mapping[str, Any]
+    path: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}: {self.path}" if self.path else self.file
+
+    def called(self, name: str) -> str:
+        """A key of this mapping, for messages."""
+        return f"{self.where}{'.' if self.path else ': '}{name}"
 
     def known(self, *names: str) -> None:
         """Refuse any other key."""
@@ -126,10 +134,10 @@ class Section:
     def section(self, name: str, *, default: Mapping[str, Any] | None = None) -> Section:
         """A mapping inside this one."""
         value = self.values.get(name, default)
-        where = f"{self.where}.{name}"
         if not isinstance(value, Mapping):
-            raise InvalidArgument(f"{where}: must be a mapping, got {reprlib.repr(value)}")
-        return Section(where, {str(key): item for key, item in value.items()})
+            raise InvalidArgument(f"{self.called(name)} must be a mapping, got {shown(value)}")
+        path = f"{self.path}.{name}" if self.path else name
+        return Section(self.file, {str(key): item for key, item in value.items()}, path)
 
     def items(self) -> Iterable[tuple[str, Any]]:
         return self.values.items()
@@ -153,11 +161,10 @@ class Section:
         value = self.values.get(name)
         if value is None:
             return None
+        word = self.called(name)
         if isinstance(value, str):
-            return parse_count(value, f"{self.where}.{name}")
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.error(name, "a whole number")
-        return value
+            value = parse_count(value, word)
+        return check_setting(name, check_integer(word, value, flags=False), word)
 
     def fraction(self, name: str) -> Fraction | None:
         """A number exactly as written: 0.1 is a tenth, "1/3" a third."""
@@ -172,5 +179,5 @@ class Section:
             raise self.error(name, 'a number such as 2, 0.7 or "1/3"') from None
 
     def error(self, name: str, kind: str) -> InvalidArgument:
-        value = reprlib.repr(self.values.get(name))
-        return InvalidArgument(f"{self.where}.{name}: must be {kind}, got {value}")
+        value = shown(self.values.get(name))
+        return InvalidArgument(f"{self.called(name)} must be {kind}, got {value}")

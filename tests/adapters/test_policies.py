@@ -21,6 +21,7 @@ import megaindex
 import megaindex.adapters.megatron
 import megaindex.adapters.neox
 from megaindex.errors import InvalidArgument
+from megaindex.index.order_settings import make_order
 
 POLICIES: list[dict[str, Any]] = [
     {"separate_final_epoch": "always"},
@@ -162,7 +163,7 @@ def test_final_epochs_under_megatron(
             for dataset in getattr(top, "datasets", [top]):
                 expected = megaindex.build_index(
                     dataset.dataset_path, sequence_length=16, seed=5,
-                    num_samples=dataset.num_samples, order="megatron", **policy,
+                    num_samples=dataset.num_samples, order=make_order("megatron", policy),
                 )  # fmt: skip
                 assert expected.num_epochs > 1
                 for name in ("document_index", "sample_index", "shuffle_index"):
@@ -195,7 +196,7 @@ def test_final_epochs_under_neox(policy: dict[str, Any], neox: Any, tmp_path: Pa
     [dataset] = loaders_of(args)["train"].dataset.datasets
     expected = megaindex.build_index(
         args.paths[0], sequence_length=16, seed=1234, num_samples=dataset.megaindex.requested,
-        order="neox", **policy,
+        order=make_order("neox", policy),
     )  # fmt: skip
     assert expected.num_epochs > 1
     for ours, theirs in (("document_index", "doc_idx"), ("sample_index", "sample_idx"),
@@ -265,7 +266,7 @@ def test_classes_that_cannot_have_a_final_epoch(
         ({"variance_buffer": 0.99}, "variance_buffer must be a number >= 1 or exact, got 0.99"),
         ({"variance_buffer": "1.0"}, "variance_buffer must be a number >= 1 or exact"),
         ({"variance_buffer": float("inf")}, "variance_buffer must be a number >= 1 or exact"),
-        ({"separate_final_epoch": "sometimes"}, "must be auto, always or never"),
+        ({"separate_final_epoch": "sometimes"}, "must be one of auto, always, never"),
         ({"separate_final_epoch": "auto", "final_epoch_threshold": 1.5}, "must be from 0 to 1"),
         ({"separate_final_epoch": "always", "final_epoch_threshold": 0.5}, "has no effect"),
     ],

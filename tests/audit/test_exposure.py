@@ -13,7 +13,7 @@ from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaindex import InvalidArgument, build_index
+from megaindex import InvalidArgument, MegatronOrder, build_index
 from megaindex.audit import exposure as exposure_module
 from megaindex.audit import stream as stream_module
 from megaindex.audit.blend import blended
@@ -167,7 +167,7 @@ def test_any_index_in_blocks_of_any_size(
         seed=7,
         epochs=epochs,
         add_extra_token=extra,
-        separate_final_epoch=final,
+        order=MegatronOrder(separate_final_epoch=final),
     )
     batch = min(batch, index.num_samples)
     source = AuditSource(name="c", lengths=dataset.sequence_lengths)
@@ -274,5 +274,5 @@ def test_arguments_of_an_index_are_checked(prefix: Path) -> None:
         stream_of_index(index, sources, global_batch_size=0)
     with pytest.raises(InvalidArgument, match=r"consume \d+ samples, the index holds"):
         stream_of_index(index, sources, global_batch_size=8, num_steps=10**6)
-    with pytest.raises(InvalidArgument, match="consumed-samples must be from 0 to the 80"):
+    with pytest.raises(InvalidArgument, match="consumed-samples must be from 0 to 80, the samples"):
         stream_of_index(index, sources, global_batch_size=8, num_steps=10, consumed_samples=81)

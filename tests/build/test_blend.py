@@ -139,9 +139,9 @@ def test_a_source_that_runs_short_is_named(corpora: list[IndexedDataset]) -> Non
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"weights": [1, 2]}, "weights must be 5 positive numbers"),
-        ({"weights": [1, 2, 3, 4, 0]}, "weights must be 5 positive numbers"),
-        ({"weights": [1, 2, 3, 4, float("nan")]}, "weights must be 5 positive numbers"),
+        ({"weights": [1, 2]}, "weights must be 5 numbers, one for each source, got 2"),
+        ({"weights": [1, 2, 3, 4, 0]}, r"weights\[4\] must be positive and finite, got 0"),
+        ({"weights": [1, 2, 3, 4, float("nan")]}, r"weights\[4\] must be positive and finite"),
         ({"num_samples": 0}, "num_samples must be at least 1"),
         ({"num_samples": None, "order": "epoch"}, "num_samples is needed"),
         ({"num_samples": None, "weights": [1] * 5}, "num_samples is needed"),

@@ -66,9 +66,9 @@ def test_further_epochs(corpus: Any, capsys: pytest.CaptureFixture[str]) -> None
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        (["--num-samples", 9, "--more-epochs", "x"], "more_epochs must be a positive number"),
-        (["--num-samples", 9, "--more-samples", 0], "more_samples must be at least 1"),
-        (["--epochs", "y", "--more-samples", 1], "epochs must be a positive number"),
+        (["--num-samples", 9, "--more-epochs", "x"], "--more-epochs must be a positive number"),
+        (["--num-samples", 9, "--more-samples", 0], "--more-samples must be at least 1"),
+        (["--epochs", "y", "--more-samples", 1], "--epochs must be a positive number"),
         (
             ["--num-samples", 9, "--more-samples", 1, "--consumed-samples", 10**7],
             "consumed_samples must be from 0",

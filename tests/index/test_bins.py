@@ -110,5 +110,5 @@ def test_arrays_are_refused_and_the_seed_counts() -> None:
         _ = index_of(bins).sample_index
     with pytest.raises(InvalidArgument, match="epochs must be at least 1"):
         index_of(bins, 0)
-    with pytest.raises(InvalidArgument, match="truncate, split or skip, got 'fold'"):
+    with pytest.raises(InvalidArgument, match="one of truncate, split, skip, got 'fold'"):
         make_bins(np.full(5, 9, np.int32), range(5), 16, packed=True, long_documents="fold")  # type: ignore[arg-type]

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import megaindex
+from megaindex import MegatronOrder, NeoxOrder
 from megaindex.format import IndexedDataset
 from megaindex.index import extended as module
 from megaindex.index.extended import (
@@ -36,7 +37,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> IndexedDataset:
     return write_corpus(tmp_path_factory.mktemp("corpus") / "c", lengths)
 
 
-def build(corpus: IndexedDataset, order: str, seed: int, **length: Any) -> Any:
+def build(corpus: IndexedDataset, order: Any, seed: int, **length: Any) -> Any:
     return megaindex.build_index(corpus, sequence_length=LENGTH, seed=seed, order=order, **length)
 
 
@@ -107,7 +108,7 @@ def test_a_longer_extension_begins_with_a_shorter_one(
 @pytest.mark.parametrize("order", ORDERS)
 def test_each_step_serves_what_was_seen_least(corpus: IndexedDataset, order: str) -> None:
     """Brute force: no sample left had tokens seen less often, nor as often and came earlier."""
-    old = build(corpus, order, 5, epochs=2, **_together(order))
+    old = build(corpus, _together(order), 5, epochs=2)
     consumed = old.num_samples // 2
     index = extend(corpus, order, old, consumed, 60)
     times = token_counts(corpus, old, np.arange(consumed))
@@ -119,8 +120,8 @@ def test_each_step_serves_what_was_seen_least(corpus: IndexedDataset, order: str
         times += of_sample.pop(chosen)
 
 
-def _together(order: str) -> dict[str, str]:
-    return {} if order == "neox" else {"separate_final_epoch": "never"}
+def _together(order: str) -> NeoxOrder | MegatronOrder:
+    return NeoxOrder() if order == "neox" else MegatronOrder(separate_final_epoch="never")
 
 
 def test_a_neox_run_sees_the_quarter_it_never_saw(tmp_path: Any) -> None:

@@ -18,21 +18,25 @@ from megaindex.build.packing import build_pairs
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 from megaindex.index import companions
+from megaindex.index.order_settings import NeoxDocumentsOrder, PackImpl
 from megaindex.index.orders import packing
 
+PACK_IMPLS: tuple[PackImpl, ...] = ("unpacked", "pack_until_overflow")
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
 
 
 def built(folder: Path, case: dict[str, Any], **more: Any) -> Any:
     parts = write_corpus_and_companions(folder / "c", case["sizes"], case["prompts"])
-    given: dict[str, Any] = {}
+    order: str | NeoxDocumentsOrder = "neox"
     if case["pack_impl"] != "packed":
-        given = {"allow_chopped": case["allow_chopped"]}
-        given["label_dataset"] = parts["label"] if case["prompts"] else None
+        order = NeoxDocumentsOrder(
+            pack_impl=case["pack_impl"],
+            allow_chopped=case["allow_chopped"],
+            label_dataset=parts["label"] if case["prompts"] else None,
+        )
     return megaindex.build_index(
-        parts["text"], sequence_length=case["sequence_length"], seed=case["seed"], order="neox",
-        num_samples=case["num_samples"], documents=range(case["num_documents"]),
-        pack_impl=case["pack_impl"], **given, **more,
+        parts["text"], sequence_length=case["sequence_length"], seed=case["seed"], order=order,
+        num_samples=case["num_samples"], documents=range(case["num_documents"]), **more,
     )  # fmt: skip
 
 
@@ -55,8 +59,8 @@ def test_arrays_of_pairs_are_the_frameworks(case: dict[str, Any], tmp_path: Path
     ]
     labels = [side["label"] if case["prompts"] else None for side in sides]
     pos, neg = build_pairs(
-        sides[0]["text"], sides[1]["text"], pack_impl=case["pack_impl"], seed=case["seed"],
-        sequence_length=case["sequence_length"], num_samples=case["num_samples"],
+        sides[0]["text"], sides[1]["text"], NeoxDocumentsOrder(pack_impl=case["pack_impl"]),
+        seed=case["seed"], sequence_length=case["sequence_length"], num_samples=case["num_samples"],
         pos_labels=labels[0], neg_labels=labels[1],
     )  # fmt: skip
     for name in ARRAYS:
@@ -100,8 +104,8 @@ def test_samples_are_whole_documents(
 ) -> None:  # fmt: skip
     corpus = write_corpus(tmp_path_factory.mktemp("c") / "c", sizes)
     index = megaindex.build_index(
-        corpus, sequence_length=sequence_length, seed=3, order="neox", num_samples=num_samples,
-        pack_impl=pack_impl, next_token=next_token,
+        corpus, sequence_length=sequence_length, seed=3, num_samples=num_samples,
+        order=NeoxDocumentsOrder(pack_impl=pack_impl, next_token=next_token),
     )  # fmt: skip
     width = sequence_length + 1
     spans = index.locate(np.arange(num_samples))
@@ -152,10 +156,10 @@ def test_labels_are_looked_at_in_bounded_steps(
 def test_a_part_of_a_split_holds_its_own_documents(tmp_path: Path) -> None:
     """GPT-NeoX counts them from 0: its validation split is the head of the training split."""
     corpus = write_corpus(tmp_path / "c", [6] * 10)
-    for pack_impl in ("unpacked", "pack_until_overflow"):
+    for pack_impl in PACK_IMPLS:
         index = megaindex.build_index(
-            corpus, sequence_length=15, seed=1, order="neox", num_samples=30, split="60,40",
-            subset="valid", pack_impl=pack_impl,
+            corpus, sequence_length=15, seed=1, num_samples=30, split="60,40", subset="valid",
+            order=NeoxDocumentsOrder(pack_impl=pack_impl),
         )  # fmt: skip
         assert set(index.document_index.tolist()) == {6, 7, 8, 9}
 
@@ -164,13 +168,14 @@ def test_what_decides_the_arrays_is_in_the_cache_key(tmp_path: Path) -> None:
     parts = write_corpus_and_companions(tmp_path / "c", [9, 30, 4, 12], [0, 0, 4, 3])
     others = write_pair(str(tmp_path / "o"), np.int32, [[7] * n for n in (9, 30, 4, 12)])
 
-    def entries(**given: Any) -> int:
+    def entries(**settings: Any) -> int:
+        order = NeoxDocumentsOrder(**settings) if settings else "neox"
         index = megaindex.build_index(
-            parts["text"], sequence_length=10, seed=1, order="neox", num_samples=6,
-            cache_dir=tmp_path / "cache", **given,
+            parts["text"], sequence_length=10, seed=1, order=order, num_samples=6,
+            cache_dir=tmp_path / "cache",
         )  # fmt: skip
         plain = megaindex.build_index(
-            parts["text"], sequence_length=10, seed=1, order="neox", num_samples=6, **given
+            parts["text"], sequence_length=10, seed=1, order=order, num_samples=6
         )
         for name in ARRAYS:
             np.testing.assert_array_equal(getattr(index, name), getattr(plain, name))
@@ -191,43 +196,51 @@ def test_what_decides_the_arrays_is_in_the_cache_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"pack_impl": "tight"}, "pack_impl must be one of"),
-        ({"pack_impl": "unpacked", "order": "megatron"}, "is a setting of order neox"),
-        ({"allow_chopped": False}, "means nothing for pack_impl packed"),
-        ({"next_token": False}, "means nothing for pack_impl packed"),
-        ({"pack_impl": "unpacked", "exact_num_epochs": 1}, "means nothing for pack_impl unpacked"),
-        ({"pack_impl": "unpacked", "num_samples": None}, "give num_samples"),
+        ({"num_samples": None}, "give num_samples"),
+        ({"num_samples": None, "epochs": 2}, "pack_impl unpacked has no epochs"),
+        ({"add_extra_token": 0}, "the order is neox with pack_impl unpacked"),
+        ({"drop_last_partial": False}, "drop_last_partial is a setting of order megatron and"),
+        ({"source_name": "a"}, "source_name is a setting of order epoch and window, the order is"),
         (
-            {"pack_impl": "unpacked", "allow_chopped": False, "sequence_length": 2},
+            {
+                "order": NeoxDocumentsOrder(pack_impl="unpacked", allow_chopped=False),
+                "sequence_length": 2,
+            },
             "none of the 4 documents can be served",
         ),
     ],
 )
 def test_what_cannot_be_asked(given: dict[str, Any], message: str, tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "c", [9, 30, 4, 12])
-    settings = {"sequence_length": 10, "seed": 1, "order": "neox", "num_samples": 6, **given}
+    order = NeoxDocumentsOrder(pack_impl="unpacked")
+    settings = {"sequence_length": 10, "seed": 1, "order": order, "num_samples": 6, **given}
     with pytest.raises(InvalidArgument, match=message):
         megaindex.build_index(corpus, **settings)
 
 
 def test_companions_that_do_not_belong_to_the_text(tmp_path: Path) -> None:
     parts = write_corpus_and_companions(tmp_path / "c", [9, 30, 4], [0, 30, 4])
-    settings: dict[str, Any] = {"sequence_length": 10, "seed": 1, "order": "neox"}
-    settings |= {"num_samples": 6, "pack_impl": "unpacked"}
+    settings: dict[str, Any] = {"sequence_length": 10, "seed": 1, "num_samples": 6}
     for sizes, message in [([9, 30], "one sequence for each of its 3"), ([9, 29, 4], "sequence 1")]:
         labels = write_pair(str(tmp_path / f"l{sizes[1]}"), np.int32, [[1] * n for n in sizes])
         with pytest.raises(FormatError, match=message):
-            megaindex.build_index(parts["text"], label_dataset=labels, **settings)
+            megaindex.build_index(
+                parts["text"],
+                order=NeoxDocumentsOrder(pack_impl="unpacked", label_dataset=labels),
+                **settings,
+            )
     pos = write_corpus(tmp_path / "p", [9, 30])
     with pytest.raises(FormatError, match="one sequence of either side"):
-        build_pairs(pos, parts["text"], pack_impl="unpacked", sequence_length=4, seed=1,
-                    num_samples=3)  # fmt: skip
+        build_pairs(
+            pos, parts["text"], NeoxDocumentsOrder(pack_impl="unpacked"), sequence_length=4,
+            seed=1, num_samples=3,
+        )  # fmt: skip
 
 
 def test_ids_beyond_the_samples_are_refused(tmp_path: Path) -> None:
     index = megaindex.build_index(
-        write_corpus(tmp_path / "c", [9, 30, 4]), sequence_length=10, seed=1, order="neox",
-        num_samples=6, pack_impl="unpacked",
+        write_corpus(tmp_path / "c", [9, 30, 4]), sequence_length=10, seed=1,
+        num_samples=6, order=NeoxDocumentsOrder(pack_impl="unpacked"),
     )  # fmt: skip
     for wrong in (-1, 6):
         with pytest.raises(OutOfRange, match="the index holds samples 0 to 5"):
@@ -240,10 +253,9 @@ def test_pairs_where_chopped_ones_are_left_out(tmp_path: Path) -> None:
                 (("p", [5, 20, 30, 40]), ("n", [6, 7, 31, 12])))  # fmt: skip
     settings: dict[str, Any] = {"sequence_length": 14, "seed": 1, "num_samples": 5}
 
-    def documents(pack_impl: str, exact: bool) -> set[int]:
-        index, _ = build_pairs(
-            pos, neg, pack_impl=pack_impl, allow_chopped=False, exact=exact, **settings
-        )
+    def documents(pack_impl: PackImpl, exact: bool) -> set[int]:
+        order = NeoxDocumentsOrder(pack_impl=pack_impl, allow_chopped=False)
+        index, _ = build_pairs(pos, neg, order, exact=exact, **settings)
         return set(index.document_index.tolist())
 
     assert documents("pack_until_overflow", False) == {2}
@@ -254,19 +266,21 @@ def test_pairs_where_chopped_ones_are_left_out(tmp_path: Path) -> None:
 def test_unpacked_pairs_are_all_served_where_asked_exactly(tmp_path: Path) -> None:
     pos, neg = (write_corpus(tmp_path / name, [8] * 4) for name in "pn")
     settings: dict[str, Any] = {"sequence_length": 9, "seed": 1, "num_samples": 12}
-    theirs, _ = build_pairs(pos, neg, pack_impl="unpacked", **settings)
-    ours, _ = build_pairs(pos, neg, pack_impl="unpacked", exact=True, **settings)
+    order = NeoxDocumentsOrder(pack_impl="unpacked")
+    theirs, _ = build_pairs(pos, neg, order, **settings)
+    ours, _ = build_pairs(pos, neg, order, exact=True, **settings)
     assert sorted(theirs.shuffle_index.tolist()) == sorted(list(range(4)) * 3)
     assert sorted(ours.shuffle_index.tolist()) == list(range(12))
 
 
 def test_open_datasets_and_paths_are_the_same(tmp_path: Path) -> None:
     parts = write_corpus_and_companions(tmp_path / "c", [9, 30, 4], [0, 3, 4])
-    settings: dict[str, Any] = {"sequence_length": 10, "seed": 1, "order": "neox"}
-    settings |= {"num_samples": 6, "pack_impl": "unpacked"}
     prefix = str(tmp_path / "c")
-    one = megaindex.build_index(prefix, label_dataset=prefix + "_label", **settings)
-    other = megaindex.build_index(
-        IndexedDataset(prefix, dialect="neox"), label_dataset=parts["label"], **settings
-    )
+
+    def build(text: Any, labels: Any) -> Any:
+        order = NeoxDocumentsOrder(pack_impl="unpacked", label_dataset=labels)
+        return megaindex.build_index(text, sequence_length=10, seed=1, num_samples=6, order=order)
+
+    one = build(prefix, prefix + "_label")
+    other = build(IndexedDataset(prefix, dialect="neox"), parts["label"])
     np.testing.assert_array_equal(one.document_index, other.document_index)

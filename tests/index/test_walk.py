@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import megaindex
+from megaindex import EpochOrder
 from megaindex.format import IndexedDataset
 from megaindex.index import arrays
 from megaindex.index import ladder as ladder_module
@@ -43,7 +44,10 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arrays, "_SORTED", 101)
 
 
-def build(corpus: Any, order: str, **settings: Any) -> Any:
+CARRIED = EpochOrder(left_over="carry")
+
+
+def build(corpus: Any, order: Any, **settings: Any) -> Any:
     return megaindex.build_index(
         corpus, order=order, **{"sequence_length": LENGTH, "seed": 5, "epochs": 3, **settings}
     )
@@ -67,9 +71,9 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "epoch, one document a sample": {"order": "epoch", "sequence_length": 3},
     "epoch, long samples": {"order": "epoch", "sequence_length": 700},
     "epoch, chosen documents": {"order": "epoch", "documents": [7, 3, 99, 60, 61, 62, 4]},
-    "epoch, carried": {"order": "epoch", "left_over": "carry"},
-    "epoch, carried, long": {"order": "epoch", "left_over": "carry", "sequence_length": 1009},
-    "epoch, mixed": {"order": "epoch", "epochs": 6, "epochs_mixed": 3, "left_over": "carry"},
+    "epoch, carried": {"order": CARRIED},
+    "epoch, carried, long": {"order": CARRIED, "sequence_length": 1009},
+    "epoch, mixed": {"order": EpochOrder(epochs_mixed=3, left_over="carry"), "epochs": 6},
     "window": {"order": "window"},
     "window, split": {"order": "window", "split": "7,3,0", "sequence_length": 5},
     "extended": {},
@@ -138,8 +142,7 @@ def test_every_backend_walks_alike(
 ) -> None:
     if name == "native":
         pytest.importorskip("megaindex.kernels._native")
-    settings = {"left_over": "carry"} if order == "epoch" else {}
-    index = build(corpus, order, **settings)
+    index = build(corpus, CARRIED if order == "epoch" else order)
     expected = list(walk(index, 10, index.num_samples - 10))
     for module in (epoch, window, blocks):
         monkeypatch.setattr(module, "active", lambda: load(name))

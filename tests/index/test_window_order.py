@@ -224,10 +224,10 @@ def test_an_index_has_no_arrays_and_says_so(prefix: Path) -> None:
     ("settings", "message"),
     [
         ({"documents": [0, 2, 1]}, "documents must be a range or a split"),
-        ({"left_over": "drop"}, "left_over is a setting of order epoch, the order is window"),
         ({"sequence_length": 10**6}, "holds less than one sample of 1000001"),
-        ({"exact_num_epochs": 2}, "exact_num_epochs is a setting of order megatron"),
-        ({"num_samples": 2**63}, "samples fit in 64 bits"),
+        ({"drop_last_partial": False}, "drop_last_partial is a setting of order megatron and"),
+        ({"num_samples": 2**63}, "num_samples must be at least 1 and below 2"),
+        ({"epochs": 2**63}, "samples fit in 64 bits"),
     ],
 )
 def test_bad_settings_are_named(prefix: Path, settings: dict[str, Any], message: str) -> None:

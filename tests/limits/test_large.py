@@ -69,7 +69,11 @@ def test_a_build_of_more_than_two_to_the_31_documents(tmp_path: Path) -> None:
     lengths = np.random.default_rng(1).integers(0, 7, documents)
     corpus = write_pair(tmp_path / "c", lengths)
     index = megaindex.build_index(
-        corpus, sequence_length=2**18, seed=1, epochs=epochs, separate_final_epoch="never"
+        corpus,
+        sequence_length=2**18,
+        seed=1,
+        epochs=epochs,
+        order=megaindex.MegatronOrder(separate_final_epoch="never"),
     )
     total = epochs * int(lengths.sum())
     assert index.document_index.size == epochs * documents > 2**31

@@ -19,8 +19,8 @@ from megaindex.index.arithmetic import (
     shuffle_dtype,
     tokens_for,
 )
-from megaindex.index.dialect import dialect
-from megaindex.index.orders.epoch import EpochIndex, LeftOver
+from megaindex.index.dialect import LeftOver, dialect
+from megaindex.index.orders.epoch import EpochIndex
 
 # Tokens of an epoch, tokens of a sample, samples: around every power of two that a type ends at.
 POWERS = st.sampled_from([2**31, 2**32, 2**33, 2**48, 2**53])

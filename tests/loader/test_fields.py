@@ -281,7 +281,7 @@ def test_a_dataset_travels_to_another_process(corpus: IndexedDataset) -> None:
     [
         ({"cu_seqlens": True}, "give its id as eod_id"),
         ({"eod_mask_loss": True, "boundaries": "documents"}, "give its id as eod_id"),
-        ({"boundaries": "lines"}, "boundaries must be 'eod' or 'documents'"),
+        ({"boundaries": "lines"}, "boundaries must be one of eod, documents"),
         ({"token_dtype": "int16"}, "token_dtype must be one of int64, int32"),
         ({"token_dtype": "int32", "pad_id": 2**31}, "pad_id must fit int32"),
     ],

@@ -456,9 +456,9 @@ def test_batches_on_a_cuda_device(corpus: IndexedDataset, index: Index, device: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"read_ahead": -1}, "read_ahead=-1 must not be negative"),
-        ({"num_threads": 0}, "num_threads=0"),
-        ({"bytes_ahead": 0}, "bytes_ahead=0"),
+        ({"read_ahead": -1}, "read_ahead must be at least 0, got -1"),
+        ({"num_threads": 0}, "num_threads must be at least 1, got 0"),
+        ({"bytes_ahead": 0}, "bytes_ahead must be at least 1, got 0"),
         ({"reader": "fastest"}, "reader='fastest': must be one of auto, mapped, positional"),
     ],
 )

@@ -10,6 +10,7 @@ import pytest
 from neox_corpora import GOLDEN, write_corpus_and_companions, write_pair
 
 import megaindex
+from megaindex import NeoxDocumentsOrder
 from megaindex.build.packing import build_pairs
 from megaindex.errors import FormatError, OutOfRange
 from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset
@@ -19,14 +20,17 @@ def single(folder: Path, case: dict[str, Any], **more: Any) -> NeoxDataset:
     folder.mkdir(exist_ok=True)
     parts = write_corpus_and_companions(folder / "c", case["sizes"], case["prompts"])
     companions = {"label": case["prompts"], "reward": case["reward"], "ref": case["ref"]}
-    given: dict[str, Any] = {}
+    order: str | NeoxDocumentsOrder = "neox"
     if case["pack_impl"] != "packed":
-        given = {"allow_chopped": case["allow_chopped"]}
-        given["label_dataset"] = parts["label"] if case["prompts"] else None
+        order = NeoxDocumentsOrder(
+            pack_impl=case["pack_impl"],
+            allow_chopped=case["allow_chopped"],
+            label_dataset=parts["label"] if case["prompts"] else None,
+            **more,
+        )
     index = megaindex.build_index(
-        parts["text"], sequence_length=case["sequence_length"], seed=case["seed"], order="neox",
+        parts["text"], sequence_length=case["sequence_length"], seed=case["seed"], order=order,
         num_samples=case["num_samples"], documents=range(case["num_documents"]),
-        pack_impl=case["pack_impl"], **given, **more,
     )  # fmt: skip
     return NeoxDataset(
         index, parts["text"], **{f"{n}_dataset": parts[n] for n, is_given in companions.items()
@@ -42,8 +46,8 @@ def pairwise(folder: Path, case: dict[str, Any]) -> NeoxPairwiseDataset:
     labels = [side["label"] if case["prompts"] else None for side in sides]
     refs = [side["ref"] if case["ref"] else None for side in sides]
     indices = build_pairs(
-        sides[0]["text"], sides[1]["text"], pack_impl=case["pack_impl"], seed=case["seed"],
-        sequence_length=case["sequence_length"], num_samples=case["num_samples"],
+        sides[0]["text"], sides[1]["text"], NeoxDocumentsOrder(pack_impl=case["pack_impl"]),
+        seed=case["seed"], sequence_length=case["sequence_length"], num_samples=case["num_samples"],
         pos_labels=labels[0], neg_labels=labels[1],
     )  # fmt: skip
     return NeoxPairwiseDataset(*(
@@ -140,8 +144,8 @@ def test_labels_that_cannot_be_negative_are_padded_all_the_same(tmp_path: Path) 
     text = write_pair(str(tmp_path / "t"), np.uint16, [[5, 6, 7]] * 2)
     labels = write_pair(str(tmp_path / "l"), np.uint16, [[1, 2, 3]] * 2)
     index = megaindex.build_index(
-        text, sequence_length=5, seed=1, order="neox", num_samples=2, pack_impl="unpacked",
-        label_dataset=labels, next_token=False,
+        text, sequence_length=5, seed=1, num_samples=2,
+        order=NeoxDocumentsOrder(pack_impl="unpacked", label_dataset=labels, next_token=False),
     )  # fmt: skip
     sample = NeoxDataset(index, text, label_dataset=labels)[0]
     assert sample["text"].tolist() == [5, 6, 7, 0, 0, 0]

@@ -105,7 +105,9 @@ def test_the_fields_of_maxtext(opened: OpenRecipe) -> None:
         )
     whole = samples_of(opened, fields="maxtext").__getitems__(list(range(40)))
     assert set(np.unique(whole["inputs_segmentation"])) == {0, 1}
-    with pytest.raises(InvalidArgument, match="fields must be megatron or maxtext, got 'neox'"):
+    with pytest.raises(
+        InvalidArgument, match="fields must be one of megatron, maxtext, got 'neox'"
+    ):
         samples_of(opened, fields="neox")
 
 
@@ -146,7 +148,7 @@ def test_no_host_runs_dry_and_none_is_trained_on_padding(opened: OpenRecipe) -> 
             served += [i for i in ids if i is not None]
             empty += ids.count(None)
     assert (sorted(served), empty) == (list(range(37)), 3)
-    with pytest.raises(InvalidArgument, match="tail of hosts must be drop or pad, got 'wrap'"):
+    with pytest.raises(InvalidArgument, match="tail must be one of drop, pad, got 'wrap'"):
         HostBatches(data_parallel_rank=0, tail="wrap", **settings)  # type: ignore[arg-type]
 
 

@@ -219,14 +219,14 @@ BAD = [
     ([*SIZED, "--weights", "nan", "--epochs", 1], "must be positive and finite"),
     ([*SIZED, "--epochs", 1, "--order", "x"], "order must be one of"),
     ([*SIZED, "--epochs", 1, "--variance-buffer", 0.5], "--variance-buffer must be a number >= 1"),
-    ([*SIZED, "--epochs", 1, "--print-config", "x"], "--print-config must be neox or megatron"),
+    ([*SIZED, "--epochs", 1, "--print-config", "x"], "--print-config must be one of neox"),
     (["--data-path", "/none", "--seq-length", 8, "--global-batch-size", 1, "--epochs", 1],
      "/none: neither"),
     (["--neox-config", "/none.yml"], "--neox-config: /none.yml does not exist"),
     (["--megatron-args", "/none.sh"], "--megatron-args: /none.sh does not exist"),
     (["--megatron-args", "--seq-length 8", "--neox-config", "x"], "exclude each other"),
     (["--data-path", "/x", "--split", "a,b", "--seq-length", 8, "--global-batch-size", 1,
-      "--epochs", 1], "split must be up to three"),
+      "--epochs", 1], "--split must be up to three"),
     (["--tokens-per-epoch", 9, "--seq-length", 64, "--global-batch-size", 1, "--epochs", 1,
       "--order", "epoch"], "holds 9 tokens, one sample needs 65"),
 ]  # fmt: skip
@@ -244,7 +244,7 @@ def test_bad_input_is_one_line_and_status_2(words: list[object], reason: str) ->
 
 def test_a_bad_split_or_an_empty_train_part_is_refused(paths: list[Path]) -> None:
     words = ["--data-path", paths[0], "--seq-length", 64, "--global-batch-size", 1, "--epochs", 1]
-    for split, reason in (("a,b", "split must be"), ("0,1", "no training data")):
+    for split, reason in (("a,b", "--split must be"), ("0,1", "no training data")):
         status, _, err = cli(*words, "--split", split)
         assert status == 2
         assert reason in err

@@ -16,6 +16,7 @@ from planning import plan_json
 
 from megaindex.build import build_index
 from megaindex.index.dialect import dialect
+from megaindex.index.order_settings import order_of_row
 from megaindex.plan import counting
 from megaindex.plan import coverage as coverage_module
 from megaindex.plan.corpus import Part
@@ -150,12 +151,12 @@ def test_complete_passes_in_the_epoch_order(corpus: Path) -> None:
 ROWS = [
     {"order": "neox"},
     {"order": "megatron"},
-    {"order": "megatron", "final_epoch": "always"},
+    {"order": "megatron", "separate_final_epoch": "always"},
     {"order": "paddlenlp", "final_epoch_threshold": 0.1},
     {"order": "epoch"},
     {"order": "epoch", "epochs_mixed": 3},
-    {"order": "epoch", "carries_left_over": True},
-    {"order": "epoch", "carries_left_over": True, "epochs_mixed": 2},
+    {"order": "epoch", "left_over": "carry"},
+    {"order": "epoch", "left_over": "carry", "epochs_mixed": 2},
 ]
 
 
@@ -244,8 +245,8 @@ def test_expectation_of_few_samples_is_the_mean_over_seeds(
     seeds = 60
     for seed in range(seeds):
         index = build_index(
-            dataset, sequence_length=length, seed=seed, num_samples=asked, order=draw.row.order,
-            **draw.row.build_settings(),
+            dataset, sequence_length=length, seed=seed, num_samples=asked,
+            order=order_of_row(draw.row),
         )  # fmt: skip
         times, _ = counting.count_served(index, asked - 2, dataset.sequence_lengths, 0)
         counted += np.pad(times, (0, counted.size - times.size)) / tokens / seeds

@@ -10,7 +10,7 @@ from corpora import write_corpus
 from planning import cli, plan_json
 
 import megaindex
-from megaindex.index.orders.epoch import LeftOver
+from megaindex.index.dialect import LeftOver
 
 
 @pytest.mark.parametrize("epochs", ["1.3", "2", "0.4"])
@@ -27,8 +27,8 @@ def test_coverage_is_that_of_the_tokens_served(
                      "--epochs-mixed", mixed, "--left-over", left_over)  # fmt: skip
     served = plan["samples_consumed"]
     index = megaindex.build_index(
-        corpus, sequence_length=64, seed=1234, num_samples=served, order="epoch",
-        epochs_mixed=mixed, left_over=left_over,
+        corpus, sequence_length=64, seed=1234, num_samples=served,
+        order=megaindex.EpochOrder(epochs_mixed=mixed, left_over=left_over),
     )  # fmt: skip
     spans = index.locate(np.arange(served))
     length = spans.length.copy()
@@ -80,7 +80,7 @@ def test_an_exact_number_of_epochs_is_built(tmp_path: Path) -> None:
     assert "exact_num_epochs=3: so many epochs hold 374 samples" in error
     status, _, error = cli("--order", "epoch", *words, "--order", "epoch", "--epochs", 1)
     assert status == 2
-    assert "exact_num_epochs is a setting of order megatron" in error
+    assert "--train-data-exact-num-epochs is a setting of order megatron" in error
 
 
 def test_the_command_line_of_megatron_deepspeed_is_read(tmp_path: Path) -> None:

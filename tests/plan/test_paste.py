@@ -125,7 +125,7 @@ def test_printed_settings_are_read_back_as_the_same_plan(
 ) -> None:
     run, refusal = answer(lambda: resolve(settings_of(drawn, corpora)))
     if run is None:
-        assert "separate_final_epoch is a setting of order" in refusal
+        assert "--separate-final-epoch is a setting of order" in refusal
         return
     plan = make_plan(run)
     text, refusal = answer(lambda: paste(plan, run, framework))

@@ -50,7 +50,7 @@ def test_a_launch_script_gives_the_run(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(SCRIPT)
     run = resolve(read_megatron(str(script), {"HOME_OF_DATA": "/lustre"}))
-    assert run.order == "megatron"
+    assert run.row.order == "megatron"
     assert run.sequence_length == 4096
     assert run.data_parallel_size == 32 // (2 * 4)
     assert run.batch.final == 64
@@ -109,7 +109,7 @@ def test_blends_in_files(tmp_path: Path) -> None:
         ("--data-path $NOWHERE", r"--data-path holds \$NOWHERE, which is not defined"),
         ("--data-path $(ls)", r"--data-path holds \$\(ls\)"),
         ("--train-iters ${I}", r"--train-iters holds \$\{I\}"),
-        ("--train-iters many", "--train-iters must be a whole number, got 'many'"),
+        ("--train-iters many", "--train-iters must be an integer, got 'many'"),
         ("--seq-length --bf16", "--seq-length has no value"),
         ("--bf16 --fp8", "no Megatron argument"),
     ],

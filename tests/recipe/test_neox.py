@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from megaindex import NeoxDocumentsOrder
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.recipe.neox import merged_files, neox_settings, read_neox
 from megaindex.recipe.neox_arguments import NAMES
-from megaindex.recipe.run import Packing, Target
+from megaindex.recipe.run import Target
 from megaindex.recipe.settings import Settings, merged, resolve
 
 MODEL = """
@@ -43,7 +44,7 @@ def write(folder: Path, **texts: str) -> list[Path]:
 def test_several_files_make_one_configuration(tmp_path: Path) -> None:
     settings = read_neox(write(tmp_path, model=MODEL, data=DATA, gpus="{global_num_gpus: 64}"))
     run = resolve(settings)
-    assert run.order == "neox"
+    assert run.row.order == "neox"
     assert run.sequence_length == 2048
     assert run.data_parallel_size == 8
     assert run.batch.final == 8 * 3 * 8
@@ -115,7 +116,7 @@ def test_train_epochs_are_a_target_of_their_own() -> None:
     assert resolve(sized).target == Target(kind="loader_epochs", value=Fraction(3))
     with pytest.raises(InvalidArgument, match="found --train-iters and train_epochs"):
         resolve(replace(sized, train_iters=5))
-    with pytest.raises(InvalidArgument, match="train_epochs must be a whole number from 1, got 0"):
+    with pytest.raises(InvalidArgument, match="train_epochs must be at least 1, got 0"):
         resolve(replace(sized, train_epochs=0))
     assert resolve(merged(sized, Settings(epochs="2"))).target.kind == "epochs"
 
@@ -127,8 +128,8 @@ PAIRS = {f"pos_{key}": ["a"] for key in SOME} | {f"neg_{key}": ["b"] for key in 
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({"train_iters": "many"}, "train_iters must be a whole number"),
-        ({"train_iters": True}, "train_iters must be a whole number"),
+        ({"train_iters": "many"}, "train_iters must be an integer"),
+        ({"train_iters": True}, "train_iters must be an integer"),
         ({"train_data_paths": "a"}, "train_data_paths must be a list"),
         ({"data_path": ["a"]}, "data_path must be one path"),
         ({"data_path": "a", "train_data_paths": ["b"]}, "exclude each other"),
@@ -233,7 +234,7 @@ def test_packings_and_their_companions_are_read() -> None:
     labels = {f"{split}_label_data_paths": [f"{split}_l"] for split in ("train", "valid", "test")}
     base = {"seq_length": 8, "train_batch_size": 1, "train_iters": 1}
     run = resolve(neox_settings({**base, **SOME, **labels, "pack_impl": "unpacked"}))
-    assert run.packing == Packing(pack_impl="unpacked", allow_chopped=True)
+    assert run.packing == NeoxDocumentsOrder(pack_impl="unpacked", allow_chopped=True)
     assert (run.data.valid[0].path, run.data.valid[0].labels) == ("a", "valid_l")
     paired = {
         "dataset_impl": "pairwise",
@@ -241,7 +242,7 @@ def test_packings_and_their_companions_are_read() -> None:
         "allow_chopped": False,
     }
     run = resolve(neox_settings({**base, **PAIRS, **paired}))
-    assert run.packing == Packing(pack_impl="pack_until_overflow", allow_chopped=False)
+    assert run.packing == NeoxDocumentsOrder(pack_impl="pack_until_overflow", allow_chopped=False)
     assert [(s.path, s.rejected, s.labels) for s in run.data.test] == [("a", "b", "")]
     assert neox_settings({**base, **SOME, **labels}).companions is None
     with pytest.raises(InvalidArgument, match="unpacked: a has no labels"):

@@ -259,9 +259,9 @@ def test_batches_of_one_stream() -> None:
          "its 3 samples do not fill one batch of 4"),
         ({"stages": []}, "at least one source and one stage"),
         ({"exhaustion": "pad"}, "exhaustion must be one of repeat, stop"),
-        ({"micro_batch_size": 3}, "global batch size 4 must be a positive multiple of"),
+        ({"micro_batch_size": 3}, "global batch size 4 must be a multiple of"),
         ({"sources": corpora(1, max_epochs=Fraction(2))}, "which exhaustion repeat ignores"),
-        ({"tail": "zero"}, "tail must be drop, pad or wrap, got 'zero'"),
+        ({"tail": "zero"}, "tail must be one of drop, pad, wrap, got 'zero'"),
     ],
 )  # fmt: skip
 def test_a_recipe_that_cannot_be_is_refused(change: dict[str, object], says: str) -> None:

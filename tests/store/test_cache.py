@@ -16,6 +16,7 @@ import pytest
 from corpora import write_corpus
 
 import megaindex
+from megaindex import MegatronOrder
 from megaindex.format import IndexedDataset
 from megaindex.index.orders import shuffled
 from megaindex.store import entry as entry_module
@@ -123,7 +124,7 @@ def test_datasets_are_built_in_parallel_by_threads(tmp_path: Path) -> None:
         {"documents": [1, 3, 2]},
         {"add_extra_token": 0},
         {"drop_last_partial": False},
-        {"num_samples": 800, "separate_final_epoch": "never"},
+        {"num_samples": 800, "order": MegatronOrder(separate_final_epoch="never")},
     ],
 )
 def test_whatever_decides_the_arrays_decides_the_entry(
@@ -131,7 +132,12 @@ def test_whatever_decides_the_arrays_decides_the_entry(
 ) -> None:
     build(corpus, tmp_path / "cache")
     if "num_samples" in change:
-        build(corpus, tmp_path / "cache", num_samples=800, separate_final_epoch="always")
+        build(
+            corpus,
+            tmp_path / "cache",
+            num_samples=800,
+            order=MegatronOrder(separate_final_epoch="always"),
+        )
     before = {path.name for path in (tmp_path / "cache").iterdir()}
     build(corpus, tmp_path / "cache", **change)
     assert len({path.name for path in (tmp_path / "cache").iterdir()} - before) == 1

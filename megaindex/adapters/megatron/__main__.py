@@ -10,6 +10,7 @@ from typing import Any
 
 from megaindex.adapters.megatron.patches import install
 from megaindex.errors import InvalidArgument
+from megaindex.index.plain import read_number
 
 _SETTINGS = {
     "--variance-buffer": "variance_buffer",
@@ -25,7 +26,7 @@ def main(arguments: list[str]) -> int:
     """Run the script as ``python script.py`` would."""
     settings: dict[str, Any] = {}
     while len(arguments) > 1 and arguments[0] in _SETTINGS:
-        settings[_SETTINGS[arguments[0]]] = _number(arguments[1])
+        settings[_SETTINGS[arguments[0]]] = read_number(arguments[1])
         arguments = arguments[2:]
     if arguments[:1] == ["--"]:
         arguments = arguments[1:]
@@ -41,13 +42,6 @@ def main(arguments: list[str]) -> int:
         return 2
     runpy.run_path(arguments[0], run_name="__main__")
     return 0
-
-
-def _number(text: str) -> float | str:
-    try:
-        return float(text)
-    except ValueError:
-        return text
 
 
 if __name__ == "__main__":

@@ -21,8 +21,8 @@ from megaindex.index.arithmetic import epochs_for
 from megaindex.index.dialect import Dialect
 from megaindex.index.orders import shuffled
 from megaindex.index.orders.shuffled import ShuffledOrder
-from megaindex.index.plain import check_integer
-from megaindex.index.request import check_integers, check_total
+from megaindex.index.plain import check_setting
+from megaindex.index.request import check_total
 from megaindex.index.selection import count_tokens
 from megaindex.kernels.types import I32
 from megaindex.store.array_set import SUFFIX, ArrayFiles, Arrays, Identity, Sidecar
@@ -90,7 +90,7 @@ class Request:
         Raises:
             InvalidArgument: samples are asked of documents without a token, or too many.
         """
-        check_integers(self.sequence_length, self.seed, self.extra)
+        check_setting("add_extra_token", self.extra, "add_extra_token_to_sequence")
         chosen = self._chosen()
         tokens = count_tokens(self.corpus.lengths, chosen)
         if tokens == 0 and self.num_samples:
@@ -112,8 +112,6 @@ class Request:
             seed=self.seed,
             add_extra_token=self.extra,
             drop_last_partial=self.drop_last_partial,
-            separate_final_epoch=self.row.final_epoch,
-            final_epoch_threshold=self.row.final_epoch_threshold,
         )
         check_total(self.name, order.total_tokens)
         return order
@@ -184,8 +182,8 @@ def request_of(self: Any, corpus: Corpus) -> Request:
     if core().policy.final_epoch and KEYS[0] not in self.unique_identifiers:
         raise InvalidArgument(
             f"{type(self).__name__} names its files without the attributes that GPTDataset names "
-            f"them by, so separate_final_epoch {core().policy.row.final_epoch} cannot be told from "
-            "Megatron's own; let its _key_config_attributes begin with those of its base"
+            f"them by, so separate_final_epoch {core().policy.row.separate_final_epoch} cannot be "
+            "told from Megatron's own; let its _key_config_attributes begin with those of its base"
         )
     documents = np.asarray(self.indices)
     return Request(
@@ -205,8 +203,8 @@ def request_of(self: Any, corpus: Corpus) -> Request:
 def settings_of(config: Any, split: Any) -> dict[str, Any]:
     """The part of a request that is the same for all datasets of a split."""
     return {
-        "sequence_length": check_integer("sequence_length", config.sequence_length),
-        "seed": check_integer("random_seed", config.random_seed),
+        "sequence_length": check_setting("sequence_length", config.sequence_length),
+        "seed": check_setting("seed", config.random_seed, "random_seed"),
         "extra": int(config.add_extra_token_to_sequence),
         "drop_last_partial": (
             split.name != "valid" or bool(config.drop_last_partial_validation_sequence)

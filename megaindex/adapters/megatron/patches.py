@@ -64,7 +64,8 @@ def install(
         _of_policy.replace(core().builder, SIZES, drawing.sizes_per_dataset)
     if policy.final_epoch:
         gpt = core().gpt_dataset
-        for key, value in zip(KEYS, (policy.row.final_epoch, _threshold(policy)), strict=True):
+        values = (policy.row.separate_final_epoch, _threshold(policy))
+        for key, value in zip(KEYS, values, strict=True):
             _of_policy.replace(gpt.GPTDatasetConfig, key, value)
         named = partial(_named_by, gpt.GPTDataset._key_config_attributes)
         _of_policy.replace(gpt.GPTDataset, "_key_config_attributes", staticmethod(named))

@@ -280,7 +280,7 @@ def _check_policy(name: str) -> None:
     if policy.final_epoch:
         raise InvalidArgument(
             f"{name}: GPT-NeoX's own code builds its arrays, which knows no separate_final_epoch "
-            f"{policy.row.final_epoch}; leave that setting out of install()"
+            f"{policy.row.separate_final_epoch}; leave that setting out of install()"
         )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from megaindex.adapters.neox.arrays import Request, WholeDocuments
 from megaindex.adapters.neox.samples import Samples, packing_index
-from megaindex.build.packing import check_packing, pair_order
+from megaindex.build.packing import pair_order
 from megaindex.format import IndexedDataset
 from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset
 
@@ -30,11 +30,12 @@ class Pairs(Samples):
         return int(pos.sequence_lengths.sum(dtype=np.int64))
 
     def make_request(self, epoch: int) -> Request:
-        num_samples = check_packing(self.pack_impl, num_samples=self.requested)
+        order = self.whole_documents
+        num_samples = order.check_num_samples(self.requested)
         (pos, pos_labels, _), (neg, neg_labels, _) = self._sides()
         make_order = partial(
-            pair_order, pos, neg, pack_impl=self.pack_impl, sequence_length=self.seq_length,
-            seed=self.seed, num_samples=num_samples, allow_chopped=self.allow_chopped,
+            pair_order, pos, neg, order, sequence_length=self.seq_length,
+            seed=self.seed, num_samples=num_samples,
             pos_labels=pos_labels, neg_labels=neg_labels, exact=self.exact,
         )  # fmt: skip
         return self.request_of(

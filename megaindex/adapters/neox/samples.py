@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -19,17 +19,18 @@ from megaindex.adapters.neox.arrays import (
     files_of,
 )
 from megaindex.adapters.policy import Policy
-from megaindex.build.packing import check_packing, packing_order
+from megaindex.build.packing import packing_order
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.arithmetic import epochs_for
 from megaindex.index.arrays import ArrayIndex
 from megaindex.index.dialect import dialect
 from megaindex.index.on_demand import LaterIndex
-from megaindex.index.orders.packing import PackImpl, PackingIndex
+from megaindex.index.order_settings import NeoxDocumentsOrder
+from megaindex.index.orders.packing import PackingIndex
 from megaindex.index.orders.shuffled import ShuffledOrder
-from megaindex.index.plain import integer_or_none
-from megaindex.index.request import check_integers, check_one_sample, check_total
+from megaindex.index.plain import check_integer, check_setting
+from megaindex.index.request import check_one_sample, check_total
 from megaindex.index.selection import count_tokens, select_documents
 from megaindex.index.spans import Index
 from megaindex.kernels.types import I32, IntArray
@@ -48,7 +49,7 @@ class Samples:
     data_prefix: str
     seq_length: int
     seed: int
-    pack_impl: PackImpl
+    pack_impl: str
     allow_chopped: bool
     exact: bool
     requested: int | None
@@ -78,6 +79,15 @@ class Samples:
             return num_epochs
         return epochs_for(self.requested, tokens, self.seq_length)
 
+    @property
+    def whole_documents(self) -> NeoxDocumentsOrder:
+        """The order, where pack_impl is not packed."""
+        return NeoxDocumentsOrder(
+            pack_impl=self.pack_impl,  # type: ignore[arg-type]
+            allow_chopped=bool(self.allow_chopped),
+            next_token=not self.exact,
+        )
+
     def check_final_epoch(self) -> None:
         """Refuse a final epoch of its own for packings of whole documents.
 
@@ -86,15 +96,17 @@ class Samples:
         """
         if self.pack_impl != "packed" and self.policy.final_epoch:
             raise InvalidArgument(
-                f"{self.name}: separate_final_epoch {self.policy.row.final_epoch} needs pack_impl "
-                f"packed, got {self.pack_impl}; leave it out of install()"
+                f"{self.name}: separate_final_epoch {self.policy.row.separate_final_epoch} needs "
+                f"pack_impl packed, got {self.pack_impl}; leave it out of install()"
             )
 
     def request(self, epoch: int = 0) -> Request:
         """What is asked for the arrays of an epoch."""
         if epoch not in self._requests:
-            self.seq_length, self.seed, _ = check_integers(self.seq_length, self.seed, 1)
-            self.requested = integer_or_none("num_samples", self.requested)
+            self.seq_length = check_setting("seq_length", self.seq_length)
+            self.seed = check_setting("seed", self.seed)
+            if self.requested is not None:
+                self.requested = check_integer("num_samples", self.requested)
             self.check_final_epoch()
             self._requests[epoch] = self.make_request(epoch)
         return self._requests[epoch]
@@ -252,25 +264,19 @@ class Texts(Samples):
             num_samples=self.requested or 0,
             num_epochs=self.num_epochs or epochs_for(self.requested or 0, tokens, self.seq_length),
             tokens_per_epoch=tokens,
-            separate_final_epoch=self.policy.row.final_epoch,
-            final_epoch_threshold=self.policy.row.final_epoch_threshold,
         )
         check_total(name, order.total_tokens)
         return order
 
     def _whole(self, epoch: int) -> Request:
-        num_samples = check_packing(self.pack_impl, num_samples=self.requested)
-        chosen = self._chosen(as_neox_counts=not self.exact)
         labels = self.companions["label"]
-        seed = self.epoch_seed(epoch)
-
-        def make_order() -> Any:
-            return packing_order(
-                self.text, chosen, pack_impl=self.pack_impl, sequence_length=self.seq_length,
-                seed=seed, num_samples=num_samples, allow_chopped=self.allow_chopped,
-                label_dataset=labels,
-            )  # fmt: skip
-
+        order = replace(self.whole_documents, label_dataset=labels)
+        num_samples = order.check_num_samples(self.requested)
+        chosen = self._chosen(as_neox_counts=not self.exact)
+        make_order = partial(
+            packing_order, self.text, chosen, order, sequence_length=self.seq_length,
+            seed=self.epoch_seed(epoch), num_samples=num_samples,
+        )  # fmt: skip
         corpora = [self.text] if labels is None else [self.text, labels]
         return self.request_of(
             WholeDocuments(corpora[:1], make_order),
@@ -314,12 +320,12 @@ def packing_index(
     """The index that arrays of whole documents make, read with the lengths of ``text``."""
     return PackingIndex(
         order="neox",
-        pack_impl=samples.pack_impl,
+        pack_impl=samples.whole_documents.pack_impl,
         document_index=arrays["document_index"],
         sample_index=arrays["sample_index"],
         shuffle_index=arrays["shuffle_index"],
         sequence_lengths=text.sequence_lengths,
         sequence_length=samples.seq_length,
-        next_token=not samples.exact,
+        next_token=samples.whole_documents.next_token,
         **facts,
     )

@@ -11,8 +11,7 @@ import xxhash
 from megaindex.corpus.tokenize.rows import row_groups
 from megaindex.corpus.tokenize.settings import Settings
 from megaindex.corpus.tokenize.sources import Source
-from megaindex.errors import InvalidArgument
-from megaindex.index.plain import check_integer
+from megaindex.index.plain import check_between
 
 PART_FORMAT = 2  # raise when the files of a part would mean something else
 
@@ -54,9 +53,7 @@ def cut(sources: Sequence[Source], settings: Settings, part_bytes: int) -> list[
         InvalidArgument: `part_bytes` is not positive, or a Parquet file lacks a column.
         FormatError: a Parquet file cannot be read, or its columns hold no text.
     """
-    part_bytes = check_integer("part_bytes (--part-size)", part_bytes)
-    if part_bytes < 1:
-        raise InvalidArgument(f"part_bytes (--part-size) must be at least 1, got {part_bytes}")
+    part_bytes = check_between("part_bytes (--part-size)", part_bytes, 1)
     parts: list[Part] = []
     waiting: list[Piece] = []
     nbytes = 0

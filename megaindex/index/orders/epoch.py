@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.index.arithmetic import INT64_MAX, epochs_for, samples_in
+from megaindex.index.dialect import LeftOver
 from megaindex.index.orders.blocks import Block, BlockOrder
 from megaindex.index.orders.keys import order_key
 from megaindex.index.orders.materialise import EpochArrays, materialise
@@ -29,8 +30,6 @@ from megaindex.kernels.types import I32, I64
 STRIDE = 64  # documents between two entries of a pass's table: 8 bytes for 64 documents
 MOST_POSITIONS = 2**62  # of a bijection
 WORTH_PREPARING = 1 << 16  # positions: a smaller table is made faster than a thread is started
-
-LeftOver = Literal["drop", "carry"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,8 +63,6 @@ class EpochIndex(BlockOrder):
     order: Literal["epoch"] = field(default="epoch", init=False)
 
     def __post_init__(self) -> None:
-        if self.left_over not in ("drop", "carry"):
-            raise InvalidArgument(f"left_over must be drop or carry, got {self.left_over!r}")
         if self.epochs_mixed < 1 or self.num_epochs < 1 or self.num_epochs % self.epochs_mixed:
             raise InvalidArgument(
                 f"epochs must be a positive multiple of epochs_mixed {self.epochs_mixed}, got "

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,13 +16,12 @@ import numpy.typing as npt
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.companions import documents_with_labels
+from megaindex.index.order_settings import PackImpl
 from megaindex.index.orders.shuffled import Sink
 from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.kernels import active, num_threads
 from megaindex.kernels.sizes import ceil_div
 from megaindex.kernels.types import I32, I64, U32, IntArray
-
-PackImpl = Literal["packed", "unpacked", "pack_until_overflow"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

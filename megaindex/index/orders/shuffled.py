@@ -50,6 +50,7 @@ class ShuffledOrder:
     """Everything that decides the three arrays, apart from the lengths themselves."""
 
     dialect: Dialect
+    """The framework's rules, with the order's own settings."""
     documents: range | I32
     """Sequence ids of one epoch, in file order."""
     sequence_length: int
@@ -60,8 +61,6 @@ class ShuffledOrder:
     tokens_per_epoch: int
     add_extra_token: int = 1
     drop_last_partial: bool = True
-    separate_final_epoch: str = "auto"
-    final_epoch_threshold: float = 0.80
 
     @property
     def num_documents(self) -> int:
@@ -105,8 +104,8 @@ class ShuffledOrder:
             self.tokens_per_epoch,
             self.sequence_length,
             self.add_extra_token,
-            policy=self.separate_final_epoch,
-            threshold=self.final_epoch_threshold,
+            policy=self.dialect.separate_final_epoch,
+            threshold=self.dialect.final_epoch_threshold,
         )
 
 
