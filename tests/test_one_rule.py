@@ -21,8 +21,8 @@ from megaindex.recipe.megatron import read_megatron
 from megaindex.recipe.neox import neox_settings
 from megaindex.recipe.recipe_file import recipe_of
 from megaindex.recipe.run import Data, Run, Source, Target
+from megaindex.recipe.run_builder import resolve
 from megaindex.recipe.schedule import BatchSchedule
-from megaindex.recipe.settings import resolve
 
 Door = Callable[[Any, str], Any]
 """Takes a wrong value and the path of a corpus."""

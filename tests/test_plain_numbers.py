@@ -30,8 +30,9 @@ from megaindex.recipe.evaluation import RecipeEvaluation
 from megaindex.recipe.model import Recipe, RecipeStage, Stream
 from megaindex.recipe.recipe_file import to_mapping
 from megaindex.recipe.run import Data, Evaluation, Run, Source, Target
+from megaindex.recipe.run_builder import resolve
 from megaindex.recipe.schedule import BatchSchedule, ramp_up
-from megaindex.recipe.settings import Settings, resolve
+from megaindex.recipe.settings import Settings
 
 N = Callable[[int], Any]
 """Makes an integer of one kind or another."""

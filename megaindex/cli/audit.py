@@ -16,8 +16,8 @@ from megaindex.cli.plan import add_run_arguments, recipe_of, settings_of
 from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import SPLITS
 from megaindex.plan.render import counting
+from megaindex.recipe.run_builder import resolve
 from megaindex.recipe.schedule import parse_count
-from megaindex.recipe.settings import resolve
 
 
 def main(arguments: Sequence[str]) -> int:

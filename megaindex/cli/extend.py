@@ -57,7 +57,7 @@ def _parser() -> argparse.ArgumentParser:
 def _extend(options: argparse.Namespace) -> None:
     from megaindex.build.extend import extend_run
     from megaindex.recipe.data import parse_blend
-    from megaindex.recipe.settings import parse_buffer
+    from megaindex.recipe.run_builder import parse_buffer
 
     sources = parse_blend(options.data_path, None, "--data-path")
     paths = [source.path for source in sources]

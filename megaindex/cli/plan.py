@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 from megaindex.cli.parser import Parser
 from megaindex.errors import InvalidArgument
 from megaindex.index.dialect import DIALECTS
-from megaindex.recipe.settings import Settings, merged, resolve
+from megaindex.recipe.run_builder import resolve
+from megaindex.recipe.settings import Settings, merged
 
 if TYPE_CHECKING:
     from megaindex.recipe.model import Recipe

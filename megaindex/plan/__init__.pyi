@@ -11,6 +11,6 @@ from megaindex.recipe.run import Evaluation as Evaluation
 from megaindex.recipe.run import Run as Run
 from megaindex.recipe.run import Source as Source
 from megaindex.recipe.run import Target as Target
+from megaindex.recipe.run_builder import resolve as resolve
 from megaindex.recipe.schedule import BatchSchedule as BatchSchedule
 from megaindex.recipe.settings import Settings as Settings
-from megaindex.recipe.settings import resolve as resolve

@@ -35,8 +35,9 @@ from megaindex.recipe.corpus import Corpus
 from megaindex.recipe.evaluation import RecipeEvaluation
 from megaindex.recipe.model import EXHAUSTIONS, Recipe, RecipeStage, Stream, Weighting
 from megaindex.recipe.run import TAILS, Target, TargetKind
+from megaindex.recipe.run_builder import batch_schedule
 from megaindex.recipe.schedule import BatchSchedule
-from megaindex.recipe.settings import Settings, batch_schedule
+from megaindex.recipe.settings import Settings
 from megaindex.recipe.yaml_file import Section, load_mapping
 
 _LENGTHS: dict[str, TargetKind] = {

@@ -16,7 +16,8 @@ from megaindex.audit.report import Audit, audit, shares
 from megaindex.audit.stream import AuditSource, stream_of_index
 from megaindex.format import IndexedDataset
 from megaindex.plan import make_plan
-from megaindex.recipe.settings import Settings, resolve
+from megaindex.recipe.run_builder import resolve
+from megaindex.recipe.settings import Settings
 
 
 def audit_of(prefix: Path, order: str, final_epoch: str | None, epochs: str = "3.3") -> Audit:

@@ -24,8 +24,9 @@ from megaindex.format import IndexedDataset
 from megaindex.index.dialect import Split, dialect
 from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.plan.sizing import Sizing
+from megaindex.recipe.run_builder import resolve
 from megaindex.recipe.schedule import BatchSchedule
-from megaindex.recipe.settings import Settings, resolve
+from megaindex.recipe.settings import Settings
 
 
 class Windows:

@@ -15,7 +15,8 @@ from megaindex.audit.from_run import stream_of_run
 from megaindex.audit.lookup import documents_of, steps_of
 from megaindex.audit.stream import Stream
 from megaindex.loader.sampler import MicroBatchSampler
-from megaindex.recipe.settings import Settings, resolve
+from megaindex.recipe.run_builder import resolve
+from megaindex.recipe.settings import Settings
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,8 @@ from megaindex.recipe.megatron import read_megatron
 from megaindex.recipe.nanotron import read_nanotron
 from megaindex.recipe.neox import read_neox
 from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
-from megaindex.recipe.settings import Settings, resolve
+from megaindex.recipe.run_builder import resolve
+from megaindex.recipe.settings import Settings
 
 _MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 _FOLDER = Path(tempfile.mkdtemp(prefix="megaindex-fuzz-", dir=_MEMORY))

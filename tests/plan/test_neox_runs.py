@@ -19,7 +19,7 @@ from megaindex.plan.counting import count_served
 from megaindex.plan.paste import paste
 from megaindex.recipe.neox import read_neox
 from megaindex.recipe.run import Run
-from megaindex.recipe.settings import resolve
+from megaindex.recipe.run_builder import resolve
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_runs.json").read_text())
 RUNS = [pytest.param(run, id=f"{k}-{run['kind']}") for k, run in enumerate(GOLDEN["runs"])]

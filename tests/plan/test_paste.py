@@ -26,7 +26,8 @@ from megaindex.plan import Plan, make_plan
 from megaindex.plan.paste import paste
 from megaindex.recipe.megatron import read_megatron
 from megaindex.recipe.neox import read_neox
-from megaindex.recipe.settings import Settings, merged, resolve
+from megaindex.recipe.run_builder import resolve
+from megaindex.recipe.settings import Settings, merged
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_runs.json").read_text())
 SPLITS = ("train", "valid", "test")

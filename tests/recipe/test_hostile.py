@@ -11,8 +11,9 @@ from megaindex.errors import InvalidArgument, MegaIndexError, StorageError
 from megaindex.recipe.megatron import read_megatron
 from megaindex.recipe.neox import neox_settings, read_neox
 from megaindex.recipe.recipe_file import read_recipe
+from megaindex.recipe.run_builder import resolve
 from megaindex.recipe.schedule import parse_count, ramp_up
-from megaindex.recipe.settings import Settings, resolve
+from megaindex.recipe.settings import Settings
 from megaindex.recipe.shell import Script
 
 

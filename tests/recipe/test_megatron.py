@@ -12,7 +12,8 @@ import pytest
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.recipe.megatron import read_megatron
-from megaindex.recipe.settings import Settings, merged, resolve
+from megaindex.recipe.run_builder import resolve
+from megaindex.recipe.settings import Settings, merged
 from megaindex.recipe.shell import Script
 
 SCRIPT = r"""#!/bin/bash

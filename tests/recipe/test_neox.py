@@ -13,7 +13,8 @@ from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.recipe.neox import merged_files, neox_settings, read_neox
 from megaindex.recipe.neox_arguments import NAMES
 from megaindex.recipe.run import Target
-from megaindex.recipe.settings import Settings, merged, resolve
+from megaindex.recipe.run_builder import resolve
+from megaindex.recipe.settings import Settings, merged
 
 MODEL = """
 # a model

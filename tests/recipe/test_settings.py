@@ -9,7 +9,8 @@ import pytest
 
 from megaindex.errors import InvalidArgument
 from megaindex.recipe.run import Run
-from megaindex.recipe.settings import Settings, merged, resolve
+from megaindex.recipe.run_builder import resolve
+from megaindex.recipe.settings import Settings, merged
 
 GOOD: dict[str, Any] = {
     "tokens_per_epoch": ("1000",),
