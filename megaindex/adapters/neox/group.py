@@ -18,14 +18,14 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from megaindex.format import IndexedDataset
-from megaindex.store.array_group import fetch_together, uncollected
+from megaindex.store.array_group import Fetched, fetch_together, uncollected
 from megaindex.store.fingerprint import corpus_stamp
 
 if TYPE_CHECKING:
-    from megaindex.adapters.neox.samples import Samples
+    from megaindex.adapters.neox.arrays import Request
 
 logger = logging.getLogger("megaindex")
 
@@ -34,6 +34,21 @@ Report = Callable[[Sequence[Any], float], None]
 
 _CLAIM = "megaindex-neox"
 """Of all groups in a directory: jobs that share some of their arrays do not build them twice."""
+
+
+class GroupMember(Protocol):
+    """The samples of a dataset, as far as a group fetches their arrays."""
+
+    data_prefix: str
+
+    @property
+    def is_fetched(self) -> bool: ...
+
+    def request(self, epoch: int = 0) -> Request: ...
+
+    def fetch(self, epoch: int = 0) -> Fetched: ...
+
+    def take(self, fetched: Fetched) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -49,9 +64,9 @@ class Group:
     def fetch(self) -> None:
         """Find or build all that was asked for and not fetched by itself since."""
         started = time.perf_counter()
-        directories: dict[str, list[Samples]] = defaultdict(list)
+        directories: dict[str, list[GroupMember]] = defaultdict(list)
         for dataset, _ in self.asked:
-            samples: Samples = dataset.megaindex
+            samples: GroupMember = dataset.megaindex
             if not samples.is_fetched:
                 directories[samples.request().directory].append(samples)
         for directory, members in directories.items():
@@ -105,7 +120,7 @@ def stamp_of(corpus: IndexedDataset) -> list[int]:
 def fetch_soon(dataset: Any, report: Report) -> None:
     """Fetch the arrays of a dataset's first epoch: at the end of the group, or at once where there
     is none. ``report`` is called then."""
-    samples: Samples = dataset.megaindex
+    samples: GroupMember = dataset.megaindex
     samples.request()
     group = _current.get()
     if group is None:
