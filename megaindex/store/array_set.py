@@ -142,7 +142,12 @@ def check_unchanged(files: ArrayFiles, sidecar: Sidecar) -> None:
         FormatError: one was replaced or written to.
     """
     if states_of(files.arrays) != sidecar.files:
-        raise FormatError(
-            f"{files}-*: these are not the files that {files.sidecar} was written for; remove all "
-            "files of that name, they will be built again"
-        )
+        raise changed(files)
+
+
+def changed(files: ArrayFiles) -> FormatError:
+    """The error for files that are not those that were recorded."""
+    return FormatError(
+        f"{files}-*: these are not the files that {files.sidecar} was written for; remove all "
+        "files of that name, they will be built again"
+    )
