@@ -42,16 +42,16 @@ class IndexHeader:
 
     @property
     def pointers_offset(self) -> int:
-        return self.lengths_offset + 4 * self.num_sequences
+        return HEADER_BYTES + 4 * self.num_sequences
 
     @property
     def bounds_offset(self) -> int:
-        return self.pointers_offset + 8 * self.num_sequences
+        return HEADER_BYTES + 12 * self.num_sequences
 
     @property
     def modes_offset(self) -> int:
         """Also the size of the file when it has no modes."""
-        return self.bounds_offset + 8 * self.num_bounds
+        return HEADER_BYTES + 12 * self.num_sequences + 8 * self.num_bounds
 
     def pack(self) -> bytes:
         return _HEADER.pack(MAGIC, VERSION, self.dtype_code, self.num_sequences, self.num_bounds)
