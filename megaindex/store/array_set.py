@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megaindex.errors import FormatError
-from megaindex.io.failures import as_storage_error
+from megaindex.io.failures import storage_error
 from megaindex.kernels.types import IntArray
 
 Arrays = dict[str, IntArray]
@@ -125,8 +125,10 @@ def states_of(paths: Mapping[str, str]) -> dict[str, FileState]:
     """
     states = {}
     for name, path in paths.items():
-        with as_storage_error(path, "cannot look at"):
+        try:
             states[name] = state_of(os.stat(path))
+        except OSError as error:
+            raise storage_error(error, path, "cannot look at") from error
     return states
 
 
