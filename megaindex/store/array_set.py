@@ -124,11 +124,12 @@ def states_of(paths: Mapping[str, str]) -> dict[str, FileState]:
         MissingFile: one is not there.
     """
     states = {}
-    for name, path in paths.items():
-        try:
+    path = ""
+    try:
+        for name, path in paths.items():
             states[name] = state_of(os.stat(path))
-        except OSError as error:
-            raise storage_error(error, path, "cannot look at") from error
+    except OSError as error:
+        raise storage_error(error, path, "cannot look at") from error
     return states
 
 
