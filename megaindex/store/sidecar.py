@@ -74,6 +74,8 @@ def find_arrays(
         return _accept(files, states, identity, check, listing)
     if identity.is_of(sidecar):
         return _verified(files, sidecar, listing) if sidecar.in_doubt else sidecar
+    if listing is not None:  # a new file may have got the inode of a removed one: look at it
+        return find_arrays(files, identity, check)
     if sidecar.origin != "built":
         _refuse(files)
     logger.warning("%s: built from other data or with other settings; rebuilt", files)

@@ -203,14 +203,11 @@ def test_a_power_loss_of_what_is_not_ours(
     assert victim.read_bytes() == before
 
 
-def test_one_corpus_is_open_when_it_is_built(core: Any, corpora: list[str], tmp_path: Path) -> None:
-    """Only what there are many of is opened when it is read."""
+def test_a_blend_is_opened_when_it_is_read(core: Any, corpora: list[str], tmp_path: Path) -> None:
+    config = {"blend": (corpora, WEIGHTS), **CONFIG}
     with installed():
-        one = build(core, SIZES, tmp_path / "one", blend=([corpora[0]], None), **CONFIG)
-        build(core, SIZES, tmp_path / "many", blend=(corpora, WEIGHTS), **CONFIG)
-        many = build(core, SIZES, tmp_path / "many", blend=(corpora, WEIGHTS), **CONFIG)
-        assert all("shuffle_index" in vars(d) and "index" in vars(d.dataset) for d in one)
-        sources = many[0].datasets
+        build(core, SIZES, tmp_path, **config)
+        sources = build(core, SIZES, tmp_path, **config)[0].datasets
         assert not any("shuffle_index" in vars(d) or "index" in vars(d.dataset) for d in sources)
 
 

@@ -12,7 +12,8 @@ from megaindex.errors import FormatError
 from megaindex.store.array_group import uncollected
 from megaindex.store.array_set import ArrayFiles, Identity
 from megaindex.store.array_writer import ArrayWriter
-from megaindex.store.sidecar import map_arrays
+from megaindex.store.listing import Listing
+from megaindex.store.sidecar import find_arrays, map_arrays
 
 
 def test_what_is_made_counts_as_old() -> None:
@@ -67,3 +68,24 @@ def test_files_changed_since_they_were_recorded_are_not_mapped(tmp_path: Path, c
         os.utime(path, ns=(0, 0))
     with pytest.raises(FormatError, match="not the files"):
         map_arrays(files, sidecar)
+
+
+def test_a_reused_inode_is_looked_at(tmp_path: Path) -> None:
+    """A listing shows inodes alone, and those of removed files are given to new ones."""
+    path = tmp_path / "set-a.npy"
+    files = ArrayFiles(arrays={"a": str(path)}, sidecar=str(tmp_path / "set-megaindex.json"))
+
+    def identity(corpus: str) -> Identity:
+        return Identity(settings=dict, corpus=lambda: corpus)
+
+    checked = []
+    np.save(path, np.arange(5, dtype=np.int32))
+    assert find_arrays(files, identity("first"), checked.append) is not None
+    inode = path.stat().st_ino
+    with open(path, "r+b") as file:  # another array, in a file of that number
+        np.save(file, np.arange(6, dtype=np.int32))
+    assert path.stat().st_ino == inode
+    listing = Listing.of(str(tmp_path), at_most=100)
+    assert listing is not None
+    assert find_arrays(files, identity("second"), checked.append, listing) is not None
+    assert [list(arrays["a"]) for arrays in checked] == [list(range(5)), list(range(6))]
