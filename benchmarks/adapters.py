@@ -43,14 +43,15 @@ class Case:
 CASES = (
     Case(sources=500, documents=20_000, asked={"cold": 5.0, "warm": 10.0}),
     Case(sources=500, documents=2_000, asked={"warm": 10.0}),
-    Case(sources=50, documents=20_000, asked={"cold": 5.0, "sample": 1.0}),
-    Case(sources=1, documents=1_000_000, epochs=4, asked={"warm": 2.0, "sample": 1.0}),
+    Case(sources=50, documents=20_000, asked={"cold": 5.0, "sample": 1.0, "both": 2.0}),
+    Case(sources=1, documents=1_000_000, epochs=4, asked={"warm": 2.0, "sample": 1.0, "both": 1.5}),
 )
 PARTS = {
     "cold": "cold",
     "warm": "warm",
     "first": "warm, and a first batch of 16",
     "sample": "the first sample after a warm build",
+    "both": "warm, and the first sample",
 }
 
 
@@ -73,6 +74,7 @@ def compare(case: Case, part: str, directory: Path, rounds: int) -> Comparison:
         "warm": lambda: timed(build),
         "first": lambda: timed(lambda: _first_batch(build()[0])),
         "sample": lambda: _first_sample(build()[0]),
+        "both": lambda: timed(lambda: build()[0][5]),
     }
     ours, peer = _alternate(run[part], empty if part == "cold" else (lambda: None), rounds)
     return Comparison(

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from functools import cached_property
 
 from megaindex.format.faults import RESTORE, Fault
 
@@ -41,18 +40,18 @@ class IndexHeader:
     def lengths_offset(self) -> int:
         return HEADER_BYTES
 
-    @cached_property
+    @property
     def pointers_offset(self) -> int:
-        return self.lengths_offset + 4 * self.num_sequences
+        return HEADER_BYTES + 4 * self.num_sequences
 
-    @cached_property
+    @property
     def bounds_offset(self) -> int:
-        return self.pointers_offset + 8 * self.num_sequences
+        return HEADER_BYTES + 12 * self.num_sequences
 
-    @cached_property
+    @property
     def modes_offset(self) -> int:
         """Also the size of the file when it has no modes."""
-        return self.bounds_offset + 8 * self.num_bounds
+        return HEADER_BYTES + 12 * self.num_sequences + 8 * self.num_bounds
 
     def pack(self) -> bytes:
         return _HEADER.pack(MAGIC, VERSION, self.dtype_code, self.num_sequences, self.num_bounds)
@@ -63,7 +62,7 @@ def parse_header(raw: bytes, idx_path: str) -> IndexHeader:
     fault = header_fault(raw)
     if fault is not None:
         raise fault.error(idx_path)
-    _, _, dtype_code, num_sequences, num_bounds = _HEADER.unpack_from(raw)
+    *_, dtype_code, num_sequences, num_bounds = _HEADER.unpack_from(raw)
     return IndexHeader(dtype_code=dtype_code, num_sequences=num_sequences, num_bounds=num_bounds)
 
 

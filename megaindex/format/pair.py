@@ -152,9 +152,11 @@ class IndexArrays:
 def index_arrays(index: npt.NDArray[np.uint8], header: IndexHeader) -> IndexArrays:
     """Views of the bytes of an .idx, at the places its header gives."""
 
+    size = index.size
+
     def entries(begin: int, end: int, itemsize: int) -> npt.NDArray[np.uint8]:
-        part = index[min(begin, index.size) : min(end, index.size)]
-        return part[: part.size // itemsize * itemsize]
+        count = max(0, min(end, size) - begin) // itemsize
+        return index[begin : begin + count * itemsize]
 
     modes_end = header.modes_offset + header.num_sequences
     return IndexArrays(

@@ -168,6 +168,9 @@ def bound_faults(bounds: npt.NDArray[np.int64], num_sequences: int) -> Iterator[
     """(how many, the first) of the bounds that decrease or pass num_sequences, chunk by chunk."""
     previous = 0
     for start, chunk in _aligned_chunks(bounds):
+        if chunk[0] >= previous and chunk[-1] <= num_sequences and _is_sorted(chunk):
+            previous = int(chunk[-1])
+            continue
         bad = np.empty(len(chunk), dtype=bool)
         bad[0] = chunk[0] < previous
         np.less(chunk[1:], chunk[:-1], out=bad[1:])
@@ -177,6 +180,10 @@ def bound_faults(bounds: npt.NDArray[np.int64], num_sequences: int) -> Iterator[
             before = int(chunk[i - 1]) if i else previous
             yield int(bad.sum()), _bound_fault(start + i, int(chunk[i]), before, num_sequences)
         previous = int(chunk[-1])
+
+
+def _is_sorted(chunk: npt.NDArray[np.int64]) -> bool:
+    return bool((chunk[1:] >= chunk[:-1]).all())
 
 
 def _bound_fault(number: int, bound: int, before: int, num_sequences: int) -> Fault:

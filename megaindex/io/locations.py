@@ -23,7 +23,7 @@ def plain(path: str) -> str:
     Raises:
         InvalidArgument: the URL names a file of another machine.
     """
-    found = _FILE_URL.match(path)
+    found = _FILE_URL.match(path) if ":" in path else None
     if found is None:
         return path
     local = path[found.end() :]

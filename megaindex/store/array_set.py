@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from megaindex.errors import FormatError
-from megaindex.io.failures import as_storage_error
+from megaindex.io.failures import storage_error
 from megaindex.kernels.types import IntArray
 
 Arrays = dict[str, IntArray]
@@ -124,9 +124,12 @@ def states_of(paths: Mapping[str, str]) -> dict[str, FileState]:
         MissingFile: one is not there.
     """
     states = {}
-    for name, path in paths.items():
-        with as_storage_error(path, "cannot look at"):
+    path = ""
+    try:
+        for name, path in paths.items():
             states[name] = state_of(os.stat(path))
+    except OSError as error:
+        raise storage_error(error, path, "cannot look at") from error
     return states
 
 
@@ -142,7 +145,12 @@ def check_unchanged(files: ArrayFiles, sidecar: Sidecar) -> None:
         FormatError: one was replaced or written to.
     """
     if states_of(files.arrays) != sidecar.files:
-        raise FormatError(
-            f"{files}-*: these are not the files that {files.sidecar} was written for; remove all "
-            "files of that name, they will be built again"
-        )
+        raise changed(files)
+
+
+def changed(files: ArrayFiles) -> FormatError:
+    """The error for files that are not those that were recorded."""
+    return FormatError(
+        f"{files}-*: these are not the files that {files.sidecar} was written for; remove all "
+        "files of that name, they will be built again"
+    )

@@ -50,17 +50,26 @@ class Listing:
         """Of a file's name; union file systems may tell another than ``os.stat`` does."""
         return self._inodes.get(path)
 
+    def shows(self, files: ArrayFiles, sidecar: Sidecar) -> bool:
+        """Whether all files are there and have the inodes that the sidecar has of them."""
+        inodes = self._inodes
+        return (
+            not sidecar.in_doubt
+            and (files.marker is None or files.marker in inodes)
+            and all(
+                inodes.get(path) == sidecar.files[name][-1] for name, path in files.arrays.items()
+            )
+        )
+
 
 def current_states(
     files: ArrayFiles, sidecar: Sidecar | None, listing: Listing | None
 ) -> dict[str, FileState] | None:
     """The state of each array file, for all that is known; None where a file is missing."""
+    if listing is not None and sidecar is not None and listing.shows(files, sidecar):
+        return sidecar.files
     if not files.are_there(os.path.isfile if listing is None else listing.__contains__):
         return None
-    if listing is not None and sidecar is not None and not sidecar.in_doubt:
-        inodes = {name: state[-1] for name, state in sidecar.files.items()}
-        if inodes == {name: listing.inode(path) for name, path in files.arrays.items()}:
-            return sidecar.files
     try:
         return states_of(files.arrays)
     except MissingFile:  # removed just now, by who builds them anew

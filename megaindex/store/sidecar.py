@@ -27,7 +27,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.errors import FormatError, MissingFile, StorageError
-from megaindex.io.mapping import map_readonly
+from megaindex.io.mapping import map_with_status
 from megaindex.kernels.types import IntArray
 from megaindex.store.array_set import (
     ArrayFiles,
@@ -36,6 +36,8 @@ from megaindex.store.array_set import (
     FileState,
     Identity,
     Sidecar,
+    changed,
+    state_of,
 )
 from megaindex.store.fingerprint import array_checksum
 from megaindex.store.listing import Listing, current_states
@@ -71,6 +73,8 @@ def find_arrays(
         return _accept(files, states, identity, check, listing)
     if identity.is_of(sidecar):
         return _verified(files, sidecar, listing) if sidecar.in_doubt else sidecar
+    if listing is not None:  # a new file may have got the inode of a removed one: look at it
+        return find_arrays(files, identity, check)
     if sidecar.origin != "built":
         _refuse(files)
     logger.warning("%s: built from other data or with other settings; rebuilt", files)
@@ -163,14 +167,16 @@ def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
 
     Raises:
         MissingFile: a file was removed meanwhile.
-        FormatError: a file has another size than the sidecar says.
+        FormatError: a file was replaced or written to, or has another size than the sidecar says.
     """
     arrays = {}
     for name, path in files.arrays.items():
-        dtype, shape, offset = sidecar.arrays[name]
-        data = map_readonly(path)
+        data, status = map_with_status(path)
+        if state_of(status) != sidecar.files[name]:
+            raise changed(files)
         array = _elements(data, sidecar.arrays[name])
         if array is None:
+            dtype, shape, offset = sidecar.arrays[name]
             raise FormatError(
                 f"{path}: {files.sidecar} promises {dtype} of shape {shape} after {offset} bytes, "
                 f"the file has {data.size}; remove both files, they will be built again"

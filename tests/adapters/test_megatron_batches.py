@@ -39,7 +39,7 @@ def test_a_dataloader_gives_megatrons_batches(
             assert torch.equal(ours[field], value), field
 
 
-def test_a_single_corpus_is_opened_when_it_is_read(
+def test_a_single_corpus_is_opened_when_it_is_built(
     core: Any, corpora: list[str], tmp_path: Path
 ) -> None:
     config = {"blend": (corpora[:1], None), **SPLIT}
@@ -48,5 +48,6 @@ def test_a_single_corpus_is_opened_when_it_is_read(
         build(core, SIZES, tmp_path / "ours", **config)
         assert files(tmp_path / "ours") == files(tmp_path / "theirs")
         warm = build(core, SIZES, tmp_path / "ours", **config)
-        assert not any("index" in vars(dataset.dataset) for dataset in warm)
+        assert all("index" in vars(dataset.dataset) for dataset in warm)
+        assert all("shuffle_index" in vars(dataset) for dataset in warm)
         assert_equal(samples(warm), theirs)

@@ -201,3 +201,23 @@ def test_a_power_loss_of_what_is_not_ours(
         with pytest.raises(FormatError, match="does not hold what it held when it was accepted"):
             build(core, SIZES, tmp_path, **config)
     assert victim.read_bytes() == before
+
+
+def test_a_blend_is_opened_when_it_is_read(core: Any, corpora: list[str], tmp_path: Path) -> None:
+    config = {"blend": (corpora, WEIGHTS), **CONFIG}
+    with installed():
+        build(core, SIZES, tmp_path, **config)
+        sources = build(core, SIZES, tmp_path, **config)[0].datasets
+        assert not any("shuffle_index" in vars(d) or "index" in vars(d.dataset) for d in sources)
+
+
+def test_changes_to_a_sample_stay_with_it(core: Any, corpora: list[str], tmp_path: Path) -> None:
+    config = {"blend": ([corpora[0]], None), **CONFIG}
+    theirs = samples(build(core, SIZES, tmp_path / "cache", **config))
+    with installed():
+        ours = build(core, SIZES, tmp_path / "cache", **config)
+        for dataset in ours:
+            for number in range(min(3, len(dataset))):
+                dataset[number]["loss_mask"].zero_()
+                dataset[number]["tokens"].zero_()
+        assert_equal(samples(ours), theirs)

@@ -10,6 +10,9 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy.typing as npt
+import torch
+
 from megaindex.adapters.megatron.core import core
 from megaindex.adapters.megatron.reading import mapped
 from megaindex.errors import InvalidArgument
@@ -26,10 +29,42 @@ def get_item(self: Any, idx: int | None) -> Any:
     Megatron keeps the mask of the first sample for all others after having cleared it where that
     sample is padded, and the releases up to 0.15 clear it for every sample that is padded.
     """
+    text = self._query_document_sample_shuffle_indices(idx)[0] if _is_bare(self, idx) else None
+    if text is not None and not (text == self._pad_token_id).any():
+        return _bare_sample(self, text)
     sample = core().originals["GPTDataset", "__getitem__"](self, idx)
     if self.masks_and_position_ids_are_cached:
         self.cached_loss_mask = self.cached_loss_mask.new_ones(self.cached_loss_mask.shape)
     return sample
+
+
+def _is_bare(self: Any, idx: int | None) -> bool:
+    """Whether the fields of a sample are its tokens, and what is the same for all samples."""
+    config = self.config
+    return (
+        idx is not None
+        and self.masks_and_position_ids_are_cacheable
+        and config.add_extra_token_to_sequence
+        and not config.create_attention_mask
+        and not getattr(config, "inter_document_masking", False)
+    )
+
+
+def _bare_sample(self: Any, text: npt.NDArray[Any]) -> dict[str, torch.Tensor]:
+    """What Megatron's code makes of tokens without padding, which it looks for three times."""
+    tokens = torch.from_numpy(text).long()
+    if not self.masks_and_position_ids_are_cached:
+        size = tokens.numel() - 1
+        self.cached_attention_mask = None
+        self.cached_loss_mask = torch.ones(size, dtype=torch.float)
+        self.cached_position_ids = torch.arange(size, dtype=torch.long)
+        self.masks_and_position_ids_are_cached = True
+    return {
+        "tokens": tokens[:-1],
+        "labels": tokens[1:],
+        "loss_mask": torch.ones_like(self.cached_loss_mask),
+        "position_ids": self.cached_position_ids,
+    }
 
 
 def get_items(self: Any, ids: Sequence[Any]) -> list[Any]:

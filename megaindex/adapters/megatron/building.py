@@ -65,7 +65,7 @@ def _build(
     ahead = Ahead(draws)
     with uncollected():
         made = _make(self, makers, prefixes, sizes_per_dataset)
-    pairs = [pair for row in made for pair in row if pair is not None]
+        pairs = [pair for row in made for pair in row if pair is not None]
     made_of = _fill_in(pairs, self.config.path_to_cache, ahead)
     what = "a blend" if len(prefixes) > 1 else prefixes[0]
     _report(made_of, what, time.perf_counter() - started)
@@ -198,8 +198,9 @@ def _fill_in(
         with_files = cast("Sequence[ArrayRequest]", requests)  # those of a directory have them
         fetched = fetch_together(with_files, directory, key, lambda _: ahead.start())
         sidecars, built = [one.sidecar for one in fetched], [one.was_built for one in fetched]
-    for (dataset, request), sidecar in zip(pairs, sidecars, strict=True):
-        fill_in_later(dataset, request, sidecar)
+    with uncollected():
+        for (dataset, request), sidecar in zip(pairs, sidecars, strict=True):
+            fill_in_later(dataset, request, sidecar)
     return requests, sidecars, built
 
 
@@ -212,9 +213,18 @@ def build_megatron_dataset_splits(
         sizes = [core().policy.enlarged(size) for size in sizes]
     makers = None if dataset_path is None else _makers(self, [dataset_path], split)
     if makers is not None and dataset_path is not None and is_built_here(self.is_built_on_rank):
-        return [column[0] for column in _build(self, makers, [dataset_path], split, [sizes])]
+        datasets = [column[0] for column in _build(self, makers, [dataset_path], split, [sizes])]
+        return _opened(datasets)
     wait = synchronize_ranks and not coordinates(self.cls, self.config)
     return cast("list[Any]", original(self, dataset_path, split, sizes, wait))
+
+
+def _opened(datasets: list[Any]) -> list[Any]:
+    """The datasets of one corpus, ready to be read: putting that off pays for many of them."""
+    for dataset in datasets:
+        if dataset is not None:
+            _ = dataset.shuffle_index, dataset.dataset.index
+    return datasets
 
 
 def build_generic_dataset(

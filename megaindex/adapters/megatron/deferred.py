@@ -25,7 +25,7 @@ from megaindex.adapters.megatron.indexing import (
     settings_of,
 )
 from megaindex.errors import FormatError, MissingFile
-from megaindex.store.array_set import Arrays, Sidecar, check_unchanged
+from megaindex.store.array_set import Arrays, Sidecar
 from megaindex.store.sidecar import map_arrays
 
 logger = logging.getLogger("megaindex")
@@ -147,7 +147,6 @@ def _map(request: Request, sidecar: Sidecar) -> Arrays:
     """The arrays that ``sidecar`` was found to describe, built again if they were damaged."""
     assert request.files is not None
     try:
-        check_unchanged(request.files, sidecar)
         return map_arrays(request.files, sidecar)
     except (FormatError, MissingFile) as error:
         logger.warning("%s", error)

@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 def is_remote(path: str) -> bool:
     """Whether a path is a URL, so that an object store has what it names."""
-    return _URL.match(path) is not None
+    return ":" in path and _URL.match(path) is not None
 
 
 def place_of(url: str) -> Place:
