@@ -23,7 +23,7 @@ from megatron_dataset import Tokenizer
 import megaindex
 import megaindex.adapters.megatron as adapter
 from megaindex.adapters.megatron import building
-from megaindex.adapters.megatron.classes import METHODS, class_of
+from megaindex.adapters.megatron.core import METHODS, class_of
 from megaindex.errors import InvalidArgument, OutOfRange
 
 SPLIT = {"split": "60,20,20"}

@@ -34,7 +34,8 @@ def __getattr__(name: str) -> Any:  # Megatron and torch are loaded only for wha
 
         return getattr(patches, name)
     if name in __all__:
-        from megaindex.adapters.megatron.classes import load_class
+        from megaindex.adapters.megatron import core, patches
 
-        return load_class(name)
+        del patches  # whose import registers the methods
+        return core.load_class(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -14,7 +14,7 @@ from typing import Any, cast
 
 from megaindex.adapters.megatron import blending, indexing
 from megaindex.adapters.megatron.batching import why_sample_by_sample
-from megaindex.adapters.megatron.core import core, is_built_here
+from megaindex.adapters.megatron.core import METHODS, core, is_built_here, load_class
 from megaindex.adapters.megatron.corpus import Corpus
 from megaindex.adapters.megatron.deferred import Maker, fill_in_later
 from megaindex.adapters.megatron.drawing import Ahead, expected_draws
@@ -242,8 +242,6 @@ def build_generic_dataset(
 
 def _patched(name: str, theirs: Any) -> Any:
     """Megatron's class where it has the methods of megaindex, else the subclass that has them."""
-    from megaindex.adapters.megatron.classes import METHODS, load_class
-
     is_patched = all(vars(theirs).get(method) is ours for method, ours in METHODS[name].items())
     return theirs if is_patched else load_class(name)
 

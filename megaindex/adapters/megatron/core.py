@@ -27,6 +27,12 @@ OLDEST, NEWEST = (0, 12), (0, 20)
 """Releases of megatron-core that are served; NEWEST is Megatron-LM main of 2026-08."""
 
 
+METHODS: dict[str, dict[str, Callable[..., Any]]] = {}
+"""megaindex's methods by Megatron's class and method, which the module ``classes`` registers."""
+STANDALONE: dict[str, dict[str, Callable[..., Any]]] = {}
+"""Methods that the subclasses of `load_class` have besides."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Names:
     """What the releases call the same thing."""
@@ -80,8 +86,6 @@ class Core:
         Functions are compared, not what they say of themselves: one that wraps Megatron's says the
         same.
         """
-        from megaindex.adapters.megatron.classes import METHODS
-
         return all(
             getattr(cls, name, None) in (self.originals.get((base, name)), METHODS[base].get(name))
             for name in names
@@ -193,3 +197,42 @@ def is_built_here(is_built_on_rank: Callable[[], bool]) -> bool:
     """Whether this process is to have the dataset."""
     distributed = importlib.import_module("torch.distributed")
     return not distributed.is_initialized() or bool(is_built_on_rank())
+
+
+_STATIC = {"build_generic_dataset", "build_low_level_dataset"}
+
+
+def class_of(name: str) -> Any:
+    """Megatron's class of that name."""
+    modules = core()
+    for module in (
+        modules.indexed_dataset,
+        modules.gpt_dataset,
+        modules.blended_dataset,
+        modules.builder,
+    ):
+        cls = getattr(module, name, None)
+        if cls is not None and cls.__module__ == module.__name__:
+            return cls
+    raise AttributeError(name)
+
+
+def as_attribute(method: str, replacement: Callable[..., Any]) -> Any:
+    """What is put into a class to make ``replacement`` its method."""
+    return staticmethod(replacement) if method in _STATIC else replacement
+
+
+@functools.cache
+def load_class(name: str) -> Any:
+    """A subclass of Megatron's class with megaindex's methods, for use without `install`.
+
+    Of the same name, since Megatron names its cache files by it.
+    """
+    base = class_of(name)
+    functions = {**METHODS[name], **STANDALONE.get(name, {})}
+    methods = {method: as_attribute(method, function) for method, function in functions.items()}
+    return type(
+        name,
+        (base,),
+        {**methods, "__module__": "megaindex.adapters.megatron", "__doc__": base.__doc__},
+    )

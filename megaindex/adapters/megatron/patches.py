@@ -14,8 +14,8 @@ from typing import Literal
 
 import megaindex.helpers
 from megaindex.adapters.megatron import blending, deferred, drawing, reading, samplers
-from megaindex.adapters.megatron.classes import METHODS, as_attribute, class_of
-from megaindex.adapters.megatron.core import SIZES, core
+from megaindex.adapters.megatron import classes as classes  # registers METHODS
+from megaindex.adapters.megatron.core import METHODS, SIZES, as_attribute, class_of, core
 from megaindex.adapters.megatron.indexing import KEYS
 from megaindex.adapters.megatron.later import after_import
 from megaindex.adapters.patching import Patches
