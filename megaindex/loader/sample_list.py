@@ -12,7 +12,8 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from torch.utils.data._utils.collate import collate, default_collate_fn_map
+from torch.utils.data._utils.collate import collate as torch_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 Batch = dict[str, Any]
 _NUMBERS = ("dataset_id",)  # fields that a sample holds as a NumPy number, as in BlendedDataset
@@ -117,7 +118,7 @@ def collate_samples(samples: Sequence[Sample], *, collate_fn_map: Any = None) ->
     if isinstance(samples, Samples) and samples.is_whole:
         return samples.batch
     return {
-        name: collate([sample[name] for sample in samples], collate_fn_map=collate_fn_map)
+        name: torch_collate([sample[name] for sample in samples], collate_fn_map=collate_fn_map)
         for name in samples[0]
     }
 
