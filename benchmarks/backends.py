@@ -11,7 +11,7 @@ import megaindex
 from benchmarks.corpora import SHAPES, write_sparse
 from benchmarks.kernels import check_equal, weights_of
 from benchmarks.timing import Comparison, alternate
-from megaindex.index.arithmetic import samples_in
+from megaindex.arithmetic import samples_in
 from megaindex.kernels import load
 from megaindex.kernels.protocol import Backend
 

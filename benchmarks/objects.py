@@ -101,7 +101,7 @@ class _Sides:
     def __init__(self, port: int, directory: Path) -> None:
         import s3fs
 
-        from megaindex.io.objects import library
+        from megaindex.objects import store as library
 
         library._this.clients.clear()  # of the server before
         self._local = megaindex.IndexedDataset(str(write_corpus(directory)))

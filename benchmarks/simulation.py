@@ -24,7 +24,7 @@ from rich.table import Table
 import megaindex
 from benchmarks import index_build, kernels
 from benchmarks.corpora import SHAPES, write_sparse
-from megaindex.index.draws import DivisorDraws
+from megaindex.index.blending import DivisorDraws
 
 
 @dataclass(frozen=True, kw_only=True)

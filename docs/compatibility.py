@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from megaindex.index.dialect import DIALECTS, Dialect
+from megaindex.index.frameworks import FRAMEWORK_RULES, FrameworkRules
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,7 +104,7 @@ DEVIATIONS = (
         framework="PaddleNLP",
         theirs="sample_index is int32 whatever it holds, and wraps",
         ours="int64, as in Megatron",
-        test="tests/index/test_dialect.py",
+        test="tests/index/test_frameworks.py",
     ),
     Deviation(
         case="samples asked for that the index does not hold",
@@ -283,7 +283,7 @@ DEVIATIONS = (
         "place keeps its old indices; the key omits add_extra_token_to_sequence and "
         "drop_last_partial_validation_sequence",
         ours="keyed by content and every parameter, verified, loaded without pickle",
-        test="tests/store/test_cache.py",
+        test="tests/cache/test_cache.py",
     ),
     Deviation(
         case="a damaged .idx: truncated, over-long, pointers outside the .bin, negative lengths",
@@ -388,12 +388,12 @@ def compatibility_page() -> str:
 
 
 def _dialect_table() -> list[str]:
-    rows = list(DIALECTS.values())
+    rows = list(FRAMEWORK_RULES.values())
     table = [
         "| | " + " | ".join(f"`{row.order}`" for row in rows) + " |",
         "|---" * (len(rows) + 1) + "|",
     ]
-    for field in fields(Dialect):
+    for field in fields(FrameworkRules):
         values = [str(getattr(row, field.name)) for row in rows]
         if field.name != "order" and len(set(values)) > 1:
             table.append(f"| {field.name} | {' | '.join(values)} |")

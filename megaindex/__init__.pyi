@@ -1,10 +1,8 @@
-from megaindex.build import build_index as build_index
-from megaindex.build.blend import build_blend as build_blend
-from megaindex.build.extend import extend_run as extend_run
-from megaindex.build.many import BuildSettings as BuildSettings
-from megaindex.build.many import build_many as build_many
-from megaindex.corpus.tokenize import Tokenized as Tokenized
-from megaindex.corpus.tokenize import tokenize as tokenize
+from megaindex.builders import build_index as build_index
+from megaindex.builders.blend import build_blend as build_blend
+from megaindex.builders.extend import extend_run as extend_run
+from megaindex.builders.many import BuildSettings as BuildSettings
+from megaindex.builders.many import build_many as build_many
 from megaindex.engine import open_engine as open_engine
 from megaindex.errors import EngineError as EngineError
 from megaindex.errors import FormatError as FormatError
@@ -25,5 +23,7 @@ from megaindex.index.order_settings import WindowOrder as WindowOrder
 from megaindex.index.spans import Index as Index
 from megaindex.index.spans import Spans as Spans
 from megaindex.kernels import backend as backend
+from megaindex.tokenize import Tokenized as Tokenized
+from megaindex.tokenize import tokenize as tokenize
 
 __version__: str

@@ -2,7 +2,7 @@
 
 A package lists its public names once, in the stub ``__init__.pyi`` that type checkers read:
 
-    from megaindex.build.blend import build_blend as build_blend
+    from megaindex.builders.blend import build_blend as build_blend
 """
 
 from __future__ import annotations

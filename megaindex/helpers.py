@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megaindex._types import I32, I64, DatasetIndex, IntArray
+from megaindex.arithmetic import INT32_MAX, INT64_MAX, samples_in
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import active, num_threads
-from megaindex.kernels.checks_mapping import check_blocks_mapping, check_mapping
-from megaindex.kernels.sizes import INT32_MAX, INT64_MAX, samples_in
-from megaindex.kernels.types import I32, I64, DatasetIndex, IntArray
+from megaindex.kernels.checks import check_blocks_mapping, check_mapping
 
 __all__ = [
     "build_blending_indices",

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from megaindex.store.array_set import ArrayFiles
-from megaindex.store.array_writer import ArrayWriter
+from megaindex.cache.framework_files.array_files import ArrayFiles
+from megaindex.cache.framework_files.writer import ArrayWriter
 
 Contents = Mapping[str, Any]
 """The arrays of a set, by name."""

@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from megaindex.audit.stream import Stream
+from megaindex.audit.streams import AuditStream
 
 
-def brute_force(stream: Stream) -> dict[str, Any]:
+def brute_force(stream: AuditStream) -> dict[str, Any]:
     """Everything `count_exposure` counts, token by token in plain loops."""
     seen = [[np.zeros(n, int) for n in source.lengths] for source in stream.sources]
     last: dict[tuple[int, int, int], int] = {}

@@ -18,9 +18,9 @@ from megaindex.corpus import corpus_fingerprint
 from megaindex.loader import CyclicSampler, Loader, MicroBatchSampler, RecipeLoader, Recorder
 from megaindex.recipe import (
     BatchSchedule,
-    Corpus,
     OpenRecipe,
     Recipe,
+    RecipeSource,
     RecipeStage,
     Stream,
     Target,
@@ -55,10 +55,10 @@ def write_sources(folder: Path) -> None:
 
 def recipe(folder: Path, **changes: Any) -> Recipe:
     sources = (
-        Corpus(name="web", path=str(folder / "web")),
-        Corpus(name="chat", path=str(folder / "chat"), kind="finetuning",
+        RecipeSource(name="web", path=str(folder / "web")),
+        RecipeSource(name="chat", path=str(folder / "chat"), kind="finetuning",
                labels=str(folder / "chat_labels")),
-        Corpus(name="qa", path=str(folder / "qa"), kind="finetuning", packed=False,
+        RecipeSource(name="qa", path=str(folder / "qa"), kind="finetuning", packed=False,
                loss_mask=str(folder / "qa_mask"), long_documents="split"),
     )  # fmt: skip
     stages = (_stage("one", 6, web=4, chat=2), _stage("two", 5, web=1, chat=1, qa=1))

@@ -12,8 +12,8 @@ from typing import Any
 
 from engine_tasks import until
 
-from megaindex.build.many import BuildSettings, BuildTask, Built
-from megaindex.index.orders import shuffled
+from megaindex.builders.many import BuildSettings, BuildTask, Built
+from megaindex.index.orders import framework as shuffled
 
 
 @dataclass(frozen=True, kw_only=True)

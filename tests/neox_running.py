@@ -13,7 +13,7 @@ import neox_stand_in
 import numpy as np
 from neox_corpora import write_corpus_and_companions
 
-from megaindex.index.dialect import dialect
+from megaindex.index.frameworks import framework_rules
 
 ADDED = 1000
 SIZES = [[11, 30, 17, 25, 9], [40, 8, 22], [13] * 9]
@@ -82,7 +82,7 @@ def _split_datasets(args: Any, samples: list[int | None]) -> list[Any]:
     count = len(utils.make_indexed_dataset(args.data_path, args.data_impl, True))
     epochs = 1 if args.train_epochs else None
     made: list[Any] = utils.build_train_valid_test_datasets(
-        args.data_path, args.data_impl, dialect("neox").split_bounds(args.split, count),
+        args.data_path, args.data_impl, framework_rules("neox").split_bounds(args.split, count),
         samples, [epochs] * 3, seq_length=args.seq_length, seed=args.seed,
         pack_impl=args.pack_impl, allow_chopped=args.allow_chopped,
     )  # fmt: skip

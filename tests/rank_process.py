@@ -14,10 +14,10 @@ import torch
 from torch import distributed
 
 import megaindex
-from megaindex.index.ladder import Ladder
-from megaindex.index.receipt import Receipt
+from megaindex.cache.fingerprint import corpus_fingerprint
+from megaindex.index.block_receipts import Ladder
+from megaindex.index.receipts import Receipt
 from megaindex.loader import GPTDataset, MicroBatchSampler, Recorder, receipted
-from megaindex.store.fingerprint import corpus_fingerprint
 
 GLOBAL_BATCH = 24
 SAVE_EVERY = 2  # steps

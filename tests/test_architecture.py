@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import ast
-import importlib
+import collections
 import os
-import pydoc
-import re
 import subprocess
 import sys
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -20,140 +17,81 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     {"cli"},
     {"adapters"},
-    {"loader", "audit", "corpus"},
+    {"loader", "audit", "corpus", "verify", "imports", "tokenize"},
     {"plan"},
-    {"build"},
-    {"recipe", "store"},
+    {"builders"},
+    {"recipe"},
+    {"cache", "configs"},
     {"index"},
     {"format", "kernels", "helpers"},
-    {"io", "engine"},
-    {"errors"},
+    {"objects"},
+    {"io", "engine", "_types", "arithmetic", "validation", "console"},
+    {"errors", "_lazy"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 
-def imported_parts(path: Path) -> set[str]:
-    parts = set()
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in sorted((ROOT / "megaindex").rglob("*.py"))}
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Modules of the package that a file imports anywhere, for type checks too."""
+    found = set()
     for node in ast.walk(ast.parse(path.read_text())):
         names = []
         if isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module] + [f"{node.module}.{alias.name}" for alias in node.names]
-        parts |= {n.split(".")[1] for n in names if n.startswith("megaindex.")}
-    return parts & set(LEVEL)
+            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
+        found |= {name for name in names if name in MODULES}
+    # a package is named on the way to its module
+    return {m for m in found if not any(other.startswith(f"{m}.") for other in found)}
 
 
-def part_of(path: Path) -> str:
-    """What ``python -m`` runs is a command, in whichever folder it lies."""
+def layer_of(path: Path) -> str:
+    """Part of the package that a file belongs to; what ``python -m`` runs is a command."""
     own = path.relative_to(ROOT / "megaindex").parts[0].removesuffix(".py")
     return "cli" if path.name == "__main__.py" else own
 
 
+def test_every_part_has_a_layer() -> None:
+    parts = {layer_of(path) for path in MODULES.values()} - {"__init__"}
+    assert parts == set(LEVEL)
+
+
 def test_imports_point_down() -> None:
-    modules = sorted((ROOT / "megaindex").rglob("*.py"))
-    assert len(modules) > 20
+    assert len(MODULES) > 20
     upward = [
-        f"{path.relative_to(ROOT)} imports {part}"
-        for path in modules
-        for part in imported_parts(path)
-        if (own := part_of(path)) in LEVEL and part != own and LEVEL[part] < LEVEL[own]
+        f"{path.relative_to(ROOT)} imports {module}"
+        for path in MODULES.values()
+        for module in imported_modules(path)
+        if (part := module.split(".")[1] if "." in module else "") in LEVEL
+        and (own := layer_of(path)) in LEVEL
+        and part != own
+        and LEVEL[part] < LEVEL[own]
     ]
     assert upward == []
 
 
-# what users import from; of adapters each module, too
-FACADES = {
-    f"megaindex{name}"
-    for name in ("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".adapters", ".helpers")
-}
+def test_modules_import_each_other_in_no_circle() -> None:
+    graph = {name: imported_modules(path) - {name} for name, path in MODULES.items()}
+    while leaves := {name for name, targets in graph.items() if not targets & graph.keys()}:
+        graph = {name: targets for name, targets in graph.items() if name not in leaves}
+    assert sorted(graph) == []
 
 
-def imported_from(source: str) -> set[tuple[str, str]]:
-    """(module, name) of everything that a text imports of megaindex; of a module itself, ""."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found |= {(alias.name, "") for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {(node.module, alias.name) for alias in node.names}
-    return {(home, name) for home, name in found if home.split(".")[0] == "megaindex"}
-
-
-def is_public(home: str, name: str) -> bool:
-    module = importlib.import_module(home)
-    return not name or name in getattr(module, "__all__", vars(module))
-
-
-@pytest.mark.parametrize("facade", sorted(FACADES - {"megaindex.helpers"}))
-def test_every_public_name_resolves_and_is_listed(facade: str) -> None:
-    module = importlib.import_module(facade)
-    stub = (Path(module.__path__[0]) / "__init__.pyi").read_text()
-    public = [name for name in module.__all__ if name != "__version__"]
-    assert public
-    assert public == sorted(name for _, name in imported_from(stub))
-    assert sorted(dir(module)) == sorted(module.__all__)
-    for home, name in imported_from(stub):
-        if "torch" in home or home.endswith("neox_dataset"):
-            pytest.importorskip("torch")
-        value = getattr(module, name)
-        assert value is getattr(importlib.import_module(home), name)
-    with pytest.raises(AttributeError, match="has no attribute 'other'"):
-        _ = module.other
-
-
-def test_a_function_with_the_name_of_its_module_stays_the_function() -> None:
-    """Whichever of the two is imported first."""
-    code = """
-import megaindex.corpus.merge, megaindex.recipe.amend
-from megaindex.corpus.merge import merge as function
-from megaindex.corpus import merge
-from megaindex.recipe import amend
-import megaindex.recipe.amend
-assert merge is function and callable(amend) and megaindex.recipe.amend is amend
-"""
-    subprocess.run([sys.executable, "-c", code], check=True)
-
-
-def test_modules_import_from_modules_not_from_facades() -> None:
-    wrong = []
-    for path in sorted((ROOT / "megaindex").rglob("*.py")):
-        for home, name in imported_from(path.read_text()):
-            package = importlib.import_module(home) if home in FACADES else None
-            if package and name != "__version__" and name in getattr(package, "_homes", ()):
-                wrong.append(f"{path.relative_to(ROOT)} imports {name} from {home}")
-    assert wrong == []
-
-
-def test_documentation_imports_from_facades_alone() -> None:
-    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    seen, deeper = 0, []
-    for page in pages:
-        for block in re.findall(r"```(?:python|py)\n(.*?)```", page.read_text(), re.DOTALL):
-            for home, name in imported_from(block):
-                seen += 1
-                public = home in FACADES or home.rpartition(".")[0] == "megaindex.adapters"
-                if not public or not is_public(home, name):
-                    deeper.append(f"{page.name}: {home} {name}")
-    assert seen > 20
-    assert deeper == []
-
-
-def test_help_begins_with_an_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of six lines, which run."""
-    if os.environ.get("MEGAINDEX_SANITIZE") == "1":
-        pytest.skip("torch does not run under the sanitizers")
-    pytest.importorskip("torch")
-    import megaindex
-
-    text = pydoc.plain(pydoc.render_doc(megaindex)).partition("\nDESCRIPTION\n")[2]
-    example = textwrap.dedent(text.partition("\n    \n")[0])
-    assert len(example.splitlines()) == 6
-    with megaindex.IndexedDatasetWriter(str(tmp_path / "c"), "uint16") as writer:
-        writer.add_document([7] * (65 * 2048))
-    assert capsys.readouterr().out == ""
-    exec(example.replace("/data/my_corpus_text_document", str(tmp_path / "c")), {})
-    assert capsys.readouterr().out.count("tensor(") == 2  # 64 samples in batches of 4 on 8 ranks
+def test_public_classes_have_names_of_their_own() -> None:
+    homes = collections.defaultdict(list)
+    for name, path in MODULES.items():
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes[node.name].append(name)
+    assert {name: where for name, where in homes.items() if len(where) > 1} == {}
 
 
 def test_kernels_know_neither_python_nor_files() -> None:

@@ -10,7 +10,7 @@ from corpora import write_corpus
 
 import megaindex
 from megaindex.cli import main
-from megaindex.loader.proof import walk_ranks
+from megaindex.cli.demo import walk_ranks
 
 
 def text_tree(root: Path) -> None:

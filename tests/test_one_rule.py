@@ -12,17 +12,17 @@ from command_line import cli
 from corpora import write_corpus
 
 import megaindex
-from megaindex.audit.stream import stream_of_index
+from megaindex.audit.streams import stream_of_index
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.megatron_args import read_megatron
+from megaindex.configs.neox_yaml import neox_settings
+from megaindex.configs.run import Data, Run, Source, Target
+from megaindex.configs.run_builder import resolve
 from megaindex.errors import InvalidArgument
-from megaindex.loader.hosts import HostBatches
-from megaindex.loader.sampler import MicroBatchSampler
+from megaindex.loader.host_samplers import RandomAccessSampler
+from megaindex.loader.samplers import MicroBatchSampler
 from megaindex.plan import make_plan
-from megaindex.recipe.megatron import read_megatron
-from megaindex.recipe.neox import neox_settings
 from megaindex.recipe.recipe_file import recipe_of
-from megaindex.recipe.run import Data, Run, Source, Target
-from megaindex.recipe.run_builder import resolve
-from megaindex.recipe.schedule import BatchSchedule
 
 Door = Callable[[Any, str], Any]
 """Takes a wrong value and the path of a corpus."""
@@ -131,7 +131,7 @@ SEED = (api("seed"), blend("seed"), run("seed"), command("plan", "--seed"),
 MICRO = (run("micro_batch_size"), command("plan", "--micro-batch-size"),
          megatron("--micro-batch-size"), neox("train_micro_batch_size_per_gpu"),
          recipe("batch.micro_batch_size"), loader("micro_batch_size"),
-         loader("micro_batch_size", HostBatches), audit("micro_batch_size"))  # fmt: skip
+         loader("micro_batch_size", RandomAccessSampler), audit("micro_batch_size"))  # fmt: skip
 RANKS = (run("data_parallel_size"), command("plan", "--data-parallel-size"),
          recipe("batch.data_parallel_size"), loader("data_parallel_size"),
          audit("data_parallel_size"))  # fmt: skip
@@ -160,7 +160,7 @@ CASES = [
     (SPLIT, "1,2,3,4", "must be up to three non-negative numbers with a positive sum"),
     (SPLIT, "0,0,0", "must be up to three non-negative numbers with a positive sum"),
     (BUFFER, 0.5, "must be a number >= 1 or exact, got 0.5"),
-    ((loader("data_parallel_rank"), loader("data_parallel_rank", HostBatches)), 2,
+    ((loader("data_parallel_rank"), loader("data_parallel_rank", RandomAccessSampler)), 2,
      "must be 0 or 1, got 2"),
     ((loader("tail"), command("plan", "--tail"), recipe("tail")), "cut",
      "must be one of drop, pad, wrap, got 'cut'"),

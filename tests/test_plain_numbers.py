@@ -15,24 +15,23 @@ from corpora import write_corpus
 
 import megaindex
 from megaindex import EpochOrder, MegatronOrder, NeoxDocumentsOrder
-from megaindex.audit.stream import AuditSource, stream_of_index
-from megaindex.corpus.tokenize import tokenize
+from megaindex.audit.streams import AuditSource, stream_of_index
+from megaindex.configs.batch_schedule import BatchSchedule, ramp_up
+from megaindex.configs.run import Data, Evaluation, Run, Source, Target
+from megaindex.configs.run_builder import resolve
+from megaindex.configs.settings import Settings
 from megaindex.engine import open_engine
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.extended import extend_index, times_served
-from megaindex.index.ladder import explain, planned_ladder
-from megaindex.index.plain import check_exact, check_fraction, check_integer, check_number
-from megaindex.index.receipt import fingerprint_keys
+from megaindex.index.block_receipts import explain, planned_ladder
+from megaindex.index.extended_index import extend_index, times_served
+from megaindex.index.receipts import fingerprint_keys
 from megaindex.plan import make_plan
-from megaindex.recipe.corpus import Corpus
-from megaindex.recipe.evaluation import RecipeEvaluation
-from megaindex.recipe.model import Recipe, RecipeStage, Stream
+from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeStage, Stream
 from megaindex.recipe.recipe_file import to_mapping
-from megaindex.recipe.run import Data, Evaluation, Run, Source, Target
-from megaindex.recipe.run_builder import resolve
-from megaindex.recipe.schedule import BatchSchedule, ramp_up
-from megaindex.recipe.settings import Settings
+from megaindex.recipe.source import RecipeSource
+from megaindex.tokenize import tokenize
+from megaindex.validation import check_exact, check_fraction, check_integer, check_number
 
 N = Callable[[int], Any]
 """Makes an integer of one kind or another."""
@@ -291,10 +290,11 @@ def test_settings_and_recipes_are_the_same(kind: N) -> None:
         chosen = RecipeStage(name="two", streams=(Stream(source="a", choose=n(8)),))
         return Recipe(
             sequence_length=n(16), batch=BatchSchedule(stages=((n(0), n(4)), (n(8), n(8)))),
-            sources=(Corpus(name="a", tokens=n(250), max_epochs=n(3)), Corpus(name="b", path="b")),
+            sources=(RecipeSource(name="a", tokens=n(250), max_epochs=n(3)),
+                     RecipeSource(name="b", path="b")),
             stages=(mixed, chosen), seed=n(5), exhaustion="stop", micro_batch_size=n(2),
             data_parallel_size=n(2), gradient_accumulation_steps=n(1),
-            evaluation=RecipeEvaluation(source=Corpus(name="v", tokens=n(99)), interval=n(7)),
+            evaluation=RecipeEvaluation(source=RecipeSource(name="v", tokens=n(99)), interval=n(7)),
         )  # fmt: skip
 
     assert recipe(kind) == recipe(int)
@@ -320,7 +320,7 @@ def test_tokenizing_is_the_same(tmp_path: Path, kind: N) -> None:
 def test_samplers_and_their_states_are_the_same(kind: N) -> None:
     pytest.importorskip("torch")
     from megaindex.loader import CyclicSampler, EvaluationSampler, MicroBatchSampler
-    from megaindex.loader.hosts import HostBatches
+    from megaindex.loader.host_samplers import RandomAccessSampler
 
     def run(n: N) -> list[Any]:
         ranks = {"micro_batch_size": n(2), "data_parallel_rank": n(1), "data_parallel_size": n(2)}
@@ -334,7 +334,7 @@ def test_samplers_and_their_states_are_the_same(kind: N) -> None:
             json.dumps(made.state_dict())
             made.load_state_dict(made.state_after(n(3)))
             served += [list(made)]
-        hosts = HostBatches(num_samples=n(200), **ranks, consumed_samples=n(100))
+        hosts = RandomAccessSampler(num_samples=n(200), **ranks, consumed_samples=n(100))
         return [
             *served,
             list(EvaluationSampler(num_samples=n(9), **ranks)),
@@ -349,9 +349,9 @@ def test_samplers_and_their_states_are_the_same(kind: N) -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_loader_of_such_numbers_goes_on(corpus: IndexedDataset, kind: N) -> None:
     pytest.importorskip("torch")
+    from megaindex.cache.fingerprint import corpus_fingerprint
     from megaindex.loader import Loader, MicroBatchSampler, PositionalOptions, Recorder
-    from megaindex.loader.options import SampleOptions
-    from megaindex.store.fingerprint import corpus_fingerprint
+    from megaindex.loader.batch import SampleOptions
 
     def make(n: N) -> Loader:
         index = megaindex.build_index(
@@ -385,7 +385,7 @@ def test_a_loader_of_such_numbers_goes_on(corpus: IndexedDataset, kind: N) -> No
 def test_what_a_loader_does_not_take_is_refused(corpus: IndexedDataset) -> None:
     pytest.importorskip("torch")
     from megaindex.loader import Loader, PositionalOptions
-    from megaindex.loader.options import SampleOptions
+    from megaindex.loader.batch import SampleOptions
 
     index = megaindex.build_index(corpus, sequence_length=16, seed=1)
     for device in (-1, "cuda:-2", "no such", 1.5, [0]):

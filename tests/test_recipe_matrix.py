@@ -15,21 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from walking import Walk, origins
 
-from megaindex.build.recipe import OpenRecipe, open_recipe
+from megaindex.builders.recipe import OpenRecipe, open_recipe
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDatasetWriter
 from megaindex.index import mixing as mixing_module
 from megaindex.recipe.amend import amend, check_past
-from megaindex.recipe.corpus import Corpus
-from megaindex.recipe.model import (
-    EXHAUSTIONS,
-    Exhaustion,
-    Recipe,
-    RecipeStage,
-    Stream,
-)
-from megaindex.recipe.run import Target
-from megaindex.recipe.schedule import BatchSchedule
+from megaindex.recipe.recipe import EXHAUSTIONS, Exhaustion, Recipe, RecipeStage, Stream
+from megaindex.recipe.source import RecipeSource
 
 S = 8
 TEXTS = {"web": 420, "code": 130, "books": 60}
@@ -67,9 +61,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def sources_of(folder: Path, limits: dict[str, Fraction | None]) -> tuple[Corpus, ...]:
-    text = [Corpus(name=n, path=str(folder / n), max_epochs=limits.get(n)) for n in TEXTS]
-    chat = Corpus(name="chat", path=str(folder / "chat"), loss_mask=str(folder / "chat_mask"),
+def sources_of(folder: Path, limits: dict[str, Fraction | None]) -> tuple[RecipeSource, ...]:
+    text = [RecipeSource(name=n, path=str(folder / n), max_epochs=limits.get(n)) for n in TEXTS]
+    chat = RecipeSource(name="chat", path=str(folder / "chat"), loss_mask=str(folder / "chat_mask"),
                   kind="finetuning", max_epochs=limits.get("chat"))  # fmt: skip
     return (*text, chat)
 
@@ -123,7 +117,11 @@ def opened_or_none(recipe: Recipe) -> OpenRecipe | None:
 
 
 def changed(
-    data: st.DataObject, opened: OpenRecipe, walk: Walk, name: str, sources: tuple[Corpus, ...]
+    data: st.DataObject,
+    opened: OpenRecipe,
+    walk: Walk,
+    name: str,
+    sources: tuple[RecipeSource, ...],
 ) -> OpenRecipe | None:
     """The run with another stage from here on, which may draw from a new source; its past kept."""
     recipe = opened.itinerary.recipe

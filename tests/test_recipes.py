@@ -11,10 +11,10 @@ import pytest
 from command_line import cli
 from corpora import write_corpus
 
-from megaindex.build.recipe import open_recipe
+from megaindex.builders.recipe import open_recipe
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.loader import RecipeLoader
-from megaindex.loader.batches import Batch
+from megaindex.loader.batch_reader import Batch
 from megaindex.recipe.recipe_file import read_recipe
 
 RECIPE = """

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import zstandard
 
-from megaindex.corpus.tokenize import Tokenized, tokenize
 from megaindex.engine import open_engine
+from megaindex.tokenize import Tokenized, tokenize
 
 TEXTS = [
     "The first document, plain and simple.",

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from megaindex.build.recipe import OpenRecipe
-from megaindex.loader.fields import BatchMaker
-from megaindex.loader.ledger import Ledger
-from megaindex.loader.recipe_targets import targets_of
-from megaindex.loader.sampler import MicroBatchSampler
-from megaindex.loader.tokens import MappedTokens
+from megaindex.builders.recipe import OpenRecipe
+from megaindex.loader.batch import BatchMaker
+from megaindex.loader.samplers import MicroBatchSampler
+from megaindex.loader.source_progress import SourceProgress
+from megaindex.loader.targets import targets_of
+from megaindex.loader.token_readers import MappedTokens
 
 
 @dataclass
@@ -70,7 +70,7 @@ class Walk:
         self.consumed += len(ids)
         self.state = state
         assert state["consumed_samples"] == self.consumed == len(self.served)
-        rows = Ledger(opened.itinerary).totals(self.consumed)
+        rows = SourceProgress(opened.itinerary).totals(self.consumed)
         counts = {row.source: row.samples for row in rows}
         assert counts == {name: [s for s, _ in self.served].count(name) for name in counts}
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import SupportsIndex
 
-from megaindex.loader.samples import Fields, Samples
+from megaindex.loader.numpy_dataset import Fields, NumpyDataset
 
 
 class SampleSource:
@@ -29,7 +29,7 @@ class SampleSource:
             taken with another.
     """
 
-    def __init__(self, samples: Samples, *, fingerprint: str = "") -> None:
+    def __init__(self, samples: NumpyDataset, *, fingerprint: str = "") -> None:
         self._samples = samples
         self._fingerprint = fingerprint
 
@@ -51,13 +51,14 @@ class BatchSource:
 
     Args:
         samples: what is read.
-        batches: the sample ids of each batch, such as `megaindex.loader.hosts.HostBatches`.
+        batches: the sample ids of each batch, such as
+            `megaindex.loader.host_samplers.RandomAccessSampler`.
         fingerprint: as for `SampleSource`.
     """
 
     def __init__(
         self,
-        samples: Samples,
+        samples: NumpyDataset,
         batches: Sequence[Sequence[int | None]],
         *,
         fingerprint: str = "",

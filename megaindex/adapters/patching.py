@@ -1,9 +1,12 @@
-"""Names of a framework replaced, and put back."""
+"""Replacement of a framework's names, now or when a module is imported."""
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.machinery
+import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -50,3 +53,56 @@ def _import_again(name: str, before: Any) -> None:
         sys.modules.pop(name, None)
     else:
         sys.modules[name] = before
+
+
+def after_import(name: str, then: Callable[[ModuleType], None]) -> Callable[[], None]:
+    """Call ``then(module)`` once the module ``name`` is there: now, or when it is imported.
+
+    Returns:
+        A function that takes the order back.
+    """
+    if name in sys.modules:
+        then(sys.modules[name])
+        return lambda: None
+    finder = _Finder(name, then)
+    sys.meta_path.insert(0, finder)
+    return finder.withdraw
+
+
+class _Finder(importlib.abc.MetaPathFinder):
+    """Finds one module as the other finders do, and wraps its loader."""
+
+    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+        self._name = name
+        self._then = then
+
+    def find_spec(
+        self,
+        fullname: str,
+        path: Sequence[str] | None,  # noqa: ARG002
+        target: ModuleType | None = None,  # noqa: ARG002
+    ) -> importlib.machinery.ModuleSpec | None:
+        if fullname != self._name:
+            return None
+        self.withdraw()  # so that the search below goes past here
+        spec = importlib.util.find_spec(fullname)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Loader(spec.loader, self._then)
+        return spec
+
+    def withdraw(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
+
+class _Loader(importlib.abc.Loader):
+    def __init__(self, loader: importlib.abc.Loader, then: Callable[[ModuleType], None]) -> None:
+        self._loader = loader
+        self._then = then
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        self._loader.exec_module(module)
+        self._then(module)

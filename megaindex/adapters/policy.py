@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 import numpy as np
 
+from megaindex._types import F64
 from megaindex.errors import InvalidArgument
-from megaindex.index.dialect import Dialect, dialect
+from megaindex.index.frameworks import FrameworkRules, framework_rules
 from megaindex.index.order_settings import make_order
-from megaindex.index.plain import check_buffer
 from megaindex.kernels import active
-from megaindex.kernels.types import F64
+from megaindex.validation import check_buffer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,13 +24,13 @@ class Policy:
 
     variance_buffer: float | Literal["exact"] | None
     """None: what the framework applies."""
-    row: Dialect
+    row: FrameworkRules
     """The framework's order with the final epoch as asked."""
 
     @functools.cached_property
     def final_epoch(self) -> dict[str, Any]:
         """What decides the arrays besides the framework's own settings; empty where nothing."""
-        if self.row == dialect(self.row.order):
+        if self.row == framework_rules(self.row.order):
             return {}
         settings: dict[str, Any] = {"separate_final_epoch": self.row.separate_final_epoch}
         if self.row.separate_final_epoch == "auto":

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeVar
 
-from megaindex.store.claim import build_once
+from megaindex.cache.claim import build_once
 
 logger = logging.getLogger("megaindex")
 
@@ -23,7 +23,7 @@ _PUT_OFF = 4  # blends whose records are put off: each keeps its corpora open
 T = TypeVar("T")
 
 
-class Served(NamedTuple):
+class ServedDataset(NamedTuple):
     """One dataset, and the code that serves it."""
 
     framework: str
@@ -63,7 +63,7 @@ class Status:
 
     installed: dict[str, str]
     """For each framework its version and the settings of `install`."""
-    datasets: tuple[Served, ...]
+    datasets: tuple[ServedDataset, ...]
 
     def __str__(self) -> str:
         active = [f"{framework}: {how}" for framework, how in self.installed.items()]
@@ -88,10 +88,10 @@ class Reports:
         """``show`` prints a line where the logger's level hides it; None: it stays hidden."""
         self.framework = framework
         self.active: str | None = None
-        self.rows: dict[tuple[str, str, str], Served] = {}
+        self.rows: dict[tuple[str, str, str], ServedDataset] = {}
         self._show = show
         self._is_announced = False
-        self._later: list[Callable[[], list[Served]]] = []
+        self._later: list[Callable[[], list[ServedDataset]]] = []
 
     def begin(self, framework_version: str, settings: str) -> None:
         """Start an empty record, and say that megaindex is active."""
@@ -109,7 +109,7 @@ class Reports:
         self._is_announced = False
         self._clear()
 
-    def recorded(self) -> list[Served]:
+    def recorded(self) -> list[ServedDataset]:
         """All records, the oldest first."""
         self._write_down(0)
         return list(self.rows.values())
@@ -126,16 +126,16 @@ class Reports:
 
     def serve(self, kind: str, name: str, how: str, **facts: Any) -> None:
         """Record a dataset that megaindex serves."""
-        self.serve_each([Served(self.framework, kind, name, "megaindex", how, **facts)])
+        self.serve_each([ServedDataset(self.framework, kind, name, "megaindex", how, **facts)])
 
-    def serve_each(self, rows: Sequence[Served]) -> None:
+    def serve_each(self, rows: Sequence[ServedDataset]) -> None:
         """Record datasets that megaindex serves, in one log record of a line for each."""
         for row in rows:
             self.rows[row.kind, row.name, ""] = row
         if self._is_heard():
             self._say("\n".join(f"megaindex: {row}" for row in rows))
 
-    def serve_together(self, make_rows: Callable[[], list[Served]], summary: str) -> None:
+    def serve_together(self, make_rows: Callable[[], list[ServedDataset]], summary: str) -> None:
         """Record datasets that were made at once, in one log record of several lines.
 
         The records of a thousand datasets take as long as a tenth of opening them, so they are put
@@ -152,7 +152,7 @@ class Reports:
         key = kind, name, reason
         if key in self.rows:
             return
-        self.rows[key] = row = Served(self.framework, kind, name, self.framework, reason)
+        self.rows[key] = row = ServedDataset(self.framework, kind, name, self.framework, reason)
         if self._is_heard():
             self._say(f"megaindex: {row}")
 

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.audit.stream import Stream
-from megaindex.index.draws import Progress
-from megaindex.kernels.types import F64, I64
+from megaindex._types import F64, I64
+from megaindex.audit.streams import AuditStream
+from megaindex.index.blending import Progress
 
 _RUNS_AT_ONCE = 1 << 18
 _DOCUMENTS_AT_ONCE = 1 << 20
@@ -79,7 +79,7 @@ class _Served:
 
 
 def count_exposure(
-    stream: Stream, *, points: int = 400, progress: Progress | None = None
+    stream: AuditStream, *, points: int = 400, progress: Progress | None = None
 ) -> Exposure:
     """Counts every serving of every token.
 
@@ -112,7 +112,9 @@ def _stretches(num_steps: int, points: int) -> I64:
     return np.append(np.arange(0, num_steps, length), num_steps).astype(np.int64)
 
 
-def _collect(stream: Stream, stretch_of: I64, progress: Progress | None) -> tuple[_Served, I64]:
+def _collect(
+    stream: AuditStream, stretch_of: I64, progress: Progress | None
+) -> tuple[_Served, I64]:
     num_sources = len(stream.sources)
     first = np.array([source.first_document for source in stream.sources])
     composition = np.zeros((int(stretch_of[-1]) + 1) * num_sources, np.int64)
@@ -143,7 +145,7 @@ def _blocks(served: _Served, token_base: I64) -> Iterator[range]:
 class _Tally:
     """Sums over blocks of documents."""
 
-    def __init__(self, stream: Stream, stretch_of: I64) -> None:
+    def __init__(self, stream: AuditStream, stretch_of: I64) -> None:
         self._stream = stream
         self._stretch_of = stretch_of
         self.past = _Counts(len(stream.sources))

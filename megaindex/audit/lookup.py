@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from megaindex.audit.stream import Runs, Stream
+from megaindex._types import I64
+from megaindex.audit.streams import AuditStream, Runs
 from megaindex.errors import InvalidArgument, OutOfRange
-from megaindex.index.plain import check_between
-from megaindex.kernels.types import I64
+from megaindex.validation import check_between
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,7 +33,7 @@ class Serving:
         return dict(vars(self))
 
 
-def documents_of(stream: Stream, step: int, rank: int | None = None) -> list[Serving]:
+def documents_of(stream: AuditStream, step: int, rank: int | None = None) -> list[Serving]:
     """What a step serves, to all ranks or to one, sample by sample.
 
     Raises:
@@ -49,7 +49,7 @@ def documents_of(stream: Stream, step: int, rank: int | None = None) -> list[Ser
     return [serving for serving in found if rank is None or serving.rank == rank]
 
 
-def steps_of(stream: Stream, document: int, source: int = 0) -> list[Serving]:
+def steps_of(stream: AuditStream, document: int, source: int = 0) -> list[Serving]:
     """Every serving of a document (a sequence id of its source), in order of training.
 
     Raises:
@@ -71,7 +71,7 @@ def steps_of(stream: Stream, document: int, source: int = 0) -> list[Serving]:
     return found
 
 
-def _check_rank(stream: Stream, rank: int) -> None:
+def _check_rank(stream: AuditStream, rank: int) -> None:
     if stream.micro_batch_size is None or stream.data_parallel_size is None:
         raise InvalidArgument(
             "a rank needs --micro-batch-size and --data-parallel-size, which say how ranks share "
@@ -80,7 +80,7 @@ def _check_rank(stream: Stream, rank: int) -> None:
     check_between("rank", rank, 0, stream.data_parallel_size - 1, error=OutOfRange)
 
 
-def _servings(stream: Stream, runs: Runs) -> Iterator[Serving]:
+def _servings(stream: AuditStream, runs: Runs) -> Iterator[Serving]:
     step = stream.step_of(runs.sample)
     ranks, micro_batches = _dealt(stream, step, runs.sample - stream.step_bounds[step])
     columns = (step, runs.sample, runs.source, runs.document, runs.offset, runs.length)
@@ -93,9 +93,11 @@ def _servings(stream: Stream, runs: Runs) -> Iterator[Serving]:
         )
 
 
-def _dealt(stream: Stream, step: I64, within: I64) -> tuple[I64 | None, I64 | None]:
-    """Rank and micro batch of samples, counted within their step, as `megaindex.loader.deal` has
-    it: a last step with rows of padding spreads its samples over all micro batches."""
+def _dealt(stream: AuditStream, step: I64, within: I64) -> tuple[I64 | None, I64 | None]:
+    """Rank and micro batch of samples, counted within their step; see `megaindex.loader.rank_rows`.
+
+    A last step with rows of padding spreads its samples over all micro batches.
+    """
     size, parallel = stream.micro_batch_size, stream.data_parallel_size
     if size is None or parallel is None:
         return None, None

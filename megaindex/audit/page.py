@@ -9,13 +9,12 @@ from html import escape
 
 import numpy as np
 
+from megaindex.audit.render import cut_words, distance_words, headline, jump_words, percent
 from megaindex.audit.report import Audit, shares
-from megaindex.audit.words import cut_words, distance_words, headline, jump_words, percent
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.io.atomic import AtomicFiles
-from megaindex.io.failures import as_storage_error
-from megaindex.io.kinds import check_regular, open_at_once
-from megaindex.io.locations import check_local
+from megaindex.io.os_errors import as_storage_error
+from megaindex.io.paths import check_local, check_regular, open_at_once
 
 PAGE_REMEDY = "write the page (--html) to a disk"
 _MARK = "<title>megaindex audit</title>"  # of every page since the first, near its beginning
@@ -124,7 +123,7 @@ def page(audit: Audit) -> str:
 
 
 def _exposure(audit: Audit) -> str:
-    from megaindex.audit.figures import exposure_curve
+    from megaindex.audit.plots import exposure_curve
 
     past = " The shaded part is past." if audit.stream.past_steps else ""
     return _section(
@@ -138,7 +137,7 @@ def _exposure(audit: Audit) -> str:
 
 
 def _shares(audit: Audit) -> str:
-    from megaindex.audit.figures import exposure_shares
+    from megaindex.audit.plots import exposure_shares
 
     return _section(
         "New and repeated tokens",
@@ -149,7 +148,7 @@ def _shares(audit: Audit) -> str:
 
 
 def _times(audit: Audit) -> str:
-    from megaindex.audit.figures import times_seen
+    from megaindex.audit.plots import times_seen
 
     columns = ["seen"]
     histograms = []
@@ -182,7 +181,7 @@ def _sources(audit: Audit) -> str:
     sources, exposure = audit.stream.sources, audit.exposure
     if len(sources) == 1:
         return ""
-    from megaindex.audit.figures import composition
+    from megaindex.audit.plots import composition
 
     served = exposure.composition.sum(axis=0)
     rows = []
@@ -205,7 +204,7 @@ def _repeats(audit: Audit) -> str:
     title = "Distance between repeats"
     if not audit.exposure.distances.any():
         return f'<section class="keep"><h2>{title}</h2><p>{distance_words(audit)}</p></section>'
-    from megaindex.audit.figures import repeat_distances
+    from megaindex.audit.plots import repeat_distances
 
     return _section(
         title,

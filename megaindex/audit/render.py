@@ -1,4 +1,4 @@
-"""The audit and its look-ups on a terminal."""
+"""The audit, its look-ups and comparisons on a terminal."""
 
 from __future__ import annotations
 
@@ -10,12 +10,76 @@ import numpy as np
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
+from megaindex._types import F64, I64
+from megaindex.audit.diff import Difference, TokenRun
 from megaindex.audit.lookup import Serving
-from megaindex.audit.report import Audit, shares
-from megaindex.audit.stream import Stream
-from megaindex.audit.words import cut_words, distance_words, headline, jump_words, percent
-from megaindex.kernels.types import F64, I64
-from megaindex.plan.printing import Column, FittedTable, Prose, ShortNames, print_view, spaced
+from megaindex.audit.report import Audit, Jump, shares
+from megaindex.audit.streams import AuditStream
+from megaindex.console import (
+    FittedTable,
+    Prose,
+    ShortNames,
+    TableColumn,
+    print_lines,
+    print_view,
+    spaced,
+)
+
+
+def headline(audit: Audit) -> str:
+    """What was audited, in one line."""
+    stream = audit.stream
+    order = f"order {stream.order}, " if stream.order else ""
+    past = f", of which {stream.past_steps:,} are past" if stream.past_steps else ""
+    return (
+        f"{order}{stream.num_samples:,} samples of {stream.index.sequence_length:,} tokens in "
+        f"{stream.num_steps:,} steps{past}; corpus of {audit.tokens:,} tokens"
+    )
+
+
+def jump_words(jump: Jump) -> str:
+    """What a jump is, and what it does to the loss."""
+    return (
+        f"From step {jump.step:,} on, tokens have been seen {jump.after:.2f} times before, just "
+        f"before it {jump.before:.2f} times: the training loss tends to fall there, because the "
+        "model meets these tokens once more, not because it has learned more."
+    )
+
+
+def cut_words(audit: Audit) -> list[str]:
+    """Tokens that no sample holds, source by source."""
+    return [
+        f"{source.name}: {source.cut_tokens:,} tokens "
+        f"({percent(source.cut_tokens / int(counts.sum()))}) are in no sample of an epoch, by "
+        f"{source.cut_by}, and stay unseen."
+        for source, counts in zip(audit.stream.sources, audit.exposure.total.tokens, strict=True)
+        if source.cut_tokens
+    ]
+
+
+def distance_words(audit: Audit) -> str:
+    """How far repeats are apart."""
+    distances = audit.exposure.distances
+    repeated = int(distances.sum())
+    if repeated == 0:
+        return "No token is served twice."
+    cumulated = np.cumsum(distances)
+    least = int(np.flatnonzero(distances)[0])
+    tenth, median, most = (
+        int(np.searchsorted(cumulated, share * repeated)) for share in (0.1, 0.5, 0.9)
+    )
+    return (
+        f"Tokens served again: {repeated:,}. Steps since the last time: at least {least:,}, "
+        f"median {median:,}; 10 % within {tenth:,}, 90 % within {most:,}."
+    )
+
+
+def percent(share: float) -> str:
+    """Two decimals, and never 0 or 100 for what is only close to it."""
+    if 0 < share < 0.00005:
+        return "<0.01%"
+    return ">99.99%" if 0.99995 <= share < 1 else f"{share:.2%}"
+
 
 _CURVE_WIDTH = 60
 _BARS = " ▁▂▃▄▅▆▇█"
@@ -35,13 +99,16 @@ def print_audit(audit: Audit, file: TextIO | None = None) -> None:
     print_view(spaced(parts), file)
 
 
-def print_servings(stream: Stream, found: Sequence[Serving], file: TextIO | None = None) -> None:
+def print_servings(
+    stream: AuditStream, found: Sequence[Serving], file: TextIO | None = None
+) -> None:
     """Prints a look-up as a table."""
     many = len(stream.sources) > 1
     names = ShortNames.of(source.name for source in stream.sources)
     columns = ("step", "rank", "micro batch", "sample", "document", "tokens")
     table = FittedTable(
-        *(Column(name=name) for name in columns), *[Column(name="source", kind="name")] * many
+        *(TableColumn(name=name) for name in columns),
+        *[TableColumn(name="source", kind="name")] * many,
     )
     for s in found[:_MOST_ROWS]:
         dealt = ("–" if value is None else str(value) for value in (s.rank, s.micro_batch))
@@ -73,7 +140,9 @@ def _seen(audit: Audit) -> RenderableType:
         ):
             names.append(f"{what} {name}")
             columns.append(_folded(shares(values)))
-    table = FittedTable(Column(name="seen", kind="label"), *(Column(name=name) for name in names))
+    table = FittedTable(
+        TableColumn(name="seen", kind="label"), *(TableColumn(name=name) for name in names)
+    )
     for times in range(max(map(len, columns))):
         more = " and more" if times == _MOST_TIMES else ""
         cells = [percent(c[times]) if times < len(c) else "" for c in columns]
@@ -114,7 +183,9 @@ def _resampled(curve: F64, width: int) -> F64:
 
 def _sources(audit: Audit, short: ShortNames) -> RenderableType:
     names = ("of tokens served", "unseen", "once", "twice or more", "epochs served")
-    table = FittedTable(Column(name="source", kind="name"), *(Column(name=name) for name in names))
+    table = FittedTable(
+        TableColumn(name="source", kind="name"), *(TableColumn(name=name) for name in names)
+    )
     served = audit.exposure.composition.sum(axis=0)
     for source, counts, tokens in zip(
         audit.stream.sources, audit.exposure.total.tokens, served.tolist(), strict=True
@@ -131,3 +202,60 @@ def _sources(audit: Audit, short: ShortNames) -> RenderableType:
 
 def _epochs(counts: I64) -> float:
     return float(np.arange(counts.size) @ counts) / max(1, int(counts.sum()))
+
+
+_MOST_RUNS = 6
+
+
+def print_difference(difference: Difference, file: TextIO | None = None) -> None:
+    """Prints the verdict, the first difference and the causes."""
+    print_lines(lines(difference), file)
+
+
+def lines(difference: Difference) -> list[str]:
+    """The text, line by line."""
+    a, b = difference.names
+    text = [f"A  {a}", f"B  {b}", "", _verdict(difference)]
+    if difference.samples is not None:
+        text += ["", f"first difference: sample {difference.first_difference:,}"]
+        for side, runs in zip("AB", difference.samples, strict=True):
+            text += [f"  {side}  {line}" for line in _runs(runs)]
+    if difference.causes:
+        text += ["", "settings that differ, without effect here:" if difference.equal else "cause:"]
+    for cause in difference.causes:
+        values = f"{cause.setting}: {cause.a} and {cause.b}: " if cause.setting else ""
+        text.append(f"  {values}{cause.words}")
+    return text
+
+
+def _verdict(difference: Difference) -> str:
+    count_a, count_b = difference.num_samples
+    compared = min(count_a, count_b)
+    if difference.equal:
+        return f"equal: {count_a:,} samples, the same in every position"
+    if difference.relation == "prefix":
+        longer = "A" if count_a > count_b else "B"
+        return (
+            f"{longer} continues the other: the first {compared:,} samples are the same, "
+            f"{longer} has {abs(count_a - count_b):,} more"
+        )
+    share = percent(difference.positions_differing / compared)
+    where = f"{difference.positions_differing:,} of {compared:,} positions differ ({share})"
+    if difference.relation == "reordered":
+        return f"the same {count_a:,} samples in another order: {where}"
+    common = difference.samples_in_common
+    if common == compared:
+        shorter, longer = ("A", "B") if count_a < count_b else ("B", "A")
+        return f"all {compared:,} samples of {shorter} are in {longer}, at other places: {where}"
+    return (
+        f"other samples: {where}; {common:,} samples are in both (A has {count_a:,}, B {count_b:,})"
+    )
+
+
+def _runs(runs: Sequence[TokenRun]) -> list[str]:
+    found = []
+    for run in runs[:_MOST_RUNS]:
+        end = "its end" if run.length is None else f"{run.offset + run.length - 1}"
+        found.append(f"document {run.document}, tokens {run.offset} … {end}")
+    rest = len(runs) - _MOST_RUNS
+    return [*found, f"and {rest} documents more"] if rest > 0 else found

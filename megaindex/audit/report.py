@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from megaindex._types import I64
 from megaindex.audit.exposure import Exposure, Histograms, count_exposure
-from megaindex.audit.stream import Stream
-from megaindex.index.draws import Progress
-from megaindex.kernels.types import I64
+from megaindex.audit.streams import AuditStream
+from megaindex.index.blending import Progress
 
 _LEAST_RISE = 0.25
 """Earlier exposures by which the curve must rise at once to be called a jump."""
@@ -30,7 +30,7 @@ class Jump:
 class Audit:
     """A stream and its counts."""
 
-    stream: Stream
+    stream: AuditStream
     exposure: Exposure
     jumps: tuple[Jump, ...]
 
@@ -88,7 +88,7 @@ class Audit:
         }
 
 
-def audit(stream: Stream, *, points: int = 400, progress: Progress | None = None) -> Audit:
+def audit(stream: AuditStream, *, points: int = 400, progress: Progress | None = None) -> Audit:
     """Counts a stream; ``points`` as in `count_exposure`."""
     exposure = count_exposure(stream, points=points, progress=progress)
     return Audit(stream=stream, exposure=exposure, jumps=tuple(_jumps(exposure)))

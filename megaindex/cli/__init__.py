@@ -9,7 +9,7 @@ import importlib
 import sys
 from collections.abc import Sequence
 
-from megaindex.cli.run import BAD_INPUT, guarded
+from megaindex.cli.streams import BAD_INPUT, guarded
 from megaindex.errors import InvalidArgument
 
 VERBS = {

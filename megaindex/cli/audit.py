@@ -7,17 +7,15 @@ import json
 import sys
 from collections.abc import Sequence
 
-from megaindex.audit.from_recipe import stream_of_recipe
-from megaindex.audit.from_run import stream_of_run
 from megaindex.audit.lookup import documents_of, steps_of
-from megaindex.audit.stream import Stream
-from megaindex.cli.parser import Parser
+from megaindex.audit.streams import AuditStream, stream_of_recipe, stream_of_run
+from megaindex.cli.options import Parser
 from megaindex.cli.plan import add_run_arguments, recipe_of, settings_of
+from megaindex.configs.batch_schedule import parse_count
+from megaindex.configs.run_builder import resolve
 from megaindex.errors import InvalidArgument
-from megaindex.index.dialect import SPLITS
+from megaindex.index.frameworks import SPLITS
 from megaindex.plan.render import counting
-from megaindex.recipe.run_builder import resolve
-from megaindex.recipe.schedule import parse_count
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -84,7 +82,7 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidArgument("--html shows the audit, not a look-up; leave one of them out")
 
 
-def _audit(stream: Stream, options: argparse.Namespace) -> None:
+def _audit(stream: AuditStream, options: argparse.Namespace) -> None:
     from megaindex.audit.render import print_audit
     from megaindex.audit.report import audit
 
@@ -104,7 +102,7 @@ def _audit(stream: Stream, options: argparse.Namespace) -> None:
         print(f"megaindex audit: wrote {options.html}", file=sys.stderr)
 
 
-def _look_up(stream: Stream, options: argparse.Namespace) -> None:
+def _look_up(stream: AuditStream, options: argparse.Namespace) -> None:
     from megaindex.audit.render import print_servings
 
     if options.step is not None:

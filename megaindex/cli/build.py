@@ -7,14 +7,18 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.engine import add_engine_arguments, chosen_engine
-from megaindex.cli.flags import refuse_others, refuse_weights
-from megaindex.cli.parser import Parser
+from megaindex.cli.options import (
+    Parser,
+    add_engine_arguments,
+    chosen_engine,
+    refuse_others,
+    refuse_weights,
+)
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.index.plain import DEFAULT_SEED
+from megaindex.validation import DEFAULT_SEED
 
 if TYPE_CHECKING:
-    from megaindex.build.many import BuildSettings, Built
+    from megaindex.builders.many import BuildSettings, Built
     from megaindex.engine import Engine
 
 
@@ -54,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _build_recipe(options: argparse.Namespace) -> None:
     """Every source is opened and checked; orders of recipes are computed, no arrays are kept."""
-    from megaindex.build.recipe import open_recipe
+    from megaindex.builders.recipe import open_recipe
     from megaindex.recipe.recipe_file import read_recipe
 
     start = time.perf_counter()
@@ -99,8 +103,8 @@ def _paths(options: argparse.Namespace) -> list[str]:
 
 
 def _lines(file: str) -> list[str]:
-    from megaindex.io.failures import as_storage_error
-    from megaindex.io.locations import check_local
+    from megaindex.io.os_errors import as_storage_error
+    from megaindex.io.paths import check_local
 
     check_local(file, "copy it to a disk")
     with as_storage_error(file, "cannot read"), open(file, encoding="utf-8") as lines:
@@ -114,7 +118,7 @@ def _lines(file: str) -> list[str]:
 
 
 def _settings(options: argparse.Namespace) -> BuildSettings:
-    from megaindex.build.many import BuildSettings
+    from megaindex.builders.many import BuildSettings
 
     return BuildSettings(
         sequence_length=options.seq_length,
@@ -143,8 +147,8 @@ def _build_one(path: str, options: argparse.Namespace) -> None:
 
 
 def _build_many(paths: Sequence[str], options: argparse.Namespace, engine: Engine) -> None:
-    from megaindex.build.many import build_many
-    from megaindex.io.progress import counting
+    from megaindex.builders.many import build_many
+    from megaindex.console import counting
 
     settings = _settings(options)
     start = time.perf_counter()

@@ -1,4 +1,4 @@
-"""``megaindex demo``: a real corpus, planned, indexed, read by 8 ranks and proven to be one epoch.
+"""``megaindex demo``: one epoch of a real corpus, planned, built, read and checked.
 
 The corpus is text that every machine has: the Python standard library and the installed packages,
 one token per byte.
@@ -12,6 +12,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,22 +22,96 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from megaindex.build import build_index
-from megaindex.cli.parser import Parser
+from megaindex._types import I64, U8
+from megaindex.builders import build_index
+from megaindex.cli.options import Parser
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.run import Data, Run, Source, Target
 from megaindex.corpus.byte_level import END_OF_DOCUMENT, text_files, write_byte_corpus
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
-from megaindex.io.failures import as_storage_error
+from megaindex.index.spans import Index, Spans
+from megaindex.io.os_errors import as_storage_error
 from megaindex.kernels import backend
-from megaindex.loader.proof import Served, walk_ranks
-from megaindex.plan.estimate import make_plan
+from megaindex.loader.samplers import MicroBatchSampler
+from megaindex.loader.token_readers import MappedTokens
+from megaindex.plan.plan import make_plan
 from megaindex.plan.render import plan_view
-from megaindex.recipe.run import Data, Run, Source, Target
-from megaindex.recipe.schedule import BatchSchedule
 
 if TYPE_CHECKING:
-    from megaindex.build import BuiltIndex
+    from megaindex.builders import BuiltIndex
     from megaindex.plan.model import Plan
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ServedCounts:
+    """What all ranks together were served."""
+
+    times_sample: U8
+    """uint8[num_samples]: how often each sample was served."""
+    times_token: U8
+    """uint8[tokens in the .bin]: how often each token was among the first S of a served sample."""
+    token_counts: I64
+    """int64[vocabulary]: how often each token id was among them, as read."""
+
+    def matches(self, dataset: IndexedDataset) -> bool:
+        """Whether the ids that were read are those of the tokens that were to be served."""
+        expected = np.bincount(
+            dataset.tokens[self.times_token > 0].astype(np.int64), minlength=self.token_counts.size
+        )
+        return bool(np.array_equal(expected, self.token_counts))
+
+
+def walk_ranks(
+    index: Index,
+    dataset: IndexedDataset,
+    *,
+    num_samples: int,
+    micro_batch_size: int,
+    data_parallel_size: int,
+    vocabulary: int,
+    progress: Callable[[int], None] = lambda _: None,
+) -> ServedCounts:
+    """Read the batches of every rank and count samples and tokens.
+
+    Raises:
+        InvalidArgument: the pointers of the dataset are not multiples of its token size.
+    """
+    itemsize = dataset.dtype.itemsize
+    if (dataset.sequence_pointers % itemsize).any():
+        raise InvalidArgument(f"{dataset.path_prefix}: pointers do not fall between tokens")
+    times_sample = np.zeros(index.num_samples, np.uint8)
+    times_token = np.zeros(dataset.tokens.size, np.uint8)
+    token_counts = np.zeros(vocabulary, np.int64)
+    reader = MappedTokens([dataset])
+    tokens = np.empty((micro_batch_size, index.sequence_length), np.int64)
+    for rank in range(data_parallel_size):
+        batches = MicroBatchSampler(
+            num_samples=num_samples,
+            micro_batch_size=micro_batch_size,
+            data_parallel_rank=rank,
+            data_parallel_size=data_parallel_size,
+        )
+        for rows in batches:
+            ids = np.asarray(rows, np.int64)
+            spans = index.locate(ids)
+            reader.read(spans, tokens, pad_id=0)
+            token_counts += np.bincount(tokens.ravel(), minlength=vocabulary)
+            np.add.at(times_sample, ids, 1)
+            _count_tokens(times_token, dataset, spans, index.sequence_length)
+            progress(len(ids))
+    return ServedCounts(
+        times_sample=times_sample, times_token=times_token, token_counts=token_counts
+    )
+
+
+def _count_tokens(times: U8, dataset: IndexedDataset, spans: Spans, sequence_length: int) -> None:
+    """Add one for every token that the samples feed as input."""
+    length = spans.input_lengths(sequence_length)
+    first = dataset.sequence_pointers[spans.document] // dataset.dtype.itemsize + spans.offset
+    for begin, end in zip(first.tolist(), (first + length).tolist(), strict=True):
+        times[begin:end] += 1
+
 
 SUFFIXES = (".py", ".pyi", ".txt", ".md", ".rst", ".h", ".hpp", ".json")
 RANKS, MICRO_BATCH, ACCUMULATION = 8, 4, 2
@@ -139,7 +214,7 @@ class _Demo:
                 say(f"order megatron, its three arrays bit for bit, {how}")
         return index
 
-    def _walk(self, index: BuiltIndex, dataset: IndexedDataset, plan: Plan) -> Served:
+    def _walk(self, index: BuiltIndex, dataset: IndexedDataset, plan: Plan) -> ServedCounts:
         num_samples = plan.train_iters * plan.global_batch_size
         with self._step("4  read") as say:
             start = time.perf_counter()
@@ -163,7 +238,7 @@ class _Demo:
         index: BuiltIndex,
         dataset: IndexedDataset,
         plan: Plan,
-        served: Served,
+        served: ServedCounts,
         files: list[Path],
     ) -> None:
         consumed = plan.train_iters * plan.global_batch_size

@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from megaindex.audit.diff import Difference, compare
-from megaindex.audit.sides import Side, existing, read_settings, side_from_settings
-from megaindex.audit.stored import side_from_arrays
-from megaindex.cli.parser import Parser
+from megaindex.audit.diff_arrays import side_from_arrays
+from megaindex.audit.diff_inputs import Side, existing, read_settings, side_from_settings
+from megaindex.cli.options import Parser
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.dialect import dialect
+from megaindex.index.frameworks import framework_rules
 
 _COMMON = ("data_path", "sequence_length", "epochs", "num_samples", "seed", "split", "order")
 
@@ -58,7 +58,7 @@ def _run(options: argparse.Namespace) -> Difference:
     if options.json:
         print(json.dumps(difference.to_json(), indent=2))
     else:
-        from megaindex.audit.render_diff import print_difference
+        from megaindex.audit.render import print_difference
 
         print_difference(difference)
     return difference
@@ -70,6 +70,6 @@ def _side(text: str, common: dict[str, Any]) -> Side:
         return side_from_settings(text, read_settings(text, common))
     dataset = None
     if "data_path" in common:
-        row = dialect(common.get("order", "megatron"))
+        row = framework_rules(common.get("order", "megatron"))
         dataset = IndexedDataset(common["data_path"], dialect=row.file_dialect)
     return side_from_arrays(path, dataset)

@@ -11,11 +11,11 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from megaindex.cli.parser import Parser
-from megaindex.index.plain import DEFAULT_SEED
+from megaindex.cli.options import Parser
+from megaindex.validation import DEFAULT_SEED
 
 if TYPE_CHECKING:
-    from megaindex.build.extend import ExtendedRun
+    from megaindex.builders.extend import ExtendedRun
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -55,9 +55,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _extend(options: argparse.Namespace) -> None:
-    from megaindex.build.extend import extend_run
-    from megaindex.recipe.data import parse_blend
-    from megaindex.recipe.run_builder import parse_buffer
+    from megaindex.builders.extend import extend_run
+    from megaindex.configs.run_builder import parse_buffer
+    from megaindex.configs.settings import parse_blend
 
     sources = parse_blend(options.data_path, None, "--data-path")
     paths = [source.path for source in sources]
@@ -83,10 +83,10 @@ def _extend(options: argparse.Namespace) -> None:
 
 
 def _report(order: str, run: ExtendedRun, paths: Sequence[str]) -> dict[str, Any]:
-    from megaindex.index.extended import times_served
-    from megaindex.index.ladder import planned_receipt
-    from megaindex.index.receipt import fingerprint_keys
-    from megaindex.store.fingerprint import corpus_fingerprint
+    from megaindex.cache.fingerprint import corpus_fingerprint
+    from megaindex.index.block_receipts import planned_receipt
+    from megaindex.index.extended_index import times_served
+    from megaindex.index.receipts import fingerprint_keys
 
     old, extended, consumed = run.old, run.index, run.consumed_samples
     keys = fingerprint_keys([corpus_fingerprint(dataset) for dataset in run.datasets])

@@ -11,12 +11,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.parser import Parser
-from megaindex.format.dtypes import DIALECTS
+from megaindex.cli.options import Parser
+from megaindex.format.header import DIALECTS
 
 if TYPE_CHECKING:
-    from megaindex.corpus.imports.flat import FlatTokens
-    from megaindex.corpus.imports.stream import Stream
+    from megaindex.imports.flat import DocumentStream, FlatTokens
 
 _FORMATS = {
     "nanotron": "a .ds file of datatrove, with its .ds.index beside it",
@@ -56,8 +55,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _import(options: argparse.Namespace) -> None:
-    from megaindex.corpus.imports.convert import import_pair
-    from megaindex.io.progress import copying
+    from megaindex.console import copying
+    from megaindex.imports.flat import import_pair
 
     start = time.perf_counter()
     with copying("importing") as bar:
@@ -73,8 +72,8 @@ def _import(options: argparse.Namespace) -> None:
     print(outcome.line(time.perf_counter() - start))
 
 
-def _open(options: argparse.Namespace) -> FlatTokens | Stream:
-    from megaindex.corpus.imports import columns, formats, mds
+def _open(options: argparse.Namespace) -> FlatTokens | DocumentStream:
+    from megaindex.imports import formats, mds, parquet
 
     source = options.source
     if options.format == "nanotron":
@@ -84,7 +83,7 @@ def _open(options: argparse.Namespace) -> FlatTokens | Stream:
     if options.format == "mds":
         return mds.open_mds(source, options.column, options.stored_dtype)
     if options.format == "parquet":
-        return columns.open_columns(source, options.column)
+        return parquet.open_columns(source, options.column)
     return formats.open_numpy(
         source,
         stored_dtype=options.stored_dtype,

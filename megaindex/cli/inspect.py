@@ -7,14 +7,12 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.flags import refuse_weights
-from megaindex.cli.parser import Parser
+from megaindex.cli.options import Parser, refuse_weights
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from megaindex.corpus.inspect import EntryDescription
-    from megaindex.corpus.inspect_pair import PairDescription
+    from megaindex.corpus.inspect import EntryDescription, PairDescription
 
 _BAR = 40  # characters of the longest bar
 
@@ -53,7 +51,7 @@ def _inspect(options: argparse.Namespace) -> None:
 
 
 def _print(path: str, facts: Iterator[tuple[str, str]], faults: Sequence[str]) -> None:
-    from megaindex.plan.printing import print_lines
+    from megaindex.console import print_lines
 
     named = [*facts, *(("damaged", fault) for fault in faults)]
     print_lines([path, *(f"  {name:<10} {text}" for name, text in named)])
@@ -104,7 +102,7 @@ def _entry_facts(entry: EntryDescription) -> Iterator[tuple[str, str]]:
 
 
 def _print_histogram(pair: PairDescription) -> None:
-    from megaindex.plan.printing import print_view
+    from megaindex.console import print_view
 
     print_view(_histogram(pair))
 

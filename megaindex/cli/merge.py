@@ -6,9 +6,8 @@ import argparse
 import time
 from collections.abc import Sequence
 
-from megaindex.cli.flags import refuse_weights
-from megaindex.cli.parser import Parser
-from megaindex.format.dtypes import DIALECTS
+from megaindex.cli.options import Parser, refuse_weights
+from megaindex.format.header import DIALECTS
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -28,8 +27,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _merge(options: argparse.Namespace) -> None:
+    from megaindex.console import copying
     from megaindex.corpus.merge import merge
-    from megaindex.io.progress import copying
 
     start = time.perf_counter()
     refuse_weights("merge", options.inputs)

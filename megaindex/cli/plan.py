@@ -10,21 +10,21 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from megaindex.cli.parser import Parser
+from megaindex.cli.options import Parser
+from megaindex.configs.run_builder import resolve
+from megaindex.configs.settings import Settings, merged
 from megaindex.errors import InvalidArgument
-from megaindex.index.dialect import DIALECTS
-from megaindex.recipe.run_builder import resolve
-from megaindex.recipe.settings import Settings, merged
+from megaindex.index.frameworks import FRAMEWORK_RULES
 
 if TYPE_CHECKING:
-    from megaindex.recipe.model import Recipe
+    from megaindex.recipe.recipe import Recipe
 
 
 def main(arguments: Sequence[str]) -> int:
     """0 for a plan, 1 where ``--check`` found repeated or unseen data."""
     options = _parser().parse_args(arguments)
-    from megaindex.plan.estimate import make_plan
-    from megaindex.plan.paste import paste
+    from megaindex.plan.export import paste
+    from megaindex.plan.plan import make_plan
     from megaindex.plan.render import counting, print_plan
 
     recipe = recipe_of(options)
@@ -47,9 +47,8 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _run_recipe(recipe: Recipe, options: argparse.Namespace) -> int:
-    from megaindex.build.recipe import plan_recipe
-    from megaindex.plan.render_staged import print_recipe_plan
-    from megaindex.plan.staged import make_recipe_plan
+    from megaindex.builders.recipe import plan_recipe
+    from megaindex.plan.recipe_plan import make_recipe_plan, print_recipe_plan
 
     plan = make_recipe_plan(plan_recipe(recipe))
     if options.json:
@@ -87,7 +86,7 @@ def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recip
         from megaindex.recipe.recipe_file import read_recipe
 
         return read_recipe(options.recipe)
-    from megaindex.recipe.nanotron import read_nanotron
+    from megaindex.recipe.nanotron_yaml import read_nanotron
 
     return read_nanotron(options.nanotron_config)
 
@@ -98,11 +97,11 @@ def settings_of(options: argparse.Namespace) -> Settings:
         raise InvalidArgument("--neox-config and --megatron-args exclude each other; give one")
     base = Settings()
     if options.neox_config:
-        from megaindex.recipe.neox import read_neox
+        from megaindex.configs.neox_yaml import read_neox
 
         base = read_neox(options.neox_config)
     elif options.megatron_args:
-        from megaindex.recipe.megatron import read_megatron
+        from megaindex.configs.megatron_args import read_megatron
 
         over = settings_of_flags(options)
         base = read_megatron(options.megatron_args, script_args=script_args(options), over=over)
@@ -197,7 +196,9 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_rest(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--order", metavar="ORDER", help=f"{', '.join(DIALECTS)}; default megatron")
+    group.add_argument(
+        "--order", metavar="ORDER", help=f"{', '.join(FRAMEWORK_RULES)}; default megatron"
+    )
     group.add_argument("--variance-buffer", metavar="B", help="number >= 1, or exact")
     group.add_argument(
         "--mid-level-dataset-surplus", metavar="X", help="Megatron-LM: its buffer - 1"

@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.parser import Parser
+from megaindex.cli.options import Parser
 from megaindex.errors import InvalidArgument
-from megaindex.format.dtypes import DIALECTS
+from megaindex.format.header import DIALECTS
 
 if TYPE_CHECKING:
-    from megaindex.corpus.cuts import Documents
+    from megaindex.corpus.split import Documents
     from megaindex.format.pair import MappedPair
 
 
@@ -41,8 +41,8 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _split(options: argparse.Namespace) -> None:
+    from megaindex.console import copying
     from megaindex.corpus.split import split
-    from megaindex.io.progress import copying
 
     start = time.perf_counter()
     with copying("splitting") as bar:
@@ -61,7 +61,7 @@ def _split(options: argparse.Namespace) -> None:
 
 
 def _cuts(options: argparse.Namespace, pair: MappedPair) -> list[Documents]:
-    from megaindex.corpus.cuts import cut_at, cut_evenly, cut_ranges
+    from megaindex.corpus.split import cut_at, cut_evenly, cut_ranges
 
     if options.at is not None:
         return cut_at(pair, [_integer("--at", text) for text in options.at.split(",")])

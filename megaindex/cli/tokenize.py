@@ -15,12 +15,11 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.engine import add_engine_arguments, chosen_engine
-from megaindex.cli.parser import Parser
+from megaindex.cli.options import Parser, add_engine_arguments, chosen_engine
 from megaindex.errors import InvalidArgument
 
 if TYPE_CHECKING:
-    from megaindex.corpus.tokenize import Tokenized
+    from megaindex.tokenize import Tokenized
 
 _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
@@ -102,8 +101,8 @@ def _add_token_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _tokenize(options: argparse.Namespace) -> None:
-    from megaindex.corpus.tokenize import tokenize
-    from megaindex.io.progress import copying
+    from megaindex.console import copying
+    from megaindex.tokenize import tokenize
 
     start = time.perf_counter()
     with chosen_engine(options) as engine:

@@ -9,18 +9,22 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.engine import add_engine_arguments, chosen_engine
-from megaindex.cli.flags import refuse_others, refuse_weights
-from megaindex.cli.parser import Parser
+from megaindex.cli.options import (
+    Parser,
+    add_engine_arguments,
+    chosen_engine,
+    refuse_others,
+    refuse_weights,
+)
 from megaindex.errors import InvalidArgument
-from megaindex.format.dtypes import DIALECTS
+from megaindex.format.header import DIALECTS
 
 if TYPE_CHECKING:
-    from megaindex.corpus.findings import Report
+    from megaindex.console import FittedTable
     from megaindex.corpus.repair import Repair
-    from megaindex.corpus.verify import Check
     from megaindex.engine import Engine
-    from megaindex.plan.printing import FittedTable
+    from megaindex.verify.report import Report
+    from megaindex.verify.verify import Check
 
 
 _OF_REPAIR = ("dialect", "dtype", "eod")
@@ -63,7 +67,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _verify(options: argparse.Namespace) -> bool:
-    from megaindex.corpus.verify import checks
+    from megaindex.verify.verify import checks
 
     if options.dtype is not None:
         raise InvalidArgument("--dtype belongs to --repair; the .idx says the type")
@@ -87,7 +91,7 @@ def _verify(options: argparse.Namespace) -> bool:
 
 def _report(check: Check) -> Report:
     """Of one thing, checked by this process, with a bar of the bytes that it reads."""
-    from megaindex.io.progress import copying, silent
+    from megaindex.console import copying, silent
 
     with copying("reading") as bar:
         return check.run(bar if check.full else silent)
@@ -95,8 +99,8 @@ def _report(check: Check) -> Report:
 
 def _reports(to_do: Sequence[Check], engine: Engine) -> list[Report]:
     """Of all of them, in order, whichever is done first."""
-    from megaindex.corpus.verify import Check
-    from megaindex.io.progress import counting
+    from megaindex.console import counting
+    from megaindex.verify.verify import Check
 
     reports: dict[int, Report] = {}
     with counting("checking", len(to_do)) as count:
@@ -107,7 +111,7 @@ def _reports(to_do: Sequence[Check], engine: Engine) -> list[Report]:
 
 
 def _print(reports: Sequence[Report]) -> None:
-    from megaindex.plan.printing import print_lines, print_view
+    from megaindex.console import print_lines, print_view
 
     for report in reports:
         counted = ", ".join(f"{count:,} {name}" for name, count in report.counted.items())
@@ -121,13 +125,13 @@ def _print(reports: Sequence[Report]) -> None:
 
 
 def _table(report: Report) -> FittedTable:
-    from megaindex.plan.printing import Column, FittedTable
+    from megaindex.console import FittedTable, TableColumn
 
     names = ("where", "found", "expected", "repair")
     table = FittedTable(
-        Column(name="", kind="label"),
-        Column(name="rule", kind="label"),
-        *(Column(name=name, kind="words") for name in names),
+        TableColumn(name="", kind="label"),
+        TableColumn(name="rule", kind="label"),
+        *(TableColumn(name=name, kind="words") for name in names),
     )
     for finding in report.findings:
         more = f" and {finding.count - 1:,} more" if finding.count > 1 else ""
@@ -145,8 +149,8 @@ def _table(report: Report) -> FittedTable:
 
 
 def _repair(options: argparse.Namespace) -> None:
+    from megaindex.console import copying
     from megaindex.corpus.repair import repair
-    from megaindex.io.progress import copying
 
     if len(options.paths) != 1:
         raise InvalidArgument(f"--repair takes one PATH, got {len(options.paths)}")

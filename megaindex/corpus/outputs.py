@@ -1,14 +1,54 @@
-"""Refuse outputs that must not be written, before any work is done."""
+"""Checks of outputs before work begins, and the result of a merge, split or import."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from megaindex.errors import InvalidArgument
-from megaindex.format.paths import check_not_a_half, pair_paths
+from megaindex.format import IndexedDataset
+from megaindex.format.pair import check_not_a_half, pair_paths
 from megaindex.io.atomic import AtomicFiles
-from megaindex.io.locations import refuse_zero_byte
+from megaindex.io.paths import refuse_zero_byte
+
+
+@dataclass(frozen=True, kw_only=True)
+class WriteResult:
+    """A pair that was written, after every entry of it was checked."""
+
+    path_prefix: str
+    documents: int
+    tokens: int
+    dtype: str
+    nbytes: int
+    """Of the .bin."""
+    how: str
+    """"copied", or what kind of link the .bin is."""
+
+    def line(self, seconds: float) -> str:
+        """Documents, tokens, token type, how, and the rate."""
+        # the clock may not have moved
+        rate = self.nbytes / 1e6 / max(seconds, 1e-9)
+        return (
+            f"{self.path_prefix}: {self.documents:,} documents, {self.tokens:,} tokens, "
+            f"{self.dtype}, {self.how}, {self.nbytes / 1e6:,.1f} MB in {seconds:.2f} s "
+            f"({rate:,.0f} MB/s)"
+        )
+
+
+def checked_outcome(path_prefix: str, dialect: str, how: str = "copied") -> WriteResult:
+    """Open the pair, check every entry of its .idx and count it."""
+    dataset = IndexedDataset(path_prefix, dialect=dialect)
+    dataset.validate()
+    return WriteResult(
+        path_prefix=path_prefix,
+        documents=len(dataset.document_indices) - 1,
+        tokens=dataset.num_tokens,
+        dtype=str(dataset.dtype),
+        nbytes=dataset.nbytes,
+        how=how,
+    )
 
 
 def check_outputs(outputs: Sequence[str], inputs: Iterable[str], *, overwrite: bool) -> None:

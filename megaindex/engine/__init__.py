@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
 from megaindex.engine.local import LocalEngine
-from megaindex.engine.protocol import Engine
+from megaindex.engine.tasks import Engine
 from megaindex.errors import InvalidArgument
 
 __all__ = ["ENGINES", "Engine", "open_engine"]
@@ -34,7 +34,7 @@ def open_engine(
     if workers is not None and workers < 1:
         raise InvalidArgument(f"workers must be at least 1, got {workers}")
     if name == "ray":
-        from megaindex.engine.ray_engine import RayEngine
+        from megaindex.engine.ray import RayEngine
 
         with closing(RayEngine(workers=workers, address=address)) as cluster:
             yield cluster

@@ -1,6 +1,6 @@
 """Megatron-format .bin/.idx pairs: read, check, write."""
 
-from megaindex.format.reader import IndexedDataset
+from megaindex.format.dataset import IndexedDataset
 from megaindex.format.writer import IndexedDatasetWriter
 
 __all__ = ["IndexedDataset", "IndexedDatasetWriter"]

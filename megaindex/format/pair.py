@@ -1,24 +1,229 @@
-"""Map the two files of a pair and check, at O(1) cost, that they belong together."""
+"""The two files of a pair: names, mapping, and the unfinished pair behind a writer.
+
+The .idx holds lengths, pointers, bounds and modes one after the other, and none of them can begin
+before the one in front is complete. Lengths, bounds and modes wait in nameless files beside the
+target (which vanish with the process); pointers follow from the lengths. Memory stays constant.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
+import shutil
+import struct
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
 
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
-from megaindex.format.dtypes import dtype_of_code, get_dialect
-from megaindex.format.header import HEADER_BYTES, IndexHeader, has_modes, parse_header
-from megaindex.format.paths import check_not_a_half, pair_paths
+from megaindex.format.cast import CHUNK
+from megaindex.format.header import (
+    HEADER_BYTES,
+    IndexHeader,
+    dtype_of_code,
+    get_dialect,
+    has_modes,
+    parse_header,
+)
 from megaindex.format.validate import check_bound_ends, check_bounds, check_sequences
-from megaindex.io.facts import Facts
-from megaindex.io.locations import is_remote
+from megaindex.io.atomic import AtomicFiles
+from megaindex.io.filesystem import Progress, copy_range
 from megaindex.io.mapping import map_file
-from megaindex.io.objects.files import each_of, local_copy, look_at
+from megaindex.io.os_errors import as_storage_error, storage_error
+from megaindex.io.paths import FileInfo, is_remote, open_regular
+from megaindex.objects.files import each_of, local_copy, stat_path
+
+
+def pair_paths(path_prefix: str) -> tuple[str, str]:
+    """`(<prefix>.bin, <prefix>.idx)`."""
+    return path_prefix + ".bin", path_prefix + ".idx"
+
+
+def check_not_a_half(path_prefix: str) -> None:
+    """InvalidArgument if the prefix is the full name of one of the files, a common slip."""
+    for suffix in (".bin", ".idx"):
+        if path_prefix.endswith(suffix):
+            raise InvalidArgument(
+                f"path_prefix={path_prefix!r}: names one file of the pair, and both are meant; "
+                f"pass the prefix {path_prefix[: -len(suffix)]!r}"
+            )
+
+
+_CHUNK = 1 << 18  # sequences whose pointers are computed at once
+_COPY_BYTES = 1 << 20
+_INT32 = struct.Struct("<i")
+_INT64 = struct.Struct("<q")
+
+
+class IndexSpool:
+    """The growing .idx of one writer, in files of `directory` that have no name."""
+
+    def __init__(self, directory: str, *, multimodal: bool) -> None:
+        self.num_sequences = 0
+        self.num_bounds = 1
+        self._directory = directory
+        self._multimodal = multimodal
+        self._files = contextlib.ExitStack()
+
+    def open(self) -> None:
+        """Make the files; `close` closes as many of them as there are."""
+        with as_storage_error(self._directory, "cannot create a temporary file"):
+            self._lengths = self._nameless_file()
+            self._bounds = self._nameless_file()
+            self._modes = self._nameless_file() if self._multimodal else None
+        self._bounds.write(_INT64.pack(0))
+
+    def add_one(self, length: int) -> None:
+        """One document of one sequence; the quick way through, for non-multimodal files."""
+        self._lengths.write(_INT32.pack(length))
+        self.num_sequences += 1
+        self._bounds.write(_INT64.pack(self.num_sequences))
+        self.num_bounds += 1
+
+    def add_sequences(
+        self, lengths: npt.NDArray[np.integer[Any]], modes: npt.NDArray[np.integer[Any]] | None
+    ) -> None:
+        """Append lengths, each within int32, and for multimodal files modes, each within int8."""
+        self._lengths.write(lengths.astype(np.int32).data)
+        if self._modes is not None and modes is not None:
+            self._modes.write(modes.astype(np.int8).data)
+        self.num_sequences += len(lengths)
+
+    def add_bounds(self, bounds: npt.NDArray[np.int64]) -> None:
+        """Append document ends, counted in sequences from the beginning of the file."""
+        self._bounds.write(bounds.data)
+        self.num_bounds += len(bounds)
+
+    def assemble(self, out: BinaryIO, dtype_code: int, itemsize: int) -> None:
+        """Write the whole .idx to `out`."""
+        header = IndexHeader(
+            dtype_code=dtype_code, num_sequences=self.num_sequences, num_bounds=self.num_bounds
+        )
+        out.write(header.pack())
+        _copy_all(self._lengths, out)
+        self._write_pointers(out, itemsize)
+        _copy_all(self._bounds, out)
+        if self._modes is not None:
+            _copy_all(self._modes, out)
+
+    def _write_pointers(self, out: BinaryIO, itemsize: int) -> None:
+        """Lengths 3, 0, 5 of 4-byte tokens give pointers 0, 12, 12."""
+        self._lengths.seek(0)
+        begin = 0
+        while raw := self._lengths.read(4 * _CHUNK):
+            ends = np.cumsum(np.frombuffer(raw, dtype=np.int32), dtype=np.int64) * itemsize + begin
+            out.write(_INT64.pack(begin))
+            out.write(ends[:-1].data)
+            begin = int(ends[-1])
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):  # what is still buffered is not wanted
+            self._files.close()
+
+    def _nameless_file(self) -> IO[bytes]:
+        return self._files.enter_context(
+            tempfile.TemporaryFile(dir=self._directory, buffering=_COPY_BYTES)
+        )
+
+
+def _copy_all(source: IO[bytes], target: BinaryIO) -> None:
+    source.seek(0)
+    shutil.copyfileobj(source, target, _COPY_BYTES)
+
+
+class PairSink:
+    """Whoever has one calls `open` inside a `try` that ends with `discard`: a Ctrl-C between making
+    the one and beginning the other then leaves nothing, as there is nothing yet.
+
+    Appends go inside `with sink:`. What fails there may have written half of an entry, so the
+    sink then refuses to publish, even if the caller survives the exception."""
+
+    def __init__(
+        self,
+        bin_path: str,
+        idx_path: str,
+        dtype: np.dtype[Any],
+        *,
+        multimodal: bool,
+        overwrite: bool,
+    ) -> None:
+        self._idx_path = idx_path
+        self._bin_path = bin_path
+        self.dtype = dtype
+        self._broken = False
+        self._files = AtomicFiles((bin_path, idx_path), overwrite=overwrite)
+        self.index = IndexSpool(os.path.dirname(bin_path) or ".", multimodal=multimodal)
+
+    def open(self) -> None:
+        """Make the .bin under a temporary name, and what the .idx is collected in."""
+        self._bin = self._files.open(self._bin_path)
+        self.index.open()
+
+    def write_tokens(self, tokens: npt.NDArray[Any]) -> None:
+        """Append token values that are known to fit, whatever type and layout they come in."""
+        for start in range(0, tokens.size, CHUNK):
+            chunk = tokens[start : start + CHUNK]
+            self._bin.write(np.ascontiguousarray(chunk, dtype=self.dtype).data)
+
+    def copy_bytes(
+        self, path: str, size: int, offset: int, nbytes: int, progress: Progress
+    ) -> None:
+        """Append `nbytes` bytes at `offset` of the file at `path`, which must have `size` bytes."""
+        descriptor = open_regular(path)
+        try:
+            self._bin.flush()  # the kernel appends behind what Python still buffers
+            found = os.fstat(descriptor).st_size
+            copied = copy_range(descriptor, self._bin.fileno(), offset, nbytes, progress)
+        finally:
+            os.close(descriptor)
+        if found != size or copied < nbytes:
+            raise StorageError(
+                f"{path}: changed while it was copied: it had {size} bytes, has {found}, and "
+                f"{copied} of {nbytes} bytes at {offset} could be read; start again with it whole"
+            )
+
+    def publish(self, dtype_code: int) -> None:
+        """Write the .idx, sync both files and give them their names."""
+        if self._broken:
+            raise StorageError(
+                f"{self._bin_path}: not published: an earlier write failed and left it incomplete; "
+                f"write the pair again"
+            )
+        with self:
+            self.index.assemble(self._files.open(self._idx_path), dtype_code, self.dtype.itemsize)
+        self._files.publish()
+
+    def discard(self) -> None:
+        """Remove everything that has not been published; harmless after `publish`."""
+        try:
+            self._files.discard()
+        finally:
+            self.index.close()
+
+    def take_back(self) -> None:
+        """Remove the pair that `publish` made, where it is still that one."""
+        self._files.take_back()
+
+    def __enter__(self) -> PairSink:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if error is not None:
+            self._broken = True
+        if isinstance(error, OSError) and not isinstance(error, StorageError):
+            raise storage_error(error, self._bin_path, "cannot write the pair") from error
+
 
 logger = logging.getLogger(__name__)
 
@@ -68,10 +273,10 @@ class MappedPair:
         """
         if self.mapped_tokens is not None:
             return [self.mapped_tokens[begin : begin + count] for begin, count in runs]
-        from megaindex.io.objects.coalesced import read_all
+        from megaindex.objects.store import read_all
 
         size = self.dtype.itemsize
-        facts = Facts(self.bin_path, self.bin_nbytes, self.versions[1])
+        facts = FileInfo(self.bin_path, self.bin_nbytes, self.versions[1])
         parts = read_all(facts, [(begin * size, count * size) for begin, count in runs])
         return [part.view(self.dtype) for part in parts]
 
@@ -167,8 +372,8 @@ def index_arrays(index: npt.NDArray[np.uint8], header: IndexHeader) -> IndexArra
     )
 
 
-def _both_files(path_prefix: str, bin_path: str, idx_path: str) -> tuple[Facts, Facts]:
-    bin_facts, idx_facts = each_of(look_at, (bin_path, idx_path))
+def _both_files(path_prefix: str, bin_path: str, idx_path: str) -> tuple[FileInfo, FileInfo]:
+    bin_facts, idx_facts = each_of(stat_path, (bin_path, idx_path))
     if bin_facts is not None and idx_facts is not None:
         return bin_facts, idx_facts
     check_not_a_half(path_prefix)

@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.format.dtypes import Dialect
-from megaindex.format.faults import RESTORE, Fault
+from megaindex.format.header import RESTORE, DtypeTable, Fault
 from megaindex.kernels import active, load
 
 _CHUNK = 1 << 17  # a chunk and its temporaries stay in a core's cache
@@ -115,7 +114,7 @@ def sequence_fault(number: int, size: int, begin: int, itemsize: int, bin_size: 
 
 
 def check_bound_ends(
-    bounds: npt.NDArray[np.int64], num_sequences: int, dialect: Dialect, idx_path: str
+    bounds: npt.NDArray[np.int64], num_sequences: int, dialect: DtypeTable, idx_path: str
 ) -> None:
     """The O(1) part of the rules for document bounds: the first is 0, the last counts sequences."""
     fault = bound_end_fault(bounds, num_sequences, dialect)
@@ -124,7 +123,7 @@ def check_bound_ends(
 
 
 def bound_end_fault(
-    bounds: npt.NDArray[np.int64], num_sequences: int, dialect: Dialect
+    bounds: npt.NDArray[np.int64], num_sequences: int, dialect: DtypeTable
 ) -> Fault | None:
     """Whether the first document bound is 0 and the last counts the sequences."""
     if len(bounds) == 0:

@@ -21,11 +21,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from megaindex._types import I16, I64, U64
 from megaindex.errors import InvalidArgument
-from megaindex.index.orders.keys import key_of
-from megaindex.index.plain import check_between
+from megaindex.index.orders.keyed import key_of
 from megaindex.kernels import active
-from megaindex.kernels.types import I16, I64, U64
+from megaindex.validation import check_between
 
 BLOCK = 1 << 16  # positions computed at once
 SHUFFLED = 1 << 11  # positions shuffled together where draws are random
@@ -34,7 +34,7 @@ _MOST_POSITIONS = 2**60
 _BLOCKS_KEPT = 4
 
 
-class Drawn(NamedTuple):
+class MixedPositions(NamedTuple):
     """Consecutive positions of a stage."""
 
     stream: I16
@@ -70,22 +70,24 @@ class Mixing(ABC):
         """int64[streams]: draws of each stream before ``position``."""
 
     @abstractmethod
-    def _block(self, number: int) -> Drawn:
+    def _block(self, number: int) -> MixedPositions:
         """Positions number * _block_size to (number + 1) * _block_size - 1."""
 
     @property
     def _block_size(self) -> int:
         return BLOCK
 
-    def lookup(self, positions: I64) -> Drawn:
+    def lookup(self, positions: I64) -> MixedPositions:
         """Streams and ordinals of positions in any order."""
         size = self._block_size
         numbers = positions // size
         if positions.size and (numbers[0] == numbers).all():
             block = self._blocks(int(numbers[0]))
             within = positions % size
-            return Drawn(block.stream[within], block.ordinal[within])
-        found = Drawn(np.empty(positions.size, np.int16), np.empty(positions.size, np.int64))
+            return MixedPositions(block.stream[within], block.ordinal[within])
+        found = MixedPositions(
+            np.empty(positions.size, np.int16), np.empty(positions.size, np.int64)
+        )
         for number in np.unique(numbers).tolist():
             mine = numbers == number
             block = self._blocks(number)
@@ -110,14 +112,14 @@ class Mixing(ABC):
         return np.array(self.shares, np.uint64)
 
     @cached_property
-    def _blocks(self) -> Callable[[int], Drawn]:
+    def _blocks(self) -> Callable[[int], MixedPositions]:
         return lru_cache(_BLOCKS_KEPT)(self._block)
 
-    def _spread(self, begin: int, end: int) -> Drawn:
+    def _spread(self, begin: int, end: int) -> MixedPositions:
         """Draws [begin, end) of the divisor rule itself."""
         if end > _MOST_POSITIONS:
             raise InvalidArgument(f"a stage has at most 2**60 positions, got {end}")
-        drawn = Drawn(np.empty(end - begin, np.int16), np.empty(end - begin, np.int64))
+        drawn = MixedPositions(np.empty(end - begin, np.int16), np.empty(end - begin, np.int64))
         counts = active().divisor_counts(self._weights, begin)
         active().divisor_fill(self._weights, begin, end, counts, drawn.stream, drawn.ordinal)
         return drawn
@@ -133,7 +135,7 @@ class Stratified(Mixing):
     def counts(self, position: int) -> I64:
         return active().divisor_counts(self._weights, position)
 
-    def _block(self, number: int) -> Drawn:
+    def _block(self, number: int) -> MixedPositions:
         return self._spread(number * BLOCK, (number + 1) * BLOCK)
 
 
@@ -155,12 +157,12 @@ class PerStream(Mixing):
             counts[self._spread(batches, batches + 1).stream[0]] += rest
         return counts
 
-    def _block(self, number: int) -> Drawn:
+    def _block(self, number: int) -> MixedPositions:
         position = np.arange(number * BLOCK, (number + 1) * BLOCK)
         batch, within = np.divmod(position, self.batch_size)
         drawn = self._spread(int(batch[0]), int(batch[-1]) + 1)
         which = batch - batch[0]
-        return Drawn(drawn.stream[which], drawn.ordinal[which] * self.batch_size + within)
+        return MixedPositions(drawn.stream[which], drawn.ordinal[which] * self.batch_size + within)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -188,20 +190,20 @@ class Random(Mixing):
             counts += np.bincount(served, minlength=counts.size)
         return counts
 
-    def _block(self, number: int) -> Drawn:
+    def _block(self, number: int) -> MixedPositions:
         """Pieces of shuffled blocks, which begin anew with every period."""
         position, end = number * SHUFFLED, (number + 1) * SHUFFLED
-        pieces: list[Drawn] = []
+        pieces: list[MixedPositions] = []
         while position < end:
             begin, stop = self._bounds(position)
             shuffled = self._shuffled(begin)
             part = slice(position - begin, min(stop, end) - begin)
-            pieces.append(Drawn(shuffled.stream[part], shuffled.ordinal[part]))
+            pieces.append(MixedPositions(shuffled.stream[part], shuffled.ordinal[part]))
             position = min(stop, end)
         if len(pieces) == 1:
             return pieces[0]
         streams, ordinals = zip(*pieces, strict=True)
-        return Drawn(np.concatenate(streams), np.concatenate(ordinals))
+        return MixedPositions(np.concatenate(streams), np.concatenate(ordinals))
 
     @property
     def _block_size(self) -> int:
@@ -214,10 +216,10 @@ class Random(Mixing):
         return begin, min(begin + SHUFFLED, period + self.period)
 
     @cached_property
-    def _shuffled(self) -> Callable[[int], Drawn]:
+    def _shuffled(self) -> Callable[[int], MixedPositions]:
         return lru_cache(_BLOCKS_KEPT)(self._shuffle)
 
-    def _shuffle(self, begin: int) -> Drawn:
+    def _shuffle(self, begin: int) -> MixedPositions:
         """The shuffled block that begins there: which stream is shuffled, not their samples."""
         _, end = self._bounds(begin)
         spread = self._spread(begin, end)
@@ -229,7 +231,7 @@ class Random(Mixing):
         ordinal = np.empty(end - begin, np.int64)
         by_stream = np.argsort(spread.stream, kind="stable")
         ordinal[np.argsort(stream, kind="stable")] = spread.ordinal[by_stream]
-        return Drawn(stream, ordinal)
+        return MixedPositions(stream, ordinal)
 
     def __getstate__(self) -> dict[str, Any]:
         return {k: v for k, v in super().__getstate__().items() if k != "_shuffled"}

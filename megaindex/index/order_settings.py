@@ -5,7 +5,7 @@ An order is given by its name, which stands for its default settings, or as an o
 >>> build_index("data/web", sequence_length=2048, order=EpochOrder(epochs_mixed=2))
 
 Each class has the settings that have a meaning in its order. What a framework does by default is
-its row in `megaindex.index.dialect`. A wrong value is an InvalidArgument.
+its row in `megaindex.index.frameworks`. A wrong value is an InvalidArgument.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.dialect import Dialect, FinalEpochPolicy, LeftOver, dialect
-from megaindex.index.plain import check_between, check_choice, check_flag, check_share
+from megaindex.index.frameworks import FinalEpochPolicy, FrameworkRules, LeftOver, framework_rules
+from megaindex.validation import check_between, check_choice, check_flag, check_share
 
 if TYPE_CHECKING:
     from megaindex.format import IndexedDataset
@@ -36,7 +36,7 @@ class Order:
     """Parameters of `build_index` without a meaning in this order."""
 
     def __post_init__(self) -> None:
-        row = dialect(self.name)
+        row = framework_rules(self.name)
         for field in fields(self):
             name, value = field.name, getattr(self, field.name)
             if value is None and field.default is None:
@@ -56,14 +56,14 @@ class Order:
     @property
     def changed_settings(self) -> dict[str, Any]:
         """Settings with another value than their default."""
-        row = dialect(self.name)
+        row = framework_rules(self.name)
         default = {f.name: f.default or getattr(row, f.name, None) for f in fields(self)}
         return {k: v for k, v in self.settings.items() if v != default[k]}
 
     @property
-    def row(self) -> Dialect:
+    def row(self) -> FrameworkRules:
         """The framework's rules, with these settings in force."""
-        row = dialect(self.name)
+        row = framework_rules(self.name)
         return replace(row, **{k: v for k, v in self.settings.items() if hasattr(row, k)})
 
 
@@ -202,7 +202,7 @@ def order_of(order: str | Order) -> Order:
     return order if isinstance(order, Order) else _kind(order)()
 
 
-def order_of_row(row: Dialect) -> Order:
+def order_of_row(row: FrameworkRules) -> Order:
     """The order whose settings are those of a row."""
     kind = _kind(row.order)
     return kind(**{field.name: getattr(row, field.name) for field in fields(kind)})
@@ -235,7 +235,7 @@ def check_parameters(order: Order, **given: bool) -> None:
 
 
 def _kind(name: str) -> type[Order]:
-    order = dialect(name).order
+    order = framework_rules(name).order
     return next(kind for kind in _KINDS if kind.name == order)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from fractions import Fraction
 
+from megaindex.arithmetic import INT64_MAX
 from megaindex.errors import InvalidArgument
-from megaindex.index.arithmetic import INT64_MAX
-from megaindex.index.plain import check_epochs
+from megaindex.validation import check_epochs
 
 
 def check_one_sample(name: str, tokens: int, sequence_length: int, extra: int) -> None:

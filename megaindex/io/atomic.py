@@ -11,9 +11,8 @@ from collections.abc import Sequence
 from typing import BinaryIO
 
 from megaindex.errors import StorageError
-from megaindex.io.failures import as_storage_error
-from megaindex.io.kinds import check_regular, kind_of
-from megaindex.io.locations import check_local
+from megaindex.io.os_errors import as_storage_error
+from megaindex.io.paths import check_local, check_regular, kind_of
 
 _BUFFER_BYTES = 1 << 20
 _NO_HARD_LINKS = {

@@ -8,7 +8,7 @@ import os
 import stat
 from typing import Any
 
-from megaindex.io.kinds import open_at_once
+from megaindex.io.paths import open_at_once
 
 _LONGEST = 1 << 28  # bytes; a snapshot of a blend of 32,767 datasets has a tenth of that
 

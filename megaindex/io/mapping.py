@@ -1,4 +1,4 @@
-"""Map a whole file read-only, without keeping a descriptor open.
+"""Read-only mappings of whole files, and their pages in memory.
 
 Python's own mmap keeps a duplicate of the descriptor for as long as the mapping lives: a blend of a
 thousand datasets in 16 workers would hold 32,000 of them. The C library's mmap needs none.
@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import resource
 import stat
 from typing import Any
 
@@ -16,12 +17,42 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.errors import StorageError
-from megaindex.io.facts import Facts, version_of
-from megaindex.io.failures import storage_error
-from megaindex.io.kinds import open_at_once
-from megaindex.io.locations import check_local, plain
+from megaindex.io.os_errors import storage_error
+from megaindex.io.paths import FileInfo, check_local, open_at_once, plain, version_of
 
+_PAGE = mmap.PAGESIZE
 _libc = ctypes.CDLL(None, use_errno=True)
+for _call, _third in ((_libc.madvise, ctypes.c_int), (_libc.mincore, ctypes.c_void_p)):
+    _call.restype = ctypes.c_int
+    _call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, _third]
+
+
+def will_need(address: int, nbytes: int) -> None:
+    """Have the pages of a mapping read into memory; returns before they are. Only a hint: where
+    the kernel does not follow it, the first access reads them."""
+    begin = address - address % _PAGE
+    _libc.madvise(begin, address + nbytes - begin, mmap.MADV_WILLNEED)
+
+
+def resident_pages(address: int, nbytes: int) -> tuple[int, int]:
+    """How many pages of a mapped range are in memory, and how many it has.
+
+    Where the kernel does not tell, which it refuses for files that the user could not write to, all
+    count as there.
+    """
+    begin = address - address % _PAGE
+    pages = -(-(address + nbytes - begin) // _PAGE)
+    flags = np.zeros(pages, np.uint8)
+    if _libc.mincore(begin, address + nbytes - begin, flags.ctypes.data) != 0:
+        return pages, pages
+    return int((flags & 1).sum()), pages
+
+
+def major_faults() -> int:
+    """Page faults of this process so far that had to read a device."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
+
+
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [
     ctypes.c_void_p,  # address: anywhere
@@ -74,11 +105,11 @@ def map_readonly(path: str, *, follow_symlinks: bool = True) -> npt.NDArray[np.u
     return map_file(path, follow_symlinks=follow_symlinks)[0]
 
 
-def map_file(path: str, *, follow_symlinks: bool = True) -> tuple[npt.NDArray[np.uint8], Facts]:
+def map_file(path: str, *, follow_symlinks: bool = True) -> tuple[npt.NDArray[np.uint8], FileInfo]:
     """As `map_readonly`, and what the very file was that is mapped."""
     path = plain(path)
     data, status = map_with_status(path, follow_symlinks=follow_symlinks)
-    return data, Facts(path, status.st_size, version_of(status))
+    return data, FileInfo(path, status.st_size, version_of(status))
 
 
 def map_with_status(

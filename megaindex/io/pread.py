@@ -1,18 +1,164 @@
-"""Read a range of a file completely, or say why not: bounded retries, truncation told apart."""
+"""Positional reads of files through a bounded number of descriptors.
+
+A blend of 10,000 datasets cannot keep 10,000 descriptors: the default limit is 1024 a process. The
+files read last stay open; a file that was closed is opened again when it is wanted, and must then
+be the very file it was.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from megaindex.errors import InvalidArgument, StorageError
-from megaindex.io.descriptors import DescriptorCache
-from megaindex.io.facts import Facts
-from megaindex.io.failures import storage_error
+from megaindex.io.os_errors import as_storage_error, storage_error
+from megaindex.io.paths import FileInfo, version_of
+
+_FLAGS = os.O_RDONLY | os.O_CLOEXEC
+_Identity = tuple[int, int, int, int]  # st_dev, st_ino, st_size, st_mtime_ns
+
+
+@dataclass(eq=False)
+class _Open:
+    descriptor: int
+    users: int = 0
+    stale: bool = False
+    """Dropped from the cache while somebody read it; the last user closes it."""
+
+
+class Lease:
+    """The use of one open file."""
+
+    __slots__ = ("_cache", "_entry", "_path", "_size", "_version")
+
+    def __init__(self, cache: DescriptorCache, path: str, size: int | None, version: str) -> None:
+        self._cache, self._path, self._size, self._version = cache, path, size, version
+
+    def __enter__(self) -> int:
+        self._entry = self._cache._take(self._path, self._size, self._version)
+        return self._entry.descriptor
+
+    def __exit__(self, *exc: object) -> None:
+        self._cache._give_back(self._entry)
+
+
+class DescriptorCache:
+    """Read-only descriptors by path, the least recently used of them closed first.
+
+    Safe to share between threads, and across fork: positional reads have no common file position.
+    At most ``capacity`` files are open, plus those in use at the moment.
+
+    Raises:
+        InvalidArgument: ``capacity`` is below 1.
+    """
+
+    def __init__(self, capacity: int = 64) -> None:
+        if capacity < 1:
+            raise InvalidArgument(f"capacity={capacity}: at least 1 file must be kept open")
+        self._capacity = capacity
+        self._open: OrderedDict[str, _Open] = OrderedDict()
+        self._identities: dict[str, _Identity] = {}
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def lease(self, path: str, size: int | None = None, version: str = "") -> Lease:
+        """To be used in a ``with``: a descriptor of the file, open at least until that ends.
+
+        Args:
+            size: the bytes the file must have, checked whenever it is opened.
+            version: likewise, its `Facts.version`; empty for any.
+
+        Raises:
+            MissingFile: there is no such file, or no longer.
+            StorageError: it cannot be opened, or is not the file that was opened before.
+        """
+        return Lease(self, path, size, version)
+
+    def forget(self, path: str) -> None:
+        """Open the file anew at its next use, as a stale handle of a network file system asks."""
+        with self._lock:
+            entry = self._open.pop(path, None)
+            if entry is not None:
+                self._drop(entry)
+
+    def close(self) -> None:
+        """Close every file; those in use are closed by their last user."""
+        with self._lock:
+            while self._open:
+                self._drop(self._open.popitem()[1])
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    # The default argument keeps close alive while the interpreter tears its modules down.
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        for entry in getattr(self, "_open", {}).values():  # none if __init__ refused its arguments
+            close(entry.descriptor)
+
+    def _take(self, path: str, size: int | None, version: str) -> _Open:
+        if self._pid != os.getpid():  # the parent may have held the lock when it forked
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        with self._lock:
+            entry = self._open.get(path)
+            if entry is not None:
+                self._open.move_to_end(path)
+                entry.users += 1
+                return entry
+        opened = self._checked_open(path, size, version)  # may take long: not under the lock
+        with self._lock:
+            entry = self._open.setdefault(path, opened)
+            if entry is not opened:  # another thread was quicker
+                os.close(opened.descriptor)
+            entry.users += 1
+            self._open.move_to_end(path)
+            while len(self._open) > self._capacity:
+                self._drop(self._open.popitem(last=False)[1])
+            return entry
+
+    def _give_back(self, entry: _Open) -> None:
+        with self._lock:
+            entry.users -= 1
+            if entry.stale and entry.users == 0:
+                os.close(entry.descriptor)
+
+    def _drop(self, entry: _Open) -> None:
+        entry.stale = True
+        if entry.users == 0:
+            os.close(entry.descriptor)
+
+    def _checked_open(self, path: str, size: int | None, version: str) -> _Open:
+        again = path in self._identities
+        with as_storage_error(path, "cannot open again" if again else "cannot open"):
+            descriptor = os.open(path, _FLAGS)
+        try:
+            with as_storage_error(path, "cannot look at"):
+                status = os.fstat(descriptor)
+            found = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
+            before = self._identities.setdefault(path, found)
+            as_asked = size in (None, status.st_size) and version in ("", version_of(status))
+            if found != before or not as_asked:
+                raise StorageError(_changed(path, before, found, size))
+        except BaseException:
+            os.close(descriptor)
+            raise
+        return _Open(descriptor)
+
+
+def _changed(path: str, before: _Identity, found: _Identity, size: int | None) -> str:
+    expected = before[2] if size is None else size
+    detail = (
+        f"it had {expected} bytes and now has {found[2]}"
+        if expected != found[2]
+        else "another file has its name, or it was written to"
+    )
+    return f"{path}: changed since it was opened: {detail}; restore the file or start anew with it"
+
 
 # Worth another try: these come and go on network file systems and failing links.
 _TRANSIENT = {errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY}
@@ -38,7 +184,9 @@ class RangeReader:
                 f"retries={self.retries} and first_pause={self.first_pause}: must not be negative"
             )
 
-    def read_each(self, facts: Facts, ranges: Sequence[tuple[int, memoryview]]) -> Iterator[None]:
+    def read_each(
+        self, facts: FileInfo, ranges: Sequence[tuple[int, memoryview]]
+    ) -> Iterator[None]:
         """Fill each ``(offset, into)`` of the file, which is still what it was; yields after each.
 
         The kernel is told of all of them first: it reads ahead while the first are copied, so that
@@ -55,7 +203,7 @@ class RangeReader:
             self.read(facts, offset, into)
             yield
 
-    def read(self, facts: Facts, offset: int, into: memoryview) -> None:
+    def read(self, facts: FileInfo, offset: int, into: memoryview) -> None:
         """Fill ``into`` with the bytes at ``offset``, as `read_each` does."""
         done, failures = 0, 0
         while done < len(into):
@@ -71,13 +219,13 @@ class RangeReader:
                     self.descriptors.forget(facts.path)
                 time.sleep(self.first_pause * 2 ** (failures - 1))
 
-    def _hint(self, facts: Facts, ranges: Sequence[tuple[int, memoryview]]) -> None:
+    def _hint(self, facts: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> None:
         # only a hint: the read says what is wrong
         with contextlib.suppress(OSError), self.descriptors.lease(*facts) as descriptor:
             for offset, into in ranges:
                 os.posix_fadvise(descriptor, offset, len(into), os.POSIX_FADV_WILLNEED)
 
-    def _attempt(self, facts: Facts, offset: int, into: memoryview) -> int:
+    def _attempt(self, facts: FileInfo, offset: int, into: memoryview) -> int:
         """Bytes read, at least 1: a read may stop short and is then continued."""
         path, size, _ = facts
         with self.descriptors.lease(*facts) as descriptor:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from megaindex.kernels.types import (
+from megaindex._types import (
     F32,
     F64,
     I32,

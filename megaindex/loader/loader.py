@@ -15,18 +15,15 @@ from typing import Any, Literal
 
 import torch
 
+from megaindex._types import IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.ladder import Ladder
-from megaindex.index.plain import check_between
+from megaindex.index.block_receipts import Ladder
 from megaindex.index.spans import Index
-from megaindex.index.stored import Stored
-from megaindex.kernels.types import IntArray
-from megaindex.loader.batches import Batch, BatchSource, Prepared
-from megaindex.loader.choice import any_remote, as_datasets, make_reader
-from megaindex.loader.device import DeviceCopies
-from megaindex.loader.fields import BatchMaker
-from megaindex.loader.fit import (
+from megaindex.loader.batch import BatchMaker, SampleOptions
+from megaindex.loader.batch_reader import Batch, BatchReader, BufferPool, Prepared
+from megaindex.loader.buffers import DeviceCopies
+from megaindex.loader.checkpoint import (
     Contents,
     check_content,
     check_contents,
@@ -35,12 +32,12 @@ from megaindex.loader.fit import (
     source_names,
     stored_contents,
 )
-from megaindex.loader.options import SampleOptions
-from megaindex.loader.pool import BufferPool
-from megaindex.loader.readahead import ReadAhead
+from megaindex.loader.prefetch import ReadAhead
+from megaindex.loader.reader_choice import any_remote, as_datasets, make_reader
 from megaindex.loader.receipts import Counted, Recorder, rounds_of, stored_receipt
 from megaindex.loader.targets import Targets
-from megaindex.loader.tokens import TokenReader
+from megaindex.loader.token_readers import TokenReader
+from megaindex.validation import CheckpointReader, check_between
 
 VERSION = 1
 
@@ -126,7 +123,7 @@ class Loader:
         fingerprints = None if recorder is None else recorder.state_dict()["fingerprints"]
         maker = BatchMaker(index, self._reader, options, fingerprints=fingerprints, targets=targets)
         copies = None if device is None else _copies(device)
-        self._source = BatchSource(
+        self._source = BatchReader(
             maker,
             make_pool=partial(
                 BufferPool,
@@ -290,7 +287,7 @@ class Loader:
         Args:
             numbers: of each source, its number when the state was made.
         """
-        stored = Stored("the state of a loader", state)
+        stored = CheckpointReader("the state of a loader", state)
         stored.check_version(VERSION)
         sampler = stored.part("sampler", "the state of a sampler")
         load = getattr(self._sampler, "load_state_dict", None)

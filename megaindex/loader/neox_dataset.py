@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from megaindex._types import I64
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
-from megaindex.index.companions import IGNORED_LABEL, check_in_step
+from megaindex.index.labels import IGNORED_LABEL, check_in_step
 from megaindex.index.spans import Index, Spans
-from megaindex.kernels.types import I64
-from megaindex.loader.choice import plain_reader
+from megaindex.loader.reader_choice import plain_reader
 
 Rows = dict[str, npt.NDArray[Any]]
 
@@ -105,7 +105,8 @@ class NeoxPairwiseDataset(_ReadsBatches):
 
     Args:
         pos: the samples of the one side.
-        neg: of the other, over an index of the same arrays (`megaindex.build.packing.build_pairs`).
+        neg: of the other, over an index of the same arrays
+            (`megaindex.builders.single.build_pairs`).
     """
 
     def __init__(self, pos: NeoxDataset, neg: NeoxDataset) -> None:

@@ -20,15 +20,14 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from megaindex._types import I64
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.index.ladder import DEFAULT_STRIDE, Ladder, planned_ladder
-from megaindex.index.plain import check_integer, shown
-from megaindex.index.receipt import Receipt, fingerprint_keys, sample_receipts
+from megaindex.index.block_receipts import DEFAULT_STRIDE, Ladder, planned_ladder
+from megaindex.index.receipts import Receipt, fingerprint_keys, sample_receipts
 from megaindex.index.spans import Index, Spans
-from megaindex.index.stored import Stored, differ
-from megaindex.kernels.types import I64
-from megaindex.loader.deal import Ranks
-from megaindex.loader.sampler import MicroBatchSampler
+from megaindex.loader.rank_rows import RankLayout
+from megaindex.loader.samplers import MicroBatchSampler
+from megaindex.validation import CheckpointReader, check_integer, differ, shown
 
 logger = logging.getLogger("megaindex")
 
@@ -82,7 +81,7 @@ class Recorder:
         parameters: Mapping[str, Any] | None = None,
         *,
         stride: int = DEFAULT_STRIDE,
-        ranks: Ranks | None = None,
+        ranks: RankLayout | None = None,
     ) -> None:
         self._keys = fingerprint_keys(fingerprints)
         self._identity = {
@@ -187,7 +186,7 @@ class Recorder:
             InvalidArgument: it belongs to other corpora or parameters.
             FormatError: not what `state_dict` gives, or the receipt is not that of its ladder.
         """
-        Stored(_WHAT, state)
+        CheckpointReader(_WHAT, state)
         self._counted = self.read(state)
 
 
@@ -215,7 +214,7 @@ def stored_receipt(state: Mapping[str, Any]) -> StoredReceipt:
     Raises:
         FormatError: not what `Recorder.state_dict` gives, or the receipt is not that of its ladder.
     """
-    stored = Stored(_WHAT, state)
+    stored = CheckpointReader(_WHAT, state)
     fingerprints = stored.checked("fingerprints", "must be a list of text", _is_list_of_text)
     parameters = stored.part("parameters", "the parameters of a receipt").values
     receipt = Receipt.from_dict(state)
@@ -264,7 +263,10 @@ def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         if any(dict(state) != dict(first) for state in states):
             raise InvalidArgument(_NOT_ONE)
         return dict(first)  # of loaders without receipts
-    parts = [Stored("the state of a rank", state).part(inner, "its receipt") for state in states]
+    parts = [
+        CheckpointReader("the state of a rank", state).part(inner, "its receipt")
+        for state in states
+    ]
     joined = {**first, inner: join_states([part.values for part in parts])}
     if any({**state, inner: None} != {**first, inner: None} for state in states):
         raise InvalidArgument(_NOT_ONE)
@@ -280,7 +282,7 @@ _NOT_ONE = (
 def _first_of(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     if not isinstance(states, Sequence) or not states:
         raise InvalidArgument("states must be a list with the state of each rank")
-    return Stored("the state of a rank", states[0]).values
+    return CheckpointReader("the state of a rank", states[0]).values
 
 
 def _joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -309,7 +311,7 @@ def _joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return recorder.state_dict()
 
 
-_ALONE = Ranks(micro_batch_size=1, data_parallel_rank=0, data_parallel_size=1)
+_ALONE = RankLayout(micro_batch_size=1, data_parallel_rank=0, data_parallel_size=1)
 
 
 def _check_ranks(stored: Sequence[StoredReceipt]) -> None:
@@ -387,7 +389,7 @@ def check_receipts(
     if end is None:
         if "consumed_samples" not in state:
             raise InvalidArgument("end must say how many samples of the run were served")
-        end = Stored("the state of a loader", state).whole("consumed_samples")
+        end = CheckpointReader("the state of a loader", state).whole("consumed_samples")
     receipt = state if "ladder" in state else state.get("receipt")
     if receipt is None:
         raise InvalidArgument("the states hold no receipts; make the loader with a Recorder")

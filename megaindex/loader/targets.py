@@ -1,4 +1,4 @@
-"""What instruction data is trained on: labels or a mask for every token, none across documents.
+"""Labels and loss masks of instruction data.
 
 A blend mixes rows of text, trained on throughout, with rows of instruction data. For the latter, a
 companion file says token by token what is a target: labels (-100 is none) or a loss mask (0 is
@@ -13,18 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
+from megaindex._types import F32, I64, IntArray
+from megaindex.builders.recipe import OpenRecipe, OpenSource
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.companions import IGNORED_LABEL
+from megaindex.index.labels import IGNORED_LABEL
 from megaindex.index.spans import Spans
-from megaindex.kernels.types import F32, I64, IntArray
-from megaindex.loader.choice import plain_reader
-from megaindex.loader.tokens import TokenReader
+from megaindex.loader.reader_choice import plain_reader
+from megaindex.loader.token_readers import TokenReader
 
 LossKind = Literal["labels", "loss_mask", "all"]
 
@@ -158,3 +159,24 @@ def _rows_of(spans: Spans, rows: I64, keep: npt.NDArray[np.bool_] | None = None)
         length=spans.length[run],
         row_splits=splits,
     )
+
+
+def targets_of(opened: OpenRecipe) -> Targets | None:
+    """The targets of its sources; None where all are text."""
+    return targets_of_sources(opened.sources)
+
+
+def targets_of_sources(sources: Sequence[OpenSource]) -> Targets | None:
+    """The targets of some sources, numbered as they are given."""
+    told = [source_targets(source) for source in sources]
+    return Targets(told) if any(target is not None for target in told) else None
+
+
+def source_targets(source: OpenSource) -> SourceTargets | None:
+    """Of one source; None of text."""
+    if source.corpus.kind == "pretraining":
+        return None
+    if source.targets is None:
+        return SourceTargets(kind="all")
+    kind: Any = "labels" if source.corpus.labels else "loss_mask"
+    return SourceTargets(kind=kind, companion=source.targets)

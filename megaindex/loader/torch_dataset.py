@@ -1,26 +1,319 @@
-"""A map-style PyTorch dataset over an index, with the fields of Megatron's GPTDataset."""
+"""A map-style PyTorch dataset over an index, and its batches in a DataLoader.
+
+``__getitems__`` reads a whole batch into one set of arrays. PyTorch's default collate function
+would take its rows, four tensors a sample, and copy them together again. A `Samples` makes its rows
+when they are first looked at, and `default_collate` returns the batch itself as long as nobody
+changed them.
+
+PyTorch makes a shared memory file for every tensor of every batch, and passes its descriptor
+through a socket: more than half of what a batch costs. Here a worker keeps a few slots, each a
+shared memory file with room for a batch. The first batch in a slot is sent with the descriptor of
+the file, later ones as the number of the slot, and the receiver keeps the slot mapped. A slot is in
+use while the receiver holds a tensor of it, or a view of one: every field has a byte in the slot,
+which the worker sets when it sends the field, and the receiver clears when its last holder is gone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+import itertools
+import math
+import multiprocessing
+import os
+import secrets
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
+from torch.multiprocessing.reductions import reduce_tensor
 from torch.utils.data import get_worker_info
+from torch.utils.data._utils.collate import collate as torch_collate
+from torch.utils.data._utils.collate import default_collate_fn_map
 
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Index
-from megaindex.loader.batches import BatchSource
-from megaindex.loader.choice import reader_of
-from megaindex.loader.fields import BatchMaker, SampleIds
-from megaindex.loader.options import SampleOptions
-from megaindex.loader.pool import BufferPool
-from megaindex.loader.sample_list import Samples
-from megaindex.loader.tokens import TokenReader
-from megaindex.loader.worker_slots import SlotPool
+from megaindex.loader.batch import BatchMaker, SampleIds, SampleOptions
+from megaindex.loader.batch_reader import BatchReader, BufferPool
+from megaindex.loader.buffers import Buffers, Shapes
+from megaindex.loader.reader_choice import reader_of
+from megaindex.loader.token_readers import TokenReader
+
+Batch = dict[str, Any]
+_NUMBERS = ("dataset_id",)  # fields that a sample holds as a NumPy number, as in BlendedDataset
+
+
+class SampleDict(dict[str, Any]):
+    """One sample: a dict of its own type, by which PyTorch finds `collate_samples`."""
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return dict, (dict(self),)
+
+
+class SampleList(list[SampleDict]):
+    """A list of the samples of ``batch``, which are views of it.
+
+    All that can be done with a list can be done with it.
+    """
+
+    def __init__(self, batch: Batch) -> None:
+        super().__init__()
+        self.batch = batch
+        """The fields, stacked."""
+        self._is_filled = False
+        self._first: SampleDict | None = None
+        self._first_values: list[Any] = []
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether the samples are still those of the batch, as far as anyone could tell."""
+        first = self._first
+        return not self._is_filled and (
+            first is None
+            or (
+                len(first) == len(self._first_values)
+                and all(a is b for a, b in zip(first.values(), self._first_values, strict=True))
+            )
+        )
+
+    def __len__(self) -> int:
+        return super().__len__() if self._is_filled else len(self.batch["tokens"])
+
+    def __getitem__(self, at: Any) -> Any:
+        if self._is_filled or at != 0 or not len(self):
+            self._fill()
+            return super().__getitem__(at)
+        if self._first is None:  # all that a collate function looks at
+            row = [_first(name, field) for name, field in self.batch.items()]
+            self._first_values = row
+            self._first = SampleDict(zip(self.batch, row, strict=True))
+        return self._first
+
+    def __radd__(self, other: list[Any]) -> list[Any]:
+        return [*other, *self]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return list, (list(self),)
+
+    def _fill(self) -> None:
+        if self._is_filled:
+            return
+        self._is_filled = True
+        columns = [_values(name, field) for name, field in self.batch.items()]
+        rows = [SampleDict(zip(self.batch, row, strict=True)) for row in zip(*columns, strict=True)]
+        if self._first is not None:
+            rows[0] = self._first
+        super().extend(rows)
+
+
+def _values(name: str, field: Any) -> Sequence[Any]:
+    return list(field.numpy()) if name in _NUMBERS else field.unbind()
+
+
+def _first(name: str, field: Any) -> Any:
+    return field.numpy()[0] if name in _NUMBERS else field.select(0, 0)
+
+
+def _after_filling(method: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(method)
+    def call(self: SampleList, *args: Any, **kwargs: Any) -> Any:
+        for each in (self, *args):
+            if isinstance(each, SampleList):
+                each._fill()
+        return method(self, *args, **kwargs)
+
+    return call
+
+
+def _methods_that_look() -> Iterable[str]:
+    """Methods of list that see its elements, and not through another method."""
+    own = {"__new__", "__init__", "__getattribute__", "__class_getitem__", "__sizeof__"}
+    return (name for name in vars(list) if name not in own | vars(SampleList).keys())
+
+
+for _name in list(_methods_that_look()):
+    if callable(getattr(list, _name)):
+        setattr(SampleList, _name, _after_filling(getattr(list, _name)))
+
+
+def collate_samples(samples: Sequence[SampleDict], *, collate_fn_map: Any = None) -> Batch:
+    """The batch that samples were read as, without a copy; else what `default_collate` makes of
+    dicts."""
+    if isinstance(samples, SampleList) and samples.is_whole:
+        return samples.batch
+    return {
+        name: torch_collate([sample[name] for sample in samples], collate_fn_map=collate_fn_map)
+        for name in samples[0]
+    }
+
+
+default_collate_fn_map[SampleDict] = collate_samples
+
+
+_LINE = 64  # bytes to which fields are aligned
+_MOST_SLOTS = 16  # of batches of one number of rows; each keeps a descriptor open
+_SENT, _FREE = 1, 0
+_Key = tuple[int, str]
+_numbers = itertools.count()
+_tokens: dict[int, str] = {}
+"""A name for each process, since process ids come again."""
+
+
+class SharedBuffers(Buffers):
+    """The fields of ``rows`` samples in one shared memory file.
+
+    Args:
+        as_slot: send them to the receiver as a slot, and take them again when it holds them no
+            more; else they are sent as PyTorch sends tensors, once.
+    """
+
+    def __init__(self, rows: int, shapes: Shapes, *, as_slot: bool) -> None:
+        end, self._places = 0, {}
+        for name, (shape, dtype) in shapes.items():
+            begin = -(-end // _LINE) * _LINE
+            end = begin + math.prod(shape) * np.dtype(dtype).itemsize
+            self._places[name] = begin, end, np.dtype(dtype), shape
+        self._shared = torch.empty(end + len(shapes), dtype=torch.uint8)
+        self._shared.share_memory_()  # type: ignore[no-untyped-call]
+        memory: npt.NDArray[np.uint8] = self._shared.numpy()
+        self._sent = memory[end:]
+        self._sent[:] = _FREE
+        self.is_slot = as_slot
+        self._number = next(_numbers)
+        self._was_sent = False
+        super().__init__(
+            rows,
+            {name: _field(memory, *place) for name, place in self._places.items()},
+        )
+
+    @property
+    def in_use(self) -> bool:
+        return bool(self._sent.any()) or super().in_use
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        if not self.is_slot:
+            return {
+                name: self._shared[begin:end].view(getattr(torch, dtype.name)).view(shape)
+                for name, (begin, end, dtype, shape) in self._places.items()
+            }
+        tensors = super().tensors()
+        for name, tensor in tensors.items():
+            _fields[id(tensor)] = weakref.ref(tensor), self, name
+        return tensors
+
+    def send(self, name: str) -> tuple[Any, ...]:
+        """Mark a field as sent; how its receiver makes the tensor."""
+        begin, end, dtype, shape = self._places[name]
+        byte = list(self._places).index(name) - len(self._places)
+        self._sent[byte] = _SENT
+        shared = None if self._was_sent else self._shared
+        self._was_sent = True
+        token = _tokens.setdefault(os.getpid(), secrets.token_hex(8))
+        return _receive, (
+            (os.getpid(), token),
+            self._number,
+            shared,
+            byte,
+            begin,
+            end,
+            dtype,
+            shape,
+        )
+
+
+def _field(
+    memory: npt.NDArray[np.uint8], begin: int, end: int, dtype: Any, shape: tuple[int, ...]
+) -> npt.NDArray[Any]:
+    field: npt.NDArray[Any] = memory[begin:end].view(dtype).reshape(shape)
+    return field
+
+
+class SlotPool(BufferPool):
+    """Buffers of batches of one number of rows that a worker of a DataLoader sends.
+
+    Where the receiver keeps more batches than there are slots, the others are sent once.
+    """
+
+    def __init__(self, maker: BatchMaker, rows: int) -> None:
+        super().__init__(maker, rows, keep=_MOST_SLOTS)
+        ForkingPickler.register(torch.Tensor, _reduce)
+
+    def watch(self, buffers: Buffers) -> None:
+        if isinstance(buffers, SharedBuffers) and buffers.is_slot:
+            super().watch(buffers)
+
+    def _allocate(self) -> Buffers:
+        as_slot = len(self._watched) < _MOST_SLOTS
+        return self._maker.allocate(self._rows, partial(SharedBuffers, as_slot=as_slot))
+
+
+_fields: dict[int, tuple[weakref.ref[torch.Tensor], SharedBuffers, str]] = {}
+"""Tensors that were handed out of slots, by their id."""
+
+
+def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """How a process sends a tensor to another: a field of a slot as that, all others as PyTorch
+    does."""
+    found, buffers, name = _fields.pop(id(tensor), (None, None, ""))
+    if found is None or buffers is None or found() is not tensor:
+        reduced: tuple[Any, ...] = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
+        return reduced
+    return buffers.send(name)
+
+
+class _Lease:
+    """A field of a slot for as long as anything holds it in this process."""
+
+    def __init__(self, memory: npt.NDArray[np.uint8], begin: int, end: int, byte: int) -> None:
+        self._memory = memory
+        self._byte = byte
+        self._process = os.getpid()
+        self.__array_interface__ = {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (end - begin,),
+            "data": (memory.ctypes.data + begin, False),
+        }
+
+    # The default argument keeps the function alive while the interpreter tears its modules down.
+    def __del__(self, process: Any = os.getpid) -> None:
+        if process() == self._process:  # not in a process that was forked from the holder
+            self._memory[self._byte] = _FREE
+
+
+_slots: dict[tuple[_Key, int], npt.NDArray[np.uint8]] = {}
+"""The slots of other processes that are mapped here."""
+
+
+def _receive(
+    key: _Key,
+    number: int,
+    shared: torch.Tensor | None,
+    byte: int,
+    begin: int,
+    end: int,
+    dtype: Any,
+    shape: tuple[int, ...],
+) -> torch.Tensor:
+    if shared is not None:
+        _forget_ended(key[0])
+        _slots[key, number] = shared.numpy()
+    lease = np.asarray(_Lease(_slots[key, number], begin, end, byte))
+    return torch.from_numpy(lease.view(dtype).reshape(shape))
+
+
+def _forget_ended(sender: int) -> None:
+    """Unmap the slots of workers that are gone; what is held of them stays."""
+    alive = {sender, *(child.pid for child in multiprocessing.active_children())}
+    for key, number in list(_slots):
+        if key[0] not in alive:
+            del _slots[key, number]
+
 
 Sample = dict[str, torch.Tensor]
 
@@ -70,7 +363,7 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
             options = replace(options, pad_id=pad_id)
         self._maker = BatchMaker(index, reader_of(dataset), options, fingerprints=fingerprints)
         self._source = self._batches()
-        self._of_worker: BatchSource | None = None
+        self._of_worker: BatchReader | None = None
 
     def __len__(self) -> int:
         return self._maker.index.num_samples
@@ -79,19 +372,19 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
         sample: Sample = self.__getitems__([sample_id])[0]
         return sample
 
-    def __getitems__(self, sample_ids: SampleIds) -> Samples:
+    def __getitems__(self, sample_ids: SampleIds) -> SampleList:
         """The samples of one batch, read together. They are views of it: its memory is used again
         when the last of them is gone."""
         ids = sample_ids.tolist() if isinstance(sample_ids, np.ndarray) else list(sample_ids)
         source = self._source
         if get_worker_info() is not None:
             if self._of_worker is None:
-                self._of_worker = BatchSource(self._maker, make_pool=SlotPool)
+                self._of_worker = BatchReader(self._maker, make_pool=SlotPool)
             source = self._of_worker
-        return Samples(source.hand_over(source.prepare(ids)))
+        return SampleList(source.hand_over(source.prepare(ids)))
 
-    def _batches(self) -> BatchSource:
-        return BatchSource(self._maker, make_pool=partial(BufferPool, keep=2))
+    def _batches(self) -> BatchReader:
+        return BatchReader(self._maker, make_pool=partial(BufferPool, keep=2))
 
     def __getstate__(self) -> dict[str, Any]:
         return {"maker": self._maker}  # every process has buffers of its own

@@ -167,7 +167,7 @@ class DryLoader:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ranks:
+class RankShare:
     """Share of one data-parallel rank."""
 
     data_parallel_size: int
@@ -206,7 +206,7 @@ class Plan:
     tails: tuple[Tail, ...]
     datasets: tuple[Row, ...]
     evaluation: Evaluations | None
-    ranks: Ranks | None
+    ranks: RankShare | None
     phases: tuple[Phase, ...]
     buffer_effect: BufferEffect | None
     loaders: tuple[LoaderEnd, ...] = ()

@@ -1,4 +1,4 @@
-"""The rows of a plan: every source of every split."""
+"""Rows of a plan: every source of every split, evaluation included."""
 
 from __future__ import annotations
 
@@ -6,18 +6,156 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from megaindex.plan.corpus import Part
-from megaindex.plan.coverage import BUILD_LIMIT, Draw, coverage_of, expected
-from megaindex.plan.model import Coverage, Row
-from megaindex.plan.serving import (
-    Served,
-    drawn_bounds,
-    drawn_from,
-    reading_of,
-    samples_served,
-)
-from megaindex.plan.sizing import Sizing
-from megaindex.recipe.run import Run
+from megaindex.arithmetic import ceil_div
+from megaindex.configs.run import Run
+from megaindex.errors import InvalidArgument
+from megaindex.index.blending import Progress
+from megaindex.index.frameworks import FrameworkRules, Split
+from megaindex.plan.coverage import BUILD_LIMIT, SourceDraw, coverage_of, expected
+from megaindex.plan.model import Coverage, Evaluations, Row
+from megaindex.plan.serving import ServedRange, drawn_bounds, drawn_from, reading_of, samples_served
+from megaindex.plan.sizing import Sizing, SplitPart
+from megaindex.plan.sources import Parts, sizing_of
+
+
+def evaluation_of(run: Run, train_iters: int, parts: Parts) -> Evaluations | None:
+    """Megatron and NeoX: (I // interval + 1) evaluations of eval_iters batches, then one test.
+
+    Raises:
+        InvalidArgument: the framework refuses such an evaluation.
+    """
+    if run.evaluation.full or run.evaluation.multiple:
+        _check_whole(run, parts)
+    if not parts["valid"] and not parts["test"]:
+        return None
+    evaluation = run.evaluation
+    size = evaluation.batch_size or run.nominal_batch
+    total = run.batch.iterations_within(run.consumed_samples) + train_iters
+    rounds = max(0, total // evaluation.interval + 1 - evaluation.start // evaluation.interval)
+    # The last evaluation comes after training, whatever the first one is.
+    begun = max(1, ceil_div(evaluation.start, evaluation.interval))
+    rounds_run = max(0, total // evaluation.interval + 1 - begun) + 1
+    if evaluation.alone:
+        rounds = rounds_run = 1
+    samples = evaluation.iterations * size
+    if evaluation.full:
+        return _whole(run, parts, rounds_run, size)
+    return Evaluations(
+        rounds=rounds,
+        valid_samples=rounds * samples,
+        test_samples=samples,
+        batch_size=size,
+        rounds_run=rounds_run,
+        valid_samples_read=rounds_run * samples,
+        test_samples_read=samples,
+        iterations=(evaluation.iterations,),
+    )
+
+
+def _check_whole(run: Run, parts: Parts) -> None:
+    """What Megatron-LM requires of --full-validation and --multiple-validation-sets."""
+    evaluation = run.evaluation
+    if run.row.order != "megatron":
+        raise InvalidArgument(
+            f"--full-validation is of Megatron-LM, and order {run.row.order} is not its; remove it"
+        )
+    if not evaluation.full:
+        raise InvalidArgument(
+            "--multiple-validation-sets requires --full-validation, or Megatron-LM stops with a "
+            "NotImplementedError; give both, or neither"
+        )
+    if any(part.source.weight is not None for part in parts["valid"]):
+        raise InvalidArgument(
+            "--full-validation with weights of the validation data: Megatron-LM stops with an "
+            "AssertionError (size_is_none => weights_are_none); remove the weights, or give "
+            "--valid-data-path its own without any"
+        )
+    if not any(part.tokens > 0 for part in parts["valid"]):
+        raise InvalidArgument(
+            "--full-validation without validation data: Megatron-LM stops with a TypeError; give "
+            "--valid-data-path, or a share of --split"
+        )
+    if run.unit is None:
+        raise InvalidArgument(
+            "--full-validation counts the samples of each rank: give --micro-batch-size and "
+            "--world-size"
+        )
+
+
+def _whole(run: Run, parts: Parts, rounds: int, size: int) -> Evaluations:
+    """Every evaluation runs through each validation dataset, in batches that start it over."""
+    evaluation, version = run.evaluation, run.version
+    ranks = run.data_parallel_size
+    assert version is not None, "order megatron has one"
+    assert ranks is not None, "checked by _check_whole"
+    micro = evaluation.micro_batch_size or 1
+    held = [
+        run.row.samples_in_epochs(1, part.tokens, run.sequence_length) for part in parts["valid"]
+    ]
+    own = evaluation.multiple and run.data.split is None
+    sets = held if own else [sum(held)]
+    by_rank = version.full_validation == "ranks"
+    iterations = tuple(ceil_div(samples, ranks) if by_rank else samples for samples in sets)
+    # One sample a rank in each micro batch, or a micro batch.
+    each = size // (micro * ranks) * ranks if by_rank else size
+    return Evaluations(
+        rounds=rounds,
+        valid_samples=sum(held),
+        test_samples=evaluation.iterations * size,
+        batch_size=size,
+        rounds_run=rounds,
+        valid_samples_read=rounds * sum(iterations) * each,
+        # Megatron runs the test for as many iterations as the validation.
+        test_samples_read=sum(iterations) * size,
+        full=True,
+        iterations=iterations,
+    )
+
+
+def evaluation_rows(
+    run: Run,
+    row: FrameworkRules,
+    parts: Parts,
+    evaluation: Evaluations | None,
+    progress: Progress | None,
+) -> tuple[Row, ...]:
+    """Rows of validation and test; a source without a sample there has an empty row."""
+    if evaluation is None:
+        return ()
+    rows: tuple[Row, ...] = ()
+    wanted: dict[Split, int] = {"valid": evaluation.valid_samples, "test": evaluation.test_samples}
+    for split, samples in wanted.items():
+        needed = 1 if row.is_framework else run.sequence_length + 1
+        filled = [part for part in parts[split] if part.tokens >= needed]
+        if split == "valid" and evaluation.full:
+            rows += _one_pass(run, row, parts, filled, progress)
+        elif filled:
+            sizing = sizing_of(run, row, filled, split, progress, parts["train"])
+            rows += rows_of(run, sizing, filled, split, requested=samples, consumed=samples)
+        rows += tuple(
+            empty_row(part, split, number)
+            for number, part in enumerate(parts[split], 1)
+            if part not in filled
+        )
+    return rows
+
+
+def _one_pass(
+    run: Run,
+    row: FrameworkRules,
+    parts: Parts,
+    filled: Sequence[SplitPart],
+    progress: Progress | None,
+) -> tuple[Row, ...]:
+    """Rows of full validation: each source is built for one epoch, and read whole."""
+    rows: tuple[Row, ...] = ()
+    for part in filled:
+        sizing = sizing_of(run, row, [part], "valid", progress, parts["train"])
+        held = sizing.per_epoch()[0]
+        (one,) = rows_of(run, sizing, [part], "valid", requested=held, consumed=held)
+        rows += (one.at(parts["valid"].index(part) + 1),)
+    return rows
+
 
 _MOST_TIMES = 10_000  # a histogram of times served has a place for each
 _MOST_COPIES = 40  # epochs whose chances are worked out where samples are served again
@@ -26,7 +164,7 @@ _MOST_COPIES = 40  # epochs whose chances are worked out where samples are serve
 def rows_of(
     run: Run,
     sizing: Sizing,
-    parts: Sequence[Part],
+    parts: Sequence[SplitPart],
     split: str,
     *,
     requested: int,
@@ -38,7 +176,7 @@ def rows_of(
     epochs = None if asked is None else sizing.epochs(asked)
     built = None if asked is None or epochs is None else sizing.built(asked, epochs)
     reading = reading_of(run, built or [], split, consumed)
-    positions = reading.positions() if built else (Served(0, consumed, 1),)
+    positions = reading.positions() if built else (ServedRange(0, consumed, 1),)
     drawn, bounds = drawn_from(sizing, positions), drawn_bounds(sizing, positions)
     filled = sizing.blend_size(requested)
     if reading.limit is not None:
@@ -77,7 +215,7 @@ def rows_of(
     return tuple(rows)
 
 
-def empty_row(part: Part, split: str, source: int) -> Row:
+def empty_row(part: SplitPart, split: str, source: int) -> Row:
     """A source that holds no sample in this split."""
     return Row(
         split=split,
@@ -106,9 +244,9 @@ def _repeated(drawn: int | None, distinct: int | None, per_epoch: int) -> int | 
     return max(0, drawn - min(per_epoch, drawn if distinct is None else distinct))
 
 
-def _packed(run: Run, part: Part, row: Row, served: Sequence[Served] | None) -> Row:
+def _packed(run: Run, part: SplitPart, row: Row, served: Sequence[ServedRange] | None) -> Row:
     """The row of a source that gives samples of whole documents, counted where that is cheap."""
-    from megaindex.plan.packing import (
+    from megaindex.plan.sources import (
         index_of_part,
         packing_coverage,
         packing_error,
@@ -135,13 +273,13 @@ def _packed(run: Run, part: Part, row: Row, served: Sequence[Served] | None) -> 
 
 
 def _covered(
-    run: Run, sizing: Sizing, part: Part, row: Row, served: Sequence[Served] | None
+    run: Run, sizing: Sizing, part: SplitPart, row: Row, served: Sequence[ServedRange] | None
 ) -> Row:
     """The row with its coverage; uncounted draws are taken at the middle of their bounds."""
     if row.requested is None or row.epochs is None or row.built is None:
         return row
     likely = sum(row.drawn_bounds) // 2
-    draw = Draw(
+    draw = SourceDraw(
         row=sizing.row,
         part=part,
         sequence_length=run.sequence_length,
@@ -153,12 +291,14 @@ def _covered(
         drawn=likely if row.drawn is None else row.drawn,
         counted=row.drawn is not None,
     )
-    if served is None or all(part == Served(0, draw.served, 1) for part in served):
+    if served is None or all(part == ServedRange(0, draw.served, 1) for part in served):
         return replace(row, coverage=coverage_of(draw, run.coverage, sizing.progress))
     return replace(row, coverage=_coverage_of_again(draw, served, run, sizing))
 
 
-def _coverage_of_again(draw: Draw, served: Sequence[Served], run: Run, sizing: Sizing) -> Coverage:
+def _coverage_of_again(
+    draw: SourceDraw, served: Sequence[ServedRange], run: Run, sizing: Sizing
+) -> Coverage:
     """Coverage where samples are served more than once: of one epoch in closed form, else counted
     where that is cheap, or expected.
     """
@@ -174,7 +314,7 @@ def _coverage_of_again(draw: Draw, served: Sequence[Served], run: Run, sizing: S
     work = sum(part.size for part in served) + draw.part.sequences * draw.epochs
     cheap = run.coverage == "auto" and work <= BUILD_LIMIT
     if draw.part.source.path and (run.coverage == "exact" or cheap):
-        from megaindex.plan.counting import built_coverage
+        from megaindex.plan.coverage import built_coverage
 
         return built_coverage(draw, sizing.progress, served)
     if draw.epochs > _MOST_COPIES or draw.final_epoch().apart:
@@ -182,7 +322,7 @@ def _coverage_of_again(draw: Draw, served: Sequence[Served], run: Run, sizing: S
     return _expected_again(draw, served)
 
 
-def _expected_again(draw: Draw, served: Sequence[Served]) -> Coverage:
+def _expected_again(draw: SourceDraw, served: Sequence[ServedRange]) -> Coverage:
     """Mean coverage over seeds: the copies of a token that are served at all fall among the samples
     by chance, and count as often as their samples are served.
     """

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
+from megaindex.configs.run import Run
 from megaindex.plan.sizing import Sizing
-from megaindex.recipe.run import Run
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedRange:
     """Samples [begin, end), each served ``times`` times."""
 
     begin: int
@@ -45,23 +45,23 @@ class Reading:
         """Whether the loader has not one micro batch, so that the framework ends with an error."""
         return self.limit is not None and self.limit <= 0
 
-    def positions(self) -> tuple[Served, ...]:
+    def positions(self) -> tuple[ServedRange, ...]:
         """Positions of the blend, some of them more than once."""
         if self.is_dead:
             return ()
         if self.limit is None or (not self.starts_over and self.before == self.resumed_at):
-            return (Served(0, self.samples, 1),)
+            return (ServedRange(0, self.samples, 1),)
         first = _cycled(0, self.limit, self.before)
         return (*first, *_cycled(self.resumed_at, self.limit, self.samples - self.before))
 
 
-def _cycled(start: int, end: int, count: int) -> Iterator[Served]:
+def _cycled(start: int, end: int, count: int) -> Iterator[ServedRange]:
     """The first ``count`` of [start, end) again and again."""
     passes, rest = divmod(count, end - start)
     if passes:
-        yield Served(start, end, passes)
+        yield ServedRange(start, end, passes)
     if rest:
-        yield Served(start, start + rest, 1)
+        yield ServedRange(start, start + rest, 1)
 
 
 def limit_of(run: Run, built: Sequence[int]) -> int | None:
@@ -101,7 +101,7 @@ def _evaluation(run: Run, limit: int | None, split: str, samples: int) -> Readin
     )
 
 
-def drawn_from(sizing: Sizing, positions: Sequence[Served]) -> list[list[Served]] | None:
+def drawn_from(sizing: Sizing, positions: Sequence[ServedRange]) -> list[list[ServedRange]] | None:
     """Draws of each source, numbered as the blend numbers them; None: not counted."""
     counts: dict[int, list[int]] = {}
     for position in sorted({end for p in positions for end in (p.begin, p.end)}):
@@ -110,12 +110,12 @@ def drawn_from(sizing: Sizing, positions: Sequence[Served]) -> list[list[Served]
             return None
         counts[position] = drawn
     return [
-        [Served(counts[p.begin][i], counts[p.end][i], p.times) for p in positions]
+        [ServedRange(counts[p.begin][i], counts[p.end][i], p.times) for p in positions]
         for i in range(len(sizing.tokens))
     ]
 
 
-def drawn_bounds(sizing: Sizing, positions: Sequence[Served]) -> list[tuple[int, int]]:
+def drawn_bounds(sizing: Sizing, positions: Sequence[ServedRange]) -> list[tuple[int, int]]:
     """Least and most draws of each source, without a walk."""
     least, most = [0] * len(sizing.tokens), [0] * len(sizing.tokens)
     for p in positions:
@@ -126,7 +126,9 @@ def drawn_bounds(sizing: Sizing, positions: Sequence[Served]) -> list[tuple[int,
     return list(zip(least, most, strict=True))
 
 
-def samples_served(sizing: Sizing, drawn: Sequence[Served], built: int) -> tuple[Served, ...]:
+def samples_served(
+    sizing: Sizing, drawn: Sequence[ServedRange], built: int
+) -> tuple[ServedRange, ...]:
     """Samples of a source that its draws serve, apart from each other and in order.
 
     Draws beyond the samples there are take them modulo the length that is counted; of a length of 0
@@ -145,18 +147,18 @@ def samples_served(sizing: Sizing, drawn: Sequence[Served], built: int) -> tuple
     for begin, end in pairwise(sorted(events)):
         times += events[begin]
         if times:
-            served.append(Served(begin, end, times))
+            served.append(ServedRange(begin, end, times))
     return tuple(served)
 
 
-def _inside(part: Served, built: int, length: int | None) -> Iterator[Served]:
+def _inside(part: ServedRange, built: int, length: int | None) -> Iterator[ServedRange]:
     """Draws of the samples there are; those beyond take them modulo ``length``, if there is one."""
     if part.begin < min(part.end, built):
-        yield Served(part.begin, min(part.end, built), part.times)
+        yield ServedRange(part.begin, min(part.end, built), part.times)
     beyond = max(part.begin, built)
     if beyond >= part.end or length is None:
         return
     head = min(part.end - beyond, length - beyond % length)
-    yield Served(beyond % length, beyond % length + head, part.times)
+    yield ServedRange(beyond % length, beyond % length + head, part.times)
     for again in _cycled(0, length, part.end - beyond - head):
-        yield Served(again.begin, again.end, again.times * part.times)
+        yield ServedRange(again.begin, again.end, again.times * part.times)

@@ -1,23 +1,190 @@
-"""Sources of each split, measured, and the sizing that the framework gives them."""
+"""Sources of a run: tokens, documents and samples of whole documents."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
+
+from megaindex.arithmetic import ceil_div
+from megaindex.builders.single import build_packing, build_pairs, packing_order, pair_order
+from megaindex.configs.run import Buffer, Data, Run, Source
 from megaindex.errors import InvalidArgument
-from megaindex.index.dialect import SPLITS, Dialect, Split
-from megaindex.index.draws import Progress
+from megaindex.format import IndexedDataset
+from megaindex.index.blending import Progress
+from megaindex.index.frameworks import SPLITS, FrameworkRules, Split
 from megaindex.index.order_settings import NeoxDocumentsOrder
-from megaindex.plan.corpus import Part, measure
-from megaindex.plan.sizing import Sizing
-from megaindex.recipe.run import Buffer, Data, Run, Source
+from megaindex.index.orders.neox_documents import PackingIndex, PackingOrder
+from megaindex.kernels import active, num_threads
+from megaindex.plan.coverage import count_served
+from megaindex.plan.model import Coverage
+from megaindex.plan.serving import ServedRange
+from megaindex.plan.sizing import Sizing, SplitPart, measure
 
-Parts = dict[Split, list[Part]]
+
+def measure_documents(
+    source: Source,
+    row: FrameworkRules,
+    split: str | None,
+    packing: NeoxDocumentsOrder,
+    sequence_length: int,
+) -> list[SplitPart]:
+    """Parts of a source, of the documents that take part.
+
+    Of a divided source GPT-NeoX takes as many documents for validation and test as the split
+    gives, but counts them from the first one on.
+    """
+    count = len(_open(source.path, row))
+    bounds = [(0, count)] if split is None else row.split_bounds(split, count)
+    parts = []
+    for size in (end - begin for begin, end in bounds):
+        if size == 0:
+            parts.append(SplitPart(source=source, begin=0, end=0, tokens=0, pass_samples=0))
+            continue
+        order = _order(source, row, size, packing, sequence_length)
+        lengths = order.lengths[order.takes_part].astype(np.int64)
+        room = sequence_length + 1
+        fewest = ceil_div(int(np.minimum(lengths, room).sum()), room)
+        parts.append(
+            SplitPart(
+                source=source,
+                begin=0,
+                end=size,
+                tokens=int(lengths.sum()),
+                pass_samples=lengths.size if packing.pack_impl == "unpacked" else fewest,
+                leaves_out=size - lengths.size,
+            )
+        )
+    return parts
+
+
+def index_of_part(run: Run, part: SplitPart, requested: int) -> PackingIndex:
+    """The index that GPT-NeoX builds for so many samples."""
+    assert run.packing is not None
+    source, packing = part.source, run.packing
+    text, labels = _open(source.path, run.row), _open_if(source.labels, run.row)
+    common: dict[str, Any] = {
+        "sequence_length": run.sequence_length,
+        "seed": run.seed,
+        "num_samples": max(1, requested),
+    }
+    if source.rejected:
+        sides = build_pairs(
+            text, _open(source.rejected, run.row), packing, pos_labels=labels,
+            neg_labels=_open_if(source.rejected_labels, run.row), **common,
+        )  # fmt: skip
+        return sides[0]
+    order = replace(packing, label_dataset=labels)
+    return build_packing(text, range(part.begin, part.end), order, **common)
+
+
+def samples_of_first_pass(index: PackingIndex, part: SplitPart) -> int:
+    """Samples of pack_until_overflow that begin in the first pass over the documents."""
+    taking_part = part.sequences - part.leaves_out
+    return int(np.searchsorted(index.sample_index[:-1, 0], taking_part))
+
+
+def packing_error(
+    run: Run, part: SplitPart, index: PackingIndex, served: Sequence[ServedRange]
+) -> str:
+    """How GPT-NeoX ends on pack_until_overflow: reading on where the last document of a pass is
+    left out, or looking for a document after the last sample.
+    """
+    assert run.packing is not None
+    if run.packing.pack_impl == "unpacked":
+        return ""
+    if part.leaves_out and _reads_beyond_a_pass(run, part, index):
+        return "an IndexError: the last document of a pass is one that is left out"
+    last = _last_sample(index)
+    if last == 0 and any(piece.begin == 0 for piece in served):
+        return "a RecursionError: its first sample has no document after it"
+    return ""
+
+
+def _reads_beyond_a_pass(run: Run, part: SplitPart, index: PackingIndex) -> bool:
+    assert run.packing is not None
+    order = _order(part.source, run.row, part.sequences, run.packing, run.sequence_length)
+    state = active().seed_state(run.seed)
+    active().shuffle(state, np.arange(index.num_samples), num_threads())
+    shuffled = np.arange(part.sequences)
+    for _ in range(index.num_epochs - 1):
+        active().shuffle(state, shuffled, num_threads())
+        if not order.takes_part[shuffled[-1]]:
+            return True
+    return False
+
+
+def _last_sample(index: PackingIndex) -> int:
+    """Where the sample that was filled last is served."""
+    return int(np.argmax(index.shuffle_index == index.num_samples - 1))
+
+
+def packing_coverage(
+    run: Run, part: SplitPart, index: PackingIndex, served: Sequence[ServedRange]
+) -> Coverage:
+    """Coverage of the documents of a part, counted; of pairwise data, of the preferred side."""
+    lengths = _open(part.source.path, run.row).sequence_lengths[part.begin : part.end]
+    tokens, documents = count_served(index, _instead(run, index, served), lengths, part.begin)
+    return Coverage(
+        method="built",
+        tokens=tuple(float(share) for share in tokens / tokens.sum()),
+        documents=tuple(float(share) for share in documents / documents.sum()),
+    )
+
+
+def _instead(run: Run, index: PackingIndex, served: Sequence[ServedRange]) -> list[ServedRange]:
+    """For the last sample that pack_until_overflow fills, GPT-NeoX finds no document after it, and
+    serves its first sample.
+    """
+    assert run.packing is not None
+    if run.packing.pack_impl == "unpacked":
+        return list(served)
+    last = _last_sample(index)
+    pieces = []
+    for part in served:
+        if not part.begin <= last < part.end:
+            pieces.append(part)
+            continue
+        around = (replace(part, end=last), replace(part, begin=last + 1))
+        pieces += [*around, ServedRange(0, 1, part.times)]
+    return [part for part in pieces if part.begin < part.end]
+
+
+def _order(
+    source: Source,
+    row: FrameworkRules,
+    size: int,
+    packing: NeoxDocumentsOrder,
+    sequence_length: int,
+) -> PackingOrder:
+    text, labels = _open(source.path, row), _open_if(source.labels, row)
+    common: dict[str, Any] = {"sequence_length": sequence_length, "seed": 0, "num_samples": 1}
+    if source.rejected:
+        return pair_order(
+            text, _open(source.rejected, row), packing, pos_labels=labels,
+            neg_labels=_open_if(source.rejected_labels, row), **common,
+        )  # fmt: skip
+    return packing_order(text, range(size), replace(packing, label_dataset=labels), **common)
+
+
+def _open(path: str, row: FrameworkRules) -> IndexedDataset:
+    return IndexedDataset(path, dialect=row.file_dialect)
+
+
+def _open_if(path: str, row: FrameworkRules) -> IndexedDataset | None:
+    return _open(path, row) if path else None
+
+
+Parts = dict[Split, list[SplitPart]]
 
 
 def parts_of(
-    data: Data, row: Dialect, packing: NeoxDocumentsOrder | None = None, sequence_length: int = 0
+    data: Data,
+    row: FrameworkRules,
+    packing: NeoxDocumentsOrder | None = None,
+    sequence_length: int = 0,
 ) -> Parts:
     """Parts of every split that has sources.
 
@@ -26,10 +193,9 @@ def parts_of(
         FormatError, StorageError: a dataset cannot be read.
     """
 
-    def measured(source: Source) -> list[Part]:
+    def measured(source: Source) -> list[SplitPart]:
         if packing is None:
             return measure(source, row, data.split)
-        from megaindex.plan.packing import measure_documents
 
         return measure_documents(source, row, data.split, packing, sequence_length)
 
@@ -47,11 +213,11 @@ def parts_of(
 
 def sizing_of(
     run: Run,
-    row: Dialect,
-    parts: Sequence[Part],
+    row: FrameworkRules,
+    parts: Sequence[SplitPart],
     split: Split,
     progress: Progress | None,
-    train: Sequence[Part] = (),
+    train: Sequence[SplitPart] = (),
 ) -> Sizing:
     """How the sources of one split are sized; ``train``: the parts of training, if not these.
 
@@ -83,7 +249,9 @@ def sizing_of(
     )
 
 
-def _per_source_samples(run: Run, row: Dialect, parts: Sequence[Part]) -> tuple[int, ...]:
+def _per_source_samples(
+    run: Run, row: FrameworkRules, parts: Sequence[SplitPart]
+) -> tuple[int, ...]:
     """Epochs of each source as weights: the samples they hold."""
     samples = tuple(
         row.samples_in_epochs(epochs, part.tokens, run.sequence_length)
@@ -117,7 +285,7 @@ def _weights(sources: Sequence[Source]) -> tuple[float, ...] | None:
 
 def _buffer(
     run: Run,
-    row: Dialect,
+    row: FrameworkRules,
     weights: tuple[float | int, ...] | None,
     num_sources: int,
     *,
@@ -158,7 +326,11 @@ def own_sources(run: Run) -> bool:
 
 
 def _own_buffer(
-    row: Dialect, weights: Sequence[float | int] | None, num_sources: int, *, own_sources: bool
+    row: FrameworkRules,
+    weights: Sequence[float | int] | None,
+    num_sources: int,
+    *,
+    own_sources: bool,
 ) -> float:
     """The buffer that the framework applies.
 

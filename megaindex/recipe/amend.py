@@ -8,12 +8,12 @@ from dataclasses import fields, replace
 from fractions import Fraction
 from typing import Any
 
+from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import check_integer
-from megaindex.recipe.corpus import Corpus
-from megaindex.recipe.itinerary import Itinerary, PlannedStage, first_samples
-from megaindex.recipe.model import Recipe, RecipeStage
-from megaindex.recipe.run import Target
+from megaindex.recipe.layout import Itinerary, PlannedStage, first_samples
+from megaindex.recipe.recipe import Recipe, RecipeStage
+from megaindex.recipe.source import RecipeSource
+from megaindex.validation import check_integer
 
 
 def amend(
@@ -21,7 +21,7 @@ def amend(
     *,
     consumed_samples: int,
     stages: Sequence[RecipeStage],
-    sources: Sequence[Corpus] = (),
+    sources: Sequence[RecipeSource] = (),
 ) -> Recipe:
     """The recipe up to ``consumed_samples``, and other stages from there on.
 

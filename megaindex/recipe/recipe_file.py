@@ -27,18 +27,23 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.run import TAILS, Target, TargetKind
+from megaindex.configs.run_builder import BatchSizes, batch_schedule, batch_sizes
+from megaindex.configs.settings import Settings
+from megaindex.configs.yaml_sections import Section, load_mapping
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import DEFAULT_SEED, check_choice
-from megaindex.io.locations import inside
-from megaindex.recipe.batch import BatchSizes, batch_sizes
-from megaindex.recipe.corpus import Corpus
-from megaindex.recipe.evaluation import RecipeEvaluation
-from megaindex.recipe.model import EXHAUSTIONS, Recipe, RecipeStage, Stream, Weighting
-from megaindex.recipe.run import TAILS, Target, TargetKind
-from megaindex.recipe.run_builder import batch_schedule
-from megaindex.recipe.schedule import BatchSchedule
-from megaindex.recipe.settings import Settings
-from megaindex.recipe.yaml_file import Section, load_mapping
+from megaindex.io.paths import inside
+from megaindex.recipe.recipe import (
+    EXHAUSTIONS,
+    Recipe,
+    RecipeEvaluation,
+    RecipeStage,
+    Stream,
+    Weighting,
+)
+from megaindex.recipe.source import RecipeSource
+from megaindex.validation import DEFAULT_SEED, check_choice
 
 _LENGTHS: dict[str, TargetKind] = {
     "steps": "iterations",
@@ -127,10 +132,10 @@ def _batch(section: Section, length: int) -> tuple[BatchSizes, BatchSchedule]:
         raise InvalidArgument(f"{section.where}: {error}") from None
 
 
-def _source(key: str, sources: Section, folder: Path, *, called: str = "") -> Corpus:
+def _source(key: str, sources: Section, folder: Path, *, called: str = "") -> RecipeSource:
     name = called or key
     if isinstance(sources.values[key], str):
-        return Corpus(name=name, path=inside(folder, sources.values[key]))
+        return RecipeSource(name=name, path=inside(folder, sources.values[key]))
     section = sources.section(key)
     section.known("path", "kind", "order", "labels", "loss_mask", "packed", "long_documents",
                   "max_epochs", "max_fraction", "tokens")  # fmt: skip
@@ -144,7 +149,7 @@ def _source(key: str, sources: Section, folder: Path, *, called: str = "") -> Co
         for key in ("kind", "order", "long_documents")
         if key in section.values
     }
-    return Corpus(
+    return RecipeSource(
         name=name,
         packed=section.flag("packed", True),
         max_epochs=section.fraction("max_epochs"),

@@ -15,8 +15,8 @@ from corpora import write_corpus
 
 import megaindex
 from megaindex.adapters.grain import BatchSource, SampleSource
-from megaindex.loader.hosts import HostBatches
-from megaindex.loader.samples import Fields, Samples
+from megaindex.loader.host_samplers import RandomAccessSampler
+from megaindex.loader.numpy_dataset import Fields, NumpyDataset
 
 S, HOSTS, MICRO = 16, 3, 4
 
@@ -31,18 +31,18 @@ def grain() -> Any:
 
 
 @pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> Samples:
+def samples(tmp_path_factory: pytest.TempPathFactory) -> NumpyDataset:
     """62 samples of one epoch."""
     prefix = tmp_path_factory.mktemp("grain") / "web"
     rng = np.random.default_rng(4)
     dataset = write_corpus(prefix, rng.multinomial(62 * S + 1, [1 / 50] * 50))
     index = megaindex.build_index(str(prefix), sequence_length=S, seed=3, epochs=1, order="epoch")
     assert index.num_samples == 62
-    return Samples(index, [dataset], fields="maxtext")
+    return NumpyDataset(index, [dataset], fields="maxtext")
 
 
-def batches_of(host: int, hosts: int = HOSTS, **more: Any) -> HostBatches:
-    return HostBatches(
+def batches_of(host: int, hosts: int = HOSTS, **more: Any) -> RandomAccessSampler:
+    return RandomAccessSampler(
         num_samples=62, micro_batch_size=MICRO, data_parallel_rank=host,
         data_parallel_size=hosts, **more,
     )  # fmt: skip
@@ -55,7 +55,7 @@ def assert_equal(theirs: Iterable[Fields], ours: Iterable[Fields]) -> None:
             np.testing.assert_array_equal(got[name], array)
 
 
-def test_a_map_dataset_of_samples(grain: Any, samples: Samples) -> None:
+def test_a_map_dataset_of_samples(grain: Any, samples: NumpyDataset) -> None:
     source = SampleSource(samples)
     assert len(source) == 62
     dataset = grain.MapDataset.source(source).batch(MICRO, drop_remainder=True)
@@ -65,7 +65,7 @@ def test_a_map_dataset_of_samples(grain: Any, samples: Samples) -> None:
 
 @pytest.mark.parametrize("tail", ["drop", "pad"])
 def test_hosts_have_equally_many_batches_and_no_loss_on_padding(
-    grain: Any, samples: Samples, tail: str
+    grain: Any, samples: NumpyDataset, tail: str
 ) -> None:
     """62 samples make 5 whole batches of 12, and one of 2. Slices of grain give the hosts 21, 21
     and 20 samples, so the last one is a batch short, whatever is done about remainders."""
@@ -90,7 +90,7 @@ def test_hosts_have_equally_many_batches_and_no_loss_on_padding(
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_data_loader_with_workers_reads_the_same_batches(
-    grain: Any, samples: Samples, workers: int
+    grain: Any, samples: NumpyDataset, workers: int
 ) -> None:
     batches = batches_of(1)
     source = BatchSource(samples, batches)
@@ -99,7 +99,9 @@ def test_a_data_loader_with_workers_reads_the_same_batches(
     assert_equal(loader, [samples.__getitems__(ids) for ids in batches])
 
 
-def test_a_run_goes_on_from_grains_checkpoint(grain: Any, samples: Samples, tmp_path: Path) -> None:
+def test_a_run_goes_on_from_grains_checkpoint(
+    grain: Any, samples: NumpyDataset, tmp_path: Path
+) -> None:
     """And grain refuses a checkpoint of another order, which only its name tells."""
 
     def iterator(fingerprint: str) -> Any:
@@ -118,7 +120,7 @@ def test_a_run_goes_on_from_grains_checkpoint(grain: Any, samples: Samples, tmp_
         iterator("order two").set_state(state)
 
 
-def test_other_hosts_go_on_from_the_samples_consumed(samples: Samples) -> None:
+def test_other_hosts_go_on_from_the_samples_consumed(samples: NumpyDataset) -> None:
     """A run of 3 hosts goes on with 2, or 1, from the end of any step."""
     first = [i for host in range(HOSTS) for ids in batches_of(host)[:2] for i in ids]
     assert sorted(i for i in first if i is not None) == list(range(24))

@@ -12,11 +12,13 @@ import pytest
 from corpora import write_corpus
 from megatron_blends import assert_equal, build, installed, samples
 
-from megaindex.adapters.megatron import drawing
+from megaindex.adapters.megatron import blend as blend_module
+from megaindex.cache.framework_files import group as array_group
+from megaindex.cache.framework_files import sidecar
+from megaindex.cache.framework_files import sidecar as sidecar_file
+from megaindex.cache.framework_files.array_files import Listing
+from megaindex.cache.framework_files.sidecar import parse_sidecar
 from megaindex.errors import FormatError, MissingFile
-from megaindex.store import array_group, sidecar, sidecar_file
-from megaindex.store.listing import Listing
-from megaindex.store.sidecar_file import parse_sidecar
 
 SIZES = (60, 9, 5)
 WEIGHTS = [1.0, 2.0, 3.0, 2.0, 1.0]
@@ -33,13 +35,13 @@ def test_draws_are_made_ahead(
 ) -> None:
     """What the builder is expected to draw is what its blends ask for: none draws again."""
     threads: list[str] = []
-    make = drawing.Draw.arrays_and_counts
+    make = blend_module.BlendDraw.arrays_and_counts
 
-    def noted(self: drawing.Draw) -> drawing.Drawn:
+    def noted(self: blend_module.BlendDraw) -> blend_module.Drawn:
         threads.append(threading.current_thread().name)
         return make(self)
 
-    monkeypatch.setattr(drawing.Draw, "arrays_and_counts", noted)
+    monkeypatch.setattr(blend_module.BlendDraw, "arrays_and_counts", noted)
     blend = (corpora, WEIGHTS)
     config: dict[str, Any] = {"mid_level_dataset_surplus": 1.0}
     if per_split:
@@ -50,7 +52,7 @@ def test_draws_are_made_ahead(
         ours = build(core, SIZES, tmp_path / "ours", **config)
     assert len(threads) == (2 if per_split else 3)
     assert all(name.startswith("megaindex-draw") for name in threads)
-    assert not drawing._left
+    assert not blend_module._left
     assert_equal(samples(ours), samples(build(core, SIZES, tmp_path / "theirs", **config)))
 
 

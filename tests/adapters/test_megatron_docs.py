@@ -66,7 +66,7 @@ def test_running_a_script(core: Any, tmp_path: Path) -> None:
     result = subprocess.run(
         [*command, "--", str(script), "--lr", "1"], capture_output=True, text=True, check=True
     )
-    assert result.stdout.splitlines()[-1] == ("['--lr', '1'] megaindex.adapters.megatron.samplers")
+    assert result.stdout.splitlines()[-1] == ("['--lr', '1'] megaindex.adapters.megatron.patches")
     assert subprocess.run(command, capture_output=True, check=False).returncode == 2
     script.write_text("import megaindex.adapters as adapters\nprint(adapters.status())\n")
     settings = ["--variance-buffer", "exact", "--separate-final-epoch", "never"]

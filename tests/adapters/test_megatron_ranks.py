@@ -38,19 +38,19 @@ def train(rank: int, size: int, store: str, cache: str, out: str, corpora: list[
     import torch.distributed as dist
 
     import megaindex.adapters.megatron as adapter
-    from megaindex.adapters.megatron.indexing import Request
+    from megaindex.adapters.megatron.arrays import DatasetRequest
 
     torch.set_num_threads(1)
     namespace = core()
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=size)
     filled: list[str] = []
-    fill = Request.fill
+    fill = DatasetRequest.fill
 
-    def counted(self: Request, *args: Any) -> None:
+    def counted(self: DatasetRequest, *args: Any) -> None:
         filled.append(self.name)
         fill(self, *args)
 
-    Request.fill = counted  # type: ignore[method-assign]
+    DatasetRequest.fill = counted  # type: ignore[method-assign]
     adapter.install()
 
     def no_barrier(*args: Any, **kwargs: Any) -> None:
@@ -67,20 +67,20 @@ def die_while_building(cache: str, corpora: list[str]) -> None:
     import torch.distributed as dist
 
     import megaindex.adapters.megatron as adapter
-    from megaindex.adapters.megatron.indexing import Request
+    from megaindex.adapters.megatron.arrays import DatasetRequest
 
     namespace = core()
     store = Path(cache).parent / "dying"
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
-    fill, done = Request.fill, []
+    fill, done = DatasetRequest.fill, []
 
-    def counted(self: Request, *args: Any) -> None:
+    def counted(self: DatasetRequest, *args: Any) -> None:
         if len(done) == 7:
             os.kill(os.getpid(), signal.SIGKILL)
         done.append(self.name)
         fill(self, *args)
 
-    Request.fill = counted  # type: ignore[method-assign]
+    DatasetRequest.fill = counted  # type: ignore[method-assign]
     adapter.install()
     build(namespace, SIZES, cache, blend=(corpora, WEIGHTS), **CONFIG)
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import megaindex.adapters.megatron as adapter
-from megaindex.adapters.megatron.samplers import MODULES, iterate_cyclic, iterate_single
+from megaindex.adapters.megatron.patches import MODULES, iterate_cyclic, iterate_single
 
 
 class Dataset:

@@ -13,7 +13,7 @@ from neox_running import SIZES, arguments, batches, dataset_of, loaders_of, pair
 
 import megaindex.adapters.neox as adapter
 from megaindex.errors import OutOfRange
-from megaindex.index.dialect import dialect
+from megaindex.index.frameworks import framework_rules
 
 
 def test_exact_epochs_are_complete_passes_in_orders_of_their_own(neox: Any, tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_exact_parts_of_a_split_hold_their_own_documents_alone(neox: Any, tmp_pa
     sizes = [[6, 5, 4, 9, 7, 8, 5, 6, 4, 5]]
     args = arguments(tmp_path, sizes, pack_impl="pack_until_overflow", allow_chopped=False)
     args.data_path = args.paths[0]
-    begin, end = dialect("neox").split_bounds(args.split, 10)[1]
+    begin, end = framework_rules("neox").split_bounds(args.split, 10)[1]
     bounds = np.cumsum([0, *sizes[0]])
     tokens = {t for batch in batches(args, 2, part=1) for t in batch["text"].ravel().tolist()}
     assert tokens - {0} == set(range(bounds[begin], bounds[end]))

@@ -23,12 +23,12 @@ from neox_running import SIZES, arguments, batches, loaders_of, texts
 import megaindex.adapters.neox as adapter
 import megaindex.helpers
 from megaindex import adapters
-from megaindex.adapters.neox import blend as blending
+from megaindex.adapters.neox import blend as blend_module
 from megaindex.adapters.neox.samples import as_range
+from megaindex.cache.fingerprint import canonical_json
 from megaindex.errors import FormatError
-from megaindex.format import reader
-from megaindex.index.orders import shuffled
-from megaindex.store.fingerprint import canonical_json
+from megaindex.format import dataset as reader
+from megaindex.index.orders import framework as shuffled
 
 ARRAYS = ("document_index", "sample_index", "shuffle_index")
 FILES = ("doc_idx", "sample_idx", "shuffle_idx")
@@ -203,7 +203,7 @@ def test_blends_of_equal_weights_share_their_draws(
     adapter.install()
     args = arguments(tmp_path, SIZES, weights=[0.5, 0.2, 0.3])
     blends = [loader.dataset for loader in loaders_of(args).values()]
-    weights = blending.normalized(args.weights)
+    weights = blend_module.normalized(args.weights)
     assert len({blend.size for blend in blends}) > 1
     for blend in blends:
         source, sample = np.zeros(blend.size, np.uint8), np.zeros(blend.size, np.int64)
@@ -219,11 +219,11 @@ def test_blends_of_equal_weights_share_their_draws(
 
 @pytest.fixture
 def keeps_blends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blending, "_WORTH_KEEPING", 1)
+    monkeypatch.setattr(blend_module, "_WORTH_KEEPING", 1)
 
 
 def entries_of(folder: Path) -> list[Path]:
-    return sorted(path for path in (folder / blending.FOLDER).iterdir() if path.is_dir())
+    return sorted(path for path in (folder / blend_module.FOLDER).iterdir() if path.is_dir())
 
 
 def outcome(blend: Any) -> tuple[list[int], list[int]]:
@@ -236,7 +236,7 @@ def test_a_blend_that_was_kept_is_not_drawn_again(
 ) -> None:  # fmt: skip
     """Its lines in the log are the same; other weights and sizes have entries of their own."""
     args = arguments(tmp_path, SIZES, weights=[0.5, 0.2, 0.3])
-    drawn = count_calls(monkeypatch, blending, "fill_blend")
+    drawn = count_calls(monkeypatch, blend_module, "fill_blend")
     before, said = [], []
     for _ in range(2):
         adapter.install()
@@ -298,19 +298,19 @@ def test_a_blend_is_drawn_where_nothing_can_be_kept(
 ) -> None:
     adapter.install()
     args = arguments(tmp_path, SIZES, weights=[0.5, 0.2, 0.3])
-    (tmp_path / blending.FOLDER).write_text("no folder")
+    (tmp_path / blend_module.FOLDER).write_text("no folder")
     blend = loaders_of(args)["train"].dataset
     assert caplog.text.count("the blend is drawn anew at each start") == 1
-    (tmp_path / blending.FOLDER).unlink()
+    (tmp_path / blend_module.FOLDER).unlink()
     assert outcome(loaders_of(args)["train"].dataset) == outcome(blend)
 
 
 def test_one_of_many_draws_a_blend(
     neox: Any, tmp_path: Path, keeps_blends: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    weights = blending.normalized([3.0, 1.0, 2.0, 0.5])
-    drawn = count_calls(monkeypatch, blending, "fill_blend")
-    draws = blending._Draws("greedy", weights)
+    weights = blend_module.normalized([3.0, 1.0, 2.0, 0.5])
+    drawn = count_calls(monkeypatch, blend_module, "fill_blend")
+    draws = blend_module._Draws("greedy", weights)
     with ThreadPoolExecutor(8) as pool:
         made = list(pool.map(lambda _: draws._draw(1000, str(tmp_path)), range(16)))
     source, sample = np.zeros(1000, np.uint8), np.zeros(1000, np.int64)

@@ -34,7 +34,7 @@ def at_info(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "megaindex")
 
 
-def rows(kind: str) -> list[reports.Served]:
+def rows(kind: str) -> list[reports.ServedDataset]:
     return [served for served in status().datasets if served.kind == kind]
 
 

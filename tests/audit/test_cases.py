@@ -11,13 +11,12 @@ import pytest
 from command_line import cli
 
 from megaindex import build_index
-from megaindex.audit.from_run import stream_of_run
 from megaindex.audit.report import Audit, audit, shares
-from megaindex.audit.stream import AuditSource, stream_of_index
+from megaindex.audit.streams import AuditSource, stream_of_index, stream_of_run
+from megaindex.configs.run_builder import resolve
+from megaindex.configs.settings import Settings
 from megaindex.format import IndexedDataset
 from megaindex.plan import make_plan
-from megaindex.recipe.run_builder import resolve
-from megaindex.recipe.settings import Settings
 
 
 def audit_of(prefix: Path, order: str, final_epoch: str | None, epochs: str = "3.3") -> Audit:

@@ -16,8 +16,8 @@ from permissions import closed
 
 from megaindex import build_index
 from megaindex.audit.diff import compare
-from megaindex.audit.sides import Side, existing, read_settings, side_from_settings
-from megaindex.audit.stored import side_from_arrays
+from megaindex.audit.diff_arrays import side_from_arrays
+from megaindex.audit.diff_inputs import Side, existing, read_settings, side_from_settings
 from megaindex.errors import FormatError, StorageError
 
 

@@ -15,18 +15,23 @@ from hypothesis import strategies as st
 
 from megaindex import InvalidArgument, MegatronOrder, build_index
 from megaindex.audit import exposure as exposure_module
-from megaindex.audit import stream as stream_module
-from megaindex.audit.blend import blended
+from megaindex.audit import streams as stream_module
 from megaindex.audit.exposure import SHARES, count_exposure
-from megaindex.audit.from_run import stream_of_run
-from megaindex.audit.stream import AuditSource, Stream, step_bounds, stream_of_index
+from megaindex.audit.streams import (
+    AuditSource,
+    AuditStream,
+    blended,
+    step_bounds,
+    stream_of_index,
+    stream_of_run,
+)
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.run_builder import resolve
+from megaindex.configs.settings import Settings
 from megaindex.format import IndexedDataset
-from megaindex.index.dialect import Split, dialect
+from megaindex.index.frameworks import Split, framework_rules
 from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.plan.sizing import Sizing
-from megaindex.recipe.run_builder import resolve
-from megaindex.recipe.schedule import BatchSchedule
-from megaindex.recipe.settings import Settings
 
 
 class Windows:
@@ -49,7 +54,7 @@ class Windows:
         )
 
 
-def check_against_brute_force(stream: Stream, points: int = 400) -> None:
+def check_against_brute_force(stream: AuditStream, points: int = 400) -> None:
     found, expected = count_exposure(stream, points=points), brute_force(stream)
     assert found.step_tokens.tolist() == expected["tokens"].tolist()
     assert found.step_earlier.tolist() == expected["earlier"].tolist()
@@ -107,7 +112,7 @@ def test_the_blend_draws_what_the_plan_counts(prefix: Path, order: str) -> None:
     """Both rules, the greedy one and the divisor rule, position by position."""
     indices = [build_index(str(prefix), sequence_length=16, seed=seed) for seed in (1, 2, 3)]
     sizing = Sizing(
-        row=dialect(order),
+        row=framework_rules(order),
         sequence_length=16,
         names=("a", "b", "c"),
         tokens=tuple(index.tokens_per_epoch for index in indices),

@@ -11,16 +11,15 @@ from command_line import cli
 from corpora import write_corpus
 
 from megaindex import InvalidArgument, OutOfRange
-from megaindex.audit.from_run import stream_of_run
 from megaindex.audit.lookup import documents_of, steps_of
-from megaindex.audit.stream import Stream
-from megaindex.loader.sampler import MicroBatchSampler
-from megaindex.recipe.run_builder import resolve
-from megaindex.recipe.settings import Settings
+from megaindex.audit.streams import AuditStream, stream_of_run
+from megaindex.configs.run_builder import resolve
+from megaindex.configs.settings import Settings
+from megaindex.loader.samplers import MicroBatchSampler
 
 
 @pytest.fixture(scope="module")
-def stream(tmp_path_factory: pytest.TempPathFactory) -> Stream:
+def stream(tmp_path_factory: pytest.TempPathFactory) -> AuditStream:
     """Two sources, 3 ranks, micro batches of 2, 2 of them a step; a third of it consumed."""
     folder = tmp_path_factory.mktemp("lookup")
     rng = np.random.default_rng(8)
@@ -40,7 +39,7 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Stream:
     return stream_of_run(resolve(settings))
 
 
-def test_ranks_read_what_the_sampler_gives_them(stream: Stream) -> None:
+def test_ranks_read_what_the_sampler_gives_them(stream: AuditStream) -> None:
     for rank in range(3):
         sampler = MicroBatchSampler(
             num_samples=stream.num_samples,
@@ -77,7 +76,7 @@ def test_a_padded_last_step_is_spread_as_the_sampler_does(prefix: Path, samples:
                 assert served == [i for i in batches[2 * step + number] if i is not None]
 
 
-def test_a_step_serves_its_samples_whole(stream: Stream) -> None:
+def test_a_step_serves_its_samples_whole(stream: AuditStream) -> None:
     served = documents_of(stream, 4)
     assert sum(s.length for s in served) == 12 * 16
     assert {s.rank for s in served} == {0, 1, 2}
@@ -88,7 +87,7 @@ def test_a_step_serves_its_samples_whole(stream: Stream) -> None:
     )
 
 
-def test_documents_lead_back_to_their_steps(stream: Stream) -> None:
+def test_documents_lead_back_to_their_steps(stream: AuditStream) -> None:
     every = [s for step in range(stream.num_steps) for s in documents_of(stream, step)]
     for source, audited in enumerate(stream.sources):
         for document in range(audited.lengths.size):
@@ -96,7 +95,7 @@ def test_documents_lead_back_to_their_steps(stream: Stream) -> None:
             assert steps_of(stream, document, source) == expected
 
 
-def test_what_does_not_exist_is_refused(stream: Stream, prefix: Path) -> None:
+def test_what_does_not_exist_is_refused(stream: AuditStream, prefix: Path) -> None:
     with pytest.raises(OutOfRange, match="step must be from 0 to 9, got 10"):
         documents_of(stream, 10)
     with pytest.raises(OutOfRange, match="rank must be from 0 to 2, got 3"):

@@ -14,16 +14,15 @@ from hypothesis import strategies as st
 
 from megaindex import build_index
 from megaindex.audit.exposure import count_exposure
-from megaindex.audit.from_recipe import stream_of_recipe
-from megaindex.audit.stream import AuditSource, Stream, stream_of_index
-from megaindex.build.recipe import open_recipe
+from megaindex.audit.streams import AuditSource, AuditStream, stream_of_index, stream_of_recipe
+from megaindex.builders.recipe import open_recipe
+from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.loader import Loader, MicroBatchSampler, RecipeLoader, SampleOptions
-from megaindex.recipe.corpus import Corpus
-from megaindex.recipe.model import Recipe, RecipeStage
-from megaindex.recipe.model import Stream as RecipeStream
-from megaindex.recipe.schedule import BatchSchedule
+from megaindex.recipe.recipe import Recipe, RecipeStage
+from megaindex.recipe.recipe import Stream as RecipeStream
+from megaindex.recipe.source import RecipeSource
 
 NUMBERS = itertools.count()
 
@@ -45,7 +44,7 @@ def times_fed(batches: Any, tokens: int) -> np.ndarray:
     return times[1:]
 
 
-def check(stream: Stream, fed: np.ndarray) -> None:
+def check(stream: AuditStream, fed: np.ndarray) -> None:
     """The audit's histogram of each source, and the brute-force count of everything."""
     counted, expected = count_exposure(stream), brute_force(stream)
     assert as_plain(counted.total) == expected["total"]
@@ -86,7 +85,8 @@ def test_the_audit_counts_what_a_recipe_loader_serves(
         first += sum(documents)
         finetuning = kind == "finetuning"
         sources.append(
-            Corpus(name=f"s{number}", path=str(path), kind=kind, packed=packed or not finetuning,
+            RecipeSource(name=f"s{number}", path=str(path), kind=kind,
+                   packed=packed or not finetuning,
                    long_documents=long_documents if finetuning else "truncate")
         )  # fmt: skip
     streams = tuple(RecipeStream(source=source.name) for source in sources)
@@ -105,7 +105,7 @@ def test_whole_documents_are_served_to_their_last_token(tmp_path: Path) -> None:
     write(tmp_path / "chat", [8, 8, 8, 8])
     recipe = Recipe(
         sequence_length=8, batch=BatchSchedule.constant(1),
-        sources=(Corpus(name="chat", path=str(tmp_path / "chat"), kind="finetuning"),),
+        sources=(RecipeSource(name="chat", path=str(tmp_path / "chat"), kind="finetuning"),),
         stages=(RecipeStage(name="one", streams=(RecipeStream(source="chat"),)),),
     )  # fmt: skip
     counted = count_exposure(stream_of_recipe(recipe))

@@ -13,7 +13,7 @@ from corpora import write_corpus
 from terminals import Terminal
 
 from megaindex.cli import main
-from megaindex.plan.printing import Column, FittedTable, ShortNames, distinct, elided
+from megaindex.console import FittedTable, ShortNames, TableColumn, distinct, elided
 
 WIDTHS = (60, 80, 120)
 NAMES = (
@@ -158,8 +158,8 @@ def test_a_table_is_divided_and_then_listed(width: int) -> None:
     from rich.console import Console
 
     table = FittedTable(
-        Column(name="split", kind="label"), Column(name="source", kind="name"),
-        *(Column(name=f"count {k}") for k in range(4)),
+        TableColumn(name="split", kind="label"), TableColumn(name="source", kind="name"),
+        *(TableColumn(name=f"count {k}") for k in range(4)),
     )  # fmt: skip
     table.add_row("train", "a_rather_long_name_of_a_source", *(f"{10**12 + k:,}" for k in range(4)))
     console = Console(width=width, highlight=False)

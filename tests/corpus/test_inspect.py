@@ -12,8 +12,7 @@ from corpora import write_corpus
 
 import megaindex
 from megaindex.cli import main
-from megaindex.corpus.inspect import EntryDescription, inspect
-from megaindex.corpus.inspect_pair import PairDescription
+from megaindex.corpus.inspect import EntryDescription, PairDescription, inspect
 from megaindex.errors import MissingFile
 
 

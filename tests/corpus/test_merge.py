@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from megaindex.cli import main
 from megaindex.corpus.merge import merge
 from megaindex.errors import InvalidArgument
-from megaindex.format import IndexedDataset, IndexedDatasetWriter, append
+from megaindex.format import IndexedDataset, IndexedDatasetWriter
+from megaindex.format import writer as append
 
 Documents = list[list[list[int]]]
 DOCUMENTS = st.lists(

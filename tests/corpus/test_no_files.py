@@ -13,15 +13,14 @@ import numpy as np
 import pytest
 from corpora import write_corpus
 
-from megaindex.corpus.imports.columns import open_columns
-from megaindex.corpus.imports.formats import open_nanotron, open_numpy
-from megaindex.corpus.imports.mds import open_mds
-from megaindex.corpus.inspect import inspect
-from megaindex.corpus.inspect_pair import PairDescription
+from megaindex.corpus.inspect import PairDescription, inspect
 from megaindex.corpus.merge import merge
-from megaindex.corpus.tokenize import tokenize
-from megaindex.corpus.verify import verify
 from megaindex.errors import MegaIndexError, StorageError
+from megaindex.imports.formats import open_nanotron, open_numpy
+from megaindex.imports.mds import open_mds
+from megaindex.imports.parquet import open_columns
+from megaindex.tokenize import tokenize
+from megaindex.verify.verify import verify
 
 Make = Callable[[Path], None]
 

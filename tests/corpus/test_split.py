@@ -16,10 +16,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megaindex.cli import main
-from megaindex.corpus import cuts
-from megaindex.corpus.cuts import cut_at, cut_evenly, cut_ranges
+from megaindex.corpus import split as cuts
 from megaindex.corpus.merge import merge
-from megaindex.corpus.split import split
+from megaindex.corpus.split import cut_at, cut_evenly, cut_ranges, split
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.format.pair import map_pair

@@ -11,7 +11,7 @@ from corpora import write_corpus
 from engine_builds import content, settings
 from ray_clusters import quiet
 
-from megaindex.build.many import BuildTask
+from megaindex.builders.many import BuildTask
 from megaindex.engine import Engine, open_engine
 
 

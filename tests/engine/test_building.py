@@ -9,7 +9,7 @@ from corpora import write_corpus
 from engine_builds import Struck, build_struck, content, settings
 from ray_clusters import quiet
 
-from megaindex.build.many import BuildTask, build_many
+from megaindex.builders.many import BuildTask, build_many
 from megaindex.cli import main
 from megaindex.engine import Engine
 from megaindex.errors import InvalidArgument

@@ -22,7 +22,7 @@ from engine_tasks import (
 
 from megaindex.engine import Engine
 from megaindex.engine.local import LocalEngine
-from megaindex.engine.losses import ATTEMPTS
+from megaindex.engine.tasks import ATTEMPTS
 from megaindex.errors import EngineError, FormatError, MissingFile
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from megaindex.store import array_writer, entry
+from megaindex.cache import entry
+from megaindex.cache.framework_files import writer as array_writer
 
 
 @pytest.fixture(autouse=True)

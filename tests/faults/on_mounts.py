@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import megaindex
+from megaindex.cache import entry
 from megaindex.corpus.merge import merge
 from megaindex.errors import StorageError
-from megaindex.store import entry
 
 
 def write(prefix: Path) -> None:

@@ -11,9 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from megaindex.corpus.cuts import cut_evenly
 from megaindex.corpus.merge import merge
-from megaindex.corpus.split import split
+from megaindex.corpus.split import cut_evenly, split
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
 
 OLD = [[1, 1], [9]]

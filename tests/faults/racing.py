@@ -13,8 +13,8 @@ from typing import Any
 import xxhash
 
 import megaindex
-from megaindex.index.orders import shuffled
-from megaindex.store import claim
+from megaindex.cache import claim
+from megaindex.index.orders import framework as shuffled
 
 Hook = Callable[["Race", int], None]
 

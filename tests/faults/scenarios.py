@@ -21,15 +21,21 @@ from faults.pairs import (
 )
 
 import megaindex
+from megaindex.cache import claim as leftovers
+from megaindex.cache import entry
+from megaindex.cache.claim import build_once
+from megaindex.cache.durable import make_durable
+from megaindex.cache.framework_files import writer as array_writer
+from megaindex.cache.framework_files.array_files import ArrayFiles, Identity, Sidecar
+from megaindex.cache.framework_files.sidecar import (
+    find_arrays,
+    make_sets_durable,
+    parse_sidecar,
+    read_sidecar,
+)
+from megaindex.cache.framework_files.writer import ArrayWriter, write_together
 from megaindex.errors import MegaIndexError
 from megaindex.format import IndexedDatasetWriter
-from megaindex.store import array_writer, entry, leftovers
-from megaindex.store.array_set import ArrayFiles, Identity, Sidecar
-from megaindex.store.array_writer import ArrayWriter, write_together
-from megaindex.store.claim import build_once
-from megaindex.store.durable import make_durable
-from megaindex.store.sidecar import find_arrays
-from megaindex.store.sidecar_file import make_sets_durable, parse_sidecar, read_sidecar
 
 
 @dataclass(frozen=True)

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 from faults.scenarios import _contents, _files, _fill
 
+from megaindex.cache import claim as leftovers
+from megaindex.cache.claim import Claim, build_once, remove_leftovers
+from megaindex.cache.framework_files.sidecar import Identity
+from megaindex.cache.framework_files.writer import ArrayWriter
 from megaindex.errors import MissingFile, StorageError
-from megaindex.store import leftovers
-from megaindex.store.array_writer import ArrayWriter
-from megaindex.store.claim import Claim, build_once
-from megaindex.store.leftovers import remove_leftovers
-from megaindex.store.sidecar import Identity
 
 # From Python 3.12 on, forking warns once anything has started a thread.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -13,7 +13,8 @@ from faults.delayed import Delayed
 from faults.racing import Race, digest, frozen, killed, lasting
 
 import megaindex
-from megaindex.store import fingerprint, manifest
+from megaindex.cache import entry as manifest
+from megaindex.cache import fingerprint
 
 # From Python 3.12 on, forking warns once anything has started a thread.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -16,11 +16,12 @@ import pytest
 from corpora import write_corpus
 
 import megaindex
-from megaindex.corpus.verify import verify_all
 from megaindex.errors import StorageError
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
-from megaindex.index.orders import epoch, shuffled
-from megaindex.loader.positional import PositionalTokens
+from megaindex.index.orders import epoch
+from megaindex.index.orders import framework as shuffled
+from megaindex.loader.positional_reader import PositionalTokens
+from megaindex.verify.verify import verify_all
 
 # From Python 3.12 on, forking warns once anything has started a thread.
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")

@@ -12,7 +12,7 @@ import pytest
 
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
-from megaindex.format.spool import IndexSpool
+from megaindex.format.pair import IndexSpool
 
 RawPair = Callable[..., str]
 LONGEST = 2**31 - 1

@@ -16,19 +16,20 @@ import numpy as np
 import xxhash
 from choices import Choices
 
+from megaindex.cache import cache
+from megaindex.cache.entry import boot_id
+from megaindex.cache.fingerprint import CACHE_FORMAT, canonical_json, entry_key
+from megaindex.cache.framework_files import sidecar as sidecar_file
+from megaindex.cache.framework_files.array_files import ArrayFiles, Identity, states_of
+from megaindex.cache.framework_files.sidecar import find_arrays, map_arrays
+from megaindex.cache.framework_files.writer import ArrayWriter
+from megaindex.cache.npy import npy_header
 from megaindex.corpus.inspect import inspect
-from megaindex.corpus.verify import verify
 from megaindex.errors import FormatError, MegaIndexError
 from megaindex.format import IndexedDataset
-from megaindex.format.dtypes import DIALECTS
+from megaindex.format.header import DIALECTS
 from megaindex.format.legacy import open_legacy
-from megaindex.store import cache, sidecar_file
-from megaindex.store.array_set import ArrayFiles, Identity, states_of
-from megaindex.store.array_writer import ArrayWriter
-from megaindex.store.entry import boot_id
-from megaindex.store.fingerprint import CACHE_FORMAT, canonical_json, entry_key
-from megaindex.store.npy import npy_header
-from megaindex.store.sidecar import find_arrays, map_arrays
+from megaindex.verify.verify import verify
 
 logging.disable(logging.CRITICAL)
 _MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None

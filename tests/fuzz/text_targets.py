@@ -13,14 +13,14 @@ from typing import Any, get_type_hints
 
 from choices import Choices
 
+from megaindex.configs import shell
+from megaindex.configs.megatron_args import read_megatron
+from megaindex.configs.neox_yaml import read_neox
+from megaindex.configs.run_builder import resolve
+from megaindex.configs.settings import Settings
 from megaindex.errors import MegaIndexError
-from megaindex.recipe import shell
-from megaindex.recipe.megatron import read_megatron
-from megaindex.recipe.nanotron import read_nanotron
-from megaindex.recipe.neox import read_neox
+from megaindex.recipe.nanotron_yaml import read_nanotron
 from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
-from megaindex.recipe.run_builder import resolve
-from megaindex.recipe.settings import Settings
 
 _MEMORY = "/dev/shm" if os.path.isdir("/dev/shm") else None
 _FOLDER = Path(tempfile.mkdtemp(prefix="megaindex-fuzz-", dir=_MEMORY))

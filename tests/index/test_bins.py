@@ -10,8 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.bins import Bins, LongDocuments, best_fit, make_bins
-from megaindex.index.orders.binned import BinIndex
+from megaindex.index.bins import BinIndex, Bins, LongDocuments, best_fit, make_bins
 
 LENGTHS = st.lists(st.integers(0, 40), min_size=1, max_size=60)
 

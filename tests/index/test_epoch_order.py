@@ -19,13 +19,12 @@ from planning import plan_json
 
 import megaindex
 from megaindex import EpochOrder
-from megaindex.index.arithmetic import samples_for_epochs
-from megaindex.index.arrays import ArrayIndex
+from megaindex.arithmetic import samples_for_epochs
+from megaindex.index.array_index import ArrayIndex
 from megaindex.index.orders import epoch as epoch_module
-from megaindex.index.orders.epoch import EpochIndex
-from megaindex.index.orders.passes import PassTables
+from megaindex.index.orders.epoch import EpochIndex, PassTables
 from megaindex.kernels import load
-from megaindex.plan.counting import count_served
+from megaindex.plan.coverage import count_served
 
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=40).filter(lambda x: sum(x) > 20)
 NUMBERS = itertools.count()

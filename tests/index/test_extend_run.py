@@ -9,12 +9,12 @@ import pytest
 from corpora import write_corpus
 
 import megaindex
-from megaindex.build.extend import ExtendedRun
+from megaindex.builders.extend import ExtendedRun
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.blended import BlendedIndex
-from megaindex.index.ladder import planned_receipt
-from megaindex.index.receipt import fingerprint_keys
+from megaindex.index.blended_index import BlendedIndex
+from megaindex.index.block_receipts import planned_receipt
+from megaindex.index.receipts import fingerprint_keys
 
 ORDERS = ("megatron", "neox", "megatron-legacy", "paddlenlp")
 LENGTH = 16

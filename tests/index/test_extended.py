@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 import megaindex
 from megaindex import MegatronOrder, NeoxOrder
 from megaindex.format import IndexedDataset
-from megaindex.index import extended as module
-from megaindex.index.extended import (
+from megaindex.index import extended_index as module
+from megaindex.index.block_receipts import planned_receipt
+from megaindex.index.extended_index import (
     ExtendedIndex,
     derived_seed,
     extend_index,
     least_seen_samples,
     times_served,
 )
-from megaindex.index.ladder import planned_receipt
-from megaindex.index.receipt import fingerprint_keys
+from megaindex.index.receipts import fingerprint_keys
 from megaindex.index.spans import Index, Spans
 
 ORDERS = ("megatron", "neox", "megatron-legacy", "paddlenlp")

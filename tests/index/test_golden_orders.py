@@ -13,10 +13,10 @@ from corpora import write_corpus
 
 import megaindex
 from megaindex import MegatronLegacyOrder, MegatronOrder
-from megaindex.index.dialect import dialect
+from megaindex.index.blending import blend_weights, request_weights
+from megaindex.index.frameworks import framework_rules
 from megaindex.index.order_settings import make_order
-from megaindex.index.orders import shuffled
-from megaindex.index.weights import blend_weights, request_weights
+from megaindex.index.orders import framework as shuffled
 
 FOLDER = Path(__file__).parents[1] / "golden"
 ORDERS = ("neox", "megatron-legacy", "paddlenlp")
@@ -77,7 +77,7 @@ def test_the_vectors_hold_last_epochs_of_either_kind() -> None:
         for case in GOLDEN[order]["indices"]:
             if case["sizes"] is None:
                 continue
-            begin, end = dialect(order).split_bounds(case["split"], len(case["sizes"]))[0]
+            begin, end = framework_rules(order).split_bounds(case["split"], len(case["sizes"]))[0]
             tokens, length = sum(case["sizes"][begin:end]), case["sequence_length"]
             epochs = case["document_index"]["shape"][0] // (end - begin)
             before, per_epoch = ((epochs - 1) * tokens - 1) // length, (tokens - 1) // length
@@ -96,7 +96,7 @@ def test_the_vectors_hold_last_epochs_of_either_kind() -> None:
 
 @pytest.mark.parametrize(("order", "case"), cases("splits"))
 def test_splits(order: str, case: dict[str, Any]) -> None:
-    bounds = dialect(order).split_bounds(case["split"], case["size"])
+    bounds = framework_rules(order).split_bounds(case["split"], case["size"])
     assert [0, *[end for _, end in bounds]] == case["bounds"]
 
 
@@ -104,7 +104,7 @@ def test_splits(order: str, case: dict[str, Any]) -> None:
 def test_weights_requests_and_blends(
     backend: Any, order: str, case: dict[str, Any], tmp_path: Path
 ) -> None:
-    row, weights, wanted = dialect(order), case["weights"], case["num_samples"]
+    row, weights, wanted = framework_rules(order), case["weights"], case["num_samples"]
     normalized = request_weights(weights, row)
     assert normalized == case["normalized"]
     buffer = row.default_buffer(weighted=True)
@@ -137,9 +137,12 @@ def test_weights_requests_and_blends(
 def test_loops_and_sums_differ_in_the_last_bit() -> None:
     """Ten tenths: a plain loop gives 0.9999999999999999, a compensated sum 1.0."""
     tenths = [0.1] * 10
-    assert request_weights(tenths, dialect("megatron-legacy")) == [0.1 / 0.9999999999999999] * 10
-    assert request_weights(tenths, dialect("paddlenlp")) == [0.1 / 0.9999999999999999] * 10
-    assert request_weights(tenths, dialect("neox")) == [0.1 / sum(tenths)] * 10
+    assert (
+        request_weights(tenths, framework_rules("megatron-legacy"))
+        == [0.1 / 0.9999999999999999] * 10
+    )
+    assert request_weights(tenths, framework_rules("paddlenlp")) == [0.1 / 0.9999999999999999] * 10
+    assert request_weights(tenths, framework_rules("neox")) == [0.1 / sum(tenths)] * 10
 
 
 @pytest.mark.parametrize(("exact", "samples"), [(1, 93), (2, 91), (2, 185)])

@@ -14,7 +14,7 @@ from megatron_dataset import megatron_dataset
 
 import megaindex
 from megaindex.format import IndexedDataset
-from megaindex.index.dialect import SPLITS, dialect
+from megaindex.index.frameworks import SPLITS, framework_rules
 
 
 def assert_equal_arrays(index: Any, theirs: Any) -> None:
@@ -51,7 +51,7 @@ def test_arrays_are_gptdatasets(
     extra: bool,
     drop: bool,
 ) -> None:
-    begin, end = dialect("megatron").split_bounds(split, len(corpus))[SPLITS.index(subset)]
+    begin, end = framework_rules("megatron").split_bounds(split, len(corpus))[SPLITS.index(subset)]
     tokens = int(corpus.sequence_lengths[begin:end].sum())
     if tokens < sequence_length + extra:
         with pytest.raises(megaindex.InvalidArgument, match=r"tokens, one sample needs|holds none"):
@@ -100,7 +100,7 @@ def test_locate_reads_what_gptdataset_reads(
 def test_every_backend_builds_the_same(
     corpus: IndexedDataset, backend_name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from megaindex.index.orders import shuffled
+    from megaindex.index.orders import framework as shuffled
     from megaindex.kernels import load
 
     expected = megaindex.build_index(corpus, epochs="2.3", sequence_length=32, seed=5)

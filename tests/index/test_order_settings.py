@@ -20,7 +20,7 @@ from megaindex import (
     PaddleOrder,
     WindowOrder,
 )
-from megaindex.index.dialect import DIALECTS
+from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.index.order_settings import Order, make_order, order_of, order_of_row
 
 BY_NAME: dict[str, type[Order]] = {
@@ -33,11 +33,11 @@ BY_NAME: dict[str, type[Order]] = {
 }
 
 
-@pytest.mark.parametrize("name", DIALECTS)
+@pytest.mark.parametrize("name", FRAMEWORK_RULES)
 def test_a_name_is_the_object_with_default_settings(name: str, tmp_path: Path) -> None:
     order = BY_NAME[name]()
-    assert order_of(name) == order == make_order(name, {}) == order_of_row(DIALECTS[name])
-    assert order.row == DIALECTS[name]
+    assert order_of(name) == order == make_order(name, {}) == order_of_row(FRAMEWORK_RULES[name])
+    assert order.row == FRAMEWORK_RULES[name]
     assert order.changed_settings == {}
     corpus = write_corpus(tmp_path / "c", np.random.default_rng(0).integers(0, 50, 90))
     built = [

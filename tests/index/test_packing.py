@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 from neox_corpora import GOLDEN, write_corpus_and_companions, write_pair
 
 import megaindex
-from megaindex.build.packing import build_pairs
+from megaindex.builders.single import build_pairs
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
-from megaindex.index import companions
+from megaindex.index import labels as companions
 from megaindex.index.order_settings import NeoxDocumentsOrder, PackImpl
-from megaindex.index.orders import packing
+from megaindex.index.orders import neox_documents as packing
 
 PACK_IMPLS: tuple[PackImpl, ...] = ("unpacked", "pack_until_overflow")
 ARRAYS = ("document_index", "sample_index", "shuffle_index")

@@ -13,14 +13,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import megaindex
+from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.format import IndexedDataset
-from megaindex.index import ladder as ladder_module
-from megaindex.index import receipt as receipt_module
-from megaindex.index.arrays import ArrayIndex
-from megaindex.index.ladder import Ladder, explain, planned_ladder, planned_receipt
-from megaindex.index.receipt import Receipt, fingerprint_keys, sample_receipts
+from megaindex.index import block_receipts as ladder_module
+from megaindex.index import receipts as receipt_module
+from megaindex.index.array_index import ArrayIndex
+from megaindex.index.block_receipts import Ladder, explain, planned_ladder, planned_receipt
+from megaindex.index.receipts import Receipt, fingerprint_keys, sample_receipts
 from megaindex.index.spans import Spans
-from megaindex.store.fingerprint import corpus_fingerprint
 
 
 @dataclass(frozen=True)

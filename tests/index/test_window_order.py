@@ -17,7 +17,7 @@ from planning import plan_json
 import megaindex
 from megaindex.index.orders import window as module
 from megaindex.index.orders.window import WindowIndex
-from megaindex.plan.counting import count_served
+from megaindex.plan.coverage import count_served
 
 NUMBERS = itertools.count()
 

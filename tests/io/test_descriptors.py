@@ -12,7 +12,7 @@ import pytest
 from open_files import open_below
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
-from megaindex.io.descriptors import DescriptorCache
+from megaindex.io.pread import DescriptorCache
 
 
 @pytest.fixture

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
-from megaindex.io.descriptors import DescriptorCache
-from megaindex.io.facts import Facts
-from megaindex.io.pread import Pread, RangeReader
+from megaindex.io.paths import FileInfo
+from megaindex.io.pread import DescriptorCache, Pread, RangeReader
 
 CONTENT = bytes(range(256)) * 16
 
@@ -48,7 +47,7 @@ def reader(pread: Pread = os.preadv, retries: int = 2) -> RangeReader:
 
 def read(path: str, offset: int, nbytes: int, by: RangeReader) -> bytes:
     into = bytearray(nbytes)
-    by.read(Facts(path, len(CONTENT)), offset, memoryview(into))
+    by.read(FileInfo(path, len(CONTENT)), offset, memoryview(into))
     return bytes(into)
 
 
@@ -71,7 +70,7 @@ def test_what_passes_is_read_completely(path: str, script: list[int | str]) -> N
 def test_many_ranges_of_a_file(path: str) -> None:
     into = [bytearray(50), bytearray(1), bytearray(200)]
     ranges = [(0, memoryview(into[0])), (4000, memoryview(into[1])), (777, memoryview(into[2]))]
-    steps = reader(Faulty([3, "EIO"])).read_each(Facts(path, len(CONTENT)), ranges)
+    steps = reader(Faulty([3, "EIO"])).read_each(FileInfo(path, len(CONTENT)), ranges)
     assert len(list(steps)) == 3
     assert into == [CONTENT[:50], CONTENT[4000:4001], CONTENT[777:977]]
 

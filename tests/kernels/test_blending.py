@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megaindex._types import F64, I64, U64
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import load
-from megaindex.kernels.types import F64, I64, U64
 
 REFERENCE = load("reference")
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megaindex.arithmetic import samples_in
 from megaindex.errors import InvalidArgument
-from megaindex.index.arithmetic import samples_in
 from megaindex.kernels import load
 
 

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megaindex.arithmetic import samples_in
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import load
-from megaindex.kernels.sizes import samples_in
 
 KEY = np.array([7, 11], np.uint64)
 LENGTHS = st.lists(st.integers(0, 9), min_size=1, max_size=40)

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import megaindex
 from megaindex.format import IndexedDataset
-from megaindex.format.spool import IndexSpool
+from megaindex.format.pair import IndexSpool
 from megaindex.index.spans import Spans
-from megaindex.loader.positional import PositionalTokens
-from megaindex.loader.tokens import MappedTokens
+from megaindex.loader.positional_reader import PositionalTokens
+from megaindex.loader.token_readers import MappedTokens
 
 LONGEST = 2**31 - 1
 ORDERS = ("megatron", "neox", "megatron-legacy", "paddlenlp", "epoch", "window")

@@ -10,7 +10,7 @@ import pytest
 from corpora import write_corpus
 
 import megaindex
-from megaindex.index.blended import MOST_SOURCES
+from megaindex.index.blended_index import MOST_SOURCES
 from megaindex.kernels import load
 
 GIB = 1 << 30

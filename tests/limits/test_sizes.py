@@ -10,7 +10,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from megaindex.index.arithmetic import (
+from megaindex.arithmetic import (
     epochs_for,
     final_epoch,
     iterations_for,
@@ -19,7 +19,7 @@ from megaindex.index.arithmetic import (
     shuffle_dtype,
     tokens_for,
 )
-from megaindex.index.dialect import LeftOver, dialect
+from megaindex.index.frameworks import LeftOver, framework_rules
 from megaindex.index.orders.epoch import EpochIndex
 
 # Tokens of an epoch, tokens of a sample, samples: around every power of two that a type ends at.
@@ -79,7 +79,7 @@ def test_the_last_epoch_of_many_tokens(
 
 def test_types_of_arrays_change_where_the_frameworks_change_them() -> None:
     assert [shuffle_dtype(2**32 - k) for k in (3, 2, 1)] == ["uint32", "int64", "int64"]
-    megatron = dialect("megatron").sample_index_dtype
+    megatron = framework_rules("megatron").sample_index_dtype
     assert megatron(2**31 - 1, 2**40, 2048) == "int32"
     assert megatron(2**31, 2**40, 2048) == "int64"
 

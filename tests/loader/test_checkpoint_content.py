@@ -21,7 +21,8 @@ import checkpoint_runs as runs
 from checkpoint_runs import RANKS, S
 
 import megaindex
-from megaindex.build.recipe import open_recipe
+from megaindex.builders.recipe import open_recipe
+from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.loader import (
@@ -33,8 +34,7 @@ from megaindex.loader import (
     SampleOptions,
 )
 from megaindex.loader.receipts import check_receipts, join_states, receipted
-from megaindex.recipe.model import Recipe, Stream
-from megaindex.store.fingerprint import corpus_fingerprint
+from megaindex.recipe.recipe import Recipe, Stream
 
 
 @pytest.fixture

@@ -13,11 +13,11 @@ pytest.importorskip("torch")
 
 import checkpoint_runs as runs
 
-from megaindex.build import known as known_module
-from megaindex.index.ladder import planned_ladder
-from megaindex.index.receipt import fingerprint_keys
+from megaindex.builders import recipe as known_module
+from megaindex.cache.fingerprint import _checksum, stamps_of
+from megaindex.index.block_receipts import planned_ladder
+from megaindex.index.receipts import fingerprint_keys
 from megaindex.loader.receipts import check_receipts, join_states, stored_receipt
-from megaindex.store.records import _checksum, stamps_of
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "checkpoints.json").read_text())
 

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import megaindex
+from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import InvalidArgument
-from megaindex.index.ladder import planned_receipt
-from megaindex.index.receipt import fingerprint_keys
+from megaindex.index.block_receipts import planned_receipt
+from megaindex.index.receipts import fingerprint_keys
 from megaindex.loader import EvaluationSampler, Recorder, receipted
-from megaindex.store.fingerprint import corpus_fingerprint
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/samplers.json").read_text())
 COUNTS = st.one_of(st.integers(0, 12), st.integers(0, 400))

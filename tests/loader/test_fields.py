@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from megatron_dataset import EOD, Tokenizer, megatron_dataset
 
 import megaindex
+from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
-from megaindex.index.receipt import Receipt
+from megaindex.index.receipts import Receipt
 from megaindex.loader import (
     BatchMaker,
     GPTDataset,
@@ -27,7 +28,6 @@ from megaindex.loader import (
     collate,
     receipted,
 )
-from megaindex.store.fingerprint import corpus_fingerprint
 
 S, SEED = 40, 4
 FLAGS = ("eod_mask_loss", "reset_position_ids", "reset_attention_mask", "create_attention_mask")

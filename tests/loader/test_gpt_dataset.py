@@ -16,7 +16,7 @@ from megatron_dataset import EOD, megatron_dataset
 import megaindex
 from megaindex.format import IndexedDataset
 from megaindex.loader import GPTDataset, MicroBatchSampler
-from megaindex.loader.options import SampleOptions
+from megaindex.loader.batch import SampleOptions
 
 
 @pytest.fixture(scope="module")

@@ -17,17 +17,17 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 import megaindex
-from megaindex.build.recipe import OpenRecipe, open_recipe
+from megaindex.builders.recipe import OpenRecipe, open_recipe
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.run import Target
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
-from megaindex.index.ladder import Ladder
+from megaindex.index.block_receipts import Ladder
 from megaindex.index.spans import Index
 from megaindex.loader import CyclicSampler, Loader, MicroBatchSampler, RecipeLoader, Recorder
-from megaindex.loader.tokens import MappedTokens
-from megaindex.recipe.corpus import Corpus
-from megaindex.recipe.model import Recipe, RecipeStage, Stream
-from megaindex.recipe.run import Target
-from megaindex.recipe.schedule import BatchSchedule
+from megaindex.loader.token_readers import MappedTokens
+from megaindex.recipe.recipe import Recipe, RecipeStage, Stream
+from megaindex.recipe.source import RecipeSource
 
 torch = pytest.importorskip("torch")
 
@@ -245,7 +245,9 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> OpenRecipe:
         Recipe(
             sequence_length=S,
             batch=BatchSchedule.constant(4),
-            sources=tuple(Corpus(name=name, path=str(folder / name)) for name in ("web", "code")),
+            sources=tuple(
+                RecipeSource(name=name, path=str(folder / name)) for name in ("web", "code")
+            ),
             stages=(RecipeStage(name="one", streams=mix, length=length),),
         )
     )

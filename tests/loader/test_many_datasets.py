@@ -14,9 +14,8 @@ from open_files import open_below
 
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Spans
-from megaindex.loader.advised import AdvisedTokens
-from megaindex.loader.positional import PositionalTokens
-from megaindex.loader.tokens import MappedTokens, TokenReader
+from megaindex.loader.positional_reader import PositionalTokens
+from megaindex.loader.token_readers import MappedTokens, PrefetchingTokens, TokenReader
 
 COUNT = 10_000
 
@@ -51,7 +50,7 @@ def test_ten_thousand_datasets_take_a_few_descriptors(tmp_path: Path) -> None:
     right = 2 * (20 + source % 4)[:, None] + np.arange(20)
     mapped = MappedTokens(datasets)
     positional = PositionalTokens(datasets)
-    readers: list[TokenReader] = [mapped, AdvisedTokens(mapped, datasets), positional]
+    readers: list[TokenReader] = [mapped, PrefetchingTokens(mapped, datasets), positional]
     for reader in readers:
         out = np.zeros((COUNT, 20), np.int64)
         reader.read(spans, out, pad_id=-1)

@@ -11,7 +11,7 @@ from neox_corpora import GOLDEN, write_corpus_and_companions, write_pair
 
 import megaindex
 from megaindex import NeoxDocumentsOrder
-from megaindex.build.packing import build_pairs
+from megaindex.builders.single import build_pairs
 from megaindex.errors import FormatError, OutOfRange
 from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset
 

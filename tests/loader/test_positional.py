@@ -18,14 +18,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from open_files import open_below
 
+from megaindex._types import I64
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, OutOfRange, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Spans
-from megaindex.io.descriptors import DescriptorCache
-from megaindex.io.pread import Pread, RangeReader
-from megaindex.kernels.types import I64
-from megaindex.loader.byte_ranges import RunBytes, merge, row_groups
-from megaindex.loader.positional import PositionalOptions, PositionalTokens
+from megaindex.io.pread import DescriptorCache, Pread, RangeReader
+from megaindex.loader.positional_reader import PositionalOptions, PositionalTokens
+from megaindex.loader.token_readers import RunBytes, merge, row_groups
 
 DTYPES = (np.uint16, np.int32, np.uint8, np.uint16)
 
@@ -248,10 +247,10 @@ def test_the_interpreter_exits_while_reads_hang(datasets: list[IndexedDataset]) 
     code = f"""
 import threading
 from megaindex.format import IndexedDataset
-from megaindex.io.descriptors import DescriptorCache
+from megaindex.io.pread import DescriptorCache
 from megaindex.io.pread import RangeReader
-from megaindex.loader.positional import PositionalTokens
-from megaindex.loader.readahead import ReadAhead
+from megaindex.loader.positional_reader import PositionalTokens
+from megaindex.loader.prefetch import ReadAhead
 import numpy as np
 from megaindex.index.spans import Spans
 

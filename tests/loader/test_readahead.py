@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import pytest
 
 from megaindex.errors import InvalidArgument
-from megaindex.loader.readahead import ReadAhead
+from megaindex.loader.prefetch import ReadAhead
 
 
 @pytest.fixture(autouse=True)
@@ -146,7 +146,7 @@ def test_a_forked_child_is_told_and_does_not_hang() -> None:
 def test_the_interpreter_exits_with_threads_at_work(end: str) -> None:
     code = f"""
 import os, time
-from megaindex.loader.readahead import ReadAhead
+from megaindex.loader.prefetch import ReadAhead
 ahead = ReadAhead(iter(range(10**9)), lambda task: time.sleep(0.001), depth=3, threads=3)
 next(ahead)
 {end}

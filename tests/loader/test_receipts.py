@@ -12,10 +12,10 @@ import pytest
 from corpora import write_corpus
 
 import megaindex
-from megaindex.index.ladder import Ladder, planned_ladder
-from megaindex.index.receipt import Receipt, fingerprint_keys
-from megaindex.loader.sampler import MicroBatchSampler
-from megaindex.store.fingerprint import corpus_fingerprint
+from megaindex.cache.fingerprint import corpus_fingerprint
+from megaindex.index.block_receipts import Ladder, planned_ladder
+from megaindex.index.receipts import Receipt, fingerprint_keys
+from megaindex.loader.samplers import MicroBatchSampler
 
 torch = pytest.importorskip("torch")
 

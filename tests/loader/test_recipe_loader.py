@@ -13,18 +13,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaindex.build.recipe import OpenRecipe, open_recipe
+from megaindex.builders.recipe import OpenRecipe, open_recipe
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.run import Target
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
-from megaindex.index.ladder import planned_receipt
-from megaindex.index.receipt import Receipt, fingerprint_keys
+from megaindex.index.block_receipts import planned_receipt
+from megaindex.index.receipts import Receipt, fingerprint_keys
 from megaindex.loader import RecipeLoader
 from megaindex.recipe.amend import amend
-from megaindex.recipe.corpus import Corpus
-from megaindex.recipe.evaluation import RecipeEvaluation
-from megaindex.recipe.model import Recipe, RecipeStage, Stream
-from megaindex.recipe.run import Target
-from megaindex.recipe.schedule import BatchSchedule
+from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeStage, Stream
+from megaindex.recipe.source import RecipeSource
 
 S = 16
 
@@ -58,13 +57,13 @@ def stage(name: str, steps: int, **shares: int) -> RecipeStage:
 
 
 def recipe_of(folder: Path, *stages: RecipeStage) -> Recipe:
-    chat = Corpus(name="chat", path=str(folder / "chat"), kind="finetuning",
+    chat = RecipeSource(name="chat", path=str(folder / "chat"), kind="finetuning",
                   labels=str(folder / "chat_labels"))  # fmt: skip
-    qa = Corpus(name="qa", path=str(folder / "qa"), kind="finetuning", packed=False,
+    qa = RecipeSource(name="qa", path=str(folder / "qa"), kind="finetuning", packed=False,
                 loss_mask=str(folder / "qa_mask"), long_documents="split")  # fmt: skip
     return Recipe(
         sequence_length=S, batch=BatchSchedule.constant(12),
-        sources=(Corpus(name="web", path=str(folder / "web")), chat, qa),
+        sources=(RecipeSource(name="web", path=str(folder / "web")), chat, qa),
         stages=stages or (stage("one", 6, web=2, chat=1), stage("two", 5, web=1, chat=1, qa=1)),
     )  # fmt: skip
 
@@ -150,7 +149,7 @@ def test_a_changed_recipe_keeps_its_past_and_its_receipt(folder: Path) -> None:
     before = RecipeLoader(old, micro_batch_size=4)
     served(before, 4 * 3)
     state = before.state_dict()
-    more = Corpus(name="web2", path=str(folder / "web"))
+    more = RecipeSource(name="web2", path=str(folder / "web"))
     changed = amend(old.itinerary, consumed_samples=48, sources=[more],
                     stages=[stage("new", 3, web=1, web2=1, qa=1)])  # fmt: skip
     new = open_recipe(changed)
@@ -206,8 +205,8 @@ def test_an_evaluation_scores_each_sample_once(
     folder: Path, iterations: int | None, ranks: int, micro: int
 ) -> None:
     """On any number of ranks: as many batches on each, the same rows in every round."""
-    source = Corpus(name="validation", path=str(folder / "qa"), kind="finetuning", packed=False,
-                    loss_mask=str(folder / "qa_mask"))  # fmt: skip
+    source = RecipeSource(name="validation", path=str(folder / "qa"), kind="finetuning",
+                          packed=False, loss_mask=str(folder / "qa_mask"))  # fmt: skip
     evaluation = RecipeEvaluation(source=source, iterations=iterations)
     opened = open_recipe(replace(recipe_of(folder), evaluation=evaluation))
     rounds = opened.itinerary.evaluation

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from corpora import write_corpus
 
-from megaindex.index.ladder import planned_receipt
-from megaindex.index.receipt import Receipt, fingerprint_keys
+from megaindex.index.block_receipts import planned_receipt
+from megaindex.index.receipts import Receipt, fingerprint_keys
 
 torch = pytest.importorskip("torch")
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from megaindex.loader.sample_list import Samples
+from megaindex.loader.torch_dataset import SampleList
 
 
 def make_batch(rows: int = 3) -> dict[str, Any]:
@@ -38,7 +38,7 @@ def plain_rows(batch: dict[str, Any]) -> list[dict[str, Any]]:
 
 def test_collating_returns_the_batch_itself() -> None:
     batch = make_batch()
-    samples = Samples(batch)
+    samples = SampleList(batch)
     assert_same(samples[0], plain_rows(batch)[0])
     assert default_collate(samples) is batch
 
@@ -64,7 +64,7 @@ USES: list[Callable[[Any], Any]] = [
 @pytest.mark.parametrize("use", USES)
 def test_it_is_a_list_whatever_is_done_with_it(use: Callable[[Any], Any]) -> None:
     batch = make_batch()
-    ours, plain = use(Samples(batch)), use(plain_rows(batch))
+    ours, plain = use(SampleList(batch)), use(plain_rows(batch))
     assert isinstance(ours, list)
     assert len(ours) == len(plain)
     for one, other in zip(ours, plain, strict=True):
@@ -95,14 +95,14 @@ def drop_last(samples: Any) -> None:
 
 @pytest.mark.parametrize("change", [change_first, add_to_first, swap_fields, in_place, drop_last])
 def test_a_change_to_samples_is_collated(change: Callable[[Any], None]) -> None:
-    ours, plain = Samples(make_batch()), plain_rows(make_batch())
+    ours, plain = SampleList(make_batch()), plain_rows(make_batch())
     change(ours)
     change(plain)
     assert_same(default_collate(ours), default_collate(plain))
 
 
 def test_an_empty_batch_has_no_sample() -> None:
-    samples = Samples({name: field[:0] for name, field in make_batch().items()})
+    samples = SampleList({name: field[:0] for name, field in make_batch().items()})
     assert not samples
     with pytest.raises(IndexError):
         samples[0]

@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megaindex.configs.batch_schedule import ramp_up
+from megaindex.configs.run import BatchSchedule, Data, Run, Source, Target
 from megaindex.errors import InvalidArgument
 from megaindex.loader import CyclicSampler, MicroBatchSampler
-from megaindex.loader.deal import Ranks, Step, deal
+from megaindex.loader.rank_rows import RankLayout, Step, deal
 from megaindex.plan import make_plan
-from megaindex.recipe.run import BatchSchedule, Data, Run, Source, Target
-from megaindex.recipe.schedule import ramp_up
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/samplers.json").read_text())
 Round = tuple[list[int | None], ...]
@@ -111,7 +111,7 @@ def test_a_step_is_spread_evenly_and_can_be_cut_anywhere(
 
     def dealt(step: Step, size: int, micro: int) -> list[list[list[int | None]]]:
         ranks = [
-            Ranks(micro_batch_size=micro, data_parallel_rank=k, data_parallel_size=size)
+            RankLayout(micro_batch_size=micro, data_parallel_rank=k, data_parallel_size=size)
             for k in range(size)
         ]
         return [list(deal(step, rank)) for rank in ranks]

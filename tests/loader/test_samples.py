@@ -14,18 +14,18 @@ from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaindex.build.recipe import OpenRecipe, open_recipe
+from megaindex.builders.recipe import OpenRecipe, open_recipe
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDatasetWriter
-from megaindex.loader.hosts import HostBatches
-from megaindex.loader.options import SampleOptions
-from megaindex.loader.recipe_targets import targets_of
-from megaindex.loader.sampler import MicroBatchSampler
-from megaindex.loader.samples import Samples
-from megaindex.recipe.corpus import Corpus
-from megaindex.recipe.model import Recipe, RecipeStage, Stream
-from megaindex.recipe.run import Target
-from megaindex.recipe.schedule import BatchSchedule
+from megaindex.loader.batch import SampleOptions
+from megaindex.loader.host_samplers import RandomAccessSampler
+from megaindex.loader.numpy_dataset import NumpyDataset
+from megaindex.loader.samplers import MicroBatchSampler
+from megaindex.loader.targets import targets_of
+from megaindex.recipe.recipe import Recipe, RecipeStage, Stream
+from megaindex.recipe.source import RecipeSource
 
 S = 8
 
@@ -48,8 +48,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> OpenRecipe:
             sequence_length=S,
             batch=BatchSchedule.constant(4),
             sources=(
-                Corpus(name="web", path=str(folder / "web")),
-                Corpus(name="chat", path=str(folder / "chat"), loss_mask=str(folder / "mask"),
+                RecipeSource(name="web", path=str(folder / "web")),
+                RecipeSource(name="chat", path=str(folder / "chat"), loss_mask=str(folder / "mask"),
                        kind="finetuning"),
             ),
             stages=(
@@ -62,8 +62,8 @@ def opened(tmp_path_factory: pytest.TempPathFactory) -> OpenRecipe:
     )  # fmt: skip
 
 
-def samples_of(opened: OpenRecipe, **more: object) -> Samples:
-    return Samples(opened.index, opened.datasets, targets=targets_of(opened), **more)  # type: ignore[arg-type]
+def samples_of(opened: OpenRecipe, **more: object) -> NumpyDataset:
+    return NumpyDataset(opened.index, opened.datasets, targets=targets_of(opened), **more)  # type: ignore[arg-type]
 
 
 def test_a_sample_is_a_row_of_its_batch(opened: OpenRecipe) -> None:
@@ -127,7 +127,7 @@ def test_batches_by_number_are_those_of_the_sampler(data: st.DataObject) -> None
         "tail": data.draw(st.sampled_from(["drop", "pad"])),
     }  # fmt: skip
     for rank in range(ranks):
-        hosts = HostBatches(data_parallel_rank=rank, **settings)
+        hosts = RandomAccessSampler(data_parallel_rank=rank, **settings)
         assert list(hosts) == list(MicroBatchSampler(data_parallel_rank=rank, **settings))
         assert hosts[-0:2] == list(hosts)[:2]
         with pytest.raises(OutOfRange, match="every host has"):
@@ -138,7 +138,7 @@ def test_no_host_runs_dry_and_none_is_trained_on_padding(opened: OpenRecipe) -> 
     """37 samples for 4 hosts with batches of 2: 5 batches each, 3 rows of padding without loss."""
     samples = samples_of(opened, fields="maxtext")
     settings = {"num_samples": 37, "micro_batch_size": 2, "data_parallel_size": 4}
-    hosts = [HostBatches(data_parallel_rank=r, tail="pad", **settings) for r in range(4)]
+    hosts = [RandomAccessSampler(data_parallel_rank=r, tail="pad", **settings) for r in range(4)]
     assert [len(batches) for batches in hosts] == [5] * 4
     served, empty = [], 0
     for batches in hosts:
@@ -149,11 +149,12 @@ def test_no_host_runs_dry_and_none_is_trained_on_padding(opened: OpenRecipe) -> 
             empty += ids.count(None)
     assert (sorted(served), empty) == (list(range(37)), 3)
     with pytest.raises(InvalidArgument, match="tail must be one of drop, pad, got 'wrap'"):
-        HostBatches(data_parallel_rank=0, tail="wrap", **settings)  # type: ignore[arg-type]
+        RandomAccessSampler(data_parallel_rank=0, tail="wrap", **settings)  # type: ignore[arg-type]
 
 
 def test_it_needs_no_torch() -> None:
-    code = "import sys, megaindex.loader.samples, megaindex.loader.hosts, megaindex.adapters.grain"
+    modules = "megaindex.loader.numpy_dataset, megaindex.loader.host_samplers"
+    code = f"import sys, {modules}, megaindex.adapters.grain"
     result = subprocess.run(
         [sys.executable, "-c", f"{code}; print({{'torch', 'grain', 'jax'}} & set(sys.modules))"],
         capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2],

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
-from megaindex.index.companions import IGNORED_LABEL
+from megaindex.index.labels import IGNORED_LABEL
 from megaindex.index.spans import Spans
 from megaindex.loader.targets import SourceTargets, Targets
-from megaindex.loader.tokens import MappedTokens
+from megaindex.loader.token_readers import MappedTokens
 
 WIDTH = 12
 LENGTHS = [5, 3, 13, 4, 2, 7]

@@ -15,8 +15,9 @@ from corpora import write_corpus
 from torch.utils.data import DataLoader
 
 import megaindex
-from megaindex.loader import GPTDataset, worker_slots
-from megaindex.loader.options import SampleOptions
+from megaindex.loader import GPTDataset
+from megaindex.loader import torch_dataset as worker_slots
+from megaindex.loader.batch import SampleOptions
 
 ROWS = 4
 

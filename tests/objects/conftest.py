@@ -12,7 +12,7 @@ import pytest
 from corpora import write_corpus
 from object_server import Proxy, proxy_before, request, s3_server, set_environment, upload
 
-from megaindex.io.objects import library
+from megaindex.objects import store as library
 
 _buckets = (f"bucket-{number}" for number in itertools.count())
 

@@ -11,12 +11,12 @@ import pytest
 from corpora import write_corpus
 from object_server import Proxy, request, upload
 
-from megaindex.build.recipe import open_recipe
+from megaindex.builders.recipe import open_recipe
 from megaindex.cli import main
-from megaindex.corpus.verify import verify, verify_all
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.loader import RecipeLoader
 from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
+from megaindex.verify.verify import verify, verify_all
 
 RUN = ("--seq-length", "16", "--micro-batch-size", "2", "--data-parallel-size", "1")
 

@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 from object_server import ACCESS_KEY, SECRET_KEY, Proxy, proxy_before, request
 
+from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.format import IndexedDataset
-from megaindex.io.objects import library
-from megaindex.io.objects.failures import as_storage_error
-from megaindex.io.objects.urls import Place, is_remote, place_of
-from megaindex.store.fingerprint import corpus_fingerprint
+from megaindex.io.paths import ObjectLocation, is_remote, place_of
+from megaindex.objects import store as library
+from megaindex.objects.store import as_storage_error
 
 
 @pytest.fixture(autouse=True)
@@ -279,7 +279,7 @@ def test_credentials_are_in_nothing_that_is_kept(
     _, url = store()
     remote = IndexedDataset(url)
     assert {r.name for r in caplog.records} >= {
-        "megaindex.io.objects.library", "megaindex.io.objects.cache",
+        "megaindex.objects.store", "megaindex.objects.files",
     }  # fmt: skip
     kept = [repr(remote), repr(remote.identity), corpus_fingerprint(remote)]
     kept += [p.read_text() for p in (tmp_path / "cache").glob("*.json")]
@@ -323,9 +323,9 @@ def test_urls_that_are_refused(url: str, message: str) -> None:
 
 
 def test_urls_and_their_places() -> None:
-    assert place_of("s3://bucket/a/b c%20#d") == Place("s3://bucket", "a/b c%20#d")
-    assert place_of("GS://bucket/a") == Place("gs://bucket", "a")
-    assert place_of("s3://bucket/.../..a/.b") == Place("s3://bucket", ".../..a/.b")
+    assert place_of("s3://bucket/a/b c%20#d") == ObjectLocation("s3://bucket", "a/b c%20#d")
+    assert place_of("GS://bucket/a") == ObjectLocation("gs://bucket", "a")
+    assert place_of("s3://bucket/.../..a/.b") == ObjectLocation("s3://bucket", ".../..a/.b")
     assert place_of("s3://bucket/a\u3000b/ü").key == "a\u3000b/ü"
     for path in ("/data/s3/corpus", "data", "s3/corpus", "c:/data", "./s3://x", "", "file:///s3"):
         assert not is_remote(path)

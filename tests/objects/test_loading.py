@@ -16,14 +16,14 @@ from object_server import Proxy, request, slow_to_send, upload
 from torch.utils.data import DataLoader
 
 import megaindex
-from megaindex.build.blend import build_blend
+from megaindex.builders.blend import build_blend
 from megaindex.errors import InvalidArgument, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Spans
 from megaindex.loader import GPTDataset, Loader, MicroBatchSampler, collate
-from megaindex.loader.choice import plain_reader
-from megaindex.loader.positional import PositionalOptions, PositionalTokens
-from megaindex.loader.samples import Samples
+from megaindex.loader.numpy_dataset import NumpyDataset
+from megaindex.loader.positional_reader import PositionalOptions, PositionalTokens
+from megaindex.loader.reader_choice import plain_reader
 
 
 def gather(dataset: IndexedDataset, spans: Spans, width: int, pad_id: int) -> np.ndarray:
@@ -98,8 +98,8 @@ def test_loaders_choose_by_themselves(store: Any) -> None:
         batches(index, remote, reader="mapped")
     ids = list(range(6))
     np.testing.assert_array_equal(
-        Samples(index, [remote]).__getitems__(ids)["tokens"],
-        Samples(index, [local]).__getitems__(ids)["tokens"],
+        NumpyDataset(index, [remote]).__getitems__(ids)["tokens"],
+        NumpyDataset(index, [local]).__getitems__(ids)["tokens"],
     )
     spans = index.locate(ids)
     np.testing.assert_array_equal(gather(remote, spans, 25, 0), gather(local, spans, 25, 0))

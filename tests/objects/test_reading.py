@@ -18,19 +18,14 @@ from object_server import Proxy, request, upload
 from terminals import Terminal, stderr_as
 
 import megaindex
-from megaindex.corpus.verify import verify
+from megaindex.cache.fingerprint import CHUNK_BYTES, CHUNKS, content_fingerprint, corpus_fingerprint
 from megaindex.errors import InvalidArgument, MissingFile, OutOfRange, StorageError
 from megaindex.format import IndexedDataset
-from megaindex.io.facts import Facts
-from megaindex.io.objects import cache
-from megaindex.io.objects.coalesced import read_all
-from megaindex.io.objects.files import look_at, stamp
-from megaindex.store.fingerprint import (
-    CHUNK_BYTES,
-    CHUNKS,
-    content_fingerprint,
-    corpus_fingerprint,
-)
+from megaindex.io.paths import FileInfo
+from megaindex.objects import files as cache
+from megaindex.objects.files import stamp, stat_path
+from megaindex.objects.store import read_all
+from megaindex.verify.verify import verify
 
 
 def test_a_pair_in_a_bucket_is_the_pair_on_the_disk(store: Any) -> None:
@@ -75,10 +70,10 @@ def test_ranges_of_an_object_are_its_bytes(
 ) -> None:
     content = np.random.default_rng(1).bytes(4 << 20)
     url = f"s3://{s3}/some bytes"
-    facts = look_at(url)
+    facts = stat_path(url)
     if facts is None:
         request(proxy.upstream, "PUT", f"/{s3}/some%20bytes", content)
-        facts = look_at(url)
+        facts = stat_path(url)
     assert facts is not None
     assert facts.nbytes == len(content)
     ranges = [(begin, min(count, len(content) - begin)) for begin, count in ranges]
@@ -348,7 +343,7 @@ def test_a_reader_of_facts_takes_no_other_version(store: Any, proxy: Proxy) -> N
     found = IndexedDataset(url).bin_facts
     proxy.drops_conditions = True
     with pytest.raises(StorageError, match=r"corpus\.bin: changed since it was looked at"):
-        read_all(Facts(found.path, found.nbytes, '"another"'), [(0, 8)])
+        read_all(FileInfo(found.path, found.nbytes, '"another"'), [(0, 8)])
     assert read_all(found, [(0, 8)])[0].size == 8
     assert logging.getLogger("megaindex").handlers == []
 

@@ -12,8 +12,8 @@ import pytest
 from corpora import write_corpus
 from planning import cli, plan_json
 
-from megaindex.recipe.megatron import read_megatron
-from megaindex.recipe.neox import read_neox
+from megaindex.configs.megatron_args import read_megatron
+from megaindex.configs.neox_yaml import read_neox
 
 TOKENS = ["--tokens-per-epoch", 100_000, "--seq-length", 64]
 SIZED = [*TOKENS, "--global-batch-size", 8]

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from planning import plan_json
 
-from megaindex.build import build_index
-from megaindex.index.dialect import dialect
+from megaindex.builders import build_index
+from megaindex.configs.run import Source
+from megaindex.index.frameworks import framework_rules
 from megaindex.index.order_settings import order_of_row
-from megaindex.plan import counting
+from megaindex.plan import coverage as counting
 from megaindex.plan import coverage as coverage_module
-from megaindex.plan.corpus import Part
-from megaindex.recipe.run import Source
+from megaindex.plan.sizing import SplitPart
 
 NUMBERS = itertools.count()
 LENGTHS = st.lists(st.integers(0, 30), min_size=1, max_size=25).filter(lambda x: sum(x) > 20)
@@ -162,12 +162,12 @@ ROWS = [
 
 def draw_of(
     settings: dict[str, Any], tokens: int, length: int, asked: int, served: int
-) -> coverage_module.Draw:
+) -> coverage_module.SourceDraw:
     """``served`` of the samples of a source that is asked for ``asked``."""
-    row = replace(dialect(settings["order"]), **settings)
+    row = replace(framework_rules(settings["order"]), **settings)
     epochs = row.epochs_for(asked, tokens, length)
-    return coverage_module.Draw(
-        row=row, part=Part(source=Source(tokens=tokens), begin=0, end=0, tokens=tokens),
+    return coverage_module.SourceDraw(
+        row=row, part=SplitPart(source=Source(tokens=tokens), begin=0, end=0, tokens=tokens),
         sequence_length=length, seed=0, requested=asked, epochs=epochs,
         built=row.samples_in_epochs(epochs, tokens, length),
         per_epoch=row.samples_in_epochs(1, tokens, length), drawn=served, counted=True,
@@ -207,7 +207,9 @@ def test_what_is_left_over_is_expected_to_be_missed() -> None:
     assert (row["drawn"], row["built"], row["coverage_method"]) == (14, 14, "expected")
     assert sum(k * p for k, p in enumerate(shares(row))) == pytest.approx(2.8672)
     assert (row["distinct"], row["repeated"]) == (13, 10)
-    drawn = replace(draw_of(ROWS[0], 10000, 2048, 14, 14), row=dialect("neox"), epochs=3, built=14)
+    drawn = replace(
+        draw_of(ROWS[0], 10000, 2048, 14, 14), row=framework_rules("neox"), epochs=3, built=14
+    )
     assert coverage_module.expected(drawn).tokens[3] == pytest.approx(0.873, abs=1e-3)
 
 

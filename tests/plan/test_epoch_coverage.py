@@ -10,7 +10,7 @@ from corpora import write_corpus
 from planning import cli, plan_json
 
 import megaindex
-from megaindex.index.dialect import LeftOver
+from megaindex.index.frameworks import LeftOver
 
 
 @pytest.mark.parametrize("epochs", ["1.3", "2", "0.4"])

@@ -11,8 +11,8 @@ import pytest
 from corpora import write_corpus
 from planning import plan_json
 
-from megaindex.index.dialect import dialect
-from megaindex.index.weights import request_weights
+from megaindex.index.blending import request_weights
+from megaindex.index.frameworks import framework_rules
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_plan.json").read_text())
 
@@ -50,12 +50,12 @@ def test_blend(case: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("case", GOLDEN["splits"], ids=range(len(GOLDEN["splits"])))
 def test_split(case: dict[str, Any]) -> None:
-    bounds = dialect("neox").split_bounds(case["split"], case["size"])
+    bounds = framework_rules("neox").split_bounds(case["split"], case["size"])
     assert [0, *[end for _, end in bounds]] == case["bounds"]
 
 
 def test_paths_without_weights_are_weighed_alike() -> None:
-    assert request_weights([1.0] * 3, dialect("neox")) == [1 / 3] * 3
+    assert request_weights([1.0] * 3, framework_rules("neox")) == [1 / 3] * 3
     plan = plan_json(
         "--tokens-per-epoch", 5000, 5000, "--seq-length", 10, "--global-batch-size", 1,
         "--order", "neox", "--train-iters", 100,

@@ -11,15 +11,15 @@ import numpy as np
 import pytest
 from corpora import write_corpus
 
-from megaindex.audit.from_run import stream_of_run
+from megaindex.audit.streams import stream_of_run
+from megaindex.configs.neox_yaml import read_neox
+from megaindex.configs.run import Run
+from megaindex.configs.run_builder import resolve
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDatasetWriter
 from megaindex.plan import Plan, make_plan
-from megaindex.plan.counting import count_served
-from megaindex.plan.paste import paste
-from megaindex.recipe.neox import read_neox
-from megaindex.recipe.run import Run
-from megaindex.recipe.run_builder import resolve
+from megaindex.plan.coverage import count_served
+from megaindex.plan.export import paste
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_runs.json").read_text())
 RUNS = [pytest.param(run, id=f"{k}-{run['kind']}") for k, run in enumerate(GOLDEN["runs"])]

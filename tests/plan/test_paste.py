@@ -19,15 +19,15 @@ from hypothesis import strategies as st
 from megatron_dataset import Tokenizer
 from planning import cli, plan_json
 
+from megaindex.configs.megatron_args import read_megatron
+from megaindex.configs.neox_yaml import read_neox
+from megaindex.configs.run_builder import resolve
+from megaindex.configs.settings import Settings, merged
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDatasetWriter
-from megaindex.index.dialect import DIALECTS
+from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan import Plan, make_plan
-from megaindex.plan.paste import paste
-from megaindex.recipe.megatron import read_megatron
-from megaindex.recipe.neox import read_neox
-from megaindex.recipe.run_builder import resolve
-from megaindex.recipe.settings import Settings, merged
+from megaindex.plan.export import paste
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_runs.json").read_text())
 SPLITS = ("train", "valid", "test")
@@ -60,7 +60,7 @@ def settings(draw: st.DrawFn) -> dict[str, Any]:
     values = {"epochs": ["1", "2", "0.7"], "train_iters": [1, 17], "train_samples": ["61", "80"],
               "train_tokens": ["900"]}  # fmt: skip
     return {
-        "order": draw(st.sampled_from(sorted(DIALECTS) + ["neox", "megatron"] * 4)),
+        "order": draw(st.sampled_from(sorted(FRAMEWORK_RULES) + ["neox", "megatron"] * 4)),
         "count": count,
         "weights": [draw(st.sampled_from([0.1, 1.0, 0.7, 2.35])) for _ in range(count)] * weighted,
         "form": form,

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from megaindex.index.dialect import DIALECTS
+from megaindex.configs.run import BatchSchedule, Data, Evaluation, Run, Source, Target
+from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan import Plan, make_plan
-from megaindex.recipe.run import BatchSchedule, Data, Evaluation, Run, Source, Target
 
-ORDERS = st.sampled_from(sorted(DIALECTS))
+ORDERS = st.sampled_from(sorted(FRAMEWORK_RULES))
 TOKENS = st.lists(st.integers(40, 4000), min_size=1, max_size=4)
 BUFFERS = st.sampled_from([None, 1.0, 1.005, 1.1, 2.0, "exact"])
 

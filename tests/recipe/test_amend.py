@@ -12,16 +12,16 @@ from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaindex.build.recipe import OpenRecipe, open_recipe
+from megaindex.builders.recipe import OpenRecipe, open_recipe
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument, OutOfRange
-from megaindex.index.ladder import planned_receipt
-from megaindex.index.receipt import fingerprint_keys
-from megaindex.loader.ledger import Ledger
+from megaindex.index.block_receipts import planned_receipt
+from megaindex.index.receipts import fingerprint_keys
+from megaindex.loader.source_progress import SourceProgress
 from megaindex.recipe.amend import amend, check_past
-from megaindex.recipe.corpus import Corpus
-from megaindex.recipe.model import Recipe, RecipeStage, Stream
-from megaindex.recipe.run import Target
-from megaindex.recipe.schedule import BatchSchedule
+from megaindex.recipe.recipe import Recipe, RecipeStage, Stream
+from megaindex.recipe.source import RecipeSource
 
 
 def stage(name: str, steps: int, batching: str = "stratified", **shares: int) -> RecipeStage:
@@ -46,7 +46,7 @@ def recipe_of(folder: Path, *stages: RecipeStage, sources: str = "ab") -> Recipe
     return Recipe(
         sequence_length=8,
         batch=BatchSchedule(stages=((0, 4), (40, 8))),
-        sources=tuple(Corpus(name=name, path=str(folder / name)) for name in sources),
+        sources=tuple(RecipeSource(name=name, path=str(folder / name)) for name in sources),
         stages=stages,
         seed=3,
     )
@@ -67,7 +67,7 @@ def test_the_past_of_a_changed_run_is_the_same(folder: Path, batching: str, step
     changed = amend(
         old.itinerary, consumed_samples=consumed,
         stages=[stage("even", 20, batching, a=1, b=1, c=1), stage("last", 5, c=1)],
-        sources=[Corpus(name="c", path=str(folder / "c"))],
+        sources=[RecipeSource(name="c", path=str(folder / "c"))],
     )  # fmt: skip
     new = open_recipe(changed)
     check_past(old.itinerary, new.itinerary, consumed)
@@ -101,7 +101,7 @@ def test_the_ledger_counts_what_was_served(folder: Path) -> None:
         folder, stage("one", 12, "random", a=2, b=1), stage("two", 10, b=1), stage("three", 4, a=1)
     )
     opened = open_recipe(recipe)
-    ledger, total = Ledger(opened.itinerary), opened.index.num_samples
+    ledger, total = SourceProgress(opened.itinerary), opened.index.num_samples
     source, _ = opened.index.origin(np.arange(total))
     bounds = np.cumsum([s.num_samples for s in opened.itinerary.stages])
     for consumed in range(total + 1):

@@ -18,15 +18,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
 from megaindex.recipe.amend import amend, check_past
-from megaindex.recipe.corpus import Corpus
-from megaindex.recipe.model import Exhaustion, Recipe, RecipeStage, Stream
+from megaindex.recipe.layout import resolve_recipe
+from megaindex.recipe.mixture import SourceSize
+from megaindex.recipe.recipe import Exhaustion, Recipe, RecipeStage, Stream
 from megaindex.recipe.recipe_file import recipe_of, to_mapping
-from megaindex.recipe.resolve import resolve_recipe
-from megaindex.recipe.run import Target
-from megaindex.recipe.schedule import BatchSchedule
-from megaindex.recipe.streams import SourceSize
+from megaindex.recipe.source import RecipeSource
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/mixture_limits.json").read_text())
 S = GOLDEN["sequence_length"]
@@ -54,7 +54,7 @@ def drawn(sources: list[Source], samples: int, exhaustion: Exhaustion) -> list[i
         sequence_length=S,
         batch=BatchSchedule.constant(1),
         sources=tuple(
-            Corpus(name=name, tokens=source.population * S + 1,
+            RecipeSource(name=name, tokens=source.population * S + 1,
                    max_fraction=source.max_source_fraction,
                    max_epochs=source.max_repetition_ratio)
             for name, source in zip(names, sources, strict=True)
@@ -165,7 +165,8 @@ def test_a_redistributed_stage_that_ends_early_keeps_its_shares() -> None:
     )
     recipe = Recipe(
         sequence_length=S, batch=BatchSchedule.constant(12), stages=(stage,),
-        sources=tuple(Corpus(name=name, tokens=10**4) for name in "ab"), exhaustion="redistribute",
+        sources=tuple(RecipeSource(name=name, tokens=10**4) for name in "ab"),
+        exhaustion="redistribute",
     )  # fmt: skip
     sizes = [SourceSize(tokens=10**4, documents=1, samples=n) for n in (90, 6)]
     old = resolve_recipe(recipe, sizes)

@@ -11,16 +11,15 @@ import numpy as np
 import pytest
 import yaml
 
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import BLOCK
-from megaindex.recipe.corpus import Corpus
-from megaindex.recipe.itinerary import Itinerary
-from megaindex.recipe.model import Recipe, RecipeStage, Stream
-from megaindex.recipe.nanotron import read_nanotron
-from megaindex.recipe.resolve import resolve_recipe
-from megaindex.recipe.run import Target
-from megaindex.recipe.schedule import BatchSchedule
-from megaindex.recipe.streams import SourceSize
+from megaindex.recipe.layout import Itinerary, resolve_recipe
+from megaindex.recipe.mixture import SourceSize
+from megaindex.recipe.nanotron_yaml import read_nanotron
+from megaindex.recipe.recipe import Recipe, RecipeStage, Stream
+from megaindex.recipe.source import RecipeSource
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/nanotron.json").read_text())
 
@@ -39,7 +38,7 @@ def itinerary_of(case: dict[str, Any]) -> Itinerary:
     recipe = Recipe(
         sequence_length=GOLDEN["sequence_length"],
         batch=BatchSchedule.constant(case["global_batch_size"]),
-        sources=tuple(Corpus(name=name, tokens=10**8) for name in "abcdef"[:count]),
+        sources=tuple(RecipeSource(name=name, tokens=10**8) for name in "abcdef"[:count]),
         stages=tuple(stages),
     )
     sizes = [SourceSize(tokens=10**8, documents=1, samples=10**6)] * count
@@ -90,7 +89,9 @@ def test_a_nanoset_replays_its_first_epoch(case: dict[str, Any]) -> None:
     recipe = Recipe(
         sequence_length=16,
         batch=BatchSchedule.constant(samples),
-        sources=tuple(Corpus(name=name, tokens=10**6) for name in "abc"[: len(case["lengths"])]),
+        sources=tuple(
+            RecipeSource(name=name, tokens=10**6) for name in "abc"[: len(case["lengths"])]
+        ),
         stages=(
             RecipeStage(
                 name="one",

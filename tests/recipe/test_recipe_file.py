@@ -8,15 +8,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from megaindex.build.recipe import plan_recipe
+from megaindex.builders.recipe import plan_recipe
+from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument, MissingFile
-from megaindex.plan.staged import make_recipe_plan
-from megaindex.recipe.corpus import Corpus
-from megaindex.recipe.evaluation import RecipeEvaluation
-from megaindex.recipe.model import RecipeStage, Stream, Weighting
-from megaindex.recipe.nanotron import read_nanotron
+from megaindex.plan.recipe_plan import make_recipe_plan
+from megaindex.recipe.nanotron_yaml import read_nanotron
+from megaindex.recipe.recipe import RecipeEvaluation, RecipeStage, Stream, Weighting
 from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
-from megaindex.recipe.run import Target
+from megaindex.recipe.source import RecipeSource
 
 FULL = """
 sequence_length: 2048
@@ -61,12 +60,12 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
     assert recipe.sequence_length == 2048
     assert (recipe.seed, recipe.tail, recipe.exhaustion) == (7, "pad", "continue")
     assert (recipe.batch.final, recipe.micro_batch_size, recipe.data_parallel_size) == (64, 4, 8)
-    valid = Corpus(name="validation", path=str(tmp_path / "valid"), kind="finetuning")
+    valid = RecipeSource(name="validation", path=str(tmp_path / "valid"), kind="finetuning")
     assert recipe.evaluation == RecipeEvaluation(source=valid, interval=100, iterations=5)
     assert recipe.sources == (
-        Corpus(name="web", path=str(tmp_path / "data/web")),
-        Corpus(name="code", path="/abs/code", max_epochs=Fraction(7, 2), order="window"),
-        Corpus(
+        RecipeSource(name="web", path=str(tmp_path / "data/web")),
+        RecipeSource(name="code", path="/abs/code", max_epochs=Fraction(7, 2), order="window"),
+        RecipeSource(
             name="chat", path=str(tmp_path / "chat"), kind="finetuning", packed=False,
             labels=str(tmp_path / "chat_labels"), long_documents="skip",
         ),

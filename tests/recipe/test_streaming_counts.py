@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from megaindex.recipe.model import RecipeStage, Stream, Weighting
-from megaindex.recipe.streams import SourceSize, samples_per_epoch
+from megaindex.recipe.mixture import SourceSize, samples_per_epoch
+from megaindex.recipe.recipe import RecipeStage, Stream, Weighting
 
 # what streaming/base/stream.py imports for downloads and ranks; the counts use none of it
 UNUSED = ("compression", "constant", "distributed", "format", "hashing", "registry_utils",

@@ -11,19 +11,18 @@ from soak.model import check_epochs, shuffled_rows
 from soak.world import World, rows_of
 
 import megaindex
-from megaindex.build.recipe import open_recipe
-from megaindex.corpus.cuts import cut_evenly
+from megaindex.builders.recipe import open_recipe
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.run import Target
 from megaindex.corpus.merge import merge
-from megaindex.corpus.split import split
-from megaindex.corpus.verify import verify_all
-from megaindex.index.extended import extend_index
+from megaindex.corpus.split import cut_evenly, split
+from megaindex.index.extended_index import extend_index
 from megaindex.loader import MicroBatchSampler
 from megaindex.loader.loader import Loader
 from megaindex.recipe.amend import amend, check_past
-from megaindex.recipe.corpus import Corpus
-from megaindex.recipe.model import Recipe, RecipeStage, Stream
-from megaindex.recipe.run import Target
-from megaindex.recipe.schedule import BatchSchedule
+from megaindex.recipe.recipe import Recipe, RecipeStage, Stream
+from megaindex.recipe.source import RecipeSource
+from megaindex.verify.verify import verify_all
 
 
 def write(world: World) -> None:
@@ -155,7 +154,7 @@ def change(world: World) -> None:
     names = [world.any_corpus(), world.any_corpus()]
     if names[0] == names[1]:
         return
-    sources = tuple(Corpus(name=name, path=str(world.prefix(name))) for name in names)
+    sources = tuple(RecipeSource(name=name, path=str(world.prefix(name))) for name in names)
     recipe = Recipe(
         sequence_length=8, batch=BatchSchedule(stages=((0, world.random.randint(1, 6)),)),
         sources=sources, stages=(_stage(world, "one", names),), seed=world.random.randint(0, 99),

@@ -19,7 +19,7 @@ from soak.model import Documents, Rows
 from megaindex.errors import StorageError
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.index.spans import Index
-from megaindex.loader.tokens import MappedTokens
+from megaindex.loader.token_readers import MappedTokens
 
 _FAULTS: list[tuple[str, Act]] = [
     ("killed", kill),

@@ -10,7 +10,7 @@ from typing import Any
 
 from megaindex.adapters.megatron.patches import install
 from megaindex.errors import InvalidArgument
-from megaindex.index.plain import read_number
+from megaindex.validation import read_number
 
 _SETTINGS = {
     "--variance-buffer": "variance_buffer",

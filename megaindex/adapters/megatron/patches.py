@@ -1,4 +1,4 @@
-"""What `install` replaces in Megatron, as one table, and how it is put back.
+"""Megatron's names and methods that megaindex replaces, as one table, and how they are put back.
 
 Methods are replaced on Megatron's own classes, so a class that was imported before, or that
 inherits from one of them, has them too.
@@ -10,21 +10,117 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import megaindex.helpers
-from megaindex.adapters.megatron import blending, deferred, drawing, reading, samplers
-from megaindex.adapters.megatron import classes as classes  # registers METHODS
-from megaindex.adapters.megatron.core import METHODS, SIZES, as_attribute, class_of, core
-from megaindex.adapters.megatron.indexing import KEYS
-from megaindex.adapters.megatron.later import after_import
-from megaindex.adapters.patching import Patches
+from megaindex.adapters.megatron import (
+    arrays,
+    batches,
+    blend,
+    builder,
+    indexed_dataset,
+    lazy_datasets,
+)
+from megaindex.adapters.megatron.arrays import KEYS
+from megaindex.adapters.megatron.core import (
+    METHODS,
+    SIZES,
+    STANDALONE,
+    as_attribute,
+    class_of,
+    core,
+    load_class,
+)
+from megaindex.adapters.patching import Patches, after_import
 from megaindex.adapters.policy import Policy, make_policy
 from megaindex.adapters.reports import MEGATRON
 
+MODULES = ("megatron.training.datasets.data_samplers", "megatron.legacy.data.data_samplers")
+
+
+def iterate_single(self: Any) -> Iterator[list[int]]:
+    """``MegatronPretrainingSampler.__iter__``: this rank's part of each round of micro batches."""
+    stride = self.micro_batch_times_data_parallel_size
+    begin, end = self.get_start_end_idx()
+    whole = (self.total_samples - self.consumed_samples) // stride
+    first = self.consumed_samples
+    for start in range(first, first + whole * stride, stride):
+        yield list(range(start + begin, start + end))
+    start = first + whole * stride
+    if start < self.total_samples and not self.drop_last:
+        rest = range(start, self.total_samples)
+        yield list(rest[begin:end])
+
+
+def iterate_cyclic(self: Any) -> Iterator[list[int]]:
+    """``MegatronPretrainingRandomSampler.__iter__``: one epoch, or what is left of it."""
+    import torch
+
+    stride, size = self.micro_batch_times_data_parallel_size, self.micro_batch_size
+    epoch_samples = self.total_samples - self.last_batch_size
+    self.epoch, done = divmod(self.consumed_samples, epoch_samples)
+    assert done % stride == 0
+    if hasattr(self.dataset, "set_epoch"):
+        self.dataset.set_epoch(self.epoch)
+    generator = torch.Generator()
+    generator.manual_seed(self.epoch)
+    if self.data_sharding:
+        part = self.total_samples // stride * size
+        order = torch.randperm(part, generator=generator).add_(self.data_parallel_rank * part)
+        order = order[done // self.data_parallel_size :]
+    else:
+        part = self.total_samples // size * size
+        order = torch.randperm(part, generator=generator)
+        order = order[done:][self.data_parallel_rank :: self.data_parallel_size]
+    for start in range(0, order.numel() - size + 1, size):
+        self.consumed_samples += stride
+        yield order[start : start + size].tolist()
+
+
+def _build_low_level_dataset(dataset_path: str, config: Any) -> Any:
+    """``GPTDataset.build_low_level_dataset`` with the IndexedDataset of this module."""
+    theirs = class_of("GPTDataset").build_low_level_dataset(dataset_path, config)
+    is_left = indexed_dataset.why_left(vars(theirs)) is not None
+    if is_left or indexed_dataset.mapped(theirs) is not None:
+        return theirs
+    return load_class("IndexedDataset")(dataset_path, mmap=config.mmap_bin_files)
+
+
+METHODS.update(
+    {
+        "IndexedDataset": {
+            "initialize": indexed_dataset.initialize,
+            "get": indexed_dataset.get,
+            "__getattr__": indexed_dataset.get_attribute,
+            "__del__": indexed_dataset.delete,
+        },
+        "IndexedDatasetBuilder": {"add_document": indexed_dataset.add_document},
+        "_IndexWriter": {"write": indexed_dataset.write_index},
+        "GPTDataset": {
+            "_build_document_sample_shuffle_indices": arrays.build_document_sample_shuffle_indices,
+            "__getattr__": lazy_datasets.get_attribute,
+            "__getstate__": lazy_datasets.get_state,
+            "__len__": lazy_datasets.length,
+            "__getitem__": batches.get_item,
+            "__getitems__": batches.get_items,
+        },
+        "BlendedDataset": {
+            "_build_indices": blend.build_indices,
+            "__getitems__": batches.get_items_of_blend,
+        },
+        "BlendedMegatronDatasetBuilder": {
+            "_build_megatron_datasets_parallel": builder.build_megatron_datasets_parallel,
+            "_build_megatron_dataset_splits": builder.build_megatron_dataset_splits,
+            "build_generic_dataset": builder.build_generic_dataset,
+        },
+    }
+)
+STANDALONE["GPTDataset"] = {"build_low_level_dataset": _build_low_level_dataset}
+
+
 SAMPLERS = {
-    "MegatronPretrainingSampler": samplers.iterate_single,
-    "MegatronPretrainingRandomSampler": samplers.iterate_cyclic,
+    "MegatronPretrainingSampler": iterate_single,
+    "MegatronPretrainingRandomSampler": iterate_cyclic,
 }
 
 _patches = Patches()
@@ -61,7 +157,7 @@ def install(
     _of_policy.undo()
     core().policy = policy
     if policy.variance_buffer is not None:
-        _of_policy.replace(core().builder, SIZES, drawing.sizes_per_dataset)
+        _of_policy.replace(core().builder, SIZES, blend.sizes_per_dataset)
     if policy.final_epoch:
         gpt = core().gpt_dataset
         values = (policy.row.separate_final_epoch, _threshold(policy))
@@ -89,18 +185,18 @@ def _install_classes() -> None:
         for method, replacement in methods.items():
             _patches.replace(class_of(name), method, as_attribute(method, replacement))
     modules = core()
-    _patches.replace(modules.blended_dataset, "json", blending.Json(modules.blended_dataset.json))
+    _patches.replace(modules.blended_dataset, "json", blend.Json(modules.blended_dataset.json))
     for owner, name, ours in list(_helpers(modules.helpers)):
         _patches.replace(owner, name, ours)
-    _waiting.extend(after_import(module, _patch_samplers) for module in samplers.MODULES)
+    _waiting.extend(after_import(module, _patch_samplers) for module in MODULES)
 
 
 def uninstall() -> None:
     """Put back everything that `install` replaced; datasets made since go on working, but for
     those whose files are gone."""
     try:
-        reading.open_now()
-        deferred.fill_in_now()
+        indexed_dataset.open_now()
+        lazy_datasets.fill_in_now()
     finally:
         while _waiting:
             _waiting.pop()()

@@ -13,17 +13,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import xxhash
 
-from megaindex.build.packing import order_parameters
-from megaindex.errors import FormatError, MissingFile
-from megaindex.format import IndexedDataset
-from megaindex.index.acceptance import check_arrays
-from megaindex.index.orders import packing, shuffled
-from megaindex.index.orders.packing import PackingOrder
-from megaindex.index.orders.shuffled import Memory, ShuffledOrder, Sink
-from megaindex.kernels import num_threads
-from megaindex.kernels.sizes import ceil_div
-from megaindex.store.array_group import Fetched
-from megaindex.store.array_set import (
+from megaindex.arithmetic import ceil_div
+from megaindex.builders.single import order_parameters
+from megaindex.cache.claim import build_once
+from megaindex.cache.fingerprint import canonical_json, corpus_fingerprint
+from megaindex.cache.framework_files.array_files import (
     SUFFIX,
     ArrayFiles,
     Arrays,
@@ -31,17 +25,23 @@ from megaindex.store.array_set import (
     Sidecar,
     check_unchanged,
 )
-from megaindex.store.array_writer import ArrayWriter
-from megaindex.store.claim import build_once
-from megaindex.store.fingerprint import canonical_json, corpus_fingerprint
-from megaindex.store.sidecar import find_arrays, map_arrays
+from megaindex.cache.framework_files.group import Fetched
+from megaindex.cache.framework_files.sidecar import find_arrays, map_arrays
+from megaindex.cache.framework_files.writer import ArrayWriter
+from megaindex.errors import FormatError, MissingFile
+from megaindex.format import IndexedDataset
+from megaindex.index.array_index import check_arrays
+from megaindex.index.orders import framework, neox_documents
+from megaindex.index.orders.framework import Memory, ShuffledOrder, Sink
+from megaindex.index.orders.neox_documents import PackingOrder
+from megaindex.kernels import num_threads
 
 logger = logging.getLogger("megaindex")
 
 _NAMES = {"document_index": "doc_idx", "sample_index": "sample_idx", "shuffle_index": "shuffle_idx"}
 
 
-class Source(Protocol):
+class DocumentSource(Protocol):
     """How one set of arrays is made, and told from others; read only as far as is needed."""
 
     def corpus(self) -> str:
@@ -105,7 +105,7 @@ class CutDocuments:
         )
 
     def fill(self, sink: Sink, threads: int) -> None:
-        shuffled.build(self._order, self._text.sequence_lengths, sink, threads)
+        framework.build(self._order, self._text.sequence_lengths, sink, threads)
 
     def check(self, arrays: Arrays) -> None:
         check_arrays(self._order, self._text.sequence_lengths, **arrays)
@@ -153,23 +153,23 @@ class WholeDocuments:
         return None
 
     def fill(self, sink: Sink, threads: int) -> None:  # noqa: ARG002
-        packing.build(self._order, sink)
+        neox_documents.build(self._order, sink)
 
     def check(self, arrays: Arrays) -> None:
         """They are built again, which takes less than a second for ten million documents."""
         memory = Memory()
-        packing.build(self._order, memory)
+        neox_documents.build(self._order, memory)
         for name, expected in memory.arrays.items():
             if arrays[name].dtype != expected.dtype or not np.array_equal(arrays[name], expected):
                 raise FormatError(f"{name} is not what the documents and the seed give")
 
 
 @dataclass(kw_only=True, eq=False)
-class Request:
+class NeoxRequest:
     """One set of arrays: where GPT-NeoX keeps it, and what decides it."""
 
     files: ArrayFiles
-    source: Source
+    source: DocumentSource
     """How they are made."""
     settings: Mapping[str, Any]
     """What decides them besides the corpora."""

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from megaindex._types import I64
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.reports import NEOX
-from megaindex.kernels.types import I64
 from megaindex.loader.neox_dataset import Rows
 
 

@@ -12,21 +12,21 @@ from typing import Any, Literal
 
 import numpy as np
 
+from megaindex._types import F64, I64, DatasetIndex
 from megaindex.adapters.neox import batches
 from megaindex.adapters.neox.batches import BatchRows
 from megaindex.adapters.neox.datasets import is_plain_text
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.neox.samples import Texts
 from megaindex.adapters.reports import NEOX
+from megaindex.cache.cache import fetch
+from megaindex.cache.fingerprint import entry_key
 from megaindex.errors import InvalidArgument, OutOfRange, StorageError
-from megaindex.index.blended import BlendedIndex
-from megaindex.index.draws import exact_values, fill_blend
-from megaindex.index.orders.shuffled import Memory, Sink
-from megaindex.kernels.types import F64, I64, DatasetIndex
-from megaindex.loader.choice import plain_reader
-from megaindex.loader.tokens import TokenReader
-from megaindex.store.cache import fetch
-from megaindex.store.fingerprint import entry_key
+from megaindex.index.blended_index import BlendedIndex
+from megaindex.index.blending import exact_values, fill_blend
+from megaindex.index.orders.framework import Memory, Sink
+from megaindex.loader.reader_choice import plain_reader
+from megaindex.loader.token_readers import TokenReader
 
 logger = logging.getLogger("megaindex")
 

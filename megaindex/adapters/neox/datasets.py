@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 
+from megaindex._types import I64
 from megaindex.adapters.neox import batches, group
 from megaindex.adapters.neox.files import mapped
 from megaindex.adapters.neox.framework import framework
-from megaindex.adapters.neox.pairs import Pairs
-from megaindex.adapters.neox.samples import Samples, Texts, as_range
-from megaindex.adapters.reports import NEOX, Served
+from megaindex.adapters.neox.samples import NeoxSamples, Pairs, Texts, as_range
+from megaindex.adapters.reports import NEOX, ServedDataset
 from megaindex.errors import InvalidArgument, MissingFile
-from megaindex.kernels.types import I64
 
 logger = logging.getLogger("megaindex")
 
@@ -165,7 +164,7 @@ def init_pairwise(
     )
 
 
-def _start(self: Any, samples: Samples, build_index_mappings: bool) -> None:
+def _start(self: Any, samples: NeoxSamples, build_index_mappings: bool) -> None:
     """Fetch the arrays, and give the dataset the attributes that GPT-NeoX does: the arrays when
     they are first asked for."""
     self.megaindex = samples
@@ -178,7 +177,7 @@ def _report(made: Sequence[Any], seconds: float) -> None:
     """Record datasets, and print the lines of GPT-NeoX that logs are searched for."""
     lines, rows = [], []
     for dataset in made:
-        samples: Samples = dataset.megaindex
+        samples: NeoxSamples = dataset.megaindex
         fetched, num_samples = samples.fetch(), samples.num_samples
         num_epochs = fetched.sidecar.facts["num_epochs"]
         if fetched.was_built:
@@ -186,7 +185,7 @@ def _report(made: Sequence[Any], seconds: float) -> None:
         lines.append(f"    total number of samples: {num_samples + 1}")
         lines.append(f"    total number of epochs: {samples.epochs_as_neox_counts(num_epochs)}")
         rows.append(
-            Served(
+            ServedDataset(
                 framework=NEOX.framework,
                 kind=type(dataset).__name__,
                 name=f"{samples.name} of {samples.data_prefix}",
@@ -219,7 +218,7 @@ _incomplete: weakref.WeakSet[Any] = weakref.WeakSet()
 def get_attribute(self: Any, name: str) -> Any:
     """``__getattr__``, called for what is not there yet: arrays and lengths."""
     if self in _incomplete:
-        samples: Samples = self.megaindex
+        samples: NeoxSamples = self.megaindex
         if name in _LENGTHS:
             vars(self).update(
                 {which: samples.num_samples + more for which, more in _LENGTHS.items()}
@@ -286,7 +285,7 @@ def _check_policy(name: str) -> None:
 
 def length(self: Any) -> int:
     """``__len__``: GPT-NeoX leaves out the last sample, exact does not."""
-    samples: Samples | None = getattr(self, "megaindex", None)
+    samples: NeoxSamples | None = getattr(self, "megaindex", None)
     if samples is None:
         return max(0, int(min(self.shuffle_idx_len, self.sample_idx_len)))
     return samples.num_samples if samples.exact else max(0, samples.num_samples - 1)
@@ -324,7 +323,7 @@ def is_plain_text(dataset: Any) -> bool:
 
 
 def _read(self: Any, ids: Sequence[int]) -> list[Any]:
-    samples: Samples = self.megaindex
+    samples: NeoxSamples = self.megaindex
     wanted: I64 = np.asarray(ids, np.int64)
     if not samples.exact:
         wanted = _instead(self, wanted)

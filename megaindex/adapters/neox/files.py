@@ -17,13 +17,13 @@ import numpy as np
 
 from megaindex.adapters.neox import group
 from megaindex.adapters.neox.framework import framework
+from megaindex.arithmetic import INT32_MAX
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
+from megaindex.format.dataset import PairIdentity
 from megaindex.format.header import IndexHeader
 from megaindex.format.legacy import open_legacy
 from megaindex.format.pair import MappedPair
-from megaindex.format.reader import PairIdentity
-from megaindex.index.arithmetic import INT32_MAX
 
 
 class LegacyDataset(IndexedDataset):

@@ -20,12 +20,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+from megaindex.cache.fingerprint import corpus_stamp
+from megaindex.cache.framework_files.group import Fetched, fetch_together, uncollected
 from megaindex.format import IndexedDataset
-from megaindex.store.array_group import Fetched, fetch_together, uncollected
-from megaindex.store.fingerprint import corpus_stamp
 
 if TYPE_CHECKING:
-    from megaindex.adapters.neox.arrays import Request
+    from megaindex.adapters.neox.arrays import NeoxRequest
 
 logger = logging.getLogger("megaindex")
 
@@ -44,7 +44,7 @@ class GroupMember(Protocol):
     @property
     def is_fetched(self) -> bool: ...
 
-    def request(self, epoch: int = 0) -> Request: ...
+    def request(self, epoch: int = 0) -> NeoxRequest: ...
 
     def fetch(self, epoch: int = 0) -> Fetched: ...
 
@@ -52,7 +52,7 @@ class GroupMember(Protocol):
 
 
 @dataclass(kw_only=True)
-class Group:
+class DatasetGroup:
     """What was opened and asked for so far."""
 
     corpora: dict[str, Any] = field(default_factory=dict)
@@ -88,7 +88,9 @@ def _report_building(count: int, missing: int) -> None:
     logger.info("building the index arrays of %d of %d datasets", missing, count)
 
 
-_current: contextvars.ContextVar[Group | None] = contextvars.ContextVar("group", default=None)
+_current: contextvars.ContextVar[DatasetGroup | None] = contextvars.ContextVar(
+    "group", default=None
+)
 
 
 def shared(path: str, open_corpus: Callable[[], Any]) -> Any:
@@ -138,7 +140,7 @@ def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if _current.get() is not None:
             return function(*args, **kwargs)
-        group = Group()
+        group = DatasetGroup()
         token = _current.set(group)
         try:
             with uncollected():

@@ -14,7 +14,7 @@ from megaindex.adapters.neox.datasets import check_there
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.reports import NEOX
 from megaindex.errors import InvalidArgument
-from megaindex.index.weights import request_weights
+from megaindex.index.blending import request_weights
 
 logger = logging.getLogger("megaindex")
 

@@ -1,4 +1,4 @@
-"""What GPT-NeoX's datasets ask for, and the samples megaindex serves for it."""
+"""Samples of GPT-NeoX's datasets, pairs included."""
 
 from __future__ import annotations
 
@@ -9,40 +9,39 @@ from typing import Any
 
 import numpy as np
 
+from megaindex._types import I32, IntArray
 from megaindex.adapters.neox import group
 from megaindex.adapters.neox.arrays import (
     CutDocuments,
-    Request,
-    Source,
+    DocumentSource,
+    NeoxRequest,
     WholeDocuments,
     base_name,
     files_of,
 )
 from megaindex.adapters.policy import Policy
-from megaindex.build.packing import packing_order
+from megaindex.arithmetic import epochs_for
+from megaindex.builders.single import packing_order, pair_order
+from megaindex.cache.fingerprint import documents_setting
+from megaindex.cache.framework_files.group import Fetched
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.arithmetic import epochs_for
-from megaindex.index.arrays import ArrayIndex
-from megaindex.index.dialect import dialect
-from megaindex.index.on_demand import LaterIndex
+from megaindex.index.array_index import ArrayIndex
+from megaindex.index.blended_index import LazyIndex
+from megaindex.index.frameworks import count_tokens, framework_rules, select_documents
 from megaindex.index.order_settings import NeoxDocumentsOrder
-from megaindex.index.orders.packing import PackingIndex
-from megaindex.index.orders.shuffled import ShuffledOrder
-from megaindex.index.plain import check_integer, check_setting
+from megaindex.index.orders.framework import ShuffledOrder
+from megaindex.index.orders.neox_documents import PackingIndex
 from megaindex.index.request import check_one_sample, check_total
-from megaindex.index.selection import count_tokens, select_documents
 from megaindex.index.spans import Index
-from megaindex.kernels.types import I32, IntArray
 from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset
-from megaindex.store.array_group import Fetched
-from megaindex.store.fingerprint import documents_setting
+from megaindex.validation import check_integer, check_setting
 
 _EPOCHS_KEPT = 2  # of which samples are read at the same time
 
 
 @dataclass(kw_only=True)
-class Samples:
+class NeoxSamples:
     """The request of one dataset; `fetch` and `epoch` answer it."""
 
     name: str
@@ -58,7 +57,7 @@ class Samples:
     """How the final epoch is shuffled."""
     reshuffles: bool = False
     """Whether sample n of n is the first of a second epoch, in an order of its own."""
-    _requests: dict[int, Request] = field(default_factory=dict)
+    _requests: dict[int, NeoxRequest] = field(default_factory=dict)
     _fetched: dict[int, Fetched] = field(default_factory=dict)
     _epochs: dict[int, NeoxDataset | NeoxPairwiseDataset] = field(default_factory=dict)
 
@@ -100,7 +99,7 @@ class Samples:
                 f"pack_impl packed, got {self.pack_impl}; leave it out of install()"
             )
 
-    def request(self, epoch: int = 0) -> Request:
+    def request(self, epoch: int = 0) -> NeoxRequest:
         """What is asked for the arrays of an epoch."""
         if epoch not in self._requests:
             self.seq_length = check_setting("seq_length", self.seq_length)
@@ -142,7 +141,7 @@ class Samples:
         """Without what is opened again from the files."""
         return {**vars(self), "_requests": {}, "_epochs": {}}
 
-    def make_request(self, epoch: int) -> Request:
+    def make_request(self, epoch: int) -> NeoxRequest:
         """See `request`."""
         raise NotImplementedError
 
@@ -153,8 +152,13 @@ class Samples:
         raise NotImplementedError
 
     def request_of(
-        self, source: Source, epoch: int, mark: str, corpora: list[IndexedDataset], **settings: Any
-    ) -> Request:
+        self,
+        source: DocumentSource,
+        epoch: int,
+        mark: str,
+        corpora: list[IndexedDataset],
+        **settings: Any,
+    ) -> NeoxRequest:
         """The request for an epoch's arrays, under GPT-NeoX's name and ``mark``."""
         seed = self.epoch_seed(epoch)
         base = base_name(
@@ -167,7 +171,7 @@ class Samples:
             "seed": seed,
             **settings,
         }
-        return Request(
+        return NeoxRequest(
             files=files_of(base + mark),
             source=source,
             settings=decide,
@@ -180,7 +184,7 @@ class Samples:
 
 
 @dataclass(kw_only=True)
-class Texts(Samples):
+class Texts(NeoxSamples):
     """Of a GPT2Dataset."""
 
     documents: range | IntArray
@@ -194,7 +198,7 @@ class Texts(Samples):
         """Of all documents, those that take no part among them."""
         return count_tokens(self.text.sequence_lengths, self._chosen(as_neox_counts=False))
 
-    def make_request(self, epoch: int) -> Request:
+    def make_request(self, epoch: int) -> NeoxRequest:
         if self.requested is None and self.num_epochs is None:
             raise InvalidArgument(
                 f"{self.name}: neither samples nor epochs are asked for; give one of them"
@@ -219,10 +223,10 @@ class Texts(Samples):
             index, self.text, **{f"{name}_dataset": d for name, d in self.companions.items()}
         )
 
-    def later_index(self) -> LaterIndex:
+    def later_index(self) -> LazyIndex:
         """The index of the first epoch, its arrays mapped when a sample is located."""
         facts = self.fetch().sidecar.facts
-        return LaterIndex(
+        return LazyIndex(
             name=f"{self.data_prefix} ({self.name})",
             num_samples=self.num_samples,
             num_epochs=facts["num_epochs"],
@@ -236,7 +240,7 @@ class Texts(Samples):
     def _first_index(self) -> Index:
         return self.epoch(0).index
 
-    def _cut(self, epoch: int) -> Request:
+    def _cut(self, epoch: int) -> NeoxRequest:
         chosen = self._chosen(as_neox_counts=False)
         return self.request_of(
             CutDocuments(self.text, partial(self._cut_order, chosen, self.epoch_seed(epoch))),
@@ -268,7 +272,7 @@ class Texts(Samples):
         check_total(name, order.total_tokens)
         return order
 
-    def _whole(self, epoch: int) -> Request:
+    def _whole(self, epoch: int) -> NeoxRequest:
         labels = self.companions["label"]
         order = replace(self.whole_documents, label_dataset=labels)
         num_samples = order.check_num_samples(self.requested)
@@ -293,7 +297,7 @@ class Texts(Samples):
         if len(self.documents) and as_neox_counts:
             return range(len(self.documents))
         return select_documents(
-            len(self.text), self.text.path_prefix, dialect("neox"), documents=self.documents
+            len(self.text), self.text.path_prefix, framework_rules("neox"), documents=self.documents
         )
 
 
@@ -315,7 +319,7 @@ _COUNTING = np.arange(1 << 15, dtype=np.int32)
 
 
 def packing_index(
-    samples: Samples, arrays: Mapping[str, Any], facts: Mapping[str, Any], text: IndexedDataset
+    samples: NeoxSamples, arrays: Mapping[str, Any], facts: Mapping[str, Any], text: IndexedDataset
 ) -> PackingIndex:
     """The index that arrays of whole documents make, read with the lengths of ``text``."""
     return PackingIndex(
@@ -329,3 +333,55 @@ def packing_index(
         next_token=samples.whole_documents.next_token,
         **facts,
     )
+
+
+@dataclass(kw_only=True)
+class Pairs(NeoxSamples):
+    """Of a PairwiseDataset."""
+
+    sides: Mapping[str, list[IndexedDataset | None]]
+    """Text, labels and references of pos and neg."""
+
+    def tokens(self) -> int:
+        """Of the side pos."""
+        pos = self.sides["pos"][0]
+        assert pos is not None
+        return int(pos.sequence_lengths.sum(dtype=np.int64))
+
+    def make_request(self, epoch: int) -> NeoxRequest:
+        order = self.whole_documents
+        num_samples = order.check_num_samples(self.requested)
+        (pos, pos_labels, _), (neg, neg_labels, _) = self._sides()
+        make_order = partial(
+            pair_order, pos, neg, order, sequence_length=self.seq_length,
+            seed=self.seed, num_samples=num_samples,
+            pos_labels=pos_labels, neg_labels=neg_labels, exact=self.exact,
+        )  # fmt: skip
+        return self.request_of(
+            WholeDocuments([pos, neg], make_order),
+            epoch,
+            "_exact" if self.exact else "",
+            [corpus for corpus in (pos, neg, pos_labels, neg_labels) if corpus is not None],
+            allow_chopped=self.allow_chopped,
+            labels=pos_labels is not None,
+        )
+
+    def open(self, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> NeoxPairwiseDataset:
+        """The two sides."""
+        pos, neg = (
+            NeoxDataset(
+                packing_index(self, arrays, facts, text),
+                text,
+                label_dataset=labels,
+                ref_dataset=ref,
+            )
+            for text, labels, ref in self._sides()
+        )
+        return NeoxPairwiseDataset(pos, neg)
+
+    def _sides(self) -> list[tuple[IndexedDataset, IndexedDataset | None, IndexedDataset | None]]:
+        sides = []
+        for text, labels, ref in self.sides.values():
+            assert text is not None
+            sides.append((text, labels, ref))
+        return sides

@@ -1,4 +1,4 @@
-"""Order ``epoch``: each epoch a complete pass, in an order that is computed and never stored.
+"""Order ``epoch``: each epoch a complete pass, computed and never stored.
 
 Epoch e reads its documents in the order of one keyed bijection, cuts samples from their
 concatenation, and serves the samples in the order of another. Both keys come from (seed, e, source
@@ -8,24 +8,172 @@ for blocks of k complete epochs.
 
 from __future__ import annotations
 
+import logging
+import os
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal
+from typing import Literal, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from megaindex._types import I32, I64, IntArray
+from megaindex.arithmetic import (
+    INT32_MAX,
+    INT64_MAX,
+    ceil_div,
+    epochs_for,
+    samples_in,
+    shuffle_dtype,
+)
 from megaindex.errors import InvalidArgument, OutOfRange
-from megaindex.index.arithmetic import INT64_MAX, epochs_for, samples_in
-from megaindex.index.dialect import LeftOver
-from megaindex.index.orders.blocks import Block, BlockOrder
-from megaindex.index.orders.keys import order_key
-from megaindex.index.orders.materialise import EpochArrays, materialise
-from megaindex.index.orders.passes import PassTables
+from megaindex.index.frameworks import LeftOver
+from megaindex.index.orders.keyed import Block, BlockOrder, order_key
 from megaindex.index.spans import Spans, joined
-from megaindex.kernels import active
-from megaindex.kernels.sizes import ceil_div
-from megaindex.kernels.types import I32, I64
+from megaindex.kernels import active, num_threads
+
+logger = logging.getLogger("megaindex")
+
+_KEPT = 3  # the one before (samples may begin there), the current one, the next
+
+
+class PassTables:
+    """Tables of the last few passes asked for; ``make(block, num_threads)`` makes one.
+
+    Safe to share between threads. A forked process starts without tables: one that its parent was
+    making would never be done.
+    """
+
+    def __init__(self, make: Callable[[int, int], I64]) -> None:
+        self._make = make
+        self._reset()
+
+    def _reset(self) -> None:
+        self._lock = threading.Lock()
+        self._tables: OrderedDict[int, Future[I64]] = OrderedDict()
+        # What was asked for last, mostly asked for again: process, block and table.
+        self._latest: tuple[int, int, I64] | None = None
+        self._prepared: tuple[int, int] | None = None
+        self._process = os.getpid()  # last: who sees it finds the rest anew
+
+    def get(self, block: int) -> I64:
+        """The table of a block; waits for it if it is being made."""
+        process, latest = os.getpid(), self._latest
+        if latest is not None and latest[:2] == (process, block):
+            return latest[2]
+        entry, is_new = self._entry(block)
+        if is_new:
+            self._fill(block, entry, num_threads())
+        table = entry.result()
+        self._latest = process, block, table
+        return table
+
+    def prepare(self, block: int) -> None:
+        """Begin to make the table of a block in the background, unless it is there."""
+        if self._prepared == (os.getpid(), block):
+            return
+        table, is_new = self._entry(block)
+        self._prepared = os.getpid(), block
+        if is_new:
+            # No daemon: the interpreter must not end while a kernel is about to return to it.
+            name = f"megaindex-epoch-{block}"
+            try:
+                threading.Thread(target=self._fill, args=(block, table, 1), name=name).start()
+            except RuntimeError as error:  # no more threads: made when it is needed
+                logger.info("%s is not prepared ahead: %s", name, error)
+                with self._lock:
+                    self._tables.pop(block, None)
+
+    def _entry(self, block: int) -> tuple[Future[I64], bool]:
+        if self._process != os.getpid():
+            self._reset()
+        with self._lock:
+            is_new = block not in self._tables
+            if is_new:
+                self._tables[block] = Future()
+            self._tables.move_to_end(block)
+            table = self._tables[block]
+            while len(self._tables) > _KEPT:
+                self._tables.popitem(last=False)
+        return table, is_new
+
+    def _fill(self, block: int, table: Future[I64], threads: int) -> None:
+        try:
+            table.set_result(self._make(block, threads))
+        except BaseException as error:
+            with self._lock:
+                self._tables.pop(block, None)  # the next call tries again
+            table.set_exception(error)
+
+
+class EpochArrays(NamedTuple):
+    """One block as Megatron keeps an index: see `megaindex.index.array_index.ArrayIndex`."""
+
+    document_index: I32
+    """Sequence ids in the order of the pass; where tokens are carried, the documents that hold
+    them come first."""
+    sample_index: IntArray
+    """int32 or int64 [samples + 1, 2]: position in document_index, offset in the sequence."""
+    shuffle_index: IntArray
+    """uint32 or int64 [samples]."""
+
+
+class Pass(Protocol):
+    """What of an EpochIndex is needed."""
+
+    @property
+    def sequence_lengths(self) -> I32: ...
+    @property
+    def sequence_length(self) -> int: ...
+    @property
+    def add_extra_token(self) -> int: ...
+    def samples_before(self, block: int) -> int: ...
+    def carried(self, block: int) -> int: ...
+    def permuted_documents(self, block: int) -> I32: ...
+    def shuffled_samples(self, block: int) -> I64: ...
+
+
+def materialise(index: Pass, block: int) -> EpochArrays:
+    document_index, skipped = _documents(index, block)
+    # A document that is entered in its middle is cut as if it began there.
+    lengths = index.sequence_lengths[document_index]
+    lengths[0] -= skipped
+    num_samples = index.samples_before(block + 1) - index.samples_before(block)
+    wide = document_index.size > INT32_MAX
+    sample_index = np.empty((num_samples + 1, 2), np.int64 if wide else np.int32)
+    active().cut_samples(
+        lengths,
+        np.arange(document_index.size, dtype=np.int32),
+        index.sequence_length,
+        index.add_extra_token,
+        num_samples,
+        int(lengths.sum(dtype=np.int64)),
+        sample_index,
+        num_threads(),
+    )
+    sample_index[sample_index[:, 0] == 0, 1] += skipped
+    shuffle_index = index.shuffled_samples(block).astype(shuffle_dtype(num_samples))
+    return EpochArrays(document_index, sample_index, shuffle_index)
+
+
+def _documents(index: Pass, block: int) -> tuple[I32, int]:
+    """document_index of a block, and the tokens of its first document that come before it.
+
+    With 5 tokens carried and a block before that ends in documents of 7, 3 and 4 tokens, those of
+    3 and 4 come first, and 2 tokens of the former are skipped.
+    """
+    documents, carried = index.permuted_documents(block), index.carried(block)
+    if carried == 0:
+        return documents, 0
+    before = index.permuted_documents(block - 1)
+    tail = np.cumsum(index.sequence_lengths[before[::-1]], dtype=np.int64)
+    count = int(np.searchsorted(tail, carried)) + 1
+    return np.concatenate((before[-count:], documents)), int(tail[count - 1]) - carried
+
 
 STRIDE = 64  # documents between two entries of a pass's table: 8 bytes for 64 documents
 MOST_POSITIONS = 2**62  # of a bijection

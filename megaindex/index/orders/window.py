@@ -12,13 +12,12 @@ from typing import Any, Literal, Protocol
 
 import numpy as np
 
+from megaindex._types import I32, I64
+from megaindex.arithmetic import INT64_MAX, ceil_div, samples_in
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.index.arithmetic import INT64_MAX, samples_in
-from megaindex.index.orders.blocks import Block, BlockOrder
+from megaindex.index.orders.keyed import Block, BlockOrder
 from megaindex.index.spans import Spans
 from megaindex.kernels import active
-from megaindex.kernels.sizes import ceil_div
-from megaindex.kernels.types import I32, I64
 
 
 class Tokens(Protocol):

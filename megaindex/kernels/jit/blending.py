@@ -1,13 +1,19 @@
-"""Blending in Numba; see reference/blending.py for what it computes."""
+"""Blending kernels in Numba; see reference/blending.py for what they compute.
+
+Pool 0 holds all entries, each next one the entries of the one before that can be drawn in its next
+draws; the last one is the field that races. A pool is a row of `slope`, `count`, `parent`,
+`values`, of `floors` (floats) and of `sizes` (integers).
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numba
 import numpy as np
 
-from megaindex.kernels.jit.blending_window import MAX_LANES, load, make_pools, walk
-from megaindex.kernels.jit.divisor import divisor_counts, divisor_fill
-from megaindex.kernels.types import F64, I64, DatasetIndex
+from megaindex._types import F64, I64, DatasetIndex
+from megaindex.kernels.jit.bijection import divisor_counts, divisor_fill
 
 __all__ = [
     "blend_checkpoints",
@@ -118,3 +124,253 @@ def blend_checkpoints(weights: F64, size: int, stride: int) -> I64:
         rows[k] = rows[k - 1]
         blend_greedy(weights, (k - 1) * stride, k * stride, rows[k], None, None)
     return rows
+
+
+MAX_LANES = 64
+FIRST, LEVEL, RISE, LAST, SLOWEST, DEPTH = range(6)  # of floors
+SIZE, WIDTH, FITTING = range(3)  # of sizes
+_UNIT = float(np.finfo(np.float64).eps)
+
+
+def make_pools(weights: F64, limits: I64) -> tuple[Any, ...]:
+    """(member, start, slope, count, parent, values, floors, sizes) for `walk`.
+
+    Datasets that are alike, 8 or more, are one entry: member[start[e]:start[e + 1]]. Entries are in
+    the order of their first members.
+    """
+    alike = np.column_stack((weights.view(np.int64), limits))
+    _, first, inverse, number = np.unique(
+        alike, axis=0, return_index=True, return_inverse=True, return_counts=True
+    )
+    inverse = inverse.reshape(-1)
+    datasets = np.arange(len(weights))
+    leader = np.where(number[inverse] < 8, datasets, first[inverse])
+    member = np.lexsort((datasets, leader))
+    start = np.append(np.flatnonzero(leader[member] == member), len(weights))
+    entries = len(start) - 1
+    if entries <= MAX_LANES:
+        widths = []
+    elif entries <= 1500:
+        widths = [16 if entries <= 256 else 20]
+    else:
+        widths = [256 if entries <= 16384 else 512, 16]
+    pools = len(widths) + 1
+    slope = np.zeros((pools, entries))
+    slope[0] = weights[member[start[:-1]]]
+    floors = np.zeros((pools, 6))
+    floors[:, LEVEL] = -np.inf
+    floors[0, LAST] = np.inf
+    sizes = np.zeros((pools, 3), np.int64)
+    sizes[0, SIZE] = entries
+    sizes[1:, WIDTH] = sizes[1:, FITTING] = widths
+    parent = np.zeros((pools, entries), np.int64)
+    return member, start, slope, np.empty_like(slope), parent, np.empty_like(slope), floors, sizes
+
+
+@numba.njit(cache=True, nogil=True)
+def load(pools, limits, counts, turn):  # type: ignore[no-untyped-def]
+    """Takes over the counts as they stand; False if members do not stand as turns leave them."""
+    member, start, _, count, _, _, floors, sizes = pools
+    for e in range(sizes[0, SIZE]):
+        low = counts[member[start[e + 1] - 1]]
+        ahead = np.int64(1)
+        turn[e] = start[e]
+        for k in range(start[e], start[e + 1]):
+            lead = counts[member[k]] - low
+            if lead < 0 or lead > ahead:
+                return False
+            ahead = lead
+            turn[e] += lead
+        count[0, e] = np.inf if low >= limits[member[start[e]]] else np.float64(low)
+    floors[1:, LAST] = -1.0
+    return True
+
+
+@numba.njit(cache=True, nogil=True, inline="always")
+def _floor(floors, pool, d):  # type: ignore[no-untyped-def]
+    return floors[pool, LEVEL] + floors[pool, RISE] * (d - floors[pool, FIRST])
+
+
+@numba.njit(cache=True, nogil=True)
+def _reached(slots, level):  # type: ignore[no-untyped-def]
+    count = 0
+    for slot in slots:
+        count += slot >= level
+    return count
+
+
+@numba.njit(cache=True, nogil=True)
+def _level(slots, wanted, guess):  # type: ignore[no-untyped-def]
+    """A level that `wanted` of the slots reach, and not half as many more. `guess` comes first."""
+    most = wanted + wanted // 2
+    if wanted <= _reached(slots, guess) <= most:
+        return guess
+    low, high = np.inf, -np.inf
+    for slot in slots:
+        low = min(low, np.inf if slot == -np.inf else slot)
+        high = max(high, slot)
+    for _ in range(12):
+        middle = low + (high - low) / 2
+        count = _reached(slots, middle)
+        if wanted <= count <= most:
+            return middle
+        if count > wanted:
+            low = middle
+        else:
+            high = middle
+    return np.sort(slots)[max(len(slots) - wanted, 0)]
+
+
+@numba.njit(cache=True, nogil=True)
+def _lay_floor(floors, sizes, slots, pool, d):  # type: ignore[no-untyped-def]
+    wanted = sizes[pool, FITTING] + 1
+    best = slots.max()
+    before = _floor(floors, pool, d)
+    if not wanted <= _reached(slots, before) <= wanted + wanted // 2:
+        before -= 1.2 * floors[pool, DEPTH]
+    level = max(-1e300, _level(slots, wanted, before))
+    floors[pool, DEPTH] = (best - level) * wanted / (_reached(slots, level) + 1)
+    floors[pool, FIRST] = d
+    floors[pool, LEVEL] = level
+    floors[pool, RISE] = floors[pool, SLOWEST]
+    floors[pool, LAST] = min(d + (sizes[pool, FITTING] - 1), floors[pool - 1, LAST])
+
+
+@numba.njit(cache=True, nogil=True)
+def _pick(slope, count, parent, values, floors, sizes, pool, most):  # type: ignore[no-untyped-def]
+    """The entries of the wider pool that touch the floor; False if they are more than `most`."""
+    level, last = floors[pool, LEVEL], floors[pool, LAST]
+    span = last - floors[pool, FIRST]
+    slack = 8 * _UNIT * (abs(level) + floors[pool, RISE] * span)
+    reach0, least0 = 2 * _UNIT * last, level - slack
+    reach1, least1 = span + 2 * _UNIT * last, _floor(floors, pool, last) - slack
+    wide_slope, wide_count, wide_values = slope[pool - 1], count[pool - 1], values[pool - 1]
+    slowest = np.inf
+    found = 0
+    for i in range(sizes[pool - 1, SIZE]):
+        value, weight = wide_values[i], wide_slope[i]
+        if value + weight * reach1 >= least1 or value + weight * reach0 >= least0:
+            if found == most:
+                return False
+            slope[pool, found] = weight
+            count[pool, found] = wide_count[i]
+            parent[pool, found] = i
+            found += 1
+            if value >= level:
+                slowest = min(slowest, weight)
+    sizes[pool, SIZE] = found
+    floors[pool, SLOWEST] = slowest
+    return True
+
+
+@numba.njit(cache=True, nogil=True)
+def _narrow(slope, count, parent, values, floors, sizes, slots, pool, d, most):  # type: ignore[no-untyped-def]
+    size, num_slots = sizes[pool - 1, SIZE], 3 * sizes[pool, WIDTH]
+    slots = slots[:num_slots]
+    slots[:] = -np.inf
+    wide_slope, wide_count, wide_values = slope[pool - 1], count[pool - 1], values[pool - 1]
+    for begin in range(0, size, num_slots):
+        for i in range(begin, min(size, begin + num_slots)):
+            value = wide_slope[i] * d - wide_count[i]
+            wide_values[i] = value
+            slots[i - begin] = max(slots[i - begin], value)
+    sizes[pool, FITTING] = min(sizes[pool, WIDTH], sizes[pool, FITTING] + 1)
+    while sizes[pool, FITTING] > 0:
+        _lay_floor(floors, sizes, slots, pool, d)
+        if _pick(slope, count, parent, values, floors, sizes, pool, most):
+            return True
+        sizes[pool, FITTING] = sizes[pool, FITTING] * 3 // 4
+    return False
+
+
+@numba.njit(cache=True, nogil=True)
+def _choose_field(slope, count, parent, values, floors, sizes, slots, top, d):  # type: ignore[no-untyped-def]
+    """Makes sure the field holds whoever is drawn at d; the best was behind by `top` if it did not.
+
+    Returns how many entries were looked at, or -1 if too many are too close.
+    """
+    field = len(sizes) - 1
+    pool = 0
+    while pool < field and d <= floors[pool + 1, LAST] and top >= _floor(floors, pool + 1, d):
+        pool += 1
+    looked_at = 0
+    while pool < field:
+        pool += 1
+        most = MAX_LANES if pool == field else sizes[0, SIZE]
+        if not _narrow(slope, count, parent, values, floors, sizes, slots, pool, d, most):
+            return -1
+        looked_at += 3 * sizes[pool - 1, SIZE]
+    return looked_at
+
+
+@numba.njit(cache=True, nogil=True)
+def _draw(  # type: ignore[no-untyped-def]
+    member, start, slope, count, parent, floors, limits, turn, race, n, end, counts, origin, index,
+    samples,
+):  # fmt: skip
+    """Draws while the field holds whoever is drawn: where to go on, and what stopped it, or inf.
+
+    One function, because Numba counts references to arrays at every call.
+    """
+    field = len(slope) - 1
+    while n < end:
+        d = np.float64(max(n, 1))
+        if d > floors[field, LAST]:
+            return n, np.inf
+        # in two passes, because a branch on the best so far would be mispredicted
+        top = -np.inf
+        for lane in range(len(race)):
+            race[lane] = slope[field, lane] * d - count[field, lane]
+            top = max(top, race[lane])
+        if top < max(_floor(floors, field, d), _floor(floors, max(field - 1, 0), d)):
+            return n, top
+        best, leader = -1, 0
+        for lane in range(len(race)):
+            if race[lane] == top:
+                e = lane
+                for k in range(field, 0, -1):
+                    e = parent[k, e]
+                if best < 0 or member[turn[e]] < member[turn[leader]]:
+                    best, leader = lane, e
+        i = member[turn[leader]]
+        if len(index) > 0:
+            index[n - origin] = i
+        if len(samples) > 0:
+            samples[n - origin] = counts[i]
+        n += 1
+        counts[i] += 1
+        turn[leader] += 1
+        if turn[leader] == start[leader + 1]:
+            turn[leader] = start[leader]
+            now = np.inf if counts[i] >= limits[i] else np.float64(counts[i])
+            for k in range(field, -1, -1):
+                count[k, best] = now
+                best = parent[k, best]
+    return n, np.inf
+
+
+@numba.njit(cache=True, nogil=True)
+def walk(pools, limits, turn, n, end, counts, origin, index, samples):  # type: ignore[no-untyped-def]
+    """Draws from n on, and fills outputs that are not empty.
+
+    Returns `end`, or where windows stopped to pay.
+    """
+    member, start, slope, count, parent, values, floors, sizes = pools
+    slots = np.empty(3 * sizes[:, WIDTH].max())
+    race = np.empty(MAX_LANES)
+    mark, looked_at, top = n, 0, np.inf
+    while n < end:
+        d = np.float64(max(n, 1))
+        looked = _choose_field(slope, count, parent, values, floors, sizes, slots, top, d)
+        if looked < 0:
+            return n
+        looked_at += looked
+        n, top = _draw(
+            member, start, slope, count, parent, floors, limits, turn, race[: sizes[-1, SIZE]],
+            n, min(end, mark + 1024), counts, origin, index, samples,
+        )  # fmt: skip
+        if n - mark >= 1024:
+            if looked_at > (n - mark) * len(counts):
+                return n
+            mark, looked_at = n, 0
+    return n

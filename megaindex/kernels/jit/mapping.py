@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numba
 import numpy as np
 
+from megaindex._types import I32, I64, U64, IntArray
 from megaindex.kernels.reference.mapping import (
     LONGEST_SENTENCE,
     MT19937,
@@ -17,7 +18,6 @@ from megaindex.kernels.reference.mapping import (
     short_seq_ratio,
     shuffle_seed,
 )
-from megaindex.kernels.types import I32, I64, U64, IntArray
 
 _CHUNK = 1024
 

@@ -1,13 +1,13 @@
-"""sample_index in Numba; see reference/samples.py for what it computes."""
+"""sample_index and packed documents in Numba; see reference/samples.py."""
 
 from __future__ import annotations
 
 import numba
 import numpy as np
 
+from megaindex._types import I32, I64, U16, IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.kernels.reference.samples import _last_partial
-from megaindex.kernels.types import I32, U16, IntArray
 
 _NEGATIVE, _NO_LENGTH = -1, -2
 _LONG = 2**16 - 1
@@ -104,3 +104,25 @@ def cut_samples(
         raise InvalidArgument("the documents hold fewer tokens than num_epochs * tokens_per_epoch")
     if tokens < needed and num_samples > 0:
         out[num_samples] = _last_partial(lengths, document_index, extra)
+
+
+__all__ = ["pack_documents"]
+
+
+@numba.njit(cache=True, nogil=True)
+def _pack(lengths, capacity, tokens, begins):  # type: ignore[no-untyped-def]
+    samples = 0
+    for d in range(lengths.size):
+        if samples == begins.size:
+            break
+        length = np.int64(lengths[d])
+        opens = tokens == 0 or length > capacity - tokens
+        begins[samples] = d
+        samples += opens
+        tokens = length if opens else tokens + length
+    return samples, tokens
+
+
+def pack_documents(lengths: I32, capacity: int, tokens: int, begins: I64) -> tuple[int, int]:
+    samples, left = _pack(lengths, np.int64(capacity), np.int64(tokens), begins)
+    return int(samples), int(left)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numba
 import numpy as np
 
+from megaindex._types import I32, U32, U64, IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.kernels.reference.shuffle import STATE_WORDS, seed_state
-from megaindex.kernels.types import I32, U32, U64, IntArray
 
 __all__ = ["draw_positions", "seed_state", "shuffle", "shuffled_documents", "shuffled_range"]
 

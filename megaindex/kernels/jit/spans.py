@@ -1,12 +1,14 @@
-"""Samples of the three arrays in Numba; see reference/spans.py for what it computes."""
+"""Spans of samples in Numba; see reference/spans.py for what they compute."""
 
 from __future__ import annotations
 
 import numba
 import numpy as np
 
+from megaindex._types import I32, I64, U64, IndexArrays, IntArray
 from megaindex.errors import InvalidArgument
-from megaindex.kernels.types import I32, I64, IntArray
+from megaindex.kernels.jit.bijection import bijection_apply, bijection_range
+from megaindex.kernels.reference.spans import span_table
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -79,3 +81,189 @@ def array_spans(
     runs = np.empty((3, int(splits[-1])), np.int64)
     _fill(*arrays, runs)
     return runs[0], runs[1], runs[2], splits
+
+
+__all__ = ["blended_spans", "span_table"]
+
+
+def blended_spans(
+    table: list[IndexArrays], which: I64, samples: I64
+) -> tuple[I32, I64, I64, I64, I64]:
+    counts = np.zeros(which.size, np.int64)
+    parts = []
+    for source in np.unique(which).tolist():  # one call for all samples of a source
+        if not 0 <= source < len(table):
+            raise InvalidArgument(f"which: source {source} of {len(table)} sources")
+        places = np.flatnonzero(which == source)
+        shuffle, rows, documents, lengths, extra = table[source]
+        part = array_spans(shuffle, rows, documents, lengths, extra, samples[places])
+        counts[places] = np.diff(part[3])
+        parts.append((places, part))
+    splits = np.concatenate(([0], np.cumsum(counts)))
+    columns = np.empty((3, splits[-1]), np.int64)
+    for places, (*runs, part_splits) in parts:
+        shift = splits[places] - part_splits[:-1]
+        rows = np.arange(part_splits[-1]) + np.repeat(shift, counts[places])
+        for column, values in zip(columns, runs, strict=True):
+            column[rows] = values
+    source = np.repeat(which, counts).astype(np.int32)
+    return source, columns[0], columns[1], columns[2], splits
+
+
+_BATCH = 1 << 18  # positions, rounded down to whole strides
+
+
+@numba.njit(cache=True, nogil=True)
+def _sum_strides(documents, lengths, stride, out):  # type: ignore[no-untyped-def]
+    """out[j + 1] becomes out[0] plus the tokens of strides 0 ... j."""
+    total = out[0]
+    for k in range(documents.size):
+        total += lengths[documents[k]]
+        if (k + 1) % stride == 0:
+            out[(k + 1) // stride] = total
+    out[-1] = total
+
+
+def epoch_starts(
+    key: U64, lengths: I32, copies: int, stride: int, out: I64, num_threads: int = 1
+) -> None:
+    size = copies * lengths.size
+    strides = max(1, _BATCH // stride)
+    out[0] = 0
+    for row in range(0, out.size - 1, strides):
+        begin = row * stride
+        documents = np.empty(min(strides * stride, size - begin), np.int64)
+        bijection_range(key, size, begin, documents)
+        if copies > 1:
+            documents %= lengths.size
+        _sum_strides(documents, lengths, stride, out[row : row + strides + 1])
+
+
+@numba.njit(cache=True, nogil=True)
+def _find_epoch_spans(documents, first, stop, lengths, start, begins, ends, runs, splits):  # type: ignore[no-untyped-def]
+    """The runs of every request, as many as there is room for, and how many there are.
+
+    documents[first[k]:stop[k]] are those that request k may need.
+    """
+    found = 0
+    for k in range(begins.size):
+        at = start[k]
+        for p in range(first[k], stop[k]):
+            end = at + lengths[documents[p]]
+            low, high = max(at, begins[k]), min(end, ends[k])
+            if low < high:
+                if found < runs.shape[1]:
+                    runs[0, found] = documents[p]
+                    runs[1, found] = low - at
+                    runs[2, found] = high - low
+                found += 1
+            at = end
+            if at >= ends[k]:
+                break
+        splits[k + 1] = found
+    return found
+
+
+def _documents(key: U64, size: int, low: I64, high: I64) -> tuple[I64, I64]:
+    """Entries of the bijection at positions low[k] ... high[k] - 1, and where those of k begin.
+
+    Stretches side by side share their documents; scattered ones have their own.
+    """
+    begin, end = int(low.min(initial=size)), int(high.max(initial=0))
+    if end - begin <= (high - low).sum():
+        documents = np.empty(max(0, end - begin), np.int64)
+        bijection_range(key, size, begin, documents)
+        return documents, low - begin
+    first = np.cumsum(high - low) - (high - low)
+    positions = np.arange((high - low).sum()) + np.repeat(low - first, high - low)
+    return bijection_apply(key, size, positions), first
+
+
+def epoch_spans(
+    key: U64, lengths: I32, copies: int, stride: int, starts: I64, begins: I64, ends: I64
+) -> tuple[I64, I64, I64, I64]:
+    size = copies * lengths.size
+    row = np.searchsorted(starts, begins, side="right") - 1
+    last = np.searchsorted(starts, ends, side="left")  # a request ends before this stride
+    low, high = row * stride, np.minimum(last * stride, size)
+    documents, first = _documents(key, size, low, high)
+    documents %= lengths.size
+    given = (documents, first, first + (high - low), lengths, starts[row], begins, ends)
+    splits = np.zeros(begins.size + 1, np.int64)
+    runs = np.empty((3, 2 * begins.size + 16), np.int64)
+    found = int(_find_epoch_spans(*given, runs, splits))
+    if found > runs.shape[1]:
+        runs = np.empty((3, found), np.int64)
+        _find_epoch_spans(*given, runs, splits)
+    return runs[0, :found].copy(), runs[1, :found].copy(), runs[2, :found].copy(), splits
+
+
+@numba.njit(cache=True, nogil=True)
+def _sequence_at(pointers, first, stop, byte):  # type: ignore[no-untyped-def]
+    """The last sequence that begins at or before a byte, or the first."""
+    low, high = first, stop
+    while high - low > 1:
+        middle = (low + high) >> 1
+        if pointers[middle] <= byte:
+            low = middle
+        else:
+            high = middle
+    return low
+
+
+@numba.njit(cache=True, nogil=True)
+def _meets_next(pointers, lengths, size, stop, sequence):  # type: ignore[no-untyped-def]
+    """Whether a sequence ends where the next one begins, or is the last."""
+    end = pointers[sequence] + lengths[sequence] * size
+    return sequence + 1 == stop or pointers[sequence + 1] == end
+
+
+@numba.njit(cache=True, nogil=True)
+def _find_window_spans(pointers, lengths, size, first, stop, begins, ends, runs, splits):  # type: ignore[no-untyped-def]
+    """Fills splits, and runs where there is room for them; the first damaged sequence, or -1."""
+    found = 0
+    for k in range(begins.size):
+        at, end = begins[k] * size, ends[k] * size
+        sequence = _sequence_at(pointers, first, stop, at)
+        if sequence > first and not _meets_next(pointers, lengths, size, stop, sequence - 1):
+            return sequence - 1
+        while at < end:
+            low = pointers[sequence]
+            high = low + lengths[sequence] * size
+            to = min(high, end)
+            fits = low <= at and (at - low) % size == 0
+            if fits and at < to:
+                if found < runs.shape[1]:
+                    runs[0, found] = sequence
+                    runs[1, found] = (at - low) // size
+                    runs[2, found] = (to - at) // size
+                found += 1
+                at = to
+            if not _meets_next(pointers, lengths, size, stop, sequence):
+                return sequence
+            if at < end:
+                if not fits or sequence + 1 == stop:
+                    return sequence
+                sequence += 1
+        splits[k + 1] = found
+    return -1
+
+
+def window_spans(
+    pointers: I64, lengths: I32, item_size: int, first: int, stop: int, begins: I64, ends: I64
+) -> tuple[I64, I64, I64, I64]:
+    given = (pointers, lengths, item_size, first, stop, begins, ends)
+    splits = np.zeros(begins.size + 1, np.int64)
+    runs = np.empty((3, 2 * begins.size + 16), np.int64)
+    damaged = int(_find_window_spans(*given, runs, splits))
+    if damaged >= 0:
+        low = int(pointers[damaged])
+        raise InvalidArgument(
+            f"sequence {damaged} fills bytes {low} to {low + int(lengths[damaged]) * item_size} of "
+            "the .bin, and the next one does not begin there"
+        )
+    if splits[-1] > runs.shape[1]:
+        runs = np.empty((3, int(splits[-1])), np.int64)
+        _find_window_spans(*given, runs, splits)
+    found = int(splits[-1])
+    return runs[0, :found], runs[1, :found], runs[2, :found], splits

@@ -14,7 +14,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from megaindex.kernels.types import I64, U64, IntArray
+from megaindex._types import I64, U64, IntArray
 
 TABLE_BELOW = 4096
 ROUNDS = 8

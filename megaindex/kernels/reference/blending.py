@@ -12,8 +12,8 @@ from fractions import Fraction
 
 import numpy as np
 
+from megaindex._types import F64, I64, U64, DatasetIndex
 from megaindex.errors import InvalidArgument
-from megaindex.kernels.types import F64, I64, U64, DatasetIndex
 
 
 def blend_greedy(

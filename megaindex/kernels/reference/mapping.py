@@ -11,14 +11,14 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from megaindex.kernels.types import I32, I64, IntArray
+from megaindex._types import I32, I64, IntArray
 
 LONGEST_SENTENCE = 512  # a document with a longer sentence is left out
 
 Row: TypeAlias = tuple[int, ...]
 
 
-class Sample(NamedTuple):
+class SentenceSample(NamedTuple):
     """The sentences [start, end) of one document, cut at ``target`` tokens."""
 
     start: int
@@ -141,7 +141,7 @@ def build_blocks_mapping(
 
 def cut_documents(
     docs: I64, sizes: I32, rules: Rules, target_of: Callable[[int], int]
-) -> Iterator[Sample]:
+) -> Iterator[SentenceSample]:
     """The samples of one epoch, in the order of the corpus."""
     for document in range(len(docs) - 1):
         start, last = int(docs[document]), int(docs[document + 1])
@@ -150,7 +150,7 @@ def cut_documents(
         target = target_of(document)
         while start < last:
             end = cut(sizes, start, last, target, rules)
-            yield Sample(start, end, target, document)
+            yield SentenceSample(start, end, target, document)
             start = end
             target = target_of(document)  # after a document's last sample too, as the peer does
 

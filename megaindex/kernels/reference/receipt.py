@@ -1,8 +1,10 @@
-"""Receipts: what was served where, as a 128-bit sum that ranks and workers can add up."""
+"""Receipts as 128-bit sums, and the least-seen order of samples."""
 
 from __future__ import annotations
 
-from megaindex.kernels.types import I32, I64, U64
+import numpy as np
+
+from megaindex._types import I32, I64, U64
 
 WORD = 2**64 - 1
 
@@ -58,3 +60,34 @@ def _mixed(h: int, mix: tuple[int, ...]) -> int:
     h = (h ^ h >> mix[0]) * mix[1] & WORD
     h = (h ^ h >> mix[2]) * mix[3] & WORD
     return h ^ h >> mix[4]
+
+
+def least_seen(
+    begins: I64, ends: I64, row_splits: I64, widths: I64, counts: I64, num_samples: int
+) -> I64:
+    """``num_samples`` samples, each the one whose tokens have been served least often by then.
+
+    Tokens come as segments: run r covers segments ``begins[r]:ends[r]``, sample k has the runs
+    ``row_splits[k]:row_splits[k + 1]``. The score of a sample is the sum over its tokens of how
+    often they have been served; of equals the lower number comes first.
+
+    Args:
+        widths: int64[segments], tokens of each segment.
+        counts: int64[segments], how often its tokens have been served; goes on.
+
+    Returns:
+        int64[num_samples].
+    """
+    remaining = list(range(row_splits.size - 1))
+    covers = [
+        np.concatenate(
+            [np.arange(begins[r], ends[r]) for r in range(row_splits[k], row_splits[k + 1])]
+        )
+        for k in remaining
+    ]
+    order = np.empty(num_samples, np.int64)
+    for step in range(num_samples):
+        scores = [int((counts[covers[k]] * widths[covers[k]]).sum()) for k in remaining]
+        order[step] = remaining.pop(scores.index(min(scores)))
+        np.add.at(counts, covers[order[step]], 1)  # a sample may hold a document twice
+    return order

@@ -1,9 +1,29 @@
-"""sample_index: where every sample begins when documents are read one after another."""
+"""sample_index, packed documents, and the check of an .idx against its .bin."""
 
 from __future__ import annotations
 
+import numpy as np
+
+from megaindex._types import I32, I64, IntArray
 from megaindex.errors import InvalidArgument
-from megaindex.kernels.types import I32, IntArray
+
+
+def tokens_within(pointers: I64, lengths: I32, item_size: int, nbytes: int) -> int:
+    """The tokens of all sequences; -1 where one breaks a rule.
+
+    Each has a length that is not negative, lies within the first ``nbytes`` of the .bin, and begins
+    at a multiple of ``item_size``: 1, 2, 4 or 8 bytes. ``pointers`` are in bytes, ``lengths`` in
+    items. Of items of 2 bytes, pointers 0 6 and lengths 3 1 are 4 tokens within 8 bytes.
+    """
+    begins, sizes = pointers.astype(np.int64), lengths.astype(np.int64)
+    if begins.size == 0:
+        return 0
+    # a pointer beyond the .bin is caught before it is added to: the sum cannot wrap unseen
+    if sizes.min() < 0 or begins.min() < 0 or begins.max() > nbytes:
+        return -1
+    if (begins + sizes * item_size).max() > nbytes or (begins % item_size).any():
+        return -1
+    return int(sizes.sum())
 
 
 def cut_samples(
@@ -54,3 +74,32 @@ def _last_partial(lengths: I32, document_index: I32, extra: int) -> tuple[int, i
     while extra == 1 and d > 0 and lengths[document_index[d]] == 0:
         d -= 1
     return d, int(lengths[document_index[d]]) - extra
+
+
+def pack_documents(lengths: I32, capacity: int, tokens: int, begins: I64) -> tuple[int, int]:
+    """Where samples begin when documents are packed whole until the next would not fit.
+
+    With lengths 3 4 9 1 and a capacity of 8, documents 0 and 1 make a sample, document 2, too long
+    for any, begins one, and so does document 3: begins 0 2 3.
+
+    Args:
+        lengths: int32[n], tokens of the documents in reading order, none negative.
+        capacity: tokens that a sample of several documents may hold.
+        tokens: what the open sample holds already; 0 where there is none, and the next document
+            opens one.
+        begins: int64[m], filled from its start; packing stops when m samples have begun.
+
+    Returns:
+        How many samples began, and the tokens of the one that is still open.
+    """
+    samples = 0
+    for d, length in enumerate(lengths.tolist()):
+        if samples == begins.size:
+            break
+        if tokens == 0 or tokens + length > capacity:
+            begins[samples] = d
+            samples += 1
+            tokens = length
+        else:
+            tokens += length
+    return samples, tokens

@@ -6,8 +6,8 @@ from itertools import pairwise
 
 import numpy as np
 
+from megaindex._types import I32, U32, U64, IntArray
 from megaindex.errors import InvalidArgument
-from megaindex.kernels.types import I32, U32, U64, IntArray
 
 STATE_WORDS = 625  # MT19937's 624 words and the read position
 

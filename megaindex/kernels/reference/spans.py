@@ -1,11 +1,14 @@
-"""Where samples of Megatron's three arrays lie, as runs of tokens."""
+"""Spans of samples: in framework arrays, blends, computed epochs and windows."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
+from megaindex._types import I32, I64, U64, IndexArrays, IntArray
 from megaindex.errors import InvalidArgument
-from megaindex.kernels.types import I32, I64, IntArray
+from megaindex.kernels.reference.bijection import bijection_apply
 
 
 def array_spans(
@@ -65,3 +68,132 @@ def _sample(
             f"position {last} of document_index leaves its documents; build the index again"
         )
     return runs
+
+
+def span_table(indices: Sequence[IndexArrays]) -> list[IndexArrays]:
+    """What `blended_spans` looks in: the arguments of `array_spans` but the ids, of each source.
+
+    The table keeps the arrays alive; what else it is, is each backend's own matter.
+    """
+    return list(indices)
+
+
+def blended_spans(
+    table: list[IndexArrays], which: I64, samples: I64
+) -> tuple[I32, I64, I64, I64, I64]:
+    """Runs of ``samples[k]`` of source ``which[k]``, for every k.
+
+    Returns:
+        (source, document, offset, length, row_splits): as `array_spans`, and int32 sources.
+
+    Raises:
+        InvalidArgument: there is no such source or sample, or the arrays are damaged.
+    """
+    parts = []
+    for source, sample in zip(which.tolist(), samples, strict=True):
+        if not 0 <= source < len(table):
+            raise InvalidArgument(f"which: source {source} of {len(table)} sources")
+        shuffle, rows, documents, lengths, extra = table[source]
+        one = np.array([sample], np.int64)
+        parts.append(array_spans(shuffle, rows, documents, lengths, extra, one))
+    nothing = np.zeros(0, np.int64)
+    document, offset, length = (
+        np.concatenate([nothing, *(part[field] for part in parts)]) for field in range(3)
+    )
+    counts = [part[0].size for part in parts]
+    splits = np.concatenate(([0], np.cumsum(counts))).astype(np.int64)
+    return np.repeat(which, counts).astype(np.int32), document, offset, length, splits
+
+
+def epoch_starts(
+    key: U64, lengths: I32, copies: int, stride: int, out: I64, num_threads: int = 1
+) -> None:
+    """Fill ``out``, int64 [ceil(positions / stride) + 1]: tokens before every stride-th position.
+
+    The pass has ``copies * len(lengths)`` positions: position p holds document
+    ``bijection(p) % len(lengths)``. The last entry is the tokens of the pass. With lengths 3 0 4 2
+    in the order 2 0 3 1, a stride of 2 gives 0 7 9.
+    """
+    size = copies * lengths.size
+    position = np.arange(size)
+    document = bijection_apply(key, size, position) % lengths.size
+    out[0] = 0
+    for row, begin in enumerate(range(0, size, stride)):
+        out[row + 1] = out[row] + int(lengths[document[begin : begin + stride]].sum())
+
+
+def epoch_spans(
+    key: U64, lengths: I32, copies: int, stride: int, starts: I64, begins: I64, ends: I64
+) -> tuple[I64, I64, I64, I64]:
+    """Where tokens begins[k] ... ends[k] - 1 of the pass lie: (document, offset, length, splits).
+
+    All int64; the runs of request k are ``splits[k]:splits[k + 1]``, none is empty. ``starts`` is
+    what `epoch_starts` filled; each request holds at least one token.
+    """
+    size = copies * lengths.size
+    document = bijection_apply(key, size, np.arange(size)) % lengths.size
+    runs, splits = [], [0]
+    for begin, end in zip(begins.tolist(), ends.tolist(), strict=True):
+        row = int(np.searchsorted(starts, begin, side="right")) - 1
+        start, position = int(starts[row]), row * stride
+        while start < end:
+            stop = start + int(lengths[document[position]])
+            low, high = max(start, begin), min(stop, end)
+            if low < high:
+                runs.append((int(document[position]), low - start, high - low))
+            start, position = stop, position + 1
+        splits.append(len(runs))
+    columns = np.array(runs, np.int64).reshape(-1, 3).T
+    return columns[0].copy(), columns[1].copy(), columns[2].copy(), np.array(splits, np.int64)
+
+
+def window_spans(
+    pointers: I64, lengths: I32, item_size: int, first: int, stop: int, begins: I64, ends: I64
+) -> tuple[I64, I64, I64, I64]:
+    """Where tokens begins[k] ... ends[k] - 1 of the .bin lie: (sequence, offset, length, splits).
+
+    All int64; the runs of request k are ``splits[k]:splits[k + 1]``, none is empty. Sequences
+    ``first`` ... ``stop - 1`` have ``lengths`` items of ``item_size`` bytes and begin at byte
+    ``pointers``; each request holds at least one token, and 0 <= begin.
+
+    Raises:
+        InvalidArgument: a sequence of a request does not begin where the one before it ends, or
+            the next does not begin where it ends.
+    """
+    runs: list[tuple[int, int, int]] = []
+    splits = [0]
+    start = pointers[first:stop]
+
+    def refusal(sequence: int) -> InvalidArgument:
+        low = int(pointers[sequence])
+        return InvalidArgument(
+            f"sequence {sequence} fills bytes {low} to {low + int(lengths[sequence]) * item_size} "
+            "of the .bin, and the next one does not begin there"
+        )
+
+    def check_seam(sequence: int) -> None:
+        end = int(pointers[sequence]) + int(lengths[sequence]) * item_size
+        if sequence + 1 < stop and int(pointers[sequence + 1]) != end:
+            raise refusal(sequence)
+
+    for begin, end in zip((begins * item_size).tolist(), (ends * item_size).tolist(), strict=True):
+        sequence = first + max(0, int(np.searchsorted(start, begin, side="right")) - 1)
+        at = begin
+        if sequence > first:
+            check_seam(sequence - 1)
+        while at < end:
+            low = int(pointers[sequence])
+            high = low + int(lengths[sequence]) * item_size
+            fits = low <= at and (at - low) % item_size == 0
+            if fits and at < min(high, end):
+                run = (at - low) // item_size, (min(high, end) - at) // item_size
+                runs.append((sequence, *run))
+                at = min(high, end)
+            check_seam(sequence)
+            if at < end:
+                if not fits or sequence + 1 == stop:
+                    raise refusal(sequence)
+                sequence += 1
+        splits.append(len(runs))
+    columns = np.array(runs, np.int64).reshape(-1, 3).T
+    return columns[0].copy(), columns[1].copy(), columns[2].copy(), np.array(splits, np.int64)

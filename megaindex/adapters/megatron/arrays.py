@@ -1,0 +1,390 @@
+"""GPTDataset's three arrays, built under Megatron's own cache names."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from megaindex._types import I32
+from megaindex.adapters.megatron.batches import why_sample_by_sample
+from megaindex.adapters.megatron.core import core
+from megaindex.adapters.megatron.indexed_dataset import mapped
+from megaindex.adapters.reports import MEGATRON, find_or_build, on_rank_0
+from megaindex.arithmetic import epochs_for
+from megaindex.cache.fingerprint import (
+    array_checksum,
+    corpus_fingerprint,
+    corpus_stamp,
+    documents_setting,
+)
+from megaindex.cache.framework_files.array_files import (
+    SUFFIX,
+    ArrayFiles,
+    Arrays,
+    Identity,
+    Listing,
+    Sidecar,
+)
+from megaindex.cache.framework_files.sidecar import find_arrays, map_arrays
+from megaindex.cache.framework_files.writer import ArrayWriter
+from megaindex.errors import InvalidArgument
+from megaindex.index.array_index import check_arrays
+from megaindex.index.frameworks import FrameworkRules, count_tokens
+from megaindex.index.orders import framework
+from megaindex.index.orders.framework import ShuffledOrder
+from megaindex.index.request import check_total
+from megaindex.validation import check_setting
+
+
+class LowLevelCorpus:
+    """A low-level dataset as far as its indices depend on it, read only where that is needed.
+
+    Sizes and times of the two files stand for their content while they are those that a sidecar
+    has recorded; otherwise the lengths are read and hashed.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+        prefix = getattr(dataset, "path_prefix", None)
+        self.stamp = [] if prefix is None else corpus_stamp(prefix)
+        self._num_sequences: int | None = None
+        self._fingerprint: str | None = None
+        self._lengths: I32 | None = None
+
+    def learn(self, facts: Mapping[str, Any]) -> None:
+        """Take what a sidecar tells of files with this stamp."""
+        self._num_sequences = facts["sequences"]
+
+    def facts(self) -> dict[str, Any]:
+        return {"sequences": self.num_sequences}
+
+    @property
+    def num_sequences(self) -> int:
+        if self._num_sequences is None:
+            self._num_sequences = int(self.dataset.sequence_lengths.shape[0])
+        return self._num_sequences
+
+    @property
+    def lengths(self) -> I32:
+        """int32[sequences], every one of them checked."""
+        if self._lengths is None:
+            reader = mapped(self.dataset)
+            if reader is not None:
+                reader.validate()
+            self._lengths = self.dataset.sequence_lengths
+        return self._lengths
+
+    def fingerprint(self) -> str:
+        """32 hex digits; of the lengths alone where there are no local files."""
+        if self._fingerprint is None:
+            reader = mapped(self.dataset)
+            self._fingerprint = (
+                array_checksum(np.asarray(self.dataset.sequence_lengths))
+                if reader is None
+                else corpus_fingerprint(reader)
+            )
+        return self._fingerprint
+
+
+logger = logging.getLogger("megaindex")
+
+ARRAYS = ("document_index", "sample_index", "shuffle_index")
+KEYS = ("megaindex_separate_final_epoch", "megaindex_final_epoch_threshold")
+"""Attributes of a config that tell arrays of another final epoch from Megatron's own."""
+
+
+@dataclass(kw_only=True, slots=True)
+class DatasetRequest:
+    """One GPTDataset's arrays: what is asked for, of which corpus, and where they are kept."""
+
+    corpus: LowLevelCorpus
+    documents: range | I32 | tuple[float, float]
+    """Sequence ids of one epoch; or the bounds of the split, as shares of the corpus."""
+    num_samples: int | None
+    sequence_length: int
+    seed: int
+    extra: int
+    drop_last_partial: bool
+    row: FrameworkRules
+    """Megatron's order, with the final epoch as `install` was told."""
+    final_epoch: dict[str, Any]
+    """What of that is not Megatron's own."""
+    name: str
+    """Of the dataset, for messages."""
+    description: str
+    files: ArrayFiles | None
+
+    def find(self, listing: Listing | None = None) -> Sidecar | None:
+        assert self.files is not None
+        return find_arrays(self.files, self.identity, self.check, listing)
+
+    def build(self) -> Sidecar:
+        """Build the arrays and publish them."""
+        assert self.files is not None
+        with ArrayWriter(self.files) as writer:
+            self.fill(writer)
+            return writer.publish(self.identity, self.description)
+
+    def find_or_build(self) -> tuple[Sidecar, str]:
+        """Look the arrays up, or let one process build them; and whether they were ``opened`` or
+        ``built``."""
+        directory, name = os.path.split(str(self.files))
+        return find_or_build(directory, name, self.find, self.build)
+
+    def fill(self, sink: framework.Sink, threads: int | None = None) -> None:
+        """Build the arrays into ``sink``, with all threads or so many."""
+        order = self.order()
+        if len(order.documents) == 0:
+            _fill_without_documents(sink)
+        else:
+            framework.build(order, self.corpus.lengths, sink, threads)
+
+    def order(self) -> ShuffledOrder:
+        """The request with its epochs counted.
+
+        Raises:
+            InvalidArgument: samples are asked of documents without a token, or too many.
+        """
+        check_setting("add_extra_token", self.extra, "add_extra_token_to_sequence")
+        chosen = self._chosen()
+        tokens = count_tokens(self.corpus.lengths, chosen)
+        if tokens == 0 and self.num_samples:
+            raise InvalidArgument(
+                f"{self.name}: its documents hold no token, and {self.num_samples} samples are "
+                "asked of them; leave it out of this split, or give the split more of it"
+            )
+        order = ShuffledOrder(
+            dialect=self.row,
+            documents=chosen,
+            num_samples=self.num_samples or 0,
+            num_epochs=(
+                1
+                if self.num_samples is None or tokens == 0
+                else epochs_for(self.num_samples, tokens, self.sequence_length, self.extra)
+            ),
+            tokens_per_epoch=tokens,
+            sequence_length=self.sequence_length,
+            seed=self.seed,
+            add_extra_token=self.extra,
+            drop_last_partial=self.drop_last_partial,
+        )
+        check_total(self.name, order.total_tokens)
+        return order
+
+    def _chosen(self) -> range | I32:
+        if not isinstance(self.documents, tuple):
+            return self.documents
+        count = float(self.corpus.num_sequences)
+        begin, end = self.documents
+        return range(round(begin * count), round(end * count))
+
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "documents": documents_setting(self._chosen()),
+            "num_samples": self.num_samples,
+            "sequence_length": self.sequence_length,
+            "seed": self.seed,
+            "add_extra_token": self.extra,
+            "drop_last_partial": self.drop_last_partial,
+            **self.final_epoch,
+        }
+
+    @property
+    def corpus_nbytes(self) -> int:
+        """Bytes of the .idx."""
+        return sum(self.corpus.stamp[:1])
+
+    @property
+    def content(self) -> None:
+        """Not known: corpora are opened one by one."""
+        return None
+
+    @property
+    def identity(self) -> Identity:
+        """What the arrays depend on."""
+        return Identity(
+            settings=self._settings,
+            corpus=self.corpus.fingerprint,
+            stamp=self.corpus.stamp,
+            facts=self.corpus.facts,
+            learn=self.corpus.learn,
+        )
+
+    def check(self, arrays: Arrays) -> None:
+        """Raise FormatError if these, which Megatron wrote, are not the arrays."""
+        order = self.order()
+        if len(order.documents):
+            check_arrays(order, self.corpus.lengths, **arrays)
+
+
+def _fill_without_documents(sink: framework.Sink) -> None:
+    """One epoch of no documents: no sample."""
+    for name, shape, dtype in (
+        ("document_index", (0,), "int32"),
+        ("sample_index", (1, 2), "int32"),
+        ("shuffle_index", (0,), "uint32"),
+    ):
+        sink.allocate(name, shape, dtype)[...] = 0
+        sink.done(name)
+
+
+def request_of(self: Any, corpus: LowLevelCorpus) -> DatasetRequest:
+    """What a GPTDataset asks for.
+
+    Raises:
+        InvalidArgument: its files would not be told from those of Megatron's own policy.
+    """
+    if core().policy.final_epoch and KEYS[0] not in self.unique_identifiers:
+        raise InvalidArgument(
+            f"{type(self).__name__} names its files without the attributes that GPTDataset names "
+            f"them by, so separate_final_epoch {core().policy.row.separate_final_epoch} cannot be "
+            "told from Megatron's own; let its _key_config_attributes begin with those of its base"
+        )
+    documents = np.asarray(self.indices)
+    return DatasetRequest(
+        corpus=corpus,
+        documents=_as_range(documents),
+        num_samples=None if self.num_samples is None else int(self.num_samples),
+        name=str(self.dataset_path),
+        description=self.unique_description,
+        files=files_of(
+            cache_directory(self.config, getattr(self.dataset, "path_prefix", None), type(self)),
+            f"{self.unique_description_hash}-{type(self).__name__}-{self.index_split.name}",
+        ),
+        **settings_of(self.config, self.index_split),
+    )
+
+
+def settings_of(config: Any, split: Any) -> dict[str, Any]:
+    """The part of a request that is the same for all datasets of a split."""
+    return {
+        "sequence_length": check_setting("sequence_length", config.sequence_length),
+        "seed": check_setting("seed", config.random_seed, "random_seed"),
+        "extra": int(config.add_extra_token_to_sequence),
+        "drop_last_partial": (
+            split.name != "valid" or bool(config.drop_last_partial_validation_sequence)
+        ),
+        "row": core().policy.row,
+        "final_epoch": core().policy.final_epoch,
+    }
+
+
+def cache_directory(config: Any, path_prefix: str | None, cls: type) -> str | None:
+    """Where Megatron keeps the arrays of a dataset; None where it keeps them in memory."""
+    if config.path_to_cache is not None or config.mock or path_prefix is None:
+        return config.path_to_cache or None
+    return os.path.join(path_prefix, "cache", f"{cls.__name__}_indices")
+
+
+def files_of(directory: str | None, base: str) -> ArrayFiles | None:
+    """Megatron's names of the files of one dataset."""
+    if directory is None:
+        return None
+    path = f"{directory}/{base}"
+    return ArrayFiles(
+        arrays={
+            "document_index": f"{path}-document_index.npy",
+            "sample_index": f"{path}-sample_index.npy",
+            "shuffle_index": f"{path}-shuffle_index.npy",
+        },
+        sidecar=f"{path}{SUFFIX}",
+        marker=f"{path}-description.txt",
+    )
+
+
+def build_document_sample_shuffle_indices(self: Any) -> tuple[Any, ...]:
+    """``GPTDataset._build_document_sample_shuffle_indices``."""
+    if isinstance(self.indices, DatasetRequest):  # made by the builder, which fills the arrays in
+        return None, None, None
+    name = f"{self.dataset_path} ({self.index_split.name})"
+    reason = why_left(type(self), self.config)
+    if reason is not None:
+        MEGATRON.leave(type(self).__name__, name, reason)
+        original = core().originals["GPTDataset", "_build_document_sample_shuffle_indices"]
+        return tuple(original(self))
+    started = time.perf_counter()
+    request = request_of(self, LowLevelCorpus(self.dataset))
+    if request.files is None:
+        memory = framework.Memory()
+        request.fill(memory)
+        arrays, how = memory.arrays, "built"
+    else:
+        sidecar, how = request.find_or_build()
+        arrays = map_arrays(request.files, sidecar)
+    samples = int(arrays["shuffle_index"].size)
+    epochs = epochs_in(int(arrays["document_index"].size), len(self.indices))
+    MEGATRON.serve(
+        type(self).__name__,
+        name,
+        how,
+        samples=samples,
+        epochs=epochs,
+        seconds=time.perf_counter() - started,
+        cache=None if request.files is None else str(request.files),
+    )
+    log_as_megatron([(samples, epochs)])
+    reason = why_sample_by_sample(type(self), type(self.dataset), self.config)
+    if reason is not None:
+        MEGATRON.leave("reading", type(self).__name__, reason)
+    return tuple(arrays[name] for name in ARRAYS)
+
+
+def epochs_in(entries: int, documents: int) -> int:
+    """Epochs that a document_index of so many entries holds."""
+    return entries // documents if documents else 1
+
+
+def log_as_megatron(sizes: Iterable[tuple[int, int]]) -> None:
+    """Log samples and epochs of datasets in Megatron's own lines, which logs are searched for."""
+    theirs = core().gpt_dataset.logger
+    if theirs.isEnabledFor(logging.INFO) and on_rank_0():
+        lines = [
+            f"> total number of samples: {samples}\n> total number of epochs: {epochs}"
+            for samples, epochs in sizes
+        ]
+        theirs.info("%s", "\n".join(lines))
+
+
+def why_left(cls: type, config: Any) -> str | None:
+    """Why Megatron's own code builds the arrays of this class; None where megaindex does.
+
+    Raises:
+        InvalidArgument: the class cannot have the final epoch that `install` was told.
+    """
+    reason = why_unlooked(config)
+    if reason is not None:
+        return reason
+    for method in ("_get_num_epochs", "_get_num_tokens_per_epoch"):
+        if not core().is_plain(cls, "GPTDataset", method):
+            if core().policy.final_epoch:
+                raise InvalidArgument(
+                    f"{cls.__name__} has a {method} of its own, so its arrays are built by "
+                    "Megatron's code, which knows no separate_final_epoch; leave that setting out "
+                    "of install()"
+                )
+            return f"{cls.__name__} has a {method} of its own"
+    return None
+
+
+def why_unlooked(config: Any) -> str | None:
+    """Why Megatron's own code reads the caches, without looking, as it is asked to; None where it
+    does not."""
+    for name in ("fast_cache_load", "defer_npy_index_mmap"):
+        if getattr(config, name, False):
+            return f"{name} has Megatron map the cache unchecked"
+    return None
+
+
+def _as_range(documents: I32) -> range | I32:
+    if documents.size == 0:
+        return range(0)
+    first = int(documents[0])
+    if np.array_equal(documents, np.arange(first, first + documents.size)):
+        return range(first, first + documents.size)
+    return np.ascontiguousarray(documents, np.int32)

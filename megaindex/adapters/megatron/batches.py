@@ -1,0 +1,194 @@
+"""Whole batches at once for PyTorch's DataLoader: ``__getitems__`` of GPTDataset and blends.
+
+Datasets whose class overrides how a sample is read, or whose tokens do not lie in mapped local
+files, are read sample by sample through their own ``__getitem__``.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import numpy.typing as npt
+import torch
+
+from megaindex.adapters.megatron.core import core
+from megaindex.adapters.megatron.indexed_dataset import mapped
+from megaindex.errors import InvalidArgument
+from megaindex.index.array_index import ArrayIndex
+from megaindex.index.blended_index import BlendedIndex
+from megaindex.index.spans import Index
+from megaindex.loader.batch import SampleOptions
+from megaindex.loader.torch_dataset import GPTDataset
+
+
+def get_item(self: Any, idx: int | None) -> Any:
+    """``GPTDataset.__getitem__``, with a loss mask of its own for every sample.
+
+    Megatron keeps the mask of the first sample for all others after having cleared it where that
+    sample is padded, and the releases up to 0.15 clear it for every sample that is padded.
+    """
+    text = self._query_document_sample_shuffle_indices(idx)[0] if _is_bare(self, idx) else None
+    if text is not None and not (text == self._pad_token_id).any():
+        return _bare_sample(self, text)
+    sample = core().originals["GPTDataset", "__getitem__"](self, idx)
+    if self.masks_and_position_ids_are_cached:
+        self.cached_loss_mask = self.cached_loss_mask.new_ones(self.cached_loss_mask.shape)
+    return sample
+
+
+def _is_bare(self: Any, idx: int | None) -> bool:
+    """Whether the fields of a sample are its tokens, and what is the same for all samples."""
+    config = self.config
+    return (
+        idx is not None
+        and self.masks_and_position_ids_are_cacheable
+        and config.add_extra_token_to_sequence
+        and not config.create_attention_mask
+        and not getattr(config, "inter_document_masking", False)
+    )
+
+
+def _bare_sample(self: Any, text: npt.NDArray[Any]) -> dict[str, torch.Tensor]:
+    """What Megatron's code makes of tokens without padding, which it looks for three times."""
+    tokens = torch.from_numpy(text).long()
+    if not self.masks_and_position_ids_are_cached:
+        size = tokens.numel() - 1
+        self.cached_attention_mask = None
+        self.cached_loss_mask = torch.ones(size, dtype=torch.float)
+        self.cached_position_ids = torch.arange(size, dtype=torch.long)
+        self.masks_and_position_ids_are_cached = True
+    return {
+        "tokens": tokens[:-1],
+        "labels": tokens[1:],
+        "loss_mask": torch.ones_like(self.cached_loss_mask),
+        "position_ids": self.cached_position_ids,
+    }
+
+
+def get_items(self: Any, ids: Sequence[Any]) -> list[Any]:
+    """``GPTDataset.__getitems__``."""
+    reader = _reader_of(self, [self])
+    if reader is None or not _are_places(ids, len(self)):
+        return [self[i] for i in ids]
+    return reader.read(ids)
+
+
+def get_items_of_blend(self: Any, ids: Sequence[Any]) -> list[Any]:
+    """``BlendedDataset.__getitems__``.
+
+    Reading from all sources at once needs all of them open, which is a wait before the first batch
+    and memory that few samples are worth: until about every source was read, each is by itself.
+    """
+    is_plain = core().is_plain(type(self), "BlendedDataset", "__getitem__")
+    if not is_plain or not _are_places(ids, len(self)):
+        return [self[i] for i in ids]
+    _read_before[self] = _read_before.get(self, 0) + len(ids)
+    if _read_before[self] <= _EACH_BY_ITSELF * len(self.datasets):
+        return [self[i] for i in ids]
+    reader = _reader_of(self, self.datasets)
+    if reader is None:
+        return [self[i] for i in ids]
+    return reader.read(ids)
+
+
+_EACH_BY_ITSELF = 2  # samples for each source: 86 % of equally weighted ones were read by then
+_read_before: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+
+
+def _are_places(ids: Sequence[Any], length: int) -> bool:
+    """Padding (None) and places counted from the end are left to ``__getitem__``."""
+    return all(i is not None and 0 <= i < length for i in ids)
+
+
+_readers: weakref.WeakKeyDictionary[Any, _Reader | None] = weakref.WeakKeyDictionary()
+
+
+def _reader_of(self: Any, datasets: Sequence[Any]) -> _Reader | None:
+    if self not in _readers:
+        _readers[self] = _Reader(self, datasets) if _all_alike(datasets) else None
+    return _readers[self]
+
+
+_READ_A_SAMPLE = ("__getitem__", "_query_document_sample_shuffle_indices")
+
+
+def why_sample_by_sample(cls: type, low_level: type, config: Any) -> str | None:
+    """Why samples are read one by one, through the dataset's own ``__getitem__``; None where
+    batches are read at once."""
+    if not config.mmap_bin_files:
+        return "mmap_bin_files is off"
+    # Megatron-LM main counts empty documents in cu_seqlens, which our fields leave out
+    if getattr(config, "inter_document_masking", False):
+        return "inter_document_masking is on"
+    for base, owner, methods in (
+        ("GPTDataset", cls, _READ_A_SAMPLE),
+        ("IndexedDataset", low_level, ("__getitem__", "get")),
+    ):
+        for method in methods:
+            if not core().is_plain(owner, base, method):
+                return f"{owner.__name__} has a {method} of its own"
+    return None
+
+
+def _all_alike(datasets: Sequence[Any]) -> bool:
+    config = datasets[0].config
+    return all(
+        isinstance(dataset, core().gpt_dataset.GPTDataset)
+        and why_sample_by_sample(type(dataset), type(dataset.dataset), config) is None
+        and dataset.config is config
+        and dataset._pad_token_id == datasets[0]._pad_token_id
+        and dataset.shuffle_index is not None
+        and mapped(dataset.dataset) is not None
+        for dataset in datasets
+    )
+
+
+class _Reader:
+    """Reads samples of alike GPTDatasets with all fields of Megatron's."""
+
+    def __init__(self, top: Any, datasets: Sequence[Any]) -> None:
+        config = datasets[0].config
+        with_mask = bool(config.create_attention_mask)
+        options = SampleOptions(
+            eod_id=config.tokenizer.eod,
+            pad_id=datasets[0]._pad_token_id,
+            eod_mask_loss=bool(config.eod_mask_loss),
+            reset_position_ids=bool(config.reset_position_ids),
+            reset_attention_mask=bool(config.reset_attention_mask) and with_mask,
+            create_attention_mask=with_mask,
+            dataset_id=top is not datasets[0],
+        )
+        indices = [_index_of(dataset) for dataset in datasets]
+        index: Index = indices[0]
+        if top is not datasets[0]:
+            index = BlendedIndex(
+                indices=tuple(indices),
+                dataset_index=top.dataset_index,
+                dataset_sample_index=top.dataset_sample_index,
+            )
+        readers = [mapped(dataset.dataset) for dataset in datasets]
+        self._dataset = GPTDataset(index, [r for r in readers if r is not None], options=options)
+
+    def read(self, ids: Sequence[Any]) -> list[Any]:
+        return self._dataset.__getitems__(ids) if len(ids) else []
+
+
+def _index_of(dataset: Any) -> ArrayIndex:
+    reader = mapped(dataset.dataset)
+    if reader is None:
+        raise InvalidArgument("only datasets of mapped files have an index")
+    length = dataset.config.sequence_length
+    return ArrayIndex(
+        order="megatron",
+        document_index=dataset.document_index,
+        sample_index=dataset.sample_index,
+        shuffle_index=dataset.shuffle_index,
+        sequence_lengths=reader.sequence_lengths,
+        sequence_length=length,
+        # as one epoch: reading asks for neither, and counting reads the lengths of all documents
+        num_epochs=1,
+        tokens_per_epoch=dataset.shuffle_index.size * length,
+        add_extra_token=int(dataset.config.add_extra_token_to_sequence),
+    )

@@ -1,0 +1,327 @@
+"""BlendedDataset's two arrays and the draws of its sources.
+
+The draws follow from weights and size, which are known before any source is read, and those of 500
+sources take about as long as their arrays.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+import os
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from megaindex._types import I16, I64, IntArray
+from megaindex.adapters.megatron.arrays import why_unlooked
+from megaindex.adapters.megatron.core import SIZES, core
+from megaindex.adapters.megatron.lazy_datasets import Identifiers
+from megaindex.adapters.reports import MEGATRON, find_or_build
+from megaindex.cache.framework_files.array_files import (
+    SUFFIX,
+    ArrayFiles,
+    Arrays,
+    Identity,
+    Sidecar,
+)
+from megaindex.cache.framework_files.sidecar import find_arrays, map_arrays
+from megaindex.cache.framework_files.writer import ArrayWriter
+from megaindex.errors import FormatError
+from megaindex.helpers import build_blending_indices, build_exhaustive_blending_indices
+
+Drawn = tuple[Arrays, list[int]]
+"""The arrays of a blend, and how many draws there are of each source."""
+DRAWN = ("dataset_index", "dataset_sample_index")
+_COMPARED = 1_000_000  # draws of found arrays that are compared with our own
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlendDraw:
+    """What is drawn from how many sources."""
+
+    weights: list[Any]
+    """Normalised weights, or, without a size, the samples of each source."""
+    size: int | None
+
+    @property
+    def num_samples(self) -> int:
+        return int(sum(self.weights)) if self.size is None else int(self.size)
+
+    def first(self, count: int) -> tuple[I16, I64]:
+        """The first ``count`` draws, int16 and int64."""
+        dataset_index: I16 = np.zeros(count, np.int16)
+        dataset_sample_index: I64 = np.zeros(count, np.int64)
+        build_blending_indices(
+            dataset_index, dataset_sample_index, self.weights, len(self.weights), count
+        )
+        return dataset_index, dataset_sample_index
+
+    def arrays_and_counts(self) -> Drawn:
+        """All draws, and how many there are of each source."""
+        if self.size is not None:
+            drawn = self.first(self.num_samples)
+        else:
+            drawn = np.zeros(self.num_samples, np.int16), np.zeros(self.num_samples, np.int64)
+            sizes = [int(size) for size in self.weights]
+            build_exhaustive_blending_indices(*drawn, sizes, len(sizes))
+        arrays: Arrays = dict(zip(DRAWN, drawn, strict=True))
+        return arrays, self.counts(drawn[0])
+
+    def counts(self, dataset_index: IntArray) -> list[int]:
+        counted: list[int] = np.bincount(dataset_index, minlength=len(self.weights)).tolist()
+        return counted
+
+    def check(self, arrays: Arrays) -> None:
+        """Whether arrays that Megatron wrote are this draw.
+
+        Raises:
+            FormatError: they are not.
+        """
+        which, sample = (arrays[name] for name in DRAWN)
+        shape = (self.num_samples,)
+        if which.dtype != np.int16 or sample.dtype != np.int64 or not which.shape == sample.shape:
+            raise FormatError(f"must be int16 and int64, are {which.dtype} and {sample.dtype}")
+        if which.shape != shape:
+            raise FormatError(f"must have shape {shape}, have {which.shape}")
+        if shape[0] and not 0 <= which.min() <= which.max() < len(self.weights):
+            raise FormatError(f"must draw from {len(self.weights)} sources")
+        if self.size is None:
+            matches = self.counts(which) == [int(size) for size in self.weights]
+        else:
+            count = min(self.num_samples, _COMPARED)
+            ours = self.first(count)
+            matches = np.array_equal(ours[0], which[:count]) and np.array_equal(
+                ours[1], sample[:count]
+            )
+        if not matches:
+            raise FormatError("are not the draws of these weights and this size")
+
+
+def expected_draws(
+    config: Any, sizes: Sequence[Any], split: Sequence[Any]
+) -> list[BlendDraw | None]:
+    """What the blend of each split will ask for, as Megatron's builder works it out; None where
+    there is no blend, or its weights are the sizes of its sources."""
+    return [
+        None if share is None or size is None else _expected(config, number, size)
+        for number, (size, share) in enumerate(zip(sizes, split, strict=True))
+    ]
+
+
+def _expected(config: Any, number: int, size: int) -> BlendDraw | None:
+    blend = config.blend or config.blend_per_split[number]
+    if blend is None or blend[1] is None:
+        return None
+    weights = _normalized(blend[1])
+    exact = core().policy.variance_buffer == "exact"
+    total = size if exact else sum(math.ceil(size * weight) for weight in weights)
+    return BlendDraw(
+        weights=_normalized(weights), size=total
+    )  # once by the builder, once by the blend
+
+
+def sizes_per_dataset(
+    normalized_weights: Sequence[float], target_size_per_split: Sequence[int], **surplus: float
+) -> list[list[int]]:
+    """``_get_size_per_split_per_dataset`` under a variance buffer: for each dataset what each split
+    asks of it, with a surplus where Megatron asks for its own.
+
+    Exactly, a blend is as long as was asked, and its length is the sum of what is drawn.
+    """
+    policy = core().policy
+    asks_for_surplus = surplus or policy.variance_buffer == "exact"
+    if not asks_for_surplus or None in target_size_per_split:  # which Megatron refuses
+        original = core().originals["", SIZES]
+        return cast("list[list[int]]", original(normalized_weights, target_size_per_split))
+    twice = np.array(_normalized(normalized_weights))
+    columns = [
+        policy.requests(size, list(normalized_weights), twice) for size in target_size_per_split
+    ]
+    return [list(sizes) for sizes in zip(*columns, strict=True)]
+
+
+def _normalized(weights: Sequence[float]) -> list[float]:
+    values = np.array(weights, np.float64)
+    normalized: list[float] = (values / values.sum()).tolist()
+    return normalized
+
+
+class Ahead:
+    """Draws in a thread of its own, from `start` on."""
+
+    def __init__(self, draws: Sequence[BlendDraw | None]) -> None:
+        self._draws = draws
+        self._begun: list[tuple[BlendDraw, Future[Drawn]]] = []
+
+    def start(self) -> None:
+        """Begin to draw, unless that was done."""
+        if self._begun:
+            return
+        draws = [draw for draw in self._draws if draw is not None]
+        pool = ThreadPoolExecutor(1, "megaindex-draw")
+        self._begun = [(draw, pool.submit(draw.arrays_and_counts)) for draw in draws]
+        pool.shutdown(wait=False)
+
+    def leave_for(self, columns: Sequence[Sequence[Any]]) -> None:
+        """Let the blends of these datasets, a column for each split, have the draws."""
+        for column in columns:
+            if self._begun and column and column[0] is not None:
+                _left[column[0]] = self._begun
+
+
+_left: weakref.WeakKeyDictionary[Any, list[tuple[BlendDraw, Future[Drawn]]]] = (
+    weakref.WeakKeyDictionary()
+)
+"""What was begun for the blend that has this dataset first."""
+
+
+def maker_of(draw: BlendDraw, datasets: Sequence[Any]) -> Callable[[], Drawn]:
+    """What makes the draws from ``datasets``, or waits for those that were begun ahead."""
+    for begun, made in _left.pop(datasets[0], []):
+        if begun == draw:
+            return made.result
+    return draw.arrays_and_counts
+
+
+logger = logging.getLogger("megaindex")
+
+
+def build_indices(self: Any) -> tuple[Any, Any]:
+    """``BlendedDataset._build_indices``; sources that are drawn beyond their end are extended.
+
+    Megatron builds each source with a surplus of 0.5 % and raises IndexError where the blend draws
+    more. Such a source is asked for as many samples as are drawn of it, which can take one more
+    epoch of it; nothing else changes. The arrays then get names of their own, so that a run without
+    megaindex stops at its start, as it always did, and not in the middle.
+    """
+    kind, name = type(self).__name__, f"{self.split.name} of {len(self.datasets)} datasets"
+    reason = why_unlooked(self.config)
+    if reason is not None:
+        MEGATRON.leave(kind, name, reason)
+        dataset_index, dataset_sample_index = core().originals["BlendedDataset", "_build_indices"](
+            self
+        )
+        return dataset_index, dataset_sample_index
+    started = time.perf_counter()
+    draw = BlendDraw(weights=list(self.weights), size=self.size)
+    make = maker_of(draw, self.datasets)
+    if self.config.path_to_cache:
+        (arrays, counts), how, cache = _cached(self, draw, make)
+    else:
+        (arrays, counts), how, cache = make(), "built", None
+    _extend_overdrawn(self, counts)
+    seconds = time.perf_counter() - started
+    MEGATRON.serve(kind, name, how, samples=draw.num_samples, seconds=seconds, cache=cache)
+    for method in ("__getitem__", "__getitems__"):
+        if not core().is_plain(type(self), "BlendedDataset", method):
+            MEGATRON.leave("reading", kind, f"it has a {method} of its own")
+    return arrays["dataset_index"], arrays["dataset_sample_index"]
+
+
+def _cached(self: Any, draw: BlendDraw, make: Callable[[], Drawn]) -> tuple[Drawn, str, str]:
+    """The draws, whether they were opened or built, and what their files' names begin with."""
+    directory = self.config.path_to_cache
+    base = f"{self.unique_description_hash}-{type(self).__name__}-{self.split.name}"
+    files = _files(os.path.join(directory, base))
+    beyond = _files(os.path.join(directory, f"{base}-overdrawn"), with_marker=False)
+
+    def find() -> Drawn | None:
+        return _find(files, draw) or _find(beyond, draw)
+
+    def build() -> Drawn:
+        arrays, counts = make()
+        fits = all(n <= len(dataset) for n, dataset in zip(counts, self.datasets, strict=True))
+        with ArrayWriter(files if fits else beyond) as writer:
+            for name, array in arrays.items():
+                writer.allocate(name, array.shape, array.dtype.name)[...] = array
+                writer.done(name)
+            writer.publish(_identity(draw, {"drawn": counts}), self.unique_description)
+        return arrays, counts
+
+    return *find_or_build(directory, base, find, build), str(files)
+
+
+def _find(files: ArrayFiles, draw: BlendDraw) -> Drawn | None:
+    known: dict[str, Any] = {}
+
+    def check(arrays: Arrays) -> None:
+        draw.check(arrays)
+        known["drawn"] = draw.counts(arrays["dataset_index"])
+
+    sidecar = find_arrays(files, _identity(draw, known), check)
+    if sidecar is None:
+        return None
+    return map_arrays(files, sidecar), _counts_in(sidecar, files, draw)
+
+
+def _identity(draw: BlendDraw, facts: Mapping[str, Any]) -> Identity:
+    """Of draws, which depend on no corpus."""
+    weights = [float(weight) for weight in draw.weights]
+    return Identity(
+        settings=lambda: {"weights": weights, "size": draw.size},
+        corpus=str,
+        facts=lambda: facts,
+    )
+
+
+def _counts_in(sidecar: Sidecar, files: ArrayFiles, draw: BlendDraw) -> list[int]:
+    drawn: list[int] | None = sidecar.facts.get("drawn")
+    return draw.counts(map_arrays(files, sidecar)["dataset_index"]) if drawn is None else drawn
+
+
+def _files(path: str, *, with_marker: bool = True) -> ArrayFiles:
+    return ArrayFiles(
+        arrays={name: f"{path}-{name}.npy" for name in DRAWN},
+        sidecar=f"{path}{SUFFIX}",
+        marker=f"{path}-description.txt" if with_marker else None,
+    )
+
+
+def _extend_overdrawn(self: Any, counts: list[int]) -> None:
+    datasets = list(self.datasets)
+    for number, (dataset, drawn) in enumerate(zip(datasets, counts, strict=True)):
+        if drawn <= len(dataset):
+            continue
+        logger.warning(
+            "%s: the %s blend draws %d samples of it and %d were built; building more, where "
+            "Megatron would ask for a larger mid_level_dataset_surplus",
+            getattr(dataset, "dataset_path", number), self.split.name, drawn, len(dataset),
+        )  # fmt: skip
+        datasets[number] = type(dataset)(
+            dataset.dataset, dataset.dataset_path, dataset.indices, drawn, dataset.index_split,
+            dataset.config,
+        )  # fmt: skip
+    self.datasets = datasets
+
+
+class Json:
+    """Stands in for the module ``json`` where a blend is named.
+
+    The description of a blend holds those of its datasets, each of which was written already:
+    they are moved in by eight spaces instead of being written again.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._module, name)
+
+    @staticmethod
+    def dumps(value: Any, *, indent: int, default: Callable[[Any], Any]) -> str:
+        """``json.dumps`` of a blend's identifiers."""
+        datasets = value.get("datasets", ())
+        if not datasets or not all(isinstance(d, Identifiers) for d in datasets):
+            return json.dumps(value, indent=indent, default=default)
+        outer = json.dumps({**value, "datasets": None}, indent=indent, default=default)
+        newline = "\n" + 2 * indent * " "
+        inner = ("," + newline).join(d.description.replace("\n", newline) for d in datasets)
+        listed = f"[{newline}{inner}\n{indent * ' '}]"
+        return outer.replace('"datasets": null', f'"datasets": {listed}', 1)

@@ -1,0 +1,271 @@
+"""BlendedMegatronDatasetBuilder: all datasets of a blend at once, and no barriers.
+
+One process per file system builds what is missing (`megaindex.cache.claim`), so ranks need not wait
+for rank 0 at a barrier, and none of them needs a device to wait with.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Sequence
+from functools import partial
+from typing import Any, cast
+
+from megaindex.adapters.megatron import arrays, blend
+from megaindex.adapters.megatron.arrays import (
+    DatasetRequest,
+    LowLevelCorpus,
+    epochs_in,
+    log_as_megatron,
+    why_left,
+    why_unlooked,
+)
+from megaindex.adapters.megatron.batches import why_sample_by_sample
+from megaindex.adapters.megatron.blend import Ahead, expected_draws
+from megaindex.adapters.megatron.core import METHODS, core, is_built_here, load_class
+from megaindex.adapters.megatron.indexed_dataset import open_later
+from megaindex.adapters.megatron.indexed_dataset import why_left as why_corpus_is_left
+from megaindex.adapters.megatron.lazy_datasets import Maker, fill_in_later
+from megaindex.adapters.reports import MEGATRON, ServedDataset
+from megaindex.cache.framework_files.array_files import Sidecar
+from megaindex.cache.framework_files.group import ArrayRequest, fetch_together, uncollected
+from megaindex.errors import InvalidArgument
+
+_CLASS = "BlendedMegatronDatasetBuilder"
+
+
+def build_megatron_datasets_parallel(
+    self: Any, prefixes: Sequence[str], split: Sequence[Any], sizes_per_dataset: Sequence[Any]
+) -> list[list[Any]]:
+    """``BlendedMegatronDatasetBuilder._build_megatron_datasets_parallel``."""
+    if not is_built_here(self.is_built_on_rank) and coordinates(self.cls, self.config):
+        return [[None] * len(prefixes) for _ in split]
+    makers = _makers(self, prefixes, split)
+    if makers is None:
+        original = core().originals[_CLASS, "_build_megatron_datasets_parallel"]
+        columns = cast("list[list[Any]]", original(self, prefixes, split, sizes_per_dataset))
+        _check_enough(self, columns, split, sizes_per_dataset)
+        return columns
+    columns = _build(self, makers, prefixes, split, sizes_per_dataset)
+    _check_enough(self, columns, split, sizes_per_dataset)
+    return columns
+
+
+def _build(
+    self: Any,
+    makers: Sequence[Maker | None],
+    prefixes: Sequence[str],
+    split: Sequence[Any],
+    sizes_per_dataset: Sequence[Any],
+) -> list[list[Any]]:
+    """For each split its datasets, which open no file before they are read."""
+    started = time.perf_counter()
+    draws = expected_draws(self.config, self.sizes, split) if len(prefixes) > 1 else []
+    ahead = Ahead(draws)
+    with uncollected():
+        made = _make(self, makers, prefixes, sizes_per_dataset)
+        pairs = [pair for row in made for pair in row if pair is not None]
+    made_of = _fill_in(pairs, self.config.path_to_cache, ahead)
+    what = "a blend" if len(prefixes) > 1 else prefixes[0]
+    _report(made_of, what, time.perf_counter() - started)
+    if pairs:
+        kind, low_level = type(pairs[0][0]), type(pairs[0][0].dataset)
+        reason = why_sample_by_sample(kind, low_level, self.config)
+        if reason is not None:
+            MEGATRON.leave("reading", kind.__name__, reason)
+    columns = [
+        [None if pair is None else pair[0] for pair in column] for column in zip(*made, strict=True)
+    ]
+    ahead.leave_for(columns)
+    return columns
+
+
+def _report(
+    made_of: tuple[list[DatasetRequest], list[Sidecar], list[bool]], what: str, seconds: float
+) -> None:
+    """Log and record the datasets of a blend or of one corpus, all in one log record."""
+    _, sidecars, built = made_of
+    summary = f"{len(built)} datasets of {what}, {sum(built)} of them built, in {seconds:.2f} s"
+    MEGATRON.serve_together(partial(_records, *made_of), summary)
+    log_as_megatron(_size_of(sidecar) for sidecar in sidecars)
+
+
+def _records(
+    requests: Sequence[DatasetRequest], sidecars: Sequence[Sidecar], built: Sequence[bool]
+) -> list[ServedDataset]:
+    rows = []
+    for request, sidecar, is_new in zip(requests, sidecars, built, strict=True):
+        samples, epochs = _size_of(sidecar)
+        files = str(request.files)
+        _, kind, split = files.rsplit("-", 2)
+        rows.append(
+            ServedDataset(
+                MEGATRON.framework, kind, f"{request.name} ({split})", "megaindex",
+                "built" if is_new else "opened", samples, epochs, None, files,
+            )
+        )  # fmt: skip
+    return rows
+
+
+def _size_of(sidecar: Sidecar) -> tuple[int, int]:
+    """Samples and epochs of arrays of a range of documents."""
+    begin, end = sidecar.settings["documents"]
+    samples, entries = (
+        int(sidecar.arrays[name][1][0]) for name in ("shuffle_index", "document_index")
+    )
+    return samples, epochs_in(entries, end - begin)
+
+
+def _check_enough(
+    self: Any, columns: Sequence[Sequence[Any]], split: Sequence[Any], asked: Sequence[Any]
+) -> None:
+    """Refuse a blend by size that is shorter than what is asked of it, where no surplus or less
+    than the draws may be built.
+
+    Raises:
+        InvalidArgument: one epoch of all sources holds fewer samples.
+    """
+    weighted = any(size is not None for sizes in asked for size in sizes)
+    if core().policy.variance_buffer is None or weighted:
+        return
+    if core().policy.variance_buffer != "exact":
+        MEGATRON.leave(
+            "sizes", "a blend without weights",
+            "one epoch of each source is built, and variance_buffer has no effect",
+        )  # fmt: skip
+        return
+    for name, size, share, column in zip(
+        core().builder.Split, self.sizes, split, columns, strict=True
+    ):
+        if share is None or size is None or any(dataset is None for dataset in column):
+            continue
+        total = sum(len(dataset) for dataset in column)
+        if total < size:
+            raise InvalidArgument(
+                f"{name.name}: {size} samples are asked of sources without weights, whose one "
+                f"epoch holds {total}; Megatron would serve those and no more. Give weights, or "
+                "leave variance_buffer out"
+            )
+
+
+def _make(
+    builder: Any, makers: Sequence[Maker | None], prefixes: Sequence[str], sizes: Sequence[Any]
+) -> list[list[tuple[Any, DatasetRequest] | None]]:
+    """For each corpus and split a dataset, and the request for its arrays."""
+    low_level = _patched("IndexedDataset", core().indexed_dataset.IndexedDataset)
+    made = []
+    for prefix, asked in zip(prefixes, sizes, strict=True):
+        corpus = LowLevelCorpus(open_later(low_level, prefix, builder.config.mmap_bin_files))
+        made.append(
+            [
+                None if maker is None else maker.make(corpus, prefix, size)
+                for maker, size in zip(makers, asked, strict=True)
+            ]
+        )
+    return made
+
+
+def _makers(self: Any, prefixes: Sequence[str], split: Sequence[Any]) -> list[Maker | None] | None:
+    """For each split what makes its datasets; None where Megatron's own code has to."""
+    config, module = self.config, core().builder
+    plain = self.cls is _patched("GPTDataset", core().gpt_dataset.GPTDataset)
+    local: dict[str, Any] = {}
+    if not plain or not coordinates(self.cls, config):
+        return None  # each dataset says why
+    left = next((p for p in prefixes if why_corpus_is_left({**local, "path_prefix": p})), None)
+    if left is not None:
+        return None
+    makers = [
+        None if share is None else Maker(self.cls, config, name, share)
+        for name, share in zip(module.Split, split, strict=True)
+    ]
+    return makers if all(maker is None or maker.is_possible for maker in makers) else None
+
+
+def _fill_in(
+    pairs: Sequence[tuple[Any, DatasetRequest]], directory: str | None, ahead: Ahead
+) -> tuple[list[DatasetRequest], list[Sidecar], list[bool]]:
+    """Find or build the arrays of all datasets; the requests, what is known of their arrays, and
+    which were built."""
+    requests = [request for _, request in pairs]
+    if directory is None:  # every corpus has its own
+        results = [request.find_or_build() for request in requests]
+        sidecars, built = [s for s, _ in results], [how == "built" for _, how in results]
+    else:
+        names = "".join(str(request.files) for request in requests)
+        key = f"{hashlib.md5(names.encode(), usedforsecurity=False).hexdigest()}-megaindex-blend"
+        with_files = cast("Sequence[ArrayRequest]", requests)  # those of a directory have them
+        fetched = fetch_together(with_files, directory, key, lambda _: ahead.start())
+        sidecars, built = [one.sidecar for one in fetched], [one.was_built for one in fetched]
+    with uncollected():
+        for (dataset, request), sidecar in zip(pairs, sidecars, strict=True):
+            fill_in_later(dataset, request, sidecar)
+    return requests, sidecars, built
+
+
+def build_megatron_dataset_splits(
+    self: Any, dataset_path: str | None, split: Any, sizes: Any, synchronize_ranks: bool = True
+) -> list[Any]:
+    """``BlendedMegatronDatasetBuilder._build_megatron_dataset_splits``, without its barriers."""
+    original = core().originals[_CLASS, "_build_megatron_dataset_splits"]
+    if synchronize_ranks and dataset_path is not None:  # a path in no blend: those have theirs
+        sizes = [core().policy.enlarged(size) for size in sizes]
+    makers = None if dataset_path is None else _makers(self, [dataset_path], split)
+    if makers is not None and dataset_path is not None and is_built_here(self.is_built_on_rank):
+        datasets = [column[0] for column in _build(self, makers, [dataset_path], split, [sizes])]
+        return _opened(datasets)
+    wait = synchronize_ranks and not coordinates(self.cls, self.config)
+    return cast("list[Any]", original(self, dataset_path, split, sizes, wait))
+
+
+def _opened(datasets: list[Any]) -> list[Any]:
+    """The datasets of one corpus, ready to be read: putting that off pays for many of them."""
+    for dataset in datasets:
+        if dataset is not None:
+            _ = dataset.shuffle_index, dataset.dataset.index
+    return datasets
+
+
+def build_generic_dataset(
+    cls: Any, is_built_on_rank: Any, synchronize_ranks: bool, *args: Any
+) -> Any:
+    """``BlendedMegatronDatasetBuilder.build_generic_dataset``: a static method."""
+    if cls is core().blended_dataset.BlendedDataset:
+        cls = _patched("BlendedDataset", cls)
+    if coordinates(cls, args[-1] if args else None):
+        return cls(*args) if is_built_here(is_built_on_rank) else None
+    _leave(cls, args)
+    original = core().originals[_CLASS, "build_generic_dataset"]
+    return original(cls, is_built_on_rank, synchronize_ranks, *args)
+
+
+def _patched(name: str, theirs: Any) -> Any:
+    """Megatron's class where it has the methods of megaindex, else the subclass that has them."""
+    is_patched = all(vars(theirs).get(method) is ours for method, ours in METHODS[name].items())
+    return theirs if is_patched else load_class(name)
+
+
+def coordinates(cls: Any, config: Any) -> bool:
+    """Whether datasets of this class agree among themselves who builds, so that no rank waits."""
+    if not isinstance(cls, type):
+        return False
+    build = getattr(cls, "_build_document_sample_shuffle_indices", None)
+    if build is arrays.build_document_sample_shuffle_indices:
+        return why_left(cls, config) is None
+    is_blend = getattr(cls, "_build_indices", None) is blend.build_indices
+    return is_blend and build is None and why_unlooked(config) is None
+
+
+def _leave(cls: Any, args: Sequence[Any]) -> None:
+    """Say that a class builds its arrays itself; those that ask megaindex for them say so there."""
+    owns = not isinstance(cls, type) or not (
+        getattr(cls, "_build_indices", None) is blend.build_indices
+        or getattr(cls, "_build_document_sample_shuffle_indices", None)
+        is arrays.build_document_sample_shuffle_indices
+    )
+    if owns:
+        split = next((f" ({a.name})" for a in args if isinstance(a, core().builder.Split)), "")
+        name = f"{next((a for a in args if isinstance(a, str)), '')}{split}"
+        reason = "it builds and reads its arrays itself; the .idx and .bin it opens are megaindex's"
+        MEGATRON.leave(getattr(cls, "__name__", str(cls)), name, reason)

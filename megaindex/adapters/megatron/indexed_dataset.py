@@ -1,0 +1,218 @@
+"""Megatron's IndexedDataset and its builder over megaindex's mappings and writers.
+
+Opened with the checks of `megaindex.IndexedDataset`; what is read outlives the dataset; no
+descriptor stays open; and a range outside its sequence raises instead of giving the tokens that
+follow. Everything else than plain local files (object stores, the fast cache load, which skips the
+header) is left to Megatron's own code.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import logging
+import weakref
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex.adapters.megatron.core import core
+from megaindex.adapters.reports import MEGATRON
+from megaindex.errors import InvalidArgument, OutOfRange
+from megaindex.format import IndexedDataset
+
+logger = logging.getLogger("megaindex")
+
+DEFERRED = ("index", "bin_reader")
+
+
+def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
+    """``IndexedDataset.initialize``."""
+    original = core().originals["IndexedDataset", "initialize"]
+    bound = inspect.signature(original).bind(self, *args, **kwargs)
+    bound.apply_defaults()
+    settings = {name: value for name, value in bound.arguments.items() if name != "self"}
+    reason = why_left(settings)
+    if reason is not None:
+        original(self, *args, **kwargs)
+        MEGATRON.leave("IndexedDataset", str(settings["path_prefix"]), reason)
+        return
+    vars(self).update(settings)
+    _open(self)
+
+
+def why_left(settings: dict[str, Any]) -> str | None:
+    """Why Megatron's own code serves a dataset of these settings; None where megaindex does.
+
+    With the multi-storage client Megatron opens local files through it; the files are the same.
+    """
+    if settings.get(core().names.object_storage_config) or core().is_object_storage_path(
+        settings["path_prefix"]
+    ):
+        return "it lies in an object store"
+    if settings.get("fast_cache_load") or settings.get("sequences_per_dataset"):
+        return "fast_cache_load opens it without looking at its header"
+    return None
+
+
+def open_later(cls: Any, path_prefix: str, mmap: bool) -> Any:
+    """An IndexedDataset whose files are opened when they are first needed."""
+    dataset = cls.__new__(cls)
+    vars(dataset).update(_defaults(), path_prefix=path_prefix, mmap=mmap)
+    _waiting.add(dataset)
+    return dataset
+
+
+_waiting: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def open_now() -> None:
+    """Open every dataset that is still waiting, before Megatron's class loses the methods that
+    would do it."""
+    for dataset in list(_waiting):
+        if DEFERRED[0] in vars(dataset):
+            continue
+        try:
+            _open(dataset)
+        except Exception:  # one that cannot be read any more must not keep the others from it
+            logger.warning("%s: left unopened", dataset.path_prefix, exc_info=True)
+            dataset.index = dataset.bin_reader = None  # Megatron's __del__ expects them
+    _waiting.clear()
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    """What the constructor would set, in this version of megatron-core."""
+    parameters = inspect.signature(core().originals["IndexedDataset", "initialize"]).parameters
+    known = {"multimodal": False, core().names.object_storage_config: None}
+    return {
+        name: known.get(name, parameter.default)
+        for name, parameter in parameters.items()
+        if name not in ("self", "path_prefix", "mmap")
+    }
+
+
+def get_attribute(self: Any, name: str) -> Any:
+    """``IndexedDataset.__getattr__``: opens a dataset made by `open_later`."""
+    if name in DEFERRED and "path_prefix" in vars(self):
+        _open(self)
+        return vars(self)[name]
+    raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
+
+def delete(self: Any) -> None:
+    """``IndexedDataset.__del__``: mappings end with their last view, descriptors are not kept."""
+
+
+def get(self: Any, idx: Any, offset: Any = 0, length: Any = None) -> Any:
+    """``IndexedDataset.get``, within the sequence."""
+    reader = mapped(self)
+    if reader is None or not self.mmap:
+        return core().originals["IndexedDataset", "get"](self, idx, offset, length)
+    return reader.get(idx, offset, length)
+
+
+def mapped(dataset: Any) -> IndexedDataset | None:
+    """megaindex's own dataset under a Megatron one; None where Megatron's code serves it."""
+    return getattr(getattr(dataset, "index", None), "megaindex", None)
+
+
+def _open(self: Any) -> None:
+    reader = IndexedDataset(self.path_prefix, multimodal=self.multimodal)
+    module = core().indexed_dataset
+    self.index = _Index(reader)
+    self.bin_reader = (
+        _bin_reader_class()(reader.tokens.view(np.uint8), reader.path_prefix)
+        if self.mmap
+        else module._FileBinReader(module.get_bin_path(self.path_prefix))
+    )
+
+
+class _Index:
+    """What Megatron's ``_IndexReader`` offers, over one mapping that its arrays own."""
+
+    def __init__(self, reader: IndexedDataset) -> None:
+        self.megaindex = reader
+        self.dtype = reader.dtype.type
+        self.dtype_size = reader.dtype.itemsize
+        self.sequence_count = len(reader)
+        self.document_count = reader.document_indices.size
+        self.sequence_lengths = reader.sequence_lengths
+        self.sequence_pointers = reader.sequence_pointers
+        self.document_indices = reader.document_indices
+        self.sequence_modes = reader.sequence_modes
+
+    def __len__(self) -> int:
+        return self.sequence_count
+
+    def __getitem__(self, idx: int) -> tuple[np.int64, np.int32, np.int8 | None]:
+        mode = None if self.sequence_modes is None else self.sequence_modes[idx]
+        return self.sequence_pointers[idx], self.sequence_lengths[idx], mode
+
+
+@functools.cache
+def _bin_reader_class() -> Any:
+    """A subclass of Megatron's reader of mapped files, since users ask with isinstance."""
+
+    class MappedBinReader(core().indexed_dataset._MMapBinReader):  # type: ignore[misc]
+        """Reads from a mapping that the arrays it returns own."""
+
+        def __init__(self, data: npt.NDArray[np.uint8], path_prefix: str) -> None:
+            self._data = data
+            self._path_prefix = path_prefix
+
+        def read(self, dtype: Any, count: int, offset: int) -> npt.NDArray[Any]:
+            end = int(offset) + int(count) * np.dtype(dtype).itemsize
+            if not 0 <= offset <= end <= self._data.size:
+                raise OutOfRange(
+                    f"{self._path_prefix}.bin: bytes {offset} to {end} were asked for, the file "
+                    f"has {self._data.size}"
+                )
+            return self._data[int(offset) : end].view(dtype)
+
+        def __del__(self) -> None:
+            """Nothing to close."""
+
+    return MappedBinReader
+
+
+_LONGEST = np.iinfo(np.int32).max
+
+
+def write_index(
+    self: Any, sequence_lengths: Any, sequence_modes: Any, document_indices: Any
+) -> None:
+    """``_IndexWriter.write``.
+
+    Raises:
+        InvalidArgument: a sequence is too long for the format, which Megatron lets wrap.
+    """
+    lengths = np.asarray(sequence_lengths, np.int64)
+    if lengths.size and not 0 <= lengths.min() <= lengths.max() <= _LONGEST:
+        raise InvalidArgument(
+            f"{self.idx_path}: sequences hold 0 to {_LONGEST} tokens, got {int(lengths.min())} to "
+            f"{int(lengths.max())}; divide longer documents into several sequences"
+        )
+    bounds = np.asarray(document_indices, np.int64)
+    pointers = np.zeros(lengths.size, np.int64)
+    np.cumsum(lengths[:-1], out=pointers[1:])
+    pointers *= np.dtype(self.dtype).itemsize
+    parts: list[npt.NDArray[Any]] = [
+        np.array([lengths.size, bounds.size], "<u8"),
+        lengths.astype("<i4"),
+        pointers,
+        bounds,
+    ]
+    if sequence_modes is not None:
+        parts.append(np.asarray(sequence_modes, np.int8))
+    for part in parts:
+        self.idx_writer.write(part.tobytes())
+
+
+def add_document(self: Any, tensor: Any, lengths: Any, modes: Any = None) -> None:
+    """``IndexedDatasetBuilder.add_document``, with a mode 0 for each sequence where none is given,
+    as it is documented."""
+    if self.multimodal and modes is None:
+        modes = [0] * len(lengths)
+    core().originals["IndexedDatasetBuilder", "add_document"](self, tensor, lengths, modes)

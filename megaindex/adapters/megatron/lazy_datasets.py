@@ -1,0 +1,175 @@
+"""GPTDatasets of a blend, made without opening a file: each opens its own when it is first read.
+
+A blend of 500 sources over three splits is 1500 datasets. What they are is settled and checked when
+they are built; mapping 5,500 files can wait until the process that reads them needs them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from megaindex.adapters.megatron.arrays import (
+    ARRAYS,
+    DatasetRequest,
+    LowLevelCorpus,
+    cache_directory,
+    files_of,
+    settings_of,
+)
+from megaindex.adapters.megatron.core import core
+from megaindex.cache.framework_files.array_files import Arrays, Sidecar
+from megaindex.cache.framework_files.sidecar import map_arrays
+from megaindex.errors import FormatError, MissingFile
+
+logger = logging.getLogger("megaindex")
+
+_PENDING = "_megaindex"
+_KNOWN = {
+    "dataset", "dataset_path", "indices", "num_samples", "index_split", "config",
+    "unique_identifiers", "unique_description", "unique_description_hash", "_pad_token_id",
+    "masks_and_position_ids_are_cacheable", "masks_and_position_ids_are_cached",
+    "cached_attention_mask", "cached_loss_mask", "cached_position_ids",
+    "built_anew_on_cache_miss", *ARRAYS,
+}  # fmt: skip
+
+
+class Identifiers(dict[str, Any]):
+    """``unique_identifiers`` of a dataset, with the JSON they were written as.
+
+    They do not change once a dataset is made: its files are named by them.
+    """
+
+    __slots__ = ("description",)
+    description: str
+
+
+class Maker:
+    """Makes the GPTDatasets of one split, which differ only in corpus and number of samples.
+
+    The first is made by Megatron's own constructor; the others are copies of it. Their
+    descriptions, by which Megatron names the files, are one text with two values put in.
+    """
+
+    def __init__(self, cls: Any, config: Any, split: Any, share: tuple[float, float]) -> None:
+        self._cls = cls
+        self._config = config
+        self._share = share
+        self._settings = settings_of(config, split)
+        self._directory = config.path_to_cache
+        self._suffix = f"-{cls.__name__}-{split.name}"
+        nothing: Any = object.__new__(DatasetRequest)  # in place of documents: no arrays are built
+        marks = cls(None, "\0path", nothing, "\0samples", split, config)
+        self._common = {
+            name: vars(marks)[name] for name in vars(marks).keys() - {*ARRAYS, "indices"}
+        }
+        self.is_possible = vars(marks).keys() <= _KNOWN
+        begin, rest = marks.unique_description.split(json.dumps("\0path"))
+        middle, end = rest.split(json.dumps("\0samples"))
+        self._pieces = begin, middle, end
+        self._identifiers = dict(marks.unique_identifiers)
+
+    def make(
+        self, corpus: LowLevelCorpus, path: str, num_samples: int | None
+    ) -> tuple[Any, DatasetRequest]:
+        """A dataset, and the request for its arrays."""
+        num_samples = None if num_samples is None else int(num_samples)
+        begin, middle, end = self._pieces
+        samples = "null" if num_samples is None else str(num_samples)
+        description = f"{begin}{json.dumps(path)}{middle}{samples}{end}"
+        digest = hashlib.md5(description.encode(), usedforsecurity=False).hexdigest()
+        identifiers = Identifiers(self._identifiers)
+        identifiers["dataset_path"], identifiers["num_samples"] = path, num_samples
+        identifiers.description = description
+        directory = self._directory or cache_directory(self._config, path, self._cls)
+        request = DatasetRequest(
+            corpus=corpus,
+            documents=self._share,
+            num_samples=num_samples,
+            name=path,
+            description=description,
+            files=files_of(directory, digest + self._suffix),
+            **self._settings,
+        )
+        dataset = object.__new__(self._cls)
+        dataset.__dict__ = {
+            **self._common,
+            "dataset": corpus.dataset,
+            "dataset_path": path,
+            "num_samples": num_samples,
+            "unique_identifiers": identifiers,
+            "unique_description": description,
+            "unique_description_hash": digest,
+        }
+        return dataset, request
+
+
+_waiting: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def fill_in_later(dataset: Any, request: DatasetRequest, sidecar: Sidecar) -> None:
+    """Let ``dataset`` map its arrays when they are first asked for."""
+    vars(dataset)[_PENDING] = request, sidecar
+    _waiting.add(dataset)
+
+
+def fill_in_now() -> None:
+    """Complete every dataset that is still waiting, before Megatron's classes lose the methods that
+    would do it."""
+    for dataset in list(_waiting):
+        try:
+            vars(dataset).update(get_state(dataset))
+        except Exception:  # one that cannot be read any more must not keep the others from it
+            logger.warning("%s: left incomplete", dataset.dataset_path, exc_info=True)
+        vars(dataset).pop(_PENDING, None)
+    _waiting.clear()
+
+
+def get_attribute(self: Any, name: str) -> Any:
+    """``GPTDataset.__getattr__``: called only for what is not there yet."""
+    pending = vars(self).get(_PENDING)
+    if pending is None or name not in (*ARRAYS, "indices"):
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+    request, sidecar = pending
+    if name == "indices":
+        begin, end = sidecar.settings["documents"]
+        self.indices = np.arange(begin, end, dtype=np.int32)
+    else:
+        vars(self).update(_map(request, sidecar))
+    return vars(self)[name]
+
+
+def _map(request: DatasetRequest, sidecar: Sidecar) -> Arrays:
+    """The arrays that ``sidecar`` was found to describe, built again if they were damaged."""
+    assert request.files is not None
+    try:
+        return map_arrays(request.files, sidecar)
+    except (FormatError, MissingFile) as error:
+        logger.warning("%s", error)
+        again, _ = request.find_or_build()
+        if (again.corpus, again.arrays) != (sidecar.corpus, sidecar.arrays):
+            raise
+        return map_arrays(request.files, again)
+
+
+def length(self: Any) -> int:
+    """``GPTDataset.__len__``."""
+    if _PENDING in vars(self):
+        _, sidecar = vars(self)[_PENDING]
+        return int(sidecar.arrays["shuffle_index"][1][0])
+    original: Callable[[Any], int] = core().originals["GPTDataset", "__len__"]
+    return original(self)
+
+
+def get_state(self: Any) -> dict[str, Any]:
+    """``GPTDataset.__getstate__``: complete, for processes that know nothing of megaindex."""
+    if _PENDING in vars(self):
+        for name in (*ARRAYS, "indices"):
+            getattr(self, name)
+    return {name: value for name, value in vars(self).items() if name != _PENDING}

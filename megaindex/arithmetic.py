@@ -1,0 +1,144 @@
+"""Size formulas in integers: samples, epochs, iterations and batches.
+
+S is sequence_length (tokens per sample), T the tokens of one epoch, E epochs. A sample reads
+``extra`` tokens beyond its S for the shifted label; neighbours share them, so E epochs hold
+``(E*T - extra) // S`` samples.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from fractions import Fraction
+
+from megaindex.errors import InvalidArgument
+
+INT32_MAX = 2**31 - 1
+INT64_MAX = 2**63 - 1
+
+
+def ceil_div(numerator: int, denominator: int) -> int:
+    """Quotient rounded up, exact for integers of any size."""
+    return -(-numerator // denominator)
+
+
+def samples_in(
+    tokens: int, sequence_length: int, extra: int = 1, *, drop_last_partial: bool = True
+) -> int:
+    """Samples that ``tokens`` tokens hold, read one after another.
+
+    With ``drop_last_partial=False`` a last, shorter sample counts too. megatron-core counts that
+    case in float32 and is wrong from 2**24 tokens on: 16777218 tokens at S = 2048 hold 8193
+    samples, it says 8192.
+    """
+    available = max(0, tokens - extra)
+    if drop_last_partial:
+        return available // sequence_length
+    return ceil_div(available, sequence_length)
+
+
+def tokens_for(num_samples: int, sequence_length: int, extra: int = 1) -> int:
+    """Tokens that ``num_samples`` samples read, shared ones counted once."""
+    return num_samples * sequence_length + extra
+
+
+def epochs_for(
+    num_samples: int, tokens_per_epoch: int, sequence_length: int, extra: int = 1
+) -> int:
+    """Least number of epochs, at least one, that hold ``num_samples`` samples."""
+    needed = tokens_for(num_samples, sequence_length, extra)
+    return max(1, ceil_div(needed, tokens_per_epoch))
+
+
+def epochs_built(
+    exact: int | None, num_samples: int, tokens_per_epoch: int, sequence_length: int, extra: int = 1
+) -> int:
+    """Epochs that hold the samples; ``exact`` of them where the user says so.
+
+    Raises:
+        InvalidArgument: so many epochs, the last one needed, do not hold ``num_samples``.
+    """
+    if exact is None:
+        return epochs_for(num_samples, tokens_per_epoch, sequence_length, extra)
+    least = samples_in((exact - 1) * tokens_per_epoch, sequence_length, extra)
+    most = samples_in(exact * tokens_per_epoch, sequence_length, extra)
+    if not least <= num_samples <= most:
+        raise InvalidArgument(
+            f"exact_num_epochs={exact}: so many epochs hold {most} samples, and all but the last "
+            f"{least}; num_samples must lie between, got {num_samples}"
+        )
+    return exact
+
+
+def samples_for_epochs(
+    epochs: Fraction | int,
+    tokens_per_epoch: int,
+    sequence_length: int,
+    extra: int = 1,
+    *,
+    carry_left_over: bool = True,
+) -> int:
+    """Samples of ``epochs`` epochs, which may be a fraction.
+
+    With ``carry_left_over`` a sample may span two epochs, as in the framework orders:
+    ``floor((E*T - extra) / S)``. Without, each epoch drops its own left-over:
+    ``floor(E * floor((T - extra) / S))``.
+    """
+    if carry_left_over:
+        tokens = (Fraction(epochs) * tokens_per_epoch - extra) / sequence_length
+        return max(0, int(tokens // 1))
+    per_epoch = samples_in(tokens_per_epoch, sequence_length, extra)
+    return int(Fraction(epochs) * per_epoch // 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FinalEpoch:
+    """Whether the last of several epochs is shuffled apart, and where its samples begin."""
+
+    apart: bool
+    samples_before: int
+    """Samples of all epochs but the last."""
+    samples_from: int
+    """Samples asked of the last epoch."""
+    samples_per_epoch: int
+
+
+def final_epoch(
+    num_samples: int,
+    num_epochs: int,
+    tokens_per_epoch: int,
+    sequence_length: int,
+    extra: int = 1,
+    *,
+    policy: str = "auto",
+    threshold: float = 0.80,
+) -> FinalEpoch:
+    """Megatron's rule: apart if the last epoch gives fewer than int(threshold * samples per epoch).
+
+    ``policy`` is ``auto`` (that rule), ``always`` or ``never``. One epoch is never apart.
+    """
+    before = samples_in((num_epochs - 1) * tokens_per_epoch, sequence_length, extra)
+    per_epoch = samples_in(tokens_per_epoch, sequence_length, extra)
+    from_final = num_samples - before
+    few = from_final < int(threshold * per_epoch)
+    apart = num_epochs > 1 and (policy == "always" or (policy == "auto" and few))
+    return FinalEpoch(
+        apart=apart,
+        samples_before=before,
+        samples_from=from_final,
+        samples_per_epoch=per_epoch,
+    )
+
+
+def global_batch_size(micro_batch: int, data_parallel: int, accumulation: int) -> int:
+    """Samples of one iteration: micro batch x data-parallel size x accumulation steps."""
+    return micro_batch * data_parallel * accumulation
+
+
+def iterations_for(samples: int, batch: int, tail: str) -> int:
+    """Iterations that ``samples`` samples make under the tail policy drop, pad or wrap."""
+    return samples // batch if tail == "drop" else ceil_div(samples, batch)
+
+
+def shuffle_dtype(num_samples: int) -> str:
+    """Both frameworks: uint32 below 2**32 - 2 samples, else int64."""
+    return "int64" if num_samples >= 2**32 - 2 else "uint32"

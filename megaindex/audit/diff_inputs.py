@@ -1,0 +1,201 @@
+"""The two sides of a comparison: settings to build from, or index arrays on disk."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from glob import escape
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from megaindex.arithmetic import final_epoch, samples_for_epochs, samples_in
+from megaindex.builders import build_index
+from megaindex.cache.fingerprint import corpus_fingerprint
+from megaindex.errors import FormatError, InvalidArgument, MissingFile
+from megaindex.format import IndexedDataset
+from megaindex.index.frameworks import select_documents
+from megaindex.index.order_settings import make_order
+from megaindex.index.spans import Index
+from megaindex.io.os_errors import as_storage_error, storage_error
+from megaindex.io.paths import check_local
+from megaindex.validation import DEFAULT_SEED
+
+_WORDS = ("data_path", "split", "subset", "epochs", "order", "separate_final_epoch", "left_over",
+          "source_name")  # fmt: skip
+_INTEGERS = ("sequence_length", "seed", "num_samples", "add_extra_token", "exact_num_epochs",
+             "epochs_mixed")  # fmt: skip
+_KEYS = (*_WORDS, *_INTEGERS, "final_epoch_threshold", "drop_last_partial")
+_OF_ORDERS = ("separate_final_epoch", "final_epoch_threshold", "exact_num_epochs", "epochs_mixed",
+              "left_over")  # fmt: skip
+_SETTING = re.compile(r"\s*[\w-]+\s*=")
+_ALIASES = {"seq_length": "sequence_length"}
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Side:
+    """An index and what is known of how it was made."""
+
+    name: str
+    index: Index
+    settings: dict[str, Any]
+    """Under the names of a cache entry's manifest, as far as they are known."""
+    has_lengths: bool = True
+    """False for arrays whose dataset is not known: runs end at their document's end, wherever."""
+    recorded: bool = True
+    """Whether the settings say all that decides the arrays."""
+    damage: str = ""
+    """What contradicts the checksums that were written with the arrays."""
+
+
+def read_settings(text: str, common: Mapping[str, Any]) -> dict[str, Any]:
+    """``key=value,key=value`` or a YAML or JSON file of the same keys, laid over ``common``.
+
+    Raises:
+        InvalidArgument: an unknown key, or a value of the wrong kind.
+    """
+    given = _from_file(text) if _is(text, Path.is_file) else _from_text(text)
+    given = {_ALIASES.get(key, key): value for key, value in given.items() if value is not None}
+    unknown = sorted(set(given) - set(_KEYS))
+    if unknown:
+        raise InvalidArgument(f"{text}: unknown {', '.join(unknown)}; use {', '.join(_KEYS)}")
+    base = dict(common)
+    if "epochs" in given or "num_samples" in given:  # one question, answered anew
+        base = {key: value for key, value in base.items() if key not in ("epochs", "num_samples")}
+    return _typed(text, {**base, **given})
+
+
+def side_from_settings(name: str, settings: Mapping[str, Any]) -> Side:
+    """Builds the index that the settings describe, in memory.
+
+    Raises:
+        InvalidArgument: a setting is missing or out of range.
+        FormatError, StorageError: the dataset cannot be read.
+    """
+    values = {"seed": DEFAULT_SEED, "order": "megatron", "subset": "train", **settings}
+    for key, flag in (("data_path", "--data-path"), ("sequence_length", "--seq-length")):
+        if key not in values:
+            raise InvalidArgument(f"{name}: {key} is missing; add {key}=… or {flag}")
+    loose = {key: values.pop(key) for key in _OF_ORDERS if key in values}
+    order = values["order"] = make_order(values["order"], loose)
+    dataset = IndexedDataset(values.pop("data_path"), dialect=order.row.file_dialect)
+    index: Index = build_index(dataset, **values)
+    return Side(name=name, index=index, settings=_described(dataset, index, values))
+
+
+def _described(dataset: IndexedDataset, index: Index, values: Mapping[str, Any]) -> dict[str, Any]:
+    row = values["order"].row
+    documents = select_documents(
+        len(dataset),
+        str(dataset.path_prefix),
+        row,
+        split=values.get("split"),
+        subset=values["subset"],
+    )
+    known = {
+        "corpus": corpus_fingerprint(dataset),
+        "order": row.order,
+        "documents": [documents.start, documents.stop] if isinstance(documents, range) else None,
+        "sequence_length": index.sequence_length,
+        "seed": values["seed"],
+        "num_epochs": index.num_epochs,
+        "drop_last_partial": values.get("drop_last_partial", True),
+        "add_extra_token": index.add_extra_token,
+    }
+    if row.is_framework:
+        known["final_epoch_apart"] = _final_epoch_apart(index, values)
+    else:
+        known |= {"epochs_mixed": row.epochs_mixed, "left_over": row.left_over}
+        known["source_name"] = values.get("source_name")
+    return known
+
+
+def _final_epoch_apart(index: Index, values: Mapping[str, Any]) -> bool:
+    row = values["order"].row
+    size = (index.tokens_per_epoch, index.sequence_length, index.add_extra_token)
+    wanted = values.get("num_samples")
+    if wanted is None:
+        epochs = Fraction(values["epochs"]) if "epochs" in values else None
+        wanted = samples_in(*size) if epochs is None else samples_for_epochs(epochs, *size)
+    threshold, policy = row.final_epoch_threshold, row.separate_final_epoch
+    return final_epoch(wanted, index.num_epochs, *size, policy=policy, threshold=threshold).apart
+
+
+def _from_text(text: str) -> dict[str, Any]:
+    """A comma begins a new setting where ``key=`` follows: ``split=969,30,1,seed=1``."""
+    given: dict[str, Any] = {}
+    for part in re.split(r",(?=\s*\w+=)", text):
+        key, equals, value = part.partition("=")
+        if not equals:
+            raise InvalidArgument(
+                f"{text!r} is neither a directory, nor a file, nor settings; write settings as "
+                "order=neox,seed=1"
+            )
+        given[key.strip().replace("-", "_")] = value.strip()
+    return given
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    try:
+        with as_storage_error(path, "cannot read the settings"):
+            content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, yaml.YAMLError, RecursionError) as error:
+        reason = " ".join(str(error).split())
+        raise FormatError(f"{path}: settings must be YAML or JSON, but {reason}") from error
+    if not isinstance(content, dict):
+        raise FormatError(f"{path}: settings must be a mapping such as 'order: neox'")
+    return {str(key).replace("-", "_"): value for key, value in content.items()}
+
+
+def _is(text: str, kind: Callable[[Path], bool]) -> bool:
+    """Whether a path is of a kind; settings, which may be longer than any, are none unless it is
+    there."""
+    try:
+        return kind(Path(text))
+    except OSError as error:
+        if _SETTING.match(text):
+            return False
+        raise storage_error(error, text, "cannot look at it") from error
+
+
+def _begins_arrays(path: Path) -> bool:
+    return path.parent.is_dir() and any(path.parent.glob(f"{escape(path.name)}*.npy"))
+
+
+def _typed(text: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: _typed_value(text, key, value) for key, value in values.items()}
+
+
+def _typed_value(text: str, key: str, value: Any) -> Any:
+    try:
+        if key in _WORDS:
+            return str(value)
+        if key in _INTEGERS:
+            return int(str(value))
+        if key == "final_epoch_threshold":
+            return float(value)
+        return {"true": True, "false": False}[str(value).lower()]
+    except (ValueError, TypeError, KeyError):
+        raise InvalidArgument(f"{text}: {key} cannot be {value!r}") from None
+
+
+def existing(path: str) -> Path | None:
+    """A directory, or the common beginning of array files in one; None for anything else.
+
+    Raises:
+        MissingFile: it looks like a path, and nothing is there.
+        InvalidArgument: it is a URL.
+        StorageError: it cannot be looked at.
+    """
+    check_local(path, "copy it to a disk: a side is a local file or directory, or settings")
+    if _is(path, Path.is_dir) or _is(path, _begins_arrays):
+        return Path(path)
+    if "=" not in path and not _is(path, Path.is_file):
+        raise MissingFile(
+            f"{path}: no such directory or file; give a cache entry, a directory with index "
+            "arrays, a settings file, or settings such as order=neox,seed=1"
+        )
+    return None

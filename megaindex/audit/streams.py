@@ -1,0 +1,442 @@
+"""The samples of a run step by step, from a recipe, a run or a blend."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex._types import I32, I64
+from megaindex.builders import build_index
+from megaindex.builders.recipe import open_recipe
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.run import Run
+from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
+from megaindex.index.blended_index import MOST_SOURCES, BlendedIndex
+from megaindex.index.blending import DivisorDraws, GreedyDraws, Progress, fill_blend
+from megaindex.index.extended_index import ExtendedIndex, Stage
+from megaindex.index.frameworks import Split
+from megaindex.index.order_settings import order_of_row
+from megaindex.index.spans import Index
+from megaindex.plan.rows import evaluation_of
+from megaindex.plan.serving import ServedRange, reading_of
+from megaindex.plan.sizing import Sizing, SplitPart
+from megaindex.plan.sources import Parts, parts_of, sizing_of
+from megaindex.plan.target import PlanTarget, aim_of, phases_of
+from megaindex.recipe.recipe import Recipe
+from megaindex.validation import check_between, check_setting, setting_or_none
+
+_SAMPLES_AT_ONCE = 1 << 16
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AuditSource:
+    """The documents of one source that an epoch holds."""
+
+    name: str
+    lengths: I32
+    """int32[documents]: tokens of consecutive sequences; 0 takes one out of the counts."""
+    first_document: int = 0
+    """Sequence id of the first of them."""
+    cut_tokens: int = 0
+    """Those of the tokens that no sample of an epoch holds: left out with long documents."""
+    cut_by: str = ""
+    """The setting that leaves them out."""
+
+
+class Runs(NamedTuple):
+    """Runs of tokens that samples serve as input; the extra token of the label is not counted."""
+
+    sample: I64
+    source: I32
+    document: I64
+    """Sequence ids in the source."""
+    offset: I64
+    length: I64
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class AuditStream:
+    """The samples of a run in order of training, cut into steps.
+
+    Steps count from 0: step k is the iteration that trainers log as k + 1.
+    """
+
+    index: Index
+    sources: tuple[AuditSource, ...]
+    step_bounds: I64
+    """int64[steps + 1]: step k serves the samples [step_bounds[k], step_bounds[k + 1])."""
+    past_steps: int = 0
+    """Steps that the run has made already."""
+    masked_rows: int = 0
+    """Rows of the last step that are padding without loss."""
+    order: str = ""
+    micro_batch_size: int | None = None
+    data_parallel_size: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.num_steps < 1:
+            raise InvalidArgument(
+                "the run makes no step: its target holds fewer samples than one global batch"
+            )
+        last = int(self.step_bounds[-1])
+        if last > self.index.num_samples:
+            raise InvalidArgument(
+                f"the steps consume {last} samples, the index holds {self.index.num_samples}; "
+                "build it for more samples or audit fewer steps"
+            )
+
+    @property
+    def num_steps(self) -> int:
+        return self.step_bounds.size - 1
+
+    @property
+    def num_samples(self) -> int:
+        """Samples served by all steps."""
+        return int(self.step_bounds[-1])
+
+    @cached_property
+    def document_base(self) -> I64:
+        """int64[sources + 1]: number of a source's first document when all are counted through."""
+        return _cumulated([source.lengths.size for source in self.sources])
+
+    @cached_property
+    def token_base(self) -> I64:
+        """int64[documents + 1]: number of a document's first token when all are counted through."""
+        return _cumulated(np.concatenate([source.lengths for source in self.sources]))
+
+    def step_of(self, samples: npt.ArrayLike) -> I64:
+        """The step that serves each sample."""
+        return np.asarray(np.searchsorted(self.step_bounds, samples, "right") - 1, np.int64)
+
+    def runs(self, first: int = 0, last: int | None = None) -> Iterator[Runs]:
+        """What the samples [first, last) serve, in blocks of samples; default: all of them."""
+        last = self.num_samples if last is None else last
+        for begin in range(first, last, _SAMPLES_AT_ONCE):
+            yield self._served(np.arange(begin, min(last, begin + _SAMPLES_AT_ONCE)))
+
+    def _served(self, ids: I64) -> Runs:
+        spans = self.index.locate(ids)
+        length = spans.input_lengths(self.index.sequence_length)
+        sample = np.repeat(ids, np.diff(spans.row_splits))
+        kept = length > 0
+        return Runs(
+            sample=sample[kept],
+            source=spans.source[kept],
+            document=spans.document[kept],
+            offset=spans.offset[kept],
+            length=length[kept],
+        )
+
+
+def stream_of_index(
+    index: Index,
+    sources: Sequence[AuditSource],
+    *,
+    global_batch_size: int,
+    num_steps: int | None = None,
+    consumed_samples: int = 0,
+    micro_batch_size: int | None = None,
+    data_parallel_size: int | None = None,
+) -> AuditStream:
+    """The stream of any index, such as `megaindex.build_index` returns.
+
+    Args:
+        index: anything that locates samples.
+        sources: what ``Spans.source`` counts; one for an index of one dataset.
+        global_batch_size: samples of a step.
+        num_steps: steps in all. Default: the whole batches that the index holds.
+        consumed_samples: samples that were served before now; they divide past from future.
+        micro_batch_size: of one rank; with ``data_parallel_size`` it tells ranks apart.
+        data_parallel_size: ranks that share a step.
+
+    Raises:
+        InvalidArgument: a number is out of range.
+    """
+    global_batch_size = check_setting("global_batch_size", global_batch_size)
+    num_steps = setting_or_none("num_steps", num_steps)
+    consumed_samples = check_setting("consumed_samples", consumed_samples)
+    if num_steps is None:
+        num_steps = index.num_samples // global_batch_size
+    schedule = BatchSchedule.constant(global_batch_size)
+    bounds, past = step_bounds(schedule, consumed_samples, num_steps * global_batch_size)
+    return AuditStream(
+        index=index,
+        sources=tuple(sources),
+        step_bounds=bounds,
+        past_steps=past,
+        order=str(getattr(index, "order", "")),
+        micro_batch_size=setting_or_none("micro_batch_size", micro_batch_size),
+        data_parallel_size=setting_or_none("data_parallel_size", data_parallel_size),
+    )
+
+
+def step_bounds(schedule: BatchSchedule, consumed: int, total: int) -> tuple[I64, int]:
+    """Where each step begins and ends, and how many steps lie before ``consumed``.
+
+    The past is cut by the schedule from sample 0, the future from ``consumed`` on; the last step
+    of each may be short. Batches of 4, 6 consumed of 12: bounds 0 4 6 10 12, 2 steps past.
+    """
+    check_between("--consumed-samples", consumed, 0, total, most_is="the samples of the run")
+    past = _walk(schedule, 0, consumed)
+    future = _walk(schedule, consumed, total)
+    return np.array([*past, *future, total], np.int64), len(past)
+
+
+def _walk(schedule: BatchSchedule, begin: int, end: int) -> list[int]:
+    """First samples of the steps from ``begin`` until ``end`` is reached."""
+    starts: list[int] = []
+    stages = [*schedule.stages[1:], (end, 0)]
+    for (_, size), (until, _) in zip(schedule.stages, stages, strict=True):
+        steps = range(begin, min(until, end), size)
+        starts += steps
+        if steps:
+            begin = steps[-1] + size
+    return starts
+
+
+def _cumulated(counts: npt.ArrayLike) -> I64:
+    counts = np.asarray(counts)
+    sums = np.zeros(counts.size + 1, np.int64)
+    np.cumsum(counts, dtype=np.int64, out=sums[1:])
+    return sums
+
+
+def blended(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> Index:
+    """The first ``num_samples`` of the blend that ``sizing`` describes; one source is itself.
+
+    Raises:
+        InvalidArgument: a source is drawn more often than it was built, where the framework fails,
+            or there are too many sources.
+    """
+    if len(indices) == 1:
+        return indices[0]
+    if len(indices) > MOST_SOURCES:
+        raise InvalidArgument(f"a blend has at most {MOST_SOURCES} sources, got {len(indices)}")
+    dataset_index = np.empty(num_samples, np.int16)
+    dataset_sample_index = np.empty(num_samples, np.int64)
+    draws = sizing.draws
+    assert isinstance(draws, (GreedyDraws, DivisorDraws)), "several sources are blended by these"
+    counts = fill_blend(draws.rule, draws.weights, dataset_index, dataset_sample_index)
+    short = sizing.row.uncounted_samples
+    for number, (index, drawn) in enumerate(zip(indices, counts.tolist(), strict=True)):
+        if drawn <= index.num_samples:
+            continue
+        if not short:
+            name = sizing.names[number]
+            raise InvalidArgument(
+                f"{name}: {num_samples} samples of the blend draw {drawn} of it, and "
+                f"{index.num_samples} were built: the run fails or repeats there; raise "
+                "--variance-buffer"
+            )
+        beyond = (dataset_index == number) & (dataset_sample_index >= index.num_samples)
+        dataset_sample_index[beyond] %= max(1, index.num_samples - short)
+    return BlendedIndex(
+        indices=tuple(indices),
+        dataset_index=dataset_index,
+        dataset_sample_index=dataset_sample_index,
+    )
+
+
+def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> AuditStream:
+    """What a recipe serves; ``consumed_samples`` divide its past from its future.
+
+    Raises:
+        InvalidArgument: the recipe cannot be laid out, or has sources without files.
+        FormatError, StorageError: a source cannot be read.
+    """
+    opened = open_recipe(recipe)
+    bounds, past = step_bounds(recipe.batch, consumed_samples, opened.itinerary.num_samples)
+    return AuditStream(
+        index=opened.index,
+        sources=tuple(
+            AuditSource(
+                name=source.corpus.name,
+                lengths=source.dataset.sequence_lengths,
+                cut_tokens=source.size.cut_tokens,
+                cut_by=f"long_documents {source.corpus.long_documents}",
+            )
+            for source in opened.sources
+        ),
+        step_bounds=bounds,
+        past_steps=past,
+        masked_rows=opened.itinerary.samples_masked,
+        order="epoch",
+        micro_batch_size=recipe.micro_batch_size,
+        data_parallel_size=recipe.data_parallel_size,
+    )
+
+
+Folder: TypeAlias = str | os.PathLike[str]
+
+
+def stream_of_run(
+    run: Run,
+    *,
+    subset: Split = "train",
+    cache_dir: Folder | None = None,
+    progress: Progress | None = None,
+) -> AuditStream:
+    """What a run serves, its consumed samples first; of valid and test, all its evaluations.
+
+    Raises:
+        InvalidArgument: the run cannot be built: no files, or a source that runs short.
+        FormatError, StorageError: a dataset cannot be read.
+    """
+    _check(run)
+    if run.packing is not None:
+        raise InvalidArgument(
+            f"pack_impl {run.packing.pack_impl} is planned and not audited; read `megaindex plan`"
+        )
+    parts = parts_of(run.data, run.row)
+    if not parts[subset]:
+        raise InvalidArgument(
+            f"the run has no {subset} data; give --split, or --{subset}-data-path"
+        )
+    # the built blend needs the exact draws, however long they take to count
+    exact = replace(run, blend_counts="exact")
+    sizing = sizing_of(exact, run.row, parts["train"], "train", progress)
+    aim = aim_of(run, sizing)
+    schedule, consumed, total = run.batch, run.consumed_samples, aim.samples_consumed
+    if subset == "train":
+        _check_consumed(run, aim_of(replace(run, consumed_samples=0), sizing))
+        index = _train_index(run, sizing, parts["train"], aim, cache_dir)
+    else:
+        sizing = sizing_of(exact, run.row, parts[subset], subset, progress)
+        schedule, consumed, total = _evaluations(run, subset, aim, parts)
+        index = _index(run, sizing, parts[subset], total, total, cache_dir, subset)
+    bounds, past = step_bounds(schedule, consumed, total)
+    return AuditStream(
+        index=index,
+        sources=tuple(_source(run, part) for part in parts[subset]),
+        step_bounds=bounds,
+        past_steps=past,
+        masked_rows=_masked_rows(run, aim) if subset == "train" else 0,
+        order=run.row.order,
+        micro_batch_size=run.micro_batch_size,
+        data_parallel_size=run.data_parallel_size,
+    )
+
+
+def _check(run: Run) -> None:
+    if any(source.tokens is not None for source in run.data.train):
+        raise InvalidArgument(
+            "--tokens-per-epoch has no documents to audit; give --data-path with the .bin/.idx pair"
+        )
+    if run.dataloader != "single" or run.evaluation.full or run.evaluation.alone:
+        raise InvalidArgument(
+            "--dataloader-type cyclic, --full-validation and --skip-train are planned and not "
+            "audited; remove them"
+        )
+    if run.phases and run.consumed_samples:
+        raise InvalidArgument(
+            f"--phase-transition-iterations {_words(run.phases)} with --consumed-samples "
+            f"{run.consumed_samples}: phases are counted from the run's first sample; audit the "
+            "whole run, without --consumed-samples"
+        )
+
+
+def _check_consumed(run: Run, whole: PlanTarget) -> None:
+    """``whole``: what the same target consumes from the first sample on."""
+    beyond = run.consumed_samples > whole.samples_requested + run.batch.final
+    if run.target.kind != "iterations" and beyond:
+        raise InvalidArgument(
+            f"--consumed-samples {run.consumed_samples} lies beyond the target of the run, which "
+            f"consumes {whole.samples_consumed} samples in all; raise the target"
+        )
+
+
+def _masked_rows(run: Run, aim: PlanTarget) -> int:
+    """Rows of the last batch that are padding, under tail pad."""
+    rows = run.batch.samples_after(aim.train_iters, run.consumed_samples)
+    return max(0, rows - aim.samples_consumed)
+
+
+def _evaluations(
+    run: Run, subset: Split, aim: PlanTarget, parts: Parts
+) -> tuple[BatchSchedule, int, int]:
+    """Batches and samples of all evaluations of a run, or of its test."""
+    evaluation = evaluation_of(run, aim.train_iters, parts)
+    assert evaluation is not None, "there is data of the subset"
+    valid = subset == "valid"
+    total = evaluation.valid_samples if valid else evaluation.test_samples
+    if total == 0:
+        raise InvalidArgument(f"--eval-iters 0 reads nothing of the {subset} data; raise it")
+    return BatchSchedule.constant(evaluation.batch_size), 0, total
+
+
+def _train_index(
+    run: Run, sizing: Sizing, parts: Sequence[SplitPart], aim: PlanTarget, cache_dir: Folder | None
+) -> Index:
+    """One index; where Megatron builds datasets for each phase, theirs one after the other."""
+    phases = phases_of(run, aim.train_iters)
+    if not phases:
+        asked, consumed = aim.samples_requested, aim.samples_consumed
+        return _index(run, sizing, parts, asked, consumed, cache_dir)
+    stages = [
+        Stage(
+            index=_index(run, sizing, parts, phase.samples, phase.samples, cache_dir),
+            samples=range(phase.samples),
+        )
+        for phase in phases
+    ]
+    return ExtendedIndex(stages=tuple(stages))
+
+
+def _index(
+    run: Run,
+    sizing: Sizing,
+    parts: Sequence[SplitPart],
+    asked: int,
+    consumed: int,
+    cache_dir: Folder | None,
+    subset: Split = "train",
+) -> Index:
+    """The ``consumed`` samples read of a blend whose sources were asked for ``asked``.
+
+    A loader that starts over reads some of them again.
+    """
+    requested = sizing.requested(asked)
+    assert requested is not None
+    indices = [
+        build_index(
+            IndexedDataset(part.source.path, dialect=run.row.file_dialect),
+            sequence_length=run.sequence_length,
+            seed=run.seed,
+            num_samples=max(1, num_samples),
+            documents=range(part.begin, part.end),
+            order=order_of_row(sizing.row),
+            cache_dir=cache_dir,
+        )
+        for part, num_samples in zip(parts, requested, strict=True)
+    ]
+    reading = reading_of(run, [index.num_samples for index in indices], subset, consumed)
+    if reading.is_dead:
+        raise InvalidArgument(
+            f"{subset}: GPT-NeoX's loader has not one micro batch; see `megaindex plan`"
+        )
+    positions = reading.positions()
+    index = blended(indices, sizing, max(part.end for part in positions) if positions else 0)
+    if positions in ((), (ServedRange(0, consumed, 1),)):
+        return index
+    again = [np.tile(np.arange(part.begin, part.end), part.times) for part in positions]
+    return ExtendedIndex(stages=(Stage(index=index, samples=np.concatenate(again)),))
+
+
+def _source(run: Run, part: SplitPart) -> AuditSource:
+    dataset = IndexedDataset(part.source.path, dialect=run.row.file_dialect)
+    return AuditSource(
+        name=part.source.path,
+        lengths=dataset.sequence_lengths[part.begin : part.end],
+        first_document=part.begin,
+    )
+
+
+def _words(numbers: Sequence[int]) -> str:
+    return " ".join(map(str, numbers))

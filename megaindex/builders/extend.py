@@ -1,0 +1,229 @@
+"""From the settings of a run to an index that goes on after its planned end: one source or a blend.
+
+run = extend_run("/data/web", sequence_length=2048, seed=1234, order="neox", num_samples=1_000_000,
+                 more_epochs="0.5")
+loader = Loader(run.index, run.datasets, sampler)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from megaindex.arithmetic import samples_for_epochs
+from megaindex.builders.blend import build_blend, next_draws
+from megaindex.builders.single import build_index
+from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
+from megaindex.index.blended_index import BlendedIndex
+from megaindex.index.extended_index import ExtendedIndex, check_extension, extend_index
+from megaindex.index.order_settings import Order, order_of
+from megaindex.index.spans import Index
+from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting
+
+Corpus = str | os.PathLike[str] | IndexedDataset
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class ExtendedRun:
+    """The index of a run as it was planned, and the one that goes on from it."""
+
+    old: Index
+    index: ExtendedIndex | BlendedIndex
+    """Its first ``consumed_samples`` are those of ``old``."""
+    consumed_samples: int
+    served: tuple[int, ...]
+    """Samples of each source among them."""
+    sources: tuple[Index, ...]
+    """Of each source its samples: an `ExtendedIndex` where more are drawn than were served."""
+    datasets: tuple[IndexedDataset, ...]
+
+    @property
+    def num_samples(self) -> int:
+        """Those consumed and those that follow: ``train_samples`` of the run from now on."""
+        return self.index.num_samples
+
+    @property
+    def old_reaches(self) -> bool:
+        """Whether the old index holds as many samples, of every source those it would draw."""
+        if self.num_samples > self.old.num_samples:
+            return False
+        if not isinstance(self.old, BlendedIndex):
+            return True
+        indices = self.old.indices
+        drawn = np.bincount(self.old.dataset_index[: self.num_samples], minlength=len(indices))
+        built = [index.num_samples for index in indices]
+        return bool((drawn <= built).all())
+
+
+def extend_run(
+    corpora: Corpus | Sequence[Corpus],
+    *,
+    sequence_length: int,
+    seed: int = DEFAULT_SEED,
+    order: str | Order = "megatron",
+    num_samples: int | None = None,
+    epochs: int | float | str | None = None,
+    weights: Sequence[float] | None = None,
+    variance_buffer: float | Literal["exact"] | None = None,
+    consumed_samples: int | None = None,
+    more_samples: int | None = None,
+    more_epochs: int | float | str | None = None,
+    cache_dir: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> ExtendedRun:
+    """Build the index of a run as it was planned, and what follows the samples it was served.
+
+    The samples consumed stay as they are. Of one source those of its index that were not served
+    follow, least-seen tokens first, then whole epochs: see `extend_index`. A blend goes on drawing
+    by its weights, and each of its sources goes on in that way.
+
+    Args:
+        corpora: a prefix or open dataset; a list of them is a blend, as for `build_blend`.
+        sequence_length, seed, order: of the run.
+        num_samples: samples that were asked of the index when the run was planned.
+        epochs: epochs instead, of one source.
+        weights: of the blend, as it was planned; see `build_blend`, and so is variance_buffer.
+        consumed_samples: samples that were served. Default: all that were planned.
+        more_samples: samples to serve beyond them.
+        more_epochs: epochs instead, also as a fraction; of a blend epochs of all its tokens.
+        cache_dir: where the arrays of the old index are kept, as for `build_index`.
+        settings: what else `build_index` was given for each source.
+
+    Raises:
+        InvalidArgument: a number is out of range, or a blend of order epoch or window was given,
+            of which a longer one has the same past.
+        FormatError, StorageError: as `build_index`.
+    """
+    order = order_of(order)
+    common = {"sequence_length": sequence_length, "order": order, **settings}
+    if isinstance(corpora, (str, os.PathLike, IndexedDataset)):
+        if weights is not None or variance_buffer is not None:
+            raise InvalidArgument(
+                "weights and variance_buffer are those of a blend; give its corpora as a list"
+            )
+        dataset = _open(corpora, order)
+        old: Any = build_index(
+            dataset,
+            seed=seed,
+            num_samples=num_samples,
+            epochs=epochs,
+            cache_dir=cache_dir,
+            **common,
+        )
+        consumed = _consumed(old, num_samples, epochs, consumed_samples)
+        index = extend_index(
+            old,
+            consumed_samples=consumed,
+            more_samples=_more(old, more_samples, more_epochs),
+            seed=seed,
+            further=lambda seed: build_index(dataset, seed=seed, epochs=1, **common),
+        )
+        return ExtendedRun(
+            old=old,
+            index=index,
+            consumed_samples=consumed,
+            served=(consumed,),
+            sources=(index,),
+            datasets=(dataset,),
+        )
+    if epochs is not None:
+        raise InvalidArgument("a blend is planned by num_samples; give it in place of epochs")
+    if not order.row.is_framework:
+        raise InvalidArgument(
+            f"a longer blend of order {order} has the same past; build it with build_blend and a "
+            "larger num_samples"
+        )
+    old = build_blend(
+        corpora, num_samples=num_samples, weights=weights, seed=seed, cache_dir=cache_dir,
+        variance_buffer=variance_buffer, **common,
+    )  # fmt: skip
+    consumed = _consumed(old, num_samples, None, consumed_samples)
+    more = _more(old, more_samples, more_epochs)
+    return _extended_blend(old, weights, consumed, more, seed, common)
+
+
+def _extended_blend(
+    old: BlendedIndex,
+    weights: Sequence[float] | None,
+    consumed: int,
+    more: int,
+    seed: int,
+    common: dict[str, Any],
+) -> ExtendedRun:
+    check_extension("the blend", old.num_samples, consumed, more)
+    served = np.bincount(old.dataset_index[:consumed], minlength=len(old.indices))
+    drawn, ordinals = next_draws(weights, common["order"].row, old.indices, consumed, more, served)
+    wanted = np.bincount(drawn, minlength=len(old.indices))
+    sources = []
+    for source, dataset, begin, count in zip(
+        old.indices, old.datasets, served.tolist(), wanted.tolist(), strict=True
+    ):
+        if count == 0:
+            sources.append(source)
+            continue
+        if begin > source.num_samples:
+            raise InvalidArgument(
+                f"{dataset.path_prefix}: the run drew {begin} of its samples and "
+                f"{source.num_samples} were built, so that some were served again in a way of the "
+                "framework's own; extend from samples consumed before that"
+            )
+
+        def further(seed: int, dataset: IndexedDataset = dataset) -> Index:
+            return build_index(dataset, seed=seed, epochs=1, **common)
+
+        sources.append(
+            extend_index(
+                source, consumed_samples=begin, more_samples=count, seed=seed, further=further
+            )
+        )
+    index = BlendedIndex(
+        indices=tuple(sources),
+        dataset_index=np.concatenate((old.dataset_index[:consumed], drawn)),
+        dataset_sample_index=np.concatenate((old.dataset_sample_index[:consumed], ordinals)),
+        datasets=old.datasets,
+    )
+    return ExtendedRun(
+        old=old,
+        index=index,
+        consumed_samples=consumed,
+        served=tuple(served.tolist()),
+        sources=tuple(sources),
+        datasets=old.datasets,
+    )
+
+
+def _open(corpus: Corpus, order: Order) -> IndexedDataset:
+    if isinstance(corpus, IndexedDataset):
+        return corpus
+    return IndexedDataset(corpus, dialect=order.row.file_dialect)
+
+
+def _consumed(
+    old: Index, num_samples: int | None, epochs: int | float | str | None, given: int | None
+) -> int:
+    if given is not None:
+        return check_setting("consumed_samples", given)
+    if num_samples is not None:
+        return check_setting("num_samples", num_samples)
+    if epochs is None:
+        return old.num_samples
+    planned = samples_for_epochs(
+        check_epochs("epochs", epochs),
+        old.tokens_per_epoch,
+        old.sequence_length,
+        old.add_extra_token,
+    )
+    return min(planned, old.num_samples)
+
+
+def _more(old: Index, samples: int | None, epochs: int | float | str | None) -> int:
+    if (samples is None) == (epochs is None):
+        raise InvalidArgument("give one of more_samples and more_epochs")
+    if samples is not None:
+        return check_setting("more_samples", samples)
+    return int(check_epochs("more_epochs", epochs) * old.tokens_per_epoch // old.sequence_length)

@@ -1,0 +1,377 @@
+"""The index of a recipe's run, and the cache of its validated sources.
+
+Checking every entry of an .idx takes seconds for each billion documents, and reads all of it: on
+each of thousands of ranks, which all learn the same. One of them writes it down.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol
+
+from megaindex.arithmetic import samples_in
+from megaindex.cache.fingerprint import (
+    Record,
+    contents_of,
+    corpus_fingerprint,
+    entry_key,
+    read_records,
+    stamps_of,
+    write_records,
+)
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.format import IndexedDataset
+from megaindex.index.bins import BinIndex, Bins, make_bins
+from megaindex.index.labels import check_in_step
+from megaindex.index.orders.epoch import EpochIndex
+from megaindex.index.orders.window import WindowIndex
+from megaindex.index.spans import Index
+from megaindex.index.staged_index import StagedIndex
+from megaindex.io.json_files import is_size
+from megaindex.io.paths import absolute, check_local
+from megaindex.recipe.layout import Itinerary, resolve_recipe
+from megaindex.recipe.mixture import SourceSize
+from megaindex.recipe.recipe import Recipe, rounds_of
+from megaindex.recipe.source import RecipeSource
+
+
+@dataclass(frozen=True, kw_only=True)
+class ValidationCache:
+    """What a look at every entry of a pair tells."""
+
+    num_tokens: int
+    fingerprint: str
+    content: dict[str, str] = field(default_factory=dict)
+    """`content_fingerprint` of its tokens as far as asked for: ``sampled``, ``whole``."""
+
+
+class KnownSources:
+    """What is known of these pairs. Nothing without a directory: all is then found out here.
+
+    Args:
+        paths: prefixes, in any order.
+        cache_dir: where it is kept; None: nowhere.
+
+    Raises:
+        InvalidArgument: ``cache_dir`` is a URL.
+    """
+
+    def __init__(self, paths: Sequence[str], cache_dir: str | None) -> None:
+        self._known: dict[str, ValidationCache] = {}
+        self._prefixes = sorted({absolute(path) for path in paths})
+        self._path: Path | None = None
+        self._is_new = False
+        """Whether something is known that is not written down."""
+        if cache_dir is None:
+            return
+        check_local(cache_dir, "give a directory as cache_dir")
+        key = entry_key({"known_sources": 1, "prefixes": self._prefixes})
+        self._path = Path(cache_dir) / f"sources-{key}-megaindex.json"
+        records = read_records(self._path, self._prefixes, _is_sound)
+        for record in records or ():
+            self._known[record["prefix"]] = ValidationCache(
+                num_tokens=record["num_tokens"],
+                fingerprint=record["fingerprint"],
+                content=record.get("content", {}),  # earlier versions kept none
+            )
+        stamps = None if records is None else [record["stamp"] for record in records]
+        self._stamps = stamps_of(self._prefixes) if stamps is None else stamps
+
+    def open(self, path: str) -> IndexedDataset:
+        """The pair, every entry of which is valid.
+
+        Raises:
+            As `IndexedDataset` and `IndexedDataset.validate`.
+        """
+        dataset = IndexedDataset(path)
+        known = self._known.get(absolute(path))
+        if known is None:
+            dataset.validate()
+        else:
+            dataset.take_as_valid(known.num_tokens)
+        return dataset
+
+    def fingerprint(self, dataset: IndexedDataset) -> str:
+        """`corpus_fingerprint` of one of the pairs."""
+        known = self._known.get(absolute(dataset.path_prefix))
+        return corpus_fingerprint(dataset) if known is None else known.fingerprint
+
+    def content(self, dataset: IndexedDataset, *, whole: bool = False) -> dict[str, str]:
+        """`contents_of` one of the pairs, read if it was not known; `save` writes it down.
+
+        Raises:
+            StorageError: tokens cannot be read, or changed since the pair was opened.
+        """
+        prefix = absolute(dataset.path_prefix)
+        known = self._known.get(prefix)
+        content = contents_of(dataset, whole=whole, known={} if known is None else known.content)
+        if known is not None and content != known.content:
+            self._known[prefix] = replace(known, content=content)
+            self._is_new = True
+        return content
+
+    def keep(self, datasets: Sequence[IndexedDataset]) -> None:
+        """Write down what these, opened here, told; unless it was known, or they changed since."""
+        if self._path is None or self._known:
+            return
+        told = {absolute(dataset.path_prefix): dataset for dataset in datasets}
+        self._known = {
+            prefix: ValidationCache(num_tokens=d.num_tokens, fingerprint=corpus_fingerprint(d))
+            for prefix, d in told.items()
+        }
+        self._is_new = True
+        self.save()
+
+    def save(self) -> None:
+        """Write down what was found out here, unless one of the pairs changed since."""
+        is_new, self._is_new = self._is_new, False
+        if self._path is None or not is_new or self._stamps != stamps_of(self._prefixes):
+            return
+        records = [
+            {"prefix": prefix, "stamp": stamp, **vars(self._known[prefix])}
+            for prefix, stamp in zip(self._prefixes, self._stamps, strict=True)
+        ]
+        write_records(self._path, records)
+
+
+def _is_sound(record: Record) -> bool:
+    content = record.get("content", {})
+    texts = [record["fingerprint"], *content.keys(), *content.values()]
+    return is_size(record["num_tokens"]) and all(isinstance(text, str) for text in texts)
+
+
+EXTRA = 1  # token that a sample reads beyond its length, for the shifted label
+
+
+class Epochs(Index, Protocol):
+    """An index that goes on for as many epochs as are needed."""
+
+    def extend(self, epochs: int) -> Epochs: ...
+    def epochs_for(self, num_samples: int) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpenSource:
+    """A source of a recipe, its files open."""
+
+    corpus: RecipeSource
+    dataset: IndexedDataset
+    targets: IndexedDataset | None
+    """Labels or loss mask, token by token, of a finetuning source that has them."""
+    epoch: Epochs
+    """Its samples of one epoch."""
+
+    @property
+    def size(self) -> SourceSize:
+        return SourceSize(
+            tokens=self.epoch.tokens_per_epoch,
+            documents=self.dataset.document_indices.size - 1,
+            samples=self.epoch.num_samples,
+            cut_tokens=self.epoch.cut_tokens if isinstance(self.epoch, BinIndex) else 0,
+        )
+
+    def index(self, num_samples: int) -> Index:
+        """Its samples, at least so many."""
+        return self.epoch.extend(self.epoch.epochs_for(max(1, num_samples)))
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class OpenRecipe:
+    """A recipe whose sources are open: ``index`` locates every sample of the run."""
+
+    itinerary: Itinerary
+    sources: tuple[OpenSource, ...]
+    known: KnownSources
+    validation: OpenSource | None = None
+
+    @property
+    def datasets(self) -> tuple[IndexedDataset, ...]:
+        """Of the sources, as ``Spans.source`` counts them."""
+        return tuple(source.dataset for source in self.sources)
+
+    @property
+    def fingerprints(self) -> list[str]:
+        """Of the sources' lengths and document bounds, for receipts and checkpoints."""
+        return [self.known.fingerprint(source.dataset) for source in self.sources]
+
+    def contents(
+        self, *, whole: bool = False
+    ) -> list[tuple[dict[str, str], dict[str, str] | None]]:
+        """Content fingerprints of the sources, see `megaindex.cache.fingerprint.contents_of`.
+
+        Of each its tokens, sampled or ``whole``, and its labels or mask, whole.
+
+        Raises:
+            StorageError: they cannot be read, or changed since they were opened.
+        """
+        found = [
+            (
+                self.known.content(source.dataset, whole=whole),
+                None if source.targets is None else self.known.content(source.targets, whole=True),
+            )
+            for source in self.sources
+        ]
+        self.known.save()
+        return found
+
+    @cached_property
+    def index(self) -> StagedIndex:
+        ends = self.itinerary.reads_to()
+        return StagedIndex(
+            sources=tuple(s.index(end) for s, end in zip(self.sources, ends, strict=True)),
+            stages=tuple(stage.mixed for stage in self.itinerary.stages),
+        )
+
+
+def open_recipe(recipe: Recipe, *, cache_dir: str | os.PathLike[str] | None = None) -> OpenRecipe:
+    """Open the sources of a recipe and lay the run out.
+
+    Args:
+        cache_dir: where one process keeps what checking every entry of the sources told, for all
+            that open the recipe later: they read one file and no .idx as a whole. It holds as long
+            as the files are those it was learned of. Default: every process checks.
+
+    Raises:
+        InvalidArgument: the recipe cannot be laid out, or a source has no files.
+        FormatError, StorageError: a source cannot be read, or its labels do not fit it.
+    """
+    known = KnownSources(_paths(recipe), None if cache_dir is None else os.fspath(cache_dir))
+    sources = tuple(_open(corpus, recipe, known) for corpus in recipe.sources)
+    evaluation = recipe.evaluation
+    validation = None if evaluation is None else _open(evaluation.source, recipe, known)
+    itinerary = _evaluated(
+        resolve_recipe(recipe, [source.size for source in sources]),
+        None if validation is None else validation.size,
+    )
+    opened = [*sources, *([] if validation is None else [validation])]
+    known.keep([d for s in opened for d in (s.dataset, s.targets) if d is not None])
+    return OpenRecipe(itinerary=itinerary, sources=sources, known=known, validation=validation)
+
+
+def _paths(recipe: Recipe) -> list[str]:
+    """Of all pairs that the recipe reads."""
+    evaluation = [] if recipe.evaluation is None else [recipe.evaluation.source]
+    named = ((c.path, _companion(c)) for c in (*recipe.sources, *evaluation))
+    return [path for paths in named for path in paths if path]
+
+
+def _companion(corpus: RecipeSource) -> str | None:
+    return corpus.labels or corpus.loss_mask
+
+
+def plan_recipe(recipe: Recipe) -> Itinerary:
+    """Lay a recipe out; sources without files are taken by their tokens.
+
+    Raises:
+        As `open_recipe`.
+    """
+    evaluation = recipe.evaluation
+    return _evaluated(
+        resolve_recipe(recipe, [_size(corpus, recipe) for corpus in recipe.sources]),
+        None if evaluation is None else _size(evaluation.source, recipe),
+    )
+
+
+def _evaluated(itinerary: Itinerary, validation: SourceSize | None) -> Itinerary:
+    """With its evaluations counted."""
+    recipe = itinerary.recipe
+    if recipe.evaluation is None or validation is None:
+        return itinerary
+    rounds = rounds_of(
+        recipe.evaluation,
+        validation.samples,
+        itinerary.num_steps,
+        recipe.batch.final,
+        rows=recipe.rows_per_round,
+    )
+    return replace(itinerary, evaluation=rounds, validation=validation)
+
+
+def _size(corpus: RecipeSource, recipe: Recipe) -> SourceSize:
+    if corpus.tokens is None:
+        return _open(corpus, recipe, KnownSources([corpus.path], None)).size
+    for stage in recipe.stages:
+        weighting = stage.weighting
+        drawn = any(stream.source == corpus.name for stream in stage.streams)
+        if drawn and weighting is not None and weighting.by == "documents":
+            raise InvalidArgument(
+                f"stage {stage.name}: weights by documents, and source {corpus.name} has tokens "
+                "alone; give its path, or weigh by tokens"
+            )
+    samples = samples_in(corpus.tokens, recipe.sequence_length, EXTRA)
+    return SourceSize(tokens=corpus.tokens, documents=1, samples=samples)
+
+
+def _open(corpus: RecipeSource, recipe: Recipe, known: KnownSources) -> OpenSource:
+    if not corpus.path:
+        raise InvalidArgument(
+            f"source {corpus.name}: has tokens to plan with and no path to read; give its path"
+        )
+    dataset = known.open(corpus.path)
+    companion = _companion(corpus)
+    targets = known.open(companion) if companion else None
+    if targets is not None:
+        check_in_step(dataset, targets, "labels" if corpus.labels else "loss mask")
+    return OpenSource(
+        corpus=corpus, dataset=dataset, targets=targets, epoch=_epoch(corpus, dataset, recipe)
+    )
+
+
+def _epoch(corpus: RecipeSource, dataset: IndexedDataset, recipe: Recipe) -> Epochs:
+    """The samples of one epoch of a source."""
+    documents = range(len(dataset))
+    common: dict[str, Any] = {
+        "sequence_length": recipe.sequence_length,
+        "seed": recipe.seed,
+        "source_name": corpus.name,
+        "add_extra_token": EXTRA,
+    }
+    if dataset.num_tokens < recipe.sequence_length + EXTRA and corpus.kind == "pretraining":
+        raise InvalidArgument(
+            f"source {corpus.name}: {dataset.path_prefix} holds {dataset.num_tokens} tokens, one "
+            f"sample needs {recipe.sequence_length} + {EXTRA}; leave it out or lower "
+            "sequence_length"
+        )
+    if corpus.kind == "finetuning":
+        _check_documents(corpus, dataset)
+        return BinIndex(
+            bins=_bins(corpus, dataset, recipe.sequence_length),
+            tokens_per_epoch=dataset.num_tokens,
+            **common,
+        )
+    if corpus.order == "window":
+        return WindowIndex(dataset=dataset, documents=documents, **common)
+    return EpochIndex(
+        sequence_lengths=dataset.sequence_lengths,
+        documents=documents,
+        tokens_per_epoch=dataset.num_tokens,
+        **common,
+    )
+
+
+def _check_documents(corpus: RecipeSource, dataset: IndexedDataset) -> None:
+    documents = dataset.document_indices.size - 1
+    if documents != len(dataset):
+        raise FormatError(
+            f"source {corpus.name}: {dataset.path_prefix}.idx has {len(dataset)} sequences in "
+            f"{documents} documents; samples of whole documents need one sequence each: write it "
+            "with one"
+        )
+
+
+def _bins(corpus: RecipeSource, dataset: IndexedDataset, length: int) -> Bins:
+    """Several documents fill the length itself; one alone may have the label's token more."""
+    try:
+        return make_bins(
+            dataset.sequence_lengths,
+            range(len(dataset)),
+            length if corpus.packed else length + EXTRA,
+            packed=corpus.packed,
+            long_documents=corpus.long_documents,
+        )
+    except InvalidArgument as error:
+        raise InvalidArgument(f"source {corpus.name}: {error}") from None

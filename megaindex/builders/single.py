@@ -1,0 +1,409 @@
+"""The index of one dataset, built or loaded from the cache."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex._types import I32, IntArray
+from megaindex.arithmetic import ceil_div, epochs_built, samples_for_epochs
+from megaindex.cache.cache import fetch
+from megaindex.cache.fingerprint import (
+    array_checksum,
+    corpus_fingerprint,
+    documents_setting,
+    entry_key,
+)
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.format import IndexedDataset
+from megaindex.index.array_index import ArrayIndex
+from megaindex.index.frameworks import Split, count_tokens, select_documents
+from megaindex.index.labels import check_in_step
+from megaindex.index.order_settings import (
+    EpochOrder,
+    NeoxDocumentsOrder,
+    Order,
+    WindowOrder,
+    check_parameters,
+    order_of,
+)
+from megaindex.index.orders import framework, neox_documents
+from megaindex.index.orders.epoch import EpochIndex
+from megaindex.index.orders.framework import Memory, ShuffledOrder
+from megaindex.index.orders.neox_documents import PackingIndex, PackingOrder
+from megaindex.index.orders.window import WindowIndex
+from megaindex.index.request import check_one_sample, check_total, epochs_asked
+from megaindex.validation import DEFAULT_SEED, check_setting, setting_or_none
+
+
+def build_packing(
+    dataset: IndexedDataset,
+    chosen: range | I32,
+    order: NeoxDocumentsOrder,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    **common: int,
+) -> PackingIndex:
+    """The index of an open dataset; ``common`` as for `packing_order`."""
+    packed = packing_order(dataset, chosen, order, **common)
+    arrays = _arrays(packed, {"corpus": corpus_fingerprint(dataset)}, cache_dir)
+    return neox_documents.index_of(
+        packed, arrays, sequence_lengths=dataset.sequence_lengths, next_token=order.next_token
+    )
+
+
+def build_pairs(
+    pos: IndexedDataset,
+    neg: IndexedDataset,
+    order: NeoxDocumentsOrder,
+    *,
+    cache_dir: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> tuple[PackingIndex, PackingIndex]:
+    """The indices of the two sides of pairwise data; ``settings`` are those of `pair_order`."""
+    packed = pair_order(pos, neg, order, **settings)
+    corpora = {"corpus": corpus_fingerprint(pos), "other": corpus_fingerprint(neg)}
+    arrays = _arrays(packed, corpora, cache_dir)
+    return pair_indices(packed, arrays, pos, neg, next_token=order.next_token)
+
+
+def pair_indices(
+    order: PackingOrder,
+    arrays: Mapping[str, IntArray],
+    pos: IndexedDataset,
+    neg: IndexedDataset,
+    *,
+    next_token: bool,
+) -> tuple[PackingIndex, PackingIndex]:
+    """One set of arrays, read with the lengths of either side."""
+    index = neox_documents.index_of(
+        order, arrays, sequence_lengths=pos.sequence_lengths, next_token=next_token
+    )
+    return index, replace(index, sequence_lengths=neg.sequence_lengths)
+
+
+def packing_order(
+    dataset: IndexedDataset,
+    chosen: range | I32,
+    order: NeoxDocumentsOrder,
+    *,
+    sequence_length: int,
+    seed: int,
+    num_samples: int,
+) -> PackingOrder:
+    """What decides the arrays of a dataset; `megaindex.build_index` says what arguments mean.
+
+    Raises:
+        InvalidArgument: no document takes part.
+        FormatError: the labels are not one for each token.
+    """
+    labels = order.label_dataset
+    if labels is not None and not isinstance(labels, IndexedDataset):
+        labels = IndexedDataset(os.fspath(labels), dialect=order.row.file_dialect)
+    if labels is not None:
+        check_in_step(dataset, labels, "labels")
+    documents = np.asarray(chosen, np.int64)
+    lengths = np.ascontiguousarray(dataset.sequence_lengths[documents])
+    packed = PackingOrder(
+        pack_impl=order.pack_impl,
+        documents=documents,
+        lengths=lengths,
+        takes_part=neox_documents.documents_taking_part(
+            order.pack_impl,
+            documents,
+            lengths,
+            sequence_length=sequence_length,
+            allow_chopped=order.allow_chopped,
+            labels=labels,
+        ),
+        sequence_length=sequence_length,
+        seed=seed,
+        num_samples=num_samples,
+    )
+    neox_documents.check_some_take_part(str(dataset.path_prefix), packed)
+    return packed
+
+
+def pair_order(
+    pos: IndexedDataset,
+    neg: IndexedDataset,
+    order: NeoxDocumentsOrder,
+    *,
+    sequence_length: int,
+    seed: int,
+    num_samples: int,
+    pos_labels: IndexedDataset | None = None,
+    neg_labels: IndexedDataset | None = None,
+    exact: bool = False,
+) -> PackingOrder:
+    """What decides the arrays of pairwise data: pairs take part whose two sides both do.
+
+    Args:
+        order: of both sides; their labels are given apart.
+        exact: without it as GPT-NeoX does: unpacked, only as many samples as there are documents
+            are shuffled, and then come again; pack_until_overflow, allow_chopped=False leaves out
+            the pairs that are too short to be chopped instead of those that would be.
+
+    Raises:
+        InvalidArgument: no pair takes part.
+        FormatError: the two sides, or text and labels, do not belong together.
+    """
+    if len(pos) != len(neg):
+        raise FormatError(
+            f"{neg.path_prefix}.idx: pairwise data has one sequence of either side for each pair; "
+            f"{pos.path_prefix} has {len(pos)}, this one {len(neg)}; write them again together"
+        )
+    sides = ((pos, pos_labels), (neg, neg_labels))
+    documents = np.arange(len(pos))
+    unpacked = order.pack_impl == "unpacked"
+    inverted = not (order.allow_chopped or unpacked or exact)
+    takes_part = np.ones(len(pos), bool)
+    for text, labels in sides:
+        if labels is not None:
+            check_in_step(text, labels, "labels")
+        takes_part &= neox_documents.documents_taking_part(
+            order.pack_impl,
+            documents,
+            text.sequence_lengths,
+            sequence_length=sequence_length,
+            allow_chopped=order.allow_chopped or inverted,
+            labels=labels,
+        )
+        if inverted:
+            takes_part &= text.sequence_lengths >= sequence_length + 1
+    packed = PackingOrder(
+        pack_impl=order.pack_impl,
+        documents=documents,
+        lengths=np.maximum(pos.sequence_lengths, neg.sequence_lengths),
+        takes_part=takes_part,
+        sequence_length=sequence_length,
+        seed=seed,
+        num_samples=num_samples,
+        shuffled_ids=len(pos) if unpacked and not exact else None,
+    )
+    neox_documents.check_some_take_part(str(pos.path_prefix), packed)
+    return packed
+
+
+def _arrays(
+    order: PackingOrder, corpora: dict[str, Any], cache_dir: str | os.PathLike[str] | None
+) -> Mapping[str, IntArray]:
+    if cache_dir is None:
+        memory = Memory()
+        neox_documents.build(order, memory)
+        return memory.arrays
+    return fetch(
+        cache_dir,
+        {**corpora, **order_parameters(order)},
+        partial(neox_documents.build, order),
+        expected=order.arrays,
+    )
+
+
+def order_parameters(order: PackingOrder) -> dict[str, Any]:
+    """All but the corpus that decides the arrays: what is missing would be served by mistake.
+
+    Labels and allow_chopped decide nothing but which documents take part.
+    """
+    return {
+        "order": "neox",
+        "pack_impl": order.pack_impl,
+        "documents": array_checksum(order.documents),
+        "lengths": array_checksum(order.lengths),
+        "takes_part": array_checksum(order.takes_part),
+        "sequence_length": order.sequence_length,
+        "seed": order.seed,
+        "num_samples": order.num_samples,
+        "shuffled_ids": order.shuffled_ids,
+    }
+
+
+BuiltIndex: TypeAlias = ArrayIndex | EpochIndex | PackingIndex | WindowIndex
+
+
+def build_index(
+    path_prefix_or_dataset: str | os.PathLike[str] | IndexedDataset,
+    *,
+    sequence_length: int,
+    seed: int = DEFAULT_SEED,
+    num_samples: int | None = None,
+    epochs: int | float | str | Fraction | None = None,
+    documents: npt.ArrayLike | range | None = None,
+    split: str | None = None,
+    subset: Split = "train",
+    drop_last_partial: bool = True,
+    add_extra_token: int = 1,
+    source_name: str | None = None,
+    order: str | Order = "megatron",
+    cache_dir: str | os.PathLike[str] | None = None,
+) -> BuiltIndex:
+    """The index of one dataset: which tokens each sample of the run reads.
+
+    Args:
+        path_prefix_or_dataset: prefix of the ``.bin``/``.idx`` pair, or the open dataset.
+        sequence_length: tokens per sample, at least 1; a sample reads ``add_extra_token`` more.
+        seed: of the order's random stream, 0 to 2**32 - 1.
+        num_samples: samples that must be available; the index holds all samples of the epochs
+            this takes. Not together with ``epochs``.
+        epochs: epochs instead, also as a fraction (``1.5``, ``"3/2"``). Default: one epoch.
+        documents: sequence ids to use, a range or integers in [0, sequences). Default: all.
+        split: ``"969,30,1"`` instead of ``documents``: use the part named by ``subset``.
+        subset: train, valid or test.
+        drop_last_partial: False keeps a shorter last sample, as Megatron can for validation.
+        add_extra_token: 1 (samples overlap by one token, for the shifted label) or 0.
+        source_name: orders epoch and window: what the order depends on besides the seed. Default:
+            a hash of the corpus's lengths, so that a copy elsewhere keeps its order.
+        order: megatron, neox, megatron-legacy or paddlenlp, which have arrays; or epoch or window,
+            which are computed sample by sample. A name stands for the order's default settings;
+            for others give an object: `MegatronOrder`, `NeoxOrder`, `NeoxDocumentsOrder`,
+            `MegatronLegacyOrder`, `PaddleOrder`, `EpochOrder` or `WindowOrder`.
+        cache_dir: where to keep the arrays. Default: in memory only. Computed orders store none.
+
+    Returns:
+        The index; ``locate(sample_ids)`` tells where the tokens of samples lie.
+
+    Raises:
+        InvalidArgument: an argument is out of range, or the documents hold less than one sample.
+        FormatError: the ``.idx`` is damaged.
+        StorageError: the dataset cannot be read or the cache not written.
+    """
+    order = order_of(order)
+    sequence_length = check_setting("sequence_length", sequence_length)
+    common = {"sequence_length": sequence_length, "seed": check_setting("seed", seed)}
+    extra = check_setting("add_extra_token", add_extra_token)
+    num_samples = setting_or_none("num_samples", num_samples)
+    check_parameters(
+        order,
+        source_name=source_name is not None,
+        drop_last_partial=not drop_last_partial,
+        add_extra_token=extra != 1,
+    )
+    whole = epochs_asked(num_samples, epochs)
+    row = order.row
+    dataset = _open(path_prefix_or_dataset, row.file_dialect)
+    name = str(dataset.path_prefix)
+    chosen = select_documents(
+        len(dataset), name, row, documents=documents, split=split, subset=subset
+    )
+    if isinstance(order, NeoxDocumentsOrder):
+        asked = order.check_num_samples(num_samples)
+        dataset.validate()
+        return build_packing(
+            dataset, chosen, order, num_samples=asked, cache_dir=cache_dir, **common
+        )
+    common["add_extra_token"] = extra
+    if isinstance(order, WindowOrder):
+        window = _window_index(dataset, chosen, source_name, **common)
+        return _for_length(window, num_samples, whole)
+    dataset.validate()
+    tokens = count_tokens(dataset.sequence_lengths, chosen)
+    if isinstance(order, EpochOrder):
+        check_one_sample(name, tokens, sequence_length, extra)
+        block = EpochIndex(
+            sequence_lengths=dataset.sequence_lengths,
+            documents=chosen,
+            tokens_per_epoch=tokens,
+            source_name=corpus_fingerprint(dataset) if source_name is None else source_name,
+            num_epochs=order.epochs_mixed,
+            epochs_mixed=order.epochs_mixed,
+            left_over=order.left_over,
+            **common,
+        )
+        return _for_length(block, num_samples, whole)
+    if tokens == 0:
+        check_one_sample(name, tokens, sequence_length, extra)
+    wanted = num_samples or samples_for_epochs(whole, tokens, sequence_length, extra)
+    built = epochs_built(row.exact_num_epochs, wanted, tokens, sequence_length, extra)
+    # several epochs may hold a sample where one does not
+    check_one_sample(name, built * tokens, sequence_length, extra)
+    request = ShuffledOrder(
+        dialect=row,
+        documents=chosen,
+        num_samples=wanted,
+        num_epochs=built,
+        tokens_per_epoch=tokens,
+        drop_last_partial=drop_last_partial,
+        **common,
+    )
+    check_total(name, request.total_tokens)
+    return _index(request, dataset, cache_dir)
+
+
+def _open(source: str | os.PathLike[str] | IndexedDataset, file_dialect: str) -> IndexedDataset:
+    if isinstance(source, IndexedDataset):
+        return source
+    return IndexedDataset(os.fspath(source), dialect=file_dialect)
+
+
+def _window_index(
+    dataset: IndexedDataset, documents: range | I32, name: str | None, **settings: Any
+) -> WindowIndex:
+    if not isinstance(documents, range):
+        raise InvalidArgument(
+            f"{dataset.path_prefix}: order window reads the .bin as it lies, so documents must be "
+            "a range or a split; use order epoch for any others"
+        )
+    return WindowIndex(
+        dataset=dataset,
+        documents=documents,
+        source_name=corpus_fingerprint(dataset) if name is None else name,
+        **settings,
+    )
+
+
+def _for_length(
+    index: EpochIndex | WindowIndex, num_samples: int | None, epochs: Fraction
+) -> EpochIndex | WindowIndex:
+    """Of so many whole epochs that what is asked for is in them."""
+    if num_samples is not None:
+        return index.extend(index.epochs_for(num_samples))
+    return index.extend(ceil_div(epochs.numerator, epochs.denominator))
+
+
+def _parameters(request: ShuffledOrder, dataset: IndexedDataset) -> dict[str, Any]:
+    """All that decides the arrays: whatever is missing here would be served by mistake."""
+    return {
+        "corpus": corpus_fingerprint(dataset),
+        "order": request.dialect.order,
+        "documents": documents_setting(request.documents),
+        "sequence_length": request.sequence_length,
+        "seed": request.seed,
+        "num_epochs": request.num_epochs,
+        "final_epoch_apart": request.final.apart,
+        "drop_last_partial": request.drop_last_partial,
+        "add_extra_token": request.add_extra_token,
+    }
+
+
+def _index(
+    request: ShuffledOrder, dataset: IndexedDataset, cache_dir: str | os.PathLike[str] | None
+) -> ArrayIndex:
+    build, entry = partial(framework.build, request, dataset.sequence_lengths), ""
+    arrays: Mapping[str, IntArray]
+    if cache_dir is None:
+        memory = framework.Memory()
+        build(memory)
+        arrays = memory.arrays
+    else:
+        parameters = _parameters(request, dataset)
+        arrays = fetch(cache_dir, parameters, build, expected=request.arrays)
+        entry = os.path.abspath(os.path.join(cache_dir, entry_key(parameters)))
+    return ArrayIndex(
+        order=request.dialect.order,
+        document_index=arrays["document_index"],
+        sample_index=arrays["sample_index"],
+        shuffle_index=arrays["shuffle_index"],
+        sequence_lengths=dataset.sequence_lengths,
+        sequence_length=request.sequence_length,
+        num_epochs=request.num_epochs,
+        tokens_per_epoch=request.tokens_per_epoch,
+        add_extra_token=request.add_extra_token,
+        cache_entry=entry,
+    )

@@ -1,0 +1,239 @@
+"""The cache of index arrays: look up, verify, build and publish.
+
+A cache directory may be shared with people whose files are not to be trusted: nothing in an entry
+is followed out of it, waited for, or read before its size is known.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from megaindex._types import IntArray
+from megaindex.cache.claim import build_once
+from megaindex.cache.durable import DURABLE, make_durable_later
+from megaindex.cache.entry import (
+    MANIFEST,
+    ArrayRecord,
+    EntryWriter,
+    Manifest,
+    boot_id,
+    quarantine,
+    read_manifest,
+)
+from megaindex.cache.fingerprint import array_checksum, entry_key
+from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
+from megaindex.format.header import Fault
+from megaindex.io.filesystem import look_again
+from megaindex.io.mapping import map_readonly
+from megaindex.io.os_errors import as_storage_error
+from megaindex.io.paths import check_local
+
+_REBUILT = "remove the directory, it will be rebuilt"
+
+
+def key_fault(entry: Path, manifest: Manifest) -> Fault | None:
+    """Whether the entry bears the name of what it was built from."""
+    for rule, key in (("key", manifest.key), ("parameters", entry_key(manifest.parameters))):
+        if key != entry.name:
+            return Fault(
+                rule=rule,
+                where=MANIFEST,
+                found=key,
+                expected=entry.name,
+                text=f"the manifest is that of entry {key}",
+                remedy=_REBUILT,
+            )
+    return None
+
+
+def array_fault(entry: Path, record: ArrayRecord) -> Fault | None:
+    """Whether the file of an array is a file of the entry's own, of the size it must have."""
+    try:
+        status = os.lstat(entry / record.file)
+    except FileNotFoundError:
+        return _fault("file-size", record, "no file", _promised(record))
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no regular file"
+        return _fault("file-kind", record, kind, "a regular file")
+    if status.st_size != record.offset + record.nbytes:
+        return _fault("file-size", record, f"{status.st_size} bytes", _promised(record))
+    return None
+
+
+def checksum_fault(entry: Path, record: ArrayRecord) -> Fault | None:
+    """Whether an array that `array_fault` finds nothing wrong with holds what was written."""
+    found = array_checksum(map_array(entry, record))
+    if found == record.checksum:
+        return None
+    return _fault("checksum", record, f"checksum {found}", f"checksum {record.checksum}")
+
+
+def map_array(entry: Path, record: ArrayRecord) -> IntArray:
+    """The array of a record, read-only; FormatError if its file is not as `array_fault` has it."""
+    fault = array_fault(entry, record)
+    if fault is not None:
+        raise fault.error(str(entry / record.file))
+    data = map_readonly(str(entry / record.file), follow_symlinks=False)[record.offset :]
+    return data.view(record.dtype).reshape(record.shape)
+
+
+def stray_files(entry: Path, manifest: Manifest) -> list[str]:
+    """Files of the entry that its manifest does not account for."""
+    known = {MANIFEST, DURABLE, *(record.file for record in manifest.arrays.values())}
+    return sorted(set(os.listdir(entry)) - known)
+
+
+def _promised(record: ArrayRecord) -> str:
+    return f"{record.offset} + {record.nbytes} bytes"
+
+
+def _fault(rule: str, record: ArrayRecord, found: str, expected: str) -> Fault:
+    return Fault(
+        rule=rule,
+        where=record.file,
+        found=found,
+        expected=expected,
+        text=f"the manifest promises {expected}, the file has {found}",
+        remedy=_REBUILT,
+    )
+
+
+logger = logging.getLogger("megaindex")
+
+Shapes = Mapping[str, tuple[tuple[int | None, ...], str]]
+"""Shape and dtype of arrays by name; None where a size cannot be known ahead."""
+
+
+def fetch(
+    cache_dir: str | os.PathLike[str],
+    parameters: Mapping[str, Any],
+    build: Callable[[EntryWriter], None],
+    *,
+    expected: Shapes | None = None,
+) -> dict[str, IntArray]:
+    """The arrays that ``parameters`` describe, read-only, from the cache or built into it.
+
+    An entry that fails verification is set aside, logged and built anew; it is never served. Of
+    several processes that want one entry, one builds it and the others wait.
+
+    Args:
+        expected: shape and dtype of each array that ``build`` makes; an entry of others is damaged.
+
+    Raises:
+        StorageError: the cache cannot be read or written.
+    """
+    if not os.fspath(cache_dir):
+        raise InvalidArgument("cache_dir must name a directory, got ''; None keeps it in memory")
+    check_local(os.fspath(cache_dir), "give a directory as cache_dir")
+    parameters = dict(parameters)
+    key = entry_key(parameters)
+    entry = Path(cache_dir) / key
+
+    def find() -> dict[str, IntArray] | None:
+        return _load_or_set_aside(entry, expected)
+
+    def build_and_publish() -> dict[str, IntArray]:
+        for _ in range(_ATTEMPTS):
+            with EntryWriter(cache_dir, key) as writer:
+                build(writer)
+                is_ours = writer.publish(parameters)
+            arrays = find() if is_ours else _wait_for(find, cache_dir)
+            if arrays is not None:
+                return arrays
+        raise StorageError(
+            f"{entry}: was removed {_ATTEMPTS} times while it was read; keep others off the "
+            "cache_dir"
+        )
+
+    return build_once(cache_dir, key, find, build_and_publish)
+
+
+# Processes that find one damaged entry may remove what another has just put in its place.
+_ATTEMPTS = 5
+_VISIBLE_WITHIN = 60.0  # seconds; what network file systems remember longest of a directory
+
+
+def _wait_for(
+    find: Callable[[], dict[str, IntArray] | None], cache_dir: str | os.PathLike[str]
+) -> dict[str, IntArray] | None:
+    """What another process has published, as soon as this one sees it."""
+    deadline, pause = time.monotonic() + _VISIBLE_WITHIN, 0.01
+    while (arrays := find()) is None and time.monotonic() < deadline:
+        time.sleep(pause)
+        pause = min(2 * pause, 1.0)
+        look_again(cache_dir)
+    return arrays
+
+
+def load_entry(entry: Path) -> dict[str, IntArray] | None:
+    """The arrays of an entry that was found before; None where it is gone, or set aside now.
+
+    Raises:
+        StorageError: it cannot be read.
+    """
+    return _load_or_set_aside(entry, None)
+
+
+def _load_or_set_aside(entry: Path, expected: Shapes | None) -> dict[str, IntArray] | None:
+    """The arrays of an entry; None where there is none, or one that is damaged."""
+    try:
+        arrays = _load(entry)
+        if arrays is not None and expected is not None:
+            _check_shapes(entry, arrays, expected)
+        return arrays
+    except MissingFile:  # another process set it aside meanwhile
+        return None
+    except FormatError as error:
+        logger.warning("%s; it is rebuilt", error)
+        quarantine(entry)
+        return None
+
+
+def _load(entry: Path) -> dict[str, IntArray] | None:
+    """The arrays of an entry, None where there is no entry."""
+    with as_storage_error(str(entry), "cannot read the cache entry"):
+        if not os.path.lexists(entry):
+            return None
+        manifest = read_manifest(entry)
+        _refuse(entry, key_fault(entry, manifest))
+        arrays = {name: map_array(entry, record) for name, record in manifest.arrays.items()}
+        if not _still_in_memory(entry, manifest):
+            for record in manifest.arrays.values():
+                _refuse(entry / record.file, checksum_fault(entry, record))
+            make_durable_later(entry)
+    return arrays
+
+
+def _still_in_memory(entry: Path, manifest: Manifest) -> bool:
+    """Whether the bytes cannot have been lost since they were written."""
+    return (entry / DURABLE).exists() or (
+        manifest.boot_id == boot_id() and manifest.boot_id != "unknown"
+    )
+
+
+def _check_shapes(entry: Path, arrays: Mapping[str, IntArray], expected: Shapes) -> None:
+    """Whoever wrote the manifest also wrote its checksum: what it says is no proof."""
+    held = {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
+    fits = held.keys() == expected.keys() and all(
+        held[name][1] == dtype and _matches(held[name][0], shape)
+        for name, (shape, dtype) in expected.items()
+    )
+    if not fits:
+        raise FormatError(f"{entry}: holds the arrays {held} and must hold {dict(expected)}")
+
+
+def _matches(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    return len(shape) == len(expected) and all(
+        wanted in (None, size) for size, wanted in zip(shape, expected, strict=True)
+    )
+
+
+def _refuse(path: Path, fault: Fault | None) -> None:
+    if fault is not None:
+        raise fault.error(str(path))

@@ -1,0 +1,225 @@
+"""One set of index arrays under a framework's names: location, identity, state."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from megaindex._types import IntArray
+from megaindex.errors import FormatError, MissingFile
+from megaindex.io.os_errors import storage_error
+
+
+class Listing:
+    """The names in a directory at one moment, for who would look for thousands of them.
+
+    A blend of 1500 datasets looks for 7500 files: as many calls, or, on a network, messages, where
+    a listing takes a few dozen. It tells that a file is there, not its size: who relies on it
+    compares sizes when the files are opened.
+    """
+
+    def __init__(self, inodes: dict[str, int]) -> None:
+        self._inodes = inodes
+        self.sidecars: dict[int, dict[str, Sidecar]] = {}
+        """Sets by name, of each sidecar file that was read, by inode: many names are links to one
+        such file, which is read once."""
+        self.accepted: list[tuple[ArrayFiles, Sidecar]] = []
+        """Sets of the framework's that were checked and are to be recorded, together."""
+        self.verified: list[tuple[ArrayFiles, Sidecar]] = []
+        """Sets of another boot that lost nothing, and are to be noted as being on the disk."""
+
+    @classmethod
+    def of(cls, directory: str, at_most: int) -> Listing | None:
+        """None where there are more names than ``at_most``, or it cannot be listed."""
+        inodes: dict[str, int] = {}
+        prefix = f"{directory}/"
+        try:
+            with os.scandir(directory) as entries:
+                for entry in entries:
+                    inodes[prefix + entry.name] = entry.inode()
+                    if len(inodes) > at_most:
+                        return None
+        except FileNotFoundError:
+            return cls({})
+        except OSError:
+            return None
+        return cls(inodes)
+
+    def __contains__(self, path: str) -> bool:
+        return path in self._inodes
+
+    def inode(self, path: str) -> int | None:
+        """Of a file's name; union file systems may tell another than ``os.stat`` does."""
+        return self._inodes.get(path)
+
+    def shows(self, files: ArrayFiles, sidecar: Sidecar) -> bool:
+        """Whether all files are there and have the inodes that the sidecar has of them."""
+        inodes = self._inodes
+        return (
+            not sidecar.in_doubt
+            and (files.marker is None or files.marker in inodes)
+            and all(
+                inodes.get(path) == sidecar.files[name][-1] for name, path in files.arrays.items()
+            )
+        )
+
+
+def current_states(
+    files: ArrayFiles, sidecar: Sidecar | None, listing: Listing | None
+) -> dict[str, FileState] | None:
+    """The state of each array file, for all that is known; None where a file is missing."""
+    if listing is not None and sidecar is not None and listing.shows(files, sidecar):
+        return sidecar.files
+    if not files.are_there(os.path.isfile if listing is None else listing.__contains__):
+        return None
+    try:
+        return states_of(files.arrays)
+    except MissingFile:  # removed just now, by who builds them anew
+        return None
+
+
+Arrays = dict[str, IntArray]
+ArrayRecord = tuple[str, tuple[int, ...], int]
+"""dtype, shape, and bytes of the header of an .npy file."""
+FileState = list[int]
+"""Size in bytes, time of the last change in nanoseconds, inode: of a file that was not replaced or
+written to, they stay, when it is renamed too."""
+SUFFIX = "-megaindex.json"
+
+
+@dataclass(kw_only=True, slots=True)
+class ArrayFiles:
+    """Where one set of arrays lies."""
+
+    arrays: Mapping[str, str]
+    """Path of the .npy file of each array."""
+    sidecar: str
+    """Its path, which ends in ``-megaindex.json``."""
+    marker: str | None = None
+    """A text file that the framework writes with them, and without which it finds nothing."""
+
+    @property
+    def paths(self) -> list[str]:
+        """All that the framework looks for."""
+        return [*self.arrays.values(), *([self.marker] if self.marker else [])]
+
+    @property
+    def name(self) -> str:
+        """What the sidecar calls this set."""
+        return self.sidecar.rpartition("/")[2].removesuffix(SUFFIX)
+
+    @property
+    def endings(self) -> tuple[dict[str, str], str | None]:
+        """What follows the name of the set in those of its arrays, and of its marker."""
+        base = str(self)
+        arrays = {name: path.removeprefix(base) for name, path in self.arrays.items()}
+        return arrays, self.marker and self.marker.removeprefix(base)
+
+    def are_there(self, is_there: Callable[[str], bool] = os.path.isfile) -> bool:
+        """Whether the framework would find them."""
+        return all(map(is_there, self.paths))
+
+    def __str__(self) -> str:
+        return self.sidecar.removesuffix(SUFFIX)
+
+
+@dataclass(kw_only=True)
+class Sidecar:
+    """What is known of one set of arrays."""
+
+    origin: str
+    """built: by megaindex; found: written by the framework, checked and accepted."""
+    settings: Mapping[str, Any]
+    """Everything but the corpus that decides the arrays."""
+    corpus: str
+    """Fingerprint of the corpus; empty where the arrays depend on none."""
+    stamp: list[int]
+    """Sizes and times of the corpus's files when the fingerprint was taken."""
+    facts: Mapping[str, Any]
+    """What a reader need not work out again."""
+    arrays: Mapping[str, ArrayRecord]
+    files: dict[str, FileState]
+    """The files that this was recorded of: others of their names are not described by it."""
+    checksums: Mapping[str, str] | None
+    """XXH3-128 of the elements of each array; None where it was read and nobody needs them."""
+    in_doubt: bool = False
+    """Recorded under another boot, and nobody has noted that the files are on the disk: pages of
+    them may have been lost. Not part of the record."""
+
+
+@dataclass(kw_only=True, slots=True)
+class Identity:
+    """What a request depends on, asked for only as far as a sidecar does not answer it."""
+
+    settings: Callable[[], Mapping[str, Any]]
+    corpus: Callable[[], str]
+    stamp: list[int] = field(default_factory=list)
+    facts: Callable[[], Mapping[str, Any]] = dict
+    learn: Callable[[Mapping[str, Any]], object] = dict
+    """Called with the facts of a sidecar whose stamp shows that they still hold."""
+
+    def is_of(self, sidecar: Sidecar) -> bool:
+        known = bool(self.stamp) and sidecar.stamp == self.stamp
+        if known:
+            self.learn(sidecar.facts)
+        return (known or sidecar.corpus == self.corpus()) and sidecar.settings == self.settings()
+
+    def sidecar(
+        self,
+        origin: str,
+        arrays: Mapping[str, ArrayRecord],
+        files: dict[str, FileState],
+        checksums: Mapping[str, str],
+    ) -> Sidecar:
+        """The record of arrays that are those of this identity."""
+        return Sidecar(
+            origin=origin,
+            settings=self.settings(),
+            corpus=self.corpus(),
+            stamp=self.stamp,
+            facts=self.facts(),
+            arrays=arrays,
+            files=files,
+            checksums=checksums,
+        )
+
+
+def states_of(paths: Mapping[str, str]) -> dict[str, FileState]:
+    """The state of each file.
+
+    Raises:
+        MissingFile: one is not there.
+    """
+    states = {}
+    path = ""
+    try:
+        for name, path in paths.items():
+            states[name] = state_of(os.stat(path))
+    except OSError as error:
+        raise storage_error(error, path, "cannot look at") from error
+    return states
+
+
+def state_of(status: os.stat_result) -> FileState:
+    return [status.st_size, status.st_mtime_ns, status.st_ino]
+
+
+def check_unchanged(files: ArrayFiles, sidecar: Sidecar) -> None:
+    """Look whether these are still the files that a sidecar, found by a listing, was written for.
+
+    Raises:
+        MissingFile: one was removed.
+        FormatError: one was replaced or written to.
+    """
+    if states_of(files.arrays) != sidecar.files:
+        raise changed(files)
+
+
+def changed(files: ArrayFiles) -> FormatError:
+    """The error for files that are not those that were recorded."""
+    return FormatError(
+        f"{files}-*: these are not the files that {files.sidecar} was written for; remove all "
+        "files of that name, they will be built again"
+    )

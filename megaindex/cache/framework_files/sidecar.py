@@ -1,0 +1,485 @@
+"""Sidecars: what identifies index arrays under a framework's own file names.
+
+{"durable":"10","boot":"5e1c…","checksums":"90ab…","endings":{"sample_index":"-sample_index.npy"},
+ "marker":null,"sets":{"a-train":{…},"b-train":{…}},"sidecar_format":3}
+
+Hard links give it a name for each of its sets. ``durable`` has a character for each set, in their
+order: 1 once its files are known to be on the disk. It comes first, and so has a fixed place, where
+it is overwritten: one byte is there or is not, whatever happens, and it needs no name of its own.
+``checksums`` are those of all arrays, in their order, in one text: most readers need none of them.
+
+A framework finds its arrays by path and settings alone. The sidecar ``…-megaindex.json`` adds which
+corpus they were cut from, so that a corpus that changed is noticed, and which files it speaks of,
+so that arrays that the framework put in their place are not taken for them. Runs with and without
+megaindex share the arrays; the framework never reads the sidecar. Sidecars of sets that were built
+together are hard links to one file that lists them all: hundreds of sets cost one file to write and
+to read.
+
+A sidecar of this boot, or one that says that its files are on the disk, is taken at its word. After
+another boot its arrays are read once and compared with their checksums: a power loss takes pages
+that were not written yet, and leaves the sizes as they were.
+
+Arrays that have none were written by the framework: they are checked, accepted, logged and recorded
+as ``found``. What is found is never written to, and what was built here is rebuilt when the corpus
+has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import math
+import os
+import secrets
+import stat
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex._types import IntArray
+from megaindex.cache.durable import later, opened
+from megaindex.cache.entry import boot_id
+from megaindex.cache.fingerprint import array_checksum, canonical_json
+from megaindex.cache.framework_files.array_files import (
+    SUFFIX,
+    ArrayFiles,
+    ArrayRecord,
+    Arrays,
+    FileState,
+    Identity,
+    Listing,
+    Sidecar,
+    changed,
+    current_states,
+    state_of,
+)
+from megaindex.cache.npy import ARRAY_DTYPES, map_npy
+from megaindex.errors import FormatError, MissingFile, StorageError
+from megaindex.io.mapping import map_with_status
+from megaindex.io.os_errors import as_storage_error
+
+logger = logging.getLogger("megaindex")
+
+SIDECAR_FORMAT = 3
+
+
+class OtherFormat(ValueError):
+    """A sidecar that another release wrote."""
+
+
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
+"""What reading a file raises that is none of these."""
+_LONGEST = 1 << 28  # bytes; a set has about a thousand
+_DIGITS = 32  # of a checksum
+_NOT_RECORDED = ("checksums", "in_doubt")  # with a set: the one lies beside, the other is found out
+_HEAD = '{"durable":"'
+
+
+@dataclass(frozen=True, kw_only=True)
+class SidecarFile:
+    """All that one file says."""
+
+    boot: str
+    """Under which it was written."""
+    endings: Mapping[str, str]
+    """Of the names of the arrays' files, after the name of the set."""
+    marker: str | None
+    """Likewise, of the file without which the framework finds nothing."""
+    durable: str
+    """A character for each set."""
+    sets: dict[str, Sidecar]
+
+    def is_durable(self, name: str) -> bool:
+        """Whether the files of a set are known to be on the disk."""
+        return self.durable[self.place_of(name)] == "1"
+
+    def place_of(self, name: str) -> int:
+        return list(self.sets).index(name)
+
+    def files(self, directory: str, name: str) -> ArrayFiles:
+        """Where the set of that name lies; ValueError for a name that leads out of there."""
+        for part in (name, *self.endings.values(), self.marker or ""):
+            if "/" in part or "\0" in part:
+                raise ValueError(f"it names files by {part!r}")
+        if self.endings.keys() != self.sets[name].arrays.keys():
+            raise ValueError(f"set {name!r} has other arrays than files")
+        base = f"{directory}/{name}"
+        return ArrayFiles(
+            arrays={array: base + ending for array, ending in self.endings.items()},
+            sidecar=base + SUFFIX,
+            marker=None if self.marker is None else base + self.marker,
+        )
+
+
+def write_sidecars(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
+    """Record sets of one directory, in one file that has a name for each of them."""
+    first = sets[0][0].sidecar
+    temporary = f"{first}.tmp.{secrets.token_hex(8)}"
+    with as_storage_error(first, "cannot write"):
+        try:
+            with open(temporary, "xb", buffering=0) as file:
+                file.write(_text(sets).encode())
+            for files, sidecar in sets[1:]:
+                if not _link(temporary, files.sidecar):
+                    write_sidecars([(files, sidecar)])
+            os.rename(temporary, first)
+        except BaseException:
+            remove(temporary)
+            raise
+
+
+def _text(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> str:
+    endings, marker = sets[0][0].endings
+    by_name = {files.name: vars(sidecar) for files, sidecar in sets}
+    checksums = [
+        by_name[name]["checksums"][array]
+        for name in sorted(by_name)
+        for array in sorted(by_name[name]["arrays"])
+    ]
+    body = {
+        "sidecar_format": SIDECAR_FORMAT,
+        "boot": boot_id(),
+        "checksums": "".join(checksums),
+        "endings": endings,
+        "marker": marker,
+        "sets": {
+            name: {key: value for key, value in facts.items() if key not in _NOT_RECORDED}
+            for name, facts in by_name.items()
+        },
+    }
+    return f'{_HEAD}{"0" * len(by_name)}",{canonical_json(body)[1:]}'
+
+
+def _link(source: str, name: str) -> bool:
+    """Whether ``name`` is now one of ``source``: not where there is a file of that name already,
+    nor on a file system without hard links."""
+    try:
+        os.link(source, name)
+    except OSError:
+        return False
+    return True
+
+
+def remove(path: str) -> None:
+    """Remove a file if it is there."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+
+
+def read_sidecar(files: ArrayFiles, listing: Listing | None = None) -> Sidecar | None:
+    """The sidecar; None where there is none that can be read: the arrays are then checked."""
+    if listing is not None and files.sidecar not in listing:
+        return None
+    try:
+        sidecar = _sets_of(files.sidecar, listing)[files.name]
+        if not sidecar.arrays.keys() == sidecar.files.keys() == files.arrays.keys():
+            raise ValueError("it describes other arrays")
+        return sidecar
+    except FileNotFoundError:
+        return None
+    except UNREADABLE as error:
+        logger.warning("%s: cannot be read (%s); the arrays are checked anew", files.sidecar, error)
+        return None
+
+
+def _sets_of(path: str, listing: Listing | None) -> dict[str, Sidecar]:
+    """The sets a sidecar lists, read once for all names that a listing shows to be one file."""
+    inode = None if listing is None else listing.inode(path)
+    if listing is not None and inode in listing.sidecars:
+        return listing.sidecars[inode]
+    with as_storage_error(path, "cannot read"):
+        read_inode, sets = _sets_in(path)
+    if listing is not None and inode == read_inode:
+        listing.sidecars[inode] = sets
+    return sets
+
+
+_read_last: tuple[tuple[int, ...], dict[str, Sidecar]] | None = None
+
+
+def _sets_in(path: str) -> tuple[int, dict[str, Sidecar]]:
+    """The inode of a sidecar, and the sets it lists. The one read last is kept: the next set is
+    often in it too."""
+    global _read_last  # noqa: PLW0603
+    status = os.stat(path)
+    identity = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
+    last = _read_last
+    if last is not None and last[0] == identity:
+        return status.st_ino, last[1]
+    with open(path, "rb", buffering=0) as file:
+        sets = parse_sidecar(file.read()).sets
+    _read_last = identity, sets
+    return status.st_ino, sets
+
+
+def parse_sidecar(text: bytes, *, with_checksums: bool = False) -> SidecarFile:
+    """What the file says; one of `UNREADABLE` if it is none of this format.
+
+    Checksums are given to those sets alone that are in doubt, or to all ``with_checksums``.
+    """
+    body = json.loads(text)
+    if body["sidecar_format"] != SIDECAR_FORMAT:
+        raise OtherFormat("it is of another format")
+    in_memory = body["boot"] == boot_id() != "unknown"
+    durable = body["durable"]
+    sets = {name: _parsed(**fields) for name, fields in body["sets"].items()}
+    if len(durable) != len(sets):
+        raise ValueError("it has not one mark for each set")
+    if with_checksums or not (in_memory or durable == "1" * len(sets)):
+        for mark, sidecar in zip(durable, sets.values(), strict=True):
+            sidecar.in_doubt = not in_memory and mark != "1"
+        _add_checksums(sets, body["checksums"])
+    return SidecarFile(
+        boot=body["boot"],
+        endings=body["endings"],
+        marker=body["marker"],
+        durable=durable,
+        sets=sets,
+    )
+
+
+def _add_checksums(sets: Mapping[str, Sidecar], text: str) -> None:
+    if len(text) != _DIGITS * sum(len(sidecar.arrays) for sidecar in sets.values()):
+        raise ValueError("it has not one checksum for each array")
+    checksums = iter([text[k : k + _DIGITS] for k in range(0, len(text), _DIGITS)])
+    for sidecar in sets.values():
+        sidecar.checksums = {name: next(checksums) for name in sidecar.arrays}
+
+
+def _parsed(arrays: dict[str, Any], files: dict[str, Any], **fields: Any) -> Sidecar:
+    records = {
+        name: (dtype, tuple(shape), offset) for name, (dtype, shape, offset) in arrays.items()
+    }
+    states = {name: [size, time, inode] for name, (size, time, inode) in files.items()}
+    return Sidecar(arrays=records, files=states, checksums=None, **fields)
+
+
+def load_sidecar(path: str) -> SidecarFile:
+    """What any file of such a name says, by whomever it was put there.
+
+    Raises:
+        StorageError: it cannot be read.
+        ValueError and the others of `UNREADABLE`: it is no sidecar.
+    """
+    if os.path.islink(path):
+        raise ValueError("it is a symbolic link")
+    with as_storage_error(path, "cannot read"), opened(path) as descriptor:
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode) or status.st_size > _LONGEST:
+            raise ValueError(f"it is no regular file of at most {_LONGEST} bytes")
+        file = parse_sidecar(os.pread(descriptor, _LONGEST, 0), with_checksums=True)
+    for sidecar in file.sets.values():
+        sizes = [size for state in sidecar.files.values() for size in state]
+        if sidecar.files.keys() != sidecar.arrays.keys() or {int} != {type(n) for n in sizes}:
+            raise ValueError("it has files without arrays, or sizes that are no numbers")
+    return file
+
+
+def make_sets_durable_later(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
+    """Sync sets of one directory soon and note it, so that no later boot need verify them."""
+    later(lambda: make_sets_durable(sets))
+
+
+def make_sets_durable(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
+    """Sync sets of one directory now, and note those whose files are still the recorded ones."""
+    synced = [(files, sidecar) for files, sidecar in sets if _sync(files, sidecar)]
+    with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+        if synced:
+            directory = os.path.dirname(synced[0][0].sidecar) or "."
+            os.fsync(stack.enter_context(opened(directory)))
+        sidecars: dict[int, tuple[int, SidecarFile]] = {}  # kept open: no inode gets a new meaning
+        for files, sidecar in synced:
+            with contextlib.suppress(FileNotFoundError, *UNREADABLE):
+                inode = os.stat(files.sidecar).st_ino
+                if inode not in sidecars:
+                    descriptor = stack.enter_context(opened(files.sidecar, mode=os.O_RDWR))
+                    sidecars[os.fstat(descriptor).st_ino] = descriptor, _read_and_sync(descriptor)
+                _mark(*sidecars[inode], files.name, sidecar)
+
+
+def _sync(files: ArrayFiles, sidecar: Sidecar) -> bool:
+    """Whether all arrays are those of the sidecar, and on the disk now."""
+    with contextlib.suppress(OSError):
+        for name, path in files.arrays.items():
+            with opened(path) as descriptor:
+                if state_of(os.fstat(descriptor)) != sidecar.files[name]:
+                    return False
+                os.fsync(descriptor)
+        return True
+    return False
+
+
+def _read_and_sync(descriptor: int) -> SidecarFile:
+    os.fsync(descriptor)
+    return parse_sidecar(os.pread(descriptor, _LONGEST, 0))
+
+
+def _mark(descriptor: int, file: SidecarFile, name: str, sidecar: Sidecar) -> None:
+    if file.sets[name].files == sidecar.files:
+        os.pwrite(descriptor, b"1", len(_HEAD) + file.place_of(name))
+
+
+def find_arrays(
+    files: ArrayFiles,
+    identity: Identity,
+    check: Callable[[Arrays], None],
+    listing: Listing | None = None,
+) -> Sidecar | None:
+    """The sidecar of arrays that may be used; None where they have to be built.
+
+    ``check`` looks at arrays that have no sidecar, or other files than it was written for, and
+    raises FormatError if they are not those that ``identity`` asks for. With a ``listing`` of their
+    directory no file is looked at but sidecars: files that were written to since are left to
+    `check_unchanged`; and what is accepted is not recorded, but noted in ``listing.accepted``.
+
+    Raises:
+        FormatError: arrays that megaindex did not write belong to another corpus or are damaged.
+    """
+    sidecar = read_sidecar(files, listing)
+    states = current_states(files, sidecar, listing)
+    if states is None or (sidecar is not None and _is_ours_damaged(sidecar, states)):
+        if sidecar is not None:
+            logger.warning("%s: files are missing or of another size; not used", files)
+        return None
+    if sidecar is None or states != sidecar.files:
+        return _accept(files, states, identity, check, listing)
+    if identity.is_of(sidecar):
+        return _verified(files, sidecar, listing) if sidecar.in_doubt else sidecar
+    if listing is not None:  # a new file may have got the inode of a removed one: look at it
+        return find_arrays(files, identity, check)
+    if sidecar.origin != "built":
+        _refuse(files)
+    logger.warning("%s: built from other data or with other settings; rebuilt", files)
+    return None
+
+
+def _refuse(files: ArrayFiles) -> NoReturn:
+    raise FormatError(
+        f"{files}-*: these index arrays were written by the framework, not by megaindex, and are "
+        "not those of the corpus and the settings of this run: the corpus changed after they were "
+        "built, or a setting did that their name does not tell; remove the files of that name, or "
+        "choose another cache directory"
+    )
+
+
+def _verified(files: ArrayFiles, sidecar: Sidecar, listing: Listing | None) -> Sidecar | None:
+    """The sidecar of another boot if nothing was lost since; None where arrays are to be built."""
+    try:
+        damaged = damaged_arrays(files, sidecar)
+    except MissingFile:  # removed just now, by who builds them anew
+        return None
+    if damaged and sidecar.origin != "built":
+        raise FormatError(
+            f"{files.arrays[damaged[0]]}: does not hold what it held when it was accepted; a power "
+            "loss takes what is not yet on the disk; remove all files of that name, they will be "
+            "built again"
+        )
+    if damaged:
+        names = ", ".join(damaged)
+        logger.warning("%s: %s lost what was written; rebuilt", files, names)
+        return None
+    logger.info("%s: recorded under another boot; nothing is lost", files)
+    sidecar.in_doubt = False
+    if listing is None:
+        make_sets_durable_later([(files, sidecar)])
+    else:
+        listing.verified.append((files, sidecar))
+    return sidecar
+
+
+def damaged_arrays(files: ArrayFiles, sidecar: Sidecar) -> list[str]:
+    """Names of the arrays that do not hold what the sidecar says; every byte is read.
+
+    Raises:
+        MissingFile, FormatError: as `map_arrays`.
+    """
+    assert sidecar.checksums is not None, "they are read where a sidecar is in doubt"
+    arrays = map_arrays(files, sidecar)
+    return [name for name, a in arrays.items() if array_checksum(a) != sidecar.checksums[name]]
+
+
+def _accept(
+    files: ArrayFiles,
+    states: dict[str, FileState],
+    identity: Identity,
+    check: Callable[[Arrays], None],
+    listing: Listing | None,
+) -> Sidecar:
+    arrays = {name: map_npy(path) for name, path in files.arrays.items()}
+    try:
+        check({name: array for name, (array, _) in arrays.items()})
+    except FormatError as error:
+        logger.warning("%s: %s", files, error)
+        _refuse(files)
+    logger.info("%s: not recorded as they are now; checked and used", files)
+    records = {
+        name: (array.dtype.name, array.shape, offset) for name, (array, offset) in arrays.items()
+    }
+    checksums = {name: array_checksum(array) for name, (array, _) in arrays.items()}
+    sidecar = identity.sidecar("found", records, states, checksums)
+    if listing is None:
+        record_accepted([(files, sidecar)])
+    else:
+        listing.accepted.append((files, sidecar))
+    return sidecar
+
+
+def record_accepted(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
+    """Record sets of one directory where it can be written to: else they are checked each time."""
+    try:
+        write_sidecars(sets)
+    except StorageError as error:
+        logger.warning("%s; these arrays are used, and will be checked again", error)
+    else:
+        make_sets_durable_later(sets)
+
+
+def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
+    """The arrays of a set, read-only; pickled objects are never loaded.
+
+    Raises:
+        MissingFile: a file was removed meanwhile.
+        FormatError: a file was replaced or written to, or has another size than the sidecar says.
+    """
+    arrays = {}
+    for name, path in files.arrays.items():
+        data, status = map_with_status(path)
+        if state_of(status) != sidecar.files[name]:
+            raise changed(files)
+        array = _elements(data, sidecar.arrays[name])
+        if array is None:
+            dtype, shape, offset = sidecar.arrays[name]
+            raise FormatError(
+                f"{path}: {files.sidecar} promises {dtype} of shape {shape} after {offset} bytes, "
+                f"the file has {data.size}; remove both files, they will be built again"
+            )
+        arrays[name] = array
+    return arrays
+
+
+def _elements(data: npt.NDArray[np.uint8], record: ArrayRecord) -> IntArray | None:
+    """What a file holds behind its header; None if it has another size than that takes."""
+    dtype, shape, offset = record
+    try:
+        if data.size == offset + math.prod(shape) * _ITEMSIZE[dtype]:
+            return data[offset:].view(dtype).reshape(shape)
+    except (KeyError, TypeError, ValueError):  # no sizes or no type: nobody wrote that here
+        pass
+    return None
+
+
+def _is_ours_damaged(sidecar: Sidecar, states: dict[str, FileState]) -> bool:
+    """Whether one of the very files that were written here has another size now."""
+    return sidecar.origin == "built" and any(
+        size != states[name][0] and inode == states[name][-1]
+        for name, (size, _, inode) in sidecar.files.items()
+    )
+
+
+_ITEMSIZE = {name: np.dtype(name).itemsize for name in ARRAY_DTYPES}

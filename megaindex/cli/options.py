@@ -1,0 +1,112 @@
+"""Parser, flags and engine options shared by the commands."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from megaindex.errors import InvalidArgument
+from megaindex.index.frameworks import parse_split
+from megaindex.validation import check_epochs, check_setting
+
+if TYPE_CHECKING:
+    from megaindex.engine import Engine
+
+
+class Parser(argparse.ArgumentParser):
+    """Says in one line what is wrong, as every other error here, and checks values under the names
+    of their flags."""
+
+    def parse_args(self, *arguments: Any, **more: Any) -> Any:
+        """The options; raises InvalidArgument for one that breaks its rule."""
+        options = super().parse_args(*arguments, **more)
+        for name, value in vars(options).items():
+            flag = "--" + name.replace("_", "-").replace("sequence", "seq")
+            if isinstance(value, int) and not isinstance(value, bool):
+                check_setting(name, value, flag)
+            elif name in ("epochs", "more_epochs") and value is not None:
+                for part in value.split(","):  # one for each source
+                    check_epochs(flag, part)
+            elif name == "split" and value is not None:
+                parse_split(value, options.order or "megatron", flag)
+        return options
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; --help lists the arguments\n")
+
+
+def refuse_others(
+    parser: argparse.ArgumentParser,
+    options: argparse.Namespace,
+    flag: str,
+    besides: Collection[str],
+) -> None:
+    """Refuse what `flag` would silently pass over.
+
+    Args:
+        flag: such as ``--repair``, which was given.
+        besides: names of the options that have a meaning with it.
+
+    Raises:
+        InvalidArgument: another option has a value that is not its default.
+    """
+    own = flag.removeprefix("--").replace("-", "_")
+    for name, value in vars(options).items():  # "paths" are no flag
+        if name not in (own, "paths", *besides) and value != parser.get_default(name):
+            other = f"--{name.replace('_', '-')}"
+            raise InvalidArgument(
+                f"{other}: has no meaning with {flag}, which takes "
+                f"{', '.join(f'--{one}'.replace('_', '-') for one in besides)} and no other; leave "
+                f"it out"
+            )
+
+
+def refuse_weights(verb: str, words: Sequence[str]) -> None:
+    """Refuse ``w P w P …``, as `megaindex plan` and the frameworks take blends.
+
+    Raises:
+        InvalidArgument: every other word is a number, and there is no dataset of that name.
+    """
+    weights, paths = words[::2], words[1::2]
+    if paths and len(weights) == len(paths) and all(map(_is_weight, weights)):
+        raise InvalidArgument(
+            f"{words[0]} {words[1]}: megaindex {verb} takes prefixes without weights, which "
+            f"belong to megaindex plan; give {' '.join(paths[:3])}{' …' * (len(paths) > 3)}"
+        )
+
+
+def _is_weight(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return not (os.path.lexists(word) or os.path.lexists(f"{word}.idx"))
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds --engine, --workers and --address."""
+    group = parser.add_argument_group("where tasks run (results never depend on it)")
+    group.add_argument(
+        "--engine",
+        default="local",
+        choices=("local", "ray"),
+        help="processes of this machine, or Ray; default: local",
+    )
+    group.add_argument(
+        "--workers", type=int, metavar="N", help="tasks at the same time; default: one per CPU"
+    )
+    group.add_argument(
+        "--address",
+        metavar="A",
+        help="of a running Ray cluster, such as auto or 10.0.0.1:6379; default: start one here",
+    )
+
+
+def chosen_engine(options: argparse.Namespace) -> AbstractContextManager[Engine]:
+    """The engine that the flags name, for a ``with``."""
+    from megaindex.engine import open_engine
+
+    return open_engine(options.engine, workers=options.workers, address=options.address)

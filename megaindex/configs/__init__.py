@@ -1,0 +1,1 @@
+"""Settings of other training programs, read into one description of a run."""

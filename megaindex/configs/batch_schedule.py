@@ -1,0 +1,199 @@
+"""Batch sizes and their schedule over a run."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from fractions import Fraction
+
+from megaindex.arithmetic import ceil_div
+from megaindex.errors import InvalidArgument
+from megaindex.validation import check_integer, check_setting, parse_fraction
+
+_MOST_INCREMENTS = 1_000_000
+_EXACT_DOUBLE = 2**53
+_SUFFIX = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSchedule:
+    """Stages (first sample, batch size): a stage holds from the first iteration at or past it.
+
+    ((0, 2), (5, 3)) consumes 2, 2, 2, 3, 3, … samples: after three iterations 6 >= 5 are consumed.
+    """
+
+    stages: tuple[tuple[int, int], ...]
+    ramp: tuple[int, int, int] | None = None
+    """Start, increment and samples of Megatron's ``--rampup-batch-size``, where that made it."""
+    stepped: bool = False
+    """Whether Megatron's ``--step-batch-size-schedule`` made it, be it of one stage."""
+
+    def __post_init__(self) -> None:
+        plain = tuple(
+            (check_integer("the first sample of a stage", first), check_integer("a batch", size))
+            for first, size in self.stages
+        )
+        object.__setattr__(self, "stages", plain)
+        firsts = [first for first, _ in self.stages]
+        in_order = all(a <= b for a, b in itertools.pairwise(firsts))
+        if not firsts or firsts[0] != 0 or not in_order or min(n for _, n in self.stages) < 1:
+            raise InvalidArgument(
+                "the stages of a batch schedule begin with sample 0, never fall, and have batches "
+                f"of at least 1 sample, got {self.stages}"
+            )
+
+    @classmethod
+    def constant(cls, size: int) -> BatchSchedule:
+        return cls(stages=((0, check_setting("global_batch_size", size)),))
+
+    def check_multiple_of(self, rows: int) -> None:
+        """Refuse a batch size that is no multiple of the rows of one micro batch on every rank."""
+        for _, size in self.stages:
+            if size % rows:
+                raise InvalidArgument(
+                    f"global batch size {size} must be a multiple of micro batch x data-parallel "
+                    f"size = {rows}; change the batch, its schedule or the ranks"
+                )
+
+    @property
+    def is_constant(self) -> bool:
+        return len(self.stages) == 1
+
+    @property
+    def final(self) -> int:
+        """Batch size of the last stage."""
+        return self.stages[-1][1]
+
+    def samples_after(self, iterations: int, start: int = 0) -> int:
+        """Samples consumed once ``iterations`` iterations have run from ``start`` samples on."""
+        position = start
+        for (_, size), end in self._bounds():
+            steps = iterations
+            if end is not None:
+                steps = min(steps, ceil_div(max(0, end - position), size))
+            position += steps * size
+            iterations -= steps
+        return position
+
+    def iterations_within(self, samples: int, start: int = 0) -> int:
+        """Most iterations from ``start`` on that consume no more than ``samples`` in all."""
+        position, iterations = start, 0
+        for (_, size), end in self._bounds():
+            steps = max(0, samples - position) // size
+            if end is not None:
+                steps = min(steps, ceil_div(max(0, end - position), size))
+            position += steps * size
+            iterations += steps
+            if end is None or position < end:
+                break
+        return iterations
+
+    def iterations_for(self, samples: int) -> int:
+        """Iterations that Megatron-LM makes of ``--train-samples``, from the first sample on.
+
+        A constant batch drops what fills no batch; a step schedule rounds up; a ramp takes one
+        batch beyond its samples, and drops what fills no batch after it.
+        """
+        if self.ramp is None and not self.stepped:
+            return self.iterations_within(samples)
+        if self.ramp is None:
+            iterations = self.iterations_within(samples)
+            return iterations + (self.samples_after(iterations) < samples)
+        iterations = self.iterations_within(min(self.ramp[2], samples)) + 1
+        return iterations + max(0, samples - self.samples_after(iterations)) // self.final
+
+    def _bounds(self) -> list[tuple[tuple[int, int], int | None]]:
+        ends = [first for first, _ in self.stages[1:]]
+        return list(zip(self.stages, [*ends, None], strict=True))
+
+
+def parse_count(text: str, setting: str) -> int:
+    """A whole number, or one with K, M, B or T (powers of 1000): ``"250B"``, ``"1.5M"``.
+
+    Raises:
+        InvalidArgument: not such a number, or not whole, or negative.
+    """
+    clean = text.strip().upper().replace("_", "")
+    factor = _SUFFIX.get(clean[-1:], 1)
+    try:
+        value = parse_fraction(clean[:-1] if factor > 1 else clean) * factor
+    except ValueError:
+        value = Fraction(-1)
+    if value.denominator != 1 or value < 0:
+        raise InvalidArgument(
+            f"{setting}: {text!r} is not a whole number >= 0; write one such as 1000 or 250B"
+        )
+    return int(value)
+
+
+def _truncated(text: str, setting: str) -> int:
+    """A number of a step schedule, in doubles and cut to a whole one as Megatron-LM does."""
+    clean = text.strip().upper()
+    factor = _SUFFIX.get(clean[-1:], 1)
+    try:
+        return int(float(clean[:-1] if factor > 1 else clean) * factor)
+    except (ValueError, OverflowError):
+        raise InvalidArgument(
+            f"{setting}: {text!r} is not a number; write one such as 1000 or 250B"
+        ) from None
+
+
+def parse_schedule(text: str, sequence_length: int, setting: str) -> BatchSchedule:
+    """Megatron's ``"0:768 250B:1536"``: from that many tokens on, that batch size.
+
+    Thresholds become samples by ``tokens // sequence_length``.
+    """
+    stages = []
+    for entry in text.replace(",", " ").split():
+        first, colon, size = entry.partition(":")
+        if not colon:
+            raise InvalidArgument(
+                f"{setting}: {entry!r} is not TOKENS:BATCH; write for example '0:768 250B:1536'"
+            )
+        threshold = _truncated(first, setting) // sequence_length
+        stages.append((threshold, _truncated(size, setting)))
+    stages.sort()
+    firsts = [first for first, _ in stages]
+    if not stages or firsts[0] != 0 or len(set(firsts)) != len(firsts):
+        raise InvalidArgument(
+            f"{setting}: thresholds must start at 0 and differ by at least one sample of "
+            f"{sequence_length} tokens, got {text!r}"
+        )
+    if min(size for _, size in stages) < 1:
+        raise InvalidArgument(f"{setting}: every batch size must be at least 1, got {text!r}")
+    return BatchSchedule(stages=tuple(stages), stepped=True)
+
+
+def ramp_up(start: int, increment: int, samples: int, final: int, setting: str) -> BatchSchedule:
+    """Megatron's ``--rampup-batch-size start increment samples`` up to the batch size ``final``.
+
+    At ``c`` samples it has made ``int(c / (samples / increments))`` increments, in doubles.
+    """
+    start, increment, samples, final = (
+        check_integer(setting, value) for value in (start, increment, samples, final)
+    )
+    span = final - start
+    if start < 1 or increment < 1 or samples < 0 or span < 0 or span % increment:
+        raise InvalidArgument(
+            f"{setting}: start {start} must reach the global batch size {final} in whole steps "
+            f"of {increment} over {samples} >= 0 samples; change start or increment"
+        )
+    increments = span // increment
+    if increments > _MOST_INCREMENTS or samples > _EXACT_DOUBLE:
+        raise InvalidArgument(
+            f"{setting}: {increments} increments over {samples} samples; at most "
+            f"{_MOST_INCREMENTS} over 2^53 can be told apart in doubles, as Megatron counts them"
+        )
+    if increments == 0 or samples == 0:
+        raise InvalidArgument(
+            f"{setting}: {increments} increments over {samples} samples are none, and Megatron-LM "
+            "divides by zero; remove it"
+        )
+    per_increment = samples / increments
+    stages = [(0, start)]
+    for step in range(1, increments + 1):
+        first = max(0, ceil_div(step * samples, increments) - 1)
+        while int(first / per_increment) < step:
+            first += 1
+        stages.append((first, start + step * increment))
+    return BatchSchedule(stages=tuple(stages), ramp=(start, increment, samples))

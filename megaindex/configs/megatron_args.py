@@ -1,0 +1,417 @@
+"""Megatron-LM command lines and launch scripts as settings."""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from megaindex.configs.adapter_line import settings_in_comments
+from megaindex.configs.megatron_versions import IGNORED, NOTES, PROGRAMS, REFUSED, version_of
+from megaindex.configs.settings import Settings, merged, replaced_by
+from megaindex.configs.shell import Script, is_unknown
+from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.index.frameworks import DEFAULT_SPLIT
+from megaindex.io.json_files import parse_object
+from megaindex.validation import check_integer
+
+Flags = Mapping[str, list[str]]
+
+_WHOLE = {
+    "--seq-length": "seq_length",
+    "--encoder-seq-length": "seq_length",
+    "--micro-batch-size": "micro_batch_size",
+    "--global-batch-size": "global_batch_size",
+    "--tensor-model-parallel-size": "tensor_model_parallel_size",
+    "--pipeline-model-parallel-size": "pipeline_model_parallel_size",
+    "--context-parallel-size": "context_parallel_size",
+    "--train-iters": "train_iters",
+    "--eval-interval": "eval_interval",
+    "--eval-iters": "eval_iters",
+    "--eval-global-batch-size": "eval_global_batch_size",
+    "--eval-micro-batch-size": "eval_micro_batch_size",
+    "--start-eval-at-iter": "start_eval_at_iter",
+    "--seed": "seed",
+    "--train-data-exact-num-epochs": "train_data_exact_num_epochs",
+}
+_TEXT = {
+    "--split": "split",
+    "--train-samples": "train_samples",
+    "--step-batch-size-schedule": "batch_schedule",
+    "--dataloader-type": "dataloader_type",
+    "--mid-level-dataset-surplus": "mid_level_dataset_surplus",
+}
+_PATHS = {
+    "--data-path": "data_path",
+    "--train-data-path": "train_data_path",
+    "--valid-data-path": "valid_data_path",
+    "--test-data-path": "test_data_path",
+}
+_SWITCHES = {
+    "--skip-train": "skip_train",
+    "--full-validation": "full_validation",
+    "--multiple-validation-sets": "multiple_validation_sets",
+}
+_BLEND_FILE, _SPLIT_FILE = "--data-args-path", "--per-split-data-args-path"
+_RAMP, _PHASES = "--rampup-batch-size", "--phase-transition-iterations"
+_NODES = ("--nnodes",)
+_GPUS = ("--nproc_per_node", "--nproc-per-node")
+_HONOURED = {*_WHOLE, *_TEXT, *_PATHS, *_SWITCHES, _BLEND_FILE, _SPLIT_FILE, _RAMP, _PHASES}
+_CLOSE = 0.85  # similarity of a misspelt argument
+
+
+def read_megatron(
+    source: str,
+    environment: Mapping[str, str] | None = None,
+    script_args: Sequence[str] = (),
+    over: Settings | None = None,
+) -> Settings:
+    """Return the settings of a Megatron command line, or of the script at that path.
+
+    Args:
+        source: arguments as one string, or the path of a shell script.
+        environment: variables to expand besides those the script sets; default: this process's.
+        script_args: positional parameters of the script.
+        over: settings laid over these; what they replace is not read.
+
+    Raises:
+        MissingFile, StorageError: the script, or a file it names, cannot be read.
+        InvalidArgument: an argument has the wrong form or holds an undefined variable, or the run
+            is one that Megatron-LM refuses or that does not read GPT data.
+    """
+    held = os.environ if environment is None else environment
+    text, folder = _text(source)
+    script = Script(text, held, script_args, folder)
+    found = _Reader(_training(script, source), script, over or Settings()).settings()
+    return merged(found, Settings(**settings_in_comments(text, "megatron", "--megatron-args")))
+
+
+def _text(source: str) -> tuple[str, str]:
+    """The script and its folder, where ``source`` is a path; a command line has arguments."""
+    if "--" in source or "\n" in source:
+        return source, ""
+    try:
+        with open(source, encoding="utf-8") as file:
+            return file.read(), os.path.dirname(source)
+    except FileNotFoundError:
+        raise MissingFile(f"--megatron-args: {source} does not exist; check the path") from None
+    except (OSError, ValueError) as error:  # no text, or no path at all
+        raise StorageError(f"--megatron-args: {source} cannot be read: {error}") from None
+
+
+def _training(script: Script, source: str) -> list[str]:
+    """The command that trains.
+
+    Raises:
+        InvalidArgument: there is none, or there are several.
+    """
+    commands = [
+        words
+        for words in script.commands
+        if words[0] not in ("echo", "printf")
+        and any(word.partition("=")[0] in _HONOURED for word in words)
+    ]
+    if script.exits_at and not commands:
+        raise InvalidArgument(
+            f"--megatron-args: {source[:80]!r} exits at {script.exits_at}, before it trains: "
+            "export what it needs, or give its parameters with --script-args"
+        )
+    if not commands:
+        named = [p for words in script.commands if (p := _program(words)) and words[0] != "echo"]
+        starts = f"; it starts {named[-1]}" if named else ""
+        raise InvalidArgument(
+            f"--megatron-args: no Megatron argument in {source[:80]!r}{starts}; give the arguments "
+            "as one string, or the path of a script that trains"
+        )
+    planned = [words for words in commands if not _refusal(_program(words))]
+    commands = planned or commands[-1:]
+    if any(words != commands[0] for words in commands[1:]):
+        raise InvalidArgument(
+            f"--megatron-args: {source[:80]!r} runs {len(commands)} commands with Megatron "
+            "arguments; give those of one of them as a string"
+        )
+    return commands[0]
+
+
+def _refusal(program: str) -> str:
+    """Why a program of Megatron-LM is not planned; empty: it is, or is not Megatron-LM's."""
+    path = "/" + program
+    return next((why for end, why in PROGRAMS.items() if path.endswith("/" + end)), "")
+
+
+def _program(words: Sequence[str]) -> str:
+    """The Python program, or module, that a command runs; empty for arguments alone."""
+    for place, word in enumerate(words):
+        if word.endswith(".py"):
+            return word
+        if word == "-m" and place + 1 < len(words) and "torch.distributed" not in words[place + 1]:
+            return words[place + 1].replace(".", "/")
+    return ""
+
+
+class _Reader:
+    """The arguments of one training command."""
+
+    def __init__(self, words: Sequence[str], script: Script, over: Settings) -> None:
+        self._script = script
+        self._over = over
+        self._replaced = replaced_by(over)
+        self._program = _program(words)
+        self._known = self._planned_program()
+        begin = next((i for i, word in enumerate(words) if word == self._program), -1) + 1
+        self._launcher = _flags(words[:begin]) if begin else _flags(words)
+        self._flags = _flags(words[begin:])
+        self._notes: list[str] = []
+        self._ignored: list[str] = []
+
+    def settings(self) -> Settings:
+        self._sort()
+        found: dict[str, Any] = {"order": "megatron"}
+        for flag, name in _WHOLE.items():
+            if self._has(flag, name):
+                found[name] = _whole(flag, self._flags[flag])
+        for flag, name in _TEXT.items():
+            if self._has(flag, name):
+                found[name] = _one(flag, self._flags[flag])
+        for flag, name in _PATHS.items():
+            if self._has(flag, name):
+                found[name] = tuple(_defined(flag, self._flags[flag]))
+        for flag, name in _SWITCHES.items():
+            if self._has(flag, name):
+                found[name] = not _none(flag, self._flags[flag])
+        if self._has(_RAMP, "rampup_batch_size"):
+            found["rampup_batch_size"] = tuple(_whole(_RAMP, [w]) for w in self._flags[_RAMP])
+        if self._has(_PHASES, "phase_transition_iterations"):
+            text = _one(_PHASES, self._flags[_PHASES])
+            phases = sorted(_whole(_PHASES, [word]) for word in text.split(","))
+            found["phase_transition_iterations"] = tuple(phases)
+        found.update(_exact_epochs(found))
+        found.update(self._blend_files())
+        if not self._replaced.intersection(("world_size", "data_parallel_size")):
+            found["world_size"] = _world_size(self._launcher, self._script)
+        if "--data-path" in self._flags:
+            found.setdefault("split", DEFAULT_SPLIT)
+        self._check(found)
+        return Settings(**found, notes=tuple(self._notes), ignored=tuple(self._ignored))
+
+    def _has(self, flag: str, name: str) -> bool:
+        return flag in self._flags and name not in self._replaced
+
+    def _planned_program(self) -> bool:
+        """Whether the program is one of Megatron's that read GPT data; others refused or noted."""
+        if reason := _refusal(self._program):
+            raise InvalidArgument(f"--megatron-args: {self._program} is not planned: {reason}")
+        name = self._program.rsplit("/", 1)[-1]
+        return name in PROGRAMS or not name
+
+    def _sort(self) -> None:
+        """Refuse or list the arguments that are not planned."""
+        if not self._known:
+            self._notes.append(
+                f"{self._program} is not a program of Megatron-LM: the plan takes it to build its "
+                "data as pretrain_gpt.py does"
+            )
+        for flag in self._flags:
+            if flag in _HONOURED:
+                continue
+            reason = REFUSED.get(flag)
+            if reason is not None:
+                text, settings = reason
+                if not self._replaced.intersection(settings):
+                    raise InvalidArgument(f"{flag} is not planned: {text}")
+            if reason is not None or flag in IGNORED:
+                self._ignored.append(flag)
+                if flag in NOTES:
+                    self._notes.append(f"{flag} {NOTES[flag]}")
+            elif flag[2:] not in _arguments():
+                self._unknown(flag)
+
+    def _unknown(self, flag: str) -> None:
+        near = difflib.get_close_matches(flag[2:], _arguments(), 1, _CLOSE)
+        hint = f"; did you mean --{near[0]}?" if near else ""
+        if self._known and near and "--" + near[0] in _HONOURED:
+            raise InvalidArgument(f"{flag} is not an argument of Megatron-LM{hint}")
+        self._ignored.append(flag)
+        if self._known:
+            self._notes.append(
+                f"{flag} is not an argument of Megatron-LM 0.16.1 or main, which would refuse it"
+                f"{hint or '; the plan ignores it'}"
+            )
+
+    def _blend_files(self) -> dict[str, Any]:
+        """Blends kept in files: words, or JSON with a list or text for each split."""
+        if "data_path" in self._replaced:
+            return {}
+        if _BLEND_FILE in self._flags:
+            return {"data_path": tuple(_read(_BLEND_FILE, self._flags).split())}
+        if _SPLIT_FILE not in self._flags:
+            return {}
+        try:
+            content = parse_object(_read(_SPLIT_FILE, self._flags))
+            blends = {
+                f"{split}_data_path": tuple(
+                    words.split() if isinstance(words, str) else map(str, words)
+                )
+                for split in ("train", "valid", "test")
+                if (words := content[split])
+            }
+        except (ValueError, AttributeError, TypeError, KeyError):
+            raise InvalidArgument(
+                f"{_SPLIT_FILE}: {self._flags[_SPLIT_FILE]} is not JSON with lists train, valid "
+                "and test"
+            ) from None
+        return blends
+
+    def _check(self, found: dict[str, Any]) -> None:
+        """What Megatron-LM refuses, where no flag of the planner replaces it."""
+        given = self._flags.keys()
+        if "data_path" not in self._replaced:
+            blend = [flag for flag in ("--data-path", _BLEND_FILE) if flag in given]
+            split = [flag for flag in (*_PATHS, _SPLIT_FILE) if flag in given - {"--data-path"}]
+            files = [flag for flag in split if flag == _SPLIT_FILE]
+            for one, other in (
+                (blend[:1], blend[1:]),
+                (blend[:1], split[:1]),
+                (files, [flag for flag in split if flag != _SPLIT_FILE][:1]),
+                (split[:1], [flag for flag in ("--split",) if self._has(flag, "split")]),
+            ):
+                if one and other:
+                    raise InvalidArgument(
+                        f"{one[0]} and {other[0]} exclude each other in Megatron-LM; remove one"
+                    )
+            if blend == [_BLEND_FILE] and "split" not in found and "split" not in self._replaced:
+                raise InvalidArgument(
+                    f"{_BLEND_FILE} needs --split: Megatron-LM stops with an AssertionError"
+                )
+        lengths = [flag for flag in ("--seq-length", "--encoder-seq-length") if flag in given]
+        if len(lengths) > 1 and "seq_length" not in self._replaced:
+            raise InvalidArgument(f"{' and '.join(lengths)} exclude each other; remove one")
+        if "batch_schedule" in found and self._has("--global-batch-size", "global_batch_size"):
+            raise InvalidArgument(
+                "--step-batch-size-schedule and --global-batch-size exclude each other in "
+                "Megatron-LM; remove one"
+            )
+        if "phase_transition_iterations" in found and "train_iters" in found:
+            raise InvalidArgument(
+                f"{_PHASES} needs --train-samples: Megatron-LM stops with a TypeError; give "
+                "--train-samples in place of --train-iters"
+            )
+        self._check_interval(found)
+
+    def _check_interval(self, found: dict[str, Any]) -> None:
+        """The default of --eval-interval, where the release has one or needs none."""
+        if found["order"] != "megatron":
+            return
+        release = self._over.framework_version
+        version = version_of(Settings(**{**found, "framework_version": release}))
+        needed = not (found.get("full_validation") or found.get("skip_train"))
+        if "eval_interval" in found or "eval_interval" in self._replaced or not needed:
+            return
+        if version.eval_interval is None:
+            self._notes.append(
+                f"--eval-interval is missing: {version.framework} has no default and stops with a "
+                "TypeError; the plan evaluates every 1000 iterations"
+            )
+
+
+def _flags(words: Sequence[str]) -> dict[str, list[str]]:
+    """Values of every argument; the last one counts, as for argparse."""
+    flags: dict[str, list[str]] = {}
+    current: list[str] = []
+    for word in words:
+        if not word.startswith("--"):
+            current.append(word)
+            continue
+        name, equals, value = word.partition("=")
+        current = [value] if equals else []
+        flags[name] = current
+    return flags
+
+
+@cache
+def _arguments() -> frozenset[str]:
+    text = resources.files("megaindex.configs").joinpath("megatron_arguments.txt").read_text("utf-8")
+    return frozenset(line for line in text.splitlines() if not line.startswith("#"))
+
+
+def _exact_epochs(found: Mapping[str, Any]) -> dict[str, Any]:
+    """Only Megatron-DeepSpeed has the argument; its default, -1, asks for nothing."""
+    if "train_data_exact_num_epochs" not in found:
+        return {}
+    if found["train_data_exact_num_epochs"] < 0:
+        return {"order": "megatron-legacy", "train_data_exact_num_epochs": None}
+    return {"order": "megatron-legacy"}
+
+
+def _read(flag: str, flags: Flags) -> str:
+    path = _one(flag, flags[flag])
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except (OSError, ValueError) as error:  # no text, or no path at all
+        raise StorageError(f"{flag}: {path} cannot be read: {error}") from None
+
+
+def _world_size(flags: Flags, script: Script) -> int | None:
+    """Nodes x processes of the launcher, else a variable WORLD_SIZE of the script."""
+    nodes, gpus = (
+        next((flags[flag] for flag in names if flag in flags), None) for names in (_NODES, _GPUS)
+    )
+    count, each = _count(nodes or ["1"]), _count(gpus or [])
+    if count is not None and each is not None:
+        return count * each
+    held = script.variables.get("WORLD_SIZE")
+    return _count([held]) if isinstance(held, str) else None
+
+
+def _count(words: Sequence[str]) -> int | None:
+    """The number of nodes or GPUs that the first word says; None for `auto` and the like."""
+    return int(words[0]) if words and words[0].isdecimal() and len(words[0]) < 10 else None
+
+
+def _defined(flag: str, words: Sequence[str]) -> Sequence[str]:
+    for word in words:
+        if is_unknown(word):
+            raise InvalidArgument(
+                f"{flag} holds {word}, which is not defined here: {_remedy(flag, word)}"
+            )
+    if not words:
+        raise InvalidArgument(f"{flag} has no value; give one, or remove it")
+    return words
+
+
+def _remedy(flag: str, word: str) -> str:
+    """How to define what a word holds, or to replace the argument."""
+    own = {"--step-batch-size-schedule": "--batch-schedule"}.get(flag, flag)
+    numbers = re.findall(r"\$\{?(\d)", word)
+    if numbers:
+        return f"give the script's parameters with --script-args, at least {max(numbers)}, or {own}"
+    return f"export it, or pass {own}"
+
+
+def _one(flag: str, words: Sequence[str]) -> str:
+    defined = _defined(flag, words)
+    if len(defined) > 1:
+        raise InvalidArgument(
+            f"{flag} takes one word, got {' '.join(defined)!r}; put the whole value in quotes, and "
+            'expand an array that holds it as "${NAME[@]}"'
+        )
+    return defined[0]
+
+
+def _none(flag: str, words: Sequence[str]) -> bool:
+    if words:
+        raise InvalidArgument(f"{flag} takes no value, got {' '.join(words)!r}; remove it")
+    return False
+
+
+def _whole(flag: str, words: Sequence[str]) -> int:
+    text = " ".join(_defined(flag, words))
+    try:
+        return int(text)
+    except ValueError:
+        return check_integer(flag, text)

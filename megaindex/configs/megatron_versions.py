@@ -1,0 +1,234 @@
+"""Releases of Megatron-LM and its training programs."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from megaindex.errors import InvalidArgument
+
+DEFAULT_VERSION = "0.16.1"
+NEWEST = "main"
+_MAIN = (0, 19)
+"""Megatron-LM main of August 2026 has the rules of megatron-core 0.19."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Version:
+    """A release of Megatron-LM."""
+
+    since: tuple[int, int]
+    """First release with these rules."""
+    name: str = ""
+    ramps: bool
+    """Whether ``--rampup-batch-size`` changes the batch, or is accepted and ignored."""
+    eval_interval: int | None
+    """Default of ``--eval-interval``; None: the run stops with a TypeError without it."""
+    empty_loaders: bool
+    """Whether a blend of no samples is no error, as ``--eval-iters 0`` makes one."""
+    full_validation: Literal["samples", "ranks"]
+    """Iterations of an evaluation with ``--full-validation``: one for each sample, or one for each
+    sample of the rank that has most."""
+
+    @property
+    def framework(self) -> str:
+        """Framework and version, as printed."""
+        release = f"{NEWEST}, 2026-08" if self.name == NEWEST else f"megatron-core {self.name}"
+        return f"Megatron-LM ({release})"
+
+
+_RULES = (
+    Version(
+        since=(0, 12),
+        ramps=True,
+        eval_interval=1000,
+        empty_loaders=False,
+        full_validation="samples",
+    ),
+    Version(
+        since=(0, 16),
+        ramps=True,
+        eval_interval=None,
+        empty_loaders=False,
+        full_validation="samples",
+    ),
+    Version(
+        since=(0, 18), ramps=False, eval_interval=None, empty_loaders=True, full_validation="ranks"
+    ),
+)
+
+# First release with a setting; those not named here are older than every release above.
+_SINCE = {
+    "full_validation": (0, 14),
+    "multiple_validation_sets": (0, 14),
+    "phase_transition_iterations": (0, 16),
+    "start_eval_at_iter": (0, 18),
+    "eval_global_batch_size": (0, 18),
+    "eval_micro_batch_size": (0, 18),
+    "batch_schedule": (0, 18),
+}
+_FLAGS = {"batch_schedule": "--step-batch-size-schedule"}
+
+
+def find_version(name: str) -> Version:
+    """Return the rules of a release, such as ``0.16.1`` or ``main``.
+
+    Raises:
+        InvalidArgument: no release whose rules are known.
+    """
+    match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})(\.\w{1,8})?", name)
+    number = _MAIN if name == NEWEST else (int(match[1]), int(match[2])) if match else (0, 0)
+    if not _RULES[0].since <= number <= _MAIN:
+        raise InvalidArgument(
+            f"--framework-version: {name!r} is not a release of megatron-core from "
+            f"{_text(_RULES[0].since)} to {_text(_MAIN)}, nor {NEWEST}; give one such as "
+            f"{DEFAULT_VERSION} or {NEWEST}"
+        )
+    rules = [row for row in _RULES if row.since <= number][-1]
+    return replace(rules, name=name)
+
+
+def version_of(settings: Any) -> Version:
+    """Return the release asked for, else the default one, or main where that lacks a setting.
+
+    Raises:
+        InvalidArgument: no such release, or it does not know one of the settings.
+    """
+    newer = {name: since for name, since in _SINCE.items() if getattr(settings, name) is not None}
+    named = settings.framework_version
+    version = find_version(named or DEFAULT_VERSION)
+    number = _MAIN if version.name == NEWEST else _number(version.name)
+    missing = {name: since for name, since in newer.items() if since > number}
+    if not missing:
+        return version
+    if named is None:
+        return find_version(NEWEST)
+    name, since = next(iter(missing.items()))
+    raise InvalidArgument(
+        f"{_FLAGS.get(name, '--' + name.replace('_', '-'))} came with megatron-core "
+        f"{_text(since)}, and --framework-version {named} does not know it; remove one of them"
+    )
+
+
+def _number(name: str) -> tuple[int, int]:
+    major, minor = name.split(".")[:2]
+    return int(major), int(minor)
+
+
+def _text(number: tuple[int, int]) -> str:
+    return ".".join(map(str, number))
+
+
+_OTHER_SAMPLES = "its samples are not the GPT samples of --seq-length tokens; plan a GPT run"
+_NO_INDEX = "it reads no .bin and .idx pair as pretrain_gpt.py does"
+_IMAGES = "its samples are images and conversations of a loader of its own"
+_NO_TRAINING = "it trains nothing"
+
+# End of a program's path, and why it is not planned; empty: it builds GPT datasets.
+PROGRAMS = {
+    "pretrain_gpt.py": "",
+    "pretrain_hybrid.py": "",
+    "pretrain_mamba.py": "",
+    "pretrain_bert.py": _OTHER_SAMPLES,
+    "pretrain_t5.py": _OTHER_SAMPLES,
+    "pretrain_ict.py": _OTHER_SAMPLES,
+    "pretrain_retro.py": _OTHER_SAMPLES,
+    "pretrain_vlm.py": _IMAGES,
+    "multimodal/train.py": _IMAGES,
+    "mimo/train.py": _IMAGES,
+    "mimo/pretrain_mimo": _IMAGES,
+    "train_rl.py": "reinforcement learning builds no datasets",
+    "modelopt/finetune.py": _NO_INDEX,
+    "convert_model.py": _NO_TRAINING,
+    "modelopt/offline_feature_extract.py": _NO_INDEX,
+    "modelopt/generate.py": _NO_TRAINING,
+    "modelopt/mmlu.py": _NO_TRAINING,
+    "modelopt/prune.py": _NO_TRAINING,
+    "modelopt/quantize.py": _NO_TRAINING,
+    "modelopt/validate.py": _NO_TRAINING,
+    "modelopt/export.py": _NO_TRAINING,
+    "detxoify_lm/finetune_gpt.py": "it mixes two corpora by a rule of its own",
+    "detxoify_lm/generate_samples_gpt.py": _NO_TRAINING,
+    "msdp/main.py": "it evaluates prompts",
+    "tools/run_text_generation_server.py": _NO_TRAINING,
+    "tools/run_hybrid_text_generation_server.py": _NO_TRAINING,
+    "tools/run_inference_performance_test.py": _NO_TRAINING,
+    "multimodal/run_text_generation.py": _NO_TRAINING,
+    "inference/launch_inference_server": _NO_TRAINING,
+    "inference/offline_inference": _NO_TRAINING,
+    "tools/checkpoint/checkpoint_inspector.py": _NO_TRAINING,
+}
+
+_DATA = ("data_path", "tokens_per_epoch")
+_PARALLEL = ("data_parallel_size", "world_size")
+
+# Argument: why it is not planned, and the planner's settings that make up for it.
+REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
+    "--mock-data": (
+        "the samples are generated; pass --data-path, or --tokens-per-epoch, to plan the same run "
+        "on data",
+        _DATA,
+    ),
+    "--sft": ("supervised finetuning packs whole conversations of a JSON file", ()),
+    "--finetune-hf-dataset": ("it names a data set that is tokenized in the run", ()),
+    "--perform-rl-step": ("reinforcement learning builds no datasets", ()),
+    "--yaml-cfg": ("the arguments are in a file; give them as arguments", ()),
+    "--batch-size": ("Megatron-LM refuses it; give --micro-batch-size", ("micro_batch_size",)),
+    "--model-parallel-size": (
+        "Megatron-LM refuses it; give --tensor-model-parallel-size",
+        ("tensor_model_parallel_size",),
+    ),
+    "--tensor-parallel-num-weight-shards": (
+        "it takes ranks from data parallelism; pass --data-parallel-size",
+        _PARALLEL,
+    ),
+}
+
+# Arguments that concern data and leave what is built and read as it is.
+IGNORED = frozenset(
+    {
+        "--allow-ambiguous-pad-tokens",
+        "--data-cache-path",
+        "--dataloader-defer-npy-index-mmap",
+        "--dataloader-fast-cache-load",
+        "--dataloader-inter-document-masking",
+        "--decoder-seq-length",
+        "--decrease-batch-size-if-needed",
+        "--eod-mask-loss",
+        "--exit-duration-in-mins",
+        "--exit-interval",
+        "--fim-data",
+        "--fim-eod-token",
+        "--fim-fragment-rate",
+        "--fim-middle-token",
+        "--fim-no-prefix",
+        "--fim-pad-token",
+        "--fim-prefix-token",
+        "--fim-rate",
+        "--fim-split-sample",
+        "--fim-spm-rate",
+        "--fim-suffix-token",
+        "--hybrid-context-parallel",
+        "--iterations-to-skip",
+        "--no-create-attention-mask-in-dataloader",
+        "--no-data-sharding",
+        "--no-mmap-bin-files",
+        "--num-dataset-builder-threads",
+        "--num-workers",
+        "--object-storage-cache-path",
+        "--per-dataset-sequences-path",
+        "--reset-attention-mask",
+        "--reset-position-ids",
+        "--sample-rate",
+        "--use-checkpoint-args",
+        "--validation-set-names",
+    }
+)
+
+NOTES = {
+    "--fim-data": "rearranges the tokens within samples: the plan counts those before that",
+    "--iterations-to-skip": "names iterations that read their samples and do not train on them",
+    "--exit-interval": "may end the run before the plan does",
+    "--use-checkpoint-args": "takes arguments from a checkpoint, which the plan does not read",
+}

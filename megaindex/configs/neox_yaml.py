@@ -1,0 +1,394 @@
+"""GPT-NeoX configuration files and host files as settings.
+
+Made from GPT-NeoX main ea7aefd8 (2026-05-19): the fields of `NeoXArgs`, sorted. Files may write
+hyphens for underscores; there are no other aliases.
+
+Keys are read as NeoX reads them: several files make one configuration, hyphens equal underscores,
+keys that do not concern the data are ignored, and keys that it does not have are not.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+import reprlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from megaindex.configs.adapter_line import settings_in_comments
+from megaindex.configs.settings import Settings
+from megaindex.configs.yaml_sections import load_mapping
+from megaindex.errors import InvalidArgument, StorageError
+from megaindex.index.frameworks import DEFAULT_SPLIT, parse_split
+from megaindex.index.order_settings import NeoxDocumentsOrder
+from megaindex.validation import check_integer, check_number, check_setting
+
+_HOST = re.compile(r"^(?P<host>\S+)\s+slots=(?P<slots>\d{1,9})\s*(#.*)?$")
+
+
+def gpus_of_hosts(config: Mapping[str, Any]) -> int | None:
+    """GPUs that a NeoX configuration names, or None where only the cluster itself knows.
+
+    ``num_nodes`` takes the first hosts, ``num_gpus`` overrides their slots; ``include`` and
+    ``exclude`` name single devices and are left to ``--world-size``.
+    """
+    path = config.get("hostfile") or os.environ.get("DLTS_HOSTFILE")
+    if not path or config.get("include") or config.get("exclude"):
+        return None
+    if not isinstance(path, str):
+        raise InvalidArgument(f"hostfile must be a path, got a {type(path).__name__}")
+    if not os.path.isfile(path):
+        return None
+    slots = _slots(path)
+    nodes = config.get("num_nodes")
+    if isinstance(nodes, int) and nodes > 0:
+        slots = slots[:nodes]
+    gpus = config.get("num_gpus")
+    total = gpus * len(slots) if isinstance(gpus, int) and gpus > 0 else sum(slots)
+    return total or None
+
+
+def _slots(path: str) -> list[int]:
+    try:
+        with open(path, encoding="utf-8") as file:
+            hosts = [_HOST.match(line.strip()) for line in file]
+    except (OSError, UnicodeDecodeError) as error:
+        raise StorageError(f"hostfile: {path} cannot be read: {error}") from None
+    return [int(host["slots"]) for host in hosts if host]
+
+
+_WORDS = """
+account activation activation_checkpointing adlr_autoresume adlr_autoresume_interval
+allow_chopped amp apply_query_key_layer_scaling attention_config attention_dropout
+attention_softmax_in_fp32 autotuning autotuning_run base_shapes_file batch_size bf16
+bias_dropout_fusion bias_gelu_fusion char_level_ppl checkpoint checkpoint_activations
+checkpoint_factor checkpoint_in_cpu checkpoint_num_layers checkpoint_scale
+checkpoint_validation_with_forward_pass clip_grad comet_experiment comet_experiment_name
+comet_others comet_project comet_tags comet_workspace comment comms_logger
+communication_data_type compression_training config_files contiguous_checkpointing coord_check
+csv_monitor curriculum_learning curriculum_seqlen data_efficiency data_impl data_path data_types
+dataset_impl deepscale deepscale_config deepspeed deepspeed_activation_checkpointing
+deepspeed_extra_args deepspeed_mpi deepspeed_slurm dim_att distributed_backend do_test do_train
+do_valid dpo_beta dpo_fp32 dpo_reference_free dump_state dynamic_loss_scale elasticity
+eod_mask_loss eval_interval eval_iters eval_results_prefix eval_tasks exclude exit_interval
+expansion_factor extra_save_iters ffn_dim finetune flops_profiler force_multi fp16
+fp16_lm_cross_entropy fp32_allreduce fp32_reinforce fused_kernels_build_path git_hash
+global_num_gpus gmlp_attn_dim gpt_j_residual gpt_j_tied gradient_accumulation_steps
+gradient_clipping gradient_noise_scale_cpu_offload gradient_noise_scale_n_batches
+gradient_predivide_factor head_size hidden_dropout hidden_size hostfile hysteresis include
+init_method init_method_std intermediate_size is_pipe_parallel iteration keep_last_n_checkpoints
+kl_div_beta kl_impl kto_beta kto_desirable_weight kto_fp32 kto_undesirable_weight launcher
+layernorm_epsilon layernorm_fusion lazy_mpu_init load local_rank log_dir log_grad_norm
+log_grad_pct_zeros log_gradient_noise_scale log_interval log_optimizer_states log_param_norm
+loss_scale loss_scale_window lr lr_decay_fraction lr_decay_iters lr_decay_style
+make_vocab_size_divisible_by mamba_causal_conv_fusion mamba_inner_func_fusion
+mamba_selective_fp32_params mamba_selective_scan_fusion mamba_use_bias_in_conv
+mamba_use_bias_in_linears master_addr master_port max_position_embeddings maximum_tokens
+memory_profiling memory_profiling_path merge_file min_lr min_scale mlp_multiple_of mmap_warmup
+model_parallel_size moe_expert_interval moe_jitter_eps moe_lbl_in_fp32 moe_num_experts
+moe_router_type moe_top_k mup_attn_temp mup_embedding_mult mup_init_scale mup_output_temp
+mup_rp_embedding_mult mup_width_scale neg_test_data_paths neg_test_label_data_paths
+neg_train_data_paths neg_train_label_data_paths neg_valid_data_paths neg_valid_label_data_paths
+no_load_optim no_load_rng no_save_optim no_save_rng no_ssh_check no_weight_tying norm
+num_attention_heads num_gpus num_kv_heads num_layers num_nodes num_samples num_unique_layers
+num_workers online_dataserver_ips online_dataserver_ports onnx_safe opt_pos_emb_offset optimizer
+optimizer_type output_layer_init_method output_layer_parallelism override_lr_scheduler pack_impl
+padded_vocab_size param_sharing_style partition_activations peak_theoretical_tflops
+pipe_parallel_size pipe_partition_method pos_emb pos_test_data_paths pos_test_label_data_paths
+pos_train_data_paths pos_train_label_data_paths pos_valid_data_paths pos_valid_label_data_paths
+precision precompute_model_name prescale_gradients profile profile_backward profile_step_start
+profile_step_stop prompt_end rank recompute reinforce_leave_one_out return_logits
+rms_norm_epsilon rmsnorm_fusion rope_fusion rotary_emb_base rotary_pct rotary_save_freqs_buffer
+rpe_max_distance rpe_num_buckets s3_chunk_size s3_path sample_input_file sample_output_file save
+save_base_shapes scaled_masked_softmax_fusion scaled_upper_triang_masked_softmax_fusion
+scalenorm_epsilon scheduler seed seq_length sequence_parallel serve_model_weights short_seq_prob
+sliding_window_width soft_prompt_tuning sparse_attention sparse_gradients sparsity_config split
+steps_per_print synchronize_each_layer te_columnparallel te_fp8_amax_compute_algo
+te_fp8_amax_history_len te_fp8_format te_fp8_margin te_fp8_mha te_fp8_wgrad te_layernorm_mlp
+te_mha te_rowparallel temperature tensorboard tensorboard_dir test_data_paths test_data_weights
+test_label_data_paths test_reward_data_paths text_gen_type tokenizer_type top_k top_p
+train_batch_size train_data_paths train_data_weights train_epochs train_impl train_iters
+train_label_data_paths train_micro_batch_size_per_gpu train_reward_data_paths
+use_bias_in_attn_linear use_bias_in_mlp use_bias_in_norms use_bnb_optimizer
+use_checkpoint_lr_scheduler use_comet use_cpu_initialization use_flashattn_swiglu use_mup
+use_qk_layernorm use_shared_fs use_wandb user_script valid_data_paths valid_data_weights
+valid_label_data_paths valid_reward_data_paths vocab_file wall_clock_breakdown wandb wandb_group
+wandb_host wandb_init_all_ranks wandb_project wandb_run_name wandb_team warmup
+weight_by_num_documents weight_decay weight_server_port weighted_sampler_alpha world_size z_loss
+zero_allgather_bucket_size zero_contiguous_gradients zero_optimization zero_reduce_bucket_size
+zero_reduce_scatter zero_stage
+"""
+NAMES = frozenset(_WORDS.split())
+
+
+_SPLITS = ("train", "valid", "test")
+_VERSION = "GPT-NeoX (main, 2026-05)"
+# Keys that decide what a plan says; one that is nearly one of them is taken for a slip of the pen.
+_TAKEN = (
+    "seq_length", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "data_path",
+    "train_batch_size", "global_num_gpus", "model_parallel_size", "pipe_parallel_size", "split",
+    "train_iters", "train_epochs", "eval_interval", "eval_iters", "data_impl", "pack_impl",
+    "dataset_impl", "allow_chopped", "weight_by_num_documents", "weighted_sampler_alpha",
+    "hostfile", "num_nodes", "num_gpus", "include", "exclude", "exit_interval",
+    "curriculum_learning", "data_efficiency", "autotuning", "elasticity", "train_impl",
+    *(f"{side}{split}{kind}_data_paths" for split in _SPLITS
+      for side, kind in (("", ""), ("", "_label"), ("pos_", ""), ("neg_", ""), ("pos_", "_label"),
+                         ("neg_", "_label"))),
+    *(f"{split}_data_weights" for split in _SPLITS),
+)  # fmt: skip
+_UNPLANNED = {
+    "curriculum_learning": "cuts samples short, which the shares of tokens seen leave out",
+    "data_efficiency": "chooses samples itself, which this plan leaves out",
+    "autotuning": "chooses batch sizes, which this plan leaves out",
+    "elasticity": "chooses batch sizes, which this plan leaves out",
+}
+
+
+def read_neox(paths: Sequence[str | os.PathLike[str]]) -> Settings:
+    """Settings of one or several NeoX files.
+
+    Raises:
+        MissingFile, StorageError: a file cannot be read.
+        InvalidArgument: a file is not a mapping, repeats a key of another, or asks for what the
+            planner cannot size.
+    """
+    settings = neox_settings(merged_files(paths))
+    said: dict[str, Any] = {}
+    for path in paths:
+        with open(path, encoding="utf-8") as file:
+            said |= settings_in_comments(file.read(), "neox", os.fspath(path))
+    return replace(settings, **said)
+
+
+def merged_files(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
+    """All keys of the files, with underscores.
+
+    NeoX compares a key as written with the converted keys it has: ``train_iters`` a second time is
+    an error, ``train-iters`` silently replaces.
+    """
+    config: dict[str, Any] = {}
+    for path in paths:
+        for key, value in load_mapping(path, "--neox-config", last_wins=True).items():
+            if key in config:
+                raise InvalidArgument(
+                    f"{os.fspath(path)}: {key} is set by an earlier file too, which NeoX refuses; "
+                    "remove one of them"
+                )
+            name = key.replace("-", "_")
+            near = difflib.get_close_matches(name, _TAKEN, 1, cutoff=0.8)
+            if name not in NAMES and near:
+                raise InvalidArgument(
+                    f"{os.fspath(path)}: GPT-NeoX has no argument {key} and refuses it; did you "
+                    f"mean {near[0]}?"
+                )
+            config[name] = value
+    return config
+
+
+def neox_settings(config: Mapping[str, Any]) -> Settings:
+    """The planner's settings in a merged NeoX configuration."""
+    _check_train_epochs(config)
+    return Settings(
+        order="neox",
+        **_data(config),
+        packing=_packing(config),
+        seq_length=_whole(config, "seq_length"),
+        micro_batch_size=_whole(config, "train_micro_batch_size_per_gpu", "micro_batch_size"),
+        gradient_accumulation_steps=_whole(config, "gradient_accumulation_steps"),
+        global_batch_size=_whole(config, "train_batch_size", "global_batch_size"),
+        world_size=_whole(config, "global_num_gpus") or gpus_of_hosts(config),
+        tensor_model_parallel_size=max(1, _whole(config, "model_parallel_size") or 1),
+        pipeline_model_parallel_size=max(1, _whole(config, "pipe_parallel_size") or 1),
+        train_iters=_whole(config, "train_iters"),
+        train_epochs=_whole(config, "train_epochs"),
+        seed=_whole(config, "seed"),
+        eval_interval=_whole(config, "eval_interval"),
+        eval_iters=_whole(config, "eval_iters"),
+        notes=tuple(_notes(config)),
+    )
+
+
+def _check_train_epochs(config: Mapping[str, Any]) -> None:
+    """As NeoX's validate_train_epochs."""
+    if not config.get("train_epochs"):
+        return
+    weights = config.get("train_data_weights")
+    for key, refused in (
+        ("pack_impl", config.get("pack_impl", "packed") != "packed"),
+        ("dataset_impl", config.get("dataset_impl", "gpt2") != "gpt2"),
+        ("weight_by_num_documents", bool(config.get("weight_by_num_documents"))),
+        ("train_data_weights", isinstance(weights, list) and any(w != 1.0 for w in weights)),
+    ):
+        if refused:
+            raise InvalidArgument(
+                f"train_epochs with {key}: {_shown(config[key])} is refused by NeoX; give "
+                "train_iters in place of train_epochs"
+            )
+
+
+def _data(config: Mapping[str, Any]) -> dict[str, Any]:
+    side = _side(config)
+    paths = {split: _list(config, f"{side}{split}_data_paths") for split in _SPLITS}
+    single = config.get("data_path")
+    missing = [split for split, given in paths.items() if not given]
+    if len(missing) == len(_SPLITS):
+        return {} if single is None else _divided(config, single)
+    if single is not None:
+        raise InvalidArgument(
+            f"data_path and {side}train_data_paths exclude each other in NeoX; remove one of them"
+        )
+    if missing:
+        raise InvalidArgument(
+            "NeoX takes data paths of train, valid and test, or of none of them; give "
+            + " and ".join(f"{side}{split}_data_paths" for split in missing)
+        )
+    found: dict[str, Any] = {
+        f"{split}_data_path": _blend(config, split, given) for split, given in paths.items()
+    }
+    if config.get("weight_by_num_documents"):
+        found["documents_alpha"] = _number(config, "weighted_sampler_alpha", 1.0)
+    found["companions"] = _companions(config, side, paths)
+    return found
+
+
+def _side(config: Mapping[str, Any]) -> str:
+    """What the keys of the data paths begin with."""
+    kind = config.get("dataset_impl", "gpt2")
+    if kind not in ("gpt2", "pairwise"):
+        raise InvalidArgument(
+            f"dataset_impl: {_shown(kind)} is not planned: it takes its samples from a server; "
+            "'gpt2' and 'pairwise' read files"
+        )
+    other = "" if kind == "pairwise" else "pos_"
+    given = [f"{other}{split}_data_paths" for split in _SPLITS]
+    if wrong := [key for key in given if config.get(key)]:
+        needed = "gpt2" if kind == "pairwise" else "pairwise"
+        raise InvalidArgument(
+            f"{wrong[0]} is of dataset_impl {needed!r}, not {kind!r}; change one of them"
+        )
+    if kind == "gpt2":
+        return ""
+    if config.get("weight_by_num_documents"):
+        raise InvalidArgument(
+            "weight_by_num_documents ends with an error in NeoX for pairwise data; write weights"
+        )
+    return "pos_"
+
+
+def _divided(config: Mapping[str, Any], single: Any) -> dict[str, Any]:
+    if not isinstance(single, str):
+        raise InvalidArgument(
+            f"data_path must be one path, got {_shown(single)}; use train_data_paths"
+        )
+    split = _scalar("split", config.get("split", DEFAULT_SPLIT))
+    parse_split(split, "neox")
+    return {"data_path": (single,), "split": split.replace(" ", "")}
+
+
+def _blend(config: Mapping[str, Any], split: str, paths: Sequence[Any]) -> tuple[str, ...]:
+    """``weight path weight path …`` of a split; NeoX weighs all alike where it is told nothing."""
+    weights = _list(config, f"{split}_data_weights") or [1.0] * len(paths)
+    if len(weights) != len(paths):
+        raise InvalidArgument(
+            f"{split}_data_weights has {len(weights)} entries for {len(paths)} {split}_data_paths; "
+            "give one weight for each path"
+        )
+    pairs = zip(weights, paths, strict=True)
+    return tuple(_scalar(f"{split}_data_paths", word) for pair in pairs for word in pair)
+
+
+def _companions(
+    config: Mapping[str, Any], side: str, paths: Mapping[str, Sequence[Any]]
+) -> dict[str, tuple[tuple[str, ...], ...]] | None:
+    """Labels, rejected texts and their labels, of each split; empty where there are none."""
+    if config.get("pack_impl", "packed") == "packed":
+        return None  # they follow the text and decide nothing
+    found = {}
+    for split, given in paths.items():
+        keys = [f"{side}{split}_label_data_paths"]
+        if side:
+            keys += [f"neg_{split}_data_paths", f"neg_{split}_label_data_paths"]
+        lists = [
+            ["" if path is None else _scalar(key, path) for path in _list(config, key)]
+            for key in keys
+        ]
+        if side and (len(lists[1]) != len(given) or len(lists[0]) != len(lists[2])):
+            raise InvalidArgument(
+                f"{split}: pairwise data needs a neg_ path for each pos_ path, and labels of both "
+                "sides or none"
+            )
+        padded = [[*paths_[: len(given)], *[""] * (len(given) - len(paths_))] for paths_ in lists]
+        padded += [[""] * len(given)] * (3 - len(padded))
+        found[split] = tuple(zip(*padded, strict=True))
+    return found
+
+
+def _packing(config: Mapping[str, Any]) -> NeoxDocumentsOrder | None:
+    kind = config.get("pack_impl", "packed")
+    if kind not in ("packed", "unpacked", "pack_until_overflow"):
+        raise InvalidArgument(
+            f"pack_impl: {_shown(kind)} is not planned; NeoX knows packed, unpacked and "
+            "pack_until_overflow"
+        )
+    if kind == "packed":
+        if config.get("dataset_impl", "gpt2") == "pairwise":
+            raise InvalidArgument(
+                "dataset_impl pairwise is refused by NeoX with pack_impl packed, the default; "
+                "write pack_impl: unpacked or pack_until_overflow"
+            )
+        return None
+    return NeoxDocumentsOrder(pack_impl=kind, allow_chopped=bool(config.get("allow_chopped", True)))
+
+
+def _notes(config: Mapping[str, Any]) -> Iterator[str]:
+    unknown = [key for key in config if key not in NAMES]
+    if unknown:
+        yield f"{_VERSION} has no argument {', '.join(unknown)} and refuses the file: remove it"
+    has_data = any(key.endswith(("data_path", "data_paths")) for key in config)
+    if has_data and config.get("data_impl", "infer") == "infer":
+        yield (
+            f"data_impl infer, the default: {_VERSION} opens no file with it, and ends with an "
+            "AttributeError unless megaindex.adapters.neox.install() is called; write data_impl: "
+            "mmap"
+        )
+    for key, effect in _UNPLANNED.items():
+        value = config.get(key)
+        if value and (not isinstance(value, Mapping) or value.get("enabled", True)):
+            yield f"{key} {effect}"
+    stop, iterations = config.get("exit_interval"), config.get("train_iters")
+    if isinstance(stop, int) and stop and (not isinstance(iterations, int) or stop < iterations):
+        yield f"exit_interval {stop}: NeoX stops there; this plan is of all iterations"
+
+
+def _scalar(key: str, value: Any) -> str:
+    if isinstance(value, (list, dict)):
+        raise InvalidArgument(f"{key} must hold plain values, got {_shown(value)}")
+    return str(value)
+
+
+def _shown(value: Any) -> str:
+    """A value in an error message. Aliases of YAML nest lists in lists: never write out all."""
+    return reprlib.repr(value)
+
+
+def _list(config: Mapping[str, Any], key: str) -> list[Any]:
+    value = config.get(key)
+    if value is None:
+        return []
+    if not isinstance(value, list):
+        raise InvalidArgument(f"{key} must be a list, got {_shown(value)}; put it into [ ]")
+    return value
+
+
+def _number(config: Mapping[str, Any], key: str, default: float) -> float:
+    value = config.get(key, default)
+    return check_number(key, str(value) if isinstance(value, bool) else value)
+
+
+def _whole(config: Mapping[str, Any], key: str, setting: str = "") -> int | None:
+    value = config.get(key)
+    if value is None or value == "auto":
+        return None
+    return check_setting(setting or key, check_integer(key, value, flags=False), key)

@@ -1,0 +1,408 @@
+"""The run that settings describe: sizes derived, contradictions refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from fractions import Fraction
+from typing import Any
+
+from megaindex.arithmetic import global_batch_size
+from megaindex.configs.batch_schedule import BatchSchedule, parse_count, parse_schedule, ramp_up
+from megaindex.configs.megatron_versions import Version, version_of
+from megaindex.configs.run import TAILS, Data, Evaluation, Run, Source, Target
+from megaindex.configs.settings import (
+    ORDER_FIELDS,
+    TARGETS,
+    Settings,
+    flag_of,
+    parse_blend,
+    parse_tokens,
+)
+from megaindex.errors import InvalidArgument
+from megaindex.index.frameworks import parse_split
+from megaindex.index.order_settings import Order, make_order
+from megaindex.validation import (
+    DEFAULT_SEED,
+    check_buffer,
+    check_choice,
+    check_epochs,
+    check_number,
+    read_number,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSizes:
+    """The global batch and, where known, what it is made of."""
+
+    global_batch: int
+    micro_batch: int | None
+    data_parallel: int | None
+    accumulation: int | None
+
+    @property
+    def unit(self) -> int | None:
+        """Samples of one micro batch on every rank."""
+        if self.micro_batch is None or self.data_parallel is None:
+            return None
+        return self.micro_batch * self.data_parallel
+
+
+def batch_sizes(settings: Settings) -> BatchSizes:
+    """Completes micro batch x data-parallel size x accumulation = global batch.
+
+    Raises:
+        InvalidArgument: too few sizes are given, or they contradict each other.
+    """
+    micro = settings.micro_batch_size
+    parallel = _data_parallel(settings)
+    steps = settings.gradient_accumulation_steps
+    wanted = settings.global_batch_size
+    if settings.batch_schedule is not None:
+        return _scheduled(settings, micro, parallel, steps)
+    if wanted is None:
+        return _product(micro, parallel, steps)
+    if (
+        parallel is None
+        and micro is not None
+        and steps is not None
+        and not wanted % (micro * steps)
+    ):
+        parallel = wanted // (micro * steps)
+    if micro is None and parallel is not None and settings.order == "neox":
+        micro = wanted // (parallel * (steps or 1))  # as GPT-NeoX derives it
+    if micro is not None and parallel is not None and steps is None:
+        steps, rest = divmod(wanted, micro * parallel)
+        if rest:
+            raise InvalidArgument(
+                f"--global-batch-size {wanted} is not a multiple of --micro-batch-size {micro} x "
+                f"{_parallel_text(settings, parallel)} = {micro * parallel}; change one of them"
+            )
+    if micro is not None and parallel is not None and steps is not None:
+        product = global_batch_size(micro, parallel, steps)
+        if product != wanted:
+            raise InvalidArgument(
+                f"--global-batch-size {wanted} is not --micro-batch-size {micro} x "
+                f"{_parallel_text(settings, parallel)} x --gradient-accumulation-steps {steps} = "
+                f"{product}; change one of them"
+            )
+    return BatchSizes(
+        global_batch=wanted, micro_batch=micro, data_parallel=parallel, accumulation=steps
+    )
+
+
+def _product(micro: int | None, parallel: int | None, steps: int | None) -> BatchSizes:
+    if micro is None:
+        raise InvalidArgument(
+            "the batch size is missing: give --global-batch-size, or --micro-batch-size and "
+            "--data-parallel-size"
+        )
+    if parallel is None:
+        raise InvalidArgument(
+            "the number of GPUs is missing: give --world-size, --data-parallel-size or "
+            "--global-batch-size"
+        )
+    steps = 1 if steps is None else steps
+    return BatchSizes(
+        global_batch=global_batch_size(micro, parallel, steps),
+        micro_batch=micro,
+        data_parallel=parallel,
+        accumulation=steps,
+    )
+
+
+def _scheduled(
+    settings: Settings, micro: int | None, parallel: int | None, steps: int | None
+) -> BatchSizes:
+    """With a schedule the batch sizes are its own; accumulation follows from them."""
+    if steps is not None or settings.global_batch_size is not None:
+        raise InvalidArgument(
+            "--batch-schedule sets the global batch size; remove --global-batch-size and "
+            "--gradient-accumulation-steps"
+        )
+    return BatchSizes(global_batch=1, micro_batch=micro, data_parallel=parallel, accumulation=None)
+
+
+def _data_parallel(settings: Settings) -> int | None:
+    """Data-parallel size, given or from the world size and the model-parallel sizes."""
+    model = (
+        (settings.tensor_model_parallel_size or 1)
+        * (settings.pipeline_model_parallel_size or 1)
+        * (settings.context_parallel_size or 1)
+    )
+    world, given = settings.world_size, settings.data_parallel_size
+    if world is None:
+        return given
+    if world % model:
+        raise InvalidArgument(
+            f"--world-size {world} is not a multiple of tensor x pipeline x context parallel "
+            f"size {model}; change one of them"
+        )
+    if given is not None and given != world // model:
+        raise InvalidArgument(
+            f"--data-parallel-size {given} contradicts --world-size {world} / {model} = "
+            f"{world // model}; remove one of them"
+        )
+    return world // model
+
+
+def _parallel_text(settings: Settings, parallel: int) -> str:
+    """The data-parallel size as it was given, or what it follows from."""
+    if settings.data_parallel_size is not None:
+        return f"--data-parallel-size {parallel}"
+    model = (settings.world_size or 1) // parallel
+    return f"data-parallel size {parallel} (--world-size {settings.world_size} / {model})"
+
+
+def resolve(settings: Settings) -> Run:
+    """The run that the settings describe.
+
+    Raises:
+        InvalidArgument: a setting is missing, malformed, or contradicts another.
+    """
+    if settings.seq_length is None:
+        raise InvalidArgument("--seq-length is missing: tokens per sample, such as 2048")
+    order = _order(settings)
+    if settings.split is not None:
+        parse_split(settings.split, order.name, "--split")
+    sizes = batch_sizes(settings)
+    version = _version(settings)
+    ramps = version is not None and version.ramps and settings.rampup_batch_size is not None
+    if ramps and settings.train_iters is not None:
+        raise InvalidArgument(
+            "--rampup-batch-size needs --train-samples: Megatron-LM stops with an AssertionError; "
+            "give --train-samples in place of --train-iters"
+        )
+    return Run(
+        order=order,
+        sequence_length=settings.seq_length,
+        data=_data(settings),
+        batch=batch_schedule(settings, sizes.global_batch, version),
+        target=_target(settings),
+        variance_buffer=parse_buffer(settings.variance_buffer),
+        surplus=_surplus(settings.mid_level_dataset_surplus),
+        tail=check_choice("--tail", settings.tail or "drop", TAILS),
+        seed=DEFAULT_SEED if settings.seed is None else settings.seed,
+        evaluation=_evaluation(settings, sizes),
+        version=version,
+        dataloader=_dataloader(settings),
+        data_parallel_size=sizes.data_parallel,
+        micro_batch_size=sizes.micro_batch,
+        gradient_accumulation_steps=sizes.accumulation,
+        consumed_samples=parse_count(settings.consumed_samples or "0", "--consumed-samples"),
+        phases=_phases(settings),
+        coverage=check_choice(
+            "--coverage", settings.coverage or "auto", ("auto", "exact", "expected", "none")
+        ),
+        blend_counts=check_choice(
+            "--blend-counts", settings.blend_counts or "auto", ("auto", "exact", "bounds")
+        ),
+        notes=settings.notes + _unused(settings) + _version_notes(settings, version),
+        ignored=settings.ignored + _ramp_ignored(settings, version),
+    )
+
+
+def _version(settings: Settings) -> Version | None:
+    if (settings.order or "megatron") == "megatron":
+        return version_of(settings)
+    if settings.framework_version is not None:
+        raise InvalidArgument(
+            f"--framework-version is of Megatron-LM, and order {settings.order} is not its; "
+            "remove one of them"
+        )
+    return None
+
+
+def _ramp_ignored(settings: Settings, version: Version | None) -> tuple[str, ...]:
+    ramps = version is None or version.ramps or settings.rampup_batch_size is None
+    return () if ramps else ("--rampup-batch-size",)
+
+
+def _version_notes(settings: Settings, version: Version | None) -> tuple[str, ...]:
+    if version is None or settings.rampup_batch_size is None:
+        return ()
+    if not version.ramps:
+        return (f"{version.framework} ignores --rampup-batch-size: the batch is constant",)
+    if settings.framework_version is not None:
+        return ()
+    return (
+        f"--rampup-batch-size: {version.framework} is assumed, which ramps; from megatron-core "
+        "0.18 on it is ignored and the batch is constant: pass --framework-version main for those",
+    )
+
+
+def _dataloader(settings: Settings) -> Any:
+    kind = settings.dataloader_type or "single"
+    if kind != "single" and (settings.order or "megatron") != "megatron":
+        raise InvalidArgument(f"--dataloader-type is of order megatron, not {settings.order}")
+    if kind == "external":
+        raise InvalidArgument(
+            "--dataloader-type external hands the data to a loader of the training program, which "
+            "is not planned"
+        )
+    return check_choice("--dataloader-type", kind, ("single", "cyclic"))
+
+
+def _unused(settings: Settings) -> tuple[str, ...]:
+    if settings.tokens_per_epoch is None or settings.split is None:
+        return ()
+    return (
+        f"--tokens-per-epoch counts training tokens: split {settings.split} divides documents and "
+        "is not applied; give --data-path to plan validation and test",
+    )
+
+
+def _data(settings: Settings) -> Data:
+    per_split = {
+        name: getattr(settings, f"{name}_data_path") or () for name in ("train", "valid", "test")
+    }
+    given = [
+        flag
+        for flag, value in (
+            ("--data-path", settings.data_path),
+            ("--tokens-per-epoch", settings.tokens_per_epoch),
+            ("--train-data-path", any(per_split.values())),
+        )
+        if value
+    ]
+    if len(given) != 1:
+        found = " and ".join(given) if given else "none"
+        raise InvalidArgument(
+            "give the data once: --data-path, --train-data-path (with --valid-data-path, "
+            f"--test-data-path) or --tokens-per-epoch; found {found}"
+        )
+    if given == ["--train-data-path"]:
+        train, valid, test = (
+            parse_blend(paths, None, f"--{name}-data-path") for name, paths in per_split.items()
+        )
+        data = Data(
+            train=train,
+            valid=valid,
+            test=test,
+            apart=True,
+            documents_alpha=settings.documents_alpha,
+        )
+        return _accompanied(data, settings.companions or {})
+    sources: tuple[Source, ...]
+    if settings.tokens_per_epoch:
+        sources = parse_tokens(settings.tokens_per_epoch, settings.weights)
+        return Data(train=sources)
+    sources = parse_blend(settings.data_path or (), settings.weights, "--data-path")
+    return Data(train=sources, split=settings.split)
+
+
+def _accompanied(data: Data, companions: Mapping[str, tuple[tuple[str, ...], ...]]) -> Data:
+    """The data with labels, rejected texts and their labels beside the paths."""
+    changes: dict[str, Any] = {}
+    for split, given in companions.items():
+        sources = zip(getattr(data, split), given, strict=True)
+        changes[split] = tuple(
+            replace(source, labels=labels, rejected=rejected, rejected_labels=rejected_labels)
+            for source, (labels, rejected, rejected_labels) in sources
+        )
+    return replace(data, **changes)
+
+
+def batch_schedule(settings: Settings, final: int, version: Version | None = None) -> BatchSchedule:
+    if settings.batch_schedule is not None and settings.rampup_batch_size is not None:
+        raise InvalidArgument("--batch-schedule and --rampup-batch-size exclude each other")
+    if settings.batch_schedule is not None:
+        assert settings.seq_length is not None
+        return parse_schedule(settings.batch_schedule, settings.seq_length, "--batch-schedule")
+    if settings.rampup_batch_size is not None and (version is None or version.ramps):
+        if len(settings.rampup_batch_size) != 3:
+            raise InvalidArgument(
+                "--rampup-batch-size takes three numbers, START INCREMENT SAMPLES, got "
+                f"{settings.rampup_batch_size}"
+            )
+        return ramp_up(*settings.rampup_batch_size, final=final, setting="--rampup-batch-size")
+    return BatchSchedule.constant(final)
+
+
+def _target(settings: Settings) -> Target:
+    given = [name for name in TARGETS if getattr(settings, name) is not None]
+    flags = [flag_of(name) for name in given]
+    if len(given) != 1:
+        found = " and ".join(flags) if flags else "none"
+        raise InvalidArgument(
+            "give exactly one of --epochs, --train-iters, --train-samples and --train-tokens; "
+            f"found {found}"
+        )
+    name, flag = given[0], flags[0]
+    value = getattr(settings, name)
+    if name != "epochs":
+        return Target(kind=TARGETS[name], value=Fraction(parse_count(str(value), flag)))
+    parts = tuple(check_epochs(flag, part) for part in str(value).split(","))
+    per_source = parts if len(parts) > 1 else ()
+    return Target(kind="epochs", value=max(parts), per_source=per_source)
+
+
+def parse_buffer(text: str | None) -> Any:
+    """The number of ``--variance-buffer``, or "exact"."""
+    return None if text is None else check_buffer("--variance-buffer", read_number(text))
+
+
+def _surplus(text: str | None) -> float | None:
+    if text is None:
+        return None
+    return check_number("--mid-level-dataset-surplus", read_number(text))
+
+
+def _order(settings: Settings) -> Order:
+    """The order with its settings; those of whole documents come from a NeoX file as an object."""
+    name, packing = settings.order or "megatron", settings.packing
+    given = {setting: getattr(settings, field) for setting, field in ORDER_FIELDS.items()}
+    if packing is None:
+        return make_order(name, given, {s: flag_of(field) for s, field in ORDER_FIELDS.items()})
+    if name != packing.name:
+        raise InvalidArgument(
+            f"pack_impl {packing.pack_impl} is GPT-NeoX's; plan with --order {packing.name}"
+        )
+    for setting, value in given.items():
+        if value is not None:
+            raise InvalidArgument(
+                f"{flag_of(ORDER_FIELDS[setting])} has no meaning for order {packing}; remove it"
+            )
+    return packing
+
+
+def _evaluation(settings: Settings, sizes: BatchSizes) -> Evaluation:
+    default = Evaluation()
+    interval = default.interval if settings.eval_interval is None else settings.eval_interval
+    iterations = default.iterations if settings.eval_iters is None else settings.eval_iters
+    _check_evaluation_batch(settings, sizes)
+    return Evaluation(
+        interval=interval,
+        iterations=iterations,
+        batch_size=settings.eval_global_batch_size,
+        micro_batch_size=settings.eval_micro_batch_size or sizes.micro_batch,
+        start=settings.start_eval_at_iter or 0,
+        alone=bool(settings.skip_train),
+        full=bool(settings.full_validation),
+        multiple=bool(settings.multiple_validation_sets),
+    )
+
+
+def _check_evaluation_batch(settings: Settings, sizes: BatchSizes) -> None:
+    micro = settings.eval_micro_batch_size or sizes.micro_batch
+    size = settings.eval_global_batch_size
+    if micro is None or sizes.data_parallel is None or (settings.order or "") == "neox":
+        return
+    if settings.eval_micro_batch_size is not None and size is None:
+        size = sizes.global_batch if settings.batch_schedule is None else sizes.unit
+    if size is not None and size % (micro * sizes.data_parallel):
+        raise InvalidArgument(
+            f"the evaluation batch of {size} samples is not a multiple of its micro batch {micro} "
+            f"x data-parallel size {sizes.data_parallel}, which Megatron-LM refuses; change "
+            "--eval-global-batch-size or --eval-micro-batch-size"
+        )
+
+
+def _phases(settings: Settings) -> tuple[int, ...]:
+    phases = settings.phase_transition_iterations or ()
+    if any(a >= b for a, b in zip((0, *phases), phases, strict=False)):
+        raise InvalidArgument(
+            f"--phase-transition-iterations must be positive and rising, got {list(phases)}"
+        )
+    return tuple(phases)

@@ -1,0 +1,183 @@
+"""YAML files of settings: read safely, and looked into key by key with errors that say where."""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any
+
+from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.io.paths import check_local
+from megaindex.validation import check_integer, check_setting, parse_fraction, shown
+
+_MERGE = "tag:yaml.org,2002:merge"
+_MOST_MERGED = 100_000
+
+
+def load_mapping(
+    path: str | os.PathLike[str], what: str, *, last_wins: bool = False
+) -> dict[str, Any]:
+    """The mapping that a YAML file holds.
+
+    Args:
+        path: of the file.
+        what: it is given for, such as the flag ``--recipe``.
+        last_wins: take the last of equal keys without a word, as YAML's own loader does.
+
+    Raises:
+        MissingFile, StorageError: the file cannot be read.
+        InvalidArgument: it is a URL, not YAML, no mapping, or gives a key twice.
+    """
+    import yaml
+
+    name = os.fspath(path)
+    check_local(name, f"copy it to a disk and give {what} that file")
+    try:
+        with open(name, encoding="utf-8") as file:
+            content = yaml.load(file, _loader(last_wins=last_wins))
+    except FileNotFoundError:
+        raise MissingFile(f"{what}: {name} does not exist; check the path") from None
+    except OSError as error:
+        raise StorageError(f"{what}: {name} cannot be read: {error.strerror}") from None
+    except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2001-02-30; [[[[...
+        reason = " ".join(str(error).split())
+        raise InvalidArgument(f"{what}: {name} is not YAML: {reason}") from None
+    if not isinstance(content, Mapping):
+        raise InvalidArgument(
+            f"{what}: {name} holds a {type(content).__name__}; it must be a mapping of settings to "
+            "values"
+        )
+    return {str(key): value for key, value in content.items()}
+
+
+@functools.cache
+def _loader(*, last_wins: bool) -> Any:
+    """Return a subclass of YAML's safe loader that bounds what merge keys expand to.
+
+    Equal keys are refused unless ``last_wins``.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def flatten_mapping(self, node: Any) -> None:
+            size = len(node.value)
+            for merged in _merged_nodes(node):
+                self.flatten_mapping(merged)
+                size += len(merged.value)
+                if size > _MOST_MERGED:
+                    line = node.start_mark.line + 1
+                    raise yaml.YAMLError(
+                        f"line {line}: the merge keys (<<) of one mapping expand to more than "
+                        f"{_MOST_MERGED} entries; merge fewer"
+                    )
+            super().flatten_mapping(node)
+
+        def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+            if not last_wins and isinstance(node, yaml.MappingNode):
+                _refuse_equal_keys(node)
+            return super().construct_mapping(node, deep)
+
+    return Loader
+
+
+def _merged_nodes(node: Any) -> list[Any]:
+    """Return the mapping nodes that the merge keys of a mapping node name, with repetitions."""
+    import yaml
+
+    values = [value for key, value in node.value if key.tag == _MERGE]
+    nodes: list[Any] = []
+    for value in values:
+        nodes += value.value if isinstance(value, yaml.SequenceNode) else [value]
+    return [merged for merged in nodes if isinstance(merged, yaml.MappingNode)]
+
+
+def _refuse_equal_keys(node: Any) -> None:
+    import yaml
+
+    seen = set()
+    for key, _ in node.value:
+        if isinstance(key, yaml.ScalarNode) and key.tag != _MERGE:
+            if key.value in seen:
+                line = key.start_mark.line + 1
+                raise yaml.YAMLError(f"line {line}: {key.value} is given twice")
+            seen.add(key.value)
+
+
+@dataclass(frozen=True)
+class Section:
+    """A mapping of a file, and where in the file it is: ``run.yaml: stages.decay``."""
+
+    file: str
+    values: Mapping[str, Any]
+    path: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}: {self.path}" if self.path else self.file
+
+    def called(self, name: str) -> str:
+        """A key of this mapping, for messages."""
+        return f"{self.where}{'.' if self.path else ': '}{name}"
+
+    def known(self, *names: str) -> None:
+        """Refuse any other key."""
+        for key in self.values:
+            if key not in names:
+                near = difflib.get_close_matches(str(key), names, 1)
+                hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(names)}"
+                raise InvalidArgument(f"{self.where}: {key} is no setting here{hint}")
+
+    def section(self, name: str, *, default: Mapping[str, Any] | None = None) -> Section:
+        """A mapping inside this one."""
+        value = self.values.get(name, default)
+        if not isinstance(value, Mapping):
+            raise InvalidArgument(f"{self.called(name)} must be a mapping, got {shown(value)}")
+        path = f"{self.path}.{name}" if self.path else name
+        return Section(self.file, {str(key): item for key, item in value.items()}, path)
+
+    def items(self) -> Iterable[tuple[str, Any]]:
+        return self.values.items()
+
+    def text(self, name: str, default: str = "") -> str:
+        value = self.values.get(name, default)
+        if not isinstance(value, str):
+            raise self.error(name, "text")
+        return value
+
+    def flag(self, name: str, default: bool) -> bool:
+        value = self.values.get(name, default)
+        if not isinstance(value, bool):
+            raise self.error(name, "true or false")
+        return value
+
+    def whole(self, name: str) -> int | None:
+        """A whole number, None where there is none; also as text such as 250B."""
+        from megaindex.configs.batch_schedule import parse_count
+
+        value = self.values.get(name)
+        if value is None:
+            return None
+        word = self.called(name)
+        if isinstance(value, str):
+            value = parse_count(value, word)
+        return check_setting(name, check_integer(word, value, flags=False), word)
+
+    def fraction(self, name: str) -> Fraction | None:
+        """A number exactly as written: 0.1 is a tenth, "1/3" a third."""
+        value = self.values.get(name)
+        if value is None:
+            return None
+        try:
+            if isinstance(value, bool):
+                raise ValueError
+            return parse_fraction(value if isinstance(value, str) else repr(value))
+        except ValueError:
+            raise self.error(name, 'a number such as 2, 0.7 or "1/3"') from None
+
+    def error(self, name: str, kind: str) -> InvalidArgument:
+        value = shown(self.values.get(name))
+        return InvalidArgument(f"{self.called(name)} must be {kind}, got {value}")

@@ -1,0 +1,387 @@
+"""Tables, colours and progress bars for terminals and pipes.
+
+One at a time: what is copied while another bar is shown, or by another thread, has none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shutil
+import sys
+import textwrap
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from megaindex.io.filesystem import Progress, ignore
+
+if TYPE_CHECKING:
+    from typing import Literal, TextIO
+
+    from rich.progress import Progress as Display
+
+
+_PIPED_WIDTH = 110
+_GAP = 3  # between two columns
+_LEAST_NAME = 16  # characters that names in tables are cut to, where they are longer
+_LINE_NAME = 40
+
+
+def print_view(view: RenderableType, file: TextIO | None = None) -> None:
+    """Print, to stdout by default, without blanks at the ends of lines."""
+    out = file or sys.stdout
+    console = Console(file=out, width=None if out.isatty() else _PIPED_WIDTH, highlight=False)
+    with console.capture() as text:
+        console.print(view)
+    out.write("\n".join(line.rstrip() for line in text.get().split("\n")))
+
+
+def print_lines(lines: Iterable[str], file: TextIO | None = None) -> None:
+    """Print lines of text, to stdout by default; on a terminal wrapped between words."""
+    out = file or sys.stdout
+    width = shutil.get_terminal_size().columns if out.isatty() else None
+    for line in lines:
+        if width is None or cell_len(line) <= width:
+            print(line, file=out)
+            continue
+        indent = " " * (len(line) - len(line.lstrip()))
+        wrapped = textwrap.wrap(
+            line.lstrip(),
+            width,
+            initial_indent=indent,
+            subsequent_indent=f"{indent}    ",
+            break_long_words=False,  # a path stays one word, to be copied
+            break_on_hyphens=False,
+        )
+        print("\n".join(wrapped), file=out)
+
+
+def spaced(parts: Sequence[RenderableType]) -> RenderableType:
+    """The parts one below the other, a blank line between them."""
+    lines = [item for part in parts for item in (part, Text())]
+    return Padding(Group(*lines[:-1]), (0, 1), expand=False)
+
+
+def answer_panel(*lines: RenderableType) -> RenderableType:
+    """The frame that a plan begins with."""
+    return Panel(
+        Group(*lines), box=box.ROUNDED, border_style="green", title="plan", title_align="left"
+    )
+
+
+def warning(text: str) -> RenderableType:
+    """A line that begins with an exclamation mark."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(Text("!", "bold yellow"), Prose(text, "yellow"))
+    return grid
+
+
+@dataclass(frozen=True)
+class Prose:
+    """Text that is wrapped between words; a word longer than a line is cut in its middle."""
+
+    text: str
+    style: str = ""
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        words = re.split(r"(\s+)", self.text)
+        yield Text("".join(elided(word, options.max_width) for word in words), self.style)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        longest = max(map(cell_len, self.text.split()), default=0)
+        return Measurement(longest, cell_len(self.text)).with_maximum(options.max_width)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableColumn:
+    """A column of a `FittedTable`; its cells stay on one line, unless it is one of words."""
+
+    name: str
+    kind: Literal["number", "note", "label", "name", "words"] = "number"
+    """label and name say what a row is about, and a name may be cut in its middle; a note stands
+    on the left; words are wrapped between words."""
+
+    @property
+    def is_label(self) -> bool:
+        return self.kind in ("label", "name")
+
+    def least(self, cells: Sequence[str]) -> int:
+        """Characters that the column needs."""
+        if self.kind == "words":
+            words = (word for cell in (self.name, *cells) for word in cell.split())
+            return max(map(cell_len, words), default=0)
+        whole = self.whole(cells)
+        return min(whole, max(_LEAST_NAME, cell_len(self.name))) if self.kind == "name" else whole
+
+    def whole(self, cells: Sequence[str]) -> int:
+        """Characters of its longest cell."""
+        return max(map(cell_len, (self.name, *cells)))
+
+
+class FittedTable:
+    """A table that is never wider than the console and breaks no word.
+
+    Where its columns do not fit side by side, words are wrapped and names cut; then the columns of
+    numbers are divided among several tables, each with the labels; then every row is a list.
+    """
+
+    def __init__(self, *columns: TableColumn) -> None:
+        self.columns = columns
+        self._rows: list[tuple[str, ...]] = []
+        self._styles: list[str] = []
+
+    def add_row(self, *cells: str, style: str = "") -> None:
+        """Append a row; the style is that of its first cell."""
+        assert len(cells) == len(self.columns)
+        self._rows.append(cells)
+        self._styles.append(style)
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        columns = range(len(self.columns))
+        natural = [self.columns[i].whole(self._cells(i)) for i in columns]
+        return Measurement(1, _total(natural)).with_maximum(options.max_width)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        blocks = self._blocks(options.max_width)
+        if blocks is None:
+            yield self._list()
+            return
+        widths = [self._widths(block, options.max_width) for block in blocks]
+        for i in (i for i, column in enumerate(self.columns) if column.kind == "name"):
+            least = min(each[i] for each in widths)
+            for each in widths:
+                each[i] = least  # a name is cut alike in all tables
+        for number, (block, each) in enumerate(zip(blocks, widths, strict=True)):
+            if number:
+                yield Text()
+            yield self._table(block, each, complete=number == 0)
+
+    def _cells(self, column: int) -> list[str]:
+        return [row[column] for row in self._rows]
+
+    def _least(self, column: int) -> int:
+        return self.columns[column].least(self._cells(column))
+
+    def _blocks(self, width: int) -> list[list[int]] | None:
+        """Columns of each table; None where not even one fits beside the labels."""
+        labels = [i for i, column in enumerate(self.columns) if column.is_label]
+        block, blocks = list(labels), []
+        if _total([self._least(i) for i in range(len(self.columns))]) <= width:
+            return [list(range(len(self.columns)))]
+        if any(column.kind == "words" for column in self.columns):
+            return None
+        for i in (i for i in range(len(self.columns)) if i not in labels):
+            if _total([self._least(k) for k in (*block, i)]) > width and len(block) > len(labels):
+                blocks.append(block)
+                block = list(labels)
+            block.append(i)
+            if _total([self._least(k) for k in block]) > width:
+                return None
+        return [*blocks, block]
+
+    def _table(self, block: Sequence[int], widths: Mapping[int, int], *, complete: bool) -> Table:
+        """Some of the columns, without the rows that are empty there unless it is ``complete``."""
+        labels = [i for i in block if self.columns[i].is_label]
+        complete = complete or any("" in self._cells(i) for i in labels)  # others continue a row
+        table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+        for i in block:
+            column = self.columns[i]
+            table.add_column(
+                column.name,
+                justify="right" if column.kind == "number" else "left",
+                no_wrap=column.kind != "words",
+                width=widths[i],
+            )
+        names = {i: distinct(self._cells(i), widths[i]) for i in block}
+        for row, style in zip(self._rows, self._styles, strict=True):
+            if not (complete or any(row[i] for i in block if i not in labels)):
+                continue
+            cells = [names[i][row[i]] if self.columns[i].kind == "name" else row[i] for i in block]
+            first = Text(cells[0], style)
+            table.add_row(first, *map(Text, cells[1:]))
+        return table
+
+    def _widths(self, block: Sequence[int], width: int) -> dict[int, int]:
+        """Of each column: the widest give way, down to what they need."""
+        widths = {i: self.columns[i].whole(self._cells(i)) for i in block}
+        while (over := _total(widths.values()) - width) > 0:
+            spare = {i: widths[i] for i in block if widths[i] > self._least(i)}
+            widest = max(spare, key=lambda i: spare[i])
+            others = [self._least(widest), *(w for w in spare.values() if w < spare[widest])]
+            widths[widest] = max(spare[widest] - over, max(others) - 1, self._least(widest))
+        return widths
+
+    def _list(self) -> RenderableType:
+        """Each row as lines of a column's name and its cell."""
+        names = max(cell_len(column.name) for column in self.columns)
+        lines: list[RenderableType] = []
+        for row, style in zip(self._rows, self._styles, strict=True):
+            grid = Table.grid(padding=(0, 2))
+            grid.add_column(style="dim", no_wrap=True, width=names)
+            grid.add_column()
+            for column, cell in zip(self.columns, row, strict=True):
+                if cell:
+                    grid.add_row(column.name, Prose(cell, style * (cell is row[0])))
+            lines += [Text(), grid]
+        return Group(*lines[1:])
+
+
+def _total(widths: Iterable[int]) -> int:
+    """Characters of a table with columns of these widths."""
+    widths = list(widths)
+    return sum(widths) + _GAP * (len(widths) - 1)
+
+
+def elided(text: str, width: int) -> str:
+    """The text with its middle replaced by … where it is longer than ``width``."""
+    if cell_len(text) <= width:
+        return text
+    head = (width - 1) // 3
+    return f"{text[:head]}…{text[len(text) - (width - 1 - head) :]}"
+
+
+def distinct(names: Sequence[str], width: int) -> dict[str, str]:
+    """Each name cut to ``width``; names that would look alike are numbered."""
+    found: dict[str, str] = {}
+    for number, name in enumerate(dict.fromkeys(names), 1):
+        short = elided(name, width)
+        if short in found.values():
+            short = f"{number}…{name[len(name) - (width - 1 - len(str(number))) :]}"
+        found[name] = short
+    return found
+
+
+@dataclass(frozen=True)
+class ShortNames:
+    """Paths without the folder that all of them lie in, and without a common ``_text_document``."""
+
+    common: str
+    """What was cut, such as ``/data/*_text_document``; empty: nothing."""
+    names: Mapping[str, str]
+
+    @classmethod
+    def of(cls, paths: Iterable[str]) -> ShortNames:
+        """Of the paths of a plan; one path alone stays whole."""
+        different = [path for path in dict.fromkeys(paths) if path]
+        if len(different) < 2:
+            return cls("", {path: path for path in different})
+        folder = "".join(f"{part}/" for part in _shared(p.split("/")[:-1] for p in different))
+        if folder == "/":
+            folder = ""
+        names = [path[len(folder) :] for path in different]
+        end = "".join(f"_{part}" for part in _shared(n.split("_")[:0:-1] for n in names)[::-1])
+        if any(len(name) == len(end) or name[: -len(end)].endswith("/") for name in names):
+            end = ""
+        short = {path: path[len(folder) : len(path) - len(end)] for path in different}
+        return cls(f"{folder}*{end}" if folder or end else "", short)
+
+    def name(self, path: str) -> str:
+        return self.names.get(path, path)
+
+    def cut(self, path: str) -> str:
+        """The short name, to stand in a line."""
+        return elided(self.name(path), _LINE_NAME)
+
+    def text(self, text: str) -> str:
+        """A sentence with the short names."""
+        if not self.common:
+            return text
+        longest = sorted(self.names, key=len, reverse=True)
+        paths = "|".join(re.escape(path) for path in longest)
+        return re.sub(
+            rf"(?<![\w./-])(?:{paths})(?![\w/-])", lambda found: self.names[found[0]], text
+        )
+
+    def note(self) -> list[RenderableType]:
+        """A line that says what the names lack."""
+        return [Prose(f"sources: {self.common}", "dim")] if self.common else []
+
+
+def _shared(lists: Iterable[Sequence[str]]) -> list[str]:
+    """The beginning that all of the lists have."""
+    levels = zip(*lists, strict=False)
+    return [level[0] for level in itertools.takewhile(lambda each: len(set(each)) == 1, levels)]
+
+
+Bar = Callable[[int], Progress]
+"""Given the bytes to come, what to tell of those that are done."""
+
+
+def silent(_total: int) -> Progress:
+    """No bar."""
+    return ignore
+
+
+def on_terminal() -> bool:
+    """Whether somebody looks at stderr; services have none."""
+    return sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
+
+
+@contextmanager
+def copying(what: str) -> Iterator[Bar]:
+    """Yield the `Bar` for a copy, or `silent` where there is none."""
+    if not on_terminal():
+        yield silent
+        return
+    from rich.progress import DownloadColumn, TransferSpeedColumn
+
+    with _display(what, DownloadColumn(), TransferSpeedColumn()) as display:
+        task = display.add_task(what)
+
+        def begin(total: int) -> Progress:
+            display.update(task, total=total)
+            return lambda count: display.advance(task, count)
+
+        yield begin
+
+
+@contextmanager
+def counting(what: str, total: int) -> Iterator[Progress]:
+    """Yield what to tell of tasks that are done, out of ``total``."""
+    if not on_terminal():
+        yield ignore
+        return
+    from rich.progress import MofNCompleteColumn
+
+    with _display(what, MofNCompleteColumn()) as display:
+        task = display.add_task(what, total=total)
+        yield lambda count: display.advance(task, count)
+
+
+@contextmanager
+def _display(what: str, *columns: Any) -> Iterator[Display]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    display = Progress(
+        TextColumn(what),
+        BarColumn(),
+        *columns,
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    alone = _shown.acquire(blocking=False)
+    if alone:
+        display.start()
+    try:
+        yield display
+    finally:
+        if alone:
+            display.stop()
+            _shown.release()
+
+
+_shown = threading.Lock()

@@ -1,0 +1,129 @@
+"""What a path given to `verify` or `inspect` names: a pair, a cache entry, arrays under a
+framework's names, a recipe, or a folder of them."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from megaindex.cache.entry import MANIFEST
+from megaindex.cache.framework_files.array_files import SUFFIX
+from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.io.os_errors import as_storage_error
+from megaindex.io.paths import check_file, is_remote, names_folder, plain
+from megaindex.objects.files import list_remote, stat_path
+
+_RECIPES = (".yaml", ".yml")
+_ENTRY_NAME = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """Something to look at."""
+
+    kind: Literal["pair", "cache entry", "cache", "framework arrays", "recipe"]
+    path: str
+    """Prefix of a pair, directory of an entry or of a cache, a sidecar, or a recipe."""
+
+
+def subjects(path: str | os.PathLike[str]) -> list[Subject]:
+    """What lies at `path`: a prefix, an .idx or .bin, an entry, a cache, a sidecar, a recipe, or a
+    folder of pairs and sidecars; of an object store, a pair or a folder of pairs.
+
+    Raises:
+        MissingFile: nothing is there.
+        StorageError: a recipe that is no regular file, or what is there cannot be looked at.
+        InvalidArgument: a file that is no half of a pair, or a folder with nothing to look at.
+    """
+    text = plain(os.fspath(path))
+    for suffix in (".idx", ".bin"):
+        if text.endswith(suffix) and not os.path.isdir(text):
+            return [Subject(kind="pair", path=text.removesuffix(suffix))]
+    is_folder = is_remote(text) and names_folder(text)
+    if not is_folder and (_is_there(text, ".idx") or _is_there(text, ".bin")):
+        return [Subject(kind="pair", path=text)]
+    if is_remote(text):
+        return _in_bucket(text)
+    if os.path.isdir(text):
+        return _in_folder(Path(text))
+    if not os.path.lexists(text):
+        raise MissingFile(f"{text}: does not exist, nor do {text}.idx and {text}.bin; check it")
+    if text.endswith(SUFFIX):
+        return [Subject(kind="framework arrays", path=text)]
+    if text.endswith(_RECIPES):
+        check_file(text)  # a pipe would be waited for
+        return [Subject(kind="recipe", path=text)]
+    raise InvalidArgument(
+        f"{text}: is neither an .idx nor a .bin, nor a recipe (.yaml) nor a sidecar (…{SUFFIX}); "
+        "give the prefix of a pair"
+    )
+
+
+def _is_there(text: str, suffix: str) -> bool:
+    try:
+        return stat_path(text + suffix) is not None
+    except StorageError as error:
+        # the name of a folder may be so long that no pair beside it can share it
+        if error.errno == errno.ENAMETOOLONG and os.path.lexists(text):
+            return False
+        raise
+
+
+def _in_folder(folder: Path) -> list[Subject]:
+    if os.path.lexists(folder / MANIFEST) or _ENTRY_NAME.fullmatch(folder.name):
+        return [Subject(kind="cache entry", path=str(folder))]
+    with as_storage_error(str(folder), "cannot list"):
+        names = sorted(os.listdir(folder))
+    found = list(_pairs(folder, names))
+    if any(_ENTRY_NAME.fullmatch(name) or name.startswith("tmp.") for name in names):
+        found.append(Subject(kind="cache", path=str(folder)))
+    found += _sidecars(folder, names)
+    if not found:
+        raise InvalidArgument(
+            f"{folder}: holds no .idx, no cache entry and no sidecar; check the path"
+        )
+    return found
+
+
+def _in_bucket(url: str) -> list[Subject]:
+    """Pairs alone: caches and recipes lie on disks."""
+    found = [
+        Subject(kind="pair", path=each.removesuffix(".idx"))
+        for each in list_remote(url)
+        if each.endswith(".idx")
+    ]
+    if not found:
+        raise MissingFile(
+            f"{url}: neither a pair ({url}.idx, {url}.bin) nor a folder with an .idx right in it; "
+            "check the URL"
+        )
+    return found
+
+
+def _pairs(folder: Path, names: list[str]) -> Iterator[Subject]:
+    for name in names:
+        if name.endswith(".idx"):
+            yield Subject(kind="pair", path=str(folder / name.removesuffix(".idx")))
+
+
+def _sidecars(folder: Path, names: list[str]) -> Iterator[Subject]:
+    """Each sidecar once, under the first of its names."""
+    seen = set()
+    for path in (str(folder / name) for name in names if name.endswith(SUFFIX)):
+        with as_storage_error(path, "cannot look at"):
+            status = os.lstat(path)
+        if (status.st_dev, status.st_ino) not in seen:
+            seen.add((status.st_dev, status.st_ino))
+            yield Subject(kind="framework arrays", path=path)
+
+
+def entries(cache: str | os.PathLike[str]) -> list[Path]:
+    """Directories in a cache that bear the name of an entry."""
+    with as_storage_error(os.fspath(cache), "cannot list"):
+        names = sorted(os.listdir(cache))
+    return [Path(cache) / name for name in names if _ENTRY_NAME.fullmatch(name)]

@@ -1,0 +1,289 @@
+"""Import of files that hold tokens and nothing between them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex.console import Bar, silent
+from megaindex.corpus.outputs import WriteResult, check_outputs, checked_outcome
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.format import IndexedDatasetWriter
+from megaindex.format.cast import CHUNK, token_array
+from megaindex.format.header import DtypeTable, code_of_dtype, get_dialect
+from megaindex.format.pair import IndexSpool, PairSink, pair_paths
+from megaindex.io.atomic import AtomicFiles
+from megaindex.io.mapping import map_readonly
+from megaindex.io.os_errors import as_storage_error
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """A few documents."""
+
+    where: str
+    """File they come from, for messages."""
+    tokens: npt.NDArray[Any]
+    lengths: npt.NDArray[np.int64]
+    nbytes: int
+    """Bytes of the input that are done with them."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DocumentStream:
+    """All documents of an input."""
+
+    dtype: np.dtype[Any]
+    """As stored."""
+    nbytes: int
+    """Bytes of the input."""
+    batches: Iterator[Batch]
+
+
+def write_stream(
+    stream: DocumentStream,
+    output: str,
+    dtype: npt.DTypeLike | None,
+    dialect: DtypeTable,
+    *,
+    overwrite: bool,
+    bar: Bar,
+) -> None:
+    """Write the pair; every token is checked against its type.
+
+    Raises:
+        InvalidArgument: a token does not fit.
+        FormatError: the input is damaged.
+        StorageError: the pair exists, or cannot be written.
+    """
+    target = stored_or_sibling(stream.dtype, dtype, dialect)
+    progress = bar(stream.nbytes)
+    with IndexedDatasetWriter(output, target, dialect=dialect.name, overwrite=overwrite) as writer:
+        for batch in stream.batches:
+            try:
+                writer.add_documents(batch.tokens, batch.lengths)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{batch.where}: {error}") from error
+            progress(batch.nbytes)
+
+
+_LONGEST = np.iinfo(np.int32).max  # lengths are int32 in the .idx
+Chunks = Callable[[], Iterator[npt.NDArray[np.int64]]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FlatTokens:
+    """Tokens one behind the other in a file, from some byte to its end."""
+
+    path: str
+    offset: int
+    """Bytes in front of the first token."""
+    tokens: npt.NDArray[Any]
+    """All of them, as they are stored, mapped."""
+    sequence_ends: Chunks
+    """Where sequences end, in tokens, rising to the number of tokens; in chunks, from the start at
+    each call."""
+    document_bounds: Chunks | None = None
+    """Where documents end, in sequences; None makes each sequence a document."""
+
+
+def token_dtype(name: npt.DTypeLike) -> np.dtype[Any]:
+    """An integer type by name; InvalidArgument if it is none."""
+    try:
+        dtype = np.dtype(name)
+    except TypeError:
+        raise InvalidArgument(f"dtype={name!r}: not a NumPy dtype; give e.g. uint16") from None
+    if dtype.kind not in "iu":
+        raise InvalidArgument(f"dtype={name!r}: tokens are integers; give e.g. uint16")
+    return dtype
+
+
+def open_tokens(path: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    """The whole file as tokens; FormatError if a part of a token is left over."""
+    data = map_readonly(path)
+    if data.size % dtype.itemsize:
+        raise FormatError(
+            f"{path}: has {data.size} bytes, and tokens of {dtype} take {dtype.itemsize} each; the "
+            f"file is cut short, or holds another type"
+        )
+    return data.view(dtype)
+
+
+def target_dtype(
+    flat: FlatTokens, asked: npt.DTypeLike | None, dialect: DtypeTable
+) -> np.dtype[Any]:
+    """The token type of the pair: the one asked for, else the stored one, else its signed sibling.
+
+    Megatron has no code for uint32; where every id is below 2^31 the bytes of uint32 and int32 are
+    the same. That takes one pass over the tokens.
+
+    Raises:
+        InvalidArgument: the dialect has no code for the type, or an id does not fit it.
+    """
+    stored = flat.tokens.dtype
+    target = stored_or_sibling(stored, asked, dialect)
+    if target == stored or not _same_bytes(stored, target):
+        return target  # what is converted is checked on the way
+    highest = np.iinfo(target).max
+    for start in range(0, flat.tokens.size, CHUNK):
+        chunk = flat.tokens[start : start + CHUNK]
+        if int(chunk.max()) > highest:
+            at = start + int((chunk > highest).argmax())
+            raise InvalidArgument(
+                f"{flat.path}: token {at} is {flat.tokens[at]}, and {target} ends at {highest}; "
+                f"the {dialect.name} dialect has no code for {stored}; choose a wider dtype, or "
+                f"the paddlenlp dialect, which has one"
+            )
+    return target
+
+
+def stored_or_sibling(
+    stored: np.dtype[Any], asked: npt.DTypeLike | None, dialect: DtypeTable
+) -> np.dtype[Any]:
+    """`asked`, else `stored` where the dialect has a code for it, else int32 for uint32."""
+    if asked is None:
+        has_code = stored in dialect.dtypes.values()
+        asked = stored if has_code or stored.kind != "u" else f"i{stored.itemsize}"
+    return dialect.dtypes[code_of_dtype(asked, dialect)]
+
+
+def write_flat(
+    flat: FlatTokens,
+    output: str,
+    dtype: np.dtype[Any],
+    dialect: DtypeTable,
+    *,
+    copy: bool,
+    overwrite: bool,
+    bar: Bar,
+) -> str:
+    """Write the pair; returns how: "hard link", "symbolic link" or "copied".
+
+    The .bin is a link where all bytes of the file are tokens that `dtype` reads as they are.
+
+    Raises:
+        InvalidArgument: a token does not fit `dtype`, or a sequence is too long for the format.
+        StorageError: the pair exists, or cannot be written.
+    """
+    if copy or flat.offset or not _same_bytes(flat.tokens.dtype, dtype):
+        _write_copy(flat, output, dtype, dialect, overwrite, bar)
+        return "copied"
+    bin_path, idx_path = pair_paths(output)
+    files = AtomicFiles((bin_path, idx_path), overwrite=overwrite)
+    spool = IndexSpool(os.path.dirname(bin_path) or ".", multimodal=False)
+    try:
+        hard = files.link(flat.path, bin_path)
+        with as_storage_error(idx_path, "cannot write"):
+            spool.open()
+            _fill(spool, flat)
+            spool.assemble(files.open(idx_path), code_of_dtype(dtype, dialect), dtype.itemsize)
+        files.publish()
+    finally:
+        files.discard()
+        spool.close()
+    return "hard link" if hard else "symbolic link"
+
+
+def _same_bytes(stored: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
+    """Whether tokens known to fit need no conversion: equal types, or uint32 read as int32."""
+    unsigned_as_signed = (stored.kind, dtype.kind) == ("u", "i")
+    return stored == dtype or (unsigned_as_signed and stored.itemsize == dtype.itemsize)
+
+
+def _write_copy(
+    flat: FlatTokens,
+    output: str,
+    dtype: np.dtype[Any],
+    dialect: DtypeTable,
+    overwrite: bool,
+    bar: Bar,
+) -> None:
+    stored = flat.tokens
+    sink = PairSink(*pair_paths(output), dtype, multimodal=False, overwrite=overwrite)
+    try:
+        sink.open()
+        progress = bar(stored.nbytes)
+        with sink:
+            if _same_bytes(stored.dtype, dtype) and stored.size:
+                size = flat.offset + stored.nbytes
+                sink.copy_bytes(flat.path, size, flat.offset, stored.nbytes, progress)
+            else:
+                for start in range(0, stored.size, CHUNK):
+                    chunk = stored[start : start + CHUNK]
+                    sink.write_tokens(token_array(chunk, dtype))
+                    progress(chunk.nbytes)
+            _fill(sink.index, flat)
+        sink.publish(code_of_dtype(dtype, dialect))
+    finally:
+        sink.discard()
+
+
+def _fill(spool: IndexSpool, flat: FlatTokens) -> None:
+    """Lengths and document bounds; every end is checked against the one before it."""
+    before = 0
+    for ends in flat.sequence_ends():
+        lengths = np.diff(ends, prepend=before)
+        bad = (lengths < 0) | (lengths > _LONGEST)
+        if bad.any():
+            i = int(bad.argmax())
+            raise FormatError(
+                f"{flat.path}: sequence {spool.num_sequences + i} ends at token {ends[i]} and has "
+                f"{lengths[i]} tokens; lengths must be in 0..{_LONGEST}; check the boundaries"
+            )
+        before = int(ends[-1])
+        first = spool.num_sequences
+        spool.add_sequences(lengths, None)
+        if flat.document_bounds is None:
+            spool.add_bounds(np.arange(first + 1, first + 1 + len(ends), dtype=np.int64))
+    if before != flat.tokens.size:
+        raise FormatError(
+            f"{flat.path}: holds {flat.tokens.size} tokens, and the last sequence ends at token "
+            f"{before}; both must agree; check that the boundaries belong to this file"
+        )
+    if flat.document_bounds is not None:
+        for bounds in flat.document_bounds():
+            spool.add_bounds(bounds)
+
+
+def import_pair(
+    source: FlatTokens | DocumentStream,
+    output: str,
+    *,
+    dtype: npt.DTypeLike | None = None,
+    dialect: str = "megatron",
+    copy: bool = False,
+    overwrite: bool = False,
+    bar: Bar = silent,
+) -> WriteResult:
+    """Write an opened input as the pair `output`, whole or not at all, then check every entry.
+
+    Args:
+        source: what one of the open_ functions of this package returned.
+        dtype: token type of the pair; by default as stored, or int32 for uint32 in a dialect
+            without a code for it. Tokens that do not fit are refused.
+        dialect: whose dtype codes to write.
+        copy: copy the tokens where a link would do.
+        overwrite: replace an existing pair.
+
+    Raises:
+        InvalidArgument: tokens do not fit the type, or the dialect has no code for it.
+        FormatError: the input is damaged.
+        StorageError: the pair exists, or a file cannot be read or written.
+    """
+    table = get_dialect(dialect)
+    if isinstance(source, DocumentStream):
+        check_outputs([output], [], overwrite=overwrite)
+        write_stream(source, output, dtype, table, overwrite=overwrite, bar=bar)
+        return checked_outcome(output, dialect)
+    check_outputs([output], [source.path], overwrite=overwrite)
+    target = target_dtype(source, dtype, table)
+    how = write_flat(source, output, target, table, copy=copy, overwrite=overwrite, bar=bar)
+    stored = source.tokens.dtype
+    if how != "copied" and stored != target:
+        how += f", {stored} ids below 2^{8 * target.itemsize - 1} read as {target}"
+    return checked_outcome(output, dialect, how)

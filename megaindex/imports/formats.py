@@ -1,0 +1,162 @@
+"""Open flat token files: of datatrove and Nanotron, of NumPy, and of Megatron's old format."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.format.cast import CHUNK
+from megaindex.format.legacy import open_legacy
+from megaindex.imports.flat import Chunks, FlatTokens, open_tokens, token_dtype
+from megaindex.io.mapping import map_readonly
+from megaindex.io.os_errors import as_storage_error
+from megaindex.io.paths import check_file, check_local
+
+logger = logging.getLogger(__name__)
+
+
+def open_nanotron(path: str) -> FlatTokens:
+    """A `.ds` file of datatrove's DocumentTokenizer, as Nanotron reads it.
+
+    `<path>.index` holds uint64 document ends, in tokens. With the size of the file, the last of
+    them says how wide tokens are: uint16 or uint32. A `<path>.loss` has no place in a pair.
+
+    Raises:
+        MissingFile: the tokens or their index are not there.
+        FormatError: the two do not belong together.
+    """
+    index_path = f"{path}.index"
+    ends = open_tokens(index_path, np.dtype("<u8")).view(np.int64)
+    nbytes = map_readonly(path).size
+    count = int(ends[-1]) if ends.size else 0
+    if nbytes not in (2 * count, 4 * count):
+        raise FormatError(
+            f"{path}: has {nbytes} bytes, and {index_path} ends at token {count}: neither 2 nor 4 "
+            f"bytes a token; check that they belong together"
+        )
+    if os.path.exists(f"{path}.loss"):
+        logger.warning("%s.loss: the loss mask of the tokens is left behind", path)
+    dtype = np.dtype("<u4" if nbytes == 4 * count and count else "<u2")
+    return FlatTokens(
+        path=path, offset=0, tokens=open_tokens(path, dtype), sequence_ends=_in_chunks(ends)
+    )
+
+
+def open_numpy(
+    path: str,
+    *,
+    stored_dtype: npt.DTypeLike | None = None,
+    separator: int | None = None,
+    boundaries: str | None = None,
+) -> FlatTokens:
+    """Tokens of a `.npy` file, or of any file without a header.
+
+    Args:
+        path: `.npy`, or raw little-endian tokens of `stored_dtype`.
+        separator: the id that ends each document, kept as its last token. Tokens behind the last
+            separator are a document too.
+        boundaries: a `.npy` of integers: where documents end, in tokens, with or without a 0 in
+            front. Exactly one of `separator` and `boundaries` is needed.
+
+    Raises:
+        MissingFile: a file is not there.
+        FormatError: a file is no array of integers in one dimension.
+        InvalidArgument: `stored_dtype` is missing, or given for a `.npy`, or there is not exactly
+            one of `separator` and `boundaries`.
+    """
+    if (separator is None) == (boundaries is None):
+        raise InvalidArgument(
+            "separator, boundaries: give one of them, the id that ends each document or a .npy "
+            "file of document ends"
+        )
+    if path.endswith(".npy"):
+        if stored_dtype is not None:
+            raise InvalidArgument(
+                f"stored_dtype={stored_dtype}: {path} says its own; leave it away"
+            )
+        tokens, offset = _map_npy(path)
+    elif stored_dtype is None:
+        raise InvalidArgument(f"stored_dtype: {path} does not say its own; give e.g. uint16")
+    else:
+        tokens, offset = open_tokens(path, token_dtype(stored_dtype)), 0
+    ends = _ends_at(tokens, separator) if boundaries is None else _in_chunks(_ends(boundaries))
+    return FlatTokens(path=path, offset=offset, tokens=tokens, sequence_ends=ends)
+
+
+def open_tntidx(path_prefix: str, dialect: str) -> FlatTokens:
+    """A pair of --dataset-impl lazy or cached.
+
+    Raises:
+        FormatError: the pair is damaged, or its documents do not cover its sequences.
+    """
+    pair = open_legacy(path_prefix, dialect=dialect)
+    if pair.bounds[-1] != len(pair.sizes):
+        raise FormatError(
+            f"{pair.idx_path}: its documents end at sequence {pair.bounds[-1]} of "
+            f"{len(pair.sizes)}, as in files that were merged; import the files it was made of and "
+            f"merge those"
+        )
+    return FlatTokens(
+        path=pair.bin_path,
+        offset=0,
+        tokens=pair.tokens,
+        sequence_ends=_in_chunks(pair.token_offsets[1:]),
+        document_bounds=_in_chunks(pair.bounds[1:]),
+    )
+
+
+def _map_npy(path: str) -> tuple[npt.NDArray[Any], int]:
+    """The integers of a .npy, mapped, and the bytes in front of them."""
+    check_local(path, "copy it to a disk")
+    check_file(path)
+    with as_storage_error(path, "cannot open"):
+        try:
+            array = np.load(path, mmap_mode="r", allow_pickle=False)
+        except (ValueError, EOFError) as error:
+            raise FormatError(f"{path}: no readable .npy file: {error}; write it again") from error
+    if (
+        not isinstance(array, np.memmap)
+        or array.ndim != 1
+        or array.dtype.kind not in "iu"
+        or not array.dtype.isnative
+    ):
+        raise FormatError(
+            f"{path}: holds {array.dtype} of shape {array.shape}, and must hold little-endian "
+            f"integers in one dimension; write it again so"
+        )
+    return array, int(array.offset)
+
+
+def _ends(path: str) -> npt.NDArray[np.int64]:
+    bounds, _ = _map_npy(path)
+    ends = bounds[1:] if bounds.size and bounds[0] == 0 else bounds
+    # a uint64 above 2^63 becomes negative, and is refused as such
+    return ends.view(np.int64) if ends.dtype.itemsize == 8 else ends.astype(np.int64)
+
+
+def _in_chunks(ends: npt.NDArray[np.int64]) -> Chunks:
+    def chunks() -> Iterator[npt.NDArray[np.int64]]:
+        for start in range(0, len(ends), CHUNK):
+            yield ends[start : start + CHUNK].astype(np.int64)
+
+    return chunks
+
+
+def _ends_at(tokens: npt.NDArray[Any], separator: int | None) -> Chunks:
+    def chunks() -> Iterator[npt.NDArray[np.int64]]:
+        last = 0
+        for start in range(0, len(tokens), CHUNK):
+            found = np.flatnonzero(tokens[start : start + CHUNK] == separator) + (start + 1)
+            if found.size:
+                last = int(found[-1])
+                yield found
+        if last < len(tokens):
+            yield np.array([len(tokens)], dtype=np.int64)
+
+    return chunks

@@ -1,0 +1,359 @@
+"""Import of MDS shards, as MosaicML Streaming and LLM-Foundry write them.
+
+A folder holds index.json, which names the shards and the encoding of their columns. A shard is
+
+    uint32                  n, the number of samples
+    uint32 × (n + 1)        where each sample begins, and where the last ends, in bytes
+    JSON                    the columns once more
+    samples                 uint32 sizes of the columns without a fixed size; then the columns
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import os
+import struct
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import IO, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.imports.flat import Batch, DocumentStream, token_dtype
+from megaindex.io.json_files import Damaged, is_size, read_object
+from megaindex.io.os_errors import as_storage_error
+from megaindex.io.paths import check_file, check_local
+
+_USUAL = ("tokens", "input_ids")
+_DTYPE_BYTES = {
+    "uint8": 8, "int8": 9, "uint16": 16, "int16": 17, "uint32": 32, "int32": 33,
+    "uint64": 64, "int64": 65,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class MdsColumn:
+    """Where the tokens are in a sample, and how they are encoded."""
+
+    name: str
+    dtype: np.dtype[Any]
+    size: int | None
+    """Bytes, if the same in all samples."""
+    num_sizes: int
+    """uint32 sizes at the front of each sample."""
+    sizes_before: int
+    """How many of them belong to columns in front of this one."""
+    bytes_before: int
+    """Bytes of the columns in front of this one that have a fixed size."""
+    dtype_in_data: bool = False
+    """An ndarray whose type is stored with each sample."""
+    shape_in_data: bool = False
+    """An ndarray whose shape is stored with each sample."""
+
+    def decode(self, sample: bytes, path: str) -> npt.NDArray[Any]:
+        """The tokens of a sample; FormatError if it is damaged."""
+        if len(sample) < 4 * self.num_sizes:
+            raise self._damaged(path, f"a sample has {len(sample)} bytes")
+        sizes = struct.unpack_from(f"<{self.num_sizes}I", sample)
+        begin = 4 * self.num_sizes + self.bytes_before + sum(sizes[: self.sizes_before])
+        size = sizes[self.sizes_before] if self.size is None else self.size
+        data = sample[begin : begin + size]
+        if len(data) < size:
+            raise self._damaged(path, f"{len(data)} of {size} bytes are there")
+        if self.dtype_in_data:
+            data = self._without_dtype(data, path)
+        if self.shape_in_data:
+            data = self._without_shape(data, path)
+        if len(data) % self.dtype.itemsize:
+            raise self._damaged(
+                path,
+                f"{len(data)} bytes are not whole tokens of {self.dtype}, {self.dtype.itemsize} "
+                f"bytes each",
+            )
+        return np.frombuffer(data, self.dtype)
+
+    def _without_dtype(self, data: bytes, path: str) -> bytes:
+        expected = _DTYPE_BYTES[str(self.dtype)]
+        if data[:1] != bytes([expected]):
+            raise self._damaged(
+                path, f"an array has type code {data[:1].hex()}, and {self.dtype} is {expected:x}"
+            )
+        return data[1:]
+
+    def _without_shape(self, data: bytes, path: str) -> bytes:
+        """A byte says how many axes there are and how wide their lengths; then the lengths."""
+        axes, width = (data[0] >> 2, 1 << (data[0] & 3)) if data else (0, 1)
+        length = int.from_bytes(data[1 : 1 + width], "little")
+        values = data[1 + width :]
+        if axes != 1 or length * self.dtype.itemsize != len(values):
+            raise self._damaged(
+                path,
+                f"an array of {axes} axes and {len(values)} bytes says length {length}; token "
+                f"arrays have one axis",
+            )
+        return values
+
+    def _damaged(self, path: str, what: str) -> FormatError:
+        return FormatError(
+            f"{path}: column {self.name!r}: {what}; check the column and its stored type"
+        )
+
+
+def find_column(
+    names: Sequence[str],
+    encodings: Sequence[str],
+    sizes: Sequence[int | None],
+    wanted: str | None,
+    stored_dtype: npt.DTypeLike | None,
+    folder: str,
+) -> MdsColumn:
+    """The column called `wanted`, or a usual one, or the only one; InvalidArgument if none fits.
+
+    TypeError where names, encodings and sizes are not what the writer of an index writes.
+    """
+    _check_lists(names, encodings, sizes)
+    usual = names if len(names) == 1 else [name for name in _USUAL if name in names]
+    name = wanted if wanted is not None else next(iter(usual), None)
+    if name is None or name not in names:
+        raise InvalidArgument(
+            f"{folder}: no column {name or 'of tokens'}; choose one of {', '.join(names)}"
+        )
+    at = list(names).index(name)
+    return MdsColumn(
+        name=name,
+        size=sizes[at],
+        num_sizes=sum(size is None for size in sizes),
+        sizes_before=sum(size is None for size in sizes[:at]),
+        bytes_before=sum(size or 0 for size in sizes[:at]),
+        **_encoding(encodings[at], stored_dtype, f"{folder}: column {name!r}"),
+    )
+
+
+def _check_lists(names: Any, encodings: Any, sizes: Any) -> None:
+    for name, values, kinds in (
+        ("names", names, (str,)),
+        ("encodings", encodings, (str,)),
+        ("sizes", sizes, (int, type(None))),
+    ):
+        if not isinstance(values, list) or len(values) != len(names):
+            raise TypeError(f"column_{name} must be a list, one of each column, found {values!r}")
+        if not all(isinstance(v, kinds) and not (isinstance(v, int) and v < 0) for v in values):
+            raise TypeError(f"column_{name} cannot be {values!r}")
+
+
+def _encoding(encoding: str, stored_dtype: npt.DTypeLike | None, where: str) -> dict[str, Any]:
+    """Token type, and what is stored in front of each sample's tokens.
+
+    "bytes"; "ndarray", any array; "ndarray:int32", of any length; "ndarray:int32:2048".
+    """
+    kind, _, rest = encoding.partition(":")
+    dtype, _, shape = rest.partition(":")
+    if kind == "bytes":
+        return {"dtype": token_dtype("int64" if stored_dtype is None else stored_dtype)}
+    if kind == "ndarray" and not dtype:
+        if stored_dtype is None:
+            raise InvalidArgument(
+                f"stored_dtype: {where} may have another type in each sample; give the type "
+                f"of all, e.g. int32"
+            )
+        return {"dtype": token_dtype(stored_dtype), "dtype_in_data": True, "shape_in_data": True}
+    if kind == "ndarray" and dtype in _DTYPE_BYTES and "," not in shape:
+        if stored_dtype is not None and token_dtype(stored_dtype) != dtype:
+            raise InvalidArgument(f"stored_dtype={stored_dtype}: {where} says {dtype} itself")
+        return {"dtype": np.dtype(dtype), "shape_in_data": not shape}
+    raise InvalidArgument(
+        f"{where} is encoded as {encoding!r}; tokens are bytes or arrays with one axis and an "
+        f"integer type, such as ndarray:int32"
+    )
+
+
+_BATCH_TOKENS = 1 << 18  # tokens written together
+_REMEDY = "copy the shard again, or write it again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shard:
+    path: str
+    """Of the file to read, compressed or not."""
+    compression: str | None
+    nbytes: int
+    """Uncompressed."""
+    samples: int
+    column: MdsColumn
+
+
+def open_mds(
+    folder: str, column: str | None = None, stored_dtype: npt.DTypeLike | None = None
+) -> DocumentStream:
+    """The samples of an MDS folder, shard by shard, each read once from front to end.
+
+    Args:
+        column: its name; by default `tokens` or `input_ids`, or the only column.
+        stored_dtype: token type of a `bytes` column, which does not say it; by default int64, the
+            convention of LLM-Foundry.
+
+    Raises:
+        MissingFile: index.json or a shard is not there.
+        FormatError: index.json or a shard is damaged.
+        InvalidArgument: no column fits, or the shards' compression is not installed.
+    """
+    shards = _read_index(folder, column, stored_dtype)
+    types = {shard.column.dtype for shard in shards}
+    if len(types) != 1:
+        raise FormatError(
+            f"{folder}: its shards hold {' and '.join(sorted(map(str, types))) or 'nothing'}; "
+            f"import a folder of shards with one token type"
+        )
+    return DocumentStream(
+        dtype=types.pop(),
+        nbytes=sum(shard.nbytes for shard in shards),
+        batches=(batch for shard in shards for batch in _batches(shard)),
+    )
+
+
+def _read_index(
+    folder: str, column: str | None, stored_dtype: npt.DTypeLike | None
+) -> list[_Shard]:
+    check_local(folder, "copy it to a disk")
+    path = os.path.join(folder, "index.json")
+    try:
+        with as_storage_error(path, "cannot read"):
+            entries = read_object(path)["shards"]
+        return [_shard(folder, entry, column, stored_dtype) for entry in entries]
+    except (KeyError, TypeError, Damaged) as error:
+        reason = error if isinstance(error, Damaged) else f"{type(error).__name__} {error}"
+        raise FormatError(
+            f"{path}: not an index of MDS shards: {reason}; write it again"
+        ) from error
+
+
+def _shard(
+    folder: str, entry: Any, column: str | None, stored_dtype: npt.DTypeLike | None
+) -> _Shard:
+    if (entry["format"], entry["version"]) != ("mds", 2):
+        raise FormatError(
+            f"{folder}: holds shards of format {entry['format']} version {entry['version']}, and "
+            f"only mds version 2 is known"
+        )
+    raw, packed = entry["raw_data"], entry["zip_data"]
+    path, compression = _inside(folder, raw["basename"]), None
+    if packed is not None and not os.path.exists(path):
+        path, compression = _inside(folder, packed["basename"]), str(entry["compression"])
+    names, encodings = entry["column_names"], entry["column_encodings"]
+    return _Shard(
+        path=path,
+        compression=compression,
+        nbytes=_size(raw, "bytes"),
+        samples=_size(entry, "samples"),
+        column=find_column(names, encodings, entry["column_sizes"], column, stored_dtype, folder),
+    )
+
+
+def _size(entry: Any, name: str) -> int:
+    size: int = entry[name]
+    if not is_size(size):
+        raise TypeError(f"{name} must be a size, found {size!r}")
+    return size
+
+
+def _inside(folder: str, name: Any) -> str:
+    """The path of a shard; merged indices name shards in folders below."""
+    if not isinstance(name, str) or "\0" in name:
+        raise TypeError(f"basename must be the name of a file, found {name!r}")
+    if os.path.isabs(name) or ".." in name.split("/"):
+        raise FormatError(
+            f"{folder}/index.json: names the shard {name!r}, outside its folder; write it again"
+        )
+    return os.path.join(folder, name)
+
+
+def _batches(shard: _Shard) -> Iterator[Batch]:
+    arrays: list[npt.NDArray[Any]] = []
+    held = nbytes = 0
+    for sample in _samples(shard):
+        arrays.append(shard.column.decode(sample, shard.path))
+        held += arrays[-1].size
+        nbytes += len(sample)
+        if held >= _BATCH_TOKENS:
+            yield _batch(shard, arrays, nbytes)
+            arrays, held, nbytes = [], 0, 0
+    if arrays:
+        yield _batch(shard, arrays, nbytes)
+
+
+def _batch(shard: _Shard, arrays: Sequence[npt.NDArray[Any]], nbytes: int) -> Batch:
+    return Batch(
+        where=shard.path,
+        tokens=np.concatenate(arrays),
+        lengths=np.array([array.size for array in arrays], dtype=np.int64),
+        nbytes=nbytes,
+    )
+
+
+def _samples(shard: _Shard) -> Iterator[bytes]:
+    with as_storage_error(shard.path, "cannot read"), _open(shard) as stream:
+        yield from _parse(stream, shard)
+
+
+def _parse(stream: IO[bytes], shard: _Shard) -> Iterator[bytes]:
+    (count,) = struct.unpack("<I", _exactly(stream, 4, shard))
+    if count != shard.samples:
+        raise FormatError(
+            f"{shard.path}: holds {count} samples, index.json says {shard.samples}; {_REMEDY}"
+        )
+    ends = np.frombuffer(_exactly(stream, 4 * (count + 1), shard), "<u4").astype(np.int64)
+    head = 4 + 4 * (count + 1)
+    if ends[0] < head or (np.diff(ends) < 0).any() or ends[-1] != shard.nbytes:
+        raise FormatError(
+            f"{shard.path}: its samples take bytes {ends[0]} to {ends[-1]}, and must rise from "
+            f"{head} or more to the end at {shard.nbytes}; {_REMEDY}"
+        )
+    _exactly(stream, int(ends[0]) - head, shard)
+    for size in np.diff(ends).tolist():
+        yield _exactly(stream, size, shard)
+    if _read(stream, 1, shard):  # the end is also where gzip checks its checksum
+        raise FormatError(f"{shard.path}: goes on behind byte {shard.nbytes}; {_REMEDY}")
+
+
+def _exactly(stream: IO[bytes], size: int, shard: _Shard) -> bytes:
+    data = _read(stream, size, shard)
+    if len(data) < size:
+        raise FormatError(
+            f"{shard.path}: ends early: {shard.nbytes} bytes were expected; {_REMEDY}"
+        )
+    return data
+
+
+def _read(stream: IO[bytes], size: int, shard: _Shard) -> bytes:
+    try:
+        return stream.read(size)
+    except Exception as error:  # each decompressor has errors of its own
+        if isinstance(error, MemoryError) or getattr(error, "errno", None):
+            raise
+        raise FormatError(f"{shard.path}: cannot be unpacked: {error}; {_REMEDY}") from error
+
+
+def _open(shard: _Shard) -> Any:
+    kind = (shard.compression or "").partition(":")[0]
+    check_file(shard.path, "cannot read")
+    if not kind:
+        return open(shard.path, "rb")
+    if kind == "gz":
+        return gzip.open(shard.path, "rb")
+    if kind == "bz2":
+        return bz2.open(shard.path, "rb")
+    if kind != "zstd":
+        raise InvalidArgument(
+            f"{shard.path}: is compressed with {kind}, and only zstd, gz and bz2 are known; "
+            f"unpack the shards first"
+        )
+    try:
+        import zstandard
+    except ImportError:
+        raise InvalidArgument(
+            f"{shard.path}: is compressed with zstd; pip install 'megaindex[zstd]'"
+        ) from None
+    return zstandard.open(shard.path, "rb")

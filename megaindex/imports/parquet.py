@@ -1,0 +1,156 @@
+"""Columns of token lists in Parquet and Arrow files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile
+from megaindex.imports.flat import Batch, DocumentStream
+from megaindex.io.os_errors import as_storage_error, storage_error
+from megaindex.io.paths import check_file, check_local
+from megaindex.objects.files import stat_path
+
+_ROWS = 1 << 12  # rows read at once
+_USUAL = ("tokens", "input_ids")
+
+
+def open_columns(path: str, column: str | None = None) -> DocumentStream:
+    """The token lists of a `.parquet`, `.arrow` or `.feather` file, or of all those in a folder.
+
+    Each row is a document. Files of a folder are taken in the order of their names. Arrow files may
+    be of the file or of the stream format.
+
+    Args:
+        column: its name; by default `tokens` or `input_ids`, or the only column.
+
+    Raises:
+        MissingFile: nothing is there.
+        StorageError: a pipe or a device is.
+        InvalidArgument: pyarrow is not installed, or there is no such column.
+        FormatError: a file cannot be read, or the column holds no lists of integers.
+    """
+    check_local(path, "copy it to a disk")
+    _require_pyarrow()
+    files = _files(path)
+    schema = _reader(files[0])[0]
+    name = column or _usual_column(schema.names, files[0])
+    dtype = _item_type(schema, name, files[0])
+    return DocumentStream(
+        dtype=dtype,
+        nbytes=sum(os.path.getsize(file) for file in files),
+        batches=(batch for file in files for batch in _batches(file, name, dtype)),
+    )
+
+
+def _require_pyarrow() -> None:
+    try:
+        import pyarrow.parquet  # noqa: F401
+    except ImportError:
+        raise InvalidArgument(
+            "Parquet and Arrow files need pyarrow; pip install 'megaindex[parquet]'"
+        ) from None
+
+
+def _files(path: str) -> list[str]:
+    if stat_path(path) is None:
+        raise MissingFile(f"{path}: there is no such file or folder; check the path")
+    if not os.path.isdir(path):
+        return [path]
+    suffixes = (".parquet", ".arrow", ".feather")
+    with as_storage_error(path, "cannot list"):
+        files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in suffixes)
+    if not files:
+        raise MissingFile(f"{path}: holds no file that ends in {' or '.join(suffixes)}")
+    return files
+
+
+def _reader(path: str) -> tuple[Any, Iterator[Any]]:
+    """Schema, and record batches as they are read."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    check_file(path)
+    try:
+        if path.endswith(".parquet"):
+            file = pq.ParquetFile(path)
+            return file.schema_arrow, file.iter_batches(batch_size=_ROWS)
+        source = pa.memory_map(path)
+        try:
+            opened = pa.ipc.open_file(source)
+        except pa.ArrowInvalid:
+            stream = pa.ipc.open_stream(pa.memory_map(path))
+            return stream.schema, iter(stream)
+        batches = (opened.get_batch(i) for i in range(opened.num_record_batches))
+        return opened.schema, batches
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _usual_column(names: list[str], path: str) -> str:
+    for name in names if len(names) == 1 else _USUAL:
+        if name in names:
+            return name
+    raise InvalidArgument(f"{path}: which column? it has {', '.join(names)}; name one")
+
+
+def _item_type(schema: Any, name: str, path: str) -> np.dtype[Any]:
+    import pyarrow as pa
+
+    if name not in schema.names:
+        raise InvalidArgument(
+            f"{path}: has no column {name!r}; choose one of {', '.join(schema.names)}"
+        )
+    kind = schema.field(name).type
+    lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    if not any(is_list(kind) for is_list in lists) or not pa.types.is_integer(kind.value_type):
+        raise FormatError(
+            f"{path}: column {name!r} holds {kind}, and must hold lists of integers; choose another"
+        )
+    dtype: np.dtype[Any] = np.dtype(kind.value_type.to_pandas_dtype())
+    return dtype
+
+
+def _batches(path: str, name: str, dtype: np.dtype[Any]) -> Iterator[Batch]:
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    schema, records = _reader(path)
+    if _item_type(schema, name, path) != dtype:
+        raise FormatError(
+            f"{path}: column {name!r} holds {schema.field(name).type}, and lists of {dtype} in the "
+            f"files before; import them one at a time and merge with a dtype"
+        )
+    rows = 0
+    try:
+        for record in records:
+            lists = record.column(name)
+            tokens = lists.flatten()
+            if lists.null_count or tokens.null_count:
+                raise FormatError(
+                    f"{path}: column {name!r} has nulls in rows {rows} to {rows + len(lists)}; "
+                    f"drop or fill them"
+                )
+            rows += len(lists)
+            yield Batch(
+                where=path,
+                tokens=tokens.to_numpy(),
+                lengths=pc.list_value_length(lists).to_numpy().astype(np.int64),
+                nbytes=0,
+            )
+    except (pa.ArrowException, OSError) as error:
+        if isinstance(error, MegaIndexError):
+            raise
+        raise _unreadable(path, error) from error
+    nothing = np.empty(0, np.int64)
+    yield Batch(where=path, tokens=nothing, lengths=nothing, nbytes=os.path.getsize(path))
+
+
+def _unreadable(path: str, error: Exception) -> Exception:
+    if isinstance(error, OSError) and error.errno:
+        return storage_error(error, path, "cannot read")
+    return FormatError(f"{path}: cannot be read: {error}; write the file again")

@@ -1,0 +1,284 @@
+"""Normalised weights of a blend and the counts of its draws.
+
+Rounding matters: the normalised weights decide how many samples a source is asked for, and which
+source a greedy blend draws where two are equally far behind. NeoX sums with Python's `sum`, which
+is compensated from Python 3.12 on, so its last bit depends on the Python that trains;
+Megatron-DeepSpeed and PaddleNLP add in a plain loop.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from typing import ClassVar, Literal, Protocol
+
+import numpy as np
+
+from megaindex._types import F64, I64, U64, IntArray
+from megaindex.index.frameworks import FrameworkRules
+
+_DIVISOR_WEIGHT_BITS = 52
+
+
+def request_weights(weights: Sequence[float], row: FrameworkRules) -> list[float]:
+    """The weights from which the samples asked of each source are computed."""
+    if row.weight_sum == "python":
+        total = sum(weights)
+        return [weight / total for weight in weights]
+    if row.weight_sum == "loop":
+        total = functools.reduce(operator.add, weights, 0.0)
+        return [weight / total for weight in weights]
+    once: list[float] = _normalized(np.array(weights, np.float64)).tolist()
+    return once
+
+
+def blend_weights(weights: Sequence[float], row: FrameworkRules, *, explicit: bool = True) -> F64:
+    """The weights that the greedy blend compares, float64 of shape (len(weights),).
+
+    Explicit weights come here normalised once already (`request_weights`) and are normalised a
+    second time; the sizes of unweighted sources are normalised once.
+    """
+    once = request_weights(weights, row) if explicit else list(weights)
+    return _normalized(np.array(once, np.float64))
+
+
+def divisor_weights(weights: Sequence[float | int | Fraction]) -> U64:
+    """Integers in the proportions of ``weights``, for the divisor rule, shape (len(weights),).
+
+    Exact where a common denominator keeps each below 2**52 (0.5, 0.25, 0.25 give 2, 1, 1), else
+    rounded to 2**-52 of the largest. A decimal such as 0.1 counts as written, not as its double.
+    """
+    exact = [_as_written(weight) for weight in weights]
+    largest = max(exact)
+    denominator = 1
+    for value in exact:
+        denominator = math.lcm(denominator, value.denominator)
+        if largest * denominator >= 2**_DIVISOR_WEIGHT_BITS:
+            break
+    scaled = [value * denominator for value in exact]
+    if largest * denominator >= 2**_DIVISOR_WEIGHT_BITS:
+        unit = Fraction(2**_DIVISOR_WEIGHT_BITS - 1) / largest
+        scaled = [Fraction(max(1, round(value * unit))) for value in exact]
+    return np.array([int(value) for value in scaled], np.uint64)
+
+
+def _normalized(weights: F64) -> F64:
+    return weights / np.sum(weights)
+
+
+def _as_written(weight: float | int | Fraction) -> Fraction:
+    return Fraction(repr(float(weight))) if isinstance(weight, float) else Fraction(weight)
+
+
+Progress = Callable[[int, int], None]
+"""Called with the samples counted so far and in all."""
+
+# Work, about nanoseconds of the native kernel, that a blend is walked for without being asked.
+FREE_WORK = 5 * 10**9
+_CHUNK_WORK = 2 * 10**8
+
+
+Rule = Literal["greedy", "exhaustive", "divisor"]
+"""greedy and exhaustive are those of Megatron, divisor is Webster's."""
+
+
+def fill_blend(
+    rule: Rule,
+    values: IntArray | F64,
+    dataset_index: IntArray,
+    dataset_sample_index: I64,
+    *,
+    begin: int = 0,
+    counts: I64 | None = None,
+) -> I64:
+    """Write which source serves each position of a blend, and the how-manieth of its samples.
+
+    Args:
+        values: weights of the sources; for the exhaustive rule the samples of each.
+        begin: the first position.
+        counts: how often each source was drawn before it; changed in place.
+
+    Returns:
+        int64[sources]: how often each was drawn.
+    """
+    from megaindex.kernels import active
+
+    fills: dict[Rule, Callable[..., None]] = {
+        "greedy": active().blend_greedy,
+        "exhaustive": active().blend_exhaustive,
+        "divisor": active().divisor_fill,
+    }
+    if counts is None:
+        counts = np.zeros(values.size, np.int64)
+    end = begin + dataset_index.size
+    fills[rule](values, begin, end, counts, dataset_index, dataset_sample_index)
+    return counts
+
+
+def exact_values(values: IntArray | F64) -> list[int | str]:
+    """Weights or sizes as a parameter of a cache entry: every bit of them."""
+    return [v.hex() if isinstance(v, float) else v for v in values.tolist()]
+
+
+class Draws(Protocol):
+    """Draws of one blend at any length."""
+
+    def counts(self, samples: int) -> list[int] | None:
+        """Draws of each source among the first ``samples``; None where counting takes too long."""
+
+    def bounds(self, samples: int) -> list[tuple[int, int]]:
+        """Least and most draws of each source among the first ``samples``, without a walk."""
+
+    def longest(self, limits: Sequence[int]) -> tuple[int, bool]:
+        """Most samples before any source is drawn more than its limit, and whether it is exact.
+
+        Where it is not exact, at least so many.
+        """
+
+
+@dataclass(frozen=True)
+class SingleDraws:
+    """One source: every sample is drawn from it."""
+
+    def counts(self, samples: int) -> list[int]:
+        return [samples]
+
+    def bounds(self, samples: int) -> list[tuple[int, int]]:
+        return [(samples, samples)]
+
+    def longest(self, limits: Sequence[int]) -> tuple[int, bool]:
+        return limits[0], True
+
+
+@dataclass(frozen=True)
+class DivisorDraws:
+    """Webster's rule: counts at any position without a walk."""
+
+    weights: U64
+    rule: ClassVar[Rule] = "divisor"
+
+    def counts(self, samples: int) -> list[int]:
+        from megaindex.kernels import active
+
+        return [int(count) for count in active().divisor_counts(self.weights, samples)]
+
+    def bounds(self, samples: int) -> list[tuple[int, int]]:
+        return [(count, count) for count in self.counts(samples)]
+
+    def longest(self, limits: Sequence[int]) -> tuple[int, bool]:
+        """Draw k of a source (from 0) comes at time (2k + 1) / weight, lowest index first.
+
+        The first draw beyond a limit is the earliest of (2 limit + 1) / weight; before it come
+        the draws of every source at earlier times, compared by cross-multiplication.
+        """
+        weights = [int(weight) for weight in self.weights]
+        first = 0
+        for i in range(1, len(weights)):
+            if (2 * limits[i] + 1) * weights[first] < (2 * limits[first] + 1) * weights[i]:
+                first = i
+        odd, weight = 2 * limits[first] + 1, weights[first]
+        before = 0
+        for i, other in enumerate(weights):
+            ties_count = i < first
+            last_odd = (odd * other - (0 if ties_count else 1)) // weight
+            before += (last_odd + 1) // 2
+        return before, True
+
+
+@dataclass
+class GreedyDraws:
+    """The frameworks' greedy blend: exact counts take a walk, kept up to where it got."""
+
+    weights: F64
+    walk: str = "auto"
+    """auto: count up to FREE_WORK; exact: count anything; bounds: never count."""
+    progress: Progress | None = None
+    rule: ClassVar[Rule] = "greedy"
+    _position: int = 0
+    _counts: I64 = field(init=False)
+    _known: dict[int, list[int]] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._counts = np.zeros(len(self.weights), np.int64)
+
+    def counts(self, samples: int) -> list[int] | None:
+        if samples in self._known:
+            return self._known[samples]
+        if not self._may_walk(samples):
+            return None
+        if samples < self._position:
+            self._position = 0
+            self._counts[:] = 0
+        for end in self._steps(samples):
+            self._advance(end, samples)
+        self._known[samples] = [int(count) for count in self._counts]
+        return self._known[samples]
+
+    def bounds(self, samples: int) -> list[tuple[int, int]]:
+        """Provable: no source is drawn more than ceil(weight * samples) times."""
+        most = [int(value) for value in np.ceil(self.weights * samples)]
+        surplus = sum(most) - samples
+        return [(max(0, count - surplus), min(count, samples)) for count in most]
+
+    def longest(self, limits: Sequence[int]) -> tuple[int, bool]:
+        if not self._may_walk(sum(limits)):
+            return self._certain(limits), False
+        self._position = 0
+        self._counts[:] = 0
+        limit, last = np.array(limits, np.int64), sum(limits) + 1
+        for end in self._steps(last):
+            before, start = self._counts.copy(), self._position
+            self._advance(end, last)
+            if (self._counts > limit).any():
+                return self._bisect(limit, before, start, end), True
+        raise AssertionError("one sample more than all limits together keeps within each")
+
+    def _certain(self, limits: Sequence[int]) -> int:
+        """Samples for which ceil(weight * samples) stays within every limit."""
+        low, high = 0, sum(limits)
+        while low < high:
+            middle = (low + high + 1) // 2
+            most = np.ceil(self.weights * middle)
+            if all(int(m) <= limit for m, limit in zip(most, limits, strict=True)):
+                low = middle
+            else:
+                high = middle - 1
+        return low
+
+    def _bisect(self, limit: I64, counts: I64, start: int, end: int) -> int:
+        """Last position in [start, end) whose counts keep to the limit, by halving the walk."""
+        while end - start > 1:
+            middle = (start + end) // 2
+            self._position, self._counts = start, counts.copy()
+            self._advance(middle, middle)
+            if (self._counts > limit).any():
+                end = middle
+            else:
+                start, counts = middle, self._counts
+        self._position, self._counts = start, counts
+        return start
+
+    @property
+    def _work_per_sample(self) -> int:
+        return min(8 + len(self.weights), 80)
+
+    def _may_walk(self, samples: int) -> bool:
+        affordable = samples * self._work_per_sample <= FREE_WORK
+        return self.walk == "exact" or (self.walk == "auto" and affordable)
+
+    def _steps(self, samples: int) -> list[int]:
+        chunk = max(1, _CHUNK_WORK // self._work_per_sample)
+        return [*range(self._position + chunk, samples, chunk), samples]
+
+    def _advance(self, end: int, goal: int) -> None:
+        from megaindex.kernels import active
+
+        if end > self._position:
+            active().blend_greedy(self.weights, self._position, end, self._counts, None, None)
+            self._position = end
+            if self.progress is not None:
+                self.progress(end, goal)

@@ -1,0 +1,209 @@
+"""Ladders: what an index plans to serve, block by block, and where two of them first differ.
+
+A ladder keeps one receipt for every ``stride`` positions, so that a difference can be narrowed to a
+block of samples even where the old inputs are gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from megaindex._types import I64, U64
+from megaindex.arithmetic import INT64_MAX
+from megaindex.errors import InvalidArgument
+from megaindex.index.receipts import Receipt, add_to_blocks, sample_receipts
+from megaindex.index.spans import Index, Spans, check_range, walk
+from megaindex.kernels import num_threads
+from megaindex.validation import CheckpointReader, check_integer, make_plain
+
+DEFAULT_STRIDE = 2**20
+_WHOLE = 2**63  # a stride above every position
+_CHUNK = 2**15  # samples compared at once
+_WORTH_THREADS = 2**16  # samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """One receipt for each block of ``stride`` positions in which samples were served."""
+
+    stride: int
+    """Positions of a block, a power of two: block b is positions b*stride ... (b+1)*stride - 1."""
+    blocks: Mapping[int, Receipt]
+
+    def __post_init__(self) -> None:
+        make_plain(self, "stride")
+        _shift(self.stride)
+
+    @property
+    def total(self) -> Receipt:
+        return sum(self.blocks.values(), Receipt())
+
+    def __add__(self, other: Ladder) -> Ladder:
+        """Both together, as where ranks are summed.
+
+        Raises:
+            InvalidArgument: their strides differ.
+        """
+        self._check_stride(other)
+        joined = dict(self.blocks)
+        for number, receipt in other.blocks.items():
+            joined[number] = joined.get(number, Receipt()) + receipt
+        return Ladder(stride=self.stride, blocks=joined)
+
+    def first_difference(self, other: Ladder) -> tuple[int, int] | None:
+        """Positions [begin, end) of the first block that differs; None where all agree."""
+        self._check_stride(other)
+        for number in sorted(self.blocks.keys() | other.blocks.keys()):
+            if self.blocks.get(number) != other.blocks.get(number):
+                return number * self.stride, (number + 1) * self.stride
+        return None
+
+    def _check_stride(self, other: Ladder) -> None:
+        if self.stride != other.stride:
+            raise InvalidArgument(
+                f"ladders of stride {self.stride} and {other.stride} do not compare; make both "
+                "with the same stride"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """A few dozen bytes a block, for a checkpoint."""
+        blocks = {str(b): [str(r), r.count] for b, r in sorted(self.blocks.items())}
+        return {"stride": self.stride, "blocks": blocks}
+
+    @classmethod
+    def from_dict(cls, stored: Mapping[str, Any]) -> Ladder:
+        """
+        Raises:
+            FormatError: not what `to_dict` gives.
+        """
+        given = CheckpointReader("a ladder, a stride and blocks of positions", stored)
+        stride = given.whole("stride", least=1, most=_WHOLE)
+        if stride & (stride - 1):
+            raise given.wrong("stride must be a power of two", stride)
+        blocks = {}
+        for key, pair in given.part("blocks", "the blocks of a ladder").values.items():
+            number = int(key) if key.isdecimal() and len(key) <= 19 else -1
+            if str(number) != key or number * stride > INT64_MAX:
+                raise given.wrong("blocks are named by their numbers", key)
+            if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+                raise given.wrong(f"block {key} must be a receipt and a number of samples", pair)
+            blocks[number] = Receipt.from_dict({"receipt": pair[0], "samples": pair[1]})
+        return cls(stride=stride, blocks=blocks)
+
+
+def planned_receipt(index: Index, begin: int, end: int, keys: U64) -> Receipt:
+    """The receipt of samples begin ... end - 1, recomputed from the index in constant memory.
+
+    Raises:
+        OutOfRange: the index does not hold them.
+    """
+    return planned_ladder(index, begin, end, keys, stride=_WHOLE).total
+
+
+def planned_ladder(
+    index: Index, begin: int, end: int, keys: U64, *, stride: int = DEFAULT_STRIDE
+) -> Ladder:
+    """The ladder of samples begin ... end - 1, recomputed from the index by all threads.
+
+    Raises:
+        OutOfRange: the index does not hold them.
+        InvalidArgument: ``stride`` is not a power of two.
+    """
+    begin, end = check_range(index, begin, end)
+    stride = check_integer("stride", stride)
+    shift = _shift(stride)
+    first, last = begin >> shift, max(begin, end - 1) >> shift
+    threads = num_threads() if end - begin >= _WORTH_THREADS else 1
+
+    def share(part: int) -> U64:
+        sums = np.zeros((last - first + 1, 2), np.uint64)
+        for positions, spans in walk(index, begin, end, part, threads):
+            add_to_blocks(positions, spans, keys, (positions >> shift) - first, sums)
+        return sums
+
+    with ThreadPoolExecutor(threads, "megaindex-receipt") as pool:
+        sums = _total(list(pool.map(share, range(threads))))
+    blocks = {}
+    for number, (high, low) in enumerate(sums.tolist(), first):
+        count = min(end, (number + 1) << shift) - max(begin, number << shift)
+        if count > 0:
+            blocks[number] = Receipt((high, low), count)
+    return Ladder(stride=stride, blocks=blocks)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FirstDifference:
+    """The first sample of two indices that differs."""
+
+    position: int
+    ours: list[tuple[int, int, int, int]]
+    """Runs there in the first index: source, document, offset, length."""
+    theirs: list[tuple[int, int, int, int]]
+    """Runs there in the second."""
+
+    def __str__(self) -> str:
+        return (
+            f"sample {self.position}: {_runs(self.ours)} in one, {_runs(self.theirs)} in the other"
+        )
+
+
+def explain(
+    index_a: Index, index_b: Index, begin: int, end: int, keys_a: U64, keys_b: U64 | None = None
+) -> FirstDifference | None:
+    """The first of the samples begin ... end - 1 that differs, or None where none does.
+
+    Compares the receipts of blocks, then those of the samples of the first block that differs.
+
+    Args:
+        keys_a: fingerprints of the sources of ``index_a``.
+        keys_b: of ``index_b``. Default: the same.
+    """
+    keys_b = keys_a if keys_b is None else keys_b
+    for positions in _chunks(index_a, begin, end):
+        a, b = index_a.locate(positions), index_b.locate(positions)
+        if Receipt.of(positions, a, keys_a) == Receipt.of(positions, b, keys_b):
+            continue
+        differs = sample_receipts(positions, a, keys_a) != sample_receipts(positions, b, keys_b)
+        k = int(np.flatnonzero(differs.any(axis=1))[0])
+        return FirstDifference(position=int(positions[k]), ours=_of(a, k), theirs=_of(b, k))
+    return None
+
+
+def _chunks(index: Index, begin: int, end: int) -> Iterator[I64]:
+    begin, end = check_range(index, begin, end)
+    for start in range(begin, end, _CHUNK):
+        yield np.arange(start, min(end, start + _CHUNK))
+
+
+def _total(parts: list[U64]) -> U64:
+    """The sum of rows of high and low words, modulo 2**128."""
+    total, *others = parts
+    for part in others:
+        total[:, 1] += part[:, 1]
+        total[:, 0] += part[:, 0] + (total[:, 1] < part[:, 1])  # the carry
+    return total
+
+
+def _shift(stride: int) -> int:
+    shift = stride.bit_length() - 1
+    if stride < 1 or stride != 1 << shift or stride > _WHOLE:
+        raise InvalidArgument(f"stride must be a power of two up to 2**63, got {stride}")
+    return shift
+
+
+def _of(spans: Spans, k: int) -> list[tuple[int, int, int, int]]:
+    runs = slice(spans.row_splits[k], spans.row_splits[k + 1])
+    source, document, offset, length = (part[runs].tolist() for part in spans)
+    return list(zip(source, document, offset, length, strict=True))
+
+
+def _runs(runs: list[tuple[int, int, int, int]]) -> str:
+    return ", ".join(
+        f"tokens {offset} to {offset + length} of sequence {document} (source {source})"
+        for source, document, offset, length in runs
+    )

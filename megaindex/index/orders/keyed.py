@@ -1,0 +1,177 @@
+"""Keys and blocks shared by the computed orders.
+
+The samples of a block are cut one after another and served in the order of a keyed bijection: the
+k-th one served is the one that was cut as number ``bijection(k)``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property, lru_cache
+from typing import Any, Literal, NamedTuple, NoReturn
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from megaindex._types import I32, I64, U64, IntArray
+from megaindex.errors import InvalidArgument
+from megaindex.index.spans import (
+    CHUNK,
+    SCATTERED,
+    Chunks,
+    Spans,
+    check_sample_ids,
+    joined,
+    located,
+    share,
+)
+from megaindex.kernels import active
+
+
+@lru_cache(maxsize=64)
+def order_key(
+    seed: int, block: int, source_name: str, purpose: Literal["documents", "samples"]
+) -> U64:
+    """uint64[2]: XXH3-128 of the seed, the block of epochs, what is permuted, and the source.
+
+    The name comes last and the rest holds no slash, so different requests never share a text.
+    """
+    key = key_of(f"megaindex/{seed}/{block}/{purpose}/{source_name}")
+    key.flags.writeable = False  # all callers share it
+    return key
+
+
+def key_of(text: str) -> U64:
+    """uint64[2]: XXH3-128 of the text, low word first."""
+    number = xxhash.xxh3_128_intdigest(text.encode())
+    return np.array([number & (2**64 - 1), number >> 64], np.uint64)
+
+
+class Arrayless:
+    """document_index, sample_index and shuffle_index raise, naming what to use instead."""
+
+    def _no_array(self, name: str) -> str:
+        """The message for an array of that name."""
+        raise NotImplementedError
+
+    @property
+    def document_index(self) -> I32:
+        self._refuse("document_index")
+
+    @property
+    def sample_index(self) -> IntArray:
+        self._refuse("sample_index")
+
+    @property
+    def shuffle_index(self) -> IntArray:
+        self._refuse("shuffle_index")
+
+    def _refuse(self, name: str) -> NoReturn:
+        raise InvalidArgument(self._no_array(name))
+
+
+class Block(NamedTuple):
+    """The samples of a block."""
+
+    number: int
+    first: int
+    """Samples of the blocks before."""
+    size: int
+    key: U64
+    """Of the bijection from the order of serving to the order of cutting."""
+
+
+class BlockOrder(Arrayless):
+    """Locates samples block by block, and walks a block in the order in which it is cut."""
+
+    seed: int
+    source_name: str
+
+    @property
+    def num_samples(self) -> int:
+        raise NotImplementedError
+
+    def samples_before(self, block: int) -> int:
+        """Samples of the first ``block`` blocks."""
+        raise NotImplementedError
+
+    def _block_of(self, ids: I64) -> I64:
+        raise NotImplementedError
+
+    def _cut(self, block: Block, numbers: I64) -> Spans:
+        """The samples cut from a block as these numbers; fastest where the numbers increase."""
+        raise NotImplementedError
+
+    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
+        ids = check_sample_ids(sample_ids, self.num_samples)
+        if not ids.size:
+            return joined([], 0)
+        blocks = self._block_of(ids)
+        first = int(blocks[0])
+        if ids.size == 1 or (blocks == first).all():
+            return self._served(first, ids)
+        pieces = []
+        for block in np.unique(blocks).tolist():
+            places = np.flatnonzero(blocks == block)
+            pieces.append((places, self._served(block, ids[places])))
+        return joined(pieces, ids.size)
+
+    def walk(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
+        """See `megaindex.index.spans.walk`."""
+        number = int(self._block_of(np.array([begin]))[0])
+        while begin < end:
+            block = self._block(number)
+            stop = min(end, block.first + block.size)
+            if (stop - begin) * SCATTERED < block.size:
+                yield from located(self, begin, stop, part, parts)
+            else:
+                low, high = begin - block.first, stop - block.first
+                for cut, served in _in_cut_order(block, low, high, part, parts):
+                    if cut.size:
+                        yield served + block.first, self._cut(block, cut)
+            begin, number = stop, number + 1
+
+    def shuffled_samples(self, block: int) -> I64:
+        """int64[samples]: which sample, in the order of cutting, is served as number 0, 1, ..."""
+        _, _, size, key = self._block(block)
+        shuffled = np.empty(size, np.int64)
+        active().bijection_range(key, size, 0, shuffled)
+        return shuffled
+
+    def _served(self, number: int, ids: I64) -> Spans:
+        block = self._block(number)
+        cut = active().bijection_apply(block.key, block.size, ids - block.first)
+        return self._cut(block, cut)
+
+    @cached_property
+    def _block(self) -> Any:
+        return lru_cache(maxsize=8)(self._make_block)
+
+    def _make_block(self, number: int) -> Block:
+        first = self.samples_before(number)
+        count = self.samples_before(number + 1) - first
+        return Block(
+            number, first, count, order_key(self.seed, number, self.source_name, "samples")
+        )
+
+    def __getstate__(self) -> dict[str, object]:
+        return {name: value for name, value in vars(self).items() if name != "_block"}
+
+
+def _in_cut_order(
+    block: Block, low: int, high: int, part: int, parts: int
+) -> Iterator[tuple[I64, I64]]:
+    """Chunks of a block's samples by increasing number as cut: that, and their number as served.
+
+    Only of those served as numbers low ... high - 1.
+    """
+    begin, end = share(0, block.size, part, parts)
+    for first in range(begin, end, CHUNK):
+        served = np.empty(min(CHUNK, end - first), np.int64)
+        active().bijection_inverse_range(block.key, block.size, first, served)
+        cut = np.arange(first, first + served.size)
+        if high - low < block.size:
+            kept = (low <= served) & (served < high)
+            cut, served = cut[kept], served[kept]
+        yield cut, served

@@ -1,0 +1,117 @@
+"""Stages one after the other, each a mixture of sources, every source read on from where it is.
+
+A stage knows how it draws from its streams (`megaindex.index.mixing`) and which sample of each
+source it begins with. So sample i of the run is found without walking there: its stage, its stream
+and the how-manieth draw of that stream it is, then that sample of the source.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex._types import I64
+from megaindex.errors import InvalidArgument
+from megaindex.index.mixing import Mixing
+from megaindex.index.spans import Index, Spans, check_sample_ids, locate_each
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class MixedStage:
+    """A number of samples drawn from some of the sources."""
+
+    mixing: Mixing
+    sources: tuple[int, ...]
+    """Number of the source that each stream of the mixing reads."""
+    begins: tuple[int, ...]
+    """First sample of each of them that the stage reads."""
+    num_samples: int
+
+    def drawn(self, samples: int, num_sources: int) -> I64:
+        """int64[num_sources]: samples of each source among the first ``samples`` of the stage."""
+        counts = np.zeros(num_sources, np.int64)
+        np.add.at(counts, list(self.sources), self.mixing.counts(samples))
+        return counts
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StagedIndex:
+    """The samples of all stages, located through the index of the source that each is drawn from.
+
+    Raises:
+        InvalidArgument: the sources do not fit together, or hold fewer samples than are drawn.
+    """
+
+    sources: tuple[Index, ...]
+    stages: tuple[MixedStage, ...]
+
+    def __post_init__(self) -> None:
+        shapes = {(index.sequence_length, index.add_extra_token) for index in self.sources}
+        if len(shapes) != 1:
+            raise InvalidArgument(
+                "all sources of a run need one sequence_length and add_extra_token, got "
+                f"{sorted(shapes)}"
+            )
+        for number, stage in enumerate(self.stages):
+            drawn = stage.mixing.counts(stage.num_samples).tolist()
+            for source, begin, count in zip(stage.sources, stage.begins, drawn, strict=True):
+                if begin + count > self.sources[source].num_samples:
+                    raise InvalidArgument(
+                        f"stage {number} reads samples {begin} to {begin + count} of source "
+                        f"{source}, which holds {self.sources[source].num_samples}; extend it"
+                    )
+
+    @property
+    def num_samples(self) -> int:
+        return int(self._bounds[-1])
+
+    @property
+    def num_epochs(self) -> int:
+        return max(index.num_epochs for index in self.sources)
+
+    @property
+    def tokens_per_epoch(self) -> int:
+        return sum(index.tokens_per_epoch for index in self.sources)
+
+    @property
+    def sequence_length(self) -> int:
+        return self.sources[0].sequence_length
+
+    @property
+    def add_extra_token(self) -> int:
+        return self.sources[0].add_extra_token
+
+    def origin(self, sample_ids: npt.ArrayLike) -> tuple[I64, I64]:
+        """(source, sample of that source) of each sample of the run, int64[n] each."""
+        ids = check_sample_ids(sample_ids, self.num_samples)
+        source, sample = np.empty_like(ids), np.empty_like(ids)
+        stages = np.searchsorted(self._bounds, ids, side="right") - 1
+        for number in np.unique(stages).tolist():
+            stage, mine = self.stages[number], stages == number
+            drawn = stage.mixing.lookup(ids[mine] - self._bounds[number])
+            source[mine] = np.array(stage.sources)[drawn.stream]
+            sample[mine] = np.array(stage.begins)[drawn.stream] + drawn.ordinal
+        return source, sample
+
+    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
+        return locate_each(self.sources, *self.origin(sample_ids))
+
+    def drawn(self, position: int) -> list[I64]:
+        """For each stage int64[sources]: the samples it drew before sample ``position``."""
+        return [
+            stage.drawn(min(max(position - begin, 0), stage.num_samples), len(self.sources))
+            for stage, begin in zip(self.stages, self._bounds[:-1].tolist(), strict=True)
+        ]
+
+    @cached_property
+    def _bounds(self) -> I64:
+        """int64[stages + 1]: the first sample of each stage."""
+        return _cumulated([stage.num_samples for stage in self.stages])
+
+
+def _cumulated(counts: Sequence[int]) -> I64:
+    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))

@@ -1,0 +1,406 @@
+"""The state of a sampler, and its compatibility with a dataset and an index.
+
+The state of a sampler says how many samples were consumed and what the order of samples depends on.
+It is the same on every rank. Going on is refused where it would change what was served or what
+comes next: the order of another corpus, another kind of sampler, and the like. Each refusal has a
+name, and `allow` takes the names of those that are meant.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar
+
+import numpy as np
+import xxhash
+
+from megaindex._types import IntArray
+from megaindex.cache.fingerprint import array_bytes, contents_of
+from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
+from megaindex.index.spans import Index
+from megaindex.loader.rank_rows import RankLayout
+from megaindex.loader.targets import Targets
+from megaindex.validation import CheckpointReader, check_between, shown
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class LoaderPosition:
+    """Where a run stands, over all ranks."""
+
+    consumed_samples: int = 0
+    """Samples served, padding not counted: the position of the next."""
+    rows_left: int = 0
+    """Rows of the step under way that are still to be dealt; 0 between steps."""
+
+
+class Resumable(ABC):
+    """A sampler with torch's ``state_dict`` protocol, which torchdata's StatefulDataLoader uses.
+
+    An iteration starts where the sampler was set to start: by its arguments or `load_state_dict`.
+    """
+
+    kind: ClassVar[str]
+    _ranks: RankLayout
+    _start: LoaderPosition
+    _place: LoaderPosition
+
+    @property
+    def ranks(self) -> RankLayout:
+        """Which rank this sampler deals to, of how many."""
+        return self._ranks
+
+    @property
+    @abstractmethod
+    def _order(self) -> dict[str, Any]:
+        """What the order of samples depends on: JSON values by name."""
+
+    @abstractmethod
+    def _check_fields(self, stored: CheckpointReader) -> None:
+        """Raises FormatError where a state of this kind holds what no such sampler wrote."""
+
+    @abstractmethod
+    def _check_place(self, place: LoaderPosition) -> None:
+        """Raises InvalidArgument where this sampler cannot start at ``place``."""
+
+    @abstractmethod
+    def _refusals(
+        self, place: LoaderPosition, stored: Mapping[str, Any]
+    ) -> Iterator[tuple[str, str]]:
+        """Name and reason of what forbids going on from ``place`` of a run of order ``stored``."""
+
+    @abstractmethod
+    def _place_after(self, micro_batches: int) -> LoaderPosition:
+        """Where the run stands once ``micro_batches`` were served on every rank."""
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Micro batches an iteration yields, the same number on every rank."""
+
+    @abstractmethod
+    def _micro_batches(self) -> Iterator[list[int | None]]:
+        """From the start on; sets ``_place`` before each."""
+
+    def __iter__(self) -> Iterator[list[int | None]]:
+        self._place = self._start
+        return self._micro_batches()
+
+    def state_dict(self) -> dict[str, Any]:
+        """The state after the last micro batch that was taken from this sampler.
+
+        StatefulDataLoader keeps one for each batch it reads ahead, and gives that of the batch it
+        handed over last. A plain DataLoader with workers does not: use `state_after` with it.
+        """
+        return self._state(self._place)
+
+    def state_after(self, micro_batches: int) -> dict[str, Any]:
+        """The state once this many micro batches, counted from the start, were handed over.
+
+        Raises:
+            InvalidArgument: an iteration does not have that many.
+        """
+        micro_batches = check_between("micro_batches", micro_batches, 0, len(self))
+        return self._state(self._place_after(micro_batches))
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
+        """Start where a run stood, here with this sampler's ranks and batch sizes.
+
+        Args:
+            allow: names of differences that do not forbid it, keys of the state.
+
+        Raises:
+            InvalidArgument: going on would change past or future; the message has reason and name.
+            FormatError: not what `state_dict` gives.
+        """
+        place = self._parse(state)
+        unknown = sorted(set(allow) - {"kind", *self._order})
+        if unknown or isinstance(allow, str):
+            raise InvalidArgument(
+                f"allow holds names among kind, {', '.join(self._order)}; got {allow!r}"
+            )
+        for name, reason in self._differences(place, state):
+            if name not in allow:
+                raise InvalidArgument(
+                    f"{reason}; go on with the settings of the checkpoint, or, if it is meant, "
+                    f'load it with allow=("{name}",)'
+                )
+        self._check_place(place)
+        self._start = self._place = place
+
+    def _state(self, place: LoaderPosition) -> dict[str, Any]:
+        return {"version": VERSION, "kind": self.kind, **vars(place), **self._order}
+
+    def _differences(
+        self, place: LoaderPosition, stored: Mapping[str, Any]
+    ) -> Iterator[tuple[str, str]]:
+        if stored["kind"] != self.kind:
+            yield (
+                "kind",
+                f"the checkpoint is of a sampler of kind {shown(stored['kind'])}, this one is "
+                f"{self.kind!r} and reads in another order",
+            )
+        ours = self._order["fingerprint"]
+        if stored["fingerprint"] != ours:
+            yield (
+                "fingerprint",
+                f"the checkpoint was made in the order {shown(stored['fingerprint'])}, this run "
+                f"reads in the order {ours!r}",
+            )
+        yield from self._refusals(place, {**self._order, **stored})
+
+    def _parse(self, state: Mapping[str, Any]) -> LoaderPosition:
+        """The place of a state of any kind, every field of which was looked at."""
+        stored = CheckpointReader("the state of a sampler", state)
+        stored.check_version(VERSION)
+        kind = stored.text("kind")
+        if stored.field("fingerprint", "must be text or null") is not None:
+            stored.text("fingerprint")
+        stored.whole("num_samples")
+        stored.whole("train_samples")
+        if kind == self.kind:
+            self._check_fields(stored)
+        consumed, rows = stored.whole("consumed_samples"), stored.whole("rows_left")
+        # what is left of a step of another kind are samples like all that follow
+        return LoaderPosition(consumed, rows if kind == self.kind else 0)
+
+
+logger = logging.getLogger("megaindex")
+
+_PROBES = 64
+"""Sequences, or samples, that are compared."""
+
+
+def check_index(index: object) -> None:
+    """
+    Raises:
+        InvalidArgument: it is no index.
+    """
+    if not hasattr(index, "locate") or not hasattr(index, "num_samples"):
+        raise InvalidArgument(
+            f"index must be what build_index or build_blend gives, got {shown(index)} of type "
+            f"{type(index).__name__}"
+        )
+
+
+def check_token_dtype(datasets: Sequence[IndexedDataset], token_dtype: str) -> None:
+    """
+    Raises:
+        InvalidArgument: batches of that type do not hold every token of a dataset.
+    """
+    for dataset in datasets:
+        if not np.can_cast(dataset.dtype, token_dtype):
+            raise InvalidArgument(
+                f"{dataset.path_prefix}: its tokens are {dataset.dtype}, which token_dtype="
+                f"{token_dtype!r} does not hold; use token_dtype='int64'"
+                + ("" if dataset.dtype.kind in "iu" else ": batches hold integers")
+            )
+
+
+def check_datasets(index: Index, datasets: Sequence[IndexedDataset]) -> None:
+    """Refuse datasets that the index was not built from, as far as a look can tell.
+
+    Compares the number of sources, and of each the number of sequences and the lengths of a few.
+
+    Raises:
+        InvalidArgument: they do not belong together; the message names the source.
+    """
+    sources = _sources(index)
+    if len(sources) > len(datasets):
+        raise InvalidArgument(
+            f"the index has {len(sources)} sources and {len(datasets)} datasets were given; give "
+            "those it was built from, in its order"
+        )
+    for number, (source, dataset) in enumerate(zip(sources, datasets, strict=False)):
+        lengths = getattr(source, "sequence_lengths", None)
+        if lengths is None or not dataset.is_open:
+            continue
+        probes = np.linspace(0, max(0, lengths.size - 1), _PROBES).astype(np.int64)
+        same = lengths.size == len(dataset) and (
+            lengths.size == 0 or np.array_equal(lengths[probes], dataset.sequence_lengths[probes])
+        )
+        if not same:
+            raise InvalidArgument(
+                f"{dataset.path_prefix}: has {len(dataset)} sequences, and source {number} of the "
+                f"index {lengths.size} of other lengths; give the datasets that the index was "
+                "built from, in its order"
+            )
+
+
+def order_facts(
+    index: Index, consumed_samples: int, numbers: IntArray | None = None
+) -> dict[str, str]:
+    """Hashes by name of the runs that the first and the last samples of a run's past read.
+
+    Indices of other seeds, orders or corpora give others; one that was extended gives the same.
+
+    Args:
+        numbers: the number to hash for each source; by default that of the index.
+    """
+    count = index.num_samples
+    last = np.arange(max(0, consumed_samples - _PROBES), consumed_samples) % max(1, count)
+    first = np.arange(min(_PROBES, count, consumed_samples))
+    return {"first": _digest(index, first, numbers), "last": _digest(index, last, numbers)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Contents:
+    """Content fingerprints of a source's tokens and of what says which of them carry loss."""
+
+    tokens: Mapping[str, str]
+    kind: str
+    """text, or of instruction data: all, labels or loss_mask."""
+    targets: Mapping[str, str] | None
+    """Of the labels or the mask."""
+
+    def difference(self, other: Contents, part: str) -> str:
+        """In which of ``content`` and ``targets`` another one differs; empty if it does not.
+
+        Only fingerprints that both have are compared: one may be sampled and the other whole.
+        """
+        if part == "content":
+            return "it holds other tokens" if _differ(self.tokens, other.tokens) else ""
+        if self.kind != other.kind:
+            return f"its loss is on {other.kind} instead of {self.kind}, other targets"
+        mine, others = self.targets, other.targets
+        same = mine is others or (mine and others and not _differ(mine, others))
+        return "" if same else "its labels or loss mask are others"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON values."""
+        targets = None if self.targets is None else dict(self.targets)
+        return {"tokens": dict(self.tokens), "loss": self.kind, "targets": targets}
+
+    @classmethod
+    def read(cls, stored: CheckpointReader) -> Contents:
+        """
+        Raises:
+            FormatError: not what `to_dict` gives.
+        """
+        targets = stored.field("targets", "must be a mapping or null")
+        return cls(
+            tokens=_hashes(stored.part("tokens", "the content of tokens")),
+            kind=stored.text("loss"),
+            targets=None if targets is None else _hashes(stored.part("targets", "the content")),
+        )
+
+
+def _hashes(stored: CheckpointReader) -> dict[str, str]:
+    return {name: stored.hashed(name) for name in stored.values}
+
+
+def _differ(a: Mapping[str, str], b: Mapping[str, str]) -> bool:
+    return any(a[name] != b[name] for name in a.keys() & b.keys())
+
+
+def contents(
+    datasets: Sequence[IndexedDataset], targets: Targets | None, *, whole: bool
+) -> list[Contents]:
+    """Of each source; tokens are sampled or read ``whole`` too, labels and masks are read whole.
+
+    Raises:
+        StorageError: they cannot be read, or changed since they were opened.
+    """
+    told = [None] * len(datasets) if targets is None else targets.sources
+    return [
+        Contents(
+            tokens=contents_of(dataset, whole=whole),
+            kind="text" if target is None else target.kind,
+            targets=None
+            if target is None or target.companion is None
+            else contents_of(target.companion, whole=True),
+        )
+        for dataset, target in zip(datasets, told, strict=False)
+    ]
+
+
+def check_content(content: object) -> None:
+    """
+    Raises:
+        InvalidArgument: it does not say what of the tokens a checkpoint covers.
+    """
+    if content not in ("sampled", "whole", None):
+        raise InvalidArgument(f"content must be 'sampled', 'whole' or None, got {shown(content)}")
+
+
+def stored_contents(
+    stored: CheckpointReader, datasets: Sequence[IndexedDataset]
+) -> dict[str, Contents | None]:
+    """The ``content`` in the state of a loader, by the names of its sources.
+
+    Raises:
+        InvalidArgument: it is that of another number of sources.
+        FormatError: not what `Contents.to_dict` gives.
+    """
+    names = source_names(datasets)
+    if stored.values.get("content") is None:
+        return dict.fromkeys(names)
+    rule = "must be a list of mappings, or null"
+    given = stored.checked("content", rule, lambda value: isinstance(value, list))
+    read = [
+        Contents.read(CheckpointReader("the content of a loader's source", each)) for each in given
+    ]
+    if len(read) != len(names):
+        raise InvalidArgument(
+            f"the run read {len(read)} sources and this one has {len(names)}; give the loader "
+            "those of the checkpoint"
+        )
+    return dict(zip(names, read, strict=True))
+
+
+def source_names(datasets: Sequence[IndexedDataset]) -> list[str]:
+    """For messages."""
+    return [f"{number} ({dataset.path_prefix})" for number, dataset in enumerate(datasets)]
+
+
+def check_contents(
+    theirs: Mapping[str, Contents | None], ours: Mapping[str, Contents], allow: Collection[str]
+) -> None:
+    """Refuse sources that hold other tokens, or other labels or masks, than those of a state.
+
+    Args:
+        theirs: by the names of the sources; None where the state records nothing of them, which is
+            logged once.
+        ours: by the same names.
+
+    Raises:
+        InvalidArgument: they do; the message names the source.
+    """
+    if any(content is None for content in theirs.values()):
+        logger.warning(
+            "the checkpoint records the lengths and document bounds of its sources alone, as those "
+            "of earlier versions do: that tokens, labels and loss masks are the same was not "
+            "checked"
+        )
+    for name, content in theirs.items():
+        for part in ("content", "targets"):
+            if content is None or name not in ours or part in allow:
+                continue
+            if what := content.difference(ours[name], part):
+                raise InvalidArgument(
+                    f"source {name}: {what} than when the run read them; restore them, or, if it "
+                    f'is meant, load the state with allow=("{part}",)'
+                )
+
+
+def _digest(index: Index, samples: Any, numbers: IntArray | None) -> str:
+    spans = index.locate(samples)
+    if numbers is not None:
+        spans = replace(spans, source=numbers[spans.source].astype(spans.source.dtype))
+    digest = xxhash.xxh3_128()
+    for part in (*spans, spans.row_splits):
+        digest.update(array_bytes(part))
+    return digest.hexdigest()
+
+
+def _sources(index: Any) -> Sequence[Any]:
+    """The index of each source."""
+    if hasattr(index, "indices"):  # a blend
+        return tuple(index.indices)
+    if hasattr(index, "stages") and hasattr(index, "sources"):
+        return tuple(index.sources)
+    return (index,)

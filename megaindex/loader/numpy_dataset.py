@@ -1,0 +1,108 @@
+"""Samples as plain NumPy, for trainers without PyTorch: any of them at any time.
+
+samples = Samples(index, [dataset], fields="maxtext")
+batches = HostBatches(num_samples=len(samples), micro_batch_size=4, data_parallel_rank=host,
+                      data_parallel_size=hosts)
+for ids in batches:
+    train(samples.__getitems__(ids))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex._types import I64
+from megaindex.format import IndexedDataset
+from megaindex.index.spans import Index, Spans
+from megaindex.loader.batch import BatchMaker, SampleIds, SampleOptions
+from megaindex.loader.reader_choice import reader_of
+from megaindex.loader.targets import Targets
+from megaindex.loader.token_readers import TokenReader
+from megaindex.validation import check_choice
+
+Fields = dict[str, npt.NDArray[Any]]
+FieldNames = Literal["megatron", "maxtext"]
+
+
+class NumpyDataset:
+    """The samples of ``index`` as dicts of arrays, alone or as batches; safe to pickle and share.
+
+    Args:
+        index: which tokens each sample reads.
+        datasets: the sources of the index, in its order, or a reader of them.
+        options: default: those of Megatron without resets or masks.
+        targets: of the sources that are instruction data.
+        fields: ``megatron``: what `BatchMaker` says. ``maxtext``: int32 ``inputs``, ``targets``,
+            ``inputs_position``, ``inputs_segmentation`` (documents of a row counted from 1, where
+            the options tell them apart, else 1; 0 where there is no token) and
+            ``targets_segmentation``, which is 0 too where a token carries no loss.
+    """
+
+    def __init__(
+        self,
+        index: Index,
+        datasets: Sequence[IndexedDataset] | TokenReader,
+        options: SampleOptions | None = None,
+        targets: Targets | None = None,
+        *,
+        fields: FieldNames = "megatron",
+    ) -> None:
+        check_choice("fields", fields, ("megatron", "maxtext"))
+        self._maker = BatchMaker(index, reader_of(datasets), options, targets=targets)
+        self._fields = fields
+
+    @property
+    def index(self) -> Index:
+        return self._maker.index
+
+    def __len__(self) -> int:
+        return self.index.num_samples
+
+    def __getitem__(self, sample_id: int | None) -> Fields:
+        """The fields of one sample, arrays of S."""
+        return {name: array[0] for name, array in self.__getitems__([sample_id]).items()}
+
+    def __getitems__(self, sample_ids: SampleIds) -> Fields:
+        """The fields of a batch, new arrays of [rows, S]; sample id None or -1 is padding.
+
+        Raises:
+            OutOfRange: a sample id the index does not hold.
+            FormatError, StorageError: the tokens cannot be read.
+        """
+        buffers = self._maker.allocate(len(sample_ids))
+        spans = self._maker.fill(buffers, sample_ids)
+        if self._fields == "megatron":
+            return buffers.arrays
+        return _as_maxtext(
+            buffers.arrays,
+            _row_tokens(spans),
+            tells_documents_apart=self._maker.options.resets_positions,
+        )
+
+
+def _row_tokens(spans: Spans) -> I64:
+    """Tokens that each row reads, the one beyond its length included."""
+    before = np.concatenate(([0], np.cumsum(spans.length)))
+    return np.diff(before[spans.row_splits])
+
+
+def _as_maxtext(arrays: Fields, row_tokens: I64, *, tells_documents_apart: bool) -> Fields:
+    positions = arrays["position_ids"].astype(np.int32)
+    has_token = np.arange(positions.shape[1]) < row_tokens[:, None]
+    if tells_documents_apart:
+        segments = np.cumsum(positions == 0, axis=1, dtype=np.int32)
+    else:
+        segments = np.ones_like(positions)
+    segments *= has_token
+    positions *= has_token
+    return {
+        "inputs": arrays["tokens"].astype(np.int32),
+        "targets": arrays["labels"].astype(np.int32),
+        "inputs_position": positions,
+        "inputs_segmentation": segments,
+        "targets_segmentation": segments * (arrays["loss_mask"] > 0),
+    }

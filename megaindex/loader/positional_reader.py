@@ -1,0 +1,335 @@
+"""Reader of the tokens of a batch by positional reads.
+
+Through a mapping the process waits in a page fault: one page at a time on a network file system,
+with no error to handle but a signal that kills it. A positional read asks for exactly the bytes
+that are needed, many at once, and fails with an error that names file and offset.
+
+Files and objects of a store are read alike, and may be mixed: what differs is how much a read
+costs, and who makes it.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from megaindex import kernels
+from megaindex._types import I64, U8
+from megaindex.errors import InvalidArgument, StorageError
+from megaindex.format import IndexedDataset
+from megaindex.index.spans import Spans
+from megaindex.io.paths import FileInfo, is_remote
+from megaindex.io.pread import DescriptorCache, RangeReader
+from megaindex.io.threads import Workers
+from megaindex.loader.token_readers import Ranges, RunBytes, locate_bytes, merge, row_groups
+from megaindex.objects.store import MERGE_GAP, PIECE, read_each
+from megaindex.validation import check_number, make_plain
+
+Piece = tuple[int, memoryview]
+"""Offset in a file or object, and where the bytes go."""
+ReadEach = Callable[[Sequence[Piece]], Iterable[None]]
+"""Fills the pieces of one file or object in turn, yielding after each."""
+
+
+@dataclass(eq=False)
+class ReadTask:
+    """What one thread reads in turn."""
+
+    path: str
+    read_each: ReadEach
+    pieces: list[Piece]
+    done: int = 0
+    """Pieces that were read."""
+
+    @property
+    def offset(self) -> int:
+        """Where the read under way begins."""
+        return self.pieces[min(self.done, len(self.pieces) - 1)][0]
+
+
+class Fetch:
+    """All errands of a batch; `run` is called by each thread that helps, `wait` by the reader."""
+
+    def __init__(self, errands: list[ReadTask]) -> None:
+        self.errands = errands
+        self._changed = threading.Condition()
+        self._next = 0
+        self._finished = 0
+        self._running: list[ReadTask] = []
+        self._error: BaseException | None = None
+        self.hanging: list[ReadTask] = []
+
+    def run(self) -> bool:
+        """Errands until none is left; False if the batch was given up during one of them."""
+        while (errand := self._begin()) is not None:
+            error: BaseException | None = None
+            try:
+                for _ in errand.read_each(errand.pieces):
+                    errand.done += 1
+            except BaseException as caught:  # raised where the batch is waited for
+                error = caught
+            with self._changed:
+                if self.hanging:
+                    return False
+                self._running.remove(errand)
+                self._finished += 1
+                self._error = self._error or error
+                self._changed.notify()
+        return True
+
+    def wait(self, timeout: float) -> None:
+        """Until everything is read; nothing further is begun if that fails.
+
+        Raises:
+            StorageError: what the first failing read raised, or that none was finished for
+                ``timeout`` seconds; `hanging` then has the errands whose threads do not return.
+        """
+        with self._changed:
+            try:
+                while self._finished < len(self.errands) and self._error is None:
+                    if not self._progresses(timeout):
+                        self.hanging = self._running
+                        raise self._stalled(timeout)
+            finally:  # also after an interrupt
+                self._next = len(self.errands)
+            if self._error is not None:
+                raise self._error
+
+    def _stalled(self, timeout: float) -> StorageError:
+        # with none under way, the threads hang in other batches
+        errand = (self._running or self.errands)[0]
+        return StorageError(
+            f"{errand.path}: a read at byte {errand.offset} has not returned for {timeout:g} s "
+            f"({len(self._running)} such reads); check the device or the file server, then go on "
+            "from the last checkpoint"
+        )
+
+    def _begin(self) -> ReadTask | None:
+        with self._changed:
+            if self._next >= len(self.errands):
+                return None
+            errand = self.errands[self._next]
+            self._next += 1
+            self._running.append(errand)
+            return errand
+
+    def _progresses(self, timeout: float) -> bool:
+        """Wait for an errand to finish; whether that, or at least a read, was done in time."""
+        finished, read = self._finished, sum(errand.done for errand in self._running)
+        deadline = time.monotonic() + timeout
+        while self._finished == finished and self._error is None:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                return sum(errand.done for errand in self._running) > read
+            self._changed.wait(left)
+        return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Medium:
+    """What reads cost where the tokens are."""
+
+    threads: int
+    """Reads in flight that keep it busy."""
+    merge_gap: int
+    """Bytes that are read in less time than another read takes to begin."""
+    piece: int
+    """A longer range is read in pieces, by several threads."""
+    errand: int
+    """Pieces that one thread reads in turn: of a file the kernel knows them all ahead."""
+
+
+FILES = Medium(threads=16, merge_gap=16 << 10, piece=1 << 20, errand=8)
+OBJECTS = Medium(threads=64, merge_gap=MERGE_GAP, piece=PIECE, errand=1)
+"""A request takes some 30 ms to begin, and then gets some 50 MB a second."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PositionalOptions:
+    """How files and objects are read; the defaults suit disks and network file systems alike, and
+    object stores."""
+
+    threads: int | None = None
+    """Reads in flight for all batches together. Default: 16, or 64 if an object store is read."""
+    merge_gap: int | None = None
+    """Ranges of a file at most this many bytes apart are read as one. Default: 16 KiB in files,
+    256 KiB in objects."""
+    bytes_in_flight: int = 64 << 20
+    """Bound of the staging buffer of a batch; rows beyond it are read after the first, and less is
+    merged. A single row may exceed it."""
+    timeout: float = 120.0
+    """Seconds without a single finished read of the batch after which it counts as stalled."""
+
+    def __post_init__(self) -> None:
+        make_plain(self, "bytes_in_flight", optional=["threads", "merge_gap"])
+        object.__setattr__(self, "timeout", check_number("timeout", self.timeout))
+        threads = 1 if self.threads is None else self.threads
+        gap = self.merge_gap or 0
+        if threads < 1 or gap < 0 or self.bytes_in_flight < 1 or self.timeout <= 0:
+            raise InvalidArgument(f"{self}: sizes, threads and times must be positive")
+
+
+class PositionalTokens:
+    """The tokens of ``datasets`` as a `TokenReader`. Safe to share between threads.
+
+    The number of open files is bounded whatever the number of datasets. A file that is truncated,
+    replaced or removed under a running job raises StorageError; it never kills the process.
+
+    Of an object store it asks for the version that was opened, and gets it or StorageError.
+
+    Pickles and forks: a child opens the files anew, and makes its own connections.
+
+    Args:
+        datasets: in the order of the index's sources.
+        options: how to read.
+        reader: descriptors and retries, for files.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[IndexedDataset],
+        options: PositionalOptions | None = None,
+        *,
+        reader: RangeReader | None = None,
+    ) -> None:
+        self._datasets = tuple(datasets)
+        self._options = options or PositionalOptions()
+        self._reader = reader or RangeReader(descriptors=DescriptorCache())
+        self._files = tuple(dataset.bin_facts for dataset in self._datasets)
+        self._media = tuple(OBJECTS if is_remote(f.path) else FILES for f in self._files)
+        self._reads = tuple(self._reads_of(facts) for facts in self._files)
+        gap = self._options.merge_gap
+        gaps = [medium.merge_gap if gap is None else gap for medium in self._media]
+        self._gaps = np.array(gaps, np.int64)
+        self._threads = self._options.threads or max(
+            (medium.threads for medium in self._media), default=FILES.threads
+        )
+        self._workers = Workers(self._threads)
+        self._staging: list[U8] = []  # those not in use, at most one for each concurrent read
+        kinds = sorted({dataset.dtype for dataset in self._datasets}, key=str)
+        self._kinds = kinds
+        self._kind = np.array([kinds.index(d.dtype) for d in self._datasets], np.int32)
+
+    @property
+    def datasets(self) -> tuple[IndexedDataset, ...]:
+        return self._datasets
+
+    def read(
+        self,
+        spans: Spans,
+        out: np.ndarray[Any, Any],
+        labels: np.ndarray[Any, Any] | None = None,
+        *,
+        pad_id: int,
+        num_threads: int = 1,
+    ) -> None:
+        """Row k of ``out`` gets the tokens of the k-th sample, of ``labels`` those one ahead.
+
+        Raises:
+            OutOfRange, FormatError: a run that the files do not hold; nothing is read.
+            StorageError: a read failed, stalled, or met another file than before. Rows may have
+                been written.
+        """
+        runs = locate_bytes(self._datasets, spans)
+        for first, stop in row_groups(spans, runs.nbytes, self._options.bytes_in_flight):
+            begin, end = int(spans.row_splits[first]), int(spans.row_splits[stop])
+            part = RunBytes(
+                source=runs.source[begin:end],
+                begin=runs.begin[begin:end],
+                nbytes=runs.nbytes[begin:end],
+            )
+            ranges = self._merged(part)
+            staging = self._take_staging(ranges.staging_nbytes)
+            self._fetch(ranges, staging)
+            self._gather(
+                part, ranges, staging,
+                spans.length[begin:end], spans.row_splits[first : stop + 1] - begin,
+                out[first:stop], None if labels is None else labels[first:stop],
+                pad_id, num_threads,
+            )  # fmt: skip
+            self._staging.append(staging)
+
+    def close(self) -> None:
+        """End the threads and close the files."""
+        self._workers.close()
+        self._reader.descriptors.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PositionalTokens, (self._datasets, self._options)
+
+    def _reads_of(self, facts: FileInfo) -> ReadEach:
+        if is_remote(facts.path):
+            return partial(read_each, facts)
+        return partial(self._reader.read_each, facts)
+
+    def _merged(self, part: RunBytes) -> Ranges:
+        """As far apart as the gaps allow, and what lies between still fits the staging buffer."""
+        gaps = self._gaps
+        while True:
+            ranges = merge(part, gaps)
+            if ranges.staging_nbytes <= self._options.bytes_in_flight or not gaps.any():
+                return ranges
+            gaps = gaps // 4
+
+    def _take_staging(self, nbytes: int) -> U8:
+        """A reused buffer: fresh memory costs more in page faults than the copying."""
+        try:
+            staging = self._staging.pop()
+        except IndexError:
+            staging = np.empty(0, np.uint8)
+        return staging if staging.size >= nbytes else np.empty(-(-nbytes // 4096) * 4096, np.uint8)
+
+    def _fetch(self, ranges: Ranges, staging: U8) -> None:
+        fetch = Fetch(self._errands(ranges, staging))
+        for _ in range(min(self._threads, len(fetch.errands))):
+            self._workers.submit(fetch.run)
+        try:
+            fetch.wait(self._options.timeout)
+        finally:
+            self._workers.write_off(len(fetch.hanging))
+
+    def _errands(self, ranges: Ranges, staging: U8) -> list[ReadTask]:
+        memory = staging.data
+        errands: list[ReadTask] = []
+        columns = (ranges.source, ranges.begin, ranges.nbytes, ranges.at)
+        for source, begin, nbytes, at in zip(*(c.tolist() for c in columns), strict=True):
+            path, medium = self._files[source].path, self._media[source]
+            for done in range(0, nbytes, medium.piece):
+                piece = begin + done, memory[at + done : at + min(done + medium.piece, nbytes)]
+                same = errands and errands[-1].path == path
+                if not same or len(errands[-1].pieces) == medium.errand:
+                    errands.append(ReadTask(path, self._reads[source], []))
+                errands[-1].pieces.append(piece)
+        return errands
+
+    def _gather(
+        self,
+        runs: RunBytes,
+        ranges: Ranges,
+        staging: U8,
+        length: I64,
+        row_splits: I64,
+        out: np.ndarray[Any, Any],
+        labels: np.ndarray[Any, Any] | None,
+        pad_id: int,
+        num_threads: int,
+    ) -> None:
+        """The staging buffer is a small dataset: run k of the batch is its sequence k."""
+        backend = kernels.active()
+        lengths = length.astype(np.int32)
+        table = backend.token_table(
+            [(staging[: staging.size // 64 * 64].view(kind), ranges.run_at, lengths)
+             for kind in self._kinds]
+        )  # fmt: skip
+        number = np.arange(length.size)
+        bad = backend.gather(
+            table, self._kind[runs.source], number, np.zeros_like(number), length, row_splits,
+            out, labels, pad_id, num_threads,
+        )  # fmt: skip
+        assert bad == -1, "the runs were checked before they were read"

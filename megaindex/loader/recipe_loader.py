@@ -1,0 +1,359 @@
+"""The loader of a recipe's run, and its checkpoint.
+
+opened = open_recipe(read_recipe("run.yaml"))
+loader = RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=world)
+for batch in loader:
+    train(batch)
+    log(loader.ledger.totals(loader.consumed_samples))
+checkpoint["data"] = loader.state_dict()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+
+from megaindex._types import IntArray
+from megaindex.builders.recipe import OpenRecipe, OpenSource
+from megaindex.cache.fingerprint import corpus_fingerprint
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.loader.batch import SampleOptions
+from megaindex.loader.batch_reader import Batch
+from megaindex.loader.checkpoint import Contents, check_content, check_contents
+from megaindex.loader.host_samplers import EvaluationSampler
+from megaindex.loader.loader import Loader
+from megaindex.loader.receipts import Recorder
+from megaindex.loader.samplers import MicroBatchSampler
+from megaindex.loader.source_progress import SourceProgress
+from megaindex.loader.targets import source_targets, targets_of, targets_of_sources
+from megaindex.recipe.amend import check_past
+from megaindex.recipe.layout import Itinerary, resolve_recipe
+from megaindex.recipe.mixture import SourceSize
+from megaindex.recipe.recipe import Recipe
+from megaindex.recipe.recipe_file import recipe_of, to_mapping
+from megaindex.validation import CheckpointReader, differ, shown
+
+VERSION = 1
+_WHAT = "the state of a recipe's loader"
+SIZES = ("tokens", "documents", "samples")
+_WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+"""What a recipe that nobody wrote, or sizes that are no source's, may end in."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredRecipe:
+    """A checkpoint, every field of which was looked at."""
+
+    recipe: Recipe
+    sizes: list[SourceSize]
+    sources: dict[str, dict[str, Any]]
+    loader: dict[str, Any]
+    consumed_samples: int
+
+    @classmethod
+    def read(cls, state: Mapping[str, Any]) -> StoredRecipe:
+        """
+        Raises:
+            FormatError: not what `RecipeLoader.state_dict` gives.
+        """
+        stored = CheckpointReader(_WHAT, state)
+        stored.check_version(VERSION)
+        recipe = _recipe_of(stored.text("recipe"))
+        rule = "must be a list of mappings"
+        given = stored.checked("sources", rule, lambda value: isinstance(value, list))
+        sources = {}
+        for each in given:
+            name, facts = _source_of(each)
+            sources[name] = facts
+        names = [source.name for source in recipe.sources]
+        if list(sources) != names or len(given) != len(names):
+            raise stored.wrong(f"sources must be those of its recipe, {shown(names)}", given)
+        loader = stored.part("loader", "the state of a loader")
+        return cls(
+            recipe=recipe,
+            sizes=[
+                SourceSize(**{size: facts[size] for size in SIZES}) for facts in sources.values()
+            ],
+            sources=sources,
+            loader=dict(loader.values),
+            consumed_samples=loader.whole("consumed_samples"),
+        )
+
+    def itinerary(self) -> Itinerary:
+        """The run as it was laid out.
+
+        Raises:
+            FormatError: the sizes of its sources are not those it was laid out with.
+        """
+        try:
+            return resolve_recipe(self.recipe, self.sizes)
+        except _WRONG as error:
+            raise FormatError(
+                f"not {_WHAT}: its recipe and the sizes of its sources make no run "
+                f"({_reason(error)}); take it from an intact checkpoint"
+            ) from None
+
+
+def _recipe_of(text: str) -> Recipe:
+    import yaml
+
+    try:
+        content = yaml.safe_load(text)
+        return recipe_of(content, "the checkpoint's recipe", Path("/"))
+    except (*_WRONG, yaml.YAMLError) as error:
+        raise FormatError(
+            f"not {_WHAT}: its recipe cannot be read ({_reason(error)}); take it from an intact "
+            "checkpoint, or use the release that wrote it"
+        ) from None
+
+
+def _source_of(each: Any) -> tuple[str, dict[str, Any]]:
+    """Name and facts of a source."""
+    stored = CheckpointReader(f"{_WHAT}: a source of it", each)
+    name = stored.text("name")
+    facts: dict[str, Any] = {
+        "fingerprint": stored.hashed("fingerprint"),
+        "targets": stored.text("targets"),
+    }
+    for size in SIZES:
+        facts[size] = stored.whole(size, least=0 if size == "documents" else 1, most=2**62)
+    facts["content"] = None  # in states of earlier versions
+    if stored.values.get("content") is not None:
+        facts["content"] = Contents.read(stored.part("content", "the content of a source"))
+    return name, facts
+
+
+def check_sizes(name: str, facts: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """Equal content has equal sizes; how many samples it makes is for the recipe to say."""
+    for size in ("tokens", "documents"):
+        if facts["fingerprint"] == ours["fingerprint"] and facts[size] != ours[size]:
+            raise FormatError(
+                f"not {_WHAT}: source {name} must have {ours[size]} {size}, as its content has, "
+                f"got {facts[size]}; take it from an intact checkpoint"
+            )
+
+
+def _reason(error: BaseException) -> str:
+    """What an error says, on one line and not without end."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:400]
+
+
+class RecipeLoader:
+    """The batches of one rank of a recipe's run: dicts of tensors, see `megaindex.loader.Loader`.
+
+    Rows of instruction data carry loss on their targets alone and never across documents; padding
+    carries none. A checkpoint holds the recipe, the fingerprints of its sources, the receipt of
+    what was served and the number of samples consumed: kilobytes.
+
+    Args:
+        opened: the recipe, its sources open.
+        data_parallel_rank: which rank this is.
+        data_parallel_size: how many there are. Default: the recipe's.
+        micro_batch_size: rows a rank reads at once. Default: the recipe's.
+        options: of the samples. Default: Megatron's fields without resets.
+        content: what of the tokens a checkpoint covers, as for `Loader`; a directory given to
+            `open_recipe` keeps what was read for it.
+        loading: what `Loader` takes besides: reader, read_ahead, num_threads, device and so on.
+
+    Raises:
+        InvalidArgument: the recipe's batch does not divide among the ranks.
+        StorageError: a source cannot be read.
+    """
+
+    def __init__(
+        self,
+        opened: OpenRecipe,
+        *,
+        data_parallel_rank: int = 0,
+        data_parallel_size: int | None = None,
+        micro_batch_size: int | None = None,
+        options: SampleOptions | None = None,
+        content: Literal["sampled", "whole"] | None = "sampled",
+        **loading: Any,
+    ) -> None:
+        check_content(content)
+        recipe = opened.itinerary.recipe
+        self._opened = opened
+        self._contents = _contents_of(opened, content)
+        self._facts = {
+            source.corpus.name: {
+                "fingerprint": fingerprint,
+                "targets": _targets_text(source),
+                **{name: getattr(source.size, name) for name in SIZES},
+            }
+            for source, fingerprint in zip(opened.sources, opened.fingerprints, strict=True)
+        }
+        self._options, self._loading = options, loading
+        self._ranks: dict[str, Any] = {
+            "micro_batch_size": _first_of(micro_batch_size, recipe.micro_batch_size, 1),
+            "data_parallel_rank": data_parallel_rank,
+            "data_parallel_size": _first_of(data_parallel_size, recipe.data_parallel_size, 1),
+        }
+        sampler = MicroBatchSampler(
+            num_samples=opened.index.num_samples,
+            **self._ranks,
+            global_batch_size=recipe.batch,
+            tail="pad" if opened.itinerary.samples_masked else "drop",
+        )
+        self._recorder = Recorder(opened.fingerprints)
+        self._loader = Loader(
+            opened.index,
+            opened.datasets,
+            sampler,
+            options=options,
+            recorder=self._recorder,
+            targets=targets_of(opened),
+            content=None,
+            **loading,
+        )
+        self.ledger = SourceProgress(opened.itinerary)
+        """What the run has served of each source at any number of consumed samples."""
+
+    @property
+    def consumed_samples(self) -> int:
+        """Samples that all ranks together were served, up to the last whole step."""
+        return self._loader.consumed_samples
+
+    @property
+    def recorder(self) -> Recorder:
+        """The receipt of what this rank was handed."""
+        return self._recorder
+
+    def __len__(self) -> int:
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._loader)
+
+    def evaluation(self) -> Iterator[Batch]:
+        """This rank's batches of one evaluation: every sample once over all ranks, the same number
+        of batches on each; short ranks get rows without loss.
+
+        Raises:
+            InvalidArgument: the recipe has no evaluation.
+        """
+        source, rounds = self._opened.validation, self._opened.itinerary.evaluation
+        if source is None or rounds is None:
+            raise InvalidArgument("the recipe has no evaluation; give it one, with a source")
+        sampler = EvaluationSampler(num_samples=rounds.samples, **self._ranks)
+        loader = Loader(
+            source.index(rounds.samples),
+            source.dataset,
+            sampler,
+            options=self._options,
+            targets=targets_of_sources([source]),
+            content=None,
+            **self._loading,
+        )
+        return iter(loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this rank stands, and in which run: JSON values."""
+        import yaml
+
+        return {
+            "version": VERSION,
+            # as text: the order of its stages and sources counts, that of JSON's keys does not
+            "recipe": yaml.safe_dump(to_mapping(self._opened.itinerary.recipe), sort_keys=False),
+            "sources": [
+                {
+                    "name": name,
+                    **facts,
+                    "content": self._contents and self._contents[name].to_dict(),
+                }
+                for name, facts in self._facts.items()
+            ],
+            "loader": self._loader.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
+        """Go on from `state_dict`, on any cluster, also with a recipe that was changed meanwhile.
+
+        Args:
+            allow: ``past``: go on though the recipe served other samples before; ``content``:
+                though a source holds something else; ``targets``: though other tokens of it carry
+                loss. Others are `Loader.load_state_dict`'s, which also says which rank may load
+                whose state.
+
+        Raises:
+            InvalidArgument: the recipe would have served other samples than the run was served,
+                or a source has changed.
+            FormatError: not what `state_dict` gives.
+        """
+        stored = StoredRecipe.read(state)
+        for name in ("fingerprint", "targets"):
+            if ("content" if name == "fingerprint" else name) not in allow:
+                self._check_sources(stored, name)
+        if self._contents is not None:
+            theirs = {name: facts["content"] for name, facts in stored.sources.items()}
+            check_contents(theirs, self._contents, allow)
+        if "past" not in allow:
+            check_past(stored.itinerary(), self._opened.itinerary, stored.consumed_samples)
+        receipt = stored.loader.get("receipt")
+        loader = {**stored.loader, "receipt": self._receipt(receipt, stored.sources)}
+        others = set(allow) - {"past", "content", "targets"}
+        if "past" in allow or "content" in allow:
+            others.add("order")
+        self._loader.load(loader, allow=others, numbers=self._numbers_in(stored))
+
+    def _numbers_in(self, stored: StoredRecipe) -> IntArray:
+        """Of each source, its number in the recipe of the state; new ones come after those."""
+        theirs = {name: number for number, name in enumerate(stored.sources)}
+        names = [source.name for source in self._opened.itinerary.recipe.sources]
+        return np.array([theirs.get(name, len(theirs) + k) for k, name in enumerate(names)])
+
+    def _check_sources(self, stored: StoredRecipe, fact: str) -> None:
+        for name, facts in stored.sources.items():
+            ours = self._facts.get(name, {}).get(fact)
+            if ours == facts[fact]:
+                check_sizes(name, facts, self._facts[name])
+                continue
+            what = "content" if fact == "fingerprint" else "targets"
+            raise InvalidArgument(
+                f"source {name}: the run read {what} {facts[fact][:200]}, "
+                + (f"it has {ours} now" if ours else "and the recipe has no such source")
+                + f"; restore it, or allow {what}"
+            )
+
+    def _receipt(self, receipt: Any, sources: Mapping[str, Mapping[str, Any]]) -> Any:
+        """The receipt under this run's sources, to which others may have been added."""
+        known = [facts["fingerprint"] for facts in sources.values()]
+        if not isinstance(receipt, Mapping) or differ(receipt.get("fingerprints"), known):
+            return receipt
+        return {**receipt, "fingerprints": self._opened.fingerprints}
+
+
+def _contents_of(
+    opened: OpenRecipe, content: Literal["sampled", "whole"] | None
+) -> dict[str, Contents] | None:
+    """By the names of the sources."""
+    if content is None:
+        return None
+    found = zip(opened.sources, opened.contents(whole=content == "whole"), strict=True)
+    return {
+        source.corpus.name: Contents(tokens=tokens, kind=_kind_of(source), targets=targets)
+        for source, (tokens, targets) in found
+    }
+
+
+def _kind_of(source: OpenSource) -> str:
+    target = source_targets(source)
+    return "text" if target is None else target.kind
+
+
+def _first_of(*values: int | None) -> int:
+    """The first that was given."""
+    return next(value for value in values if value is not None)
+
+
+def _targets_text(source: OpenSource) -> str:
+    """What carries loss in a source, to be compared."""
+    corpus = source.corpus
+    if corpus.kind == "pretraining" or source.targets is None:
+        return "all tokens"
+    kind = "labels" if corpus.labels else "loss mask"
+    return f"{kind} {corpus_fingerprint(source.targets)}"

@@ -1,0 +1,92 @@
+"""What a run has served so far, source by source and stage by stage, cheap enough to log."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from megaindex._types import I64
+from megaindex.errors import OutOfRange
+from megaindex.recipe.layout import Itinerary
+from megaindex.validation import check_integer
+
+
+@dataclass(frozen=True, kw_only=True)
+class ProgressRow:
+    """What was served from one source."""
+
+    source: str
+    samples: int
+    tokens: int
+    """Of samples of sequence_length tokens; those of instruction data may be padded."""
+    epochs: float
+    """Epochs of the source that the samples make."""
+
+
+class SourceProgress:
+    """Counts of a run at any sample, past or future, from its plan: nothing is kept while it runs.
+
+    >>> ledger = Ledger(opened.itinerary)
+    >>> ledger.totals(loader.consumed_samples)      # rows of all sources
+    """
+
+    def __init__(self, itinerary: Itinerary) -> None:
+        self._plan = itinerary
+        self._before = np.zeros((len(itinerary.stages) + 1, len(itinerary.sizes)), np.int64)
+        for number, stage in enumerate(itinerary.stages):
+            drawn = stage.mixed.drawn(stage.num_samples, len(itinerary.sizes))
+            self._before[number + 1] = self._before[number] + drawn
+
+    def totals(self, consumed_samples: int) -> list[ProgressRow]:
+        """A row for every source, of all stages together.
+
+        Raises:
+            OutOfRange: the run has not so many samples.
+        """
+        number, within = self._place(consumed_samples)
+        counts = self._before[number].copy()
+        if within:
+            counts += self._plan.stages[number].mixed.drawn(within, counts.size)
+        return self._rows(counts)
+
+    def stages(self, consumed_samples: int) -> dict[str, list[ProgressRow]]:
+        """The rows of every stage that has begun, by its name.
+
+        Raises:
+            OutOfRange: the run has not so many samples.
+        """
+        number, within = self._place(consumed_samples)
+        counts: dict[str, I64] = {}
+        for k, stage in enumerate(self._plan.stages[: number + (within > 0)]):
+            drawn = self._before[k + 1] - self._before[k]
+            if k == number:
+                drawn = stage.mixed.drawn(within, drawn.size)
+            counts[stage.name] = counts.get(stage.name, 0) + drawn
+        return {name: self._rows(drawn) for name, drawn in counts.items()}
+
+    def _place(self, consumed: int) -> tuple[int, int]:
+        """Number of the stage under way, and the samples it has served."""
+        consumed = check_integer("consumed_samples", consumed)
+        if not 0 <= consumed <= self._plan.num_samples:
+            raise OutOfRange(
+                f"sample {consumed} was asked for, the run has {self._plan.num_samples}"
+            )
+        for number, stage in enumerate(self._plan.stages):
+            if consumed < stage.first_sample + stage.num_samples:
+                return number, consumed - stage.first_sample
+        return len(self._plan.stages), 0
+
+    def _rows(self, counts: I64) -> list[ProgressRow]:
+        recipe = self._plan.recipe
+        return [
+            ProgressRow(
+                source=source.name,
+                samples=count,
+                tokens=count * recipe.sequence_length,
+                epochs=count / size.samples,
+            )
+            for source, size, count in zip(
+                recipe.sources, self._plan.sizes, counts.tolist(), strict=True
+            )
+        ]

@@ -1,0 +1,315 @@
+"""Access to files and objects of a store by one interface.
+
+A record has a name made of URL, size and version, so that a changed object has another one; it
+names the copy and its checksum. A copy is used only if it is as recorded: what was checked once is
+known by inode, size and times from then on, and checked again where one of them differs. Copies
+have names of their own and records are replaced in one step: where locks do not work, processes
+that start together each download one, and the last record counts. Anything in the directory may be
+deleted at any time.
+
+What reads object stores is imported when a URL of one is named, and not before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import glob
+import io
+import json
+import logging
+import os
+import secrets
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import xxhash
+from xxhash import xxh3_64_intdigest
+
+from megaindex.console import copying
+from megaindex.io.atomic import AtomicFiles
+from megaindex.io.json_files import read_object
+from megaindex.io.os_errors import as_storage_error, storage_error
+from megaindex.io.paths import (
+    FileInfo,
+    check_local,
+    file_stamp,
+    is_remote,
+    open_regular,
+    plain,
+    refuse_zero_byte,
+    version_of,
+)
+from megaindex.io.pread import DescriptorCache, RangeReader
+from megaindex.io.threads import map_interruptibly
+from megaindex.objects.store import fill
+
+
+class ObjectFile(io.RawIOBase):
+    """Reads what is asked for, in pieces of which several are under way at a time."""
+
+    def __init__(self, facts: FileInfo) -> None:
+        self._facts = facts
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._facts.nbytes}
+        self._at = origin[whence] + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, into: Any) -> int:
+        view = memoryview(into).cast("B")
+        view = view[: max(0, self._facts.nbytes - self._at)]
+        fill(self._facts, self._at, view)
+        self._at += len(view)
+        return len(view)
+
+
+logger = logging.getLogger(__name__)
+
+VARIABLE = "MEGAINDEX_OBJECT_CACHE"
+_DEFAULT = "~/.cache/megaindex/objects"
+_BLOCK = 32 << 20  # bytes in memory at once
+_SETTLED = 2 * 10**9  # ns since the last change, after which the next one has another time
+
+
+def cached_copy(facts: FileInfo) -> str:
+    """Path of a copy of this object, downloaded unless it is there.
+
+    Raises:
+        StorageError: the object cannot be read or was replaced, or the copy cannot be written.
+        InvalidArgument: the cache's variable holds a URL.
+    """
+    folder = os.environ.get(VARIABLE) or _DEFAULT
+    check_local(folder, f"give {VARIABLE} a directory")
+    folder = os.path.abspath(os.path.expanduser(folder))
+    name = xxhash.xxh3_128_hexdigest("\n".join(map(str, facts)).encode())
+    record = os.path.join(folder, f"{name}.json")
+    copy = _sound_copy(facts, record)
+    if copy is not None:
+        return copy
+    with as_storage_error(folder, f"cannot write the cache, which {VARIABLE} names"):
+        os.makedirs(folder, exist_ok=True)
+        with _one_at_a_time(os.path.join(folder, f"{name}.lock")) as alone:
+            copy = _sound_copy(facts, record)
+            if copy is None:
+                if alone:
+                    _remove(glob.glob(f"{glob.escape(os.path.join(folder, name))}.*.object*"))
+                copy = _download(facts, record)
+            return copy
+
+
+def _sound_copy(facts: FileInfo, record: str) -> str | None:
+    """The copy that the record names, if both are what they must be."""
+    try:
+        recorded = read_object(record)
+        checked = recorded.pop("checked", None)
+        name = str(recorded["copy"])
+        copy = os.path.join(os.path.dirname(record), os.path.basename(name))
+        now = file_stamp(copy)
+        if recorded == _record(facts, name, str(recorded["xxh3_128"])):
+            if now and now == checked:
+                return copy
+            if recorded["xxh3_128"] == _checksum(copy):
+                _remember(record, recorded, copy, now)
+                return copy
+        reason = "is damaged"
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        reason = f"cannot be used: {error!r}"
+    logger.warning("%s: the copy %s; %s is read again", record, reason, facts.path)
+    return None
+
+
+def _download(facts: FileInfo, record: str) -> str:
+    copy = f"{record.removesuffix('.json')}.{secrets.token_hex(8)}.object"
+    logger.info("%s: its %d bytes are copied to %s", facts.path, facts.nbytes, copy)
+    try:
+        checksum = _copied(facts, copy)
+        _write(_record(facts, os.path.basename(copy), checksum), record, copy)
+    except BaseException:
+        _remove([copy])
+        raise
+    return copy
+
+
+def _copied(facts: FileInfo, copy: str) -> str:
+    """Write the copy; its checksum."""
+    files = AtomicFiles((copy,))
+    digest = xxhash.xxh3_128()
+    block = memoryview(bytearray(min(_BLOCK, facts.nbytes)))
+    try:
+        with copying(f"downloading {facts.path.rpartition('/')[2]}") as bar:
+            told = bar(facts.nbytes)
+            out = files.open(copy)
+            for begin in range(0, facts.nbytes, _BLOCK):
+                part = block[: facts.nbytes - begin]
+                fill(facts, begin, part)
+                digest.update(part)
+                out.write(part)
+                told(len(part))
+        files.publish()
+    finally:
+        files.discard()
+    return digest.hexdigest()
+
+
+def _remember(record: str, recorded: dict[str, Any], copy: str, now: list[int]) -> None:
+    """Spare the next opening the checksum, if the copy is what it was before it was read."""
+    changed = os.stat(copy).st_ctime_ns
+    if now == file_stamp(copy) and changed <= time.time_ns() - _SETTLED:
+        with contextlib.suppress(OSError):  # a cache that is only read
+            _write({**recorded, "checked": now}, record, copy)
+
+
+def _write(recorded: dict[str, Any], record: str, copy: str) -> None:
+    aside = f"{copy}.{secrets.token_hex(8)}.json"
+    try:
+        with open(aside, "w", encoding="utf-8") as file:
+            json.dump(recorded, file)
+        os.replace(aside, record)
+    except BaseException:
+        _remove([aside])
+        raise
+
+
+def _remove(paths: list[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _record(facts: FileInfo, name: str, checksum: str) -> dict[str, str | int]:
+    return {**facts._asdict(), "copy": name, "xxh3_128": checksum}
+
+
+def _checksum(path: str) -> str:
+    digest = xxhash.xxh3_128()
+    block = memoryview(bytearray(1 << 20))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(block[:count])
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _one_at_a_time(path: str) -> Iterator[bool]:
+    """The ranks of a node start together, and one of them downloads for all. Whether it works."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        alone = False
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            alone = True
+        yield alone
+    finally:
+        with contextlib.suppress(OSError):  # a child that was forked meanwhile holds it too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)
+
+
+Result = TypeVar("Result")
+
+_STORE_THREADS = 32
+_NOTHING_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+
+
+def stat_path(path: str) -> FileInfo | None:
+    """Size and version of what is at a path; None where nothing is.
+
+    Raises:
+        InvalidArgument: a URL that names no object, or a path with a zero byte.
+        StorageError: that cannot be told: a folder may not be entered, a disk fails, a name is too
+            long, the object store cannot be asked.
+    """
+    if is_remote(path):
+        from megaindex.objects import store
+
+        return store.stat_object(path)
+    path = plain(path)
+    refuse_zero_byte(path)
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        if error.errno in _NOTHING_THERE:
+            return None
+        raise storage_error(error, path, "cannot look at it") from error
+    return FileInfo(path, status.st_size, version_of(status))
+
+
+def list_remote(url: str) -> list[str]:
+    """URLs of the objects right below a URL, sorted; see `megaindex.objects.store`."""
+    from megaindex.objects import store
+
+    return store.list_folder(url)
+
+
+def local_copy(facts: FileInfo) -> str:
+    """Path on this machine with the content: of a file its own, of an object that of a copy.
+
+    Raises:
+        StorageError: the object cannot be read or was replaced, or the copy cannot be written.
+    """
+    if is_remote(facts.path):
+        return cached_copy(facts)
+    return facts.path
+
+
+def open_binary(facts: FileInfo) -> io.RawIOBase:
+    """The content as an unbuffered file, for whoever reads it from the first byte to the last.
+
+    Raises:
+        StorageError: it is no regular file, or cannot be opened; of an object, reading it fails.
+    """
+    if is_remote(facts.path):
+        return ObjectFile(facts)
+    return open(open_regular(facts.path), "rb", buffering=0)
+
+
+def read_ranges(facts: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> None:
+    """Fill each ``(offset, into)`` of this very file or object; nothing of an object is kept.
+
+    Raises:
+        StorageError: it was replaced or cut short, or reading fails in the end.
+    """
+    if is_remote(facts.path):
+        from megaindex.objects import store
+
+        map_interruptibly(lambda each: store.fill(facts, *each), ranges, _STORE_THREADS)
+        return
+    descriptors = DescriptorCache(1)
+    try:
+        for _ in RangeReader(descriptors=descriptors).read_each(facts, ranges):
+            pass
+    finally:
+        descriptors.close()
+
+
+def stamp(path: str) -> list[int]:
+    """What stays the same as long as the content does; empty where nothing is.
+
+    Of a file, see `file_stamp`; of an object, its size and its version as a number.
+    """
+    if is_remote(path):
+        found = stat_path(path)
+        return [] if found is None else [found.nbytes, xxh3_64_intdigest(found.version.encode())]
+    return file_stamp(path)
+
+
+def each_of(function: Callable[[str], Result], paths: Sequence[str]) -> list[Result]:
+    """The results of all paths; those of URLs are waited for together."""
+    if not any(map(is_remote, paths)):
+        return [function(path) for path in paths]
+    return map_interruptibly(function, paths, _STORE_THREADS)

@@ -1,0 +1,295 @@
+"""A plan as settings of a framework's own configuration.
+
+What is printed, given to the framework with nothing else, is the run that was planned. Where that
+takes the adapter, its call is printed as a comment, which the planner reads back; what a framework
+cannot say is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterator
+from typing import Any
+
+from megaindex.configs.adapter_line import ADAPTERS, adapter_call
+from megaindex.configs.run import Run
+from megaindex.errors import InvalidArgument
+from megaindex.index.frameworks import SPLITS, Split
+from megaindex.index.order_settings import order_of
+from megaindex.plan.model import Plan
+from megaindex.plan.sources import own_buffers, own_sources
+from megaindex.validation import check_choice
+
+_ORDERS = {"neox": ("neox",), "megatron": ("megatron", "megatron-legacy")}
+_NAMES = {"neox": "GPT-NeoX", "megatron": "Megatron"}
+_ALL_TRAIN = "100,0,0"
+
+
+def paste(plan: Plan, run: Run, framework: str) -> str:
+    """A NeoX YAML snippet (``neox``) or Megatron flags (``megatron``).
+
+    Raises:
+        InvalidArgument: no such framework, or it cannot say what was planned.
+    """
+    check_choice("--print-config", framework, tuple(_ORDERS))
+    for reason in _unsaid(plan, run, framework):
+        raise InvalidArgument(f"--print-config {framework}: {reason}")
+    comments = [plan.caution] if plan.caution else []
+    if needed := adapter_settings(run):
+        comments.append(adapter_call(run.row.order, needed))
+    text = neox_yaml(plan, run) if framework == "neox" else megatron_flags(plan, run)
+    return "\n".join([*(f"# {line}" for line in comments), text])
+
+
+def adapter_settings(run: Run) -> dict[str, Any]:
+    """What only the adapter makes the framework do: arguments of its ``install``."""
+    if run.row.order not in ADAPTERS:
+        return {}
+    needed: dict[str, Any] = {}
+    buffer, own = run.variance_buffer, own_buffers(run)
+    if run.target.kind == "loader_epochs":
+        buffer = None  # it asks for epochs, not for samples
+    if buffer == "exact":
+        # of one source the exact buffer is none
+        if any(count > 1 or value != 1 for count, value in own):
+            needed["variance_buffer"] = "exact"
+    elif buffer is not None and run.row.order == "neox" and own_sources(run) and not _fits(run):
+        needed["variance_buffer"] = buffer
+    return needed | _final_epoch(run)
+
+
+def _final_epoch(run: Run) -> dict[str, Any]:
+    """Settings of the final epoch that are not the framework's own."""
+    changed = order_of(run.order).changed_settings
+    names = ("separate_final_epoch", "final_epoch_threshold")
+    return {name: changed[name] for name in names if name in changed}
+
+
+def _fits(run: Run) -> bool:
+    """Whether the framework applies the buffer by itself."""
+    return run.variance_buffer is None or all(
+        value == run.variance_buffer for _, value in own_buffers(run)
+    )
+
+
+def _unsaid(plan: Plan, run: Run, framework: str) -> Iterator[str]:
+    """What the framework cannot say, and the way there is."""
+    name = _NAMES[framework]
+    if run.row.order not in _ORDERS[framework]:
+        yield (
+            f"{name} does not run order {run.row.order}; plan with --order "
+            f"{_ORDERS[framework][0]}, or write a recipe, which megaindex's own loader runs"
+        )
+    if any(source.tokens is not None for source in run.data.train):
+        yield "the settings name files; give --data-path in place of --tokens-per-epoch"
+    if run.consumed_samples:
+        yield (
+            f"{name} counts train_iters from the first sample on; plan the whole run, without "
+            "--consumed-samples"
+        )
+    if run.tail == "pad" and plan.samples_consumed % plan.global_batch_size:
+        yield f"{name} masks no sample of its last batch; take --tail drop or wrap"
+    if framework == "neox":
+        yield from _unsaid_by_neox(run)
+    else:
+        yield from _unsaid_by_megatron(plan, run)
+
+
+def _unsaid_by_neox(run: Run) -> Iterator[str]:
+    data = run.data
+    if not run.batch.is_constant:
+        yield "GPT-NeoX has one batch size; remove --batch-schedule or --rampup-batch-size"
+    if run.phases:
+        yield "GPT-NeoX has no phases; remove --phase-transition-iterations"
+    if run.evaluation.batch_size not in (None, run.batch.final):
+        yield "GPT-NeoX evaluates with the batch of training; remove --eval-global-batch-size"
+    if own_sources(run) and not (data.valid and data.test):
+        yield (
+            "GPT-NeoX takes paths for each of train, valid and test, or data_path alone; give "
+            "--valid-data-path and --test-data-path too"
+        )
+    if own_sources(run):
+        return
+    if len(data.train) > 1 or data.train[0].weight is not None or run.target.per_source:
+        yield (
+            "GPT-NeoX's train_data_paths, valid_data_paths and test_data_paths are read whole; "
+            "divide each corpus with `megaindex split`, and give --train-data-path, "
+            "--valid-data-path and --test-data-path"
+        )
+    if run.variance_buffer != "exact" and not _fits(run):
+        yield "GPT-NeoX applies no buffer to data_path; remove --variance-buffer"
+
+
+def _unsaid_by_megatron(plan: Plan, run: Run) -> Iterator[str]:
+    buffer, own = run.variance_buffer, own_buffers(run)
+    wanted = run.target.value if run.target.kind == "samples" else plan.samples_consumed
+    rounded = run.row.order == "megatron-legacy" or run.tail != "drop"
+    if not run.batch.is_constant and wanted != plan.samples_consumed and rounded:
+        yield (
+            "Megatron rounds up the last batch of a schedule; give --train-samples "
+            f"{plan.samples_consumed}"
+        )
+    if run.row.order == "megatron-legacy":
+        if not run.batch.is_constant or run.phases or run.evaluation.batch_size is not None:
+            yield (
+                "Megatron-DeepSpeed has no batch schedule, phases or evaluation batch size; "
+                "remove them"
+            )
+        if not _fits(run) or _final_epoch(run):
+            yield (
+                "Megatron-DeepSpeed's buffer and shuffling are its own; remove --variance-buffer, "
+                "--separate-final-epoch and --final-epoch-threshold"
+            )
+        return
+    unweighted = [count for count, value in own if value == 1.0]
+    if isinstance(buffer, float) and buffer != 1 and own[0][1] == 1.0 and unweighted:
+        yield (
+            "Megatron applies no buffer to paths without weights; give weights, or remove "
+            "--variance-buffer"
+        )
+    if buffer == "exact" and any(count > 1 for count in unweighted):
+        yield (
+            "Megatron builds paths without weights for one epoch; give weights, or remove "
+            "--variance-buffer"
+        )
+
+
+def neox_yaml(plan: Plan, run: Run) -> str:
+    """Settings of one NeoX file, in flow style as its own files are."""
+    settings: dict[str, object] = {"train_iters": plan.train_iters}
+    if run.target.kind == "loader_epochs":
+        settings = {"train_epochs": int(run.target.value)}
+    settings |= {"seq_length": plan.sequence_length, "train_batch_size": plan.global_batch_size}
+    if run.micro_batch_size is not None:
+        settings["train_micro_batch_size_per_gpu"] = run.micro_batch_size
+    if run.gradient_accumulation_steps is not None:
+        settings["gradient_accumulation_steps"] = run.gradient_accumulation_steps
+    settings["seed"] = run.seed
+    settings["eval_interval"] = run.evaluation.interval
+    settings["eval_iters"] = run.evaluation.iterations
+    settings["data_impl"] = "mmap"
+    settings.update(_neox_data(plan, run))
+    lines = [f'  "{key}": {json.dumps(value)},' for key, value in settings.items()]
+    return "\n".join(["{", *lines, "}"])
+
+
+def _neox_data(plan: Plan, run: Run) -> dict[str, object]:
+    settings: dict[str, object] = {}
+    if run.packing is not None:
+        settings["pack_impl"] = run.packing.pack_impl
+        settings["allow_chopped"] = run.packing.allow_chopped
+    if not own_sources(run):
+        divided = {"data_path": run.data.train[0].path, "split": run.data.split or _ALL_TRAIN}
+        return {**settings, **divided}
+    side = "pos_" if run.data.train[0].rejected else ""
+    if side:
+        settings["dataset_impl"] = "pairwise"
+    if run.data.documents_alpha is not None:
+        settings["weight_by_num_documents"] = True
+        settings["weighted_sampler_alpha"] = run.data.documents_alpha
+    for split in SPLITS:
+        sources = getattr(run.data, split)
+        settings[f"{side}{split}_data_paths"] = [source.path for source in sources]
+        weighted = _weighted(plan, run, split)
+        settings[f"{split}_data_weights"] = [1.0 if w is None else w for w, _ in weighted]
+        for key, name in (
+            (f"{side}{split}_label", "labels"),
+            (f"neg_{split}", "rejected"),
+            (f"neg_{split}_label", "rejected_labels"),
+        ):
+            paths = [getattr(source, name) or None for source in sources]
+            if any(paths):
+                settings[f"{key}_data_paths"] = paths
+    return settings
+
+
+def megatron_flags(plan: Plan, run: Run) -> str:
+    """Arguments, one a line, each line but the last ending in a backslash."""
+    flags = [_megatron_length(plan, run), f"--seq-length {plan.sequence_length}"]
+    if run.micro_batch_size is not None:
+        flags.append(f"--micro-batch-size {run.micro_batch_size}")
+    if run.batch.is_constant:
+        flags.append(f"--global-batch-size {plan.global_batch_size}")
+    elif run.batch.ramp is not None:
+        flags += [
+            f"--global-batch-size {plan.global_batch_size}",
+            f"--rampup-batch-size {' '.join(map(str, run.batch.ramp))}",
+        ]
+    else:
+        stages = " ".join(f"{first * plan.sequence_length}:{b}" for first, b in run.batch.stages)
+        flags.append(f"--step-batch-size-schedule {shlex.quote(stages)}")
+    flags.append(f"--seed {run.seed}")
+    flags.append(f"--eval-interval {run.evaluation.interval}")
+    flags.append(f"--eval-iters {run.evaluation.iterations}")
+    flags += _evaluation(run)
+    if run.phases:
+        flags.append(f"--phase-transition-iterations {','.join(map(str, run.phases))}")
+    flags += _megatron_data(plan, run)
+    if run.row.order == "megatron-legacy":
+        flags.append(f"--train-data-exact-num-epochs {run.row.exact_num_epochs or -1}")
+    elif run.surplus is not None:
+        flags.append(f"--mid-level-dataset-surplus {run.surplus!r}")
+    elif isinstance(run.variance_buffer, float) and not _fits(run):
+        flags.append(f"--mid-level-dataset-surplus {_surplus(run.variance_buffer)}")
+    return " \\\n".join(flags)
+
+
+def _megatron_length(plan: Plan, run: Run) -> str:
+    """In samples where the target is: so many are asked of the datasets. Schedules count them."""
+    target = run.target
+    if target.kind == "samples" and (run.tail == "drop" or target.value >= plan.samples_consumed):
+        return f"--train-samples {int(target.value)}"
+    planned_as_iterations = target.kind == "iterations" and run.unit is not None
+    if not run.batch.is_constant and not planned_as_iterations:
+        return f"--train-samples {plan.samples_consumed}"
+    return f"--train-iters {plan.train_iters}"
+
+
+def _surplus(buffer: float) -> str:
+    """The shortest decimal that gives ``buffer`` when Megatron adds 1."""
+    digits = (f"{buffer - 1:.{count}g}" for count in range(1, 18))
+    return next((text for text in digits if 1 + float(text) == buffer), repr(buffer - 1))
+
+
+def _evaluation(run: Run) -> list[str]:
+    """Flags of evaluation that are not as Megatron has them unasked."""
+    evaluation = run.evaluation
+    size = evaluation.batch_size
+    if size is None and run.batch.stepped and run.unit is None:
+        size = run.nominal_batch
+    flags = [] if size is None else [f"--eval-global-batch-size {size}"]
+    if evaluation.micro_batch_size not in (None, run.micro_batch_size):
+        flags.append(f"--eval-micro-batch-size {evaluation.micro_batch_size}")
+    if evaluation.start:
+        flags.append(f"--start-eval-at-iter {evaluation.start}")
+    switches = {
+        "--skip-train": evaluation.alone,
+        "--full-validation": evaluation.full,
+        "--multiple-validation-sets": evaluation.multiple,
+    }
+    flags += [flag for flag, given in switches.items() if given]
+    return flags + (["--dataloader-type cyclic"] if run.dataloader == "cyclic" else [])
+
+
+def _megatron_data(plan: Plan, run: Run) -> list[str]:
+    flags = []
+    for split in SPLITS if own_sources(run) else SPLITS[:1]:
+        if weighted := _weighted(plan, run, split):
+            pairs = ([path] if w is None else [repr(float(w)), path] for w, path in weighted)
+            words = [word for pair in pairs for word in pair]
+            flag = f"--{split}-data-path" if own_sources(run) else "--data-path"
+            flags.append(f"{flag} {shlex.join(words)}")
+    if not own_sources(run):
+        flags.append(f"--split {run.data.split or _ALL_TRAIN}")
+    return flags
+
+
+def _weighted(plan: Plan, run: Run, split: Split) -> list[tuple[float | None, str]]:
+    """Weight and path of every source; epochs of each source set the weights."""
+    sources = getattr(run.data, split)
+    weights = [None if source.weight is None else float(source.weight) for source in sources]
+    if split == "train" and run.target.per_source:
+        rows = [row for row in plan.rows("train") if row.phase in (None, 1)]
+        weights = [row.weight for row in rows]
+    return [(weight, source.path) for weight, source in zip(weights, sources, strict=True)]

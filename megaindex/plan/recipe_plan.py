@@ -1,0 +1,407 @@
+"""The plan of a recipe, stage by stage, and its tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rich.console import RenderableType
+from rich.text import Text
+
+from megaindex.arithmetic import ceil_div
+from megaindex.console import FittedTable, TableColumn, answer_panel, print_view, spaced, warning
+from megaindex.recipe.layout import Itinerary, PlannedStage
+from megaindex.recipe.recipe import Recipe, Rounds
+
+if TYPE_CHECKING:
+    from typing import TextIO
+
+
+_NOTICEABLE = 0.01
+"""Share of a source's tokens in no sample from which on the plan warns."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageDraw:
+    """What one stage draws from one source."""
+
+    stage: str
+    source: str
+    first_step: int
+    """Step that serves the stage's first sample; steps count from 0."""
+    end_step: int
+    """One past the step that serves its last sample."""
+    samples: int
+    share: float
+    """Of the stage's samples."""
+    tokens: int
+    epochs_begin: float
+    """Epochs of the source that were read before the stage."""
+    epochs_end: float
+    first_repeat: int | None
+    """First step in which the stage serves a sample that was served before."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SourceTotal:
+    """One source over the whole run."""
+
+    source: str
+    kind: str
+    path: str
+    tokens_per_epoch: int
+    samples_per_epoch: int
+    drawn: int
+    epochs: float
+    unseen: int
+    """Samples of its epoch that the run never serves."""
+
+    cut_tokens: int
+    """Tokens of its epoch that are in no sample: cut off or left out with long documents."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageTotal:
+    """Samples that a stage was to have, and those that it has in whole batches."""
+
+    stage: str
+    length: str
+    """As the recipe says it, such as ``epochs: 1``."""
+    samples_wanted: int
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Padding:
+    """Rows without loss in the last batch of the run, or of a round of evaluation."""
+
+    rows: int
+    micro_batches: int | None
+    """Micro batches of nothing else; None where the recipe names no ranks."""
+    ranks: int | None
+    """Data-parallel ranks that read nothing else in it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipePlan:
+    """The answer; steps count from 0, step k is what trainers log as iteration k + 1."""
+
+    train_iters: int
+    samples_consumed: int
+    tokens_consumed: int
+    """Of samples of sequence_length tokens; those of instruction data may be padded."""
+    samples_masked: int
+    """Rows of the last batch that are padding without loss."""
+    sequence_length: int
+    batch_schedule: tuple[tuple[int, int], ...]
+    samples_per_rank: int | None
+    exhaustion: str
+    stopped_by: str
+    evaluation_rounds: int
+    evaluation_batches: int
+    """Global batches of a round."""
+    evaluation_samples: int
+    """Samples that a round scores, each once."""
+    evaluation_masked: int
+    """Rows of a round's last batch that are padding without loss."""
+    evaluation_available: int
+    """Samples that the validation data hold."""
+    padding: Padding
+    evaluation_padding: Padding
+    stages: tuple[StageTotal, ...]
+    """Those that were reached to their end."""
+    draws: tuple[StageDraw, ...]
+    sources: tuple[SourceTotal, ...]
+    warnings: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """One object of plain values, as ``--json`` prints it."""
+        plain = {**vars(self), "batch_schedule": [list(stage) for stage in self.batch_schedule]}
+        plain["draws"] = [vars(draw) for draw in self.draws]
+        plain["sources"] = [vars(source) for source in self.sources]
+        plain["stages"] = [vars(stage) for stage in self.stages]
+        for name in ("padding", "evaluation_padding"):
+            plain[name] = vars(getattr(self, name))
+        return plain
+
+
+def make_recipe_plan(itinerary: Itinerary) -> RecipePlan:
+    """The plan of a recipe that was laid out."""
+    recipe = itinerary.recipe
+    rounds = itinerary.evaluation or Rounds(count=0, batches=0, samples=0, masked=0, available=0)
+    samples, parallel = itinerary.num_samples, recipe.data_parallel_size
+    rows = samples + itinerary.samples_masked
+    last = rows - recipe.batch.samples_after(max(0, itinerary.num_steps - 1))
+    plan = RecipePlan(
+        train_iters=itinerary.num_steps,
+        samples_consumed=samples,
+        tokens_consumed=samples * recipe.sequence_length,
+        samples_masked=itinerary.samples_masked,
+        sequence_length=recipe.sequence_length,
+        batch_schedule=recipe.batch.stages,
+        samples_per_rank=None if parallel is None else rows // parallel,
+        exhaustion=recipe.exhaustion,
+        stopped_by=itinerary.stopped_by,
+        evaluation_rounds=rounds.count,
+        evaluation_batches=rounds.batches,
+        evaluation_samples=rounds.samples,
+        evaluation_masked=rounds.masked,
+        evaluation_available=rounds.available,
+        padding=_padding(recipe, last, itinerary.samples_masked),
+        evaluation_padding=_padding(recipe, rounds.samples + rounds.masked, rounds.masked),
+        stages=tuple(
+            StageTotal(
+                stage=end.stage,
+                length=end.length,
+                samples_wanted=end.wanted,
+                samples=end.samples,
+            )
+            for end in itinerary.ends
+        ),
+        draws=_draws(itinerary),
+        sources=_totals(itinerary),
+        warnings=(),
+    )
+    return replace(plan, warnings=tuple(_warnings(itinerary, plan)))
+
+
+def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
+    """Of ``rows`` dealt together, as `megaindex.loader.rank_rows` spreads samples."""
+    parallel, micro = recipe.data_parallel_size, recipe.micro_batch_size or 1
+    if parallel is None:
+        return Padding(rows=masked, micro_batches=None, ranks=None)
+    micro_batches = ceil_div(rows, micro * parallel) * parallel
+    samples = rows - masked
+    return Padding(
+        rows=masked,
+        micro_batches=max(0, micro_batches - samples),
+        ranks=max(0, parallel - samples) if rows else 0,
+    )
+
+
+def _draws(itinerary: Itinerary) -> tuple[StageDraw, ...]:
+    """Rows of all stages; ``reached`` is how far each source was read by the stages before."""
+    reached = [0] * len(itinerary.sizes)
+    rows: list[StageDraw] = []
+    for stage in itinerary.stages:
+        rows += _stage_draws(itinerary, stage, reached)
+        for source, begin, count in zip(
+            stage.mixed.sources, stage.mixed.begins, stage.counts, strict=True
+        ):
+            reached[source] = max(reached[source], begin + count)
+    return tuple(rows)
+
+
+def _stage_draws(itinerary: Itinerary, stage: PlannedStage, reached: list[int]) -> list[StageDraw]:
+    recipe, mixed = itinerary.recipe, stage.mixed
+    end = stage.first_sample + stage.num_samples
+    rows = []
+    streams = zip(mixed.sources, mixed.begins, stage.counts, strict=True)
+    for stream, (source, begin, count) in enumerate(streams):
+        per_epoch = itinerary.sizes[source].samples
+        fresh = max(0, per_epoch - begin) if begin >= reached[source] else 0
+        rows.append(
+            StageDraw(
+                stage=stage.name,
+                source=recipe.sources[source].name,
+                first_step=recipe.batch.iterations_within(stage.first_sample),
+                end_step=recipe.batch.iterations_within(end - 1) + 1,
+                samples=count,
+                share=count / stage.num_samples,
+                tokens=count * recipe.sequence_length,
+                epochs_begin=begin / per_epoch,
+                epochs_end=(begin + count) / per_epoch,
+                first_repeat=_first_beyond(itinerary, stage, stream, fresh),
+            )
+        )
+    return rows
+
+
+def _first_beyond(itinerary: Itinerary, stage: PlannedStage, stream: int, fresh: int) -> int | None:
+    """The step in which a stream is drawn beyond its first ``fresh`` samples of the stage."""
+    if stage.counts[stream] <= fresh:
+        return None
+    limits = [stage.num_samples] * len(stage.mixed.sources)
+    limits[stream] = fresh
+    position = stage.first_sample + stage.mixing.longest(limits, stage.num_samples)
+    return itinerary.recipe.batch.iterations_within(position)
+
+
+def _totals(itinerary: Itinerary) -> tuple[SourceTotal, ...]:
+    rows = zip(
+        itinerary.recipe.sources,
+        itinerary.sizes,
+        itinerary.drawn(),
+        itinerary.reads_to(),
+        strict=True,
+    )
+    return tuple(
+        SourceTotal(
+            source=source.name,
+            kind=source.kind,
+            path=source.path,
+            tokens_per_epoch=size.tokens,
+            samples_per_epoch=size.samples,
+            drawn=drawn,
+            epochs=drawn / size.samples,
+            unseen=max(0, size.samples - reached),
+            cut_tokens=size.cut_tokens,
+        )
+        for source, size, drawn, reached in rows
+    )
+
+
+def _warnings(itinerary: Itinerary, plan: RecipePlan) -> Iterator[str]:
+    recipe = itinerary.recipe
+    if plan.stopped_by:
+        yield (
+            f"the run stops on all ranks after step {plan.train_iters - 1}: {plan.stopped_by} is "
+            "exhausted; raise its max_epochs, or choose another exhaustion policy than "
+            f"{plan.exhaustion}"
+        )
+    sizes = list(zip(recipe.sources, itinerary.sizes, strict=True))
+    if recipe.evaluation is not None and itinerary.validation is not None:
+        sizes.append((recipe.evaluation.source, itinerary.validation))
+    for source, size in sizes:
+        if size.cut_tokens >= _NOTICEABLE * size.tokens:
+            yield (
+                f"{source.name}: long_documents {source.long_documents} leaves "
+                f"{size.cut_tokens:,} of {size.tokens:,} tokens "
+                f"({size.cut_tokens / size.tokens:.1%}) in no sample; raise sequence_length, or "
+                "use long_documents split"
+            )
+    yield from _short_stages(itinerary)
+    for name, padding in (
+        ("the last batch", plan.padding),
+        ("the last batch of evaluation", plan.evaluation_padding),
+    ):
+        if padding.micro_batches:
+            yield (
+                f"{name} has {_padding_text(padding, recipe.data_parallel_size)}, where a mean "
+                "over unmasked tokens is 0 / 0: normalise by the global count of unmasked tokens"
+            )
+    unused = [source.source for source in plan.sources if source.drawn == 0]
+    if unused:
+        yield f"never drawn: {', '.join(unused)}"
+
+
+def _padding_text(padding: Padding, parallel: int | None) -> str:
+    if padding.ranks:
+        return f"padding only on {padding.ranks} of {parallel} ranks"
+    return f"{padding.micro_batches} micro batches of padding only"
+
+
+def _short_stages(itinerary: Itinerary) -> Iterator[str]:
+    """Stages that end before the samples they were to have, because batches are whole."""
+    recipe, position = itinerary.recipe, 0
+    stages = {stage.name: {s.source for s in stage.streams} for stage in recipe.stages}
+    for end in itinerary.ends:
+        position += end.samples
+        sources = stages.pop(end.stage)
+        missing = end.wanted - end.samples
+        if missing <= 0 or end.length.startswith("tokens"):
+            continue
+        rows = recipe.batch.samples_after(1, position) - position
+        later = [name for name, others in stages.items() if sources & others]
+        outcome = "no later stage draws them"
+        if later:
+            outcome = f"stage {later[0]} reads its sources on from there"
+        elif not stages:
+            outcome = f"tail pad serves them too and masks {rows - missing} rows of their batch"
+        yield (
+            f"stage {end.stage}: whole batches of {rows} end {missing} samples short of its "
+            f"{end.wanted:,} ({end.length}); {outcome}"
+        )
+
+
+def print_recipe_plan(plan: RecipePlan, file: TextIO | None = None) -> None:
+    """Prints the plan; the same layout on a terminal and in a pipe, colours on a terminal only."""
+    print_view(recipe_plan_view(plan), file)
+
+
+def recipe_plan_view(plan: RecipePlan) -> RenderableType:
+    """All parts of the printed plan."""
+    parts: list[RenderableType] = [_answer(plan), _stages(plan), _sources(plan)]
+    parts += [warning(text) for text in plan.warnings]
+    return spaced(parts)
+
+
+def _answer(plan: RecipePlan) -> RenderableType:
+    sizes = " → ".join(str(size) for _, size in plan.batch_schedule)
+    stages = len({draw.stage for draw in plan.draws})
+    lines = [
+        Text(
+            f"{stages} stage{'s' * (stages != 1)} of {len(plan.sources)} "
+            f"source{'s' * (len(plan.sources) > 1)}, {plan.sequence_length} tokens a sample, "
+            f"{sizes} samples an iteration"
+        ),
+        Text(),
+        Text.assemble("train_iters ", (str(plan.train_iters), "bold green")),
+        Text(f"{plan.samples_consumed:,} samples, {plan.tokens_consumed:,} tokens"),
+    ]
+    if plan.samples_per_rank is not None:
+        lines.append(Text(f"every rank reads {plan.samples_per_rank:,} samples"))
+    if plan.samples_masked:
+        lines.append(Text(f"{_rows(plan.samples_masked)} of the last batch masked"))
+    if plan.evaluation_rounds:
+        masked = plan.evaluation_masked
+        lines.append(
+            Text(
+                f"{plan.evaluation_rounds} × evaluation on {plan.evaluation_samples:,} of "
+                f"{plan.evaluation_available:,} samples, each once, in {plan.evaluation_batches:,} "
+                f"batch{'es' * (plan.evaluation_batches != 1)}"
+                + (f", {_rows(masked)} masked" if masked else "")
+            )
+        )
+    return answer_panel(*lines)
+
+
+def _rows(count: int) -> str:
+    return "1 row" if count == 1 else f"{count} rows"
+
+
+def _stages(plan: RecipePlan) -> RenderableType:
+    table = FittedTable(
+        TableColumn(name="stage", kind="name"),
+        TableColumn(name="steps", kind="label"),
+        TableColumn(name="source", kind="name"),
+        *(TableColumn(name=name) for name in ("samples", "share", "epochs", "first repeat")),
+    )
+    before: tuple[str, int] | None = None
+    for draw in plan.draws:
+        opening = (draw.stage, draw.first_step)
+        shown = opening != before
+        table.add_row(
+            draw.stage if shown else "",
+            f"{draw.first_step:,} … {draw.end_step - 1:,}" if shown else "",
+            draw.source,
+            f"{draw.samples:,}",
+            f"{100 * draw.share:.1f} %",
+            f"{draw.epochs_begin:.2f} → {draw.epochs_end:.2f}",
+            "" if draw.first_repeat is None else f"step {draw.first_repeat:,}",
+        )
+        before = opening
+    return table
+
+
+def _sources(plan: RecipePlan) -> RenderableType:
+    names = ["tokens an epoch", "samples an epoch", "drawn", "epochs", "never drawn"]
+    cut = any(source.cut_tokens for source in plan.sources)
+    table = FittedTable(
+        TableColumn(name="source", kind="name"),
+        TableColumn(name="kind", kind="label"),
+        *(TableColumn(name=name) for name in names + ["tokens cut"] * cut),
+    )
+    for source in plan.sources:
+        table.add_row(
+            source.source,
+            source.kind,
+            f"{source.tokens_per_epoch:,}",
+            f"{source.samples_per_epoch:,}",
+            f"{source.drawn:,}",
+            f"{source.epochs:.2f}",
+            f"{source.unseen:,}",
+            *([f"{source.cut_tokens:,}"] * cut),
+        )
+    return table

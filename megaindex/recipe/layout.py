@@ -1,0 +1,344 @@
+"""The layout of a recipe: positions of each stage and the draws from each source.
+
+Nothing is built or read for that: the same integers plan a run, index it and audit it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from fractions import Fraction
+
+import numpy as np
+
+from megaindex.errors import InvalidArgument
+from megaindex.index.mixing import Mixing
+from megaindex.index.staged_index import MixedStage
+from megaindex.recipe.mixture import Mixture, SourceSize, mixture_of, within_limits
+from megaindex.recipe.recipe import Recipe, RecipeStage, Rounds
+from megaindex.recipe.source import shown
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStage:
+    """A stretch of the run in which the mixture does not change."""
+
+    name: str
+    first_sample: int
+    mixed: MixedStage
+    without: tuple[str, ...] = ()
+    """Sources of the stage that were exhausted before it began."""
+
+    @property
+    def num_samples(self) -> int:
+        return self.mixed.num_samples
+
+    @property
+    def mixing(self) -> Mixing:
+        return self.mixed.mixing
+
+    @property
+    def counts(self) -> tuple[int, ...]:
+        """Samples that each of its streams gives."""
+        return tuple(int(count) for count in self.mixing.counts(self.num_samples))
+
+    def shortened(self, num_samples: int) -> PlannedStage:
+        """Its first samples."""
+        return replace(self, mixed=replace(self.mixed, num_samples=num_samples))
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageEnd:
+    """Samples that a stage of the recipe was to have, and those it has in whole batches."""
+
+    stage: str
+    length: str
+    """As the recipe says it, such as ``epochs: 1``."""
+    wanted: int
+    samples: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Itinerary:
+    """The run from its first sample to its last."""
+
+    recipe: Recipe
+    sizes: tuple[SourceSize, ...]
+    """One epoch of each source."""
+    stages: tuple[PlannedStage, ...]
+    num_steps: int
+    samples_masked: int = 0
+    """Rows of the last batch that are padding without loss, under tail pad."""
+    evaluation: Rounds | None = None
+    validation: SourceSize | None = None
+    """One epoch of the source of the evaluations."""
+    ends: tuple[StageEnd, ...] = ()
+    """Of the stages that were reached to their end."""
+    stopped_by: str = ""
+    """The source that ends the run early, where exhaustion stops it."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples that are served, on all ranks together."""
+        return sum(stage.num_samples for stage in self.stages)
+
+    def drawn(self) -> list[int]:
+        """Samples of each source that the run draws."""
+        total = [0] * len(self.sizes)
+        for stage in self.stages:
+            for source, count in zip(stage.mixed.sources, stage.counts, strict=True):
+                total[source] += count
+        return total
+
+    def reads_to(self) -> list[int]:
+        """One past the last sample of each source that the run reads, 0 where it reads none."""
+        ends = [0] * len(self.sizes)
+        for stage in self.stages:
+            mixed = stage.mixed
+            for source, begin, count in zip(mixed.sources, mixed.begins, stage.counts, strict=True):
+                ends[source] = max(ends[source], begin + count)
+        return ends
+
+
+def first_samples(stages: Sequence[PlannedStage], end: int) -> tuple[PlannedStage, ...]:
+    """The stages as far as sample ``end`` of the run."""
+    return tuple(
+        stage.shortened(min(stage.num_samples, end - stage.first_sample))
+        for stage in stages
+        if stage.first_sample < end
+    )
+
+
+_MOST_SAMPLES = 2**60
+_KEYS = {"iterations": "steps", "samples": "samples", "tokens": "tokens", "epochs": "epochs"}
+"""Of a stage's length, as recipes have them."""
+
+
+def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> Itinerary:
+    """Lay a recipe out.
+
+    Args:
+        recipe: the run.
+        sizes: one epoch of each of its sources, as `Recipe.sources` has them.
+
+    Raises:
+        InvalidArgument: a stage has no whole step, begins elsewhere than it says, or draws more
+            than the limits of a source allow under exhaustion error or redistribute.
+    """
+    for source, size in zip(recipe.sources, sizes, strict=True):
+        if size.samples < 1:
+            raise InvalidArgument(
+                f"source {source.name} holds {size.tokens} tokens, not one sample of "
+                f"{recipe.sequence_length}; leave it out, or lower sequence_length"
+            )
+    route = _Route(recipe, tuple(sizes))
+    for stage in recipe.stages:
+        route.travel(stage, is_last=stage is recipe.stages[-1])
+        if route.stopped_by:
+            break
+    stages = tuple(route.stages)
+    if route.stopped_by:  # on all ranks together: after the last batch that can be filled
+        route.step = recipe.batch.iterations_within(route.position)
+        route.masked = 0
+        stages = first_samples(stages, recipe.batch.samples_after(route.step))
+    if not stages:
+        raise InvalidArgument(
+            f"source {route.stopped_by} allows no whole batch, so the run makes no step; raise its "
+            "max_epochs or max_fraction, or choose another exhaustion policy"
+        )
+    return Itinerary(
+        recipe=recipe,
+        sizes=tuple(sizes),
+        stages=stages,
+        num_steps=route.step,
+        samples_masked=route.masked,
+        ends=tuple(route.ends),
+        stopped_by=route.stopped_by,
+    )
+
+
+@dataclass
+class _Route:
+    """Where the run has got to while its stages are laid out."""
+
+    recipe: Recipe
+    sizes: tuple[SourceSize, ...]
+    stages: list[PlannedStage] = field(default_factory=list)
+    position: int = 0
+    step: int = 0
+    masked: int = 0
+    stopped_by: str = ""
+    ends: list[StageEnd] = field(default_factory=list)
+    cursors: list[int] = field(init=False)
+    """Next sample of each source."""
+    left: list[int | None] = field(init=False)
+    """Samples that its limits still allow."""
+
+    def __post_init__(self) -> None:
+        self.cursors = [0] * len(self.sizes)
+        self.left = [self._allowed(i) for i in range(len(self.sizes))]
+
+    def _allowed(self, i: int) -> int | None:
+        if self.recipe.exhaustion == "repeat":
+            return None
+        source = self.recipe.sources[i]
+        share = (source.max_epochs or Fraction(1)) * (source.max_fraction or Fraction(1))
+        return int(self.sizes[i].samples * share)
+
+    def travel(self, stage: RecipeStage, *, is_last: bool) -> None:
+        """Append what the run draws in a stage, in pieces where a source is exhausted on the way.
+
+        The draws of a piece begin anew: what a stream lagged behind before is not made up for.
+        """
+        if stage.first_step not in (None, self.step):
+            raise InvalidArgument(
+                f"stage {stage.name} is to begin with step {stage.first_step}, the stages before "
+                f"end with step {self.step}; stages follow each other without gap or overlap"
+            )
+        mixture = self._mixture(stage)
+        end = self._end(stage, mixture, is_last)
+        if end > _MOST_SAMPLES:
+            raise InvalidArgument(
+                f"stage {stage.name} ends with sample {end}; a run has at most 2**60 samples"
+            )
+        if self.recipe.exhaustion == "redistribute":
+            self._redistribute(mixture, stage.planned_samples or end - self.position)
+        without: list[str] = []
+        while self.position < end:
+            mixing = mixture.mixing(len(without))
+            wanted = end - self.position
+            possible = self._possible(mixture, mixing, wanted)
+            if possible < wanted:
+                out = int(mixing.lookup(np.array([possible])).stream[0])
+                name = self.recipe.sources[mixture.sources[out]].name
+                self._check_exhausted(mixture, out, possible)
+            self._append(mixture, mixing, possible, without)
+            if possible < wanted:
+                without.append(name)
+                mixture.remove(out)
+                if self.recipe.exhaustion == "stop" or not mixture.sources:
+                    self._check_last(stage, name, is_last)
+                    self.stopped_by = name
+                    self.ends.pop()
+                    return
+
+    def _check_last(self, stage: RecipeStage, name: str, is_last: bool) -> None:
+        """Only the last stage may run out of every source where the run is to continue."""
+        if self.recipe.exhaustion == "continue" and not is_last:
+            raise InvalidArgument(
+                f"stage {stage.name}: {name}, the last of its sources, is exhausted at sample "
+                f"{self.position}, and other stages follow; make the stage shorter, or raise "
+                "max_epochs"
+            )
+
+    def _mixture(self, stage: RecipeStage) -> Mixture:
+        """What the stage draws from, some of it from the first sample again."""
+        for stream in stage.streams:
+            if stream.restart:
+                self.cursors[self.recipe.number(stream.source)] = 0
+        return mixture_of(self.recipe, stage, self.sizes)
+
+    def _end(self, stage: RecipeStage, mixture: Mixture, is_last: bool) -> int:
+        """One past the last sample of the stage; counts its steps."""
+        batch, start, length = self.recipe.batch, self.position, stage.length
+        if length is not None and length.kind == "iterations":
+            self.step += int(length.value)
+            end = batch.samples_after(int(length.value), start)
+            self._ends(stage, end - start, end)
+            return end
+        wanted = start + self._wanted(stage, mixture)
+        tail = self.recipe.tail if is_last else "drop"
+        steps = batch.iterations_within(wanted, start)
+        end = batch.samples_after(steps, start)
+        if end < wanted and tail != "drop":
+            steps, end = steps + 1, batch.samples_after(steps + 1, start)
+            if tail == "pad":
+                self.masked, end = end - wanted, wanted
+        if steps < 1:
+            raise InvalidArgument(
+                f"stage {stage.name}: its {wanted - start} samples do not fill one batch of "
+                f"{batch.samples_after(1, start) - start}; make it longer"
+                + (", or use tail pad" if is_last else "")
+            )
+        self.step += steps
+        self._ends(stage, wanted - start, end)
+        return end
+
+    def _ends(self, stage: RecipeStage, wanted: int, end: int) -> None:
+        length, samples = stage.length, end - self.position
+        said = "epochs: 1" if length is None else f"{_KEYS[length.kind]}: {shown(length.value)}"
+        self.ends.append(StageEnd(stage=stage.name, length=said, wanted=wanted, samples=samples))
+
+    def _wanted(self, stage: RecipeStage, mixture: Mixture) -> int:
+        """Samples that the stage is to have."""
+        length = stage.length
+        if length is None or length.kind == "epochs":
+            return int((Fraction(1) if length is None else length.value) * mixture.epoch)
+        value = int(length.value)
+        return value if length.kind == "samples" else value // self.recipe.sequence_length
+
+    def _possible(self, mixture: Mixture, mixing: Mixing, wanted: int) -> int:
+        """Samples, at most those wanted, before a source is drawn beyond its limits."""
+        limits = [self.left[i] for i in mixture.sources]
+        if all(limit is None for limit in limits):
+            return wanted
+        most = [wanted if limit is None else min(limit, wanted) for limit in limits]
+        possible = mixing.longest(most, wanted)
+        if mixture.stage.batching == "per_stream" and possible < wanted:
+            possible -= possible % self.recipe.batch.final
+        return possible
+
+    def _redistribute(self, mixture: Mixture, total: int) -> None:
+        """Lower the shares of what would be exhausted, from the start of the stage."""
+        name = mixture.stage.name
+        if mixture.stage.batching == "per_stream":
+            raise InvalidArgument(
+                f"stage {name}: exhaustion redistribute divides samples, batching per_stream "
+                "whole batches; use batching stratified or random"
+            )
+        if self._possible(mixture, mixture.mixing(0), total) == total:
+            return
+        limits = [self.left[i] for i in mixture.sources]
+        divided = within_limits([Fraction(share) for share in mixture.shares], total, limits)
+        if divided is None:
+            raise InvalidArgument(
+                f"stage {name} needs {total} samples, the limits of its sources leave "
+                f"{sum(limit or 0 for limit in limits)}; make it shorter, or raise max_epochs"
+            )
+        drawn = [k for k, count in enumerate(divided) if count > 0]
+        mixture.sources = [mixture.sources[k] for k in drawn]
+        mixture.shares = [divided[k] for k in drawn]
+        mixture.period = total
+
+    def _check_exhausted(self, mixture: Mixture, out: int, possible: int) -> None:
+        if self.recipe.exhaustion != "error":
+            return
+        source = mixture.sources[out]
+        step = self.recipe.batch.iterations_within(self.position + possible)
+        raise InvalidArgument(
+            f"stage {mixture.stage.name}: source {self.recipe.sources[source].name} is exhausted "
+            f"in step {step}, after the {self._allowed(source)} samples that its limits allow; "
+            "raise max_epochs or max_fraction, draw less of it, or choose another exhaustion policy"
+        )
+
+    def _append(
+        self, mixture: Mixture, mixing: Mixing, samples: int, without: Sequence[str]
+    ) -> None:
+        if samples == 0:
+            return
+        begins = tuple(self.cursors[i] for i in mixture.sources)
+        mixed = MixedStage(
+            mixing=mixing, sources=tuple(mixture.sources), begins=begins, num_samples=samples
+        )
+        stage = PlannedStage(
+            name=mixture.stage.name,
+            first_sample=self.position,
+            mixed=mixed,
+            without=tuple(without),
+        )
+        self.stages.append(stage)
+        self.position += samples
+        for source, count in zip(mixture.sources, stage.counts, strict=True):
+            self.cursors[source] += count
+            allowed = self.left[source]
+            self.left[source] = None if allowed is None else allowed - count

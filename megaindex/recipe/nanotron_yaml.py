@@ -1,0 +1,152 @@
+"""Nanotron configuration files as recipes: a stage of this recipe for each of its data_stages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from megaindex.arithmetic import global_batch_size
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.run import Target
+from megaindex.configs.yaml_sections import Section, load_mapping
+from megaindex.errors import InvalidArgument
+from megaindex.io.paths import inside
+from megaindex.recipe.recipe import Recipe, RecipeStage, Stream
+from megaindex.recipe.source import RecipeSource
+from megaindex.validation import check_between
+
+_SEED = 42  # Nanotron's own, where its file has none
+
+
+def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
+    """The run that a Nanotron configuration describes.
+
+    A folder of a dataset is taken as the prefix of a .bin/.idx pair: ``megaindex import`` writes
+    the .idx beside its token file. Steps count from 1 in Nanotron, from 0 here. Each dataset reads
+    on from where the stage before left it; Nanotron begins every stage anew.
+
+    Raises:
+        MissingFile, StorageError: the file cannot be read.
+        InvalidArgument: a setting is missing or wrong, or a dataset is of a kind without files.
+    """
+    top = Section(os.fspath(path), load_mapping(path, "--nanotron-config"))
+    tokens, folder = top.section("tokens"), Path(path).parent
+    micro, steps = _needed(tokens, "micro_batch_size"), _needed(tokens, "train_steps")
+    accumulation = tokens.whole("batch_accumulation_per_replica") or 1
+    parallel = top.section("parallelism", default={}).whole("dp") or 1
+    begins, blends = _stages(top)
+    ends = [*begins[1:], steps]
+    names = list(dict.fromkeys(name for blend in blends for name in blend))
+    return Recipe(
+        sequence_length=_needed(tokens, "sequence_length"),
+        batch=BatchSchedule.constant(global_batch_size(micro, parallel, accumulation)),
+        sources=tuple(RecipeSource(name=name, path=inside(folder, name)) for name in names),
+        stages=tuple(
+            _stage(name, blend, begin, end)
+            for name, blend, begin, end in zip(_names(top), blends, begins, ends, strict=True)
+        ),
+        seed=_seed(top),
+        micro_batch_size=micro,
+        data_parallel_size=parallel,
+        gradient_accumulation_steps=accumulation,
+    )
+
+
+def _stage(name: str, blend: dict[str, Fraction], begin: int, end: int) -> RecipeStage:
+    if end <= begin:
+        raise InvalidArgument(
+            f"data_stages: {name} begins with step {begin + 1}, and the next stage, or the end of "
+            f"training, is at step {end + 1}; start_training_step must rise, below train_steps"
+        )
+    return RecipeStage(
+        name=name,
+        streams=tuple(Stream(source=name, proportion=weight) for name, weight in blend.items()),
+        length=Target(kind="iterations", value=Fraction(end - begin)),
+        first_step=begin,
+    )
+
+
+def _sections(top: Section) -> list[Section]:
+    stages = top.values.get("data_stages")
+    if not isinstance(stages, list) or not stages:
+        raise InvalidArgument(
+            f"{top.where}: data_stages must be a list with a stage for each range of steps"
+        )
+    wrapped = Section(top.where, {f"data_stages[{k}]": stage for k, stage in enumerate(stages)})
+    sections = [wrapped.section(name) for name, _ in wrapped.items()]
+    return sorted(sections, key=lambda section: _needed(section, "start_training_step"))
+
+
+def _names(top: Section) -> list[str]:
+    return [s.text("name", f"stage {k}") for k, s in enumerate(_sections(top))]
+
+
+def _seed(top: Section) -> int:
+    """That of the first stage's data, as Nanotron's loader takes it."""
+    data = _sections(top)[0].section("data", default={})
+    seed = data.whole("seed")
+    return _SEED if seed is None else seed
+
+
+def _stages(top: Section) -> tuple[list[int], list[dict[str, Fraction]]]:
+    """First step and blend of each stage."""
+    begins, blends = [], []
+    length = top.section("tokens").whole("sequence_length")
+    for section in _sections(top):
+        if section.whole("sequence_length") not in (None, length):
+            raise InvalidArgument(
+                f"{section.where}.sequence_length: {section.whole('sequence_length')} differs from "
+                f"that of tokens, {length}; a run has one, in Nanotron too"
+            )
+        begins.append(_needed(section, "start_training_step") - 1)
+        dataset = section.section("data").section("dataset")
+        blends.append(_blend(dataset))
+    if begins[0] != 0:
+        raise InvalidArgument(
+            f"{top.where}: the first of the data_stages must have start_training_step 1, got "
+            f"{begins[0] + 1}"
+        )
+    return begins, blends
+
+
+def _blend(dataset: Section) -> dict[str, Fraction]:
+    """Folders of a stage, as written, and their weights; equal ones where there are none."""
+    if dataset.values.get("dataset_max_tokens") is not None:
+        raise InvalidArgument(
+            f"{dataset.where}.dataset_max_tokens: a limit on tokens has no counterpart here; write "
+            "a recipe with max_fraction instead"
+        )
+    value = dataset.values.get("dataset_folder")
+    if isinstance(value, dict):
+        pairs: Sequence[tuple[Any, Any]] = list(value.items())
+    else:
+        folders = [value] if isinstance(value, str) else value
+        if not isinstance(folders, list) or not folders:
+            raise InvalidArgument(
+                f"{dataset.where}: dataset_folder must name the token files of the stage; other "
+                "kinds of datasets have no files to read"
+            )
+        weights = dataset.values.get("dataset_weights") or [1] * len(folders)
+        if not isinstance(weights, list) or len(weights) != len(folders):
+            raise InvalidArgument(
+                f"{dataset.where}: dataset_weights must hold one weight for each of the "
+                f"{len(folders)} folders"
+            )
+        pairs = list(zip(folders, weights, strict=True))
+    blend: dict[str, Fraction] = {}
+    for path, weight in pairs:
+        share = Section(dataset.where, {str(path): weight}).fraction(str(path))
+        if not isinstance(path, str) or share is None or share < 0:
+            raise InvalidArgument(
+                f"{dataset.where}: {path!r} with weight {weight!r}: folders are text, weights "
+                "numbers of at least 0"
+            )
+        blend[path] = blend.get(path, Fraction(0)) + share
+    return {path: share for path, share in blend.items() if share > 0}
+
+
+def _needed(section: Section, name: str) -> int:
+    return check_between(section.called(name), section.whole(name), 1)

@@ -1,0 +1,225 @@
+"""Tokenize one part: a task that may run anywhere, and twice, and always writes the same bytes."""
+
+from __future__ import annotations
+
+import itertools
+import secrets
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex.errors import FormatError
+from megaindex.format import IndexedDatasetWriter
+from megaindex.tokenize.parts import InputPart, Piece
+from megaindex.tokenize.reading import Reader, place_name
+from megaindex.tokenize.records import BadRecord, Record, Refused
+from megaindex.tokenize.settings import TokenizeSettings
+from megaindex.tokenize.tokenizers import Tokenizer, load, one_thread
+from megaindex.tokenize.work_folder import BadLines, Done, Heartbeat, WorkFolder, pair_bytes
+
+Encoded = tuple[list[Sequence[int]], list[int]]
+"""Ids of every text, and how many texts each document has."""
+
+_BATCH_BYTES = 1 << 18  # of text that is tokenized at once
+_BATCH_RECORDS = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Task:
+    """One part to be tokenized."""
+
+    part: InputPart
+    settings: TokenizeSettings
+    folder: str
+    stop: bool
+    """At the first bad line, rather than count it and go on."""
+
+    def __str__(self) -> str:
+        first, others = self.part.pieces[0], len(self.part.pieces) - 1
+        more = f" and {others:,} other inputs" if others else ""
+        unit = "row groups" if first.source.format == "parquet" else "bytes"
+        return f"{first.source.path}, {unit} {first.begin}:{first.end}{more}"
+
+
+def encode_part(task: Task) -> Done:
+    """Write the pairs of a part, one for each key, then what came of it; both whole or not at all.
+
+    Raises:
+        FormatError: an input is damaged; with `stop`, a line or row is no document.
+        StorageError: an input changed or cannot be read, or a file cannot be written.
+    """
+    folder = WorkFolder(task.folder)
+    done = folder.read_done(task.part.key, len(task.settings.keys))
+    if done is not None and not (task.stop and done.bad):
+        return done  # another run, or another worker that was taken for lost
+    with one_thread():
+        return _Encoding(task, folder).run()
+
+
+class _Encoding:
+    """The counts of a part while it is written."""
+
+    def __init__(self, task: Task, folder: WorkFolder) -> None:
+        self._task = task
+        self._settings = task.settings
+        self._folder = folder
+        self._tokenizer = load(task.settings.tokenizer)
+        self._documents = self._blank = 0
+        self._tokens = [0] * len(task.settings.keys)
+        self._empty = [0] * len(task.settings.keys)
+
+    def run(self) -> Done:
+        part, count = self._task.part, len(self._settings.keys)
+        attempt = secrets.token_hex(4)
+        name = f"{part.key}.{attempt}"
+        prefixes = [self._folder.pair(name, number) for number in range(count)]
+        lines = []
+        with ExitStack() as opened:
+            bad = opened.enter_context(BadLines(self._folder.bad(name)))
+            pulse = opened.enter_context(Heartbeat(self._folder.pulse(name)))
+            writers = [
+                opened.enter_context(IndexedDatasetWriter(prefix, self._settings.dtype))
+                for prefix in prefixes
+            ]
+            for number, piece in enumerate(part.pieces):
+                lines.append(self._piece(number, piece, writers, bad, pulse))
+        done = Done(
+            key=part.key,
+            attempt=attempt,
+            documents=self._documents,
+            blank=self._blank,
+            bad=bad.count,
+            tokens=tuple(self._tokens),
+            empty=tuple(self._empty),
+            lines=tuple(lines),
+            sizes=tuple(pair_bytes(prefix) for prefix in prefixes),
+        )
+        self._folder.write_done(done)
+        return done
+
+    def _piece(
+        self,
+        number: int,
+        piece: Piece,
+        writers: Sequence[IndexedDatasetWriter],
+        bad: BadLines,
+        pulse: Heartbeat,
+    ) -> int:
+        """Returns its lines or rows."""
+        reader = Reader(piece, self._settings.keys)
+        for batch in _batches(reader):
+            records = [one for one in batch if isinstance(one, Record)]
+            kept, refused = self._encoded(records)
+            refused += [one for one in batch if isinstance(one, Refused)]
+            for one in sorted(refused, key=lambda one: one.place):
+                if self._task.stop:
+                    raise _as_error(one, piece, reader)
+                bad.add(number, one)
+            for key, (ids, counts) in enumerate(kept):
+                self._write(key, writers[key], ids, counts)
+            self._documents += len(kept[0][1])
+            pulse.beat(reader.done)
+        pulse.piece_done(piece.nbytes)
+        self._blank += reader.blank
+        return reader.count
+
+    def _encoded(self, records: Sequence[Record]) -> tuple[list[Encoded], list[Refused]]:
+        """What each key has, and the records that the library refuses: found one by one."""
+        keys = range(len(self._settings.keys))
+        try:
+            return [_encode(self._tokenizer, records, key) for key in keys], []
+        except MemoryError:  # no fault of the text
+            raise
+        except Exception as error:  # whatever a library may raise
+            if len(records) == 1:
+                reason = BadRecord("tokenizer", f"cannot be tokenized: {error}")
+                return [([], []) for _ in keys], [Refused(place=records[0].place, error=reason)]
+        singles = [self._encoded([record]) for record in records]
+        together: list[Encoded] = [([], []) for _ in keys]
+        for kept, _ in singles:
+            for (ids, counts), (own_ids, own_counts) in zip(together, kept, strict=True):
+                ids += own_ids
+                counts += own_counts
+        return together, [one for _, refused in singles for one in refused]
+
+    def _write(
+        self,
+        key: int,
+        writer: IndexedDatasetWriter,
+        ids: Sequence[Sequence[int]],
+        counts: Sequence[int],
+    ) -> None:
+        tokens, lengths, sequences = lay_out(ids, counts, self._settings.eod)
+        self._tokens[key] += tokens.size
+        self._empty[key] += int((sequences == 0).sum())
+        if (sequences == 1).all():  # nearly always
+            writer.add_documents(tokens, lengths)
+            return
+        begin = 0
+        ends = np.cumsum(sequences)
+        for first, stop in zip(ends - sequences, ends, strict=True):
+            own = lengths[first:stop]
+            end = begin + int(own.sum())
+            writer.add_document(tokens[begin:end], own)
+            begin = end
+
+
+def lay_out(
+    ids: Sequence[Sequence[int]], counts: Sequence[int], eod: int | None
+) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Documents as Megatron's tool lays them out.
+
+    A text without tokens is no sequence; a document without any has no sequences, and no end token
+    either. Texts [5, 6], [], [7] of two documents with two texts and one, and the end token 9, give
+    5 6 9 7 9.
+
+    Returns:
+        Tokens one behind the other; int64 lengths of their sequences; int64 sequences of each
+        document.
+    """
+    lengths = np.fromiter(map(len, ids), np.int64, len(ids))
+    owners = np.repeat(np.arange(len(counts)), counts)[lengths > 0]
+    lengths = lengths[lengths > 0]
+    tokens = _joined(ids)
+    if eod is not None and lengths.size:
+        is_last = np.append(owners[1:] != owners[:-1], True)
+        tokens = np.insert(tokens.astype(np.int32), np.cumsum(lengths)[is_last], eod)
+        lengths = lengths + is_last
+    return tokens, lengths, np.bincount(owners, minlength=len(counts)).astype(np.int64)
+
+
+def _joined(ids: Sequence[Sequence[int]]) -> npt.NDArray[Any]:
+    if ids and isinstance(ids[0], bytes):
+        return np.frombuffer(b"".join(ids), np.uint8)  # type: ignore[arg-type]
+    return np.frombuffer(array("i", itertools.chain.from_iterable(ids)), np.int32)
+
+
+def _encode(tokenizer: Tokenizer, records: Sequence[Record], key: int) -> Encoded:
+    texts = [record.texts[key] for record in records]
+    flat = [text for value in texts for text in value]
+    return tokenizer.encode(flat) if flat else [], [len(value) for value in texts]
+
+
+def _as_error(refused: Refused, piece: Piece, reader: Reader) -> FormatError:
+    where = place_name(piece.source.format, reader.place(refused.place))
+    return FormatError(
+        f"{piece.source.path}: {where}{refused.error.detail}; mend it, or pass --on-bad-line skip"
+    )
+
+
+def _batches(records: Iterable[Record | Refused]) -> Iterator[list[Record | Refused]]:
+    batch: list[Record | Refused] = []
+    size = 0
+    for record in records:
+        batch.append(record)
+        size += record.size if isinstance(record, Record) else 0
+        if size >= _BATCH_BYTES or len(batch) == _BATCH_RECORDS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch

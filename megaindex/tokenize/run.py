@@ -1,0 +1,256 @@
+"""A tokenizing run: inputs, tasks, progress and assembly."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+from megaindex.console import Bar, silent
+from megaindex.corpus.merge import merge
+from megaindex.corpus.outputs import check_outputs, checked_outcome
+from megaindex.engine import Engine, open_engine
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.format.pair import check_not_a_half
+from megaindex.io.filesystem import Progress, ignore
+from megaindex.io.paths import check_local
+from megaindex.tokenize.encode import Task, encode_part
+from megaindex.tokenize.inputs import find_sources
+from megaindex.tokenize.parts import cut
+from megaindex.tokenize.report import (
+    BadReport,
+    Tokenized,
+    bad_report_path,
+    check_bad_report,
+    summed,
+    write_bad_report,
+)
+from megaindex.tokenize.settings import check_settings
+from megaindex.tokenize.tokenizers import find_tokenizer
+from megaindex.tokenize.work_folder import (
+    Done,
+    WorkFolder,
+    WorkLock,
+    is_half_published,
+    is_published,
+)
+
+_LOOK_SECONDS = 1.0
+
+
+@contextmanager
+def watching(folder: WorkFolder, progress: Progress) -> Iterator[Callable[[int], None]]:
+    """Move `progress` on while parts are worked on; yields what to tell the bytes of each that is
+    finished. Progress never goes back, though a part that lost its worker does.
+    """
+    if progress is ignore:
+        yield ignore
+        return
+    finished = told = 0
+    over = threading.Event()
+    lock = threading.Lock()
+
+    def tell(now: int) -> None:
+        nonlocal told
+        if now > told:
+            progress(now - told)
+            told = now
+
+    def look() -> None:
+        while not over.wait(_LOOK_SECONDS):
+            underway = folder.bytes_in_progress()
+            with lock:
+                tell(finished + underway)
+
+    def add(nbytes: int) -> None:
+        nonlocal finished
+        with lock:
+            finished += nbytes
+            tell(finished)
+
+    thread = threading.Thread(target=look, name="megaindex-progress", daemon=True)
+    try:
+        thread.start()
+        yield add
+    finally:
+        over.set()
+        with contextlib.suppress(RuntimeError):  # Ctrl-C inside start(): it cannot be joined
+            thread.join()
+
+
+PART_BYTES = 1 << 26
+ON_BAD_LINE = ("stop", "skip")
+
+Stage = Callable[[str], AbstractContextManager[Bar]]
+
+
+def tokenize(
+    output: str | os.PathLike[str],
+    inputs: Sequence[str | os.PathLike[str]],
+    *,
+    tokenizer: str | os.PathLike[str],
+    format: str | None = None,
+    keys: Sequence[str] = ("text",),
+    megatron_names: bool = False,
+    eod: int | str | None = None,
+    append_eod: bool = False,
+    add_special_tokens: bool = True,
+    dtype: Any | None = None,
+    on_bad_line: str = "stop",
+    part_bytes: int = PART_BYTES,
+    engine: Engine | None = None,
+    overwrite: bool = False,
+    stage: Stage = lambda _what: nullcontext(silent),
+) -> Tokenized:
+    """Write the documents of `inputs`, in their order, as .bin/.idx pairs.
+
+    The bytes are those of Megatron's tools/preprocess_data.py for the same tokenizer and options,
+    and depend neither on `part_bytes` nor on `engine`. Sentences are not split; a value that is a
+    list of strings is a document of as many sequences. Memory does not depend on the inputs, but
+    for their longest line. A pair appears whole or not at all. What a run that was killed has
+    finished lies in `<output>.parts`, and the same call goes on from there; parts of other inputs,
+    settings or tokenizers are done again.
+
+    Args:
+        output: prefix of the pair; with several keys, or `megatron_names`, the pairs are
+            `<output>_<key>_document`.
+        inputs: files, objects of a store (URLs), or folders of them; JSONL, text (both plain, gzip
+            or zstd) or Parquet.
+        tokenizer: a tokenizer.json or SentencePiece model, a folder that holds one, or "bytes".
+        format: "jsonl", "lines", "files" or "parquet"; None goes by the files' names.
+        keys: of the JSON objects, or columns; one pair each.
+        eod: token or id behind each document; a token is given by its text.
+        append_eod: as `eod`, with the token that the tokenizer itself names.
+        add_special_tokens: let a tokenizer.json add the tokens that its template has, such as one
+            for the beginning, as Megatron does by default.
+        dtype: token type; by default uint16 for less than 65,500 tokens, else int32, as Megatron.
+        on_bad_line: "stop" at a line or row that is no document, or "skip", count and report it in
+            `<output>.bad.jsonl`.
+        part_bytes: of input, for each task.
+        engine: where tasks run; by default processes of this machine, one for each CPU.
+        overwrite: replace existing pairs, and the report of bad lines beside them.
+        stage: given the name of a stage, a context manager that yields its progress bar.
+
+    Raises:
+        InvalidArgument: settings contradict the inputs, the tokenizer or one another, `output` is
+            no prefix, an input is a pipe, `<output>.parts` holds files of others, or a
+            library is missing.
+        FormatError: an input or the tokenizer is damaged or empty, there is no document, or with
+            "stop" a line is none.
+        StorageError: an output exists, an input changed, or a file cannot be read or written.
+        EngineError: the tasks cannot be run.
+    """
+    if on_bad_line not in ON_BAD_LINE:
+        raise InvalidArgument(f"on_bad_line must be stop or skip, got {on_bad_line!r}")
+    output = os.fspath(output)
+    prefixes = _prefixes(output, keys, megatron_names)
+    sources = find_sources(inputs, format, leave_out=(f"{output}.parts", bad_report_path(output)))
+    file = find_tokenizer(tokenizer, add_special_tokens=add_special_tokens)
+    settings = check_settings(file, keys, eod=eod, append_eod=append_eod, dtype=dtype)
+    parts = cut(sources, settings, part_bytes)
+    with WorkLock(output) as work:
+        merging = work.is_merging(parts)
+        paths = [source.path for source in sources]
+        files = [source.path for source in sources if not source.is_remote]
+        check_bad_report(output, files, overwrite=overwrite or merging)
+        if not merging:
+            check_outputs(prefixes, files, overwrite=overwrite)
+        work.remove_leftovers(parts, prefixes)
+        tasks = [
+            Task(part=part, settings=settings, folder=work.folder.path, stop=on_bad_line == "stop")
+            for part in parts
+        ]
+        done, fresh = _all_done(tasks, work, engine, stage)
+        for source in sources:  # those of parts that an earlier run finished, too
+            source.check_unchanged()
+        work.begin_merging(parts, overwrite=overwrite)
+        report = write_bad_report(output, parts, done, work.folder)
+        _check_any(done, paths, report)
+        for number, prefix in enumerate(prefixes):
+            sizes = [one.sizes[number] for one in done]
+            if not (merging and is_published(prefix, sizes)):
+                ours = merging and is_half_published(prefix, sizes)
+                _merge(prefix, number, done, work.folder, overwrite or ours, stage)
+        work.is_over()
+    outcomes = tuple(checked_outcome(prefix, "megatron") for prefix in prefixes)
+    return summed(
+        outcomes,
+        settings.keys,
+        done,
+        report,
+        input_bytes=sum(source.size for source in sources),
+        fresh=fresh,
+    )
+
+
+def _prefixes(output: str, keys: Sequence[str], megatron_names: bool) -> list[str]:
+    """InvalidArgument for what is no name of an output, before anything is looked at."""
+    check_local(output, "write the pair to a disk and upload it with the store's own tool")
+    check_not_a_half(output)
+    if not output or output.endswith("/") or "\0" in output or os.path.exists(output):
+        what = "exists" if output and os.path.exists(output) else "is no prefix"
+        raise InvalidArgument(
+            f"OUT={output!r}: {what}; OUT is the prefix of the pair, which gets .bin and .idx, and "
+            f"comes first, before the inputs"
+        )
+    if len(keys) == 1 and not megatron_names:
+        return [output]
+    for key in keys:
+        if "/" in key or "\0" in key:
+            raise InvalidArgument(
+                f"key {key!r}: becomes part of the name of a file, which holds no / and no NUL; "
+                f"tokenize it alone, without --megatron-names, or rename it in the inputs"
+            )
+    return [f"{output}_{key}_document" for key in keys]
+
+
+def _all_done(
+    tasks: Sequence[Task], work: WorkLock, engine: Engine | None, stage: Stage
+) -> tuple[list[Done], set[str]]:
+    """What came of every part, and the keys of those that no earlier run had finished."""
+    stop, pairs = tasks[0].stop, len(tasks[0].settings.keys)
+    found = [work.folder.read_done(task.part.key, pairs) for task in tasks]
+    done = {one.key: one for one in found if one is not None and not (stop and one.bad)}
+    work.tell_strangers({task.part.key for task in tasks})
+    # an input that is given twice is done once
+    todo = list({t.part.key: t for t in tasks if t.part.key not in done}.values())
+    if todo:
+        total = sum(task.part.nbytes for task in todo)
+        with (
+            nullcontext(engine) if engine else open_engine() as runner,
+            stage(f"tokenizing {len(todo):,} parts") as bar,
+            watching(work.folder, bar(total)) as finished,
+        ):
+            for number, one in runner.run(encode_part, todo):
+                done[one.key] = one
+                finished(todo[number].part.nbytes)
+    return [done[task.part.key] for task in tasks], {task.part.key for task in todo}
+
+
+def _check_any(done: Sequence[Done], paths: Sequence[str], report: BadReport | None) -> None:
+    if any(one.documents for one in done):
+        return
+    lines = sum(sum(one.lines) for one in done)
+    blank, bad = sum(one.blank for one in done), sum(one.bad for one in done)
+    others = f" and {len(paths) - 1:,} other inputs" if len(paths) > 1 else ""
+    why = "" if report is None else f"; all bad ones are in {report.path}, first {report.first[0]}"
+    raise FormatError(
+        f"{paths[0]}{others}: no document in {lines:,} lines, of which {blank:,} are blank and "
+        f"{bad:,} bad; check inputs, format and keys{why}"
+    )
+
+
+def _merge(
+    prefix: str,
+    number: int,
+    done: Sequence[Done],
+    folder: WorkFolder,
+    overwrite: bool,
+    stage: Stage,
+) -> None:
+    pairs = [folder.pair(one.name, number) for one in done if one.documents]
+    with stage(f"putting {len(pairs):,} parts together") as bar:
+        merge(prefix, pairs, overwrite=overwrite, bar=bar)

@@ -1,0 +1,257 @@
+"""Tokenizers: byte level, Hugging Face tokenizers and SentencePiece.
+
+| file | library | what is called | what of Megatron's it equals |
+|---|---|---|---|
+| tokenizer.json | tokenizers | `encode_batch(texts)` | AutoTokenizer's `(text).input_ids` |
+| *.model | sentencepiece | `encode(texts)` | `encode_as_ids(text)` |
+| bytes | built in | `text.encode()` | `list(text.encode("utf-8"))` |
+
+Without `add_special_tokens` the first equals --tokenizer-hf-no-include-special-tokens.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import xxhash
+
+from megaindex.corpus.byte_level import END_OF_DOCUMENT
+from megaindex.errors import FormatError, InvalidArgument, StorageError
+from megaindex.io.json_files import read_object
+from megaindex.io.os_errors import as_storage_error
+from megaindex.io.paths import check_local, open_regular
+
+
+def load_tokenizers(file: TokenizerFile) -> HuggingFace:
+    """A tokenizer.json; FormatError if it is none."""
+    from tokenizers import Tokenizer
+
+    try:
+        loaded = Tokenizer.from_file(file.path)
+    except Exception as error:  # the library raises nothing more precise
+        raise FormatError(
+            f"{file.path}: is no tokenizer that the tokenizers library can read: {error}; pass a "
+            f"tokenizer.json, a SentencePiece .model, or bytes"
+        ) from error
+    return HuggingFace(loaded, file)
+
+
+def load_sentencepiece(file: TokenizerFile) -> SentencePiece:
+    """A SentencePiece model; FormatError if it is none."""
+    import sentencepiece
+
+    try:
+        loaded = sentencepiece.SentencePieceProcessor(model_file=file.path)
+    except (RuntimeError, OSError) as error:
+        raise FormatError(
+            f"{file.path}: is no tokenizer that SentencePiece can read: {error}; pass a "
+            f"tokenizer.json, a SentencePiece .model, or bytes"
+        ) from error
+    return SentencePiece(loaded)
+
+
+class HuggingFace:
+    """What transformers' fast tokenizers run; nothing is cut short and nothing padded."""
+
+    def __init__(self, loaded: Any, file: TokenizerFile) -> None:
+        loaded.no_truncation()  # a tokenizer.json may ask for both
+        loaded.no_padding()
+        self._loaded = loaded
+        self._special = file.add_special_tokens
+        # without offsets, which nobody asks for; there since tokenizers 0.20
+        self._encode = getattr(loaded, "encode_batch_fast", loaded.encode_batch)
+        self.vocab_size: int = loaded.get_vocab_size(with_added_tokens=True)
+        self.largest_id: int = max(loaded.get_vocab(with_added_tokens=True).values(), default=-1)
+        self._path = file.path
+
+    @property
+    def own_eod(self) -> int | None:
+        token = _configured_eos(self._path)
+        return None if token is None else self.id_of(token)
+
+    def id_of(self, token: str) -> int | None:
+        found: int | None = self._loaded.token_to_id(token)
+        return found
+
+    def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        encodings = self._encode(list(texts), add_special_tokens=self._special)
+        return [encoding.ids for encoding in encodings]
+
+
+class SentencePiece:
+    """A SentencePiece model; neither begin nor end of a sentence is added."""
+
+    def __init__(self, loaded: Any) -> None:
+        self._loaded = loaded
+        self.vocab_size: int = loaded.get_piece_size()
+        self.largest_id: int = self.vocab_size - 1
+
+    @property
+    def own_eod(self) -> int | None:
+        found: int = self._loaded.eos_id()
+        return found if found >= 0 else None
+
+    def id_of(self, token: str) -> int | None:
+        found: int = self._loaded.piece_to_id(token)  # of the unknown token, for what is unknown
+        return found if self._loaded.id_to_piece(found) == token else None
+
+    def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        ids: list[Sequence[int]] = self._loaded.encode(list(texts), out_type=int, num_threads=1)
+        return ids
+
+
+def _configured_eos(path: str) -> str | None:
+    """What the tokenizer_config.json beside a tokenizer.json says ends a sequence."""
+    beside = os.path.join(os.path.dirname(path), "tokenizer_config.json")
+    try:
+        config = read_object(beside)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise FormatError(
+            f"{beside}: must be a JSON object, but {error}; mend it, or move it away and pass --eod"
+        ) from error
+    for name in ("eos_token", "sep_token"):  # Megatron takes the second for want of the first
+        token = config.get(name)
+        token = token.get("content") if isinstance(token, dict) else token
+        if isinstance(token, str):
+            return token
+    return None
+
+
+BYTES = "bytes"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerFile:
+    """Which tokenizer, by content; small, so that it travels with every task."""
+
+    path: str
+    """Of its file; "bytes" for the built-in one."""
+    library: str
+    """"tokenizers", "sentencepiece" or "bytes"."""
+    fingerprint: str
+    """Library, its version, and XXH3-128 of the file."""
+    add_special_tokens: bool
+
+    def __str__(self) -> str:
+        return self.path
+
+
+class Tokenizer(Protocol):
+    """A loaded tokenizer; one thread, no state that one text leaves for the next."""
+
+    vocab_size: int
+    """As Megatron counts it to choose the token type."""
+    largest_id: int
+
+    @property
+    def own_eod(self) -> int | None:
+        """The token that the tokenizer itself says ends a document."""
+
+    def id_of(self, token: str) -> int | None:
+        """Of a token by its text; None if there is none."""
+
+    def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        """Ids of each text; raises what the library raises for a text it cannot encode."""
+
+
+def find_tokenizer(path: str | os.PathLike[str], *, add_special_tokens: bool) -> TokenizerFile:
+    """The tokenizer at `path`: a file, a folder that holds one, or "bytes".
+
+    Raises:
+        InvalidArgument: the library that it takes is not installed.
+        StorageError: the file cannot be read.
+    """
+    path = os.fspath(path)
+    check_local(path, "download the tokenizer first")
+    if path == BYTES:
+        library, fingerprint = BYTES, "bytes 1"
+    else:
+        path = os.path.abspath(_in_folder(path))
+        action = "cannot read the tokenizer"
+        with as_storage_error(path, action), open(open_regular(path, action), "rb") as file:
+            content = file.read()
+        library = "tokenizers" if content.lstrip()[:1] == b"{" else "sentencepiece"
+        digest = xxhash.xxh3_128_hexdigest(content)
+        fingerprint = f"{library} {_version(library, path)} {digest}"
+    return TokenizerFile(
+        path=path, library=library, fingerprint=fingerprint, add_special_tokens=add_special_tokens
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def load(file: TokenizerFile) -> Tokenizer:
+    """Load it, once in a process.
+
+    Raises:
+        FormatError: the file is no tokenizer.
+        StorageError: the file is no longer what it was when the run began.
+    """
+
+    if file.library == BYTES:
+        return Bytes()
+    now = find_tokenizer(file.path, add_special_tokens=file.add_special_tokens)
+    if now != file:
+        raise StorageError(
+            f"{file.path}: is not the tokenizer that the run began with ({now.fingerprint}, was "
+            f"{file.fingerprint}); put it back, or begin anew"
+        )
+    return load_sentencepiece(file) if file.library == "sentencepiece" else load_tokenizers(file)
+
+
+class Bytes:
+    """Token = byte of the UTF-8 text, 256 = end of document."""
+
+    vocab_size = END_OF_DOCUMENT + 1
+    largest_id = END_OF_DOCUMENT
+    own_eod = END_OF_DOCUMENT
+
+    def id_of(self, token: str) -> int | None:
+        del token  # bytes have no names
+        return None
+
+    def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        return [text.encode() for text in texts]
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep the libraries from starting threads of their own: tasks are the parallelism."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+def _in_folder(path: str) -> str:
+    if not os.path.isdir(path):
+        return path
+    for name in ("tokenizer.json", "tokenizer.model"):
+        if os.path.isfile(found := os.path.join(path, name)):
+            return found
+    raise InvalidArgument(
+        f"{path}: the folder holds neither tokenizer.json nor tokenizer.model; name the file itself"
+    )
+
+
+def _version(library: str, path: str) -> str:
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        return version(library)
+    except PackageNotFoundError:
+        raise InvalidArgument(
+            f"{path}: takes the library {library}; pip install 'megaindex[{library}]'"
+        ) from None

@@ -1,0 +1,339 @@
+"""Conversion and checks of arguments, and of the fields of checkpoints.
+
+An integer of NumPy wraps where Python's grows, a check computed in it wraps alike, and JSON takes
+none; a float32 makes what it is multiplied by one too. So each entrance goes on with what these
+functions return, not with what it was given. All of them raise InvalidArgument, which names the
+value as its user does: ``sequence_length``, ``--seq-length``, ``run.yaml: sequence_length``.
+
+A checkpoint passes through JSON, torch's pickles and hands. What is wrong in it is a FormatError
+that names the field, the rule and the value, however long or deep that is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import operator
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import Any, Literal
+
+from megaindex.arithmetic import INT32_MAX, INT64_MAX
+from megaindex.errors import FormatError, InvalidArgument, MegaIndexError
+
+DEFAULT_SEED = 1234
+"""Of Megatron-LM, GPT-NeoX and megaindex."""
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+
+
+def check_integer(name: str, value: object, *, flags: bool = True) -> int:
+    """The plain int that ``value`` is, which 1.0 and "1" are not; nor, as in files, True and False
+    without ``flags``."""
+    with contextlib.suppress(TypeError):
+        if flags or not isinstance(value, bool):
+            return int(operator.index(value))  # type: ignore[arg-type]
+    raise InvalidArgument(
+        f"{name} must be an integer, got {shown(value)} of type {type(value).__name__}"
+    )
+
+
+def setting_or_none(setting: str, value: object | None, name: str = "") -> int | None:
+    """As `check_setting`, where None says that nothing was given."""
+    return None if value is None else check_setting(setting, value, name)
+
+
+def make_plain(
+    settings: object,
+    *names: str,
+    optional: Sequence[str] = (),
+    called: Callable[[str], str] = str,
+) -> None:
+    """Put plain integers in place of these fields of a frozen dataclass that is being made; of the
+    optional ones None stays. ``called`` gives the user's word for a field.
+    """
+    for name in (*names, *optional):
+        value = getattr(settings, name)
+        if value is not None or name in names:
+            object.__setattr__(settings, name, check_setting(name, value, called(name)))
+
+
+def check_between(
+    name: str,
+    value: object,
+    least: int,
+    most: int = INT64_MAX,
+    *,
+    most_is: str = "",
+    error: type[MegaIndexError] = InvalidArgument,
+) -> int:
+    """The plain int that ``value`` is, from ``least`` to ``most``, which may need a word."""
+    number = check_integer(name, value)
+    if not least <= number <= most:
+        last = "2**32 - 1" if most == 2**32 - 1 else most
+        rule = f"from {least} to {last}" if most != least + 1 else f"{least} or {most}"
+        if most == INT64_MAX:
+            rule = f"at least {least}" + (" and below 2**63" if number > most else "")
+        raise error(f"{name} must be {rule}{most_is and ', '}{most_is}, got {shown(number)}")
+    return number
+
+
+_RANGES = {
+    **dict.fromkeys(("sequence_length", "seq_length"), (1, INT32_MAX - 1)),
+    "seed": (0, 2**32 - 1),
+    "add_extra_token": (0, 1),
+    **dict.fromkeys(
+        ("num_samples", "more_samples", "planned_samples", "micro_batch_size", "batch_size",
+         "data_parallel_size", "gradient_accumulation_steps", "global_batch_size", "world_size",
+         "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
+         "interval", "eval_interval", "eval_global_batch_size", "eval_micro_batch_size",
+         "train_epochs", "points"),
+        (1, INT64_MAX),
+    ),
+    **dict.fromkeys(
+        ("iterations", "eval_iters", "start", "start_eval_at_iter", "consumed_samples"),
+        (0, INT64_MAX),
+    ),
+}  # fmt: skip
+"""Bounds of integers by their names, in Python, on command lines and in files alike."""
+
+
+def check_setting(setting: str, value: object, name: str = "") -> int:
+    """The plain int that ``value`` is, in the range of the setting; its user calls it ``name``."""
+    bounds = _RANGES.get(setting)
+    word = name or setting
+    return check_integer(word, value) if bounds is None else check_between(word, value, *bounds)
+
+
+def check_choice(name: str, value: object, choices: Sequence[str]) -> Any:
+    """One of these words."""
+    if not isinstance(value, str) or value not in choices:
+        raise InvalidArgument(f"{name} must be one of {', '.join(choices)}, got {shown(value)}")
+    return value
+
+
+def check_flag(name: str, value: object) -> bool:
+    """True or False; numbers are neither."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):  # also NumPy's
+        return bool(value)
+    raise InvalidArgument(f"{name} must be True or False, got {shown(value)}")
+
+
+def check_share(name: str, value: object) -> float:
+    """A number from 0 to 1."""
+    number = check_number(name, value)
+    if not 0 <= number <= 1:
+        raise InvalidArgument(f"{name} must be from 0 to 1, got {number}")
+    return number
+
+
+def check_number(name: str, value: object) -> float:
+    """The plain, finite float that ``value`` is."""
+    try:
+        number = math.nan if isinstance(value, (str, bytes)) else float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError, OverflowError):
+        number = math.nan
+    if not math.isfinite(number):
+        raise InvalidArgument(
+            f"{name} must be a finite number, got {shown(value)} of type {type(value).__name__}"
+        )
+    return number
+
+
+def check_buffer(name: str, value: object) -> float | Literal["exact"]:
+    """A variance buffer: a finite number from 1, or ``"exact"``."""
+    if isinstance(value, str):
+        if value == "exact":
+            return "exact"
+    else:
+        with contextlib.suppress(InvalidArgument):
+            number = check_number(name, value)
+            if number >= 1:
+                return number
+    raise InvalidArgument(f"{name} must be a number >= 1 or exact, got {shown(value)}; 1.0 is none")
+
+
+def check_exact(name: str, value: object) -> int | float | Fraction:
+    """A finite number as plain as it is exact: integers stay such, and fractions."""
+    number = check_number(name, value)
+    if isinstance(value, Fraction):
+        return Fraction(int(value.numerator), int(value.denominator))
+    return operator.index(value) if hasattr(value, "__index__") else number
+
+
+def check_weight(name: str, value: object) -> int | float | Fraction:
+    """The weight of a source, as plain as it is exact."""
+    with contextlib.suppress(InvalidArgument):
+        weight = check_exact(name, value)
+        if weight > 0:
+            return weight
+    raise InvalidArgument(
+        f"{name} must be positive and finite, got {shown(value)}; leave out a source that is not "
+        "used"
+    )
+
+
+def check_weights(name: str, values: Sequence[object], count: int) -> list[Any]:
+    """The weights of ``count`` sources."""
+    if len(values) != count:
+        raise InvalidArgument(
+            f"{name} must be {count} numbers, one for each source, got {len(values)}"
+        )
+    weights = [check_weight(f"{name}[{k}]", value) for k, value in enumerate(values)]
+    check_number(f"the sum of {name}", sum(map(float, weights)))
+    return weights
+
+
+def check_fraction(name: str, value: object) -> Fraction:
+    """The fraction that ``value`` is as written: of the float 0.1 a tenth."""
+    if isinstance(value, Fraction):
+        return Fraction(int(value.numerator), int(value.denominator))
+    try:
+        return Fraction(operator.index(value))  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    try:
+        return parse_fraction(str(value))
+    except ValueError:
+        raise InvalidArgument(
+            f"{name} must be a number or a fraction, got {shown(value)} of type "
+            f"{type(value).__name__}"
+        ) from None
+
+
+def check_epochs(name: str, value: object) -> Fraction:
+    """A number of epochs, exactly as it is written: ``1.5``, ``"3/2"`` or ``2``."""
+    try:
+        epochs = parse_fraction(str(value))
+    except ValueError:
+        epochs = Fraction(0)
+    if epochs <= 0:
+        raise InvalidArgument(
+            f"{name} must be a positive number such as 1, 1.5 or 3/2, got {shown(value)}"
+        )
+    return epochs
+
+
+def read_number(text: str) -> float | str:
+    """The float that a text is; another text stays as it is, for a check to refuse."""
+    try:
+        return float(text)
+    except ValueError:
+        return text
+
+
+def parse_fraction(text: str) -> Fraction:
+    """``1.5``, ``3/2`` or ``2`` exactly.
+
+    Raises:
+        ValueError: not a number, or with an exponent that would take all memory to write out.
+    """
+    if len(text.lower().partition("e")[2]) > 4:
+        raise ValueError(f"{text!r} has an exponent of more than four characters")
+    try:
+        return Fraction(text.strip())
+    except ZeroDivisionError:
+        raise ValueError(f"{text!r} divides by zero") from None
+
+
+def shown(value: object) -> str:
+    """A value in a message, cut where it is long or deep."""
+    try:
+        return _SHORT.repr(value)
+    except ValueError:  # Python writes no integer of more than 4300 digits
+        return f"a value of type {type(value).__name__} that is too long to write"
+
+
+_HEX = frozenset("0123456789abcdefABCDEF")
+
+
+@dataclass(frozen=True)
+class CheckpointReader:
+    """A mapping of a checkpoint, and what it is to be: ``the state of a sampler``."""
+
+    what: str
+    values: Mapping[str, Any]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.values, Mapping):
+            raise self.wrong("it must be a mapping", self.values)
+        for key in self.values:
+            if not isinstance(key, str):
+                raise self.wrong("its keys must be text", key)
+
+    def wrong(self, rule: str, value: object) -> FormatError:
+        """To be raised: the rule that a value breaks."""
+        return FormatError(
+            f"not {self.what}: {rule}, got {shown(value)}; take it from an intact checkpoint"
+        )
+
+    def field(self, name: str, rule: str) -> Any:
+        """Any value that is there."""
+        if name not in self.values:
+            raise FormatError(
+                f"not {self.what}: it has no {name}, which {rule}; take it from an intact "
+                "checkpoint"
+            )
+        return self.values[name]
+
+    def checked(self, name: str, rule: str, is_right: Callable[[Any], bool]) -> Any:
+        """A value that keeps the rule, as ``is_right`` knows it."""
+        value = self.field(name, rule)
+        if not is_right(value):
+            raise self.wrong(f"{name} {rule}", value)
+        return value
+
+    def check_version(self, reads: int) -> None:
+        version = self.field("version", f"must be {reads}")
+        if type(version) is not int or version != reads:
+            raise FormatError(
+                f"not {self.what}: it has version {shown(version)}, this release reads {reads}; "
+                "use the release that wrote it, or take it from an intact checkpoint"
+            )
+
+    def whole(self, name: str, *, least: int = 0, most: int = INT64_MAX) -> int:
+        """A whole number in these bounds; truth values are none.
+
+        Integers of NumPy are: pickled states may hold those that a sampler was once given.
+        """
+        rule = f"must be a whole number from {least} to {most}"
+        value = self.field(name, rule)
+        try:
+            number = check_integer(name, value)
+        except InvalidArgument:
+            number = least - 1
+        if isinstance(value, bool) or not least <= number <= most:
+            raise self.wrong(f"{name} {rule}", value)
+        return number
+
+    def text(self, name: str) -> str:
+        return str(self.checked(name, "must be text", lambda value: isinstance(value, str)))
+
+    def hashed(self, name: str) -> str:
+        """32 hex digits."""
+        return str(self.checked(name, "must be 32 hex digits", _is_hash))
+
+    def flag(self, name: str) -> bool:
+        rule = "must be true or false"
+        return bool(self.checked(name, rule, lambda value: isinstance(value, bool)))
+
+    def part(self, name: str, what: str) -> CheckpointReader:
+        """A mapping inside this one."""
+        rule = "must be a mapping"
+        return CheckpointReader(
+            what, self.checked(name, rule, lambda value: isinstance(value, Mapping))
+        )
+
+
+def _is_hash(value: object) -> bool:
+    return isinstance(value, str) and len(value) == 32 and _HEX.issuperset(value)
+
+
+def differ(theirs: object, ours: object) -> bool:
+    """Whether what a checkpoint holds is something else than what is there now."""
+    try:
+        return bool(theirs != ours)
+    except (ValueError, RuntimeError):  # of arrays, and of what has no end
+        return True

@@ -1,0 +1,1 @@
+"""Checks of pairs, caches, arrays and recipes."""

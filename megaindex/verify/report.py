@@ -1,0 +1,76 @@
+"""What `megaindex verify` found: data first, text and exit status follow from it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from megaindex.format.header import Fault
+
+Severity = Literal["error", "warning"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One rule that a file breaks, at one place or at many."""
+
+    file: str
+    rule: str
+    where: str
+    """The first place: "sequence 3", "byte 34"."""
+    found: str
+    expected: str
+    severity: Severity
+    """An error makes data unreadable or wrong; a warning is allowed by the format, and odd."""
+    repair: str
+    count: int = 1
+    """Places where the rule is broken."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Report:
+    """What was looked at, and what was found."""
+
+    path: str
+    kind: Literal["pair", "cache entry", "cache", "framework arrays", "recipe"]
+    full: bool
+    findings: tuple[Finding, ...]
+    counted: dict[str, int] = field(default_factory=dict)
+    """What was looked at: sequences, documents, tokens, bytes."""
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.findings
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+class Collector:
+    """Gathers findings: places that break one rule of one file become one finding."""
+
+    def __init__(self) -> None:
+        self._findings: dict[tuple[str, str], Finding] = {}
+
+    def add(self, file: str, fault: Fault, *, severity: Severity = "error", count: int = 1) -> None:
+        key = (file, fault.rule)
+        earlier = self._findings.get(key)
+        if earlier is not None:
+            self._findings[key] = Finding(**{**asdict(earlier), "count": earlier.count + count})
+            return
+        self._findings[key] = Finding(
+            file=file,
+            rule=fault.rule,
+            where=fault.where,
+            found=fault.found,
+            expected=fault.expected,
+            severity=severity,
+            repair=fault.remedy,
+            count=count,
+        )
+
+    def has_errors(self) -> bool:
+        return any(finding.severity == "error" for finding in self._findings.values())
+
+    def findings(self) -> tuple[Finding, ...]:
+        return tuple(self._findings.values())

@@ -1,0 +1,209 @@
+"""Blends of several corpora against megatron-core's BlendedMegatronDatasetBuilder."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpora import write_corpus
+from megatron_dataset import EOD, Tokenizer
+from planning import plan_json
+
+import megaindex
+from megaindex.configs.run import BatchSchedule, Data, Run, Source, Target
+from megaindex.errors import InvalidArgument, OutOfRange
+from megaindex.format import IndexedDataset
+from megaindex.loader import GPTDataset
+
+S, SEED = 24, 11
+SPLIT = "70,20,10"
+
+
+@pytest.fixture(scope="module")
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> list[IndexedDataset]:
+    directory, rng = tmp_path_factory.mktemp("blend"), np.random.default_rng(5)
+    return [
+        write_corpus(directory / f"c{k}", rng.integers(1, 50, 40 + 30 * k), np.uint16, eod=EOD)
+        for k in range(5)
+    ]
+
+
+def megatron_blend(
+    core: Any, prefixes: list[str], weights: list[float] | None, sizes: list[int | None]
+) -> Any:
+    """The train split as Megatron's trainer builds it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core.datasets.blended_megatron_dataset_builder import (
+            BlendedMegatronDatasetBuilder,
+        )
+    config = core.GPTDatasetConfig(
+        random_seed=SEED, sequence_length=S, blend=(prefixes, weights), split=SPLIT,
+        tokenizer=Tokenizer(), reset_position_ids=False, reset_attention_mask=False,
+        eod_mask_loss=False, create_attention_mask=False, num_dataset_builder_threads=1,
+        mid_level_dataset_surplus=0.05,
+    )  # fmt: skip
+    return BlendedMegatronDatasetBuilder(core.GPTDataset, sizes, lambda: True, config).build()[0]
+
+
+@pytest.mark.parametrize("weights", [None, [0.3, 0.1, 0.2, 0.25, 0.15], [1, 1, 1, 1, 1]])
+@pytest.mark.parametrize("num_samples", [1, 60, 150])
+def test_samples_are_megatrons(
+    corpora: list[IndexedDataset],
+    megatron_datasets: Any,
+    weights: list[float] | None,
+    num_samples: int,
+) -> None:
+    prefixes = [corpus.path_prefix for corpus in corpora]
+    theirs = megatron_blend(megatron_datasets, prefixes, weights, [num_samples, 0, 0])
+    index = megaindex.build_blend(
+        corpora, weights=weights, num_samples=num_samples, sequence_length=S, seed=SEED,
+        split=SPLIT, variance_buffer=1 + 0.05,
+    )  # fmt: skip
+    assert index.num_samples == len(theirs)
+    assert index.dataset_index.dtype == theirs.dataset_index.dtype
+    np.testing.assert_array_equal(index.dataset_index, theirs.dataset_index)
+    np.testing.assert_array_equal(index.dataset_sample_index, theirs.dataset_sample_index)
+    ours = GPTDataset(index, corpora)
+    for k, sample in enumerate(ours.__getitems__(list(range(len(theirs))))):
+        np.testing.assert_array_equal(sample["tokens"], theirs[k]["tokens"])
+        np.testing.assert_array_equal(sample["labels"], theirs[k]["labels"])
+
+
+def test_all_there_is_without_weights_and_size(
+    corpora: list[IndexedDataset], megatron_datasets: Any
+) -> None:
+    prefixes = [corpus.path_prefix for corpus in corpora]
+    theirs = megatron_blend(megatron_datasets, prefixes, None, [None, None, None])
+    index = megaindex.build_blend(
+        corpora, num_samples=None, sequence_length=S, seed=SEED, split=SPLIT
+    )
+    np.testing.assert_array_equal(index.dataset_index, theirs.dataset_index)
+    np.testing.assert_array_equal(index.dataset_sample_index, theirs.dataset_sample_index)
+
+
+@pytest.mark.parametrize("order", ["neox", "megatron-legacy", "paddlenlp", "epoch", "window"])
+@pytest.mark.parametrize("weights", [None, [5, 1, 1, 2, 1]])
+def test_every_order_blends(
+    corpora: list[IndexedDataset], order: str, weights: list[float] | None
+) -> None:
+    index = megaindex.build_blend(
+        corpora, weights=weights, num_samples=200, sequence_length=S, seed=SEED, order=order
+    )
+    ids = np.arange(200)
+    together = index.locate(ids)
+    for k in ids.tolist():
+        which, sample = int(index.dataset_index[k]), int(index.dataset_sample_index[k])
+        alone = index.indices[which].locate([sample])
+        runs = slice(together.row_splits[k], together.row_splits[k + 1])
+        assert set(together.source[runs].tolist()) == {which}
+        for ours, theirs in zip(list(together)[1:], list(alone)[1:], strict=True):
+            np.testing.assert_array_equal(ours[runs], theirs)
+
+
+def test_the_cache_gives_the_same_blend(corpora: list[IndexedDataset], tmp_path: Path) -> None:
+    def blend(**changes: Any) -> Any:
+        settings = {"weights": [1, 2, 3, 4, 5], "num_samples": 90, "cache_dir": tmp_path}
+        return megaindex.build_blend(
+            corpora, sequence_length=S, seed=SEED, **{**settings, **changes}
+        )
+
+    first, entries = blend(), len(list(tmp_path.iterdir()))
+    again = blend()
+    assert len(list(tmp_path.iterdir())) == entries
+    assert again.dataset_index.tobytes() == first.dataset_index.tobytes()
+    assert blend(cache_dir=None).dataset_index.tobytes() == first.dataset_index.tobytes()
+    other = blend(weights=[5, 4, 3, 2, 1])
+    assert other.dataset_index.tobytes() != first.dataset_index.tobytes()
+
+
+def test_a_blend_travels_to_another_process(corpora: list[IndexedDataset]) -> None:
+    index = megaindex.build_blend(corpora, num_samples=20, sequence_length=S, seed=SEED)
+    before = index.locate(np.arange(20))  # what it keeps for itself stays behind
+    after = pickle.loads(pickle.dumps(index)).locate(np.arange(20))
+    for ours, theirs in zip(before, after, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_source_that_runs_short_is_named(corpora: list[IndexedDataset]) -> None:
+    index = megaindex.build_blend(corpora, num_samples=20, sequence_length=S, seed=SEED)
+    index.dataset_sample_index[7] = 10**9
+    with pytest.raises(OutOfRange, match="sample 1000000000 was asked for"):
+        index.locate([6, 7])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"weights": [1, 2]}, "weights must be 5 numbers, one for each source, got 2"),
+        ({"weights": [1, 2, 3, 4, 0]}, r"weights\[4\] must be positive and finite, got 0"),
+        ({"weights": [1, 2, 3, 4, float("nan")]}, r"weights\[4\] must be positive and finite"),
+        ({"num_samples": 0}, "num_samples must be at least 1"),
+        ({"num_samples": None, "order": "epoch"}, "num_samples is needed"),
+        ({"num_samples": None, "weights": [1] * 5}, "num_samples is needed"),
+        ({"corpora": []}, "corpora must be a list"),
+        ({"corpora": "prefix"}, "corpora must be a list"),
+        ({"weights": [1] * 5, "variance_buffer": 0.99}, "variance_buffer must be a number >= 1 or"),
+        ({"weights": [1] * 5, "variance_buffer": "some"}, "must be a number >= 1 or exact, got"),
+    ],
+)
+def test_what_cannot_be_blended_is_refused(
+    corpora: list[IndexedDataset], change: dict[str, Any], message: str
+) -> None:
+    call = {"corpora": corpora, "num_samples": 900, "sequence_length": S, "seed": SEED, **change}
+    with pytest.raises(InvalidArgument, match=message):
+        megaindex.build_blend(call.pop("corpora"), **call)
+
+
+def test_a_buffer_too_small_for_the_blend_is_named(corpora: list[IndexedDataset]) -> None:
+    weights = [0.22, 0.22, 0.26, 0.92, 0.44]
+    call = {"weights": weights, "num_samples": 300, "sequence_length": S, "seed": SEED}
+    with pytest.raises(InvalidArgument, match="source 3 of the blend: 135 of its samples are"):
+        megaindex.build_blend(corpora, variance_buffer=1, **call)
+    assert megaindex.build_blend(corpora, variance_buffer="exact", **call).num_samples == 300
+
+
+@pytest.mark.parametrize("order", ["megatron", "neox", "megatron-legacy", "paddlenlp"])
+@pytest.mark.parametrize("weights", [None, [5, 1, 1, 2, 1]])
+def test_the_exact_buffer_asks_for_what_is_drawn(
+    corpora: list[IndexedDataset], order: str, weights: list[float] | None
+) -> None:
+    """As in the planner: `--variance-buffer exact`."""
+    index = megaindex.build_blend(
+        corpora, weights=weights, num_samples=200, sequence_length=S, seed=SEED, order=order,
+        variance_buffer="exact",
+    )  # fmt: skip
+    drawn = np.bincount(index.dataset_index[:200], minlength=5).tolist()
+    tokens = [int(corpus.sequence_lengths.sum()) for corpus in corpora]
+    each = [] if weights is None else ["--weights", *weights]
+    plan = plan_json(
+        "--tokens-per-epoch", *tokens, *each, "--seq-length", S, "--global-batch-size", 1,
+        "--train-iters", 200, "--order", order, "--variance-buffer", "exact",
+    )  # fmt: skip
+    assert [row["requested"] for row in plan["datasets"]] == drawn
+    assert [row["built"] for row in plan["datasets"]] == [i.num_samples for i in index.indices]
+
+
+@pytest.mark.parametrize("buffer", [1, 1.005, "exact", 0.99, 0, -1, "1.5", "nan", float("inf")])
+def test_the_planner_and_python_take_the_same_buffers(
+    corpora: list[IndexedDataset], buffer: Any
+) -> None:
+    taken = isinstance(buffer, int | float) and 1 <= buffer < float("inf")
+    call = {"weights": [1] * 5, "num_samples": 20, "sequence_length": S, "seed": SEED}
+    data = Data(train=tuple(Source(path=c.path_prefix, weight=1) for c in corpora))
+    for use in (
+        lambda: megaindex.build_blend(corpora, variance_buffer=buffer, **call),
+        lambda: Run(
+            order="megatron", sequence_length=S, data=data, batch=BatchSchedule.constant(1),
+            target=Target(kind="iterations", value=20), variance_buffer=buffer,
+        ),
+    ):  # fmt: skip
+        if taken or buffer == "exact":
+            use()
+        else:
+            with pytest.raises(InvalidArgument, match="must be a number >= 1 or exact"):
+                use()

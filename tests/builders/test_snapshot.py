@@ -1,0 +1,147 @@
+"""A blend that was built before opens at once, its sources when they are read, and never stale."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpora import write_corpus
+
+import megaindex
+from megaindex.cache import fingerprint as records
+from megaindex.errors import StorageError
+from megaindex.index.blended_index import BlendedIndex
+from megaindex.loader import MappedTokens
+
+S = 16
+
+
+@pytest.fixture
+def prefixes(tmp_path: Path) -> list[str]:
+    rng = np.random.default_rng(2)
+    for name in "abcde":
+        write_corpus(tmp_path / name, rng.integers(1, 90, 40))
+    return [str(tmp_path / name) for name in "abcde"]
+
+
+def blend_of(prefixes: list[str], cache: Path, **settings: Any) -> BlendedIndex:
+    request = {"num_samples": 60, "weights": [5, 4, 3, 2, 1], "sequence_length": S, "seed": 3}
+    return megaindex.build_blend(
+        prefixes, cache_dir=cache, variance_buffer=1.5, **{**request, **settings}
+    )
+
+
+def served(index: BlendedIndex, samples: object = None) -> list[list[int]]:
+    ids = np.arange(60) if samples is None else np.array(samples)
+    tokens = np.empty((ids.size, S), np.int64)
+    MappedTokens(index.datasets).read(index.locate(ids), tokens, pad_id=-1)
+    return tokens.tolist()
+
+
+@pytest.mark.parametrize("order", ["megatron", "neox", "epoch"])
+def test_a_warm_blend_opens_what_a_batch_reads(
+    prefixes: list[str], tmp_path: Path, order: str
+) -> None:
+    settings: dict[str, Any] = {"order": order}
+    cold = blend_of(prefixes, tmp_path / "cache", **settings)
+    warm = blend_of(prefixes, tmp_path / "cache", **settings)
+    assert not any(dataset.is_open for dataset in warm.datasets)
+    assert served(warm, [0]) == served(cold, [0])
+    assert sum(dataset.is_open for dataset in warm.datasets) == 1
+    assert served(warm) == served(cold)
+    assert warm.num_epochs == cold.num_epochs
+    assert warm.tokens_per_epoch == cold.tokens_per_epoch
+
+
+def test_threads_and_processes_may_share_it(prefixes: list[str], tmp_path: Path) -> None:
+    expected = served(blend_of(prefixes, tmp_path / "cache"))
+    warm = blend_of(prefixes, tmp_path / "cache")
+    reader = MappedTokens(warm.datasets)
+
+    def one(sample: int) -> list[int]:
+        tokens = np.empty((1, S), np.int64)
+        reader.read(warm.locate([sample]), tokens, pad_id=-1)
+        return list(tokens[0].tolist())
+
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(one, range(60))) == expected
+    again = pickle.loads(pickle.dumps(blend_of(prefixes, tmp_path / "cache")))
+    assert served(again) == expected
+
+
+def test_a_changed_source_is_noticed(prefixes: list[str], tmp_path: Path) -> None:
+    before = served(blend_of(prefixes, tmp_path / "cache"))
+    for suffix in (".bin", ".idx"):
+        Path(prefixes[1] + suffix).unlink()
+    write_corpus(Path(prefixes[1]), np.full(40, 45))
+    after = blend_of(prefixes, tmp_path / "cache")
+    assert all(dataset.is_open for dataset in after.datasets)
+    assert served(after) != before
+    assert served(after) == served(blend_of(prefixes, tmp_path / "other"))
+
+
+def test_a_source_that_changes_before_it_is_read_is_refused(
+    prefixes: list[str], tmp_path: Path
+) -> None:
+    blend_of(prefixes, tmp_path / "cache")
+    warm = blend_of(prefixes, tmp_path / "cache")
+    for prefix in prefixes:
+        for suffix in (".bin", ".idx"):
+            Path(prefix + suffix).unlink()
+        write_corpus(Path(prefix), np.full(7, 45))
+    with pytest.raises(StorageError, match="changed since it was looked at"):
+        served(warm)
+
+
+@pytest.mark.parametrize("damage", ["{", '{"sources": [], "checksum": ""}', "[]"])
+def test_a_damaged_snapshot_is_not_believed(
+    prefixes: list[str], tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    expected = served(blend_of(prefixes, tmp_path / "cache"))
+    (snapshot,) = (tmp_path / "cache").glob("blend-*.json")
+    snapshot.write_text(damage)
+    index = blend_of(prefixes, tmp_path / "cache")
+    assert all(dataset.is_open for dataset in index.datasets)
+    assert served(index) == expected
+    assert "is damaged; every source is opened anew" in caplog.text
+
+
+@pytest.mark.parametrize("value", [None, -1, 1.5, [], [1, 2, 3, 4, 5, 6, "", ""], 2**63, {}])
+@pytest.mark.parametrize(
+    "field", ["prefix", "identity", "order", "entry", "num_samples", "num_epochs", "stamp"]
+)
+def test_a_forged_snapshot_is_not_believed(
+    prefixes: list[str], tmp_path: Path, field: str, value: object
+) -> None:
+    """One whose checksum is that of what it says."""
+    expected = served(blend_of(prefixes, tmp_path / "cache"))
+    (snapshot,) = (tmp_path / "cache").glob("blend-*.json")
+    stored = json.loads(snapshot.read_text())["sources"]
+    stored[0][field] = value
+    records.write_records(snapshot, stored)
+    index = blend_of(prefixes, tmp_path / "cache")
+    assert all(dataset.is_open for dataset in index.datasets)
+    assert served(index) == expected
+
+
+def test_an_entry_that_is_gone_is_built_again(prefixes: list[str], tmp_path: Path) -> None:
+    expected = served(blend_of(prefixes, tmp_path / "cache"))
+    warm = blend_of(prefixes, tmp_path / "cache")
+    for manifest in (tmp_path / "cache").glob("*/manifest.json"):
+        manifest.unlink()
+    assert served(warm) == expected
+
+
+def test_other_requests_have_other_snapshots(prefixes: list[str], tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    requests: list[dict[str, Any]] = [{}, {"seed": 4}, {"num_samples": 61}, {"sequence_length": 8}]
+    for number, request in enumerate(requests, 1):
+        blend_of(prefixes, cache, **request)
+        assert len(list(cache.glob("blend-*.json"))) == number
+    blend_of(prefixes, cache, documents=np.arange(30))  # an array is no plain value
+    assert len(list(cache.glob("blend-*.json"))) == len(requests)

@@ -1,0 +1,282 @@
+"""Cache entries: published whole, verified before use, rebuilt when damaged."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import pickle
+import shutil
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpora import write_corpus
+
+import megaindex
+from megaindex import MegatronOrder
+from megaindex.cache import entry as entry_module
+from megaindex.cache import npy
+from megaindex.cache.durable import make_durable
+from megaindex.format import IndexedDataset
+from megaindex.index.orders import framework as shuffled
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> IndexedDataset:
+    return write_corpus(tmp_path / "corpus", np.full(200, 37))
+
+
+def build(corpus: Any, cache: Path, **arguments: Any) -> Any:
+    settings = {"sequence_length": 16, "seed": 1, "cache_dir": cache, **arguments}
+    return megaindex.build_index(corpus, **settings)
+
+
+def only_entry(cache: Path) -> Path:
+    (entry,) = [path for path in cache.iterdir() if path.is_dir()]
+    return entry
+
+
+@pytest.fixture
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Grows by one with every index that is really built."""
+    calls: list[int] = []
+    real = shuffled.build
+
+    def counted(*arguments: Any) -> None:
+        calls.append(1)
+        real(*arguments)
+
+    monkeypatch.setattr(shuffled, "build", counted)
+    return calls
+
+
+def test_what_is_found_equals_what_was_built(
+    corpus: IndexedDataset, tmp_path: Path, builds: list[int]
+) -> None:
+    cache = tmp_path / "deep" / "cache"
+    expected = megaindex.build_index(corpus, sequence_length=16, seed=1)
+    for _ in range(3):
+        index = build(corpus, cache)
+        for name in ("document_index", "sample_index", "shuffle_index"):
+            array = getattr(index, name)
+            np.testing.assert_array_equal(array, getattr(expected, name))
+            assert array.dtype == getattr(expected, name).dtype
+            assert not array.flags.writeable
+    assert len(builds) == 2  # once in memory, once into the cache
+    assert sorted(p.name for p in cache.iterdir()) == [only_entry(cache).name]
+
+
+def test_arrays_of_an_entry_are_numpy_files(corpus: IndexedDataset, tmp_path: Path) -> None:
+    index = build(corpus, tmp_path / "cache")
+    path = only_entry(tmp_path / "cache") / "sample_index.npy"
+    np.testing.assert_array_equal(np.load(path, allow_pickle=False), index.sample_index)
+
+
+def test_written_and_mapped_entries_hold_the_same_bytes(
+    corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entry_module, "WORTH_MAPPING", 0)
+    build(corpus, tmp_path / "mapped")
+    monkeypatch.setattr(entry_module, "is_local", lambda path: False)
+    monkeypatch.setattr(npy, "_WRITE_BYTES", 1000)
+    build(corpus, tmp_path / "written")
+    mapped, written = only_entry(tmp_path / "mapped"), only_entry(tmp_path / "written")
+    for path in mapped.glob("*.*"):  # all but the mark `durable`, which comes later
+        assert path.read_bytes() == (written / path.name).read_bytes(), path.name
+
+
+def test_a_disk_that_fills_while_writing_is_named(
+    corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path, array: Any) -> str:
+        with entry_module.as_storage_error(str(path), "cannot write"):
+            raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(entry_module, "is_local", lambda path: False)
+    monkeypatch.setattr(entry_module, "write_new", full)
+    with pytest.raises(megaindex.StorageError, match=r"document_index\.npy: cannot write: No"):
+        build(corpus, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_datasets_are_built_in_parallel_by_threads(tmp_path: Path) -> None:
+    corpora = [write_corpus(tmp_path / str(k), np.full(300 + k, 37)) for k in range(6)]
+    with ThreadPoolExecutor(6) as pool:
+        futures = [pool.submit(build, each, tmp_path / "cache") for each in corpora]
+        for each, future in zip(corpora, futures, strict=True):
+            alone = megaindex.build_index(each, sequence_length=16, seed=1)
+            np.testing.assert_array_equal(future.result().sample_index, alone.sample_index)
+            np.testing.assert_array_equal(future.result().shuffle_index, alone.shuffle_index)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 2},
+        {"sequence_length": 17},
+        {"epochs": 2},
+        {"order": "neox"},
+        {"split": "1,1"},
+        {"documents": [3, 1, 2]},
+        {"documents": [1, 3, 2]},
+        {"add_extra_token": 0},
+        {"drop_last_partial": False},
+        {"num_samples": 800, "order": MegatronOrder(separate_final_epoch="never")},
+    ],
+)
+def test_whatever_decides_the_arrays_decides_the_entry(
+    corpus: IndexedDataset, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    build(corpus, tmp_path / "cache")
+    if "num_samples" in change:
+        build(
+            corpus,
+            tmp_path / "cache",
+            num_samples=800,
+            order=MegatronOrder(separate_final_epoch="always"),
+        )
+    before = {path.name for path in (tmp_path / "cache").iterdir()}
+    build(corpus, tmp_path / "cache", **change)
+    assert len({path.name for path in (tmp_path / "cache").iterdir()} - before) == 1
+
+
+def test_a_changed_corpus_is_another_entry_and_a_moved_one_is_not(
+    corpus: IndexedDataset, tmp_path: Path, builds: list[int]
+) -> None:
+    cache = tmp_path / "cache"
+    build(corpus, cache)
+    for suffix in (".bin", ".idx"):
+        shutil.copy(f"{corpus.path_prefix}{suffix}", tmp_path / f"moved{suffix}")
+    build(IndexedDataset(tmp_path / "moved"), cache)
+    assert len(builds) == 1
+    lengths = np.full(200, 37)
+    lengths[:2] = 36, 38  # the same number of tokens and files of the same size
+    build(write_corpus(tmp_path / "other", lengths), cache)
+    assert len(builds) == 2
+
+
+def damage_truncate(entry: Path) -> None:
+    with open(entry / "sample_index.npy", "r+b") as file:
+        file.truncate(500)
+
+
+def damage_remove(entry: Path) -> None:
+    (entry / "shuffle_index.npy").unlink()
+
+
+def damage_manifest(entry: Path) -> None:
+    text = (entry / "manifest.json").read_text()
+    (entry / "manifest.json").write_text(text.replace('"shape":[', '"shape":[1,', 1))
+
+
+def damage_no_manifest(entry: Path) -> None:
+    (entry / "manifest.json").unlink()
+
+
+def damage_pickle(entry: Path) -> None:
+    (entry / "manifest.json").write_bytes(pickle.dumps({"key": entry.name}))
+
+
+def damage_not_an_object(entry: Path) -> None:
+    (entry / "manifest.json").write_text("[1, 2]")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [damage_truncate, damage_remove, damage_manifest, damage_no_manifest, damage_pickle,
+     damage_not_an_object],
+)  # fmt: skip
+def test_a_damaged_entry_is_reported_and_rebuilt(
+    corpus: IndexedDataset, tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: Any
+) -> None:
+    cache = tmp_path / "cache"
+    expected = megaindex.build_index(corpus, sequence_length=16, seed=1)  # not mapped from it
+    build(corpus, cache)
+    damage(only_entry(cache))
+    index = build(corpus, cache)
+    np.testing.assert_array_equal(index.sample_index, expected.sample_index)
+    assert "it is rebuilt" in caplog.text
+    assert str(only_entry(cache)) in caplog.text
+
+
+def test_after_a_reboot_bytes_are_verified_until_they_were_synced(
+    corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, builds: list[int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(entry_module, "make_durable_later", lambda entry: None)
+    cache = tmp_path / "cache"
+    build(corpus, cache)
+    path = only_entry(cache) / "document_index.npy"
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 1  # a page that never reached the disk
+    path.write_bytes(data)
+    monkeypatch.setattr("megaindex.cache.cache.boot_id", lambda: "another boot")
+    monkeypatch.setattr("megaindex.cache.cache.make_durable_later", lambda entry: None)
+    build(corpus, cache)
+    assert len(builds) == 2
+    assert "document_index.npy: the manifest promises checksum" in caplog.text
+
+
+def test_durable_is_marked_after_syncing(tmp_path: Path) -> None:
+    (tmp_path / "array.npy").write_bytes(b"x")
+    make_durable(tmp_path)
+    assert (tmp_path / "durable").exists()
+
+
+def test_a_failing_build_leaves_nothing(
+    corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*arguments: Any) -> None:
+        raise RuntimeError("killed")
+
+    monkeypatch.setattr(shuffled, "_cut_samples", failing)
+    with pytest.raises(RuntimeError, match="killed"):
+        build(corpus, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_written_is_named(corpus: IndexedDataset, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a directory")
+    with pytest.raises(megaindex.StorageError, match=r"file.*cannot"):
+        build(corpus, blocked / "cache")
+
+
+def test_a_full_disk_is_an_error_before_any_kernel_runs(
+    corpus: IndexedDataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(fd: int, offset: int, size: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(entry_module, "WORTH_MAPPING", 0)
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    with pytest.raises(megaindex.StorageError, match=r"document_index\.npy.*No space left"):
+        build(corpus, tmp_path / "cache")
+    assert list((tmp_path / "cache").iterdir()) == []
+
+
+def _race(prefix: str, cache: str, barrier: Any, results: Any) -> None:
+    barrier.wait()
+    index = build(prefix, Path(cache))
+    results.put(int(np.dot(index.shuffle_index.astype(np.int64), np.arange(index.num_samples))))
+
+
+def test_processes_racing_for_one_entry_get_the_same(
+    corpus: IndexedDataset, tmp_path: Path
+) -> None:
+    context = multiprocessing.get_context("spawn")
+    barrier, results = context.Barrier(4), context.Queue()
+    arguments = (corpus.path_prefix, str(tmp_path / "cache"), barrier, results)
+    processes = [context.Process(target=_race, args=arguments) for _ in range(4)]
+    for process in processes:
+        process.start()
+    answers = {results.get(timeout=60) for _ in processes}
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert len(answers) == 1
+    manifest = json.loads((only_entry(tmp_path / "cache") / "manifest.json").read_text())
+    assert manifest["parameters"]["order"] == "megatron"

@@ -1,0 +1,218 @@
+"""One builder at a time, over processes; a dead one is replaced, a slow one is waited for."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megaindex.cache import claim
+from megaindex.cache.claim import Claim, build_once, build_timeout
+from megaindex.errors import InvalidArgument, StorageError
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+def append(path: Path, text: str) -> None:
+    with open(path, "a") as file:  # O_APPEND: lines of several processes do not mix
+        file.write(text + "\n")
+
+
+def build_slowly(directory: str, number: int, seconds: float) -> None:
+    """What one of several processes does that want ``result``."""
+    root = Path(directory)
+
+    def find() -> str | None:
+        path = root / "result"
+        return path.read_text() if path.exists() else None
+
+    def build() -> str:
+        append(root / "log", f"built by {number}")
+        time.sleep(seconds)
+        (root / "tmp").write_text("made")
+        os.rename(root / "tmp", root / "result")
+        return "made"
+
+    append(root / "log", f"got {build_once(directory, 'key', find, build, timeout=60)}")
+
+
+def hold(directory: str) -> None:
+    with_claim = Claim(directory, "key", stale_after=1.0)
+    assert with_claim.acquire()
+    with with_claim:
+        (Path(directory) / "held").touch()
+        time.sleep(600)
+
+
+def lines(directory: Path) -> list[str]:
+    return (directory / "log").read_text().splitlines()
+
+
+def wait_for(path: Path) -> None:
+    for _ in range(3000):
+        if path.exists():
+            return
+        time.sleep(0.01)
+    raise AssertionError(f"{path} did not appear")
+
+
+def test_one_of_several_processes_builds(tmp_path: Path) -> None:
+    workers = [
+        SPAWN.Process(target=build_slowly, args=(str(tmp_path), number, 0.3)) for number in range(4)
+    ]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(120)
+        assert worker.exitcode == 0
+    assert sum(line.startswith("built") for line in lines(tmp_path)) == 1
+    assert lines(tmp_path).count("got made") == 4
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "result"]
+
+
+def test_a_killed_builder_is_replaced_at_once(tmp_path: Path) -> None:
+    """On the same machine, long before its counter counts as standing still."""
+    holder = SPAWN.Process(target=hold, args=(str(tmp_path),))
+    holder.start()
+    wait_for(tmp_path / "held")
+    os.kill(holder.pid or 0, signal.SIGKILL)
+    holder.join()
+    found = build_once(tmp_path, "key", lambda: None, lambda: "made", timeout=50, stale_after=3600)
+    assert found == "made"
+    assert not list(tmp_path.glob("*.claim*"))
+
+
+def test_a_builder_of_another_machine_is_replaced(tmp_path: Path) -> None:
+    """It is known by its counter alone, which no longer moves."""
+    other = Claim(tmp_path, "key")
+    assert other.acquire()
+    path = tmp_path / "key.claim"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "host": "elsewhere"}))
+    assert build_once(tmp_path, "key", lambda: None, lambda: 7, stale_after=0.2) == 7
+    with other:  # it was only slow: it neither frees nor moves what it no longer holds
+        mine = Claim(tmp_path, "key")
+        assert mine.acquire()
+        held = path.read_text()
+    assert path.read_text() == held
+
+
+def test_a_living_builder_keeps_its_claim(tmp_path: Path) -> None:
+    other = Claim(tmp_path, "key", stale_after=0.4)
+    assert other.acquire()
+    path = tmp_path / "key.claim"
+    with other:
+        before = path.read_text()
+        with pytest.raises(StorageError, match=r"still at work; set MEGAINDEX_BUILD_TIMEOUT to"):
+            build_once(tmp_path, "key", lambda: None, lambda: 7, timeout=1.0, stale_after=0.4)
+        assert path.read_text() != before  # its counter moved
+    assert not path.exists()
+
+
+def test_waiting_ends_with_what_was_built(tmp_path: Path) -> None:
+    """Freed between looking and waiting."""
+    results = iter([None, "theirs"])
+    other = Claim(tmp_path, "key")
+    assert other.acquire()
+    os.unlink(tmp_path / "key.claim")
+    with_claim = build_once(tmp_path, "key", lambda: next(results), lambda: "mine")
+    assert with_claim == "theirs"
+
+
+def test_a_failed_build_frees_the_claim(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        build_once(tmp_path, "key", lambda: None, fail)
+    assert build_once(tmp_path, "key", lambda: None, lambda: 1) == 1
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_ctrl_c_while_the_heartbeat_starts_frees_the_claim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    """Before the thread exists, and while start() waits for its first sign."""
+    start, wait = threading.Thread.start, threading.Event.wait
+
+    def interrupted(thread: threading.Thread) -> None:
+        if begun:
+            monkeypatch.setattr(threading.Event, "wait", interrupted_wait)
+            start(thread)
+        raise KeyboardInterrupt
+
+    def interrupted_wait(event: threading.Event, timeout: float | None = None) -> bool:
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return wait(event, timeout)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        build_once(tmp_path, "key", lambda: None, lambda: "built")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_waiter_takes_a_dead_claim(tmp_path: Path) -> None:
+    """The slower of two puts back the claim that the faster one got meanwhile."""
+    dead = Claim(tmp_path, "key")
+    assert dead.acquire()
+    path = tmp_path / "key.claim"
+    text = path.read_text()
+    slow = Claim(tmp_path, "key")
+    path.unlink()
+    fast = Claim(tmp_path, "key")
+    assert fast.acquire()
+    slow._take_away(text)
+    assert json.loads(path.read_text())["token"] == fast._token
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["key.claim"]
+
+
+@pytest.mark.parametrize("error", [errno.EPERM, errno.ENOTSUP])
+def test_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    def refuse(*args: Any) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(claim.os, "link", refuse)
+    first, second = Claim(tmp_path, "key"), Claim(tmp_path, "key")
+    assert first.acquire()
+    assert not second.acquire()
+    with first:
+        pass
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_lost_answer_to_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The link was made, and the repeated request says that the name is taken."""
+    link = os.link
+
+    def link_and_fail(source: Any, target: Any) -> None:
+        link(source, target)
+        raise FileExistsError(errno.EEXIST, "exists")
+
+    monkeypatch.setattr(claim.os, "link", link_and_fail)
+    assert Claim(tmp_path, "key").acquire()
+
+
+def test_directories(tmp_path: Path) -> None:
+    assert build_once(tmp_path / "a/b", "key", lambda: None, lambda: 1) == 1
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="cannot claim the right to build"):
+        build_once(tmp_path / "file/b", "key", lambda: None, lambda: 1)
+
+
+def test_timeout_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("MEGAINDEX_BUILD_TIMEOUT", raising=False)
+    assert build_timeout() == 3600
+    monkeypatch.setenv("MEGAINDEX_BUILD_TIMEOUT", "2.5")
+    assert build_timeout() == 2.5
+    for text in ("0", "-1", "soon", "nan"):
+        monkeypatch.setenv("MEGAINDEX_BUILD_TIMEOUT", text)
+        with pytest.raises(InvalidArgument, match="must be a positive number of seconds"):
+            build_timeout()

@@ -1,0 +1,270 @@
+"""What a power loss does to arrays under a framework's names: noticed once, rebuilt or refused."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from array_sets import files_of, fill
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaindex.cache.framework_files import sidecar
+from megaindex.cache.framework_files import sidecar as sidecar_file
+from megaindex.cache.framework_files import writer as array_writer
+from megaindex.cache.framework_files.array_files import (
+    ArrayFiles,
+    Arrays,
+    Identity,
+    Listing,
+    Sidecar,
+)
+from megaindex.cache.framework_files.sidecar import (
+    find_arrays,
+    make_sets_durable,
+    map_arrays,
+    parse_sidecar,
+)
+from megaindex.cache.framework_files.writer import ArrayWriter, write_together
+from megaindex.errors import FormatError
+
+PAGE = 4096
+CONTENTS = {"a": np.arange(1, 5000, dtype=np.int32), "b": np.arange(9, 1, -1, dtype=np.int64)}
+IDENTITY = Identity(settings=lambda: {"seed": 1}, corpus=lambda: "corpus")
+
+
+class Machine:
+    """One that is booted again and again; what is synced later is synced when a test says so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._patch = monkeypatch
+        self._boots = 0
+        self.due: list[Callable[[], None]] = []
+        self.read: list[str] = []
+        real = sidecar.damaged_arrays
+
+        def noted(files: ArrayFiles, found: Sidecar) -> list[str]:
+            self.read.append(files.name)
+            return real(files, found)
+
+        monkeypatch.setattr(sidecar, "damaged_arrays", noted)
+        monkeypatch.setattr(sidecar_file, "later", self.due.append)
+        self.boot()
+
+    def boot(self) -> None:
+        self._boots += 1
+        self.due.clear()
+        self.read.clear()
+        self._patch.setattr(sidecar_file, "boot_id", lambda: f"boot {self._boots}")
+        self._patch.setattr(sidecar_file, "_read_last", None)  # that was another process
+
+    def sync(self) -> None:
+        while self.due:
+            self.due.pop(0)()
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch) -> Machine:
+    return Machine(monkeypatch)
+
+
+def build(folder: Path) -> ArrayFiles:
+    files = files_of(folder, CONTENTS, "set")
+    with ArrayWriter(files) as writer:
+        fill(writer, CONTENTS)
+        writer.publish(IDENTITY)
+    return files
+
+
+def refuse(arrays: Arrays) -> None:
+    raise AssertionError("known by their sidecar")
+
+
+def find(files: ArrayFiles, listing: Listing | None = None) -> Sidecar | None:
+    return find_arrays(files, IDENTITY, refuse, listing)
+
+
+def lose_page(path: str, number: int) -> None:
+    """A page reads as zeros; size, time and inode are as they were."""
+    status = os.stat(path)
+    content = bytearray(Path(path).read_bytes())
+    page = content[number * PAGE : (number + 1) * PAGE]
+    content[number * PAGE : (number + 1) * PAGE] = bytes(len(page))
+    with open(path, "r+b") as file:
+        file.write(content)
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_what_lost_nothing_is_read_once(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, mapped: bool
+) -> None:
+    monkeypatch.setattr(array_writer, "WORTH_MAPPING", 0 if mapped else 1 << 30)
+    files = build(tmp_path)
+    assert find(files) is not None
+    assert machine.read == []  # of this boot
+    machine.boot()
+    for _ in range(2):
+        found = find(files)
+        assert found is not None
+        for name, array in map_arrays(files, found).items():
+            np.testing.assert_array_equal(array, CONTENTS[name])
+    assert machine.read == ["set"]
+    machine.sync()
+    machine.boot()
+    assert find(files) is not None
+    assert machine.read == []
+
+
+def test_what_is_not_noted_is_read_again(tmp_path: Path, machine: Machine) -> None:
+    files = build(tmp_path)
+    for _ in range(2):
+        machine.boot()  # before anything was synced
+        assert find(files) is not None
+        assert machine.read == ["set"]
+
+
+def test_what_was_synced_is_not_read(tmp_path: Path, machine: Machine) -> None:
+    files = build(tmp_path)
+    machine.sync()
+    lose_page(files.arrays["a"], 1)  # which a disk that keeps its word does not do
+    machine.boot()
+    assert find(files) is not None
+    assert machine.read == []
+
+
+@given(data=st.data())
+def test_a_lost_page_is_noticed(
+    tmp_path: Path, machine: Machine, caplog: pytest.LogCaptureFixture, data: st.DataObject
+) -> None:
+    machine.boot()
+    files = build(tmp_path)
+    path = files.arrays[data.draw(st.sampled_from(sorted(CONTENTS)))]
+    pages = -(-os.path.getsize(path) // PAGE)
+    if data.draw(st.booleans()):
+        machine.boot()
+        assert find(files) is not None  # verified once, not synced: the next boot looks again
+    lose_page(path, data.draw(st.integers(0, pages - 1)))
+    machine.boot()
+    caplog.clear()
+    with caplog.at_level(logging.WARNING, "megaindex"):
+        assert find(files) is None
+    assert "lost what was written; rebuilt" in caplog.text
+    build(tmp_path)
+    found = find(files)
+    assert found is not None
+    np.testing.assert_array_equal(map_arrays(files, found)["a"], CONTENTS["a"])
+
+
+def test_what_the_framework_wrote_is_refused(tmp_path: Path, machine: Machine) -> None:
+    files = build(tmp_path)
+    os.unlink(files.sidecar)
+    checked: list[Any] = []
+    found = find_arrays(files, IDENTITY, checked.append)
+    assert found is not None
+    assert found.origin == "found"
+    assert len(checked) == 1
+    machine.boot()
+    assert find(files) is not None
+    lose_page(files.arrays["a"], 2)
+    before = Path(files.arrays["a"]).read_bytes()
+    machine.boot()
+    with pytest.raises(FormatError, match=r"set-a\.npy: does not hold what it held .*; remove"):
+        find(files)
+    assert Path(files.arrays["a"]).read_bytes() == before
+
+
+def test_sets_of_one_sidecar_are_noted_one_by_one(tmp_path: Path, machine: Machine) -> None:
+    """Who verified one set says nothing of the others."""
+    files = [files_of(tmp_path, CONTENTS, name) for name in "xyz"]
+    writers = [(ArrayWriter(each), IDENTITY, "") for each in files]
+    write_together(writers, lambda _, writer: fill(writer, CONTENTS))
+    machine.boot()
+    assert find(files[1]) is not None
+    machine.sync()
+    assert parse_sidecar(Path(files[0].sidecar).read_bytes()).durable == "010"
+    lose_page(files[2].arrays["a"], 1)
+    machine.boot()
+    listing = Listing.of(str(tmp_path), at_most=100)
+    assert listing is not None
+    assert [find(each, listing) is None for each in files] == [False, False, True]
+    assert machine.read == ["x", "z"]
+    assert [each.name for each, _ in listing.verified] == ["x"]
+    make_sets_durable(listing.verified)
+    assert parse_sidecar(Path(files[0].sidecar).read_bytes()).durable == "110"
+
+
+def test_only_what_was_recorded_is_noted(tmp_path: Path, machine: Machine) -> None:
+    """Files that came in the place of those that were to be synced."""
+    files = build(tmp_path)
+    first = find(files)
+    assert first is not None
+    with open(files.arrays["b"], "r+b") as file:
+        file.write(b"\x93")
+    make_sets_durable([(files, first)])
+    assert parse_sidecar(Path(files.sidecar).read_bytes()).durable == "0"
+    build(tmp_path)
+    make_sets_durable([(files, first)])
+    assert parse_sidecar(Path(files.sidecar).read_bytes()).durable == "0"
+    machine.sync()
+    assert parse_sidecar(Path(files.sidecar).read_bytes()).durable == "1"
+
+
+@pytest.mark.parametrize("damage", ["format 2", "a page", "cut", "marks", "checksums"])
+def test_a_sidecar_that_cannot_be_read(
+    tmp_path: Path, machine: Machine, caplog: pytest.LogCaptureFixture, damage: str
+) -> None:
+    """The arrays are checked anew, as those without one, and recorded in this format."""
+    files = build(tmp_path)
+    body = json.loads(Path(files.sidecar).read_text())
+    if damage == "format 2":
+        body = {"sidecar_format": 2, "sets": body["sets"]}
+    elif damage == "marks":
+        body["durable"] = "00"
+    elif damage == "checksums":
+        body["checksums"] = body["checksums"][1:]
+    text = json.dumps(body)
+    if damage == "a page":
+        text = "\0" * len(text)
+    Path(files.sidecar).write_text(text[: len(text) // 2] if damage == "cut" else text)
+    machine.boot()
+    checked: list[Any] = []
+    with caplog.at_level(logging.WARNING, "megaindex"):
+        found = find_arrays(files, IDENTITY, checked.append)
+    assert "the arrays are checked anew" in caplog.text
+    assert found is not None
+    assert found.origin == "found"
+    assert len(checked) == 1
+    assert find(files) is not None
+    assert machine.read == []
+
+
+def test_a_directory_without_hard_links(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: Any, **__: Any) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr(os, "link", link)
+    files = [files_of(tmp_path, CONTENTS, name) for name in "xy"]
+    writers = [(ArrayWriter(each), IDENTITY, "") for each in files]
+    write_together(writers, lambda _, writer: fill(writer, CONTENTS))
+    machine.sync()
+    machine.boot()
+    assert all(find(each) is not None for each in files)
+    assert machine.read == []
+
+
+def test_a_boot_that_cannot_be_told_is_always_another(
+    tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sidecar_file, "boot_id", lambda: "unknown")
+    files = build(tmp_path)
+    assert find(files) is not None
+    assert machine.read == ["set"]

@@ -1,0 +1,149 @@
+"""Scripts, configurations and settings that once ran forever, ate all memory, or failed untyped."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from megaindex.configs.batch_schedule import parse_count, ramp_up
+from megaindex.configs.megatron_args import read_megatron
+from megaindex.configs.neox_yaml import neox_settings, read_neox
+from megaindex.configs.run_builder import resolve
+from megaindex.configs.settings import Settings
+from megaindex.configs.shell import Script
+from megaindex.errors import InvalidArgument, MegaIndexError, StorageError
+from megaindex.recipe.recipe_file import read_recipe
+
+
+@pytest.mark.parametrize("text", ["1e999999999", "1e9999999T", "1E+99999", "1/0", "", "T"])
+def test_counts_that_are_none_or_too_long_to_write(text: str) -> None:
+    with pytest.raises(InvalidArgument, match="is not a whole number"):
+        parse_count(text, "--train-samples")
+
+
+@pytest.mark.parametrize(("samples", "final"), [(2**62, 2**61), (2**60, 3), (10, 2**40)])
+def test_ramps_of_more_steps_than_doubles_tell_apart(samples: int, final: int) -> None:
+    with pytest.raises(InvalidArgument, match="at most 1000000 over"):
+        ramp_up(1, 1, samples, final, "--rampup-batch-size")
+
+
+def test_samples_of_no_tokens() -> None:
+    with pytest.raises(InvalidArgument, match="--seq-length must be from 1 to 2147483646, got 0"):
+        Settings(seq_length=0, batch_schedule="0:1")
+
+
+def doubling(line: str, seed: str) -> str:
+    return seed + "".join(line.format(old=k, new=k + 1) for k in range(60))
+
+
+def test_variables_that_double_stay_as_written_in_the_end() -> None:
+    script = Script(doubling("V{new}=$V{old}$V{old}\n", "V0=xx\n"), {})
+    assert len("".join(map(str, script.variables.values()))) < 1 << 24
+
+
+def test_arrays_that_double_stay_as_written_in_the_end() -> None:
+    text = doubling('A{new}=("${{A{old}[@]}}" "${{A{old}[@]}}")\n', "A0=(x y)\n")
+    script = Script(text, {})
+    assert sum(map(len, script.variables.values())) < 1 << 20
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A='$((A))'\necho $A $((A)) ${A}",
+        "A='$((A+A*A-A))$((A))'\necho $((A+$((A))+A))",
+        "echo $((" + "-" * 100_000 + "1))",
+        "echo $((" + "(" * 100_000 + "1))",
+        "echo $((" + "1+" * 100_000 + "1))",
+        'echo "' + "$((" * 100_000 + '"',
+    ],
+    ids=["itself", "itself often", "signs", "parentheses", "terms", "beginnings"],
+)
+def test_sums_without_end(text: str) -> None:
+    assert Script(text, {}).commands
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "--nproc_per_node --nnodes 2",
+        "--nproc_per_node 8 --nnodes",
+        "--nproc_per_node " + "9" * 5000,
+        "--nproc_per_node ٣",
+    ],
+)
+def test_launchers_without_a_number(words: str) -> None:
+    text = f"--seq-length 8 --global-batch-size 4 --data-path /d/a --train-iters 2 {words}"
+    read_megatron(text, environment={"WORLD_SIZE": "8"})
+
+
+def test_files_of_a_command_line_that_are_no_text(tmp_path: Path) -> None:
+    (tmp_path / "words").write_bytes(b"\xff\xfe")
+    for name in (tmp_path / "words", tmp_path, "a\0b"):
+        with pytest.raises(StorageError, match="cannot be read"):
+            read_megatron(f"--seq-length 8 --data-args-path '{name}'", environment={})
+    with pytest.raises(StorageError, match="cannot be read"):
+        read_megatron("a\0b", environment={})
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: 2001-02-30",
+        "[" * 5000,
+        "? [1]\n: 2",
+        "seq_length: " + "9" * 5000,
+        "hostfile: [1]",
+        "data_path: [a]",
+        "split: {a: b}\ndata_path: x",
+        "train_data_paths: [[a]]",
+    ],
+)
+def test_neox_files_that_are_refused(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "c.yml"
+    path.write_text(text)
+    with pytest.raises(MegaIndexError):
+        resolve(read_neox([path]))
+
+
+FLOW, BLOCK = "v{k}: &v{k} {{<<: [{nine}]}}\n", "v{k}: &v{k}\n  <<: [{nine}]\n"
+
+
+@pytest.mark.parametrize("read", [lambda path: read_neox([path]), read_recipe])
+@pytest.mark.parametrize("line", [FLOW, BLOCK])
+def test_merge_keys_that_multiply(
+    tmp_path: Path, read: Callable[[Path], object], line: str
+) -> None:
+    """Each mapping merges the one before nine times: 9**12 entries in about 600 bytes."""
+    text = "v0: &v0 {a: 1}\n"
+    for k in range(1, 13):
+        text += line.format(k=k, nine=", ".join([f"*v{k - 1}"] * 9))
+    (tmp_path / "c.yml").write_text(text)
+    with pytest.raises(InvalidArgument, match=r"merge keys \(<<\) of one mapping expand to more"):
+        read(tmp_path / "c.yml")
+
+
+def test_merge_keys_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "c.yml"
+    path.write_text("<<: [{seed: 3, seq_length: 8}, {seed: 4, train_iters: 5}]\nseq_length: 16\n")
+    settings = read_neox([path])
+    assert (settings.seed, settings.seq_length, settings.train_iters) == (3, 16, 5)
+
+
+def test_a_host_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "hosts").write_bytes(b"\xff\xfe")
+    with pytest.raises(StorageError, match="hostfile"):
+        neox_settings({"hostfile": str(tmp_path / "hosts")})
+
+
+@pytest.mark.parametrize("key", ["seq_length", "data_path", "split", "pack_impl", "seed"])
+def test_values_that_aliases_nest_are_never_written_out(tmp_path: Path, key: str) -> None:
+    """a: [x, x], b: [*a, *a], … is 2^40 elements in 40 lines."""
+    lines = ["v0: &v0 [x, x]"]
+    lines += [f"v{k + 1}: &v{k + 1} [*v{k}, *v{k}]" for k in range(40)]
+    path = tmp_path / "c.yml"
+    path.write_text("\n".join([*lines, f"{key}: *v40", "train_batch_size: 1"]))
+    with pytest.raises(InvalidArgument):
+        resolve(read_neox([path]))

@@ -1,0 +1,300 @@
+"""Megatron command lines and scripts as settings."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from megaindex.configs.megatron_args import read_megatron
+from megaindex.configs.run_builder import resolve
+from megaindex.configs.settings import Settings, merged
+from megaindex.configs.shell import Script
+from megaindex.errors import InvalidArgument, MissingFile, StorageError
+
+SCRIPT = r"""#!/bin/bash
+# Runs a model.  --seq-length 1
+export CUDA_DEVICE_MAX_CONNECTIONS=1
+GPUS_PER_NODE=8
+NNODES=${SLURM_NNODES:-4}
+WORLD_SIZE=$(($GPUS_PER_NODE*$NNODES))
+ROOT="${HOME_OF_DATA}/corpora"
+DATA="0.7 $ROOT/web 0.3 ${ROOT}/code"
+DISTRIBUTED_ARGS=(
+    --nproc_per_node $GPUS_PER_NODE
+    --nnodes $NNODES   # four
+)
+MODEL_ARGS="
+    --seq-length 4096 \
+    --tensor-model-parallel-size 2
+    --pipeline-model-parallel-size=4
+"
+TRAIN_ARGS=(
+    --micro-batch-size 2
+    --global-batch-size $((8 * GPUS_PER_NODE))
+)
+TRAIN_ARGS+=(--train-samples 146484375)
+if [ "$1" == "test" ]; then echo 'nothing; --seed 9'; fi
+OMP_NUM_THREADS=1 torchrun "${DISTRIBUTED_ARGS[@]}" pretrain_gpt.py \
+    $MODEL_ARGS "${TRAIN_ARGS[@]}" \
+    --data-path $DATA --split 949,50,1 \
+    --rampup-batch-size 16 8 5000 \
+    --eval-interval 1000 --eval-iters 10 --bf16 --seed ${SEED-42}
+"""
+
+
+def test_a_launch_script_gives_the_run(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(SCRIPT)
+    run = resolve(read_megatron(str(script), {"HOME_OF_DATA": "/lustre"}))
+    assert run.row.order == "megatron"
+    assert run.sequence_length == 4096
+    assert run.data_parallel_size == 32 // (2 * 4)
+    assert run.batch.final == 64
+    assert run.batch.stages[0] == (0, 16)
+    assert run.gradient_accumulation_steps == 8
+    assert [(s.path, s.weight) for s in run.data.train] == [
+        ("/lustre/corpora/web", 0.7),
+        ("/lustre/corpora/code", 0.3),
+    ]
+    assert run.data.split == "949,50,1"
+    assert (run.target.kind, run.target.value) == ("samples", 146484375)
+    assert (run.evaluation.interval, run.evaluation.iterations) == (1000, 10)
+    assert run.seed == 42
+
+
+def test_one_line_of_arguments() -> None:
+    settings = read_megatron(
+        "--seq-length=1024 --data-path a b --train-iters 10 --micro-batch-size 4 "
+        "--eval-global-batch-size 8 "
+        "--step-batch-size-schedule '0:4 1M:8' --seq-length 2048",
+        {},
+    )
+    assert settings.seq_length == 2048
+    assert settings.data_path == ("a", "b")
+    assert settings.eval_global_batch_size == 8
+    assert settings.batch_schedule == "0:4 1M:8"
+    assert settings.split == "969,30,1"
+    assert settings.variance_buffer is None
+    assert settings.world_size is None
+
+
+def test_the_surplus_is_the_buffer_of_weighted_blends_alone() -> None:
+    surplus = "--mid-level-dataset-surplus 0.01 --data-path"
+    rest = "--seq-length 8 --global-batch-size 2 --train-iters 3 --eval-interval 1"
+    for blend, buffer in (("1 a 2 b", 1.01), ("a b c", 1.0)):
+        run = resolve(read_megatron(f"{rest} {surplus} {blend}", {}))
+        weighted = run.data.train[0].weight is not None
+        assert run.row.default_buffer(weighted=weighted) == buffer
+
+
+def test_blends_in_files(tmp_path: Path) -> None:
+    words, splits = tmp_path / "words", tmp_path / "splits.json"
+    words.write_text("0.5 a\n0.5 b\n")
+    splits.write_text('{"train": ["0.5", "a", "0.5", "b"], "valid": ["c"], "test": null}')
+    settings = read_megatron(f"--data-args-path {words} --split 1,0,0", {})
+    assert settings.data_path == ("0.5", "a", "0.5", "b")
+    settings = read_megatron(f"--per-split-data-args-path {splits}", {})
+    assert settings.train_data_path == ("0.5", "a", "0.5", "b")
+    assert settings.valid_data_path == ("c",)
+    assert settings.test_data_path is None
+
+
+@pytest.mark.parametrize(
+    ("source", "reason"),
+    [
+        ("--data-path $NOWHERE", r"--data-path holds \$NOWHERE, which is not defined"),
+        ("--data-path $(ls)", r"--data-path holds \$\(ls\)"),
+        ("--train-iters ${I}", r"--train-iters holds \$\{I\}"),
+        ("--train-iters many", "--train-iters must be an integer, got 'many'"),
+        ("--seq-length --bf16", "--seq-length has no value"),
+        ("--bf16 --fp8", "no Megatron argument"),
+    ],
+)
+def test_bad_arguments_are_named(source: str, reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=reason):
+        read_megatron(source, {})
+
+
+def test_unreadable_files_are_named(tmp_path: Path) -> None:
+    with pytest.raises(MissingFile, match="does not exist"):
+        read_megatron(str(tmp_path / "none.sh"), {})
+    with pytest.raises(StorageError, match="cannot be read"):
+        read_megatron(str(tmp_path), {})
+    with pytest.raises(StorageError, match="--data-args-path: /none cannot be read"):
+        read_megatron("--data-args-path /none", {})
+    bad = tmp_path / "bad.json"
+    for text in ("[1]", "[" * 100_000, "9" * 5000):
+        bad.write_text(text)
+        with pytest.raises(InvalidArgument, match="is not JSON with lists"):
+            read_megatron(f"--per-split-data-args-path {bad}", {})
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("run a 'b c' \"d e\"", ["run", "a", "b c", "d e"]),
+        ("X=1; run $X ${X} \"$X\" '$X'", ["run", "1", "1", "1", "$X"]),
+        ('X="1 2"; run $X "$X"', ["run", "1", "2", "1 2"]),
+        ("A=(x 'y z'); run ${A[@]} \"${A[@]}\"", ["run", "x", "y", "z", "x", "y z"]),
+        ("A=(x); A+=(y); run ${A[*]}", ["run", "x", "y"]),
+        ("run ${X:-3} ${Y-4}", ["run", "3", "4"]),
+        ("X=5; run ${X:-3}", ["run", "5"]),
+        ("N=3; run $((N * 2 + 1)) $(( (${N} - 1) / 2 ))", ["run", "7", "1"]),
+        ("run $((1 / 0)) $MISSING", ["run", "$((1 / 0))", "$MISSING"]),
+        ("run a \\\n  b # comment\n", ["run", "a", "b"]),
+        ("run 'a # b' c#d", ["run", "a # b", "c#d"]),
+        ("export X=7 && run $X", ["run", "7"]),
+        ("X=1 run a", ["run", "a"]),
+    ],
+)
+def test_words_are_what_the_shell_would_pass(text: str, words: list[str]) -> None:
+    commands = Script(text, {}).commands
+    assert commands[-1] == words
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="bash is not installed")
+@pytest.mark.parametrize(
+    "text",
+    [
+        'A=(1 \'2 3\' "$HOME_OF_DATA/x y")\nB="p q"\nrun ${A[@]} "${A[@]}" $B "$B" \'$B\' x$B',
+        'N=4; M=$((N*2)); run $M $((M/N)) $(( (M + 1) % 5 )) ${M}x "$M $N"',
+        'A=(--a 1) # c\nA+=(\n  --b "2 3" # d\n  --c=4\n)\nrun "${A[@]}" \\\n  --last',
+        'X=; run "$X" ${X:-d} ${UNSET_HERE:-e} "${UNSET_HERE:-f g}" a\\ b \'c\'"d"e',
+        'export P="a" Q=b && run $P$Q "$P"\'$Q\'',
+    ],
+)
+def test_words_are_what_bash_passes(text: str) -> None:
+    environment = {"HOME_OF_DATA": "/lustre"}
+    shown = subprocess.run(
+        ["bash", "-c", "run() { printf '%s\\0' run \"$@\"; }\n" + text],
+        env=environment, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert Script(text, environment).commands[-1] == shown.stdout.split("\0")[:-1]
+
+
+def flags(extra: str = "", **over: Any) -> Settings:
+    text = f"--data-path a --seq-length 16 --global-batch-size 4 --train-samples 40 {extra}"
+    return read_megatron(text, {}, over=Settings(**over))
+
+
+@pytest.mark.parametrize(
+    ("argument", "reason"),
+    [
+        ("--sft", "--sft is not planned"),
+        ("--mock-data", "pass --data-path, or --tokens-per-epoch"),
+        ("--perform-rl-step", "reinforcement learning"),
+        ("--dataloader-type external", "loader of the training program"),
+        ("--seq-lenght 8", "did you mean --seq-length"),
+        ("--valid-data-path b", "--data-path and --valid-data-path exclude each other"),
+        ("--data-args-path b", "--data-args-path: b cannot be read"),
+        ("--encoder-seq-length 8", "exclude each other"),
+        ("--step-batch-size-schedule 0:4", "exclude each other in Megatron-LM"),
+        ("--step-batch-size-schedule 0:4 1M:8", "takes one word, got '0:4 1M:8'"),
+        ("--train-iters 3 --phase-transition-iterations 2", "needs --train-samples"),
+        ("--skip-train yes", "takes no value"),
+    ],
+)
+def test_what_megatron_refuses_or_no_plan_is_made_of(argument: str, reason: str) -> None:
+    with pytest.raises((InvalidArgument, StorageError), match=re.escape(reason)):
+        resolve(flags(argument))
+
+
+@pytest.mark.parametrize("program", ["pretrain_bert.py", "x/pretrain_t5.py", "multimodal/train.py"])
+def test_programs_of_other_data_are_refused(program: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"{program} is not planned"):
+        read_megatron(f"torchrun --nproc_per_node 8 {program} --seq-length 8 --train-iters 3", {})
+
+
+def test_arguments_that_change_nothing_are_listed() -> None:
+    run = resolve(flags("--fim-data --num-workers 3 --no-such-thing --bf16 --num-layers 3"))
+    assert run.ignored == ("--fim-data", "--num-workers", "--no-such-thing")
+    assert any(note.startswith("--no-such-thing is not an argument") for note in run.notes)
+    words = "--mock-data --seq-length 16 --global-batch-size 4 --train-iters 3"
+    assert read_megatron(words, {}, over=Settings(data_path=("b",))).ignored == ("--mock-data",)
+
+
+def test_the_release_is_the_default_or_one_that_knows_the_arguments() -> None:
+    def release(extra: str, **over: Any) -> str:
+        run = resolve(merged(flags(extra, **over), Settings(**over)))
+        return run.version.name if run.version else ""
+
+    assert release("--eval-interval 3") == "0.16.1"
+    assert release("--start-eval-at-iter 3") == "main"
+    assert release("", framework_version="0.15.3") == "0.15.3"
+    with pytest.raises(InvalidArgument, match="came with megatron-core 0.18"):
+        release("--start-eval-at-iter 3", framework_version="0.16.1")
+    with pytest.raises(InvalidArgument, match="'0.99' is not a release"):
+        release("", framework_version="0.99")
+
+
+def test_a_ramp_is_made_before_0_18_and_ignored_after() -> None:
+    """43 and 55 iterations: update_train_iters of Megatron-LM main d98e8a64 and of 0.16.1."""
+    text = "--rampup-batch-size 4 4 100 --global-batch-size 8 --train-samples 345"
+    for release, count, ignored in (("main", 43, ("--rampup-batch-size",)), ("0.16.1", 55, ())):
+        over = Settings(framework_version=release)
+        run = resolve(merged(flags(text), over))
+        assert (run.batch.iterations_for(345), run.ignored) == (count, ignored)
+
+
+LAUNCH = r"""
+case "${SCALE:-big}" in
+    "small") GBS=8 ;;
+    big|huge) GBS=16 ;;
+    *) exit 1 ;;
+esac
+while [[ $# -gt 0 ]]; do
+    case $1 in
+        --data) DATA="$2"; shift 2 ;;
+        *) echo "unknown $1" >&2; exit 1 ;;
+    esac
+done
+if [ ! -d "$HOME/none" ]; then echo "no folder"; exit 1; fi
+DATA_ARGS=()
+if [[ -z "$DATA" ]]; then
+    DATA_ARGS+=("--mock-data")
+else
+    DATA_ARGS+=("--data-path $DATA" "--split '99,1,0'")
+fi
+[ "$GBS" -eq 16 ] && LENGTH=$((GBS * 4)) || LENGTH=1
+CMD="cd /x; ${PROFILE-} python -u /x/pretrain_gpt.py ${DATA_ARGS[@]} --seq-length $LENGTH \
+  --global-batch-size $GBS --train-samples 100 --eval-interval 3 --save ${OUT}"
+sbatch <<EOF
+#!/bin/bash
+#SBATCH --nodes=2
+srun -l bash -x -c "${CMD}" 2>&1 | tee \${OUT}/log
+EOF
+"""
+
+
+def test_conditions_parameters_and_here_documents(tmp_path: Path) -> None:
+    script = tmp_path / "launch.sh"
+    script.write_text(LAUNCH)
+    settings = read_megatron(str(script), {}, ["--data", "web"])
+    assert settings.data_path == ("web",)
+    assert settings.split == "99,1,0"
+    assert (settings.seq_length, settings.global_batch_size) == (64, 16)
+    with pytest.raises(InvalidArgument, match="--mock-data is not planned"):
+        read_megatron(str(script), {})
+    with pytest.raises(InvalidArgument, match=r"exits at .*give its parameters with --script-args"):
+        read_megatron(str(script), {}, ["--help"])
+
+
+def test_parameters_that_no_flag_replaces_are_named(tmp_path: Path) -> None:
+    script = tmp_path / "launch.sh"
+    script.write_text("DATA=$5\ntorchrun pretrain_gpt.py --data-path $DATA --seq-length 8")
+    with pytest.raises(InvalidArgument, match=r"--script-args, at least 5, or --data-path"):
+        read_megatron(str(script), {})
+    assert read_megatron(str(script), {}, list("abcde")).data_path == ("e",)
+    assert read_megatron(str(script), {}, over=Settings(data_path=("x",))).data_path is None
+
+
+def test_a_sourced_file_beside_the_script_is_read(tmp_path: Path) -> None:
+    (tmp_path / "conf.sh").write_text("LENGTH=32\n")
+    script = tmp_path / "launch.sh"
+    script.write_text('. "$(dirname "$0")/conf.sh"\npython pretrain_gpt.py --seq-length $LENGTH')
+    assert read_megatron(str(script), {}).seq_length == 32

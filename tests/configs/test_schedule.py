@@ -1,0 +1,107 @@
+"""Batch schedules against megatron-core's own calculator, iteration by iteration."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from megaindex.configs.batch_schedule import BatchSchedule, parse_count, parse_schedule, ramp_up
+from megaindex.errors import InvalidArgument
+
+
+@pytest.fixture(scope="module")
+def calculator() -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from megatron.core import num_microbatches_calculator
+    return num_microbatches_calculator.RampupBatchsizeNumMicroBatchesCalculator
+
+
+@given(
+    start=st.integers(1, 40),
+    increment=st.integers(1, 20),
+    steps=st.integers(1, 30),
+    samples=st.integers(1, 5000),
+)
+def test_ramp_up_is_megatrons(
+    calculator: Any, start: int, increment: int, steps: int, samples: int
+) -> None:
+    final = start + increment * steps
+    theirs = calculator(final, 1, 1, False, 1, start, increment, samples)
+    ours = ramp_up(start, increment, samples, final, "--rampup-batch-size")
+    consumed = 0
+    for iteration in range(200):
+        assert ours.samples_after(iteration) == consumed
+        theirs.update(consumed, False)
+        consumed += theirs.get_current_global_batch_size()
+    assert ours.final == final
+
+
+STAGES = st.lists(
+    st.tuples(st.integers(1, 200), st.integers(1, 30)), min_size=0, max_size=4,
+    unique_by=lambda s: s[0],
+)  # fmt: skip
+
+
+@given(STAGES, st.integers(1, 30), st.integers(0, 60), st.integers(0, 500))
+def test_iterations_and_samples_are_inverse(
+    later: list[tuple[int, int]], first: int, start: int, samples: int
+) -> None:
+    schedule = BatchSchedule(stages=((0, first), *sorted(later)))
+    assume(samples >= start)
+    iterations = schedule.iterations_within(samples, start)
+    assert schedule.samples_after(iterations, start) <= samples
+    assert schedule.samples_after(iterations + 1, start) > samples
+
+
+def test_samples_of_a_schedule_step_by_step() -> None:
+    schedule = BatchSchedule(stages=((0, 2), (5, 3), (10, 7)))
+    assert [schedule.samples_after(n) for n in range(6)] == [0, 2, 4, 6, 9, 12]
+    assert schedule.samples_after(1, start=12) == 19
+
+
+def test_thresholds_are_tokens_as_in_megatron() -> None:
+    schedule = parse_schedule("0:768 250B:1536, 1.5T:3072", 4096, "--batch-schedule")
+    assert schedule.stages == ((0, 768), (61035156, 1536), (366210937, 3072))
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("", "start at 0"),
+        ("0", "TOKENS:BATCH"),
+        ("5B:3", "start at 0"),
+        ("0:4 0:8", "differ by at least one sample"),
+        ("0:4 10:8", "differ by at least one sample"),
+        ("0:0", "at least 1"),
+        ("0:x", "number"),
+        ("0:-3", "at least 1"),
+    ],
+)
+def test_bad_schedules_are_refused(text: str, reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=f"--batch-schedule: .*{reason}"):
+        parse_schedule(text, 1024, "--batch-schedule")
+
+
+@pytest.mark.parametrize("ramp", [(0, 1, 10), (4, 0, 10), (4, 5, 10), (64, 4, 10), (4, 4, -1)])
+def test_bad_ramp_ups_are_refused(ramp: tuple[int, int, int]) -> None:
+    with pytest.raises(InvalidArgument, match=r"--rampup-batch-size: .*change start or increment"):
+        ramp_up(*ramp, final=32, setting="--rampup-batch-size")
+
+
+@pytest.mark.parametrize("ramp", [(4, 4, 0), (32, 4, 100)])
+def test_a_ramp_up_without_samples_or_steps_divides_by_zero(ramp: tuple[int, int, int]) -> None:
+    with pytest.raises(InvalidArgument, match="Megatron-LM divides by zero"):
+        ramp_up(*ramp, 32, "--rampup-batch-size")
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [("7", 7), ("250B", 250 * 10**9), ("1.5m", 1_500_000), ("2_000", 2000), (" 3K ", 3000)],
+)
+def test_counts(text: str, count: int) -> None:
+    assert parse_count(text, "--train-tokens") == count

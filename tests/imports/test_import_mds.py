@@ -1,0 +1,258 @@
+"""Imports of MDS shards, written by the real MDSWriter of mosaicml-streaming."""
+
+from __future__ import annotations
+
+import json
+import re
+import tracemalloc
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from mds_writing import write_mds
+
+from megaindex.cli import main
+from megaindex.errors import FormatError, InvalidArgument, MissingFile
+from megaindex.format import IndexedDataset
+from megaindex.imports import mds
+from megaindex.imports.flat import import_pair
+from megaindex.imports.mds import open_mds
+
+DOCUMENTS = [np.arange(i, i + 1 + 7 * i % 50) % 60_000 for i in range(200)]
+
+
+def read(prefix: Path) -> list[list[int]]:
+    return [sequence.tolist() for sequence in IndexedDataset(prefix)]
+
+
+def expected() -> list[list[int]]:
+    return [document.tolist() for document in DOCUMENTS]
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint16", "uint32"])
+def test_mds_bytes(tmp_path: Path, dtype: str) -> None:
+    """As LLM-Foundry writes them: tobytes() of int64, unless it is told otherwise."""
+    samples = [{"tokens": document.astype(dtype).tobytes()} for document in DOCUMENTS]
+    folder = write_mds(tmp_path / "mds", {"tokens": "bytes"}, samples)
+    assert len(names(tmp_path / "mds")) > 2
+    stored = None if dtype == "int64" else dtype
+    outcome = import_pair(open_mds(folder, stored_dtype=stored), str(tmp_path / "a"))
+    assert (outcome.how, outcome.dtype) == ("copied", dtype.replace("uint32", "int32"))
+    assert read(tmp_path / "a") == expected()
+
+
+@pytest.mark.parametrize("encoding", ["ndarray:int32", "ndarray:uint16", "ndarray"])
+def test_mds_arrays_between_other_columns(
+    tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Columns are stored by name; some have a size of their own in each sample, some never."""
+    dtype = encoding.partition(":")[2] or "int32"
+    samples = [
+        {"a": 7, "id": f"{i}" * (i % 5), "tokens": document.astype(dtype), "z": i / 2, "zz": b"x"}
+        for i, document in enumerate(DOCUMENTS)
+    ]
+    columns = {"a": "int", "id": "str", "tokens": encoding, "z": "float64", "zz": "bytes"}
+    folder = write_mds(tmp_path / "mds", columns, [{**s, "z": np.float64(s["z"])} for s in samples])
+    monkeypatch.setattr(mds, "_BATCH_TOKENS", 100)
+    stored = None if ":" in encoding else dtype
+    outcome = import_pair(open_mds(folder, "tokens", stored), str(tmp_path / "a"))
+    assert outcome.dtype == dtype
+    assert read(tmp_path / "a") == expected()
+
+
+def test_mds_arrays_of_one_shape(tmp_path: Path) -> None:
+    blocks = np.arange(60, dtype=np.int64).reshape(10, 6)
+    columns = {"input_ids": "ndarray:int64:6", "n": "uint8"}
+    samples = [{"input_ids": block, "n": np.uint8(3)} for block in blocks]
+    folder = write_mds(tmp_path / "mds", columns, samples)
+    assert import_pair(open_mds(folder), str(tmp_path / "a"), dtype="uint16").dtype == "uint16"
+    assert read(tmp_path / "a") == blocks.tolist()
+
+
+@pytest.mark.parametrize("compression", ["zstd:7", "gz", "bz2"])
+def test_mds_compressed(tmp_path: Path, compression: str) -> None:
+    samples = [{"tokens": document.tobytes()} for document in DOCUMENTS]
+    folder = write_mds(tmp_path / "mds", {"tokens": "bytes"}, samples, compression=compression)
+    import_pair(open_mds(folder), str(tmp_path / "a"))
+    assert read(tmp_path / "a") == expected()
+    shard = next((tmp_path / "mds").glob("shard.00000.*"))
+    raw = shard.read_bytes()
+    damaged = [raw[:-20], bytes(20) + raw[20:]]
+    if compression == "gz":
+        damaged.append(raw[:-8] + bytes(8))  # its checksum, read at the very end
+    for data in damaged:
+        shard.write_bytes(data)
+        with pytest.raises(FormatError, match=r"shard\.00000\.mds\.\w+: (cannot be|ends early)"):
+            import_pair(open_mds(folder), str(tmp_path / "b"))
+    assert names(tmp_path) == ["a.bin", "a.idx", "mds"]
+
+
+def test_mds_compression_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = [{"tokens": document.tobytes()} for document in DOCUMENTS]
+    folder = write_mds(tmp_path / "mds", {"tokens": "bytes"}, samples, compression="zstd")
+    monkeypatch.setitem(__import__("sys").modules, "zstandard", None)
+    with pytest.raises(InvalidArgument, match=r"with zstd; pip install 'megaindex\[zstd\]'"):
+        import_pair(open_mds(folder), str(tmp_path / "a"))
+    index = tmp_path / "mds/index.json"
+    index.write_text(index.read_text().replace('"compression": "zstd"', '"compression": "br:3"'))
+    with pytest.raises(InvalidArgument, match="compressed with br, and only zstd, gz and bz2"):
+        import_pair(open_mds(folder), str(tmp_path / "a"))
+    assert names(tmp_path) == ["mds"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "column", "stored", "message"),
+    [
+        ({"a": "str", "b": "bytes"}, None, None, "no column of tokens; choose one of a, b"),
+        ({"a": "str", "b": "bytes"}, "c", None, "no column c; choose one of a, b"),
+        ({"tokens": "str"}, None, None, "column 'tokens' is encoded as 'str'; tokens are bytes"),
+        ({"tokens": "bytes"}, None, "float32", "tokens are integers"),
+        ({"tokens": "ndarray"}, None, None, "may have another type in each sample; give the type"),
+        ({"tokens": "ndarray:int32"}, None, "int64", "says int32 itself"),
+    ],
+)
+def test_mds_columns_that_do_not_fit(
+    tmp_path: Path, columns: dict[str, str], column: str | None, stored: str | None, message: str
+) -> None:
+    value = {"str": "x", "bytes": b"12345678", "ndarray": np.ones(1, np.int32)}
+    sample = {name: value[encoding.partition(":")[0]] for name, encoding in columns.items()}
+    folder = write_mds(tmp_path / "mds", columns, [sample])
+    with pytest.raises(InvalidArgument, match=message):
+        open_mds(folder, column, stored)
+
+
+def test_mds_samples_that_are_not_what_they_say(tmp_path: Path) -> None:
+    folder = write_mds(tmp_path / "a", {"tokens": "bytes"}, [{"tokens": b"1234567"}])
+    with pytest.raises(FormatError, match="7 bytes are not whole tokens of int64, 8 bytes each"):
+        import_pair(open_mds(folder), str(tmp_path / "x"))
+    square = {"tokens": np.ones((2, 2), np.int32)}
+    folder = write_mds(tmp_path / "b", {"tokens": "ndarray:int32"}, [square])
+    with pytest.raises(FormatError, match="an array of 2 axes .* token arrays have one axis"):
+        import_pair(open_mds(folder), str(tmp_path / "x"))
+    folder = write_mds(tmp_path / "c", {"tokens": "ndarray"}, [square])
+    with pytest.raises(FormatError, match="an array has type code 21, and int64 is 41"):
+        import_pair(open_mds(folder, stored_dtype="int64"), str(tmp_path / "x"))
+    assert names(tmp_path) == ["a", "b", "c"]
+
+
+def test_mds_tokens_that_do_not_fit(tmp_path: Path) -> None:
+    samples = [{"tokens": np.array([5, 70_000])}]
+    folder = write_mds(tmp_path / "mds", {"tokens": "ndarray:int64"}, samples)
+    with pytest.raises(InvalidArgument, match=r"shard\.00000\.mds: tokens\[1\]=70000: does not"):
+        import_pair(open_mds(folder), str(tmp_path / "a"), dtype="uint16")
+    assert names(tmp_path) == ["mds"]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda raw: raw[:-1], "ends early: .* bytes were expected"),
+        (lambda raw: raw[:2], "ends early"),
+        (lambda raw: b"\1" + raw[1:], r"holds 1 samples, index.json says \d+"),
+        (
+            lambda raw: raw[:4] + bytes(4) + raw[8:],
+            r"its samples take bytes 0 to \d+, and must rise",
+        ),
+        (lambda raw: raw[:8] + b"\xff\xff\xff\xff" + raw[12:], "its samples take"),
+    ],
+)
+def test_damaged_mds_shards(tmp_path: Path, damage: Any, message: str) -> None:
+    samples = [{"tokens": document.tobytes()} for document in DOCUMENTS]
+    folder = write_mds(tmp_path / "mds", {"tokens": "bytes"}, samples)
+    shard = tmp_path / "mds/shard.00001.mds"
+    shard.write_bytes(damage(shard.read_bytes()))
+    with pytest.raises(FormatError, match=rf"shard\.00001\.mds: {message}"):
+        import_pair(open_mds(folder), str(tmp_path / "a"))
+    assert names(tmp_path) == ["mds"]
+
+
+def changed(index: str, **values: str) -> str:
+    """With other values at every place of these names."""
+    for name, value in values.items():
+        index, count = re.subn(rf'"{name}": \d+', f'"{name}": {value}', index)
+        assert count
+    return index
+
+
+def test_damaged_mds_folders(tmp_path: Path) -> None:
+    samples = [{"tokens": document.tobytes()} for document in DOCUMENTS]
+    folder = write_mds(tmp_path / "mds", {"tokens": "bytes"}, samples, compression="gz")
+    index = tmp_path / "mds/index.json"
+    good = index.read_text()
+    for text, message in [
+        ("{}", "not an index of MDS shards: KeyError 'shards'"),
+        ("[", "not an index of MDS shards: it is no JSON"),
+        ("[" * 100_000, "not an index of MDS shards: it is nested too deeply"),
+        ("[]", "not an index of MDS shards: it is no JSON object"),
+        ('{"shards": "text"}', "not an index of MDS shards: TypeError"),
+        (changed(good, samples=9 * "9" * 600), "not an index of MDS shards: it is no JSON"),
+        (changed(good, bytes='"x"'), "bytes must be a size, found 'x'"),
+        (changed(good, bytes="1e400"), "bytes must be a size, found inf"),
+        (changed(good, samples="-1"), "samples must be a size, found -1"),
+        (good.replace('"shard.00000', r'"shard\u0000'), "basename must be the name of a file"),
+        (good.replace('["bytes"]', '["bytes", "int"]'), "column_encodings must be a list, one of"),
+        (good.replace('["bytes"]', "[7]"), "column_encodings cannot be"),
+        (good.replace("[null]", "[-7]"), "column_sizes cannot be"),
+        ('{"shards": [3]}', "not an index of MDS shards: TypeError"),
+        ('{"shards": []}', "its shards hold nothing"),
+        (good.replace('"format": "mds"', '"format": "csv"'), "shards of format csv version 2"),
+        (good.replace('"shard.00000', '"../shard.00000'), "outside its folder"),
+        (good.replace('"shard.00000', '"/etc/shard.00000'), "outside its folder"),
+    ]:
+        assert text != good
+        index.write_text(text)
+        with pytest.raises(FormatError, match=message):
+            open_mds(folder)
+    index.write_bytes(b'{"shards": "\xff"}')
+    with pytest.raises(FormatError, match="not an index of MDS shards: it is no JSON"):
+        open_mds(folder)
+    index.write_text(good)
+    shard = tmp_path / "mds/shard.00000.mds.gz"
+    shard.write_bytes(b"no gzip at all")
+    with pytest.raises(FormatError, match="cannot be unpacked"):
+        import_pair(open_mds(folder), str(tmp_path / "a"))
+    shard.unlink()
+    with pytest.raises(MissingFile, match=r"shard\.00000\.mds\.gz: cannot read"):
+        import_pair(open_mds(folder), str(tmp_path / "a"))
+    with pytest.raises(MissingFile, match=r"nowhere/index\.json: cannot read"):
+        open_mds(str(tmp_path / "nowhere"))
+    assert names(tmp_path) == ["mds"]
+
+
+def test_mds_memory_does_not_depend_on_the_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mds, "_BATCH_TOKENS", 1 << 14)
+    peaks = []
+    for count in (100, 400):
+        samples = [{"tokens": np.full(1 << 12, 3).tobytes()}] * count
+        folder = write_mds(tmp_path / str(count), {"tokens": "bytes"}, samples, size_limit=None)
+        tracemalloc.start()
+        import_pair(open_mds(folder), str(tmp_path / f"{count}-pair"))
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < peaks[0] + (1 << 17) < 1 << 23
+
+
+def test_the_verb_for_mds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    samples = [{"tokens": document.tobytes()} for document in DOCUMENTS]
+    folder = write_mds(tmp_path / "mds", {"tokens": "bytes"}, samples)
+    assert main(["import", "mds", folder, str(tmp_path / "a"), "--dtype", "uint16"]) == 0
+    assert "200 documents, 5,100 tokens, uint16, copied" in capsys.readouterr().out
+    assert main(["import", "mds", folder, str(tmp_path / "a")]) == 2
+    assert "already exists" in capsys.readouterr().err
+
+
+def test_the_index_says_what_the_writer_wrote(tmp_path: Path) -> None:
+    """The stand-ins of the writer leave its files as they are documented."""
+    samples = [{"tokens": document.tobytes()} for document in DOCUMENTS]
+    folder = write_mds(tmp_path / "mds", {"tokens": "bytes"}, samples)
+    shards = json.loads((tmp_path / "mds/index.json").read_text())["shards"]
+    assert sum(shard["samples"] for shard in shards) == len(DOCUMENTS)
+    stream = open_mds(folder)
+    assert stream.nbytes == sum(path.stat().st_size for path in Path(folder).glob("*.mds"))

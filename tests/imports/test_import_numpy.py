@@ -1,0 +1,112 @@
+"""Imports of NumPy token files: linked when raw, copied from behind a header."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from megaindex.errors import FormatError, InvalidArgument, MissingFile
+from megaindex.format import IndexedDataset
+from megaindex.imports.flat import import_pair
+from megaindex.imports.formats import open_numpy
+
+
+def read(prefix: Path) -> list[list[int]]:
+    return [sequence.tolist() for sequence in IndexedDataset(prefix)]
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(entry.name for entry in directory.iterdir())
+
+
+RAGGED = [[7, 8, 9, 0], [0], [1, 2, 0], [5]]
+TOKENS = np.array([token for document in RAGGED for token in document])
+
+
+@pytest.mark.parametrize("dtype", ["uint16", "int32", "uint32", "int64"])
+def test_raw_tokens_cut_at_a_separator(tmp_path: Path, dtype: str) -> None:
+    TOKENS.astype(dtype).tofile(tmp_path / "raw")
+    source = open_numpy(str(tmp_path / "raw"), stored_dtype=dtype, separator=0)
+    outcome = import_pair(source, str(tmp_path / "a"))
+    assert outcome.how.startswith("hard link")
+    assert outcome.dtype == dtype.replace("uint32", "int32")
+    assert read(tmp_path / "a") == RAGGED
+
+
+@pytest.mark.parametrize("ends", [[4, 5, 8, 9], [0, 4, 5, 8, 9]])
+@pytest.mark.parametrize("dtype", ["int64", "uint64", "int32"])
+def test_npy_is_copied_without_its_header(tmp_path: Path, ends: list[int], dtype: str) -> None:
+    np.save(tmp_path / "t.npy", TOKENS.astype(np.uint16))
+    np.save(tmp_path / "e.npy", np.array(ends, dtype))
+    source = open_numpy(str(tmp_path / "t.npy"), boundaries=str(tmp_path / "e.npy"))
+    outcome = import_pair(source, str(tmp_path / "a"))
+    assert (outcome.how, outcome.dtype) == ("copied", "uint16")
+    assert (tmp_path / "a.bin").read_bytes() == TOKENS.astype(np.uint16).tobytes()
+    assert read(tmp_path / "a") == RAGGED
+
+
+def test_separators_across_chunks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = np.random.default_rng(5).integers(0, 4, 1000).astype(np.uint16)
+    tokens.tofile(tmp_path / "raw")
+    monkeypatch.setattr("megaindex.imports.formats.CHUNK", 7)
+    monkeypatch.setattr("megaindex.imports.flat.CHUNK", 7)
+    source = open_numpy(str(tmp_path / "raw"), stored_dtype="uint16", separator=3)
+    import_pair(source, str(tmp_path / "a"), dtype="int32")
+    ends = [*(np.flatnonzero(tokens == 3) + 1).tolist(), 1000]
+    expected = [part.tolist() for part in np.split(tokens, ends) if part.size]
+    assert read(tmp_path / "a") == expected
+
+
+def test_narrowing_is_checked(tmp_path: Path) -> None:
+    np.save(tmp_path / "t.npy", np.array([5, 70_000, 1]))
+    np.save(tmp_path / "e.npy", np.array([3]))
+    source = open_numpy(str(tmp_path / "t.npy"), boundaries=str(tmp_path / "e.npy"))
+    with pytest.raises(InvalidArgument, match=r"tokens\[1\]=70000: does not fit uint16"):
+        import_pair(source, str(tmp_path / "a"), dtype="uint16")
+    assert names(tmp_path) == ["e.npy", "t.npy"]
+    assert import_pair(source, str(tmp_path / "a"), dtype="int32").dtype == "int32"
+
+
+def test_wrong_numpy_input(tmp_path: Path) -> None:
+    path = str(tmp_path / "t.npy")
+    raw = tmp_path / "raw"
+    raw.write_bytes(bytes(7))
+    refusals = [
+        (InvalidArgument, {}, "give one of them"),
+        (InvalidArgument, {"separator": 0, "boundaries": "e"}, "give one of them"),
+        (InvalidArgument, {"separator": 0, "stored_dtype": "int32"}, "says its own"),
+    ]
+    for kind, options, message in refusals:
+        with pytest.raises(kind, match=message):
+            open_numpy(path, **options)
+    for dtype, kind, message in [
+        (None, InvalidArgument, "raw does not say its own; give e.g. uint16"),
+        ("float32", InvalidArgument, "tokens are integers"),
+        ("nonsense", InvalidArgument, "not a NumPy dtype"),
+        ("uint16", FormatError, "has 7 bytes, and tokens of uint16 take 2 each"),
+    ]:
+        with pytest.raises(kind, match=message):
+            open_numpy(str(raw), stored_dtype=dtype, separator=0)
+    with pytest.raises(MissingFile, match=r"t\.npy: cannot open"):
+        open_numpy(path, separator=0)
+    for array in (np.zeros((2, 2), int), np.zeros(2), np.zeros(2, ">i4"), np.array([{}])):
+        np.save(path, array, allow_pickle=True)
+        with pytest.raises(FormatError, match=r"t\.npy: (holds|no readable \.npy)"):
+            open_numpy(path, separator=0)
+    Path(path).write_bytes(b"")
+    with pytest.raises(FormatError, match=r"t\.npy: no readable \.npy file"):
+        open_numpy(path, separator=0)
+
+
+@pytest.mark.parametrize("ends", [[4], [4, 12], [-1, 9], [2**63, 9]])
+def test_boundaries_of_another_file(tmp_path: Path, ends: list[int]) -> None:
+    TOKENS.astype(np.uint16).tofile(tmp_path / "raw")
+    np.save(tmp_path / "e.npy", np.array(ends, np.int64 if min(ends) < 0 else np.uint64))
+    source = open_numpy(
+        str(tmp_path / "raw"), stored_dtype="uint16", boundaries=str(tmp_path / "e.npy")
+    )
+    with pytest.raises(FormatError, match=r"raw: .* check .*boundaries"):
+        import_pair(source, str(tmp_path / "a"))
+    assert names(tmp_path) == ["e.npy", "raw"]

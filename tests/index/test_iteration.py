@@ -1,0 +1,211 @@
+"""Walks: every sample of a range once, as `locate` finds it, whatever the order of the walk."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from corpora import write_corpus
+from hypothesis import given
+from hypothesis import strategies as st
+
+import megaindex
+from megaindex import EpochOrder
+from megaindex.format import IndexedDataset
+from megaindex.index import array_index as arrays
+from megaindex.index import block_receipts as ladder_module
+from megaindex.index import spans as walk_module
+from megaindex.index.block_receipts import planned_ladder, planned_receipt
+from megaindex.index.extended_index import ExtendedIndex, extend_index
+from megaindex.index.orders import epoch, window
+from megaindex.index.orders import keyed as blocks
+from megaindex.index.receipts import Receipt, fingerprint_keys
+from megaindex.index.spans import Spans, Walkable, in_order, walk
+from megaindex.kernels import load
+
+KEYS = fingerprint_keys(["0123456789abcdef" * 2])
+LENGTH = 16
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> IndexedDataset:
+    lengths = np.random.default_rng(8).integers(0, 90, 120) * (np.arange(120) % 5 > 0)
+    return write_corpus(tmp_path_factory.mktemp("corpus") / "c", lengths)
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (walk_module, blocks, arrays):
+        monkeypatch.setattr(module, "CHUNK", 37)
+    monkeypatch.setattr(arrays, "_SORTED", 101)
+
+
+CARRIED = EpochOrder(left_over="carry")
+
+
+def build(corpus: Any, order: Any, **settings: Any) -> Any:
+    return megaindex.build_index(
+        corpus, order=order, **{"sequence_length": LENGTH, "seed": 5, "epochs": 3, **settings}
+    )
+
+
+def extended(corpus: IndexedDataset) -> ExtendedIndex:
+    old = build(corpus, "epoch", epochs=2)
+    return extend_index(
+        old,
+        consumed_samples=old.num_samples // 3,
+        more_samples=old.num_samples,
+        seed=5,
+        further=lambda seed: build(corpus, "neox", seed=seed, epochs=2),
+    )
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "megatron": {"order": "megatron"},
+    "neox": {"order": "neox", "epochs": None, "num_samples": 400},
+    "epoch": {"order": "epoch"},
+    "epoch, one document a sample": {"order": "epoch", "sequence_length": 3},
+    "epoch, long samples": {"order": "epoch", "sequence_length": 700},
+    "epoch, chosen documents": {"order": "epoch", "documents": [7, 3, 99, 60, 61, 62, 4]},
+    "epoch, carried": {"order": CARRIED},
+    "epoch, carried, long": {"order": CARRIED, "sequence_length": 1009},
+    "epoch, mixed": {"order": EpochOrder(epochs_mixed=3, left_over="carry"), "epochs": 6},
+    "window": {"order": "window"},
+    "window, split": {"order": "window", "split": "7,3,0", "sequence_length": 5},
+    "extended": {},
+}
+
+
+@pytest.fixture(scope="module", params=SETTINGS)
+def index(request: pytest.FixtureRequest, corpus: IndexedDataset) -> Any:
+    settings = SETTINGS[request.param]
+    return build(corpus, **settings) if settings else extended(corpus)
+
+
+def samples(positions: np.ndarray, spans: Spans) -> dict[int, list[tuple[int, ...]]]:
+    """The runs of each sample by its position; none is given twice."""
+    runs = list(zip(*(part.tolist() for part in spans), strict=True))
+    bounds = itertools.pairwise(spans.row_splits.tolist())
+    rows = {p: runs[a:b] for p, (a, b) in zip(positions.tolist(), bounds, strict=True)}
+    assert len(rows) == positions.size
+    return rows
+
+
+@given(share=st.tuples(st.floats(0, 1), st.floats(0, 1)), parts=st.integers(1, 5))
+def test_walks_give_what_locate_gives(index: Any, share: tuple[float, float], parts: int) -> None:
+    begin, end = sorted(round(s * index.num_samples) for s in share)
+    walked: dict[int, list[tuple[int, ...]]] = {}
+    for part in range(parts):
+        for positions, spans in walk(index, begin, end, part, parts):
+            rows = samples(positions, spans)
+            assert not walked.keys() & rows.keys()
+            walked |= rows
+    ids = np.arange(begin, end)
+    assert walked == samples(ids, index.locate(ids))
+    one_by_one = ids[:: max(1, ids.size // 20)]
+    assert all(walked[i] == samples(np.array([i]), index.locate([i]))[i] for i in one_by_one)
+
+
+def test_whole_walks_give_every_sample(index: Any) -> None:
+    ids = np.arange(index.num_samples)
+    for one, other in zip(in_order(index, 0, ids.size), index.locate(ids), strict=True):
+        assert one.dtype == other.dtype
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("order", ["epoch", "window"])
+def test_computed_orders_walk_in_the_order_of_the_tokens(
+    corpus: IndexedDataset, order: str
+) -> None:
+    index = build(corpus, order, epochs=1)
+    assert isinstance(index, Walkable)
+    positions = np.concatenate([p for p, _ in walk(index, 0, index.num_samples)])
+    assert (positions != np.arange(positions.size)).any()
+    np.testing.assert_array_equal(index.shuffled_samples(0)[positions], np.arange(positions.size))
+
+
+def test_arrays_are_walked_in_the_order_of_cutting(corpus: IndexedDataset) -> None:
+    index = build(corpus, "megatron")
+    assert isinstance(index, Walkable)
+    for positions, _ in walk(index, 0, index.num_samples):
+        assert (np.diff(index.shuffle_index[positions].astype(np.int64)) > 0).all()
+
+
+@pytest.mark.parametrize("name", ["reference", "numba", "native"])
+@pytest.mark.parametrize("order", ["epoch", "window"])
+def test_every_backend_walks_alike(
+    corpus: IndexedDataset, name: str, order: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "native":
+        pytest.importorskip("megaindex.kernels._native")
+    index = build(corpus, CARRIED if order == "epoch" else order)
+    expected = list(walk(index, 10, index.num_samples - 10))
+    for module in (epoch, window, blocks):
+        monkeypatch.setattr(module, "active", lambda: load(name))
+    again = list(walk(replace(index), 10, index.num_samples - 10))
+    for (ours, spans), (theirs, others) in zip(again, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+        for one, other in zip(spans, others, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
+# ---- receipts from walks -----------------------------------------------------------------------
+
+
+@given(share=st.tuples(st.floats(0, 1), st.floats(0, 1)), stride=st.sampled_from([1, 16, 1024]))
+def test_receipts_are_those_of_the_samples_in_order(
+    index: Any, share: tuple[float, float], stride: int
+) -> None:
+    begin, end = sorted(round(s * index.num_samples) for s in share)
+    ids = np.arange(begin, end)
+    expected = Receipt.of(ids, index.locate(ids), KEYS) if ids.size else Receipt()
+    assert planned_receipt(index, begin, end, KEYS) == expected
+    ladder = planned_ladder(index, begin, end, KEYS, stride=stride)
+    assert ladder.total == expected
+    for number, receipt in ladder.blocks.items():
+        block = ids[ids // stride == number]
+        assert receipt == Receipt.of(block, index.locate(block), KEYS)
+
+
+@pytest.mark.parametrize("threads", ["1", "2", "7"])
+def test_receipts_do_not_depend_on_threads(
+    index: Any, threads: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = planned_ladder(index, 3, index.num_samples, KEYS, stride=16)
+    monkeypatch.setattr(ladder_module, "_WORTH_THREADS", 1)
+    monkeypatch.setenv("MEGAINDEX_NUM_THREADS", threads)
+    assert planned_ladder(index, 3, index.num_samples, KEYS, stride=16) == expected
+
+
+@given(data=st.data())
+def test_one_swapped_sample_is_caught(index: Any, data: st.DataObject) -> None:
+    last = index.num_samples - 1
+    a, b = data.draw(st.lists(st.integers(0, last), min_size=2, max_size=2, unique=True))
+    ids = np.arange(index.num_samples)
+    planned = planned_receipt(index, 0, ids.size, KEYS)
+    served = ids.copy()
+    served[[a, b]] = b, a
+    assert Receipt.of(ids, index.locate(ids), KEYS) == planned
+    # two epochs may cut the very same sample
+    one, other = (samples(ids[:1], index.locate([sample])) for sample in (a, b))
+    assert (Receipt.of(ids, index.locate(served), KEYS) == planned) == (one == other)
+
+
+def test_ranges_that_are_not_held_are_refused(index: Any) -> None:
+    for begin, end in ((-1, 2), (3, 2), (0, index.num_samples + 1)):
+        with pytest.raises(megaindex.OutOfRange, match="the index holds samples 0 to"):
+            walk(index, begin, end)
+    assert list(walk(index, 4, 4)) == []
+
+
+def test_a_damaged_array_is_named(corpus: IndexedDataset, tmp_path: Path) -> None:
+    index = build(corpus, "megatron", cache_dir=tmp_path / "cache")
+    rows = index.sample_index.copy()
+    rows[7, 0] = index.document_index.size
+    damaged = replace(index, sample_index=rows)
+    with pytest.raises(megaindex.InvalidArgument, match="sample_index.*build the index again"):
+        planned_receipt(damaged, 0, damaged.num_samples, KEYS)

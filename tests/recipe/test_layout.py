@@ -1,0 +1,305 @@
+"""Runs of many sources and stages, laid out: exact counts, cursors that go on, limits kept."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fractions import Fraction
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.run import Target
+from megaindex.errors import InvalidArgument
+from megaindex.index import mixing as mixing_module
+from megaindex.index.spans import Spans, check_sample_ids
+from megaindex.index.staged_index import StagedIndex
+from megaindex.recipe.layout import Itinerary, resolve_recipe
+from megaindex.recipe.mixture import SourceSize
+from megaindex.recipe.recipe import Recipe, RecipeStage, Stream, Weighting
+from megaindex.recipe.source import RecipeSource
+
+
+@pytest.fixture(autouse=True)
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mixing_module, "BLOCK", 32)
+    monkeypatch.setattr(mixing_module, "SHUFFLED", 16)
+
+
+@dataclass(frozen=True)
+class Numbered:
+    """A source whose sample k is one token: token k of document 0."""
+
+    num_samples: int
+    num_epochs: int = 1
+    tokens_per_epoch: int = 1
+    sequence_length: int = 8
+    add_extra_token: int = 1
+
+    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
+        ids = check_sample_ids(sample_ids, self.num_samples)
+        zeros, splits = np.zeros_like(ids), np.arange(ids.size + 1)
+        return Spans.of_one_source(zeros, ids, zeros + 1, splits)
+
+
+def corpora(count: int, **settings: object) -> tuple[RecipeSource, ...]:
+    return tuple(RecipeSource(name=name, tokens=1000, **settings) for name in "abcdef"[:count])  # type: ignore[arg-type]
+
+
+def sizes_of(samples: Sequence[int]) -> tuple[SourceSize, ...]:
+    return tuple(SourceSize(tokens=n * 8 + 1, documents=n, samples=n) for n in samples)
+
+
+def steps(number: int) -> Target:
+    return Target(kind="iterations", value=Fraction(number))
+
+
+def stage_of(
+    name: str, shares: dict[str, int], length: Target | None, **more: object
+) -> RecipeStage:
+    streams = tuple(
+        Stream(source=source, proportion=Fraction(share)) for source, share in shares.items()
+    )
+    return RecipeStage(name=name, streams=streams, length=length, **more)  # type: ignore[arg-type]
+
+
+def recipe_of(
+    stages: Sequence[RecipeStage], sources: Sequence[RecipeSource], **more: object
+) -> Recipe:
+    settings = {"sequence_length": 8, "batch": BatchSchedule.constant(4), **more}
+    return Recipe(stages=tuple(stages), sources=tuple(sources), **settings)  # type: ignore[arg-type]
+
+
+def served(itinerary: Itinerary) -> list[tuple[int, int]]:
+    """(source, sample of it) of every sample of the run, through the index."""
+    index = StagedIndex(
+        sources=tuple(Numbered(max(1, end)) for end in itinerary.reads_to()),
+        stages=tuple(stage.mixed for stage in itinerary.stages),
+    )
+    assert index.num_samples == itinerary.num_samples
+    spans = index.locate(np.arange(index.num_samples))
+    return list(zip(spans.source.tolist(), spans.offset.tolist(), strict=True))
+
+
+def resolved(recipe: Recipe, sizes: tuple[SourceSize, ...]) -> Itinerary | None:
+    """None where a stage is too short for a batch, or runs out of all its sources."""
+    try:
+        return resolve_recipe(recipe, sizes)
+    except InvalidArgument as error:
+        if re.search(
+            r"do not fill one batch|than one batch|stages follow|no whole batch", str(error)
+        ):
+            return None
+        raise
+
+
+@st.composite
+def recipes(draw: st.DrawFn) -> tuple[Recipe, tuple[SourceSize, ...]]:
+    count = draw(st.integers(1, 4))
+    sizes = sizes_of([draw(st.integers(4, 40)) for _ in range(count)])
+    sources = corpora(count)
+    stages = []
+    for number in range(draw(st.integers(1, 3))):
+        names = draw(st.lists(st.sampled_from([s.name for s in sources]), min_size=1, unique=True))
+        batching = draw(st.sampled_from(["stratified", "random", "per_stream"]))
+        length = draw(st.sampled_from([steps(5), steps(9), None,
+                                       Target(kind="samples", value=Fraction(30))]))  # fmt: skip
+        kind = draw(st.sampled_from(["proportion", "repeat", "choose"]))
+        value = {
+            "proportion": st.integers(1, 5).map(Fraction),
+            "repeat": st.sampled_from([Fraction(1, 2), Fraction(1), Fraction(5, 2)]),
+            "choose": st.integers(4, 20),
+        }[kind]
+        streams = tuple(Stream(source=name, **{kind: draw(value)}) for name in names)
+        stages.append(
+            RecipeStage(name=f"s{number}", streams=streams, length=length, batching=batching)
+        )
+    policy = draw(st.sampled_from(["repeat", "stop", "continue"]))
+    tail = draw(st.sampled_from(["drop", "pad", "wrap"]))
+    return recipe_of(stages, sources, exhaustion=policy, tail=tail), sizes
+
+
+@given(given_recipe=recipes())
+def test_sources_are_read_on_without_gap_or_repeat(
+    given_recipe: tuple[Recipe, tuple[SourceSize, ...]],
+) -> None:
+    """Whatever the stages: the draws of each source are its samples 0, 1, 2, ... in order."""
+    recipe, sizes = given_recipe
+    itinerary = resolved(recipe, sizes)
+    if itinerary is None:
+        return
+    rows = served(itinerary)
+    for source, count in enumerate(itinerary.drawn()):
+        samples = [sample for which, sample in rows if which == source]
+        assert samples == list(range(count))
+        if recipe.exhaustion != "repeat":
+            assert count <= sizes[source].samples
+    assert itinerary.num_samples + itinerary.samples_masked == recipe.batch.samples_after(
+        itinerary.num_steps
+    )
+    assert itinerary.samples_masked < 4
+    if itinerary.stopped_by:
+        assert itinerary.samples_masked == 0
+        left = sizes[recipe.number(itinerary.stopped_by)].samples
+        left -= itinerary.drawn()[recipe.number(itinerary.stopped_by)]
+        assert left < 8  # less than the batch that stopped it, and one that was not full
+
+
+@given(given_recipe=recipes(), changed=st.data())
+def test_a_changed_end_keeps_what_came_before(
+    given_recipe: tuple[Recipe, tuple[SourceSize, ...]], changed: st.DataObject
+) -> None:
+    """Another last stage, or one more: the samples before it stay, and cursors go on from there."""
+    recipe, sizes = given_recipe
+    added = stage_of("new", {"a": 1}, steps(3), batching="random")
+    for stages in ((*recipe.stages, added), (*recipe.stages[:-1], added)):
+        other = replace(recipe, stages=stages, tail="drop")
+        before, after = resolved(replace(recipe, tail="drop"), sizes), resolved(other, sizes)
+        if before is None or after is None:
+            continue
+        kept = min([s.first_sample for s in after.stages if s.name == "new"] + [before.num_samples])
+        if len(stages) == len(recipe.stages):
+            ends = [s.first_sample for s in before.stages if s.name == recipe.stages[-1].name]
+            kept = min([kept, *ends])
+        assert served(after)[:kept] == served(before)[:kept]
+
+
+def test_a_reweighting_starts_its_deficits_anew() -> None:
+    """After 90/10 a 50/50 stage draws evenly at once; it owes the small source nothing."""
+    stages = [stage_of("one", {"a": 9, "b": 1}, steps(200)),
+              stage_of("two", {"a": 1, "b": 1}, steps(200))]  # fmt: skip
+    itinerary = resolve_recipe(recipe_of(stages, corpora(2)), sizes_of([10_000, 10_000]))
+    rows = served(itinerary)
+    assert [which for which, _ in rows[800:840]].count(1) == 20
+    first = [sample for which, sample in rows[:800] if which == 1]
+    assert next(sample for which, sample in rows[800:] if which == 1) == len(first) == 80
+
+
+def test_a_restarted_source_begins_again() -> None:
+    again = RecipeStage(name="two", streams=(Stream(source="a", restart=True),), length=steps(2))
+    recipe = recipe_of([stage_of("one", {"a": 1}, steps(3)), again], corpora(1))
+    rows = served(resolve_recipe(recipe, sizes_of([100])))
+    assert [sample for _, sample in rows] == [*range(12), *range(8)]
+
+
+@pytest.mark.parametrize("policy", ["stop", "continue", "error", "repeat"])
+def test_exhaustion_is_a_policy_known_before_the_run(policy: str) -> None:
+    """a and b draw evenly, b holds 10 samples: b's 11th draw would come with sample 21."""
+    stages = [stage_of("one", {"a": 1, "b": 1}, steps(10))]
+    recipe = recipe_of(stages, corpora(2), exhaustion=policy)
+    sizes = sizes_of([100, 10])
+    if policy == "error":
+        with pytest.raises(InvalidArgument, match=r"source b is exhausted in step 5, after the 10"):
+            resolve_recipe(recipe, sizes)
+        return
+    itinerary = resolve_recipe(recipe, sizes)
+    if policy == "stop":
+        assert (itinerary.num_steps, itinerary.stopped_by) == (5, "b")
+        assert itinerary.drawn() == [10, 10]
+    elif policy == "continue":
+        assert [stage.without for stage in itinerary.stages] == [(), ("b",)]
+        assert itinerary.drawn() == [30, 10]
+    else:
+        assert itinerary.drawn() == [20, 20]
+
+
+def test_limits_are_shared_out_where_asked() -> None:
+    """b may give 2.5 epochs of half its 20 samples: 25; a and c take what b cannot, as 2 to 1."""
+    stages = [stage_of("one", {"a": 2, "b": 7, "c": 1}, steps(40), batching="random")]
+    a, b, c = corpora(3, max_epochs=Fraction(100))
+    limited = replace(b, max_epochs=Fraction(5, 2), max_fraction=Fraction(1, 2))
+    recipe = recipe_of(stages, [a, limited, c], exhaustion="redistribute")
+    itinerary = resolve_recipe(recipe, sizes_of([100, 20, 100]))
+    assert itinerary.drawn() == [90, 25, 45]
+    assert [which for which, _ in served(itinerary)].count(1) == 25
+    short = replace(
+        recipe, sources=(replace(a, max_epochs=None), limited, replace(c, max_epochs=None))
+    )
+    with pytest.raises(InvalidArgument, match=r"needs 160 samples, the limits .* leave 125"):
+        resolve_recipe(short, sizes_of([50, 20, 50]))
+
+
+def test_counts_of_streams_are_exact_after_an_epoch_of_the_mixture() -> None:
+    streams = (Stream(source="a", repeat=Fraction(5, 2)), Stream(source="b", choose=7),
+               Stream(source="c"))  # fmt: skip
+    stage = RecipeStage(name="one", streams=streams, batching="random",
+                        length=Target(kind="epochs", value=Fraction(2)))  # fmt: skip
+    recipe = recipe_of([stage], corpora(3), batch=BatchSchedule.constant(1))
+    itinerary = resolve_recipe(recipe, sizes_of([9, 30, 5]))
+    assert itinerary.drawn() == [2 * 22, 2 * 7, 2 * 5]
+
+
+def test_weights_by_size_flatten_with_alpha() -> None:
+    streams = tuple(Stream(source=name) for name in "ab")
+    stage = RecipeStage(name="one", streams=streams, length=steps(100),
+                        weighting=Weighting(by="samples", alpha=0.5))  # fmt: skip
+    recipe = recipe_of([stage], corpora(2))
+    assert resolve_recipe(recipe, sizes_of([900, 100])).drawn() == [300, 100]
+
+
+def test_batches_of_one_stream() -> None:
+    stage = stage_of("one", {"a": 3, "b": 1}, steps(8), batching="per_stream")
+    rows = served(resolve_recipe(recipe_of([stage], corpora(2)), sizes_of([50, 50])))
+    batches = np.array([which for which, _ in rows]).reshape(-1, 4)
+    assert (batches == batches[:, :1]).all()
+    assert sorted(batches[:, 0].tolist()) == [0] * 6 + [1] * 2
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"stages": [stage_of("x", {"z": 1}, steps(1))]}, "there is no source z; the sources are"),
+        ({"stages": [stage_of("x", {"a": 1}, steps(1))] * 2}, "two stages are called x"),
+        ({"stages": [stage_of("x", {"a": 1}, steps(1), first_step=3)]}, "is to begin with step 3"),
+        ({"stages": [stage_of("x", {"a": 1}, Target(kind="samples", value=Fraction(3)))]},
+         "its 3 samples do not fill one batch of 4"),
+        ({"stages": []}, "at least one source and one stage"),
+        ({"exhaustion": "pad"}, "exhaustion must be one of repeat, stop"),
+        ({"micro_batch_size": 3}, "global batch size 4 must be a multiple of"),
+        ({"sources": corpora(1, max_epochs=Fraction(2))}, "which exhaustion repeat ignores"),
+        ({"tail": "zero"}, "tail must be one of drop, pad, wrap, got 'zero'"),
+    ],
+)  # fmt: skip
+def test_a_recipe_that_cannot_be_is_refused(change: dict[str, object], says: str) -> None:
+    settings: dict[str, object] = {
+        "stages": [stage_of("one", {"a": 1}, steps(1))], "sources": corpora(1), **change
+    }  # fmt: skip
+    with pytest.raises(InvalidArgument, match=says):
+        resolve_recipe(recipe_of(**settings), sizes_of([50]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (lambda: Stream(source="a", choose=0), "choose must be positive, got 0; leave out"),
+        (lambda: Stream(source="a", choose=1, repeat=Fraction(1)), "repeat and choose exclude"),
+        (lambda: stage_of("s", {}, None), "has no stream"),
+        (lambda: RecipeStage(name="s", streams=(Stream(source="a"), Stream(source="a"))),
+         "draws twice from a"),
+        (lambda: RecipeStage(name="s", streams=(Stream(source="a"),
+                                                Stream(source="b", proportion=Fraction(1)))),
+         "a has no proportion and b has one"),
+        (lambda: RecipeStage(name="s", streams=(Stream(source="a"),), epoch_size=5),
+         "is divided by proportions"),
+        (lambda: stage_of("s", {"a": 1}, None, weighting=Weighting()), "take the place of"),
+        (lambda: Weighting(alpha=1.5), "alpha must be from 0"),
+        (lambda: RecipeSource(name="a"), "give either a path or, to plan without files, tokens"),
+        (lambda: RecipeSource(name="a", path="p", labels="l"), "are for kind finetuning"),
+        (
+            lambda: RecipeSource(name="a", path="p", kind="finetuning", order="window"),
+            "cuts documents",
+        ),
+        (
+            lambda: RecipeSource(name="a", path="p", max_fraction=Fraction(2)),
+            "must be at most 1, got 2",
+        ),
+    ],
+)  # fmt: skip
+def test_a_part_that_cannot_be_is_refused(make: object, says: str) -> None:
+    with pytest.raises(InvalidArgument, match=says):
+        make()  # type: ignore[operator]

@@ -1,0 +1,200 @@
+"""The same bytes however the inputs are cut, and wherever the parts are tokenized."""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizing import (
+    TEXTS,
+    encoder_of,
+    names,
+    packed,
+    pair,
+    run,
+    train_bpe,
+    write_as_megatron,
+    write_jsonl,
+)
+
+from megaindex.errors import FormatError
+from megaindex.tokenize import encode
+from megaindex.tokenize import work_folder as work
+from megaindex.tokenize.inputs import InputFile
+from megaindex.tokenize.parts import Piece
+from megaindex.tokenize.reading import Lines, lines_before
+
+# characters of one to four bytes, and those that could be taken for the end of a line
+CHARACTERS = st.sampled_from('ab \\"\t\r\v\x0b\x1c\x85\u2028éß漢🎉')
+LINES = st.lists(
+    st.tuples(st.text(CHARACTERS, max_size=12), st.sampled_from(["\n", "\r\n", "\r"])), max_size=8
+)
+
+
+def pieces_of(path: Path, size: int) -> list[Piece]:
+    status = path.stat()
+    source = InputFile(
+        path=str(path), format="lines", compression="", size=status.st_size,
+        mtime_ns=status.st_mtime_ns,
+        ctime_ns=status.st_ctime_ns,
+    )  # fmt: skip
+    return [
+        Piece(source=source, begin=begin, end=min(begin + size, status.st_size), nbytes=size)
+        for begin in range(0, status.st_size, size)
+    ]
+
+
+@given(
+    lines=LINES, mark=st.booleans(), final=st.booleans(), size=st.integers(1, 40),
+    block=st.integers(1, 9),
+)  # fmt: skip
+@settings(max_examples=300)
+def test_every_line_is_of_one_piece_wherever_cuts_fall(
+    monkeypatch: pytest.MonkeyPatch, lines: list[tuple[str, str]], mark: bool, final: bool,
+    size: int, block: int,
+) -> None:  # fmt: skip
+    """As in Python's text mode, with a byte order mark or without."""
+    for name in ("_BLOCK", "_SHORT"):
+        monkeypatch.setattr(sys.modules["megaindex.tokenize.reading"], name, block)
+    data = "".join(text + end for text, end in lines).encode()
+    data = codecs.BOM_UTF8 * mark + (data if final else data.removesuffix(b"\n"))
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "a.txt"
+        path.write_bytes(data)
+        found = []
+        for piece in pieces_of(path, size):
+            reading = Lines(piece)
+            own = list(reading)
+            if own:
+                assert lines_before(piece.source, reading.first_byte) == len(found)
+            assert 0 <= reading.done <= piece.end - piece.begin
+            found += own
+    text = io.TextIOWrapper(io.BytesIO(data), "utf-8-sig")
+    expected = [line.removesuffix("\n").encode() for line in text]
+    # a mark alone is an empty line
+    assert found == (expected or [b""] * (mark and not lines_of(data)))
+
+
+def lines_of(data: bytes) -> list[bytes]:
+    return data.removeprefix(codecs.BOM_UTF8).splitlines()
+
+
+@pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n"])
+@pytest.mark.parametrize("size", [311, 1 << 20])
+def test_lines_and_marks_are_those_of_text_mode(
+    tmp_path: Path, suffix: str, end: str, size: int
+) -> None:
+    """As Megatron's tool opens its inputs: `open(path, "r")`, `gzip.open(path, "rt")`."""
+    lines = [json.dumps({"text": text}, ensure_ascii=False) for text in TEXTS]
+    run(tmp_path / "plain", [write_jsonl(tmp_path / "plain.jsonl", TEXTS)])
+    data = codecs.BOM_UTF8 + end.join([*lines, ""]).encode()
+    path = tmp_path / f"a.jsonl{suffix}"
+    path.write_bytes(packed(data, suffix))
+    made = run(tmp_path / "ours", [path], part_bytes=size)
+    assert (made.documents, made.blank_lines) == (len(TEXTS), 0)
+    assert pair(tmp_path / "ours") == pair(tmp_path / "plain")
+    path.write_bytes(packed(data + b"{" + end.encode(), suffix))
+    with pytest.raises(FormatError, match=f"line {len(TEXTS) + 1}: is no JSON"):
+        run(tmp_path / "bad", [path], part_bytes=size)
+    made = run(tmp_path / "bad", [path], part_bytes=size, on_bad_line="skip")
+    assert made.bad is not None
+    assert (made.bad.count, made.bad.first[0].number) == (1, len(TEXTS) + 1)
+    assert pair(tmp_path / "bad") == pair(tmp_path / "plain")
+
+
+def test_a_mark_is_no_part_of_a_text_file(tmp_path: Path) -> None:
+    for name, data in (("a", b"one\ntwo"), ("b", codecs.BOM_UTF8 + b"one\ntwo")):
+        (tmp_path / f"{name}.txt").write_bytes(data)
+        for form in ("lines", "files"):
+            run(tmp_path / f"{name}-{form}", [tmp_path / f"{name}.txt"], format=form)
+    for form in ("lines", "files"):
+        assert pair(tmp_path / f"a-{form}") == pair(tmp_path / f"b-{form}")
+
+
+def test_a_long_line_is_passed_over_in_pieces(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(sys.modules["megaindex.tokenize.reading"], "_SHORT", 16)
+    data = [b"x" * 1000, b"y" * 500, b"", b"z"]
+    (tmp_path / "a.txt").write_bytes(b"\n".join(data))
+    for size in (1, 7, 499, 1001, 5000):
+        found = [line for piece in pieces_of(tmp_path / "a.txt", size) for line in Lines(piece)]
+        assert found == data
+
+
+@given(
+    texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=6),
+    plain=st.booleans(),
+    final=st.booleans(),
+    size=st.integers(8, 200),
+    batch=st.integers(1, 50),
+)
+def test_the_result_depends_on_no_part_and_no_batch(
+    megatron_datasets: Any,
+    bpe: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    texts: list[str],
+    plain: bool,
+    final: bool,
+    size: int,
+    batch: int,
+) -> None:
+    monkeypatch.setattr(encode, "_BATCH_BYTES", batch)
+    lines = [json.dumps({"text": text}, ensure_ascii=not plain) for text in texts]
+    ends = ["\r\n\n" if i % 3 == 1 else "\n" for i in range(len(lines))]
+    data = "".join(line + end for line, end in zip(lines, ends, strict=True)).encode()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "a.jsonl").write_bytes(data if final else data.rstrip())
+        run(folder / "ours", [folder / "a.jsonl"], tokenizer=bpe, eod="<eos>", part_bytes=size)
+        write_as_megatron(megatron_datasets, folder / "theirs", texts, encoder_of(bpe), eod=1)
+        assert pair(folder / "ours") == pair(folder / "theirs")
+        assert not (folder / "ours.parts").exists()
+
+
+@pytest.fixture(scope="module")
+def bpe(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train_bpe(tmp_path_factory.mktemp("bpe"))
+
+
+def test_processes_at_once_write_what_one_writes(tmp_path: Path, bpe: Path) -> None:
+    first = write_jsonl(tmp_path / "a.jsonl", TEXTS * 200)
+    second = write_jsonl(tmp_path / "b.jsonl.gz", TEXTS * 20)
+    made = run(tmp_path / "one", [first, second, first], tokenizer=bpe, part_bytes=1 << 30)
+    assert made.parts == 1
+    made = run(tmp_path / "many", [first, second, first], tokenizer=bpe, part_bytes=9999, workers=3)
+    assert made.parts > 50
+    assert pair(tmp_path / "one") == pair(tmp_path / "many")
+
+
+def test_two_attempts_at_a_part_leave_one_result(tmp_path: Path) -> None:
+    """As after a worker that was taken for lost, and was not."""
+    source = write_jsonl(tmp_path / "a.jsonl", TEXTS)
+    tasks = []
+    monkey = pytest.MonkeyPatch()
+    with monkey.context() as patch:
+        patch.setattr(
+            sys.modules["megaindex.tokenize.run"],
+            "encode_part",
+            lambda task: (tasks.append(task), encode.encode_part(task))[1],
+        )
+        run(tmp_path / "o", [source])
+    (task,) = tasks
+    folder = work.WorkFolder(task.folder)
+    Path(folder.path).mkdir()
+    with monkey.context() as patch:
+        patch.setattr(work.WorkFolder, "read_done", lambda *_: None)
+        first, second = encode.encode_part(task), encode.encode_part(task)
+    assert first.attempt != second.attempt
+    for done in (first, second):
+        assert pair(Path(folder.pair(done.name, 0))) == pair(tmp_path / "o")
+    assert folder.read_done(task.part.key, 1) == second
+    assert encode.encode_part(task) == second
+    assert not [name for name in names(Path(folder.path)) if ".tmp." in name or "pulse" in name]

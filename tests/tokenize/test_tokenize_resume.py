@@ -1,0 +1,399 @@
+"""Killed runs go on from the parts they finished, and only from those that still hold."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizing import names, pair, run, train_bpe, write_jsonl
+
+from megaindex.errors import EngineError, FormatError, StorageError
+from megaindex.format import IndexedDataset
+from megaindex.tokenize import run as running
+from megaindex.tokenize import tokenize
+from megaindex.tokenize import work_folder as holding
+from megaindex.tokenize.inputs import find_sources
+from megaindex.tokenize.work_folder import WorkFolder
+
+LINES = [f"line number {i} of a corpus that takes a while" for i in range(8_000)]
+PARTS = ["--part-size", "5000"]
+
+
+def start(output: Path, source: Path, *more: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, "-m", "megaindex", "tokenize", str(output), str(source),
+         "--tokenizer", "bytes", "--workers", "2", *PARTS, *more],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.getcwd()},
+    )  # fmt: skip
+
+
+def finished(output: Path) -> int:
+    try:
+        return sum(name.endswith(".json") for name in os.listdir(f"{output}.parts"))
+    except FileNotFoundError:
+        return 0
+
+
+def wait_until_finished(process: subprocess.Popen[str], output: Path, parts: int) -> None:
+    deadline = time.monotonic() + 30
+    while finished(output) < parts:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.002)
+
+
+def workers_of(pid: int) -> list[int]:
+    """Its children that run Python code of this package: not multiprocessing's tracker."""
+    text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+    return [
+        child for child in map(int, text.split())
+        if b"spawn_main" in Path(f"/proc/{child}/cmdline").read_bytes()
+    ]  # fmt: skip
+
+
+def held_worker(process: subprocess.Popen[str], output: Path, parts: int) -> int:
+    """One that stands still in the middle of a part while the other one makes ``parts``."""
+    worker = workers_of(process.pid)[0]
+    os.kill(worker, signal.SIGSTOP)
+    wait_until_finished(process, output, finished(output) + parts)
+    return worker
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_jsonl(tmp_path_factory.mktemp("in") / "a.jsonl", LINES)
+
+
+@pytest.fixture(scope="module")
+def expected(source: Path) -> tuple[bytes, bytes]:
+    output = source.with_name("expected")
+    run(output, [source])
+    return pair(output)
+
+
+def test_a_run_that_is_killed_goes_on(
+    tmp_path: Path, source: Path, expected: tuple[bytes, bytes]
+) -> None:
+    output = tmp_path / "o"
+    process = start(output, source)
+    wait_until_finished(process, output, 1)
+    worker = held_worker(process, output, 4)  # without its part the run cannot end
+    process.kill()
+    os.kill(worker, signal.SIGCONT)
+    process.communicate()
+    assert names(tmp_path) == {"o.parts"}
+    kept = finished(output)
+    again = start(output, source, "--json")
+    said, errors = again.communicate()
+    assert again.returncode == 0, errors
+    made = json.loads(said)
+    assert kept <= made["resumed"] < made["parts"]  # workers finish what they were at
+    assert pair(output) == expected
+    assert names(tmp_path) == {"o.bin", "o.idx"}
+
+
+def test_a_worker_that_is_killed_costs_its_part_alone(
+    tmp_path: Path, source: Path, expected: tuple[bytes, bytes]
+) -> None:
+    output = tmp_path / "o"
+    process = start(output, source)
+    wait_until_finished(process, output, 1)
+    os.kill(held_worker(process, output, 5), signal.SIGKILL)
+    said, errors = process.communicate()
+    assert process.returncode == 0, errors
+    assert "killed by SIGKILL" in errors
+    assert "8,000 documents" in said
+    assert pair(output) == expected
+    assert names(tmp_path) == {"o.bin", "o.idx"}
+
+
+class Stopped(BaseException):
+    pass
+
+
+def stop_after(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
+    """Let the process "die" after so many parts."""
+    real, calls = running.encode_part, iter(range(parts))
+
+    def encode(task: Any) -> Any:
+        if next(calls, None) is None:
+            raise Stopped
+        return real(task)
+
+    monkeypatch.setattr(running, "encode_part", encode)
+
+
+def half_done(
+    monkeypatch: pytest.MonkeyPatch, output: Path, source: Path, parts: int = 4, **options: Any
+) -> None:
+    with monkeypatch.context() as patch:
+        stop_after(patch, parts)
+        with pytest.raises(Stopped):
+            run(output, [source], part_bytes=2000, **options)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "small.jsonl", LINES[:300])
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"tokenizer": "changed"},
+        {"eod": 256},
+        {"dtype": "int32"},
+        {"keys": ["id2"]},
+        {"part_bytes": 1999},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_parts_of_other_settings_are_not_used(
+    tmp_path: Path,
+    small: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    change: dict[str, Any],
+) -> None:
+    small.write_text(small.read_text().replace('{"id"', '{"id2": "other", "id"'))
+    bpe = train_bpe(tmp_path / "bpe")
+    half_done(monkeypatch, tmp_path / "o", small, tokenizer=bpe)
+    if "tokenizer" in change:  # the same path, other content
+        bpe.write_bytes(train_bpe(tmp_path / "other", 300).read_bytes())
+        change = {}
+    options = {"tokenizer": bpe, "part_bytes": 2000, **change}
+    with caplog.at_level(logging.WARNING):
+        made = run(tmp_path / "o", [small], **options)
+    assert made.resumed == 0
+    assert "4 finished parts are of other inputs, settings or tokenizers" in caplog.text
+    run(tmp_path / "fresh", [small], **options)
+    assert pair(tmp_path / "o") == pair(tmp_path / "fresh")
+
+
+def test_a_changed_input_is_done_again_and_the_others_are_not(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = write_jsonl(tmp_path / "other.jsonl", LINES[:100])
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "merge", lambda *_, **__: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(Stopped):
+            run(tmp_path / "o", [small, other], part_bytes=2000)
+    size = other.stat().st_size
+    other.write_text(other.read_text().replace("corpus", "CORPUS"))
+    assert other.stat().st_size == size
+    made = run(tmp_path / "o", [small, other], part_bytes=2000)
+    assert 0 < made.resumed < made.parts
+    run(tmp_path / "fresh", [small, other])
+    assert pair(tmp_path / "o") == pair(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("damage", ["pair", "outcome", "bad"])
+def test_a_part_that_is_not_whole_is_done_again(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, damage: str
+) -> None:
+    small.write_text("nonsense\n" + small.read_text())
+    half_done(monkeypatch, tmp_path / "o", small, parts=1, on_bad_line="skip")
+    (outcome,) = (path for path in (tmp_path / "o.parts").iterdir() if path.suffix == ".json")
+    (tokens,) = (path for path in (tmp_path / "o.parts").iterdir() if path.suffix == ".bin")
+    (bad,) = (path for path in (tmp_path / "o.parts").iterdir() if path.suffix == ".jsonl")
+    if damage == "pair":
+        os.truncate(tokens, 100)
+    elif damage == "outcome":
+        os.truncate(outcome, 30)
+    else:
+        bad.unlink()
+    made = run(tmp_path / "o", [small], part_bytes=2000, on_bad_line="skip")
+    assert made.resumed == 0
+    run(tmp_path / "fresh", [small], on_bad_line="skip")
+    assert pair(tmp_path / "o") == pair(tmp_path / "fresh")
+
+
+NO_OUTCOMES = ["[" * 100_000, "[]", "{}", "9" * 5000, '{"key": 7}', "\xff"]
+
+
+@pytest.mark.parametrize("text", [*NO_OUTCOMES, "documents", "empty", "attempt"])
+def test_a_forged_outcome_is_no_outcome(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    half_done(monkeypatch, tmp_path / "o", small, parts=1)
+    (outcome,) = (path for path in (tmp_path / "o.parts").iterdir() if path.suffix == ".json")
+    fields = json.loads(outcome.read_text())
+    if text in fields:
+        forged = {"documents": "x", "empty": [], "attempt": "../x"}
+        text = json.dumps({**fields, text: forged[text]})
+    outcome.write_text(text, encoding="latin-1")
+    made = run(tmp_path / "o", [small], part_bytes=2000)
+    assert made.resumed == 0
+    run(tmp_path / "fresh", [small])
+    assert pair(tmp_path / "o") == pair(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize("name", ["merging.json", "run.claim"])
+def test_forged_notes_of_a_run_are_none(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    half_done(monkeypatch, tmp_path / "o", small, parts=1)
+    monkeypatch.setattr(holding, "Claim", partial(holding.Claim, stale_after=0.2))
+    (tmp_path / "o.parts" / name).write_text("[" * 100_000)
+    assert run(tmp_path / "o", [small], part_bytes=2000).resumed == 1
+    run(tmp_path / "fresh", [small])
+    assert pair(tmp_path / "o") == pair(tmp_path / "fresh")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[" * 100_000, "line 1: it is nested too deeply"),
+        ("{}", "line 1: it names no bad line"),
+        ('{"piece": 7, "place": 0, "rule": "json", "detail": ""}', "it names piece 7"),
+    ],
+    ids=["deep", "empty", "piece"],
+)
+def test_forged_bad_lines_are_refused(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, text: str, message: str
+) -> None:
+    small.write_text("nonsense\n" + small.read_text())
+    half_done(monkeypatch, tmp_path / "o", small, parts=1, on_bad_line="skip")
+    (bad,) = (path for path in (tmp_path / "o.parts").iterdir() if path.suffix == ".jsonl")
+    bad.write_text(text)
+    with pytest.raises(FormatError, match=rf"bad\.jsonl: .*{message}; delete the folder"):
+        run(tmp_path / "o", [small], part_bytes=2000, on_bad_line="skip")
+    assert not (tmp_path / "o.idx").exists()
+
+
+def test_parts_with_bad_lines_are_no_use_to_a_run_that_stops_at_them(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    small.write_text(small.read_text() + "nonsense\n")
+    with monkeypatch.context() as patch:
+        patch.setattr(running, "merge", lambda *_, **__: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(Stopped):
+            run(tmp_path / "o", [small], part_bytes=2000, on_bad_line="skip")
+    with pytest.raises(FormatError, match="line 301: is no JSON"):
+        run(tmp_path / "o", [small], part_bytes=2000)
+    made = run(tmp_path / "o", [small], part_bytes=2000, on_bad_line="skip")
+    assert made.resumed == made.parts
+    assert made.bad is not None
+    assert [line.number for line in made.bad.first] == [301]
+
+
+@pytest.mark.parametrize("when", ["between pairs", "before the folder goes"])
+def test_a_run_that_died_while_it_published_ends_well(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    small.write_text(small.read_text().replace('{"id"', '{"other": "too", "id"'))
+    options: dict[str, Any] = {"keys": ["text", "other"], "part_bytes": 2000}
+    with monkeypatch.context() as patch:
+        if when == "between pairs":
+            real, calls = running.merge, iter([1])
+
+            def merge(*arguments: Any, **more: Any) -> Any:
+                if next(calls, None) is None:
+                    raise Stopped
+                return real(*arguments, **more)
+
+            patch.setattr(running, "merge", merge)
+        else:
+            patch.setattr(holding.WorkLock, "is_over", lambda _: (_ for _ in ()).throw(Stopped))
+        with pytest.raises(Stopped):
+            run(tmp_path / "o", [small], **options)
+    made = run(tmp_path / "o", [small], **options)
+    assert made.resumed == made.parts
+    run(tmp_path / "fresh", [small], **options)
+    for key in ("text", "other"):
+        assert pair(tmp_path / f"o_{key}_document") == pair(tmp_path / f"fresh_{key}_document")
+    assert not (tmp_path / "o.parts").exists()
+
+
+def test_what_others_put_at_the_output_is_never_taken_for_ours(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_done(monkeypatch, tmp_path / "o", small)
+    run(tmp_path / "foreign", [small], eod=256)
+    for suffix in (".bin", ".idx"):
+        (tmp_path / f"foreign{suffix}").rename(tmp_path / f"o{suffix}")
+    before = pair(tmp_path / "o")
+    with pytest.raises(StorageError, match=r"o\.bin: already exists"):
+        run(tmp_path / "o", [small], part_bytes=2000)
+    assert pair(tmp_path / "o") == before
+    run(tmp_path / "o", [small], part_bytes=2000, overwrite=True)
+    run(tmp_path / "fresh", [small])
+    assert pair(tmp_path / "o") == pair(tmp_path / "fresh")
+
+
+def test_one_run_at_a_time(tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(holding, "STALE_AFTER", 0.1)
+    with (
+        holding.WorkLock(str(tmp_path / "o")),
+        pytest.raises(StorageError, match=rf"o: another run is at work on it \(.*{os.getpid()}"),
+    ):
+        run(tmp_path / "o", [small])
+    run(tmp_path / "o", [small])
+
+
+def test_an_input_that_changes_meanwhile_is_noticed(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = WorkFolder.write_done
+
+    def write(folder: WorkFolder, done: Any) -> None:
+        real(folder, done)
+        with open(small, "a") as file:
+            file.write('{"text": "more"}\n')
+
+    monkeypatch.setattr(WorkFolder, "write_done", write)
+    with pytest.raises(StorageError, match=r"small\.jsonl: changed while it was tokenized"):
+        run(tmp_path / "o", [small], part_bytes=2000)
+    assert not (tmp_path / "o.bin").exists()
+
+
+def test_a_part_that_always_kills_its_worker_is_named(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "encode_part", die)
+    with pytest.raises(EngineError, match=r"small\.jsonl, bytes 0:"):
+        run(tmp_path / "o", [small], workers=2)
+    assert names(tmp_path) == {"small.jsonl"}
+
+
+def die(task: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_parts_of_another_file_with_the_same_size_and_time_are_not_used(tmp_path: Path) -> None:
+    """As rsync -t, cp -p and tar put it there, in the place of the first or into it."""
+    source, output = tmp_path / "a.jsonl", str(tmp_path / "o")
+    lines = (json.dumps({"text": "A" * 40}) + "\n") * 300
+    source.write_text(lines + '{"text":}\n')
+    times = (10**18, 10**18)
+    os.utime(source, ns=times)
+    with pytest.raises(FormatError, match="line 301"):
+        tokenize(output, [source], tokenizer="bytes", part_bytes=5_000)
+    assert finished(Path(output)) > 0
+    source.write_text(lines.replace("A", "B") + " " * len('{"text":}') + "\n")
+    os.utime(source, ns=times)
+    tokenize(output, [source], tokenizer="bytes", part_bytes=5_000)
+    served = set(IndexedDataset(output).tokens.tolist())
+    assert ord("B") in served
+    assert ord("A") not in served
+
+
+def test_an_input_that_is_replaced_during_the_run_is_noticed(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", ["one", "two"])
+    (found,) = find_sources([path], None)
+    found.check_unchanged()
+    before = path.stat()
+    path.write_text(path.read_text().replace("two", "six"))
+    os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+    with pytest.raises(StorageError, match=r"a\.jsonl: changed while it was tokenized"):
+        found.check_unchanged()

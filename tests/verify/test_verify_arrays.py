@@ -1,0 +1,269 @@
+"""`megaindex verify` and `inspect` of arrays under a framework's names."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from array_sets import files_of, fill
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megaindex.cache.framework_files import sidecar as sidecar_file
+from megaindex.cache.framework_files.array_files import Identity
+from megaindex.cache.framework_files.sidecar import find_arrays, make_sets_durable, map_arrays
+from megaindex.cache.framework_files.writer import ArrayWriter, write_together
+from megaindex.cli import main
+from megaindex.corpus.inspect import EntryDescription, inspect
+from megaindex.errors import InvalidArgument, MegaIndexError
+from megaindex.verify.report import Finding
+from megaindex.verify.verify import verify, verify_all
+
+CONTENTS = {
+    "document_index": np.array([11, 10, 12], np.int32),
+    "sample_index": np.array([[0, 0], [0, 4], [1, 2], [2, 5]], np.int32),
+    "shuffle_index": np.array([2, 0, 1], np.uint32),
+}
+IDENTITY = Identity(settings=lambda: {"documents": [10, 13]}, corpus=lambda: "corpus")
+
+
+@pytest.fixture(autouse=True)
+def no_background(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sidecar_file, "later", lambda sync: None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two sets of one sidecar."""
+    writers = [(ArrayWriter(files_of(tmp_path, CONTENTS, name)), IDENTITY, name) for name in "xy"]
+    write_together(writers, lambda _, writer: fill(writer, CONTENTS))
+    return tmp_path
+
+
+def as_found(folder: Path) -> None:
+    """The same sets, but written by the framework and accepted."""
+    for name in "xy":
+        os.unlink(folder / f"{name}-megaindex.json")
+        find_arrays(files_of(folder, CONTENTS, name), IDENTITY, lambda arrays: None)
+
+
+def overwrite(path: Path, array: np.ndarray, *, same_time: bool) -> None:
+    """Other elements in the same file."""
+    status = path.stat()
+    with open(path, "r+b") as file:
+        file.seek(128)
+        file.write(array.tobytes())
+    os.utime(path, ns=(0, status.st_mtime_ns if same_time else 0))
+
+
+def only(path: Path, **options: bool) -> Finding:
+    (finding,) = verify(path, **options).findings
+    return finding
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_sound_sets_are_one_report(folder: Path, full: bool) -> None:
+    report = verify(folder, full=full)
+    assert report.is_clean
+    assert report.kind == "framework arrays"
+    assert report.path == str(folder / "x-megaindex.json")
+    assert report.counted == {"sets": 2, "arrays": 6, "bytes": 2 * (3 * 128 + 12 + 32 + 12)}
+    assert verify(folder / "y-megaindex.json", full=full).is_clean
+
+
+def test_sets_that_were_built_again_belong_to_their_own_sidecar(folder: Path) -> None:
+    with ArrayWriter(files_of(folder, CONTENTS, "x")) as writer:
+        fill(writer, CONTENTS)
+        writer.publish(IDENTITY)
+    (folder / "y-shuffle_index.npy").unlink()
+    x, y = verify_all(folder)
+    assert x.is_clean
+    assert [finding.file for finding in y.findings] == [str(folder / "y-shuffle_index.npy")]
+
+
+@pytest.mark.parametrize("origin", ["built", "found"])
+def test_missing_cut_and_foreign_files(folder: Path, origin: str) -> None:
+    if origin == "found":
+        as_found(folder)
+    (folder / "x-description.txt").unlink()
+    (folder / "x-document_index.npy").unlink()
+    os.truncate(folder / "x-sample_index.npy", 130)
+    shuffle = folder / "x-shuffle_index.npy"
+    shuffle.write_bytes(shuffle.read_bytes().replace(b"<u4", b"<i4"))
+    found = {Path(f.file).name: f for report in verify_all(folder) for f in report.findings}
+    assert {name: f.rule for name, f in found.items()} == {
+        "x-description.txt": "missing-file",
+        "x-document_index.npy": "missing-file",
+        "x-sample_index.npy": "file-size",
+        "x-shuffle_index.npy": "array-header",
+    }
+    assert {f.severity for f in found.values()} == {"error"}
+    remedy = "builds it again" if origin == "built" else "remove all files of that name"
+    assert all(remedy in f.repair for f in found.values())
+
+
+@pytest.mark.parametrize(
+    ("origin", "quick", "full"), [("built", "error", "warning"), ("found", "warning", "warning")]
+)
+def test_a_file_of_another_time(folder: Path, origin: str, quick: str, full: str) -> None:
+    """With the same bytes nothing worse than a check follows from it."""
+    if origin == "found":
+        as_found(folder)
+    os.utime(folder / "y-sample_index.npy", (1, 1))
+    finding = only(folder / "y-megaindex.json")
+    assert (finding.rule, finding.severity) == ("changed", quick)
+    assert only(folder / "y-megaindex.json", full=True).severity == full
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "rule", "where"),
+    [
+        ("document_index", [11, 13, 12], "document-range", "entry 1"),
+        ("sample_index", [[0, 0], [0, 4], [0, 4], [2, 5]], "sample-order", "entry 2"),
+        ("sample_index", [[0, 0], [0, 4], [1, 2], [4, 5]], "sample-range", "entry 3"),
+        ("shuffle_index", [2, 0, 2], "shuffle-repeat", "entry 2"),
+        ("shuffle_index", [2, 0, 3], "shuffle-range", "entry 2"),
+    ],
+)
+@pytest.mark.parametrize("same_time", [False, True])
+def test_other_elements_are_found_and_located(
+    folder: Path, name: str, values: list[int], rule: str, where: str, same_time: bool
+) -> None:
+    array = np.array(values, CONTENTS[name].dtype)
+    overwrite(folder / f"x-{name}.npy", array, same_time=same_time)
+    if same_time:
+        assert verify(folder).is_clean
+    findings = verify(folder, full=True).findings
+    assert [f.rule for f in findings] == ["checksum" if same_time else "changed", rule]
+    assert findings[1].where == where
+    assert {f.severity for f in findings} == {"error"}
+
+
+@pytest.mark.parametrize(
+    ("text", "rule"),
+    [
+        ("{", "sidecar"),
+        ("[]", "sidecar"),
+        ('{"sidecar_format":2,"sets":{}}', "sidecar-format"),
+        ('{"sidecar_format":3}', "sidecar"),
+    ],
+)
+def test_a_sidecar_that_cannot_be_read(folder: Path, text: str, rule: str) -> None:
+    (folder / "x-megaindex.json").unlink()
+    (folder / "x-megaindex.json").write_text(text)
+    finding = only(folder / "x-megaindex.json")
+    assert finding.rule == rule
+    assert finding.severity == ("warning" if rule == "sidecar-format" else "error")
+    assert "checks them" in finding.repair
+    assert inspect(folder / "x-megaindex.json")[0].faults
+
+
+@pytest.mark.parametrize("change", ["name", "ending", "state", "link", "pipe"])
+def test_a_forged_sidecar_leads_nowhere(folder: Path, change: str) -> None:
+    path = folder / "x-megaindex.json"
+    body = json.loads(path.read_text())
+    if change == "name":
+        body["sets"] = {"../x": body["sets"]["x"], "../y": body["sets"]["y"]}
+    elif change == "ending":
+        body["endings"]["sample_index"] = "/../../secret.npy"
+    elif change == "state":
+        body["sets"]["x"]["files"]["sample_index"][0] = "many"
+    path.unlink()
+    if change == "link":
+        path.symlink_to(folder / "y-megaindex.json")
+    elif change == "pipe":
+        os.mkfifo(path)
+    else:
+        path.write_text(json.dumps(body))
+    assert only(path).rule == "sidecar"
+
+
+def test_a_packing_may_serve_a_sample_again(tmp_path: Path) -> None:
+    """The arrays of GPT-NeoX's packings of whole documents, one of them damaged."""
+    files = files_of(tmp_path, CONTENTS, "p")
+    with ArrayWriter(files) as writer:
+        for name, values in CONTENTS.items():
+            array = np.array([0, 1, 0] if name == "shuffle_index" else values, np.int64)
+            writer.allocate(name, array.shape, "int64")[...] = array
+            writer.done(name)
+        writer.publish(IDENTITY)
+    changed = np.array([12, 10, 11], np.int64)
+    overwrite(tmp_path / "p-document_index.npy", changed, same_time=True)
+    assert only(tmp_path, full=True).rule == "checksum"
+
+
+def test_arrays_without_a_sidecar_are_not_judged(folder: Path) -> None:
+    for name in "xy":
+        (folder / f"{name}-megaindex.json").unlink()
+    with pytest.raises(InvalidArgument, match="no sidecar"):
+        verify(folder)
+
+
+def test_the_command(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify", str(folder), "--full"]) == 0
+    assert "framework arrays, 2 sets, 6 arrays" in capsys.readouterr().out
+    overwrite(folder / "y-shuffle_index.npy", np.zeros(3, np.uint32), same_time=True)
+    assert main(["verify", str(folder), "--full", "--json"]) == 1
+    (report,) = json.loads(capsys.readouterr().out)["reports"]
+    assert [finding["rule"] for finding in report["findings"]] == ["checksum", "shuffle-repeat"]
+
+
+def test_inspect(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files = files_of(folder, CONTENTS, "y")
+    found = find_arrays(files, IDENTITY, lambda arrays: None)
+    assert found is not None
+    make_sets_durable([(files, found)])
+    x, y = inspect(folder)
+    assert isinstance(x, EntryDescription)
+    assert isinstance(y, EntryDescription)
+    assert (x.path, x.durable, y.path, y.durable) == (f"{folder}/x", False, f"{folder}/y", True)
+    assert x.arrays["sample_index"] == {"dtype": "int32", "shape": (4, 2), "bytes": 32}
+    assert main(["inspect", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert "documents = [10, 13]" in out
+    assert 'origin = "built"' in out
+    assert "synced to disk" in out
+
+
+LEAVES = st.sampled_from(
+    [None, -1, 0, 2**70, 1.5, "", "1", "x", "../x", [], [1], {}, {"a": 1}, True, "float64", [[0]]]
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    yield path
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            yield from places(value[key], (*path, key))
+
+
+@settings(max_examples=300)
+@given(data=st.data())
+def test_any_value_in_a_sidecar(folder: Path, data: st.DataObject) -> None:
+    """Whatever a place of it holds: a report, a description, and for readers an error of ours."""
+    with ArrayWriter(files_of(folder, CONTENTS, "x")) as writer:
+        fill(writer, CONTENTS)
+        writer.publish(IDENTITY)
+    path = folder / "x-megaindex.json"
+    body = json.loads(path.read_text())
+    body["boot"] = data.draw(st.sampled_from([body["boot"], "another"]))
+    place = data.draw(st.sampled_from([each for each in places(body) if each]))
+    inner = body
+    for key in place[:-1]:
+        inner = inner[key]
+    inner[place[-1]] = data.draw(LEAVES)
+    path.write_text(json.dumps(body))
+    for full in (False, True):
+        verify(path, full=full)
+    inspect(path)
+    files = files_of(folder, CONTENTS, "x")
+    with contextlib.suppress(MegaIndexError):
+        found = find_arrays(files, IDENTITY, lambda arrays: None)
+        if found is not None:
+            map_arrays(files, found)
