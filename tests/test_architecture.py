@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import collections
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -130,3 +131,14 @@ print(sorted({{'numba', 'torch'}} & set(sys.modules)))
         [sys.executable, "-c", code], capture_output=True, text=True, check=True
     )
     assert result.stdout.strip() == "[]"
+
+
+def test_the_guide_for_developers_names_what_is_there() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text()
+    paths = set(re.findall(r"`((?:megaindex|csrc|tests|docs)/[^`]*)`", text))
+    assert len(paths) > 20
+    assert [path for path in sorted(paths) if not list(ROOT.glob(path.rstrip("/")))] == []
+    named = re.findall(r"`(\w+)` in `(megaindex/[^`]+\.py)`", text)
+    assert len(named) >= 3
+    for name, path in named:
+        assert re.search(rf"^(def|class) {name}\b", (ROOT / path).read_text(), re.M), name
