@@ -1,13 +1,16 @@
-"""Imports point down only, kernels know no Python, and the package loads nothing heavy."""
+"""Layers, circles and names of modules, public names, and what importing the package loads."""
 
 from __future__ import annotations
 
 import ast
 import collections
+import importlib
 import os
+import pydoc
 import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -93,6 +96,100 @@ def test_public_classes_have_names_of_their_own() -> None:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 homes[node.name].append(name)
     assert {name: where for name, where in homes.items() if len(where) > 1} == {}
+
+
+# what users import from; of adapters each module, too
+FACADES = {
+    f"megaindex{name}"
+    for name in ("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".adapters", ".helpers")
+}
+
+
+def imported_from(source: str) -> set[tuple[str, str]]:
+    """(module, name) of everything that a text imports of megaindex; of a module itself, ""."""
+    found = set()
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            found |= {(alias.name, "") for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {(node.module, alias.name) for alias in node.names}
+    return {(home, name) for home, name in found if home.split(".")[0] == "megaindex"}
+
+
+def is_public(home: str, name: str) -> bool:
+    module = importlib.import_module(home)
+    return not name or name in getattr(module, "__all__", vars(module))
+
+
+@pytest.mark.parametrize("facade", sorted(FACADES - {"megaindex.helpers"}))
+def test_every_public_name_resolves_and_is_listed(facade: str) -> None:
+    module = importlib.import_module(facade)
+    stub = (Path(module.__path__[0]) / "__init__.pyi").read_text()
+    public = [name for name in module.__all__ if name != "__version__"]
+    assert public
+    assert public == sorted(name for _, name in imported_from(stub))
+    assert sorted(dir(module)) == sorted(module.__all__)
+    for home, name in imported_from(stub):
+        if "torch" in home or home.endswith("neox_dataset"):
+            pytest.importorskip("torch")
+        value = getattr(module, name)
+        assert value is getattr(importlib.import_module(home), name)
+    with pytest.raises(AttributeError, match="has no attribute 'other'"):
+        _ = module.other
+
+
+def test_a_function_with_the_name_of_its_module_stays_the_function() -> None:
+    """Whichever of the two is imported first."""
+    code = """
+import megaindex.corpus.merge, megaindex.recipe.amend
+from megaindex.corpus.merge import merge as function
+from megaindex.corpus import merge
+from megaindex.recipe import amend
+import megaindex.recipe.amend
+assert merge is function and callable(amend) and megaindex.recipe.amend is amend
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_modules_import_from_modules_not_from_facades() -> None:
+    wrong = []
+    for path in MODULES.values():
+        for home, name in imported_from(path.read_text()):
+            package = importlib.import_module(home) if home in FACADES else None
+            if package and name != "__version__" and name in getattr(package, "_homes", ()):
+                wrong.append(f"{path.relative_to(ROOT)} imports {name} from {home}")
+    assert wrong == []
+
+
+def test_documentation_imports_from_facades_alone() -> None:
+    pages = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    seen, deeper = 0, []
+    for page in pages:
+        for block in re.findall(r"```(?:python|py)\n(.*?)```", page.read_text(), re.DOTALL):
+            for home, name in imported_from(block):
+                seen += 1
+                public = home in FACADES or home.rpartition(".")[0] == "megaindex.adapters"
+                if not public or not is_public(home, name):
+                    deeper.append(f"{page.name}: {home} {name}")
+    assert seen > 20
+    assert deeper == []
+
+
+def test_help_begins_with_an_example(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of six lines, which run."""
+    if os.environ.get("MEGAINDEX_SANITIZE") == "1":
+        pytest.skip("torch does not run under the sanitizers")
+    pytest.importorskip("torch")
+    import megaindex
+
+    text = pydoc.plain(pydoc.render_doc(megaindex)).partition("\nDESCRIPTION\n")[2]
+    example = textwrap.dedent(text.partition("\n    \n")[0])
+    assert len(example.splitlines()) == 6
+    with megaindex.IndexedDatasetWriter(str(tmp_path / "c"), "uint16") as writer:
+        writer.add_document([7] * (65 * 2048))
+    assert capsys.readouterr().out == ""
+    exec(example.replace("/data/my_corpus_text_document", str(tmp_path / "c")), {})
+    assert capsys.readouterr().out.count("tensor(") == 2  # 64 samples in batches of 4 on 8 ranks
 
 
 def test_kernels_know_neither_python_nor_files() -> None:
