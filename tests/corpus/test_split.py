@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import tempfile
 import tracemalloc
 from pathlib import Path
@@ -16,9 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from megaindex.cli import main
-from megaindex.corpus import split as cuts
 from megaindex.corpus.merge import merge
-from megaindex.corpus.split import cut_at, cut_evenly, cut_ranges, split
+from megaindex.corpus.split import TokenCounts, cut_at, cut_evenly, cut_ranges, split
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.format.pair import map_pair
@@ -64,7 +64,7 @@ def test_equal_tokens_against_brute_force(documents: list[list[int]], data: st.D
     parts = data.draw(st.integers(1, len(documents)))
     before = [sum(map(sum, documents[:d])) for d in range(len(documents) + 1)]
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuts, "_STEP", 4)
+        patch.setattr(sys.modules["megaindex.corpus.split"], "_STEP", 4)
         write_documents(f"{directory}/a", documents)
         found = cut_evenly(
             map_pair(f"{directory}/a", "megatron", multimodal=False), parts, "tokens"
@@ -85,7 +85,7 @@ def test_token_counts_across_steps(tmp_path: Path) -> None:
     pair = map_pair(
         write_corpus(tmp_path / "a", lengths, np.int32).path_prefix, "megatron", multimodal=False
     )
-    counts = cuts.TokenCounts(pair)
+    counts = TokenCounts(pair)
     assert counts.total == lengths.sum()
     for sequence in (0, 1, 16_383, 16_384, 16_385, 32_768, 39_999, 40_000):
         assert counts.before(sequence) == lengths[:sequence].sum()
