@@ -251,26 +251,29 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 @dataclass(frozen=True)
 class CheckpointReader:
-    """A mapping of a checkpoint, and what it is to be: ``the state of a sampler``."""
+    """Reader of the fields of a mapping in a checkpoint; a wrong field is a FormatError.
+
+    ``what`` names the mapping in messages: ``the state of a sampler``.
+    """
 
     what: str
     values: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         if not isinstance(self.values, Mapping):
-            raise self.wrong("it must be a mapping", self.values)
+            raise self.error("it must be a mapping", self.values)
         for key in self.values:
             if not isinstance(key, str):
-                raise self.wrong("its keys must be text", key)
+                raise self.error("its keys must be text", key)
 
-    def wrong(self, rule: str, value: object) -> FormatError:
-        """To be raised: the rule that a value breaks."""
+    def error(self, rule: str, value: object) -> FormatError:
+        """Return the error of a value that breaks a rule."""
         return FormatError(
             f"not {self.what}: {rule}, got {shown(value)}; take it from an intact checkpoint"
         )
 
     def field(self, name: str, rule: str) -> Any:
-        """Any value that is there."""
+        """Return the value of a field, which must exist."""
         if name not in self.values:
             raise FormatError(
                 f"not {self.what}: it has no {name}, which {rule}; take it from an intact "
@@ -279,10 +282,10 @@ class CheckpointReader:
         return self.values[name]
 
     def checked(self, name: str, rule: str, is_right: Callable[[Any], bool]) -> Any:
-        """A value that keeps the rule, as ``is_right`` knows it."""
+        """Return the value of a field for which ``is_right`` is true."""
         value = self.field(name, rule)
         if not is_right(value):
-            raise self.wrong(f"{name} {rule}", value)
+            raise self.error(f"{name} {rule}", value)
         return value
 
     def check_version(self, reads: int) -> None:
@@ -293,10 +296,10 @@ class CheckpointReader:
                 "use the release that wrote it, or take it from an intact checkpoint"
             )
 
-    def whole(self, name: str, *, least: int = 0, most: int = INT64_MAX) -> int:
-        """A whole number in these bounds; truth values are none.
+    def integer(self, name: str, *, least: int = 0, most: int = INT64_MAX) -> int:
+        """Return an integer within these bounds; True and False are refused.
 
-        Integers of NumPy are: pickled states may hold those that a sampler was once given.
+        Integers of NumPy are accepted: pickled states may hold those that a sampler was given.
         """
         rule = f"must be a whole number from {least} to {most}"
         value = self.field(name, rule)
@@ -305,14 +308,14 @@ class CheckpointReader:
         except InvalidArgument:
             number = least - 1
         if isinstance(value, bool) or not least <= number <= most:
-            raise self.wrong(f"{name} {rule}", value)
+            raise self.error(f"{name} {rule}", value)
         return number
 
     def text(self, name: str) -> str:
         return str(self.checked(name, "must be text", lambda value: isinstance(value, str)))
 
     def hashed(self, name: str) -> str:
-        """32 hex digits."""
+        """Return a text of 32 hex digits."""
         return str(self.checked(name, "must be 32 hex digits", _is_hash))
 
     def flag(self, name: str) -> bool:
@@ -320,7 +323,7 @@ class CheckpointReader:
         return bool(self.checked(name, rule, lambda value: isinstance(value, bool)))
 
     def part(self, name: str, what: str) -> CheckpointReader:
-        """A mapping inside this one."""
+        """Return a reader of the mapping in this field."""
         rule = "must be a mapping"
         return CheckpointReader(
             what, self.checked(name, rule, lambda value: isinstance(value, Mapping))
@@ -332,7 +335,7 @@ def _is_hash(value: object) -> bool:
 
 
 def differ(theirs: object, ours: object) -> bool:
-    """Whether what a checkpoint holds is something else than what is there now."""
+    """Return True where a checkpoint's value differs from the present one."""
     try:
         return bool(theirs != ours)
     except (ValueError, RuntimeError):  # of arrays, and of what has no end

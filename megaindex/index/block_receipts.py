@@ -82,16 +82,16 @@ class Ladder:
             FormatError: not what `to_dict` gives.
         """
         given = CheckpointReader("a ladder, a stride and blocks of positions", stored)
-        stride = given.whole("stride", least=1, most=_WHOLE)
+        stride = given.integer("stride", least=1, most=_WHOLE)
         if stride & (stride - 1):
-            raise given.wrong("stride must be a power of two", stride)
+            raise given.error("stride must be a power of two", stride)
         blocks = {}
         for key, pair in given.part("blocks", "the blocks of a ladder").values.items():
             number = int(key) if key.isdecimal() and len(key) <= 19 else -1
             if str(number) != key or number * stride > INT64_MAX:
-                raise given.wrong("blocks are named by their numbers", key)
+                raise given.error("blocks are named by their numbers", key)
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
-                raise given.wrong(f"block {key} must be a receipt and a number of samples", pair)
+                raise given.error(f"block {key} must be a receipt and a number of samples", pair)
             blocks[number] = Receipt.from_dict({"receipt": pair[0], "samples": pair[1]})
         return cls(stride=stride, blocks=blocks)
 

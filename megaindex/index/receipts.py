@@ -87,7 +87,7 @@ class Receipt:
             FormatError: not what `to_dict` gives.
         """
         given = CheckpointReader("a receipt, 32 hex digits and a number of samples", stored)
-        return cls(_words(given.hashed("receipt")), given.whole("samples"))
+        return cls(_words(given.hashed("receipt")), given.integer("samples"))
 
 
 def fingerprint_keys(fingerprints: Sequence[str]) -> U64:

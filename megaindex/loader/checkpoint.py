@@ -160,11 +160,11 @@ class Resumable(ABC):
         kind = stored.text("kind")
         if stored.field("fingerprint", "must be text or null") is not None:
             stored.text("fingerprint")
-        stored.whole("num_samples")
-        stored.whole("train_samples")
+        stored.integer("num_samples")
+        stored.integer("train_samples")
         if kind == self.kind:
             self._check_fields(stored)
-        consumed, rows = stored.whole("consumed_samples"), stored.whole("rows_left")
+        consumed, rows = stored.integer("consumed_samples"), stored.integer("rows_left")
         # what is left of a step of another kind are samples like all that follow
         return LoaderPosition(consumed, rows if kind == self.kind else 0)
 

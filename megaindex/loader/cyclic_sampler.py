@@ -121,10 +121,10 @@ class CyclicSampler(Resumable):
         }
 
     def _check_fields(self, stored: CheckpointReader) -> None:
-        stored.whole("micro_batch_size", least=1)
-        stored.whole("world_size", least=1)
+        stored.integer("micro_batch_size", least=1)
+        stored.integer("world_size", least=1)
         stored.flag("data_sharding")
-        stored.whole("rows_left", most=0)  # it has no steps
+        stored.integer("rows_left", most=0)  # it has no steps
 
     def _check_place(self, place: LoaderPosition) -> None:
         consumed, stride = place.consumed_samples, self._ranks.rows_per_round

@@ -296,9 +296,9 @@ class Loader:
                 f"a sampler of type {type(self._sampler).__name__} cannot go on from a state; use "
                 "MicroBatchSampler or one of its kin"
             )
-        consumed = stored.whole("consumed_samples")
-        if sampler.whole("consumed_samples") != consumed:
-            raise stored.wrong(
+        consumed = stored.integer("consumed_samples")
+        if sampler.integer("consumed_samples") != consumed:
+            raise stored.error(
                 f"consumed_samples must be {consumed} in the state of its sampler too",
                 sampler.values["consumed_samples"],
             )

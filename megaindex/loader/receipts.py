@@ -225,12 +225,12 @@ def stored_receipt(state: Mapping[str, Any]) -> StoredReceipt:
         )
     placed = misplaced = 0
     if "in_place" in state or "misplaced" in state:  # in no state of earlier versions
-        misplaced = stored.whole("misplaced", most=receipt.count)
-        placed = stored.whole("in_place", most=receipt.count - misplaced)
+        misplaced = stored.integer("misplaced", most=receipt.count)
+        placed = stored.integer("in_place", most=receipt.count - misplaced)
     rank = size = None
     if "data_parallel_rank" in state or "data_parallel_size" in state:
-        size = stored.whole("data_parallel_size", least=1)
-        rank = stored.whole("data_parallel_rank", most=size - 1)
+        size = stored.integer("data_parallel_size", least=1)
+        rank = stored.integer("data_parallel_rank", most=size - 1)
     return StoredReceipt(
         counted=Counted(ladder=ladder, in_place=placed, misplaced=misplaced),
         fingerprints=fingerprints,
@@ -389,7 +389,7 @@ def check_receipts(
     if end is None:
         if "consumed_samples" not in state:
             raise InvalidArgument("end must say how many samples of the run were served")
-        end = CheckpointReader("the state of a loader", state).whole("consumed_samples")
+        end = CheckpointReader("the state of a loader", state).integer("consumed_samples")
     receipt = state if "ladder" in state else state.get("receipt")
     if receipt is None:
         raise InvalidArgument("the states hold no receipts; make the loader with a Recorder")

@@ -71,7 +71,7 @@ class StoredRecipe:
             sources[name] = facts
         names = [source.name for source in recipe.sources]
         if list(sources) != names or len(given) != len(names):
-            raise stored.wrong(f"sources must be those of its recipe, {shown(names)}", given)
+            raise stored.error(f"sources must be those of its recipe, {shown(names)}", given)
         loader = stored.part("loader", "the state of a loader")
         return cls(
             recipe=recipe,
@@ -80,7 +80,7 @@ class StoredRecipe:
             ],
             sources=sources,
             loader=dict(loader.values),
-            consumed_samples=loader.whole("consumed_samples"),
+            consumed_samples=loader.integer("consumed_samples"),
         )
 
     def itinerary(self) -> Itinerary:
@@ -120,7 +120,7 @@ def _source_of(each: Any) -> tuple[str, dict[str, Any]]:
         "targets": stored.text("targets"),
     }
     for size in SIZES:
-        facts[size] = stored.whole(size, least=0 if size == "documents" else 1, most=2**62)
+        facts[size] = stored.integer(size, least=0 if size == "documents" else 1, most=2**62)
     facts["content"] = None  # in states of earlier versions
     if stored.values.get("content") is not None:
         facts["content"] = Contents.read(stored.part("content", "the content of a source"))

@@ -187,10 +187,10 @@ class MicroBatchSampler(Resumable):
         return int(stored.get("largest_step", unknown))
 
     def _check_fields(self, stored: CheckpointReader) -> None:
-        stored.whole("train_samples", most=stored.whole("num_samples"))
+        stored.integer("train_samples", most=stored.integer("num_samples"))
         if "largest_step" in stored.values:
-            stored.whole("largest_step", least=1)
-        stored.whole("rows_left", most=self._largest_of(stored.values) - 1)
+            stored.integer("largest_step", least=1)
+        stored.integer("rows_left", most=self._largest_of(stored.values) - 1)
 
     def _check_place(self, place: LoaderPosition) -> None:
         if place.rows_left % self._ranks.rows_per_round:
