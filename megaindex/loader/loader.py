@@ -21,8 +21,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.block_receipts import Ladder
 from megaindex.index.spans import Index
 from megaindex.loader.batch import BatchMaker, SampleOptions
-from megaindex.loader.batch_reader import Batch, BatchReader, BufferPool, Prepared
-from megaindex.loader.buffers import DeviceCopies
+from megaindex.loader.batch_reader import Batch, BatchReader, BufferPool, DeviceCopies, Prepared
 from megaindex.loader.checkpoint import (
     Contents,
     check_content,
