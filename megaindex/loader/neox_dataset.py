@@ -19,6 +19,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.labels import IGNORED_LABEL, check_in_step
 from megaindex.index.spans import Index, Spans
 from megaindex.loader.reader_choice import plain_reader
+from megaindex.loader.token_readers import row_tokens
 
 Rows = dict[str, npt.NDArray[Any]]
 
@@ -147,8 +148,6 @@ def _spread(
     values: npt.NDArray[np.float32], spans: Spans, shape: tuple[int, int]
 ) -> npt.NDArray[np.float32]:
     """Each run's value at all of its tokens, 0 where a row has none."""
-    ends = np.concatenate(([0], np.cumsum(spans.length)))
-    sizes = np.diff(ends[spans.row_splits])
     out = np.zeros(shape, np.float32)
-    out[np.arange(shape[1]) < sizes[:, None]] = np.repeat(values, spans.length)
+    out[np.arange(shape[1]) < row_tokens(spans)[:, None]] = np.repeat(values, spans.length)
     return out

@@ -17,11 +17,11 @@ import numpy.typing as npt
 
 from megaindex._types import I64
 from megaindex.format import IndexedDataset
-from megaindex.index.spans import Index, Spans
+from megaindex.index.spans import Index
 from megaindex.loader.batch import BatchMaker, SampleIds, SampleOptions
 from megaindex.loader.reader_choice import reader_of
 from megaindex.loader.targets import Targets
-from megaindex.loader.token_readers import TokenReader
+from megaindex.loader.token_readers import TokenReader, row_tokens
 from megaindex.validation import check_choice
 
 Fields = dict[str, npt.NDArray[Any]]
@@ -79,20 +79,14 @@ class NumpyDataset:
             return buffers.arrays
         return _as_maxtext(
             buffers.arrays,
-            _row_tokens(spans),
+            row_tokens(spans),
             tells_documents_apart=self._maker.options.resets_positions,
         )
 
 
-def _row_tokens(spans: Spans) -> I64:
-    """Tokens that each row reads, the one beyond its length included."""
-    before = np.concatenate(([0], np.cumsum(spans.length)))
-    return np.diff(before[spans.row_splits])
-
-
-def _as_maxtext(arrays: Fields, row_tokens: I64, *, tells_documents_apart: bool) -> Fields:
+def _as_maxtext(arrays: Fields, tokens_per_row: I64, *, tells_documents_apart: bool) -> Fields:
     positions = arrays["position_ids"].astype(np.int32)
-    has_token = np.arange(positions.shape[1]) < row_tokens[:, None]
+    has_token = np.arange(positions.shape[1]) < tokens_per_row[:, None]
     if tells_documents_apart:
         segments = np.cumsum(positions == 0, axis=1, dtype=np.int32)
     else:

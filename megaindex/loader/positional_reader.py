@@ -1,4 +1,4 @@
-"""Reader of the tokens of a batch by positional reads.
+"""Reader of tokens by positional reads.
 
 Through a mapping the process waits in a page fault: one page at a time on a network file system,
 with no error to handle but a signal that kills it. A positional read asks for exactly the bytes
@@ -13,21 +13,28 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from megaindex import kernels
-from megaindex._types import I64, U8
+from megaindex._types import U8
 from megaindex.errors import InvalidArgument, StorageError
 from megaindex.format import IndexedDataset
-from megaindex.index.spans import Spans
 from megaindex.io.paths import FileInfo, is_remote
 from megaindex.io.pread import DescriptorCache, RangeReader
 from megaindex.io.threads import Workers
-from megaindex.loader.token_readers import Ranges, RunBytes, locate_bytes, merge, row_groups
+from megaindex.kernels import active
+from megaindex.loader.token_readers import (
+    Ranges,
+    ReadRequest,
+    RunBytes,
+    TokenReader,
+    locate_bytes,
+    merge,
+    row_groups,
+)
 from megaindex.objects.store import MERGE_GAP, PIECE, read_each
 from megaindex.validation import check_number, make_plain
 
@@ -54,10 +61,10 @@ class ReadTask:
 
 
 class Fetch:
-    """All errands of a batch; `run` is called by each thread that helps, `wait` by the reader."""
+    """All reads of a batch; each thread calls `run`, the reader calls `wait`."""
 
-    def __init__(self, errands: list[ReadTask]) -> None:
-        self.errands = errands
+    def __init__(self, tasks: list[ReadTask]) -> None:
+        self.tasks = tasks
         self._changed = threading.Condition()
         self._next = 0
         self._finished = 0
@@ -66,67 +73,67 @@ class Fetch:
         self.hanging: list[ReadTask] = []
 
     def run(self) -> bool:
-        """Errands until none is left; False if the batch was given up during one of them."""
-        while (errand := self._begin()) is not None:
+        """Do tasks until none is left; return False if the batch was given up during one."""
+        while (task := self._begin()) is not None:
             error: BaseException | None = None
             try:
-                for _ in errand.read_each(errand.pieces):
-                    errand.done += 1
+                for _ in task.read_each(task.pieces):
+                    task.done += 1
             except BaseException as caught:  # raised where the batch is waited for
                 error = caught
             with self._changed:
                 if self.hanging:
                     return False
-                self._running.remove(errand)
+                self._running.remove(task)
                 self._finished += 1
                 self._error = self._error or error
                 self._changed.notify()
         return True
 
     def wait(self, timeout: float) -> None:
-        """Until everything is read; nothing further is begun if that fails.
+        """Wait until everything is read; nothing further is begun if that fails.
 
         Raises:
             StorageError: what the first failing read raised, or that none was finished for
-                ``timeout`` seconds; `hanging` then has the errands whose threads do not return.
+                ``timeout`` seconds; `hanging` then has the tasks whose threads do not return.
         """
         with self._changed:
             try:
-                while self._finished < len(self.errands) and self._error is None:
+                while self._finished < len(self.tasks) and self._error is None:
                     if not self._progresses(timeout):
                         self.hanging = self._running
                         raise self._stalled(timeout)
             finally:  # also after an interrupt
-                self._next = len(self.errands)
+                self._next = len(self.tasks)
             if self._error is not None:
                 raise self._error
 
     def _stalled(self, timeout: float) -> StorageError:
         # with none under way, the threads hang in other batches
-        errand = (self._running or self.errands)[0]
+        task = (self._running or self.tasks)[0]
         return StorageError(
-            f"{errand.path}: a read at byte {errand.offset} has not returned for {timeout:g} s "
+            f"{task.path}: a read at byte {task.offset} has not returned for {timeout:g} s "
             f"({len(self._running)} such reads); check the device or the file server, then go on "
             "from the last checkpoint"
         )
 
     def _begin(self) -> ReadTask | None:
         with self._changed:
-            if self._next >= len(self.errands):
+            if self._next >= len(self.tasks):
                 return None
-            errand = self.errands[self._next]
+            task = self.tasks[self._next]
             self._next += 1
-            self._running.append(errand)
-            return errand
+            self._running.append(task)
+            return task
 
     def _progresses(self, timeout: float) -> bool:
-        """Wait for an errand to finish; whether that, or at least a read, was done in time."""
-        finished, read = self._finished, sum(errand.done for errand in self._running)
+        """Wait for a task to finish; return True if that, or at least a read, was done in time."""
+        finished, read = self._finished, sum(task.done for task in self._running)
         deadline = time.monotonic() + timeout
         while self._finished == finished and self._error is None:
             left = deadline - time.monotonic()
             if left <= 0:
-                return sum(errand.done for errand in self._running) > read
+                return sum(task.done for task in self._running) > read
             self._changed.wait(left)
         return True
 
@@ -141,12 +148,12 @@ class Medium:
     """Bytes that are read in less time than another read takes to begin."""
     piece: int
     """A longer range is read in pieces, by several threads."""
-    errand: int
+    pieces_per_task: int
     """Pieces that one thread reads in turn: of a file the kernel knows them all ahead."""
 
 
-FILES = Medium(threads=16, merge_gap=16 << 10, piece=1 << 20, errand=8)
-OBJECTS = Medium(threads=64, merge_gap=MERGE_GAP, piece=PIECE, errand=1)
+FILES = Medium(threads=16, merge_gap=16 << 10, piece=1 << 20, pieces_per_task=8)
+OBJECTS = Medium(threads=64, merge_gap=MERGE_GAP, piece=PIECE, pieces_per_task=1)
 """A request takes some 30 ms to begin, and then gets some 50 MB a second."""
 
 
@@ -175,8 +182,8 @@ class PositionalOptions:
             raise InvalidArgument(f"{self}: sizes, threads and times must be positive")
 
 
-class PositionalTokens:
-    """The tokens of ``datasets`` as a `TokenReader`. Safe to share between threads.
+class PositionalTokens(TokenReader):
+    """The tokens of ``datasets`` by positional reads. Safe to share between threads.
 
     The number of open files is bounded whatever the number of datasets. A file that is truncated,
     replaced or removed under a running job raises StorageError; it never kills the process.
@@ -198,7 +205,7 @@ class PositionalTokens:
         *,
         reader: RangeReader | None = None,
     ) -> None:
-        self._datasets = tuple(datasets)
+        super().__init__(datasets)
         self._options = options or PositionalOptions()
         self._reader = reader or RangeReader(descriptors=DescriptorCache())
         self._files = tuple(dataset.bin_facts for dataset in self._datasets)
@@ -216,43 +223,22 @@ class PositionalTokens:
         self._kinds = kinds
         self._kind = np.array([kinds.index(d.dtype) for d in self._datasets], np.int32)
 
-    @property
-    def datasets(self) -> tuple[IndexedDataset, ...]:
-        return self._datasets
-
-    def read(
-        self,
-        spans: Spans,
-        out: np.ndarray[Any, Any],
-        labels: np.ndarray[Any, Any] | None = None,
-        *,
-        pad_id: int,
-        num_threads: int = 1,
-    ) -> None:
-        """Row k of ``out`` gets the tokens of the k-th sample, of ``labels`` those one ahead.
+    def fill(self, request: ReadRequest) -> None:
+        """As `TokenReader.fill`.
 
         Raises:
             OutOfRange, FormatError: a run that the files do not hold; nothing is read.
             StorageError: a read failed, stalled, or met another file than before. Rows may have
                 been written.
         """
+        spans = request.spans
         runs = locate_bytes(self._datasets, spans)
         for first, stop in row_groups(spans, runs.nbytes, self._options.bytes_in_flight):
-            begin, end = int(spans.row_splits[first]), int(spans.row_splits[stop])
-            part = RunBytes(
-                source=runs.source[begin:end],
-                begin=runs.begin[begin:end],
-                nbytes=runs.nbytes[begin:end],
-            )
+            part = runs.part(spans.row_splits[first], spans.row_splits[stop])
             ranges = self._merged(part)
             staging = self._take_staging(ranges.staging_nbytes)
             self._fetch(ranges, staging)
-            self._gather(
-                part, ranges, staging,
-                spans.length[begin:end], spans.row_splits[first : stop + 1] - begin,
-                out[first:stop], None if labels is None else labels[first:stop],
-                pad_id, num_threads,
-            )  # fmt: skip
+            self._gather(request.rows(first, stop), part, ranges, staging)
             self._staging.append(staging)
 
     def close(self) -> None:
@@ -286,50 +272,37 @@ class PositionalTokens:
         return staging if staging.size >= nbytes else np.empty(-(-nbytes // 4096) * 4096, np.uint8)
 
     def _fetch(self, ranges: Ranges, staging: U8) -> None:
-        fetch = Fetch(self._errands(ranges, staging))
-        for _ in range(min(self._threads, len(fetch.errands))):
+        fetch = Fetch(self._tasks(ranges, staging))
+        for _ in range(min(self._threads, len(fetch.tasks))):
             self._workers.submit(fetch.run)
         try:
             fetch.wait(self._options.timeout)
         finally:
             self._workers.write_off(len(fetch.hanging))
 
-    def _errands(self, ranges: Ranges, staging: U8) -> list[ReadTask]:
+    def _tasks(self, ranges: Ranges, staging: U8) -> list[ReadTask]:
         memory = staging.data
-        errands: list[ReadTask] = []
+        tasks: list[ReadTask] = []
         columns = (ranges.source, ranges.begin, ranges.nbytes, ranges.at)
         for source, begin, nbytes, at in zip(*(c.tolist() for c in columns), strict=True):
             path, medium = self._files[source].path, self._media[source]
             for done in range(0, nbytes, medium.piece):
                 piece = begin + done, memory[at + done : at + min(done + medium.piece, nbytes)]
-                same = errands and errands[-1].path == path
-                if not same or len(errands[-1].pieces) == medium.errand:
-                    errands.append(ReadTask(path, self._reads[source], []))
-                errands[-1].pieces.append(piece)
-        return errands
+                same = tasks and tasks[-1].path == path
+                if not same or len(tasks[-1].pieces) == medium.pieces_per_task:
+                    tasks.append(ReadTask(path, self._reads[source], []))
+                tasks[-1].pieces.append(piece)
+        return tasks
 
-    def _gather(
-        self,
-        runs: RunBytes,
-        ranges: Ranges,
-        staging: U8,
-        length: I64,
-        row_splits: I64,
-        out: np.ndarray[Any, Any],
-        labels: np.ndarray[Any, Any] | None,
-        pad_id: int,
-        num_threads: int,
-    ) -> None:
-        """The staging buffer is a small dataset: run k of the batch is its sequence k."""
-        backend = kernels.active()
-        lengths = length.astype(np.int32)
-        table = backend.token_table(
-            [(staging[: staging.size // 64 * 64].view(kind), ranges.run_at, lengths)
-             for kind in self._kinds]
-        )  # fmt: skip
-        number = np.arange(length.size)
-        bad = backend.gather(
-            table, self._kind[runs.source], number, np.zeros_like(number), length, row_splits,
-            out, labels, pad_id, num_threads,
-        )  # fmt: skip
+    def _gather(self, request: ReadRequest, runs: RunBytes, ranges: Ranges, staging: U8) -> None:
+        """Copy from the staging buffer, a small dataset: run k of the request is its sequence k."""
+        lengths = request.spans.length.astype(np.int32)
+        words = staging[: staging.size // 64 * 64]
+        table = active().token_table(
+            [(words.view(kind), ranges.run_at, lengths) for kind in self._kinds]
+        )
+        number = np.arange(lengths.size)
+        source, offset = self._kind[runs.source], np.zeros_like(number)
+        staged = replace(request.spans, source=source, document=number, offset=offset)
+        bad = replace(request, spans=staged).gather(table)
         assert bad == -1, "the runs were checked before they were read"

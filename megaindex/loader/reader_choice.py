@@ -11,14 +11,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeGuard
 
-from megaindex._types import IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.spans import Spans
 from megaindex.io.filesystem import file_system_type, is_local
 from megaindex.io.paths import check_local, is_remote
 from megaindex.loader.positional_reader import PositionalTokens
-from megaindex.loader.token_readers import MappedTokens, PrefetchingTokens, TokenReader
+from megaindex.loader.token_readers import (
+    MappedTokens,
+    PrefetchingTokens,
+    ReadRequest,
+    TokenReader,
+)
 from megaindex.validation import shown
 
 logger = logging.getLogger(__name__)
@@ -44,7 +47,7 @@ def make_reader(datasets: Sequence[IndexedDataset], reader: str) -> TokenReader:
     if reader == "mapped":
         for dataset in datasets:
             check_local(dataset.path_prefix, "read it with reader='positional' or 'auto'")
-        return PrefetchingTokens(MappedTokens(datasets), datasets)
+        return PrefetchingTokens(datasets)
     if reader == "positional":
         return PositionalTokens(datasets)
     if reader == "auto":
@@ -94,7 +97,7 @@ def any_remote(datasets: Sequence[IndexedDataset]) -> bool:
     return any(is_remote(dataset.path_prefix) for dataset in datasets)
 
 
-class AutoTokens:
+class AutoTokens(TokenReader):
     """Reads the first batches both ways in turn and goes on with the faster; says so once.
 
     Away from local disks it reads by position from the start, unmeasured: only there does a file
@@ -102,38 +105,25 @@ class AutoTokens:
     """
 
     def __init__(self, datasets: Sequence[IndexedDataset]) -> None:
+        super().__init__(datasets)
         self._lock = threading.Lock()
         self._mapped = make_reader(datasets, "mapped")
         self._positional = make_reader(datasets, "positional")
         self._begun = 0
         self._seconds: dict[str, list[float]] = {"mapped": [], "positional": []}
-        self._datasets = tuple(datasets)
         self.choice: Choice | None = None
         """None until it is made."""
         remote = _remote_file_systems(datasets)
         if remote:
             self._choose(Choice("positional", f"files are on {', '.join(remote)}"))
 
-    @property
-    def datasets(self) -> tuple[IndexedDataset, ...]:
-        return self._datasets
-
-    def read(
-        self,
-        spans: Spans,
-        out: IntArray,
-        labels: IntArray | None = None,
-        *,
-        pad_id: int,
-        num_threads: int = 1,
-    ) -> None:
-        """As `TokenReader.read`."""
+    def fill(self, request: ReadRequest) -> None:
         kind = self.choice.reader if self.choice else self._next()
         reader = self._mapped if kind == "mapped" else self._positional
         start = time.perf_counter()
-        reader.read(spans, out, labels, pad_id=pad_id, num_threads=num_threads)
+        reader.fill(request)
         if self.choice is None:
-            self._note(kind, time.perf_counter() - start, out.size)
+            self._note(kind, time.perf_counter() - start, request.out.size)
 
     def _next(self) -> str:
         with self._lock:
@@ -154,9 +144,6 @@ class AutoTokens:
     def _choose(self, choice: Choice) -> None:
         self.choice = choice
         logger.info("tokens are read %s: %s", choice.reader, choice.reason)
-
-    def __reduce__(self) -> tuple[type[AutoTokens], tuple[tuple[IndexedDataset, ...]]]:
-        return AutoTokens, (self._datasets,)
 
 
 def _remote_file_systems(datasets: Sequence[IndexedDataset]) -> list[str]:

@@ -25,7 +25,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.labels import IGNORED_LABEL
 from megaindex.index.spans import Spans
 from megaindex.loader.reader_choice import plain_reader
-from megaindex.loader.token_readers import TokenReader
+from megaindex.loader.token_readers import TokenReader, row_tokens
 
 LossKind = Literal["labels", "loss_mask", "all"]
 
@@ -86,7 +86,7 @@ class Targets:
         part = _rows_of(spans, rows)
         crossing = document_ends(part, labels.shape[1])
         target = ~crossing
-        target &= np.arange(1, labels.shape[1] + 1) < _row_tokens(part)[:, None]
+        target &= np.arange(1, labels.shape[1] + 1) < row_tokens(part)[:, None]
         told = self._is_labels[source] | self._is_mask[source]
         if told.any():
             says = self._companions_say(part, labels.shape[1])
@@ -137,11 +137,6 @@ def document_ends(spans: Spans, width: int) -> npt.NDArray[np.bool_]:
     inside = last < width
     crossing[row[inside], last[inside]] = True
     return crossing
-
-
-def _row_tokens(spans: Spans) -> I64:
-    """Tokens that each row has."""
-    return np.diff(np.concatenate(([0], np.cumsum(spans.length)))[spans.row_splits])
 
 
 def _rows_of(spans: Spans, rows: I64, keep: npt.NDArray[np.bool_] | None = None) -> Spans:

@@ -50,7 +50,7 @@ def test_ten_thousand_datasets_take_a_few_descriptors(tmp_path: Path) -> None:
     right = 2 * (20 + source % 4)[:, None] + np.arange(20)
     mapped = MappedTokens(datasets)
     positional = PositionalTokens(datasets)
-    readers: list[TokenReader] = [mapped, PrefetchingTokens(mapped, datasets), positional]
+    readers: list[TokenReader] = [mapped, PrefetchingTokens(datasets), positional]
     for reader in readers:
         out = np.zeros((COUNT, 20), np.int64)
         reader.read(spans, out, pad_id=-1)
