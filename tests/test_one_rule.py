@@ -19,8 +19,7 @@ from megaindex.configs.neox_yaml import neox_settings
 from megaindex.configs.run import Data, Run, Source, Target
 from megaindex.configs.run_builder import resolve
 from megaindex.errors import InvalidArgument
-from megaindex.loader.host_samplers import RandomAccessSampler
-from megaindex.loader.samplers import MicroBatchSampler
+from megaindex.loader.samplers import MicroBatchSampler, RandomAccessSampler
 from megaindex.plan import make_plan
 from megaindex.recipe.recipe_file import recipe_of
 

@@ -320,7 +320,7 @@ def test_tokenizing_is_the_same(tmp_path: Path, kind: N) -> None:
 def test_samplers_and_their_states_are_the_same(kind: N) -> None:
     pytest.importorskip("torch")
     from megaindex.loader import CyclicSampler, EvaluationSampler, MicroBatchSampler
-    from megaindex.loader.host_samplers import RandomAccessSampler
+    from megaindex.loader.samplers import RandomAccessSampler
 
     def run(n: N) -> list[Any]:
         ranks = {"micro_batch_size": n(2), "data_parallel_rank": n(1), "data_parallel_size": n(2)}

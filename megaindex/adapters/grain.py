@@ -52,7 +52,7 @@ class BatchSource:
     Args:
         samples: what is read.
         batches: the sample ids of each batch, such as
-            `megaindex.loader.host_samplers.RandomAccessSampler`.
+            `megaindex.loader.RandomAccessSampler`.
         fingerprint: as for `SampleSource`.
     """
 

@@ -94,7 +94,7 @@ def _servings(stream: AuditStream, runs: Runs) -> Iterator[Serving]:
 
 
 def _dealt(stream: AuditStream, step: I64, within: I64) -> tuple[I64 | None, I64 | None]:
-    """Rank and micro batch of samples, counted within their step; see `megaindex.loader.rank_rows`.
+    """Rank and micro batch of samples, counted within their step; see `megaindex.loader.samplers`.
 
     A last step with rows of padding spreads its samples over all micro batches.
     """

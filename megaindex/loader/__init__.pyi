@@ -5,8 +5,6 @@ from megaindex.loader.batch import BatchMaker as BatchMaker
 from megaindex.loader.batch import SampleOptions as SampleOptions
 from megaindex.loader.buffers import Buffers as Buffers
 from megaindex.loader.cyclic_sampler import CyclicSampler as CyclicSampler
-from megaindex.loader.host_samplers import EvaluationSampler as EvaluationSampler
-from megaindex.loader.host_samplers import RandomAccessSampler as RandomAccessSampler
 from megaindex.loader.loader import Loader as Loader
 from megaindex.loader.neox_dataset import NeoxDataset as NeoxDataset
 from megaindex.loader.neox_dataset import NeoxPairwiseDataset as NeoxPairwiseDataset
@@ -18,7 +16,9 @@ from megaindex.loader.receipts import check_receipts as check_receipts
 from megaindex.loader.receipts import join_states as join_states
 from megaindex.loader.receipts import receipted as receipted
 from megaindex.loader.recipe_loader import RecipeLoader as RecipeLoader
+from megaindex.loader.samplers import EvaluationSampler as EvaluationSampler
 from megaindex.loader.samplers import MicroBatchSampler as MicroBatchSampler
+from megaindex.loader.samplers import RandomAccessSampler as RandomAccessSampler
 from megaindex.loader.source_progress import SourceProgress as SourceProgress
 from megaindex.loader.targets import SourceTargets as SourceTargets
 from megaindex.loader.targets import Targets as Targets

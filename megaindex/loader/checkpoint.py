@@ -1,18 +1,11 @@
-"""The state of a sampler, and its compatibility with a dataset and an index.
-
-The state of a sampler says how many samples were consumed and what the order of samples depends on.
-It is the same on every rank. Going on is refused where it would change what was served or what
-comes next: the order of another corpus, another kind of sampler, and the like. Each refusal has a
-name, and `allow` takes the names of those that are meant.
-"""
+"""Compatibility of an index with datasets, and of a checkpoint with a run's index and sources."""
 
 from __future__ import annotations
 
 import logging
-from abc import ABC, abstractmethod
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import xxhash
@@ -22,152 +15,8 @@ from megaindex.cache.fingerprint import array_bytes, contents_of
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Index
-from megaindex.loader.rank_rows import RankLayout
 from megaindex.loader.targets import Targets
-from megaindex.validation import CheckpointReader, check_between, shown
-
-VERSION = 1
-
-
-@dataclass(frozen=True)
-class LoaderPosition:
-    """Where a run stands, over all ranks."""
-
-    consumed_samples: int = 0
-    """Samples served, padding not counted: the position of the next."""
-    rows_left: int = 0
-    """Rows of the step under way that are still to be dealt; 0 between steps."""
-
-
-class Resumable(ABC):
-    """A sampler with torch's ``state_dict`` protocol, which torchdata's StatefulDataLoader uses.
-
-    An iteration starts where the sampler was set to start: by its arguments or `load_state_dict`.
-    """
-
-    kind: ClassVar[str]
-    _ranks: RankLayout
-    _start: LoaderPosition
-    _place: LoaderPosition
-
-    @property
-    def ranks(self) -> RankLayout:
-        """Which rank this sampler deals to, of how many."""
-        return self._ranks
-
-    @property
-    @abstractmethod
-    def _order(self) -> dict[str, Any]:
-        """What the order of samples depends on: JSON values by name."""
-
-    @abstractmethod
-    def _check_fields(self, stored: CheckpointReader) -> None:
-        """Raises FormatError where a state of this kind holds what no such sampler wrote."""
-
-    @abstractmethod
-    def _check_place(self, place: LoaderPosition) -> None:
-        """Raises InvalidArgument where this sampler cannot start at ``place``."""
-
-    @abstractmethod
-    def _refusals(
-        self, place: LoaderPosition, stored: Mapping[str, Any]
-    ) -> Iterator[tuple[str, str]]:
-        """Name and reason of what forbids going on from ``place`` of a run of order ``stored``."""
-
-    @abstractmethod
-    def _place_after(self, micro_batches: int) -> LoaderPosition:
-        """Where the run stands once ``micro_batches`` were served on every rank."""
-
-    @abstractmethod
-    def __len__(self) -> int:
-        """Micro batches an iteration yields, the same number on every rank."""
-
-    @abstractmethod
-    def _micro_batches(self) -> Iterator[list[int | None]]:
-        """From the start on; sets ``_place`` before each."""
-
-    def __iter__(self) -> Iterator[list[int | None]]:
-        self._place = self._start
-        return self._micro_batches()
-
-    def state_dict(self) -> dict[str, Any]:
-        """The state after the last micro batch that was taken from this sampler.
-
-        StatefulDataLoader keeps one for each batch it reads ahead, and gives that of the batch it
-        handed over last. A plain DataLoader with workers does not: use `state_after` with it.
-        """
-        return self._state(self._place)
-
-    def state_after(self, micro_batches: int) -> dict[str, Any]:
-        """The state once this many micro batches, counted from the start, were handed over.
-
-        Raises:
-            InvalidArgument: an iteration does not have that many.
-        """
-        micro_batches = check_between("micro_batches", micro_batches, 0, len(self))
-        return self._state(self._place_after(micro_batches))
-
-    def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
-        """Start where a run stood, here with this sampler's ranks and batch sizes.
-
-        Args:
-            allow: names of differences that do not forbid it, keys of the state.
-
-        Raises:
-            InvalidArgument: going on would change past or future; the message has reason and name.
-            FormatError: not what `state_dict` gives.
-        """
-        place = self._parse(state)
-        unknown = sorted(set(allow) - {"kind", *self._order})
-        if unknown or isinstance(allow, str):
-            raise InvalidArgument(
-                f"allow holds names among kind, {', '.join(self._order)}; got {allow!r}"
-            )
-        for name, reason in self._differences(place, state):
-            if name not in allow:
-                raise InvalidArgument(
-                    f"{reason}; go on with the settings of the checkpoint, or, if it is meant, "
-                    f'load it with allow=("{name}",)'
-                )
-        self._check_place(place)
-        self._start = self._place = place
-
-    def _state(self, place: LoaderPosition) -> dict[str, Any]:
-        return {"version": VERSION, "kind": self.kind, **vars(place), **self._order}
-
-    def _differences(
-        self, place: LoaderPosition, stored: Mapping[str, Any]
-    ) -> Iterator[tuple[str, str]]:
-        if stored["kind"] != self.kind:
-            yield (
-                "kind",
-                f"the checkpoint is of a sampler of kind {shown(stored['kind'])}, this one is "
-                f"{self.kind!r} and reads in another order",
-            )
-        ours = self._order["fingerprint"]
-        if stored["fingerprint"] != ours:
-            yield (
-                "fingerprint",
-                f"the checkpoint was made in the order {shown(stored['fingerprint'])}, this run "
-                f"reads in the order {ours!r}",
-            )
-        yield from self._refusals(place, {**self._order, **stored})
-
-    def _parse(self, state: Mapping[str, Any]) -> LoaderPosition:
-        """The place of a state of any kind, every field of which was looked at."""
-        stored = CheckpointReader("the state of a sampler", state)
-        stored.check_version(VERSION)
-        kind = stored.text("kind")
-        if stored.field("fingerprint", "must be text or null") is not None:
-            stored.text("fingerprint")
-        stored.integer("num_samples")
-        stored.integer("train_samples")
-        if kind == self.kind:
-            self._check_fields(stored)
-        consumed, rows = stored.integer("consumed_samples"), stored.integer("rows_left")
-        # what is left of a step of another kind are samples like all that follow
-        return LoaderPosition(consumed, rows if kind == self.kind else 0)
-
+from megaindex.validation import CheckpointReader, shown
 
 logger = logging.getLogger("megaindex")
 

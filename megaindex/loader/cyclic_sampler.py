@@ -9,8 +9,7 @@ import numpy as np
 
 from megaindex._types import I64
 from megaindex.errors import InvalidArgument
-from megaindex.loader.checkpoint import LoaderPosition, Resumable
-from megaindex.loader.rank_rows import RankLayout
+from megaindex.loader.sampler_state import LoaderPosition, RankLayout, Resumable
 from megaindex.validation import CheckpointReader, check_between, check_integer
 
 

@@ -25,7 +25,7 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.block_receipts import DEFAULT_STRIDE, Ladder, planned_ladder
 from megaindex.index.receipts import Receipt, fingerprint_keys, sample_receipts
 from megaindex.index.spans import Index, Spans
-from megaindex.loader.rank_rows import RankLayout
+from megaindex.loader.sampler_state import RankLayout
 from megaindex.loader.samplers import MicroBatchSampler
 from megaindex.validation import CheckpointReader, check_integer, differ, shown
 

@@ -24,10 +24,9 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.loader.batch import SampleOptions
 from megaindex.loader.batch_reader import Batch
 from megaindex.loader.checkpoint import Contents, check_content, check_contents
-from megaindex.loader.host_samplers import EvaluationSampler
 from megaindex.loader.loader import Loader
 from megaindex.loader.receipts import Recorder
-from megaindex.loader.samplers import MicroBatchSampler
+from megaindex.loader.samplers import EvaluationSampler, MicroBatchSampler
 from megaindex.loader.source_progress import SourceProgress
 from megaindex.loader.targets import source_targets, targets_of, targets_of_sources
 from megaindex.recipe.amend import check_past

@@ -1,14 +1,28 @@
-"""Which samples each data-parallel rank reads, micro batch by micro batch."""
+"""Samplers: which samples each data-parallel rank reads, micro batch by micro batch.
+
+A step's rows make micro batches, numbered through all ranks: micro batch n is rank n % D's, and the
+D micro batches that the ranks read at the same time are a round. Samples keep their order through
+the micro batches, and are spread over them as evenly as they go; the rows left are padding, None.
+So 5 samples in 8 rows, for 2 ranks with micro batches of 2, are
+
+    rank 0:  [0, 1]     [3, None]
+    rank 1:  [2, None]  [4, None]
+
+and a step without padding is as Megatron's ``single`` sampler and GPT-NeoX assign it. The samples
+of the rounds so far are the first of the step, and assigning the rest alone gives the same micro
+batches: a run can stop, and go on with other ranks, between any two rounds.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, Literal
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, overload
 
+from megaindex.arithmetic import ceil_div
 from megaindex.configs.batch_schedule import BatchSchedule
-from megaindex.errors import InvalidArgument
-from megaindex.loader.checkpoint import LoaderPosition, Resumable
-from megaindex.loader.rank_rows import RankLayout, Step, deal
+from megaindex.errors import InvalidArgument, OutOfRange
+from megaindex.loader.sampler_state import LoaderPosition, RankLayout, Resumable
 from megaindex.validation import (
     CheckpointReader,
     check_between,
@@ -20,14 +34,40 @@ from megaindex.validation import (
 TAILS = ("drop", "pad", "wrap")
 
 
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Rows that are assigned together: those of a global batch, or what is left of one."""
+
+    first: int
+    """Position of the first sample in the order of training."""
+    samples: int
+    """Rows that hold a sample, at positions first ... first + samples - 1."""
+    rows: int
+    """A multiple of the rows of a round, at least ``samples``."""
+
+    def begin(self, micro_batch: int, micro_batch_size: int) -> int:
+        """Return the position of a micro batch's first sample; the step's end for the one past its
+        last."""
+        each, longer = divmod(self.samples, self.rows // micro_batch_size)
+        return self.first + micro_batch * each + min(micro_batch, longer)
+
+
+def assign_rows(step: Step, ranks: RankLayout) -> Iterator[list[int | None]]:
+    """Yield the positions in each micro batch of one rank, None for padding."""
+    size = ranks.micro_batch_size
+    for number in range(ranks.data_parallel_rank, step.rows // size, ranks.data_parallel_size):
+        begin, end = step.begin(number, size), step.begin(number + 1, size)
+        yield [*range(begin, end), *[None] * (size - (end - begin))]
+
+
 class MicroBatchSampler(Resumable):
     """The micro batches of one rank, as lists of sample ids; a ``batch_sampler`` for DataLoader.
 
     Samples are served in order, so which of them make up a step depends on the global batch size
-    alone, and a run can go on with other ranks, micro batches and global batches at any place. Each
-    step is dealt as Megatron's ``single`` sampler and GPT-NeoX (without ``interleave``, which its
-    training never sets) deal it, see `megaindex.loader.rank_rows`. With 2 ranks and micro batches
-    of 2, rank 0 reads 0 1, 4 5, … and rank 1 reads 2 3, 6 7, …
+    alone, and a run can go on with other ranks, micro batches and global batches at any place. The
+    rows of a step are assigned as by Megatron's ``single`` sampler and by GPT-NeoX (without
+    ``interleave``, which its training never sets). With 2 ranks and micro batches of 2, rank 0
+    reads 0 1, 4 5, … and rank 1 reads 2 3, 6 7, …
 
     ``consumed_samples`` is all a run has to keep to go on exactly, which it can do between steps;
     `state_dict` adds the step under way and what the order depends on, to be checked.
@@ -72,7 +112,10 @@ class MicroBatchSampler(Resumable):
             data_parallel_rank=data_parallel_rank,
             data_parallel_size=data_parallel_size,
         )
-        self._schedule = _schedule(global_batch_size, self._ranks.rows_per_round)
+        rows = self._ranks.rows_per_round
+        size = rows if global_batch_size is None else global_batch_size
+        self._schedule = size if isinstance(size, BatchSchedule) else BatchSchedule.constant(size)
+        self._schedule.check_multiple_of(rows)
         self._largest_step = self._most_rows
         num_samples = check_integer("num_samples", num_samples)
         consumed_samples = check_integer("consumed_samples", consumed_samples)
@@ -105,7 +148,7 @@ class MicroBatchSampler(Resumable):
     def _micro_batches(self) -> Iterator[list[int | None]]:
         place, count = self._start, self._num_samples
         while (step := self._step(place)) is not None:
-            for number, positions in enumerate(deal(step, self._ranks), 1):
+            for number, positions in enumerate(assign_rows(step, self._ranks), 1):
                 place = self._place = self._place_in(step, number)
                 if place.consumed_samples > count:  # wrapped
                     yield [None if p is None else p % count for p in positions]
@@ -113,7 +156,7 @@ class MicroBatchSampler(Resumable):
                     yield positions
 
     def _step(self, place: LoaderPosition) -> Step | None:
-        """What is dealt at ``place``; None where the run is over."""
+        """Return what is assigned next at ``place``; None where the run is over."""
         first, rows = place.consumed_samples, place.rows_left
         left = max(0, self._train_samples - first)
         if rows == 0:
@@ -129,7 +172,7 @@ class MicroBatchSampler(Resumable):
         return self._schedule.samples_after(1, consumed) - consumed
 
     def _place_in(self, step: Step, rounds: int) -> LoaderPosition:
-        """After the first rounds of a step."""
+        """Return the place after the first rounds of a step."""
         end = step.begin(rounds * self._ranks.data_parallel_size, self._ranks.micro_batch_size)
         return LoaderPosition(end, step.rows - rounds * self._ranks.rows_per_round)
 
@@ -150,6 +193,12 @@ class MicroBatchSampler(Resumable):
             assert step is not None, "inside the iteration, as state_after checked"
             return self._place_in(step, (target - begin) // self._ranks.rows_per_round)
         return LoaderPosition(min(begin, self._train_samples) if self._tail == "pad" else begin)
+
+    def _micro_batch(self, number: int) -> list[int | None]:
+        """The micro batch of a number counted from the start, where no step wraps."""
+        step = self._step(self._place_after(number))
+        assert step is not None, "the number is below the length"
+        return next(assign_rows(step, self._ranks))
 
     @property
     def _order(self) -> dict[str, Any]:
@@ -223,8 +272,116 @@ class MicroBatchSampler(Resumable):
             )
 
 
-def _schedule(size: int | BatchSchedule | None, rows: int) -> BatchSchedule:
-    if not isinstance(size, BatchSchedule):
-        size = BatchSchedule.constant(rows if size is None else size)
-    size.check_multiple_of(rows)
-    return size
+class RandomAccessSampler(Sequence[list[int | None]]):
+    """The micro batches of one host by number: those that `MicroBatchSampler` yields in turn.
+
+    Every host has the same number of them, whatever the samples: what does not fill a step is not
+    served (``drop``), or served with rows None that carry no loss (``pad``).
+
+    Args:
+        As for `MicroBatchSampler`; batches are numbered from ``consumed_samples`` on.
+
+    Raises:
+        InvalidArgument: as there, or ``consumed_samples`` is not the end of a step.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_samples: int,
+        micro_batch_size: int,
+        data_parallel_rank: int,
+        data_parallel_size: int,
+        consumed_samples: int = 0,
+        global_batch_size: int | BatchSchedule | None = None,
+        tail: Literal["drop", "pad"] = "drop",
+    ) -> None:
+        check_choice("tail", tail, ("drop", "pad"))
+        self._sampler = MicroBatchSampler(
+            num_samples=num_samples,
+            micro_batch_size=micro_batch_size,
+            data_parallel_rank=data_parallel_rank,
+            data_parallel_size=data_parallel_size,
+            consumed_samples=consumed_samples,
+            global_batch_size=global_batch_size,
+            tail=tail,
+        )
+        self._length = len(self._sampler)
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, number: int) -> list[int | None]: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[list[int | None]]: ...
+    def __getitem__(self, number: int | slice) -> list[int | None] | list[list[int | None]]:
+        """The sample ids of a micro batch, None for rows of padding."""
+        if isinstance(number, slice):
+            return [self[k] for k in range(*number.indices(len(self)))]
+        number = check_integer("the number of a batch", number)
+        if not 0 <= number < len(self):
+            raise OutOfRange(f"batch {number} was asked for, every host has {len(self)}")
+        return self._sampler._micro_batch(number)
+
+    def __repr__(self) -> str:
+        """Equal for equal batches, as checkpoints of grain compare it."""
+        sampler = self._sampler
+        ranks = sampler.ranks
+        return (  # by the name that the class had when grain's first checkpoints were written
+            f"HostBatches({sampler._num_samples} samples from {sampler._start.consumed_samples} "
+            f"on, {self._length} x {ranks.micro_batch_size} for {ranks.data_parallel_rank} of "
+            f"{ranks.data_parallel_size}, {sampler._schedule.stages})"
+        )
+
+
+class EvaluationSampler:
+    """The micro batches of one rank in a pass over a whole set; a ``batch_sampler``.
+
+    Each of the ids 0 ... num_samples - 1 is served once, to one rank. All ranks have the same
+    number of micro batches, and the rows they are short of are None, which a dataset turns into
+    rows without loss. Samples are spread evenly, so with micro batches of two rows or more and at
+    least as many samples as ranks, no micro batch is all padding. A sum of losses and a sum of
+    loss masks, each over all ranks, give the exact mean.
+
+    Every iteration is a new pass.
+
+    Megatron's ``--full-validation`` is not that. In core 0.16.1 it uses its training sampler, which
+    drops the samples of a last partial micro batch. Later (d98e8a64) each rank reads one sample at
+    a time, and a rank that has one less than the others starts over: its first sample is scored
+    twice. In both, an evaluation iteration reads as many micro batches as a training step, while
+    their number is counted as iterations, so with accumulation the set is read several times over.
+
+    Args:
+        num_samples: samples of the set; 0 makes no micro batch.
+        micro_batch_size: rows a rank reads at once.
+        data_parallel_rank: which rank this is.
+        data_parallel_size: how many there are.
+
+    Raises:
+        InvalidArgument: a number is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        num_samples: int,
+        micro_batch_size: int,
+        data_parallel_rank: int,
+        data_parallel_size: int,
+    ) -> None:
+        self._ranks = RankLayout(
+            micro_batch_size=micro_batch_size,
+            data_parallel_rank=data_parallel_rank,
+            data_parallel_size=data_parallel_size,
+        )
+        num_samples = check_between("num_samples", num_samples, 0)
+        self._num_samples = num_samples
+
+    def __len__(self) -> int:
+        """Micro batches, the same number on every rank."""
+        return ceil_div(self._num_samples, self._ranks.rows_per_round)
+
+    def __iter__(self) -> Iterator[list[int | None]]:
+        rows = len(self) * self._ranks.rows_per_round
+        return assign_rows(Step(first=0, samples=self._num_samples, rows=rows), self._ranks)

@@ -167,7 +167,7 @@ def make_recipe_plan(itinerary: Itinerary) -> RecipePlan:
 
 
 def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
-    """Of ``rows`` dealt together, as `megaindex.loader.rank_rows` spreads samples."""
+    """Of ``rows`` dealt together, as `megaindex.loader.samplers` spreads samples."""
     parallel, micro = recipe.data_parallel_size, recipe.micro_batch_size or 1
     if parallel is None:
         return Padding(rows=masked, micro_batches=None, ranks=None)

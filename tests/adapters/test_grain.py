@@ -15,8 +15,8 @@ from corpora import write_corpus
 
 import megaindex
 from megaindex.adapters.grain import BatchSource, SampleSource
-from megaindex.loader.host_samplers import RandomAccessSampler
 from megaindex.loader.numpy_dataset import Fields, NumpyDataset
+from megaindex.loader.samplers import RandomAccessSampler
 
 S, HOSTS, MICRO = 16, 3, 4
 

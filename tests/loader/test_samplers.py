@@ -16,7 +16,8 @@ from megaindex.configs.batch_schedule import ramp_up
 from megaindex.configs.run import BatchSchedule, Data, Run, Source, Target
 from megaindex.errors import InvalidArgument
 from megaindex.loader import CyclicSampler, MicroBatchSampler
-from megaindex.loader.rank_rows import RankLayout, Step, deal
+from megaindex.loader.sampler_state import RankLayout
+from megaindex.loader.samplers import Step, assign_rows
 from megaindex.plan import make_plan
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/samplers.json").read_text())
@@ -114,7 +115,7 @@ def test_a_step_is_spread_evenly_and_can_be_cut_anywhere(
             RankLayout(micro_batch_size=micro, data_parallel_rank=k, data_parallel_size=size)
             for k in range(size)
         ]
-        return [list(deal(step, rank)) for rank in ranks]
+        return [list(assign_rows(step, rank)) for rank in ranks]
 
     step = Step(first=7, samples=samples, rows=rows)
     whole = dealt(step, size, micro)

@@ -20,9 +20,8 @@ from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDatasetWriter
 from megaindex.loader.batch import SampleOptions
-from megaindex.loader.host_samplers import RandomAccessSampler
 from megaindex.loader.numpy_dataset import NumpyDataset
-from megaindex.loader.samplers import MicroBatchSampler
+from megaindex.loader.samplers import MicroBatchSampler, RandomAccessSampler
 from megaindex.loader.targets import targets_of
 from megaindex.recipe.recipe import Recipe, RecipeStage, Stream
 from megaindex.recipe.source import RecipeSource
@@ -153,7 +152,7 @@ def test_no_host_runs_dry_and_none_is_trained_on_padding(opened: OpenRecipe) -> 
 
 
 def test_it_needs_no_torch() -> None:
-    modules = "megaindex.loader.numpy_dataset, megaindex.loader.host_samplers"
+    modules = "megaindex.loader.numpy_dataset, megaindex.loader.samplers"
     code = f"import sys, {modules}, megaindex.adapters.grain"
     result = subprocess.run(
         [sys.executable, "-c", f"{code}; print({{'torch', 'grain', 'jax'}} & set(sys.modules))"],
