@@ -71,7 +71,7 @@ class SampleOptions:
             limits = np.iinfo(self.token_dtype)
             if value is not None and not limits.min <= value <= limits.max:
                 raise InvalidArgument(f"{name} must fit {self.token_dtype}, got {value}")
-        by_token = self.boundaries == "eod" and self.tells_documents_apart
+        by_token = self.boundaries == "eod" and self.separates_documents
         if self.eod_id is None and (self.eod_mask_loss or by_token):
             raise InvalidArgument(
                 "eod_mask_loss, reset_position_ids, reset_attention_mask and cu_seqlens act on the "
@@ -80,7 +80,7 @@ class SampleOptions:
             )
 
     @property
-    def tells_documents_apart(self) -> bool:
+    def separates_documents(self) -> bool:
         return self.reset_position_ids or self.reset_attention_mask or self.cu_seqlens
 
     @property
@@ -200,8 +200,8 @@ class BatchMaker:
         self._reader.read(
             spans, tokens, labels, pad_id=self._options.pad_id, num_threads=self._num_threads
         )
-        if self._options.tells_documents_apart:
-            self._tell_documents_apart(buffers, spans)
+        if self._options.separates_documents:
+            self._separate_documents(buffers, spans)
         self._mask_loss(buffers, spans)
         if self._targets is not None and self._targets.apply(spans, labels, arrays["loss_mask"]):
             buffers.constant_loss_mask = False
@@ -227,7 +227,7 @@ class BatchMaker:
         counts[real] = np.diff(spans.row_splits)
         return ids, replace(spans, row_splits=np.concatenate(([0], np.cumsum(counts))))
 
-    def _tell_documents_apart(self, buffers: Buffers, spans: Spans) -> None:
+    def _separate_documents(self, buffers: Buffers, spans: Spans) -> None:
         """Fill the fields in which each document begins anew; tokens still hold padding."""
         arrays, options = buffers.arrays, self._options
         positions: I64 = arrays["position_ids"]

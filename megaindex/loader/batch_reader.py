@@ -1,4 +1,7 @@
-"""Batches read into pooled buffers by any thread."""
+"""Batches read into pooled buffers by any thread, and their copies on a device.
+
+The copies run on a CUDA stream of their own, from page-locked memory, ahead of the batches' use.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ from megaindex.loader.buffers import Buffers, ordinary, pinned
 class BufferPool:
     """Buffers of one number of rows; safe to share between threads.
 
-    A batch that was handed over stays its holder's as long as any of its tensors lives, or a view
-    of one, or a NumPy array made from one: its memory is written again only after the last of them
-    is gone. Who keeps every batch makes the pool allocate anew for each.
+    A batch stays its receiver's as long as any of its tensors lives, or a view of one, or a NumPy
+    array made from one: its memory is written again only after the last of them is gone. A receiver
+    that keeps every batch makes the pool allocate anew for each.
 
     Args:
         keep: buffers that are watched for reuse; more are left to whoever holds them.
@@ -45,7 +48,7 @@ class BufferPool:
         self._constant = {name: first.arrays[name].copy() for name in _never_filled(maker.options)}
 
     def take(self) -> Buffers:
-        """Buffers that nobody else holds, to be filled."""
+        """Return buffers that are not in use, to be filled."""
         with contextlib.suppress(IndexError):
             return self._idle.pop()
         buffers = self._dropped()
@@ -55,11 +58,11 @@ class BufferPool:
         return buffers
 
     def give_back(self, buffers: Buffers) -> None:
-        """They were copied elsewhere, and nobody has seen them."""
+        """Put back buffers that were copied and never returned to a receiver."""
         self._idle.append(buffers)
 
     def watch(self, buffers: Buffers) -> None:
-        """Somebody holds their tensors now; they are used again when nobody does."""
+        """Use the buffers again once their tensors, which a receiver holds now, are gone."""
         self._watched.append(buffers)
 
     def _allocate(self) -> Buffers:
@@ -86,7 +89,7 @@ class BufferPool:
 
 
 def _never_filled(options: SampleOptions) -> list[str]:
-    """Fields that are written when buffers are allocated, and not with each batch."""
+    """Return the fields that are written when buffers are allocated, and not with each batch."""
     names = [] if options.resets_positions else ["position_ids"]
     if options.create_attention_mask and not options.reset_attention_mask:
         names.append("attention_mask")
@@ -126,9 +129,9 @@ class DeviceCopies:
         done.synchronize()
         return copies
 
-    def hand_over(self, copies: Batch) -> Batch:
-        """Call where the batch is taken: its memory is not given to another copy before what its
-        taker's stream does with it is done."""
+    def release(self, copies: Batch) -> Batch:
+        """Return the copies; their memory is not given to another copy before the work of the
+        calling thread's stream on them is done."""
         if self.asynchronous:
             stream = torch.cuda.current_stream(self._device)
             for tensor in copies.values():
@@ -144,7 +147,7 @@ class BatchReader:
 
     Args:
         make_pool: makes a pool of buffers of a number of rows.
-        copies: where to, if batches are handed over on a device.
+        copies: to a device, if batches are returned there.
     """
 
     def __init__(
@@ -176,7 +179,7 @@ class BatchReader:
         if self._copies is None:
             return pool, buffers
         tensors = buffers.tensors()
-        # counted on the host where the batch is handed over: reading it back would wait for the GPU
+        # counted on the host where the batch is returned: reading it back would wait for the GPU
         receipt = tensors.pop("receipt", None)
         copies = self._copies.copy(tensors)
         if receipt is not None:
@@ -187,8 +190,8 @@ class BatchReader:
             pool.watch(buffers)
         return pool, copies
 
-    def hand_over(self, prepared: Prepared) -> Batch:
-        """The batch, from now on its receiver's."""
+    def release(self, prepared: Prepared) -> Batch:
+        """Return the batch, from now on its receiver's."""
         pool, batch = prepared
         if isinstance(batch, Buffers):
             tensors = batch.tensors()
@@ -196,7 +199,7 @@ class BatchReader:
             return tensors
         assert self._copies is not None, "only it makes tensors"
         receipt = batch.pop("receipt", None)
-        batch = self._copies.hand_over(batch)
+        batch = self._copies.release(batch)
         return batch if receipt is None else {**batch, "receipt": receipt}
 
     def _pool(self, rows: int) -> BufferPool:

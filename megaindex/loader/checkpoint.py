@@ -27,7 +27,7 @@ _PROBES = 64
 def check_index(index: object) -> None:
     """
     Raises:
-        InvalidArgument: it is no index.
+        InvalidArgument: it has no `locate` or no ``num_samples``.
     """
     if not hasattr(index, "locate") or not hasattr(index, "num_samples"):
         raise InvalidArgument(
@@ -51,7 +51,7 @@ def check_token_dtype(datasets: Sequence[IndexedDataset], token_dtype: str) -> N
 
 
 def check_datasets(index: Index, datasets: Sequence[IndexedDataset]) -> None:
-    """Refuse datasets that the index was not built from, as far as a look can tell.
+    """Refuse datasets that the index was not built from, as far as a quick comparison shows.
 
     Compares the number of sources, and of each the number of sequences and the lengths of a few.
 
@@ -83,7 +83,7 @@ def check_datasets(index: Index, datasets: Sequence[IndexedDataset]) -> None:
 def order_facts(
     index: Index, consumed_samples: int, numbers: IntArray | None = None
 ) -> dict[str, str]:
-    """Hashes by name of the runs that the first and the last samples of a run's past read.
+    """Return hashes by name of the runs that the first and the last samples of a run's past read.
 
     Indices of other seeds, orders or corpora give others; one that was extended gives the same.
 
@@ -98,7 +98,7 @@ def order_facts(
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """Content fingerprints of a source's tokens and of what says which of them carry loss."""
+    """Content fingerprints of a source's tokens and of the labels or mask of their loss."""
 
     tokens: Mapping[str, str]
     kind: str
@@ -107,7 +107,7 @@ class Contents:
     """Of the labels or the mask."""
 
     def difference(self, other: Contents, part: str) -> str:
-        """In which of ``content`` and ``targets`` another one differs; empty if it does not.
+        """Return how another one differs in ``content`` or in ``targets``; empty if it does not.
 
         Only fingerprints that both have are compared: one may be sampled and the other whole.
         """
@@ -154,7 +154,7 @@ def contents(
     Raises:
         StorageError: they cannot be read, or changed since they were opened.
     """
-    told = [None] * len(datasets) if targets is None else targets.sources
+    marked = [None] * len(datasets) if targets is None else targets.sources
     return [
         Contents(
             tokens=contents_of(dataset, whole=whole),
@@ -163,7 +163,7 @@ def contents(
             if target is None or target.companion is None
             else contents_of(target.companion, whole=True),
         )
-        for dataset, target in zip(datasets, told, strict=False)
+        for dataset, target in zip(datasets, marked, strict=False)
     ]
 
 

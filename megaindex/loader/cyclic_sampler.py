@@ -14,7 +14,7 @@ from megaindex.validation import CheckpointReader, check_between, check_integer
 
 
 class CyclicSampler(Resumable):
-    """The micro batches of one rank as Megatron's ``--dataloader-type cyclic`` deals them.
+    """The micro batches of one rank as Megatron's ``--dataloader-type cyclic`` orders them.
 
     Equal to MegatronPretrainingRandomSampler, which shuffles with torch's generator seeded by the
     number of the epoch. Micro batch and number of ranks enter its order in three ways: an epoch is
@@ -129,7 +129,7 @@ class CyclicSampler(Resumable):
         consumed, stride = place.consumed_samples, self._ranks.rows_per_round
         if consumed % self._epoch_samples % stride or place.rows_left % stride:
             raise InvalidArgument(
-                f"{consumed} samples are no whole number of rounds of {stride} in epochs of "
+                f"{consumed} samples are not a whole number of rounds of {stride} in epochs of "
                 f"{self._epoch_samples}; keep the micro batch and the number of ranks they were "
                 "consumed with"
             )

@@ -47,10 +47,10 @@ class Loader:
     A batch is its receiver's for as long as any tensor of it, or a view of one, is alive; then its
     memory is filled anew. Batches may be kept and changed at will.
 
-    What is read ahead is not counted: `state_dict` stands after the batch that was handed over
-    last. One iteration runs at a time; a new one ends the one before. With a sampler that has a
-    state, it goes on after the batch that was handed over last, and none begins where the run is
-    over. Any other sampler is iterated anew. An error is raised where its batch would have been,
+    Batches that are read ahead are not counted: `state_dict` stands after the batch that was
+    returned last. One iteration runs at a time; a new one ends the one before. With a sampler that
+    has a state, it goes on after the batch that was returned last, and none begins where the run
+    is over. Any other sampler is iterated anew. An error is raised where its batch would have been,
     and again by the iteration it ended; a new one asks for that batch again.
 
     Args:
@@ -65,15 +65,15 @@ class Loader:
             4, or 16 if a dataset lies in an object store, where each read is waited for.
         num_threads: threads that prepare batches. Default: 2, or as many as those 16.
         bytes_ahead: bound of all those batches together, which lowers ``read_ahead``.
-        pin_memory: hand over batches in page-locked memory. Copies to a device may be asked for
+        pin_memory: return batches in page-locked memory. Copies to a device may be asked for
             and the batch dropped; it is written again once the device is idle. ``device`` is
             better.
-        device: where batches are handed over. On CUDA they are copied ahead of their use, on a
+        device: where batches are returned. On CUDA they are copied ahead of their use, on a
             stream of their own.
-        recorder: adds up receipts of what is handed over, of one of the sampler's ranks.
-        restore_fields: whether fields that a batch's receiver may have changed in place, but that
-            hold the same in every batch, are written again before the next use. False saves that
-            time where nobody writes into a batch.
+        recorder: adds up receipts of the samples returned, of one of the sampler's ranks.
+        restore_fields: write the fields again before each use that hold the same in every batch,
+            but that a batch's receiver may have changed in place. False saves that time where
+            batches are not written to.
         targets: of the sources that are instruction data.
         content: what of the tokens a checkpoint covers: ``sampled``, 256 KiB of each source at
             fixed places; ``whole``, all of them, too; None: their lengths alone. Labels and loss
@@ -139,20 +139,20 @@ class Loader:
         if self._has_state and all(dataset.is_open for dataset in given):
             _ = self._contents
         self._iteration = 0
-        self._handed_over = 0
+        self._returned = 0
         """Batches since the sampler's start."""
         self._is_over = False
-        """Whether an iteration came to the end of the run."""
+        """True once an iteration came to the end of the run."""
         self._ahead: ReadAhead[Any, Any] | None = None
 
     @property
     def reader(self) -> TokenReader:
-        """How tokens are read; `AutoTokens.choice` tells what ``auto`` chose."""
+        """The reader of tokens; `AutoTokens.choice` is what ``auto`` chose."""
         return self._reader
 
     @property
     def consumed_samples(self) -> int:
-        """Samples that all ranks together were handed, as ``consumed_samples`` of the state.
+        """Samples served on all ranks together, as ``consumed_samples`` of the state.
 
         Raises:
             InvalidArgument: the sampler has no state.
@@ -169,21 +169,21 @@ class Loader:
                 "the run is over: every batch of its sampler was handed over; give the sampler "
                 "more samples, from an order of more epochs, or load a state"
             )
-        state = self._sampler_state() if self._has_state and self._handed_over else None
+        state = self._sampler_state() if self._has_state and self._returned else None
         self._restart()
         if state is not None:
             self._sampler.load_state_dict(state)
-        return _Iteration(self._hand_over(self._iteration))
+        return _Iteration(self._batches(self._iteration))
 
     def _restart(self) -> None:
         self._iteration += 1
-        self._handed_over = 0
+        self._returned = 0
         self._is_over = False
         if self._ahead is not None:
             self._ahead.close(0)
             self._ahead = None
 
-    def _hand_over(self, iteration: int) -> Iterator[Batch]:
+    def _batches(self, iteration: int) -> Iterator[Batch]:
         rounds = rounds_of(self._sampler)
         for prepared in self._prepared():
             if self._iteration != iteration:
@@ -191,8 +191,8 @@ class Loader:
                     "this iteration has ended: another one was begun, or a state was loaded; "
                     "iterate over the loader anew"
                 )
-            batch = self._source.hand_over(prepared)
-            self._handed_over += 1
+            batch = self._source.release(prepared)
+            self._returned += 1
             if self._recorder is not None:
                 self._recorder.add_rows(batch.pop("receipt").numpy(), next(rounds))
             yield batch
@@ -217,10 +217,10 @@ class Loader:
             yield from ahead
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank stands, after the batch that was handed over last: JSON values.
+        """Return the place of this rank, after the batch that was returned last: JSON values.
 
-        ``sampler`` is the same on all ranks that were handed equally many batches, ``receipt`` is
-        each rank's own.
+        ``sampler`` is the same on all ranks that got equally many batches, ``receipt`` is each
+        rank's own.
 
         Raises:
             InvalidArgument: the sampler has no state.
@@ -238,14 +238,14 @@ class Loader:
         }
 
     def _sampler_state(self) -> dict[str, Any]:
-        """After the batch that was handed over last."""
+        """Return the sampler's state after the batch that was returned last."""
         state_after = getattr(self._sampler, "state_after", None)
         if state_after is None:
             raise InvalidArgument(
                 f"a sampler of type {type(self._sampler).__name__} has no state_after, so this "
                 "loader has no state; use MicroBatchSampler or one of its kin"
             )
-        state: dict[str, Any] = state_after(self._handed_over)
+        state: dict[str, Any] = state_after(self._returned)
         return state
 
     @cached_property
@@ -343,7 +343,7 @@ class Loader:
 
 
 class _Iteration(Iterator[Batch]):
-    """Batches as they are handed over; after an error there is none, and no end, but the error."""
+    """An iterator that raises the same error again once it has raised one."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches

@@ -1,8 +1,8 @@
 """Samples as plain NumPy, for trainers without PyTorch: any of them at any time.
 
-samples = Samples(index, [dataset], fields="maxtext")
-batches = HostBatches(num_samples=len(samples), micro_batch_size=4, data_parallel_rank=host,
-                      data_parallel_size=hosts)
+samples = NumpyDataset(index, [dataset], fields="maxtext")
+batches = RandomAccessSampler(num_samples=len(samples), micro_batch_size=4,
+                              data_parallel_rank=host, data_parallel_size=hosts)
 for ids in batches:
     train(samples.__getitems__(ids))
 """
@@ -38,7 +38,7 @@ class NumpyDataset:
         targets: of the sources that are instruction data.
         fields: ``megatron``: what `BatchMaker` says. ``maxtext``: int32 ``inputs``, ``targets``,
             ``inputs_position``, ``inputs_segmentation`` (documents of a row counted from 1, where
-            the options tell them apart, else 1; 0 where there is no token) and
+            the options separate them, else 1; 0 where a row has ended) and
             ``targets_segmentation``, which is 0 too where a token carries no loss.
     """
 
@@ -80,14 +80,14 @@ class NumpyDataset:
         return _as_maxtext(
             buffers.arrays,
             row_tokens(spans),
-            tells_documents_apart=self._maker.options.resets_positions,
+            separates_documents=self._maker.options.resets_positions,
         )
 
 
-def _as_maxtext(arrays: Fields, tokens_per_row: I64, *, tells_documents_apart: bool) -> Fields:
+def _as_maxtext(arrays: Fields, tokens_per_row: I64, *, separates_documents: bool) -> Fields:
     positions = arrays["position_ids"].astype(np.int32)
     has_token = np.arange(positions.shape[1]) < tokens_per_row[:, None]
-    if tells_documents_apart:
+    if separates_documents:
         segments = np.cumsum(positions == 0, axis=1, dtype=np.int32)
     else:
         segments = np.ones_like(positions)

@@ -5,7 +5,7 @@ with no error to handle but a signal that kills it. A positional read asks for e
 that are needed, many at once, and fails with an error that names file and offset.
 
 Files and objects of a store are read alike, and may be mixed: what differs is how much a read
-costs, and who makes it.
+costs, and what makes it.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ ReadEach = Callable[[Sequence[Piece]], Iterable[None]]
 
 @dataclass(eq=False)
 class ReadTask:
-    """What one thread reads in turn."""
+    """Pieces that one thread reads in turn."""
 
     path: str
     read_each: ReadEach

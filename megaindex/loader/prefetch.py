@@ -1,4 +1,4 @@
-"""Prepares what comes next while the present is used: in order, bounded, by a few threads."""
+"""Prefetch of results in order, with a bounded queue and a few threads."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ReadAhead(Generic[Task, Result]):
     """Iterates over ``prepare(task)`` for each of ``tasks``, in their order.
 
     At most ``depth`` results are in preparation or waiting at any time. What ``prepare`` or
-    ``tasks`` raises is raised where that result would have been handed over, and again at each
+    ``tasks`` raises is raised where that result would have been returned, and again at each
     later call; nothing further is prepared.
 
     The threads end when the iteration does, when it is closed or dropped, and before the
@@ -97,7 +97,8 @@ class ReadAhead(Generic[Task, Result]):
 
 
 class _Queue(Generic[Task, Result]):
-    """What the threads share; it does not know the `ReadAhead`, so that can be dropped."""
+    """The state that the threads share; without a reference to the `ReadAhead`, which can be
+    dropped."""
 
     def __init__(
         self, tasks: Iterator[Task], prepare: Callable[[Task], Result], depth: int

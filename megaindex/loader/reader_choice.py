@@ -1,4 +1,4 @@
-"""Chooses how to read: through the mapping or by positional reads, the only way for objects."""
+"""Choice of a reader: through the mapping or by positional reads, the only way for objects."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ _BATCHES = 8  # read each way before the choice
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen, and why."""
+    """The reader that was chosen, and the reason."""
 
     reader: Literal["mapped", "positional"]
     reason: str
 
 
 def make_reader(datasets: Sequence[IndexedDataset], reader: str) -> TokenReader:
-    """A reader of the named kind, ``auto``, ``mapped`` or ``positional``.
+    """Return a reader of the named kind, ``auto``, ``mapped`` or ``positional``.
 
     Raises:
-        InvalidArgument: there is no such kind, or a dataset in an object store is to be mapped.
+        InvalidArgument: the kind is unknown, or a dataset in an object store is to be mapped.
     """
     if reader == "mapped":
         for dataset in datasets:
@@ -56,12 +56,12 @@ def make_reader(datasets: Sequence[IndexedDataset], reader: str) -> TokenReader:
 
 
 def plain_reader(datasets: Sequence[IndexedDataset]) -> TokenReader:
-    """What reads datasets where nothing is said: their mappings, or as objects are read."""
+    """Return the default reader: through mappings, or by position where objects are read."""
     return PositionalTokens(datasets) if any_remote(datasets) else MappedTokens(datasets)
 
 
 def reader_of(datasets: IndexedDataset | Sequence[IndexedDataset] | TokenReader) -> TokenReader:
-    """The plain reader of one or more datasets, or the reader that was given.
+    """Return the plain reader of one or more datasets, or the reader that was given.
 
     Raises:
         InvalidArgument: something else was given, such as a path.
@@ -70,12 +70,12 @@ def reader_of(datasets: IndexedDataset | Sequence[IndexedDataset] | TokenReader)
 
 
 def is_reader(given: object) -> TypeGuard[TokenReader]:
-    """Whether it reads tokens, rather than being datasets to read."""
+    """Return True for an object that reads tokens, False for datasets."""
     return hasattr(given, "read") and hasattr(given, "datasets")
 
 
 def as_datasets(datasets: object) -> list[IndexedDataset]:
-    """The datasets of an index's sources; one may be given by itself.
+    """Return a list of the datasets of an index's sources; one may be given by itself.
 
     Raises:
         InvalidArgument: something else was given, such as a path.
@@ -93,12 +93,12 @@ def as_datasets(datasets: object) -> list[IndexedDataset]:
 
 
 def any_remote(datasets: Sequence[IndexedDataset]) -> bool:
-    """Whether one of them lies in an object store."""
+    """Return True if one of them lies in an object store."""
     return any(is_remote(dataset.path_prefix) for dataset in datasets)
 
 
 class AutoTokens(TokenReader):
-    """Reads the first batches both ways in turn and goes on with the faster; says so once.
+    """Reads the first batches both ways in turn, then with the faster; logs the choice once.
 
     Away from local disks it reads by position from the start, unmeasured: only there does a file
     server that stalls, or a file that shrinks, end in an error instead of a hang or a signal.
@@ -147,7 +147,7 @@ class AutoTokens(TokenReader):
 
 
 def _remote_file_systems(datasets: Sequence[IndexedDataset]) -> list[str]:
-    """Names of the file systems that are not local disks."""
+    """Return the names of the file systems that are not local disks."""
     directories: dict[int, str] = {}  # one for each device
     for directory in {os.path.dirname(d.path_prefix) or "." for d in datasets}:
         directories.setdefault(os.stat(directory).st_dev, directory)

@@ -1,8 +1,8 @@
-"""Receipts of what the trainer was handed: added to where a batch leaves the loader, not before.
+"""Receipts of the samples that a trainer received, counted as each batch leaves the loader.
 
 A dataset made with ``fingerprints`` puts a row ``receipt`` into every sample: its position and the
 hash of the runs of tokens that were read for it. `receipted` takes the rows off each batch as it
-hands the batch over, so batches read ahead and thrown away do not count:
+yields the batch, so batches read ahead and dropped do not count:
 
     recorder = Recorder([corpus_fingerprint(dataset)])
     for batch in receipted(loader, recorder):
@@ -35,7 +35,7 @@ Batch = TypeVar("Batch", bound=MutableMapping[str, Any])
 
 
 class Round(NamedTuple):
-    """Positions begin ... end - 1, of which every rank is handed a micro batch at the same time."""
+    """Positions begin ... end - 1, of which every rank receives a micro batch at the same time."""
 
     begin: int
     end: int
@@ -43,7 +43,7 @@ class Round(NamedTuple):
     """Of the order; positions beyond are its first again, where a last step is wrapped."""
 
     def count(self, positions: I64) -> int:
-        """How many of these positions are in it."""
+        """Return how many of these positions are in it."""
         begin = self.begin % max(1, self.num_samples)
         within = (positions - begin) % max(1, self.num_samples)
         return int((within < self.end - self.begin).sum())
@@ -51,19 +51,26 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """What a recorder has added up."""
+    """The sums of a recorder."""
 
     ladder: Ladder
     in_place: int = 0
-    """Samples that were handed over in the round of micro batches that holds their position."""
+    """Samples that were served in the round of micro batches that holds their position."""
     misplaced: int = 0
-    """Samples that were handed over in another round."""
+    """Samples that were served in another round."""
+
+    def __add__(self, other: Counted) -> Counted:
+        return Counted(
+            ladder=self.ladder + other.ladder,
+            in_place=self.in_place + other.in_place,
+            misplaced=self.misplaced + other.misplaced,
+        )
 
 
 class Recorder:
-    """The ladder of what one rank was handed; ladders of all ranks add up to the planned one.
+    """The ladder of one rank's samples; those of all ranks add up to the planned one.
 
-    A receipt binds each sample to its position in the order, its id, whenever it was handed over.
+    A receipt binds each sample to its position in the order, its id, whenever it was served.
     `Loader` adds when: it counts the samples that came in the round of micro batches that holds
     their position (``in_place``) and those that came in another (``misplaced``).
 
@@ -84,10 +91,7 @@ class Recorder:
         ranks: RankLayout | None = None,
     ) -> None:
         self._keys = fingerprint_keys(fingerprints)
-        self._identity = {
-            "fingerprints": list(fingerprints),
-            "parameters": dict(parameters or {}),
-        }
+        self._identity = {"fingerprints": list(fingerprints), "parameters": dict(parameters or {})}
         self._nothing = Counted(ladder=Ladder(stride=stride, blocks={}))
         self._counted = self._nothing
         self.ranks = ranks
@@ -101,31 +105,30 @@ class Recorder:
         return self.ladder.total
 
     def add(self, positions: npt.ArrayLike, spans: Spans) -> None:
-        """Samples at ``positions`` that read ``spans``, where there is no GPTDataset."""
+        """Add samples at ``positions`` that read ``spans``, for use without a GPTDataset."""
         self.add_rows(sample_receipts(np.asarray(positions, np.int64), spans, self._keys))
 
     def add_rows(self, rows: npt.ArrayLike, round_of: Round | None = None) -> None:
-        """Rows of samples, int64[n, 3], as `sample_receipts` gives them.
+        """Add rows of samples, int64[n, 3], as `sample_receipts` returns them.
 
         A row at position -1 is one of padding, in which nothing was served.
 
         Args:
-            round_of: the round of micro batches in which they were handed over, if known.
+            round_of: the round of micro batches in which they were served, if known.
         """
         added: I64 = np.asarray(rows, np.int64).reshape(-1, 3)
         added = added[added[:, 0] != -1]
-        ladder = self._counted.ladder
-        blocks = dict(ladder.blocks)
-        numbers = added[:, 0] >> (ladder.stride.bit_length() - 1)  # one may be 2**63
-        for number in np.unique(numbers).tolist():
-            new = Receipt.from_rows(added[numbers == number])
-            blocks[number] = blocks.get(number, Receipt()) + new
-        known = 0 if round_of is None else len(added)
+        stride = self.ladder.stride
+        numbers = added[:, 0] >> (stride.bit_length() - 1)  # one may be 2**63
+        blocks = {
+            number: Receipt.from_rows(added[numbers == number])
+            for number in np.unique(numbers).tolist()
+        }
         placed = 0 if round_of is None else round_of.count(added[:, 0])
-        self._counted = Counted(
-            ladder=Ladder(stride=ladder.stride, blocks=blocks),
-            in_place=self._counted.in_place + placed,
-            misplaced=self._counted.misplaced + known - placed,
+        self._counted += Counted(
+            ladder=Ladder(stride=stride, blocks=blocks),
+            in_place=placed,
+            misplaced=0 if round_of is None else len(added) - placed,
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -145,7 +148,7 @@ class Recorder:
         self._counted = counted
 
     def read(self, state: Mapping[str, Any] | None) -> Counted:
-        """What `state_dict` counted, or nothing where there is none; nothing is changed.
+        """Return the sums of `state_dict`, empty ones of None; the recorder is not changed.
 
         Raises:
             As `load_state_dict`.
@@ -163,9 +166,9 @@ class Recorder:
         return stored.counted if self._is_mine(stored) else self._nothing
 
     def _is_mine(self, stored: StoredReceipt) -> bool:
-        """Whether this rank is the one that goes on from a rank's receipt; the others begin anew.
+        """Return True on the rank that goes on from a rank's receipt; the others begin anew.
 
-        One that does not say of which rank it is, is taken by every rank that loads it.
+        A receipt without a rank is taken by every rank that loads it.
         """
         if stored.rank is None or stored.size is None or self.ranks is None:
             return True
@@ -199,7 +202,7 @@ def _is_list_of_text(value: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredReceipt:
-    """What `Recorder.state_dict` gave, of whatever corpora and parameters."""
+    """A state of a `Recorder`, of any corpora and parameters."""
 
     counted: Counted
     fingerprints: list[str]
@@ -286,7 +289,7 @@ def _first_of(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
 
 
 def _joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The state of a recorder that was handed what all of these were."""
+    """Return the state of a recorder that received the samples of all of these."""
     stored = [stored_receipt(state) for state in states]
     first = stored[0]
     if any(
@@ -298,16 +301,7 @@ def _joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         )
     _check_ranks(stored)
     recorder = Recorder(first.fingerprints, first.parameters, ranks=_ALONE)
-    total = first.counted.ladder
-    for each in stored[1:]:
-        total += each.counted.ladder
-    recorder.take(
-        Counted(
-            ladder=total,
-            in_place=sum(each.counted.in_place for each in stored),
-            misplaced=sum(each.counted.misplaced for each in stored),
-        )
-    )
+    recorder.take(sum((each.counted for each in stored[1:]), first.counted))
     return recorder.state_dict()
 
 
@@ -332,18 +326,18 @@ def _check_ranks(stored: Sequence[StoredReceipt]) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class ReceiptCheck:
-    """Receipts of all ranks beside the plan; as text, what they show."""
+    """The receipts of all ranks beside the plan; ``str`` gives the result in words."""
 
     served: Ladder
     planned: Ladder
     in_place: int
-    """Samples that were handed over in the round of micro batches that holds their position."""
+    """Samples that were served in the round of micro batches that holds their position."""
     misplaced: int
-    """Samples that were handed over in another round."""
+    """Samples that were served in another round."""
 
     @property
     def equal(self) -> bool:
-        """Whether each planned sample was served exactly once, and none in another round."""
+        """True where each planned sample was served exactly once, and in its round if known."""
         return self.served == self.planned and not self.misplaced
 
     def __str__(self) -> str:
@@ -412,12 +406,12 @@ def check_receipts(
 def receipted(
     batches: Iterable[Batch], recorder: Recorder, sampler: object = None
 ) -> Iterator[Batch]:
-    """The batches without their ``receipt`` rows, which are added as each is handed over.
+    """Yield the batches without their ``receipt`` rows, which are added to the recorder.
 
     Use it on batches in host memory, before they are moved to a device.
 
     Args:
-        sampler: the `MicroBatchSampler` from whose start on they were dealt, if it is to be
+        sampler: the `MicroBatchSampler` from whose start on they come, if it is to be
             recorded which of them came in their round; one that is resumed, before its iteration.
 
     Raises:
@@ -435,7 +429,7 @@ def receipted(
 
 
 def rounds_of(sampler: Any, first: int = 0) -> Iterator[Round | None]:
-    """The rounds that a sampler deals, without end, from number ``first`` counted from its start.
+    """Yield the rounds of a sampler, without end, from number ``first`` counted from its start.
 
     They are None where its samples do not come in the order of their positions, or beyond its end.
     """

@@ -40,7 +40,7 @@ VERSION = 1
 _WHAT = "the state of a recipe's loader"
 SIZES = ("tokens", "documents", "samples")
 _WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What a recipe that nobody wrote, or sizes that are no source's, may end in."""
+"""Errors that a damaged recipe, or wrong sizes of sources, may raise."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,7 +137,7 @@ def check_sizes(name: str, facts: Mapping[str, Any], ours: Mapping[str, Any]) ->
 
 
 def _reason(error: BaseException) -> str:
-    """What an error says, on one line and not without end."""
+    """Return the text of an error on one line, cut to 400 characters."""
     return " ".join(f"{type(error).__name__}: {error}".split())[:400]
 
 
@@ -210,7 +210,7 @@ class RecipeLoader:
             **loading,
         )
         self.ledger = SourceProgress(opened.itinerary)
-        """What the run has served of each source at any number of consumed samples."""
+        """The samples served from each source, at any number of consumed samples."""
 
     @property
     def consumed_samples(self) -> int:
@@ -219,7 +219,7 @@ class RecipeLoader:
 
     @property
     def recorder(self) -> Recorder:
-        """The receipt of what this rank was handed."""
+        """The receipt of the samples that this rank received."""
         return self._recorder
 
     def __len__(self) -> int:
@@ -251,7 +251,7 @@ class RecipeLoader:
         return iter(loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """Where this rank stands, and in which run: JSON values."""
+        """Return the place of this rank, and its run: JSON values."""
         import yaml
 
         return {
@@ -345,12 +345,12 @@ def _kind_of(source: OpenSource) -> str:
 
 
 def _first_of(*values: int | None) -> int:
-    """The first that was given."""
+    """Return the first that is not None."""
     return next(value for value in values if value is not None)
 
 
 def _targets_text(source: OpenSource) -> str:
-    """What carries loss in a source, to be compared."""
+    """Return a description of the tokens of a source that carry loss, to be compared."""
     corpus = source.corpus
     if corpus.kind == "pretraining" or source.targets is None:
         return "all tokens"

@@ -100,15 +100,15 @@ class Resumable(ABC):
         return self._micro_batches()
 
     def state_dict(self) -> dict[str, Any]:
-        """The state after the last micro batch that was taken from this sampler.
+        """Return the state after the last micro batch that was taken from this sampler.
 
-        StatefulDataLoader keeps one for each batch it reads ahead, and gives that of the batch it
-        handed over last. A plain DataLoader with workers does not: use `state_after` with it.
+        StatefulDataLoader keeps one for each batch it reads ahead, and returns that of the batch it
+        yielded last. A plain DataLoader with workers does not: use `state_after` with it.
         """
         return self._state(self._place)
 
     def state_after(self, micro_batches: int) -> dict[str, Any]:
-        """The state once this many micro batches, counted from the start, were handed over.
+        """Return the state after this many micro batches, counted from the start.
 
         Raises:
             InvalidArgument: an iteration does not have that many.

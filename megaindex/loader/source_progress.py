@@ -1,4 +1,4 @@
-"""What a run has served so far, source by source and stage by stage, cheap enough to log."""
+"""Progress of a run by source and by stage, cheap enough to log."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megaindex.validation import check_integer
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressRow:
-    """What was served from one source."""
+    """The samples served from one source."""
 
     source: str
     samples: int
@@ -27,8 +27,8 @@ class ProgressRow:
 class SourceProgress:
     """Counts of a run at any sample, past or future, from its plan: nothing is kept while it runs.
 
-    >>> ledger = Ledger(opened.itinerary)
-    >>> ledger.totals(loader.consumed_samples)      # rows of all sources
+    >>> progress = SourceProgress(opened.itinerary)
+    >>> progress.totals(loader.consumed_samples)      # rows of all sources
     """
 
     def __init__(self, itinerary: Itinerary) -> None:
@@ -39,7 +39,7 @@ class SourceProgress:
             self._before[number + 1] = self._before[number] + drawn
 
     def totals(self, consumed_samples: int) -> list[ProgressRow]:
-        """A row for every source, of all stages together.
+        """Return a row for every source, of all stages together.
 
         Raises:
             OutOfRange: the run has not so many samples.
@@ -51,7 +51,7 @@ class SourceProgress:
         return self._rows(counts)
 
     def stages(self, consumed_samples: int) -> dict[str, list[ProgressRow]]:
-        """The rows of every stage that has begun, by its name.
+        """Return the rows of every stage that has begun, by its name.
 
         Raises:
             OutOfRange: the run has not so many samples.
@@ -66,7 +66,7 @@ class SourceProgress:
         return {name: self._rows(drawn) for name, drawn in counts.items()}
 
     def _place(self, consumed: int) -> tuple[int, int]:
-        """Number of the stage under way, and the samples it has served."""
+        """Return the number of the stage under way, and the samples it has served."""
         consumed = check_integer("consumed_samples", consumed)
         if not 0 <= consumed <= self._plan.num_samples:
             raise OutOfRange(

@@ -1,18 +1,18 @@
 """Labels and loss masks of instruction data.
 
 A blend mixes rows of text, trained on throughout, with rows of instruction data. For the latter, a
-companion file says token by token what is a target: labels (-100 is none) or a loss mask (0 is
-none). A row of two documents of 3 and 2 tokens, with the mask 0 1 1 | 0 1:
+companion file marks the targets token by token: labels (-100: not a target) or a loss mask (0:
+not a target). A row of two documents of 3 and 2 tokens, with the mask 0 1 1 | 0 1:
 
     tokens      a b c | d e
     labels      b c - | e -        the token after each, within its document
-    loss_mask   1 1 0 | 1 0        whether that token is a target
+    loss_mask   1 1 0 | 1 0        1 where that token is a target
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -32,7 +32,7 @@ LossKind = Literal["labels", "loss_mask", "all"]
 
 @dataclass(frozen=True, kw_only=True)
 class SourceTargets:
-    """How the targets of a source's documents are told."""
+    """The targets of a source's documents."""
 
     kind: LossKind
     """labels: the companion holds the label of each token; loss_mask: 1 for each token that is a
@@ -70,11 +70,11 @@ class Targets:
         self._companion = np.where(has, np.cumsum(has) - 1, -1).astype(np.int32)
 
     def apply(self, spans: Spans, labels: IntArray, loss_mask: F32) -> bool:
-        """Set labels and loss of the rows that are no text; returns whether there is one.
+        """Set labels and loss of the rows of instruction data; return True if there is one.
 
         Args:
             spans: of the rows.
-            labels: [rows, S], the token after each, as gathered; 0 where there is no target.
+            labels: [rows, S], the token after each, as gathered; set to 0 where it is not a target.
             loss_mask: float32[rows, S], as it is for text.
 
         Raises:
@@ -87,14 +87,13 @@ class Targets:
         crossing = document_ends(part, labels.shape[1])
         target = ~crossing
         target &= np.arange(1, labels.shape[1] + 1) < row_tokens(part)[:, None]
-        told = self._is_labels[source] | self._is_mask[source]
-        if told.any():
-            says = self._companions_say(part, labels.shape[1])
-            labelled, masked = self._is_labels[source], self._is_mask[source]
-            target[labelled] &= says[labelled] != IGNORED_LABEL
-            target[masked] &= says[masked] > 0
+        labelled, masked = self._is_labels[source], self._is_mask[source]
+        if (labelled | masked).any():
+            entries = self._companion_entries(part, labels.shape[1])
+            target[labelled] &= entries[labelled] != IGNORED_LABEL
+            target[masked] &= entries[masked] > 0
             changed = labels[rows]
-            changed[labelled] = says[labelled]
+            changed[labelled] = entries[labelled]
             labels[rows] = changed
         loss_mask[rows] = target
         kept = labels[rows]
@@ -103,24 +102,18 @@ class Targets:
         return True
 
     def _instructed(self, spans: Spans) -> tuple[I64, I64]:
-        """Rows of instruction data, and the source of each."""
+        """Return the rows of instruction data, and the source of each."""
         filled = np.flatnonzero(np.diff(spans.row_splits))
         source = spans.source[spans.row_splits[filled]]
         chosen = ~self._is_text[source]
         return filled[chosen], source[chosen]
 
-    def _companions_say(self, part: Spans, width: int) -> IntArray:
-        """int32[rows, width]: the companion's entry for the token after each."""
+    def _companion_entries(self, part: Spans, width: int) -> IntArray:
+        """Return the companion's entry for the token after each, int64[rows, width]."""
         assert self._reader is not None, "a source with labels or mask has a companion"
         companion = self._companion[part.source]
         ours = _rows_of(part, np.arange(part.row_splits.size - 1), keep=companion >= 0)
-        numbered = Spans(
-            source=self._companion[ours.source],
-            document=ours.document,
-            offset=ours.offset,
-            length=ours.length,
-            row_splits=ours.row_splits,
-        )
+        numbered = replace(ours, source=self._companion[ours.source])
         entries = np.empty((part.row_splits.size - 1, width), np.int64)
         following = np.empty_like(entries)
         self._reader.read(numbered, entries, following, pad_id=IGNORED_LABEL)
@@ -128,7 +121,7 @@ class Targets:
 
 
 def document_ends(spans: Spans, width: int) -> npt.NDArray[np.bool_]:
-    """bool[rows, width]: whether a document ends with the token: what follows is none of it."""
+    """Return bool[rows, width]: True at the last token of each document."""
     row = np.repeat(np.arange(spans.row_splits.size - 1), np.diff(spans.row_splits))
     ends = np.cumsum(spans.length)
     before = np.concatenate(([0], ends))[spans.row_splits[:-1]]
@@ -140,7 +133,7 @@ def document_ends(spans: Spans, width: int) -> npt.NDArray[np.bool_]:
 
 
 def _rows_of(spans: Spans, rows: I64, keep: npt.NDArray[np.bool_] | None = None) -> Spans:
-    """These rows alone; of their runs those to ``keep``."""
+    """Return these rows alone; of their runs those to ``keep``."""
     counts = np.diff(spans.row_splits)[rows]
     splits = np.concatenate(([0], np.cumsum(counts)))
     run = np.repeat(spans.row_splits[rows] - splits[:-1], counts) + np.arange(splits[-1])
@@ -157,18 +150,18 @@ def _rows_of(spans: Spans, rows: I64, keep: npt.NDArray[np.bool_] | None = None)
 
 
 def targets_of(opened: OpenRecipe) -> Targets | None:
-    """The targets of its sources; None where all are text."""
+    """Return the targets of its sources; None where all are text."""
     return targets_of_sources(opened.sources)
 
 
 def targets_of_sources(sources: Sequence[OpenSource]) -> Targets | None:
-    """The targets of some sources, numbered as they are given."""
-    told = [source_targets(source) for source in sources]
-    return Targets(told) if any(target is not None for target in told) else None
+    """Return the targets of some sources, numbered as they are given."""
+    targets = [source_targets(source) for source in sources]
+    return Targets(targets) if any(target is not None for target in targets) else None
 
 
 def source_targets(source: OpenSource) -> SourceTargets | None:
-    """Of one source; None of text."""
+    """Return the targets of one source; None of text."""
     if source.corpus.kind == "pretraining":
         return None
     if source.targets is None:

@@ -189,7 +189,7 @@ def _address(dataset: IndexedDataset) -> int:
 
 
 def source_arrays(dataset: IndexedDataset) -> tuple[IntArray, IntArray, IntArray]:
-    """The tokens, pointers and lengths of a dataset, as the kernels take them.
+    """Return the tokens, pointers and lengths of a dataset, as the kernels take them.
 
     Raises:
         InvalidArgument: its tokens are of a dtype that no batch holds.
@@ -203,11 +203,11 @@ def source_arrays(dataset: IndexedDataset) -> tuple[IntArray, IntArray, IntArray
 
 
 def refuse_run(datasets: Sequence[IndexedDataset], spans: Spans, run: int) -> None:
-    """Raise what is wrong with a run that a kernel refused.
+    """Raise the error of a run that a kernel refused.
 
     Raises:
-        OutOfRange: there is no such dataset or sequence, or the run leaves its sequence.
-        FormatError: the sequence is not one of the ``.bin``'s.
+        OutOfRange: the dataset or sequence does not exist, or the run leaves its sequence.
+        FormatError: the sequence lies outside the ``.bin``.
     """
     source, document, offset, length = (int(column[run]) for column in spans)
     if not 0 <= source < len(datasets):
@@ -255,7 +255,7 @@ class Ranges:
 
 
 def locate_bytes(datasets: Sequence[IndexedDataset], spans: Spans) -> RunBytes:
-    """Where the runs lie in their files, each checked against the .idx and the size of the .bin.
+    """Return the bytes of the runs, each checked against the .idx and the size of the .bin.
 
     Raises:
         OutOfRange: a source, sequence or range of tokens that does not exist.
@@ -274,7 +274,7 @@ def locate_bytes(datasets: Sequence[IndexedDataset], spans: Spans) -> RunBytes:
 
 
 def merge(runs: RunBytes, gap: int | I64) -> Ranges:
-    """Ranges that hold all the runs; runs of a file at most ``gap`` bytes apart share one.
+    """Return ranges that hold all the runs; runs of a file at most ``gap`` bytes apart share one.
 
     With a gap of 10, bytes 0-9, 50-59 and 15-20 of a file become 0-20 and 50-59. An array gives
     each source a gap of its own.
@@ -311,7 +311,7 @@ def merge(runs: RunBytes, gap: int | I64) -> Ranges:
 
 
 def row_groups(spans: Spans, nbytes: I64, limit: int) -> Iterator[tuple[int, int]]:
-    """Consecutive rows whose runs take at most ``limit`` bytes together; at least one row each."""
+    """Yield bounds of consecutive rows, at least one, whose runs take at most ``limit`` bytes."""
     ends = np.concatenate(([0], np.cumsum(nbytes)))[spans.row_splits]
     row, rows = 0, spans.row_splits.size - 1
     while row < rows:
@@ -333,7 +333,7 @@ def _runs_by_source(source: I64) -> Iterator[tuple[int, I64 | slice]]:
 
 
 def _begins(dataset: IndexedDataset, document: I64, offset: I64, length: I64) -> I64:
-    """First byte of each run; -1 for what is not in the dataset."""
+    """Return the first byte of each run; -1 if it is not in the dataset."""
     known = (document >= 0) & (document < len(dataset))
     if not known.all():
         return np.where(known, 0, -1)

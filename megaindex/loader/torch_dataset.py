@@ -71,7 +71,7 @@ class SampleList(list[SampleDict]):
 
     @property
     def is_whole(self) -> bool:
-        """Whether the samples are still those of the batch, as far as anyone could tell."""
+        """True while no sample was changed, as far as can be seen."""
         first = self._first
         return not self._is_filled and (
             first is None
@@ -253,7 +253,7 @@ class SlotPool(BufferPool):
 
 
 _fields: dict[int, tuple[weakref.ref[torch.Tensor], SharedBuffers, str]] = {}
-"""Tensors that were handed out of slots, by their id."""
+"""Tensors in slots, by their id."""
 
 
 def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -308,7 +308,7 @@ def _receive(
 
 
 def _forget_ended(sender: int) -> None:
-    """Unmap the slots of workers that are gone; what is held of them stays."""
+    """Unmap the slots of workers that ended; fields that are held stay."""
     alive = {sender, *(child.pid for child in multiprocessing.active_children())}
     for key, number in list(_slots):
         if key[0] not in alive:
@@ -319,8 +319,8 @@ Sample = dict[str, torch.Tensor]
 
 
 def collate(samples: Sequence[Sample]) -> Sample:
-    """A ``collate_fn`` for DataLoader: hands over the batch as it was read, without a copy, as the
-    default one does too."""
+    """Return the batch as it was read, without a copy: a ``collate_fn`` for DataLoader, like its
+    default one."""
     batch: Sample = torch.utils.data.default_collate(samples)  # type: ignore[arg-type]
     return batch
 
@@ -381,7 +381,7 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
             if self._of_worker is None:
                 self._of_worker = BatchReader(self._maker, make_pool=SlotPool)
             source = self._of_worker
-        return SampleList(source.hand_over(source.prepare(ids)))
+        return SampleList(source.release(source.prepare(ids)))
 
     def _batches(self) -> BatchReader:
         return BatchReader(self._maker, make_pool=partial(BufferPool, keep=2))

@@ -325,15 +325,15 @@ def test_an_error_is_not_the_end(
     loader = runs.text_loader(folder, 0)
     loader._read_ahead = read_ahead
     whole = list(runs.take(runs.text_loader(folder, 0)))
-    hand_over = loader._source.hand_over
+    release = loader._source.release
     count = itertools.count()
 
     def fails_once(prepared: Any) -> Any:
         if next(count) == 4:
             raise error
-        return hand_over(prepared)
+        return release(prepared)
 
-    monkeypatch.setattr(loader._source, "hand_over", fails_once)
+    monkeypatch.setattr(loader._source, "release", fails_once)
     batches = iter(loader)
     served = [next(batches)["tokens"].tolist() for _ in range(4)]
     with pytest.raises(type(error)):

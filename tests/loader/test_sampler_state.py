@@ -134,7 +134,7 @@ def test_another_kind_is_refused() -> None:
 
 def test_a_cyclic_run_cannot_stand_between_its_rounds() -> None:
     state = sampler("cyclic").state_after(7)
-    with pytest.raises(InvalidArgument, match="28 samples are no whole number of rounds of 8"):
+    with pytest.raises(InvalidArgument, match="28 samples are not a whole number of rounds of 8"):
         sampler("cyclic", data_parallel_size=4).load_state_dict(state, allow=("world_size",))
 
 
@@ -174,7 +174,7 @@ def test_states_of_something_else_are_refused() -> None:
         ("single", {"consumed_samples": 97}, "consumed_samples must be from 0 to 96"),
         ("cyclic", {"num_samples": 3}, "must fill a micro batch on every rank, 4 samples, got 3"),
         ("cyclic", {"consumed_samples": 97}, "from 0 to 96, train_samples, got 97"),
-        ("cyclic", {"consumed_samples": 6}, "6 samples are no whole number of rounds of 4"),
+        ("cyclic", {"consumed_samples": 6}, "6 samples are not a whole number of rounds of 4"),
     ],
 )
 def test_wrong_settings_are_refused(kind: str, changes: dict[str, Any], message: str) -> None:
