@@ -1,9 +1,9 @@
 """megaindex under grain, and so under MaxText: data sources with random access.
 
-    samples = Samples(opened.index, opened.datasets, fields="maxtext")
-    batches = HostBatches(num_samples=len(samples), micro_batch_size=8,
-                          data_parallel_rank=jax.process_index(),
-                          data_parallel_size=jax.process_count())
+    samples = NumpyDataset(opened.index, opened.datasets, fields="maxtext")
+    batches = RandomAccessSampler(num_samples=len(samples), micro_batch_size=8,
+                                  data_parallel_rank=jax.process_index(),
+                                  data_parallel_size=jax.process_count())
     dataset = grain.MapDataset.source(BatchSource(samples, batches)).to_iter_dataset()
 
 The order is the index's: `shuffle` and slices of grain are not needed, and its `repeat` would
