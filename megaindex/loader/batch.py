@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -140,8 +140,10 @@ class BatchMaker:
         check_token_dtype(reader.datasets, self._options.token_dtype)
         self._tokens_per_sample = index.sequence_length + index.add_extra_token
         # int32 corpora could hold -1; in uint16 ones only short samples are padded
+        pad_id = self._options.pad_id
+        kinds = {d.dtype for d in reader.datasets if d.dtype.kind in "iu"}
         self._reads_padding = any(
-            _holds(dataset.dtype, self._options.pad_id) for dataset in reader.datasets
+            np.iinfo(kind).min <= pad_id <= np.iinfo(kind).max for kind in kinds
         )
 
     @property
@@ -270,10 +272,6 @@ def _first_sources(spans: Spans, out: IntArray) -> None:
     else:
         out[:] = 0
         out[is_read] = spans.source[begins[is_read]]
-
-
-def _holds(dtype: np.dtype[Any], token: int) -> bool:
-    return dtype.kind in "iu" and np.iinfo(dtype).min <= token <= np.iinfo(dtype).max
 
 
 def _hide_other_documents(mask: IntArray, positions: I64) -> None:

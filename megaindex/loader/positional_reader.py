@@ -22,7 +22,7 @@ import numpy as np
 from megaindex._types import U8
 from megaindex.errors import InvalidArgument, StorageError
 from megaindex.format import IndexedDataset
-from megaindex.io.paths import FileInfo, is_remote
+from megaindex.io.paths import is_remote
 from megaindex.io.pread import DescriptorCache, RangeReader
 from megaindex.io.threads import Workers
 from megaindex.kernels import active
@@ -210,7 +210,10 @@ class PositionalTokens(TokenReader):
         self._reader = reader or RangeReader(descriptors=DescriptorCache())
         self._files = tuple(dataset.bin_facts for dataset in self._datasets)
         self._media = tuple(OBJECTS if is_remote(f.path) else FILES for f in self._files)
-        self._reads = tuple(self._reads_of(facts) for facts in self._files)
+        read_file = self._reader.read_each
+        self._reads: tuple[ReadEach, ...] = tuple(
+            partial(read_each if is_remote(f.path) else read_file, f) for f in self._files
+        )
         gap = self._options.merge_gap
         gaps = [medium.merge_gap if gap is None else gap for medium in self._media]
         self._gaps = np.array(gaps, np.int64)
@@ -248,11 +251,6 @@ class PositionalTokens(TokenReader):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PositionalTokens, (self._datasets, self._options)
-
-    def _reads_of(self, facts: FileInfo) -> ReadEach:
-        if is_remote(facts.path):
-            return partial(read_each, facts)
-        return partial(self._reader.read_each, facts)
 
     def _merged(self, part: RunBytes) -> Ranges:
         """As far apart as the gaps allow, and what lies between still fits the staging buffer."""

@@ -159,11 +159,10 @@ class _Queue(Generic[Task, Result]):
             try:
                 task = next(self._tasks)
             except StopIteration:
-                self._end()
+                self.stop()
                 return None
             except BaseException as error:
-                self._errors[self._begun] = error
-                self._end()
+                self._fail(self._begun, error)
                 return None
             number, self._begun = self._begun, self._begun + 1
             return number, task
@@ -171,12 +170,7 @@ class _Queue(Generic[Task, Result]):
     def _fail(self, number: int, error: BaseException) -> None:
         with self._lock:
             self._errors[number] = error
-            self._end()
-
-    def _end(self) -> None:
-        self._over = True
-        self._room.notify_all()
-        self._ready.notify_all()
+            self.stop()
 
 
 _running: weakref.WeakSet[ReadAhead[Any, Any]] = weakref.WeakSet()

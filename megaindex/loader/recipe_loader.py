@@ -64,10 +64,7 @@ class StoredRecipe:
         recipe = _recipe_of(stored.text("recipe"))
         rule = "must be a list of mappings"
         given = stored.checked("sources", rule, lambda value: isinstance(value, list))
-        sources = {}
-        for each in given:
-            name, facts = _source_of(each)
-            sources[name] = facts
+        sources = dict(map(_source_of, given))
         names = [source.name for source in recipe.sources]
         if list(sources) != names or len(given) != len(names):
             raise stored.error(f"sources must be those of its recipe, {shown(names)}", given)
@@ -332,16 +329,13 @@ def _contents_of(
     """By the names of the sources."""
     if content is None:
         return None
-    found = zip(opened.sources, opened.contents(whole=content == "whole"), strict=True)
-    return {
-        source.corpus.name: Contents(tokens=tokens, kind=_kind_of(source), targets=targets)
-        for source, (tokens, targets) in found
-    }
-
-
-def _kind_of(source: OpenSource) -> str:
-    target = source_targets(source)
-    return "text" if target is None else target.kind
+    found = {}
+    hashes = opened.contents(whole=content == "whole")
+    for source, (tokens, targets) in zip(opened.sources, hashes, strict=True):
+        target = source_targets(source)
+        kind = "text" if target is None else target.kind
+        found[source.corpus.name] = Contents(tokens=tokens, kind=kind, targets=targets)
+    return found
 
 
 def _first_of(*values: int | None) -> int:

@@ -117,17 +117,18 @@ class MicroBatchSampler(Resumable):
         self._schedule = size if isinstance(size, BatchSchedule) else BatchSchedule.constant(size)
         self._schedule.check_multiple_of(rows)
         self._largest_step = self._most_rows
-        num_samples = check_integer("num_samples", num_samples)
-        consumed_samples = check_integer("consumed_samples", consumed_samples)
+        self._num_samples = num_samples = check_integer("num_samples", num_samples)
         asked = setting_or_none("train_samples", train_samples)
-        self._num_samples = num_samples
         self._train_samples = num_samples if asked is None else asked
         check_between("train_samples", self._train_samples, 0, num_samples, most_is="num_samples")
         check_choice("tail", tail, TAILS)
         self._tail = tail
         self._fingerprint = fingerprint
-        end = self._last_place
-        check_between("consumed_samples", consumed_samples, 0, end, most_is="where this run ends")
+        # a wrapped last step goes past the last sample
+        end = self._train_samples + (self._most_rows - 1 if tail == "wrap" else 0)
+        consumed_samples = check_between(
+            "consumed_samples", consumed_samples, 0, end, most_is="where this run ends"
+        )
         self._start = self._place = LoaderPosition(consumed_samples)
 
     def __len__(self) -> int:
@@ -212,11 +213,6 @@ class MicroBatchSampler(Resumable):
     def _most_rows(self) -> int:
         """Rows of the largest step of the schedule."""
         return max(size for _, size in self._schedule.stages)
-
-    @property
-    def _last_place(self) -> int:
-        """Most samples that can be consumed: a wrapped last step goes past the last sample."""
-        return self._train_samples + (self._most_rows - 1 if self._tail == "wrap" else 0)
 
     def _state(self, place: LoaderPosition) -> dict[str, Any]:
         """With the rows of the largest step that this run had or may have, before it was resumed
@@ -375,8 +371,7 @@ class EvaluationSampler:
             data_parallel_rank=data_parallel_rank,
             data_parallel_size=data_parallel_size,
         )
-        num_samples = check_between("num_samples", num_samples, 0)
-        self._num_samples = num_samples
+        self._num_samples = check_between("num_samples", num_samples, 0)
 
     def __len__(self) -> int:
         """Micro batches, the same number on every rank."""

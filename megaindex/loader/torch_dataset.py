@@ -188,7 +188,10 @@ class SharedBuffers(Buffers):
         self._was_sent = False
         super().__init__(
             rows,
-            {name: _field(memory, *place) for name, place in self._places.items()},
+            {
+                name: memory[begin:end].view(dtype).reshape(shape)
+                for name, (begin, end, dtype, shape) in self._places.items()
+            },
         )
 
     @property
@@ -214,23 +217,8 @@ class SharedBuffers(Buffers):
         shared = None if self._was_sent else self._shared
         self._was_sent = True
         token = _tokens.setdefault(os.getpid(), secrets.token_hex(8))
-        return _receive, (
-            (os.getpid(), token),
-            self._number,
-            shared,
-            byte,
-            begin,
-            end,
-            dtype,
-            shape,
-        )
-
-
-def _field(
-    memory: npt.NDArray[np.uint8], begin: int, end: int, dtype: Any, shape: tuple[int, ...]
-) -> npt.NDArray[Any]:
-    field: npt.NDArray[Any] = memory[begin:end].view(dtype).reshape(shape)
-    return field
+        key = os.getpid(), token
+        return _receive, (key, self._number, shared, byte, begin, end, dtype, shape)
 
 
 class SlotPool(BufferPool):

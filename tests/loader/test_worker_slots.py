@@ -15,8 +15,7 @@ from corpora import write_corpus
 from torch.utils.data import DataLoader
 
 import megaindex
-from megaindex.loader import GPTDataset
-from megaindex.loader import torch_dataset as worker_slots
+from megaindex.loader import GPTDataset, torch_dataset
 from megaindex.loader.batch import SampleOptions
 
 ROWS = 4
@@ -66,7 +65,7 @@ def test_few_slots_serve_many_batches_and_changes_in_place_stay_in_their_batch(
         assert_equal(ours, plain)
         for tensor in ours.values():  # this batch is the trainer's
             tensor.zero_()
-    assert 0 < len(worker_slots._slots) < 20
+    assert 0 < len(torch_dataset._slots) < 20
 
 
 @pytest.mark.parametrize("hold", ["batch", "field", "view", "array"])
@@ -107,7 +106,7 @@ def test_slots_of_workers_that_ended_are_unmapped(dataset: GPTDataset) -> None:
     for _ in range(3):
         for _ in load(dataset, batches):
             pass
-    processes = {key[0] for key, _ in worker_slots._slots}
+    processes = {key[0] for key, _ in torch_dataset._slots}
     assert len(processes) <= 4  # those of the last loader, and who ended while it began
 
 
