@@ -373,7 +373,7 @@ def check_receipts(
             as states of loaders say.
 
     Raises:
-        InvalidArgument: as `join_states`; or there are no receipts, or no ``end``.
+        InvalidArgument: as `join_states`; or receipts or ``end`` are missing.
         FormatError: not such states.
         OutOfRange: the index holds fewer samples.
     """

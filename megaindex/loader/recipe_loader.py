@@ -39,7 +39,7 @@ from megaindex.validation import CheckpointReader, differ, shown
 VERSION = 1
 _WHAT = "the state of a recipe's loader"
 SIZES = ("tokens", "documents", "samples")
-_WRONG = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 """Errors that a damaged recipe, or wrong sizes of sources, may raise."""
 
 
@@ -87,7 +87,7 @@ class StoredRecipe:
         """
         try:
             return resolve_recipe(self.recipe, self.sizes)
-        except _WRONG as error:
+        except _ERRORS as error:
             raise FormatError(
                 f"not {_WHAT}: its recipe and the sizes of its sources make no run "
                 f"({_reason(error)}); take it from an intact checkpoint"
@@ -100,7 +100,7 @@ def _recipe_of(text: str) -> Recipe:
     try:
         content = yaml.safe_load(text)
         return recipe_of(content, "the checkpoint's recipe", Path("/"))
-    except (*_WRONG, yaml.YAMLError) as error:
+    except (*_ERRORS, yaml.YAMLError) as error:
         raise FormatError(
             f"not {_WHAT}: its recipe cannot be read ({_reason(error)}); take it from an intact "
             "checkpoint, or use the release that wrote it"

@@ -88,7 +88,7 @@ class MicroBatchSampler(Resumable):
         fingerprint: of the order, kept in the state, where it must be equal to go on.
 
     Raises:
-        InvalidArgument: a size is out of range, or a global batch is no multiple of
+        InvalidArgument: a size is out of range, or a global batch is not a multiple of
             micro_batch_size x data_parallel_size.
     """
 

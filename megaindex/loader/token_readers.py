@@ -23,7 +23,7 @@ _MERGE_GAP = 16 << 10
 _ALIGNMENT = 64  # of every range in the staging buffer: enough for any token type
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(slots=True, eq=False)  # not frozen: one is made for each batch, in a microsecond
 class ReadRequest:
     """Samples to read and the arrays they are written to, see `TokenReader.read`."""
 
@@ -91,7 +91,7 @@ class TokenReader(ABC):
 
         A row shorter than ``out`` is wide is filled up with ``pad_id``, of a longer one the first
         tokens are taken. ``labels[k, j]`` is the token after ``out[k, j]``, also where that is the
-        first one beyond the row; ``pad_id`` where there is none.
+        first one beyond the row; ``pad_id`` after the last token.
 
         Args:
             spans: of n samples, the sources numbered as the reader's datasets.
