@@ -5,6 +5,7 @@
 # make bench  time every kernel and the whole build against megatron-core; with
 #             NEOX=checkout also against a GPT-NeoX checkout whose helpers are compiled
 # make matrix the Megatron adapter against every release of megatron-core
+# make docs-sample  docs/audit-sample.html and its picture, for docs/audit.md
 # make explore, make sanitize, make slow, make fuzz, make soak: see CONTRIBUTING.md
 
 PYTHON ?= python3
@@ -13,7 +14,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/megaindex/*.hpp)
 
-.PHONY: demo test explore lint bench matrix sanitize slow fuzz soak faults clean
+.PHONY: demo test explore lint bench matrix docs-sample sanitize slow fuzz soak faults clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -43,6 +44,9 @@ bench: $(VENV)/.test-installed
 # MATRIX_VERSIONS="0.15.3 0.16.1" for those alone
 matrix: $(VENV)/.test-installed
 	$(BIN)/python tests/matrix.py $(VENV)/megatron-core $(MATRIX_VERSIONS)
+
+docs-sample: $(VENV)/.test-installed
+	$(BIN)/python docs/audit_sample.py
 
 slow: $(VENV)/.test-installed
 	$(BIN)/python -m pytest -m slow

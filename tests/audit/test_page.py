@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import runpy
 import socket
 import stat
 from collections.abc import Callable
@@ -15,6 +16,8 @@ import numpy as np
 import pytest
 from command_line import cli
 from corpora import write_corpus
+
+from megaindex.audit import audit, stream_of_run
 
 
 @pytest.fixture(scope="module")
@@ -54,6 +57,15 @@ def test_the_numbers_are_on_it(page: str) -> None:
     assert "of which 50 are past" in page
     for words in ("earlier exposures", "web", "books", "so far", "after all steps", "@media print"):
         assert words in page
+
+
+def test_the_picture_of_the_documentation_shows_what_its_text_says(tmp_path: Path) -> None:
+    """docs/audit_sample.py, on a smaller corpus: one jump, from 2 earlier exposures to 3."""
+    sample = runpy.run_path(str(Path(__file__).parents[2] / "docs/audit_sample.py"))
+    sample["make_corpus"](tmp_path / "corpus", documents=7_000)
+    result = audit(stream_of_run(sample["sample_run"](tmp_path / "corpus")), points=120)
+    (jump,) = result.jumps
+    assert (round(jump.before), round(jump.after)) == (2, 3)
 
 
 def test_the_same_audit_gives_the_same_page(prefix: Path, tmp_path: Path) -> None:
