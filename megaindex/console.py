@@ -1,6 +1,6 @@
 """Tables, colours and progress bars for terminals and pipes.
 
-One at a time: what is copied while another bar is shown, or by another thread, has none.
+One bar is shown at a time: work that begins while another bar is shown has none.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -104,7 +105,7 @@ class Prose:
         return Measurement(longest, cell_len(self.text)).with_maximum(options.max_width)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class TableColumn:
     """A column of a `FittedTable`; its cells stay on one line, unless it is one of words."""
 
@@ -133,12 +134,14 @@ class TableColumn:
 class FittedTable:
     """A table that is never wider than the console and breaks no word.
 
+    A column given by its name alone is one of numbers.
+
     Where its columns do not fit side by side, words are wrapped and names cut; then the columns of
     numbers are divided among several tables, each with the labels; then every row is a list.
     """
 
-    def __init__(self, *columns: TableColumn) -> None:
-        self.columns = columns
+    def __init__(self, *columns: TableColumn | str) -> None:
+        self.columns = [TableColumn(c) if isinstance(c, str) else c for c in columns]
         self._rows: list[tuple[str, ...]] = []
         self._styles: list[str] = []
 
@@ -316,7 +319,7 @@ def _shared(lists: Iterable[Sequence[str]]) -> list[str]:
 
 
 Bar = Callable[[int], Progress]
-"""Given the bytes to come, what to tell of those that are done."""
+"""Function of the total number of bytes; returns the one to call with each number copied."""
 
 
 def silent(_total: int) -> Progress:
@@ -325,7 +328,7 @@ def silent(_total: int) -> Progress:
 
 
 def on_terminal() -> bool:
-    """Whether somebody looks at stderr; services have none."""
+    """Return True if stderr is a terminal; services may have no stderr."""
     return sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
 
 
@@ -349,7 +352,7 @@ def copying(what: str) -> Iterator[Bar]:
 
 @contextmanager
 def counting(what: str, total: int) -> Iterator[Progress]:
-    """Yield what to tell of tasks that are done, out of ``total``."""
+    """Yield the function to call with each number of tasks done, out of ``total``."""
     if not on_terminal():
         yield ignore
         return
@@ -361,8 +364,26 @@ def counting(what: str, total: int) -> Iterator[Progress]:
 
 
 @contextmanager
+def counting_samples() -> Iterator[Callable[[int, int], None] | None]:
+    """Yield a function of samples counted and samples to count; None off a terminal.
+
+    The bar appears with its first call.
+    """
+    if not on_terminal():
+        yield None
+        return
+    with ExitStack() as stack:
+
+        @cache
+        def update() -> Callable[..., None]:
+            display = stack.enter_context(_display("counting samples"))
+            return partial(display.update, display.add_task("counting samples"))
+
+        yield lambda done, total: update()(completed=done, total=total)
+
+
+@contextmanager
 def _display(what: str, *columns: Any) -> Iterator[Display]:
-    from rich.console import Console
     from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
     display = Progress(

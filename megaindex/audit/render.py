@@ -106,10 +106,7 @@ def print_servings(
     many = len(stream.sources) > 1
     names = ShortNames.of(source.name for source in stream.sources)
     columns = ("step", "rank", "micro batch", "sample", "document", "tokens")
-    table = FittedTable(
-        *(TableColumn(name=name) for name in columns),
-        *[TableColumn(name="source", kind="name")] * many,
-    )
+    table = FittedTable(*columns, *[TableColumn("source", "name")] * many)
     for s in found[:_MOST_ROWS]:
         dealt = ("–" if value is None else str(value) for value in (s.rank, s.micro_batch))
         cells = [str(s.step), *dealt, str(s.sample), str(s.document)]

@@ -9,18 +9,22 @@ from collections.abc import Sequence
 
 from megaindex.audit.lookup import documents_of, steps_of
 from megaindex.audit.streams import AuditStream, stream_of_recipe, stream_of_run
-from megaindex.cli.options import Parser
+from megaindex.cli.options import Parser, add_flags
 from megaindex.cli.plan import add_run_arguments, recipe_of, settings_of
 from megaindex.configs.batch_schedule import parse_count
 from megaindex.configs.run_builder import resolve
+from megaindex.console import counting_samples
 from megaindex.errors import InvalidArgument
-from megaindex.index.frameworks import SPLITS
-from megaindex.plan.render import counting
 
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    _run(options)
+    _check(options)
+    stream = _stream(options)
+    if options.step is None and options.document is None:
+        _audit(stream, options)
+    else:
+        _look_up(stream, options)
     return 0
 
 
@@ -33,42 +37,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     add_run_arguments(parser)
     built = parser.add_argument_group("index")
-    built.add_argument("--subset", choices=SPLITS, default="train", help="default: train")
-    built.add_argument("--cache-dir", metavar="DIR", help="keep the index arrays there")
+    add_flags(built, "--subset", "--cache-dir")
     look_up = parser.add_argument_group("look-up (in place of the audit)")
     look_up.add_argument("--step", type=int, metavar="K", help="what step K serves, from 0")
     look_up.add_argument("--rank", type=int, metavar="R", help="… to this data-parallel rank")
     look_up.add_argument("--document", type=int, metavar="ID", help="when it is served")
     look_up.add_argument("--source", type=int, metavar="K", help="… of this source, from 0")
     output = parser.add_argument_group("output")
-    output.add_argument("--json", action="store_true", help="one JSON object")
+    add_flags(output, "--json")
     output.add_argument("--html", metavar="FILE", help="a page with plots, in one file")
     output.add_argument(
         "--points", type=int, default=400, metavar="N", help="of the curves, at most; default 400"
     )
     return parser
-
-
-def _run(options: argparse.Namespace) -> None:
-    _check(options)
-    recipe = recipe_of(options, besides=("consumed_samples",))
-    if recipe is not None:
-        if options.subset != "train":
-            raise InvalidArgument(
-                f"--subset {options.subset}: a recipe has training data only; leave it out"
-            )
-        consumed = parse_count(options.consumed_samples or "0", "--consumed-samples")
-        stream = stream_of_recipe(recipe, consumed_samples=consumed)
-    else:
-        run = resolve(settings_of(options))
-        with counting() as progress:
-            stream = stream_of_run(
-                run, subset=options.subset, cache_dir=options.cache_dir, progress=progress
-            )
-    if options.step is None and options.document is None:
-        _audit(stream, options)
-    else:
-        _look_up(stream, options)
 
 
 def _check(options: argparse.Namespace) -> None:
@@ -82,6 +63,22 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidArgument("--html shows the audit, not a look-up; leave one of them out")
 
 
+def _stream(options: argparse.Namespace) -> AuditStream:
+    recipe = recipe_of(options, besides=("consumed_samples",))
+    if recipe is None:
+        run = resolve(settings_of(options))
+        with counting_samples() as progress:
+            return stream_of_run(
+                run, subset=options.subset, cache_dir=options.cache_dir, progress=progress
+            )
+    if options.subset != "train":
+        raise InvalidArgument(
+            f"--subset {options.subset}: a recipe has training data only; leave it out"
+        )
+    consumed = parse_count(options.consumed_samples or "0", "--consumed-samples")
+    return stream_of_recipe(recipe, consumed_samples=consumed)
+
+
 def _audit(stream: AuditStream, options: argparse.Namespace) -> None:
     from megaindex.audit.render import print_audit
     from megaindex.audit.report import audit
@@ -91,7 +88,7 @@ def _audit(stream: AuditStream, options: argparse.Namespace) -> None:
 
         check_plots()
         check_page(options.html)  # before the work
-    with counting() as progress:
+    with counting_samples() as progress:
         result = audit(stream, points=options.points, progress=progress)
     if options.json:
         print(json.dumps(result.to_json(), indent=2))

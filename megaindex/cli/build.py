@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from megaindex.cli.options import (
     Parser,
     add_engine_arguments,
+    add_flags,
     chosen_engine,
     refuse_others,
     refuse_weights,
@@ -35,23 +36,12 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex build", description=__doc__)
-    parser.add_argument("--recipe", metavar="FILE", help="open and lay out a whole run instead")
-    parser.add_argument(
-        "--data-path",
-        metavar="P",
-        nargs="+",
-        help="prefixes of .bin and .idx, or URLs (s3://, gs://, az://)",
-    )
+    add_flags(parser, "--recipe", help="open and lay out a whole run instead")
+    add_flags(parser, "--data-path", "--seq-length", "--split", "--subset", "--cache-dir")
     parser.add_argument("--data-paths-file", metavar="FILE", help="more prefixes, one a line")
-    parser.add_argument("--seq-length", type=int, metavar="S")
-    parser.add_argument("--seed", type=int, default=DEFAULT_SEED, help="default: 1234")
-    length = parser.add_mutually_exclusive_group()
-    length.add_argument("--epochs", metavar="E", help="such as 1, 1.5 or 3/2; default: 1")
-    length.add_argument("--num-samples", type=int, metavar="N")
-    parser.add_argument("--split", help="such as 969,30,1; default: all documents")
-    parser.add_argument("--subset", default="train", choices=("train", "valid", "test"))
-    parser.add_argument("--order", default="megatron", help="default: megatron")
-    parser.add_argument("--cache-dir", metavar="DIR", help="one that all nodes share")
+    add_flags(parser, "--seed", default=DEFAULT_SEED)
+    add_flags(parser, "--order", default="megatron")
+    add_flags(parser.add_mutually_exclusive_group(), "--epochs", "--num-samples")
     add_engine_arguments(parser)
     return parser
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import shutil
+import sys
 import sysconfig
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -19,7 +20,6 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from megaindex._types import I64, U8
@@ -27,6 +27,7 @@ from megaindex.builders import build_index
 from megaindex.cli.options import Parser
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Data, Run, Source, Target
+from megaindex.console import counting
 from megaindex.corpus.byte_level import END_OF_DOCUMENT, text_files, write_byte_corpus
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
@@ -139,7 +140,7 @@ class _Demo:
     def __init__(self, options: argparse.Namespace) -> None:
         self._options = options
         self._prefix = Path(options.dir) / "corpus"
-        self._console = Console(highlight=False, width=None if _is_terminal() else 110)
+        self._console = Console(highlight=False, width=None if sys.stdout.isatty() else 110)
 
     def run(self) -> None:
         self._claim_directory()
@@ -175,7 +176,7 @@ class _Demo:
         with self._step("1  corpus") as say:
             files = text_files(roots, SUFFIXES)
             limit = self._options.max_tokens
-            with self._progress("tokenizing", limit) as advance:
+            with counting("tokenizing", limit) as advance:
                 files = write_byte_corpus(
                     self._prefix, files, max_tokens=limit, progress=advance, overwrite=True
                 )
@@ -218,7 +219,7 @@ class _Demo:
         num_samples = plan.train_iters * plan.global_batch_size
         with self._step("4  read") as say:
             start = time.perf_counter()
-            with self._progress("reading", num_samples) as advance:
+            with counting("reading", num_samples) as advance:
                 served = walk_ranks(
                     index,
                     dataset,
@@ -297,20 +298,6 @@ class _Demo:
         seconds = time.perf_counter() - start
         self._console.print(f"[bold]{name:<16}[/] {_duration(seconds):>8}  {'; '.join(said)}")
 
-    @contextmanager
-    def _progress(self, what: str, total: int) -> Iterator[Callable[[int], None]]:
-        """Yields a function that advances the bar; there is none off a terminal."""
-        columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        with Progress(
-            *columns, console=self._console, transient=True, disable=not self._console.is_terminal
-        ) as progress:
-            task = progress.add_task(what, total=total)
-            yield lambda amount: progress.advance(task, amount)
-
 
 def _duration(seconds: float) -> str:
     return f"{1000 * seconds:.1f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
-
-
-def _is_terminal() -> bool:
-    return Console().is_terminal

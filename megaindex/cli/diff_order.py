@@ -7,10 +7,10 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from megaindex.audit.diff import Difference, compare
+from megaindex.audit.diff import compare
 from megaindex.audit.diff_arrays import side_from_arrays
 from megaindex.audit.diff_inputs import Side, existing, read_settings, side_from_settings
-from megaindex.cli.options import Parser
+from megaindex.cli.options import Parser, add_flags
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import framework_rules
@@ -20,33 +20,7 @@ _COMMON = ("data_path", "sequence_length", "epochs", "num_samples", "seed", "spl
 
 def main(arguments: Sequence[str]) -> int:
     """0 where the orders are equal, 1 where they differ."""
-    return int(not _run(_parser().parse_args(arguments)).equal)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="megaindex diff-order",
-        description="where two orders differ, how much, and why; exit status 1 where they do",
-        epilog="A and B: settings (order=neox,seed=1), a YAML or JSON file of settings, an entry "
-        "of a megaindex cache, or a directory with the index arrays of Megatron or GPT-NeoX",
-        allow_abbrev=False,
-    )
-    parser.add_argument("sides", nargs="*", metavar="A B", help="what to compare")
-    parser.add_argument("--a", metavar="A", help="the first, in place of the position")
-    parser.add_argument("--b", metavar="B", help="the second")
-    common = parser.add_argument_group("settings of both sides, unless one says otherwise")
-    common.add_argument("--data-path", metavar="P", help="prefix of .bin and .idx")
-    common.add_argument("--seq-length", type=int, dest="sequence_length", metavar="S")
-    common.add_argument("--epochs", metavar="E")
-    common.add_argument("--num-samples", type=int, metavar="N")
-    common.add_argument("--seed", type=int)
-    common.add_argument("--split", metavar="a,b,c")
-    common.add_argument("--order", metavar="ORDER")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
-    return parser
-
-
-def _run(options: argparse.Namespace) -> Difference:
+    options = _parser().parse_args(arguments)
     sides = [*options.sides, *(side for side in (options.a, options.b) if side is not None)]
     if len(sides) != 2:
         raise InvalidArgument(
@@ -61,7 +35,26 @@ def _run(options: argparse.Namespace) -> Difference:
         from megaindex.audit.render import print_difference
 
         print_difference(difference)
-    return difference
+    return int(not difference.equal)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog="megaindex diff-order",
+        description="where two orders differ, how much, and why; exit status 1 where they do",
+        epilog="A and B: settings (order=neox,seed=1), a YAML or JSON file of settings, an entry "
+        "of a megaindex cache, or a directory with the index arrays of Megatron or GPT-NeoX",
+        allow_abbrev=False,
+    )
+    parser.add_argument("sides", nargs="*", metavar="A B", help="what to compare")
+    parser.add_argument("--a", metavar="A", help="the first, in place of the position")
+    parser.add_argument("--b", metavar="B", help="the second")
+    common = parser.add_argument_group("settings of both sides, unless one says otherwise")
+    add_flags(common, "--data-path", nargs=None, help="prefix of .bin and .idx")
+    add_flags(common, "--seq-length", dest="sequence_length")
+    add_flags(common, "--epochs", "--num-samples", "--seed", "--split", "--order")
+    add_flags(parser, "--json")
+    return parser
 
 
 def _side(text: str, common: dict[str, Any]) -> Side:

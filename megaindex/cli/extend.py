@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from megaindex.cli.options import Parser
+from megaindex.cli.options import Parser, add_flags
 from megaindex.validation import DEFAULT_SEED
 
 if TYPE_CHECKING:
@@ -27,21 +27,15 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex extend", description=__doc__)
     old = parser.add_argument_group("how the old run was planned")
-    old.add_argument(
-        "--data-path", required=True, nargs="+", metavar="P",
-        help="prefix of .bin and .idx, or a blend: P P … or w P w P …",
-    )  # fmt: skip
-    old.add_argument("--seq-length", required=True, type=int, metavar="S")
-    old.add_argument("--seed", type=int, default=DEFAULT_SEED, help="default: 1234")
-    old.add_argument("--order", default="megatron", help="default: megatron")
+    blend = "prefix of .bin and .idx, or a blend: P P … or w P w P …"
+    add_flags(old, "--data-path", required=True, help=blend)
+    add_flags(old, "--seq-length", required=True)
+    add_flags(old, "--seed", default=DEFAULT_SEED)
+    add_flags(old, "--order", default="megatron")
     length = old.add_mutually_exclusive_group(required=True)
-    length.add_argument(
-        "--num-samples", type=int, metavar="N", help="that the run asked for: train_iters x batch"
-    )
-    length.add_argument("--epochs", metavar="E", help="of one source, such as 1, 1.5 or 3/2")
-    old.add_argument("--variance-buffer", metavar="B", help="of a blend: a number >= 1, or exact")
-    old.add_argument("--split", help="such as 969,30,1; default: all documents")
-    old.add_argument("--subset", default="train", choices=("train", "valid", "test"))
+    add_flags(length, "--num-samples", help="that the run asked for: train_iters x batch")
+    add_flags(length, "--epochs", help="of one source, such as 1, 1.5 or 3/2")
+    add_flags(old, "--variance-buffer", "--split", "--subset")
     old.add_argument(
         "--consumed-samples", type=int, metavar="C", help="default: all samples planned"
     )
@@ -50,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     more.add_argument("--more-samples", type=int, metavar="N")
     more.add_argument("--more-epochs", metavar="E", help="such as 1, 1.5 or 3/2")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    add_flags(parser, "--json")
     return parser
 
 

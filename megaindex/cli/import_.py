@@ -11,8 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.options import Parser
-from megaindex.format.header import DIALECTS
+from megaindex.cli.options import Parser, add_flags
 
 if TYPE_CHECKING:
     from megaindex.imports.flat import DocumentStream, FlatTokens
@@ -28,33 +27,6 @@ _FORMATS = {
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    _import(options)
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="megaindex import", description=__doc__)
-    formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
-    of = {name: formats.add_parser(name, help=text) for name, text in _FORMATS.items()}
-    for one in of.values():
-        one.add_argument("source", metavar="IN")
-        one.add_argument("output", metavar="OUT", help="prefix of the .bin and .idx")
-        one.add_argument("--dtype", help="token type of the pair; default: as stored")
-        one.add_argument("--dialect", default="megatron", choices=DIALECTS, help="dtype codes")
-        one.add_argument("--overwrite", action="store_true", help="replace an existing pair")
-    for name in ("nanotron", "numpy", "tntidx"):
-        of[name].add_argument("--copy", action="store_true", help="copy where a link would do")
-    for name in ("mds", "parquet"):
-        of[name].add_argument("--column", help="default: tokens or input_ids, or the only one")
-    for name in ("numpy", "mds"):
-        of[name].add_argument("--stored-dtype", help="token type of raw bytes, such as uint16")
-    documents = of["numpy"].add_mutually_exclusive_group(required=True)
-    documents.add_argument("--separator", type=int, metavar="ID", help="id that ends a document")
-    documents.add_argument("--boundaries", metavar="FILE", help=".npy of document ends in tokens")
-    return parser
-
-
-def _import(options: argparse.Namespace) -> None:
     from megaindex.console import copying
     from megaindex.imports.flat import import_pair
 
@@ -70,6 +42,28 @@ def _import(options: argparse.Namespace) -> None:
             bar=bar,
         )
     print(outcome.line(time.perf_counter() - start))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="megaindex import", description=__doc__)
+    formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
+    of = {name: formats.add_parser(name, help=text) for name, text in _FORMATS.items()}
+    for one in of.values():
+        one.add_argument("source", metavar="IN")
+        one.add_argument("output", metavar="OUT", help="prefix of the .bin and .idx")
+        one.add_argument("--dtype", help="token type of the pair; default: as stored")
+        add_flags(one, "--dialect", "--overwrite")
+    for name in ("nanotron", "numpy", "tntidx"):
+        of[name].add_argument("--copy", action="store_true", help="copy where a link would do")
+    for name in ("mds", "parquet"):
+        of[name].add_argument("--column", help="default: tokens or input_ids, or the only one")
+    for name in ("numpy", "mds"):
+        of[name].add_argument("--stored-dtype", help="token type of raw bytes, such as uint16")
+    documents = of["numpy"].add_mutually_exclusive_group(required=True)
+    documents.add_argument("--separator", type=int, metavar="ID", help="id that ends a document")
+    documents.add_argument("--boundaries", metavar="FILE", help=".npy of document ends in tokens")
+    return parser
 
 
 def _open(options: argparse.Namespace) -> FlatTokens | DocumentStream:

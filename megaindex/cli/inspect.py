@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.options import Parser, refuse_weights
+from megaindex.cli.options import Parser, add_flags, refuse_weights
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -19,7 +19,19 @@ _BAR = 40  # characters of the longest bar
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    _inspect(options)
+    from megaindex.console import print_view
+    from megaindex.corpus.inspect import EntryDescription, inspect
+
+    refuse_weights("inspect", options.paths)
+    found = [each for path in options.paths for each in inspect(path)]
+    if options.json:
+        print(json.dumps({"descriptions": [each.to_json() for each in found]}, indent=2))
+        return 0
+    for each in found:
+        facts = _entry_facts(each) if isinstance(each, EntryDescription) else _pair_facts(each)
+        _print(each.path, facts, each.faults)
+        if not isinstance(each, EntryDescription) and each.histogram:
+            print_view(_histogram(each))
     return 0
 
 
@@ -31,23 +43,8 @@ def _parser() -> argparse.ArgumentParser:
         nargs="+",
         help="prefixes of .bin and .idx, or URLs (s3://, gs://, az://); .idx, entries, folders",
     )
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    add_flags(parser, "--json")
     return parser
-
-
-def _inspect(options: argparse.Namespace) -> None:
-    from megaindex.corpus.inspect import EntryDescription, inspect
-
-    refuse_weights("inspect", options.paths)
-    found = [each for path in options.paths for each in inspect(path)]
-    if options.json:
-        print(json.dumps({"descriptions": [each.to_json() for each in found]}, indent=2))
-        return
-    for each in found:
-        facts = _entry_facts(each) if isinstance(each, EntryDescription) else _pair_facts(each)
-        _print(each.path, facts, each.faults)
-        if not isinstance(each, EntryDescription) and each.histogram:
-            _print_histogram(each)
 
 
 def _print(path: str, facts: Iterator[tuple[str, str]], faults: Sequence[str]) -> None:
@@ -99,12 +96,6 @@ def _entry_facts(entry: EntryDescription) -> Iterator[tuple[str, str]]:
         yield "bytes", f"{entry.nbytes:,}"
         synced = "synced to disk" if entry.durable else "verified by its first reader after a boot"
         yield "written", f"under boot {entry.boot_id}, {synced}"
-
-
-def _print_histogram(pair: PairDescription) -> None:
-    from megaindex.console import print_view
-
-    print_view(_histogram(pair))
 
 
 def _histogram(pair: PairDescription) -> Table:

@@ -9,8 +9,9 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.frameworks import parse_split
-from megaindex.validation import check_epochs, check_setting
+from megaindex.format.header import DIALECTS
+from megaindex.index.frameworks import FRAMEWORK_RULES, SPLITS, parse_split
+from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting
 
 if TYPE_CHECKING:
     from megaindex.engine import Engine
@@ -36,6 +37,37 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {message}; --help lists the arguments\n")
+
+
+_FLAGS: dict[str, dict[str, Any]] = {
+    "--recipe": {"metavar": "FILE", "help": "the whole run in one YAML file"},
+    "--data-path": {
+        "nargs": "+",
+        "metavar": "P",
+        "help": "prefixes of .bin and .idx, or URLs (s3://, gs://, az://)",
+    },
+    "--seq-length": {"type": int, "metavar": "S", "help": "tokens per sample"},
+    "--seed": {"type": int, "help": f"default: {DEFAULT_SEED}"},
+    "--order": {"metavar": "ORDER", "help": f"{', '.join(FRAMEWORK_RULES)}; default: megatron"},
+    "--epochs": {"metavar": "E", "help": "such as 1, 1.5 or 3/2"},
+    "--num-samples": {"type": int, "metavar": "N", "help": "samples of the index"},
+    "--variance-buffer": {"metavar": "B", "help": "of a blend: a number >= 1, or exact"},
+    "--split": {"metavar": "a,b,c", "help": "such as 969,30,1; default: all documents"},
+    "--subset": {"default": "train", "choices": SPLITS, "help": "default: train"},
+    "--cache-dir": {
+        "metavar": "DIR",
+        "help": "keep the index arrays there",
+    },
+    "--dialect": {"default": "megatron", "choices": DIALECTS, "help": "dtype codes"},
+    "--overwrite": {"action": "store_true", "help": "replace what is there"},
+    "--json": {"action": "store_true", "help": "one JSON object"},
+}
+
+
+def add_flags(parser: argparse._ActionsContainer, *flags: str, **changes: Any) -> None:
+    """Add flags that several verbs have; ``changes`` replace arguments of `add_argument`."""
+    for flag in flags:
+        parser.add_argument(flag, **(_FLAGS[flag] | changes))
 
 
 def refuse_others(

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
-from megaindex.cli.options import Parser
+from megaindex.cli.options import Parser, add_flags
 from megaindex.configs.run_builder import resolve
 from megaindex.configs.settings import Settings, merged
 from megaindex.errors import InvalidArgument
-from megaindex.index.frameworks import FRAMEWORK_RULES
 
 if TYPE_CHECKING:
     from megaindex.recipe.recipe import Recipe
@@ -23,15 +22,16 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str]) -> int:
     """0 for a plan, 1 where ``--check`` found repeated or unseen data."""
     options = _parser().parse_args(arguments)
+    from megaindex.console import counting_samples
     from megaindex.plan.export import paste
     from megaindex.plan.plan import make_plan
-    from megaindex.plan.render import counting, print_plan
+    from megaindex.plan.render import print_plan
 
     recipe = recipe_of(options)
     if recipe is not None:
         return _run_recipe(recipe, options)
     run = resolve(settings_of(options))
-    with counting() as progress:
+    with counting_samples() as progress:
         plan = make_plan(run, progress=progress)
     if options.json:
         print(json.dumps(plan.to_json(), indent=2))
@@ -147,25 +147,20 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_data(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--recipe", metavar="FILE", help="the whole run in one YAML file")
+    add_flags(group, "--recipe")
     group.add_argument("--nanotron-config", metavar="FILE", help="Nanotron's, with data_stages")
     group.add_argument("--neox-config", nargs="+", metavar="FILE", help="NeoX files, merged")
     group.add_argument("--megatron-args", metavar="ARGS", help="arguments, or a shell script")
     group.add_argument("--script-args", nargs="+", metavar="W", help="the script's $1, $2, …")
     group.add_argument("--framework-version", metavar="V", help="of Megatron-LM: 0.16.1, main")
-    group.add_argument(
-        "--data-path",
-        nargs="+",
-        metavar="P",
-        help="P, P P … or w P w P …: prefixes of .bin and .idx, or URLs (s3://, gs://, az://)",
-    )
+    blend = "P, P P … or w P w P …: prefixes of .bin and .idx, or URLs (s3://, gs://, az://)"
+    add_flags(group, "--data-path", help=blend)
     group.add_argument("--train-data-path", nargs="+", metavar="P", help="train data of its own")
     group.add_argument("--valid-data-path", nargs="+", metavar="P")
     group.add_argument("--test-data-path", nargs="+", metavar="P")
     group.add_argument("--tokens-per-epoch", nargs="+", metavar="T", help="plan without files")
     group.add_argument("--weights", nargs="+", metavar="w", help="one for each source")
-    group.add_argument("--split", metavar="a,b,c", help="train, valid and test shares")
-    group.add_argument("--seq-length", type=int, metavar="S", help="tokens per sample")
+    add_flags(group, "--split", "--seq-length")
 
 
 def _add_batch(group: argparse._ArgumentGroup) -> None:
@@ -189,22 +184,18 @@ def _add_batch(group: argparse._ArgumentGroup) -> None:
 
 
 def _add_target(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--epochs", metavar="E", help="decimal or fraction; E,E,… one per source")
+    add_flags(group, "--epochs", help="such as 1, 1.5 or 3/2; E,E,… one per source")
     group.add_argument("--train-iters", type=int, metavar="I")
     group.add_argument("--train-samples", metavar="N")
     group.add_argument("--train-tokens", metavar="N", help="such as 300B")
 
 
 def _add_rest(group: argparse._ArgumentGroup) -> None:
-    group.add_argument(
-        "--order", metavar="ORDER", help=f"{', '.join(FRAMEWORK_RULES)}; default megatron"
-    )
-    group.add_argument("--variance-buffer", metavar="B", help="number >= 1, or exact")
+    add_flags(group, "--order", "--variance-buffer", "--seed")
     group.add_argument(
         "--mid-level-dataset-surplus", metavar="X", help="Megatron-LM: its buffer - 1"
     )
     group.add_argument("--tail", help="of the last batch: drop (default), pad or wrap")
-    group.add_argument("--seed", type=int, help="default 1234")
     group.add_argument("--eval-interval", type=int, metavar="N", help="default 1000")
     group.add_argument("--eval-iters", type=int, metavar="N", help="default 100")
     group.add_argument("--eval-global-batch-size", type=int, metavar="N")
@@ -229,6 +220,6 @@ def _add_rest(group: argparse._ArgumentGroup) -> None:
 def _add_output(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--coverage", metavar="HOW", help="exact, expected, none; default auto")
     group.add_argument("--blend-counts", metavar="HOW", help="exact, bounds; default auto")
-    group.add_argument("--json", action="store_true", help="one JSON object")
+    add_flags(group, "--json")
     group.add_argument("--print-config", metavar="F", help="settings to paste: neox or megatron")
     group.add_argument("--check", action="store_true", help="exit 1 on repeated or unseen data")

@@ -7,9 +7,8 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.options import Parser
+from megaindex.cli.options import Parser, add_flags
 from megaindex.errors import InvalidArgument
-from megaindex.format.header import DIALECTS
 
 if TYPE_CHECKING:
     from megaindex.corpus.split import Documents
@@ -18,29 +17,6 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(arguments)
-    _split(options)
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="megaindex split", description=__doc__)
-    parser.add_argument("source", metavar="IN", help="prefix of .bin and .idx")
-    parser.add_argument(
-        "outputs", metavar="OUT", nargs="+", help="a prefix for each part, or one with {} in it"
-    )
-    where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--at", metavar="D,D,…", help="documents at which a new part begins")
-    where.add_argument("--parts", type=int, metavar="N", help="as equal as whole documents allow")
-    where.add_argument("--documents", metavar="A:B,…", help="documents A to B - 1 of each part")
-    parser.add_argument(
-        "--by", default="tokens", choices=("tokens", "documents"), help="what --parts makes equal"
-    )
-    parser.add_argument("--dialect", default="megatron", choices=DIALECTS, help="dtype codes")
-    parser.add_argument("--overwrite", action="store_true", help="replace existing pairs")
-    return parser
-
-
-def _split(options: argparse.Namespace) -> None:
     from megaindex.console import copying
     from megaindex.corpus.split import split
 
@@ -58,6 +34,24 @@ def _split(options: argparse.Namespace) -> None:
     total = sum(outcome.nbytes for outcome in outcomes)
     for outcome in outcomes:
         print(outcome.line(seconds * outcome.nbytes / max(total, 1)))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="megaindex split", description=__doc__)
+    parser.add_argument("source", metavar="IN", help="prefix of .bin and .idx")
+    parser.add_argument(
+        "outputs", metavar="OUT", nargs="+", help="a prefix for each part, or one with {} in it"
+    )
+    where = parser.add_mutually_exclusive_group(required=True)
+    where.add_argument("--at", metavar="D,D,…", help="documents at which a new part begins")
+    where.add_argument("--parts", type=int, metavar="N", help="as equal as whole documents allow")
+    where.add_argument("--documents", metavar="A:B,…", help="documents A to B - 1 of each part")
+    parser.add_argument(
+        "--by", default="tokens", choices=("tokens", "documents"), help="what --parts makes equal"
+    )
+    add_flags(parser, "--dialect", "--overwrite")
+    return parser
 
 
 def _cuts(options: argparse.Namespace, pair: MappedPair) -> list[Documents]:

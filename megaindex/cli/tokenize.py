@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.options import Parser, add_engine_arguments, chosen_engine
+from megaindex.cli.options import Parser, add_engine_arguments, add_flags, chosen_engine
 from megaindex.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -26,7 +26,32 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    _tokenize(options)
+    from megaindex.console import copying
+    from megaindex.tokenize import tokenize
+
+    start = time.perf_counter()
+    with chosen_engine(options) as engine:
+        made = tokenize(
+            options.output,
+            options.inputs,
+            tokenizer=options.tokenizer,
+            format=options.format,
+            keys=options.json_keys,
+            megatron_names=options.megatron_names,
+            eod=_token(options.eod),
+            append_eod=options.append_eod,
+            add_special_tokens=options.add_special_tokens,
+            dtype=options.dtype,
+            on_bad_line=options.on_bad_line,
+            part_bytes=_bytes(options.part_size),
+            engine=engine,
+            overwrite=options.overwrite,
+            stage=copying,
+        )
+    if options.json:
+        print(json.dumps(made.to_json(), indent=2))
+    else:
+        _print(made, time.perf_counter() - start)
     return 0
 
 
@@ -53,10 +78,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_token_arguments(parser)
     add_engine_arguments(parser)
     parser.add_argument("--megatron-names", action="store_true", help="OUT_<key>_document always")
-    parser.add_argument(
-        "--overwrite", action="store_true", help="replace existing pairs, and OUT.bad.jsonl"
-    )
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    add_flags(parser, "--overwrite", help="replace existing pairs, and OUT.bad.jsonl")
+    add_flags(parser, "--json")
     return parser
 
 
@@ -98,35 +121,6 @@ def _add_token_arguments(parser: argparse.ArgumentParser) -> None:
         help="those of the template in a tokenizer.json; default: as Megatron, yes",
     )
     group.add_argument("--dtype", help="token type; default: as Megatron, by the vocabulary's size")
-
-
-def _tokenize(options: argparse.Namespace) -> None:
-    from megaindex.console import copying
-    from megaindex.tokenize import tokenize
-
-    start = time.perf_counter()
-    with chosen_engine(options) as engine:
-        made = tokenize(
-            options.output,
-            options.inputs,
-            tokenizer=options.tokenizer,
-            format=options.format,
-            keys=options.json_keys,
-            megatron_names=options.megatron_names,
-            eod=_token(options.eod),
-            append_eod=options.append_eod,
-            add_special_tokens=options.add_special_tokens,
-            dtype=options.dtype,
-            on_bad_line=options.on_bad_line,
-            part_bytes=_bytes(options.part_size),
-            engine=engine,
-            overwrite=options.overwrite,
-            stage=copying,
-        )
-    if options.json:
-        print(json.dumps(made.to_json(), indent=2))
-    else:
-        _print(made, time.perf_counter() - start)
 
 
 def _print(made: Tokenized, seconds: float) -> None:

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from megaindex.cli.options import (
     Parser,
     add_engine_arguments,
+    add_flags,
     chosen_engine,
     refuse_others,
     refuse_weights,
 )
 from megaindex.errors import InvalidArgument
-from megaindex.format.header import DIALECTS
 
 if TYPE_CHECKING:
     from megaindex.console import FittedTable
@@ -53,8 +53,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--full", action="store_true", help="read every byte, not only the .idx")
     parser.add_argument("--vocab-size", type=int, metavar="N", help="token ids are below N; --full")
     parser.add_argument("--eod", type=int, metavar="ID", help="documents end with this id; --full")
-    parser.add_argument("--dialect", default="megatron", choices=DIALECTS, help="dtype codes")
-    parser.add_argument("--json", action="store_true", help="one JSON object")
+    add_flags(parser, "--dialect", "--json")
     add_engine_arguments(parser)
     repair = parser.add_argument_group("repair (in place of the check)")
     repair.add_argument(
@@ -127,12 +126,9 @@ def _print(reports: Sequence[Report]) -> None:
 def _table(report: Report) -> FittedTable:
     from megaindex.console import FittedTable, TableColumn
 
-    names = ("where", "found", "expected", "repair")
-    table = FittedTable(
-        TableColumn(name="", kind="label"),
-        TableColumn(name="rule", kind="label"),
-        *(TableColumn(name=name, kind="words") for name in names),
-    )
+    labels = (TableColumn(name, "label") for name in ("", "rule"))
+    words = (TableColumn(name, "words") for name in ("where", "found", "expected", "repair"))
+    table = FittedTable(*labels, *words)
     for finding in report.findings:
         more = f" and {finding.count - 1:,} more" if finding.count > 1 else ""
         name = finding.file.rpartition("/")[2]

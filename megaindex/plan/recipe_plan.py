@@ -363,10 +363,10 @@ def _rows(count: int) -> str:
 
 def _stages(plan: RecipePlan) -> RenderableType:
     table = FittedTable(
-        TableColumn(name="stage", kind="name"),
-        TableColumn(name="steps", kind="label"),
-        TableColumn(name="source", kind="name"),
-        *(TableColumn(name=name) for name in ("samples", "share", "epochs", "first repeat")),
+        TableColumn("stage", "name"),
+        TableColumn("steps", "label"),
+        TableColumn("source", "name"),
+        *("samples", "share", "epochs", "first repeat"),
     )
     before: tuple[str, int] | None = None
     for draw in plan.draws:
@@ -389,9 +389,10 @@ def _sources(plan: RecipePlan) -> RenderableType:
     names = ["tokens an epoch", "samples an epoch", "drawn", "epochs", "never drawn"]
     cut = any(source.cut_tokens for source in plan.sources)
     table = FittedTable(
-        TableColumn(name="source", kind="name"),
-        TableColumn(name="kind", kind="label"),
-        *(TableColumn(name=name) for name in names + ["tokens cut"] * cut),
+        TableColumn("source", "name"),
+        TableColumn("kind", "label"),
+        *names,
+        *["tokens cut"] * cut,
     )
     for source in plan.sources:
         table.add_row(

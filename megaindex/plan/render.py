@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
@@ -17,12 +15,10 @@ from megaindex.console import (
     ShortNames,
     TableColumn,
     answer_panel,
-    on_terminal,
     print_view,
     spaced,
     warning,
 )
-from megaindex.index.blending import Progress
 from megaindex.plan.model import Plan, Row
 
 if TYPE_CHECKING:
@@ -35,11 +31,7 @@ _METHODS = {"closed-form": "exact", "built": "exact, counted", "expected": "expe
 
 
 def totals(plan: Plan) -> RenderableType:
-    table = FittedTable(
-        TableColumn(name="train", kind="label"),
-        TableColumn(name="samples"),
-        TableColumn(name="tokens"),
-    )
+    table = FittedTable(TableColumn("train", "label"), "samples", "tokens")
     length = plan.sequence_length
     rows: list[tuple[str, int | None, int | None]] = [
         ("one epoch", plan.samples_per_epoch, plan.tokens_per_epoch),
@@ -60,11 +52,7 @@ def totals(plan: Plan) -> RenderableType:
 def sources(plan: Plan, names: ShortNames) -> RenderableType:
     weighted = any(row.weight is not None for row in plan.datasets)
     columns = ["weight"] * weighted + ["epoch", "asked", "drawn", "built", "epochs", "repeated"]
-    table = FittedTable(
-        TableColumn(name="split", kind="label"),
-        TableColumn(name="source", kind="name"),
-        *(TableColumn(name=name) for name in columns),
-    )
+    table = FittedTable(TableColumn("split", "label"), TableColumn("source", "name"), *columns)
     for row in plan.datasets[:_MANY_SOURCES]:
         table.add_row(_split(row), names.name(row.name), *_counts(row, weighted))
     return Group(table, *_more(len(plan.datasets)), *names.note())
@@ -97,11 +85,11 @@ def coverage(plan: Plan, names: ShortNames) -> RenderableType | None:
     heads = [f"{k}×" for k in range(min(times, _SHOWN_TIMES))]
     heads += [f"≥{_SHOWN_TIMES}×"] * (times > _SHOWN_TIMES)
     table = FittedTable(
-        TableColumn(name="seen", kind="label"),
-        TableColumn(name="source", kind="name"),
-        TableColumn(name="share of", kind="label"),
-        *(TableColumn(name=name) for name in heads),
-        TableColumn(name="figures are", kind="note"),
+        TableColumn("seen", "label"),
+        TableColumn("source", "name"),
+        TableColumn("share of", "label"),
+        *heads,
+        TableColumn("figures are", "note"),
     )
     for row, kind, shares in lines[:_MANY_SOURCES]:
         cells = [_percent(share) for share in shares[:_SHOWN_TIMES]]
@@ -153,27 +141,6 @@ def _percent(share: float) -> str:
 def print_plan(plan: Plan, file: TextIO | None = None) -> None:
     """Prints the plan; the same layout on a terminal and in a pipe, colours on a terminal only."""
     print_view(plan_view(plan), file)
-
-
-@contextmanager
-def counting() -> Iterator[Progress | None]:
-    """A progress bar on stderr while draws or coverage are counted, on a terminal only."""
-    if not on_terminal():
-        yield None
-        return
-    from rich.progress import Progress as Bar
-
-    bar = Bar(console=Console(stderr=True), transient=True)
-    task = bar.add_task("counting samples", total=None)
-
-    def advance(done: int, goal: int) -> None:
-        bar.start()
-        bar.update(task, completed=done, total=goal)
-
-    try:
-        yield advance
-    finally:
-        bar.stop()
 
 
 def plan_view(plan: Plan) -> RenderableType:
