@@ -69,6 +69,13 @@ def print_lines(lines: Iterable[str], file: TextIO | None = None) -> None:
         print("\n".join(wrapped), file=out)
 
 
+def percent(share: float) -> str:
+    """Return two decimals, and never 0 or 100 for a share that is only close to it."""
+    if 0 < share < 0.00005:
+        return "<0.01%"
+    return ">99.99%" if 0.99995 <= share < 1 - 1e-12 else f"{share:.2%}"
+
+
 def spaced(parts: Sequence[RenderableType]) -> RenderableType:
     """The parts one below the other, a blank line between them."""
     lines = [item for part in parts for item in (part, Text())]

@@ -7,10 +7,16 @@ import os
 from collections.abc import Sequence
 from html import escape
 
-import numpy as np
-
-from megaindex.audit.render import cut_words, distance_words, headline, jump_words, percent
+from megaindex.audit.render import (
+    SOURCE_COLUMNS,
+    cut_texts,
+    distance_text,
+    headline,
+    jump_text,
+    source_rows,
+)
 from megaindex.audit.report import Audit, shares
+from megaindex.console import percent
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.os_errors import as_storage_error
@@ -46,7 +52,8 @@ footer { margin-top: 2.5rem; color: #555; font-size: .9rem; }
 
 
 def check_plots() -> None:
-    """
+    """Check that matplotlib can be imported.
+
     Raises:
         InvalidArgument: matplotlib is not installed.
     """
@@ -57,8 +64,7 @@ def check_plots() -> None:
 
 
 def check_page(path: str | os.PathLike[str]) -> bool:
-    """Refuse a path at which something else than an earlier page is: a page is made again often,
-    and nothing else is replaced, no file and least of all a device.
+    """Refuse a path at which there is anything but an earlier page, which alone is replaced.
 
     Returns:
         Whether an earlier page is there.
@@ -78,14 +84,14 @@ def check_page(path: str | os.PathLike[str]) -> bool:
         return False
     if not (start.startswith(b"<!DOCTYPE html>") and _MARK.encode() in start):
         raise StorageError(
-            f"{name}: already exists and is no page of megaindex audit, and only such pages are "
-            f"replaced; choose another name for the page (--html), or move that file away"
+            f"{name}: already exists and is not a page of megaindex audit, and only such pages "
+            f"are replaced; choose another name for the page (--html), or move that file away"
         )
     return True
 
 
 def write_page(audit: Audit, path: str | os.PathLike[str]) -> None:
-    """Writes the page, whole or not at all; an earlier page at that path is replaced.
+    """Write the page atomically; an earlier page at that path is replaced.
 
     Raises:
         InvalidArgument: matplotlib is not installed, or the path is a URL.
@@ -103,14 +109,14 @@ def write_page(audit: Audit, path: str | os.PathLike[str]) -> None:
 
 
 def page(audit: Audit) -> str:
-    """The page as text.
+    """Return the page as text.
 
     Raises:
         InvalidArgument: matplotlib is not installed.
     """
     check_plots()
-    words = [*map(jump_words, audit.jumps), *cut_words(audit)]
-    notices = "".join(f'<p class="notice">{escape(text)}</p>' for text in words)
+    texts = [*map(jump_text, audit.jumps), *cut_texts(audit)]
+    notices = "".join(f'<p class="notice">{escape(text)}</p>' for text in texts)
     sections = (_exposure(audit), _shares(audit), _times(audit), _sources(audit), _repeats(audit))
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -152,10 +158,7 @@ def _times(audit: Audit) -> str:
 
     columns = ["seen"]
     histograms = []
-    moments = [("after all steps", audit.exposure.total)]
-    if audit.stream.past_steps:
-        moments.insert(0, ("so far", audit.exposure.past))
-    for name, counts in moments:
+    for name, counts in audit.moments():
         columns += [f"tokens {name}", f"share {name}", f"documents {name}"]
         tokens = counts.tokens.sum(axis=0)
         histograms += [
@@ -178,39 +181,31 @@ def _times(audit: Audit) -> str:
 
 
 def _sources(audit: Audit) -> str:
-    sources, exposure = audit.stream.sources, audit.exposure
-    if len(sources) == 1:
+    if len(audit.stream.sources) == 1:
         return ""
     from megaindex.audit.plots import composition
 
-    served = exposure.composition.sum(axis=0)
-    rows = []
-    for source, counts, tokens in zip(sources, exposure.total.tokens, served.tolist(), strict=True):
-        parts = shares(counts)
-        times = float(np.arange(counts.size) @ counts) / max(1, int(counts.sum()))
-        values = (tokens / max(1, int(served.sum())), parts[0], parts[1], sum(parts[2:]))
-        rows.append([source.name, *map(percent, values), f"{times:.3f}"])
-    names = ["source", "of tokens served", "unseen", "once", "twice or more", "epochs served"]
+    rows = [[name, *cells] for name, cells in source_rows(audit)]
     return _section(
         "Sources over time",
         composition(audit),
         "Which share of a step's tokens comes from which source. A blend keeps these shares level "
         "from the first step to the last. The table adds how often each source is served.",
-        _table(names, rows),
+        _table(["source", *SOURCE_COLUMNS], rows),
     )
 
 
 def _repeats(audit: Audit) -> str:
     title = "Distance between repeats"
     if not audit.exposure.distances.any():
-        return f'<section class="keep"><h2>{title}</h2><p>{distance_words(audit)}</p></section>'
+        return f'<section class="keep"><h2>{title}</h2><p>{distance_text(audit)}</p></section>'
     from megaindex.audit.plots import repeat_distances
 
     return _section(
         title,
         repeat_distances(audit),
         "Tokens that are served again, by the number of steps since the last time. Weight near 0 "
-        "means that text comes back while the model still remembers it. " + distance_words(audit),
+        "means that text comes back while the model still remembers it. " + distance_text(audit),
     )
 
 

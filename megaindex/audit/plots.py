@@ -1,4 +1,4 @@
-"""The pictures of the audit page, drawn with matplotlib as SVG text."""
+"""Plots of the audit page, drawn with matplotlib as SVG text."""
 
 from __future__ import annotations
 
@@ -83,15 +83,13 @@ def exposure_shares(audit: Audit) -> str:
 def times_seen(audit: Audit) -> str:
     """Tokens and documents by times seen, so far and in the end."""
     figure, panels = _figure(3.0, columns=2)
-    past, total = audit.exposure.past, audit.exposure.total
-    for axes, what, before, after in (
-        (panels[0], "tokens", past.tokens.sum(axis=0), total.tokens.sum(axis=0)),
-        (panels[1], "documents", past.documents_in_part, total.documents_in_part),
+    colours = {"so far": _COLOURS[1], "after all steps": _COLOURS[0]}
+    tokens = [(name, counts.tokens.sum(axis=0)) for name, counts in audit.moments()]
+    documents = [(name, counts.documents_in_part) for name, counts in audit.moments()]
+    for axes, what, moments in zip(
+        panels, ("tokens", "documents"), (tokens, documents), strict=True
     ):
-        moments = [("after all steps", after, _COLOURS[0])]
-        if audit.stream.past_steps:
-            moments.insert(0, ("so far", before, _COLOURS[1]))
-        _bars(axes, moments)
+        _bars(axes, [(name, counts, colours[name]) for name, counts in moments])
         axes.set_ylabel(f"share of {what}")
         axes.set_xlabel("times seen")
     if audit.stream.past_steps:

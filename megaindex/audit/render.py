@@ -1,8 +1,8 @@
-"""The audit, its look-ups and comparisons on a terminal."""
+"""Tables and text of an audit, its look-ups and comparisons."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
@@ -10,7 +10,7 @@ import numpy as np
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from megaindex._types import F64, I64
+from megaindex._types import F64
 from megaindex.audit.diff import Difference, TokenRun
 from megaindex.audit.lookup import Serving
 from megaindex.audit.report import Audit, Jump, shares
@@ -20,6 +20,7 @@ from megaindex.console import (
     Prose,
     ShortNames,
     TableColumn,
+    percent,
     print_lines,
     print_view,
     spaced,
@@ -27,7 +28,7 @@ from megaindex.console import (
 
 
 def headline(audit: Audit) -> str:
-    """What was audited, in one line."""
+    """Return one line on the order, the samples and the corpus."""
     stream = audit.stream
     order = f"order {stream.order}, " if stream.order else ""
     past = f", of which {stream.past_steps:,} are past" if stream.past_steps else ""
@@ -37,8 +38,8 @@ def headline(audit: Audit) -> str:
     )
 
 
-def jump_words(jump: Jump) -> str:
-    """What a jump is, and what it does to the loss."""
+def jump_text(jump: Jump) -> str:
+    """Return a sentence on a jump and its effect on the loss."""
     return (
         f"From step {jump.step:,} on, tokens have been seen {jump.after:.2f} times before, just "
         f"before it {jump.before:.2f} times: the training loss tends to fall there, because the "
@@ -46,8 +47,8 @@ def jump_words(jump: Jump) -> str:
     )
 
 
-def cut_words(audit: Audit) -> list[str]:
-    """Tokens that no sample holds, source by source."""
+def cut_texts(audit: Audit) -> list[str]:
+    """Return a sentence on each source with tokens that no sample holds."""
     return [
         f"{source.name}: {source.cut_tokens:,} tokens "
         f"({percent(source.cut_tokens / int(counts.sum()))}) are in no sample of an epoch, by "
@@ -57,8 +58,8 @@ def cut_words(audit: Audit) -> list[str]:
     ]
 
 
-def distance_words(audit: Audit) -> str:
-    """How far repeats are apart."""
+def distance_text(audit: Audit) -> str:
+    """Return sentences on the number of steps between repeats."""
     distances = audit.exposure.distances
     repeated = int(distances.sum())
     if repeated == 0:
@@ -74,11 +75,18 @@ def distance_words(audit: Audit) -> str:
     )
 
 
-def percent(share: float) -> str:
-    """Two decimals, and never 0 or 100 for what is only close to it."""
-    if 0 < share < 0.00005:
-        return "<0.01%"
-    return ">99.99%" if 0.99995 <= share < 1 else f"{share:.2%}"
+SOURCE_COLUMNS = ("of tokens served", "unseen", "once", "twice or more", "epochs served")
+
+
+def source_rows(audit: Audit) -> Iterator[tuple[str, list[str]]]:
+    """Yield each source's name and its cells under `SOURCE_COLUMNS`."""
+    served = audit.exposure.composition.sum(axis=0)
+    of_served = shares(served)
+    sources, histograms = audit.stream.sources, audit.exposure.total.tokens
+    for source, counts, share in zip(sources, histograms, of_served, strict=True):
+        unseen, once, *more = shares(counts)
+        epochs = float(np.arange(counts.size) @ counts) / max(1, int(counts.sum()))
+        yield source.name, [*map(percent, (share, unseen, once, sum(more))), f"{epochs:.3f}"]
 
 
 _CURVE_WIDTH = 60
@@ -88,21 +96,21 @@ _MOST_ROWS = 200
 
 
 def print_audit(audit: Audit, file: TextIO | None = None) -> None:
-    """Prints the summary; the same layout on a terminal and in a pipe."""
+    """Print the summary."""
     names = ShortNames.of(source.name for source in audit.stream.sources)
     parts: list[RenderableType] = [Prose(headline(audit), "bold"), _seen(audit), _Curve(audit)]
-    parts += [Prose(jump_words(jump), "yellow") for jump in audit.jumps]
-    parts += [Prose(names.text(words), "yellow") for words in cut_words(audit)]
+    parts += [Prose(jump_text(jump), "yellow") for jump in audit.jumps]
+    parts += [Prose(names.text(words), "yellow") for words in cut_texts(audit)]
     if len(audit.stream.sources) > 1:
         parts.append(_sources(audit, names))
-    parts.append(Prose(distance_words(audit)))
+    parts.append(Prose(distance_text(audit)))
     print_view(spaced(parts), file)
 
 
 def print_servings(
     stream: AuditStream, found: Sequence[Serving], file: TextIO | None = None
 ) -> None:
-    """Prints a look-up as a table."""
+    """Print a look-up as a table."""
     many = len(stream.sources) > 1
     names = ShortNames.of(source.name for source in stream.sources)
     columns = ("step", "rank", "micro batch", "sample", "document", "tokens")
@@ -124,22 +132,13 @@ def print_servings(
 
 def _seen(audit: Audit) -> RenderableType:
     """Shares by times seen, after the past steps and after all."""
-    past, total = audit.exposure.past, audit.exposure.total
-    moments = [("after all steps", total)]
-    if audit.stream.past_steps:
-        moments.insert(0, ("so far", past))
     names: list[str] = []
     columns: list[list[float]] = []
-    for name, counts in moments:
-        for what, values in (
-            ("tokens", counts.tokens.sum(axis=0)),
-            ("documents", counts.documents_in_part),
-        ):
-            names.append(f"{what} {name}")
-            columns.append(_folded(shares(values)))
-    table = FittedTable(
-        TableColumn(name="seen", kind="label"), *(TableColumn(name=name) for name in names)
-    )
+    for name, counts in audit.moments():
+        names += [f"tokens {name}", f"documents {name}"]
+        histograms = (counts.tokens.sum(axis=0), counts.documents_in_part)
+        columns += [_folded(shares(values)) for values in histograms]
+    table = FittedTable(TableColumn("seen", "label"), *names)
     for times in range(max(map(len, columns))):
         more = " and more" if times == _MOST_TIMES else ""
         cells = [percent(c[times]) if times < len(c) else "" for c in columns]
@@ -178,39 +177,23 @@ def _resampled(curve: F64, width: int) -> F64:
     return np.asarray(sums / np.diff(starts, append=curve.size), np.float64)
 
 
-def _sources(audit: Audit, short: ShortNames) -> RenderableType:
-    names = ("of tokens served", "unseen", "once", "twice or more", "epochs served")
-    table = FittedTable(
-        TableColumn(name="source", kind="name"), *(TableColumn(name=name) for name in names)
-    )
-    served = audit.exposure.composition.sum(axis=0)
-    for source, counts, tokens in zip(
-        audit.stream.sources, audit.exposure.total.tokens, served.tolist(), strict=True
-    ):
-        parts = shares(counts)
-        table.add_row(
-            short.name(source.name),
-            percent(tokens / max(1, int(served.sum()))),
-            *(percent(part) for part in (parts[0], parts[1], sum(parts[2:]))),
-            f"{_epochs(counts):.3f}",
-        )
-    return Group(table, *short.note())
-
-
-def _epochs(counts: I64) -> float:
-    return float(np.arange(counts.size) @ counts) / max(1, int(counts.sum()))
+def _sources(audit: Audit, names: ShortNames) -> RenderableType:
+    table = FittedTable(TableColumn("source", "name"), *SOURCE_COLUMNS)
+    for name, cells in source_rows(audit):
+        table.add_row(names.name(name), *cells)
+    return Group(table, *names.note())
 
 
 _MOST_RUNS = 6
 
 
 def print_difference(difference: Difference, file: TextIO | None = None) -> None:
-    """Prints the verdict, the first difference and the causes."""
+    """Print the verdict, the first difference and the causes."""
     print_lines(lines(difference), file)
 
 
 def lines(difference: Difference) -> list[str]:
-    """The text, line by line."""
+    """Return the lines that `print_difference` prints."""
     a, b = difference.names
     text = [f"A  {a}", f"B  {b}", "", _verdict(difference)]
     if difference.samples is not None:

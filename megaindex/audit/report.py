@@ -1,4 +1,4 @@
-"""The audit as a value: what JSON, terminal and page show."""
+"""The audit of a stream, as JSON, terminal and page show it."""
 
 from __future__ import annotations
 
@@ -38,6 +38,11 @@ class Audit:
     def tokens(self) -> int:
         """Tokens of the documents, once each."""
         return int(self.exposure.total.tokens.sum())
+
+    def moments(self) -> list[tuple[str, Histograms]]:
+        """Histograms so far, where steps are past, and after all steps, each with its name."""
+        past = [("so far", self.exposure.past)] if self.stream.past_steps else []
+        return [*past, ("after all steps", self.exposure.total)]
 
     @property
     def epoch_steps(self) -> list[int]:
@@ -89,13 +94,13 @@ class Audit:
 
 
 def audit(stream: AuditStream, *, points: int = 400, progress: Progress | None = None) -> Audit:
-    """Counts a stream; ``points`` as in `count_exposure`."""
+    """Count a stream; ``points`` as in `count_exposure`."""
     exposure = count_exposure(stream, points=points, progress=progress)
     return Audit(stream=stream, exposure=exposure, jumps=tuple(_jumps(exposure)))
 
 
 def shares(counts: I64) -> list[float]:
-    """Counts as fractions of their sum."""
+    """Return counts as fractions of their sum."""
     return [float(share) for share in counts / max(1, int(counts.sum()))]
 
 

@@ -15,6 +15,7 @@ from megaindex.console import (
     ShortNames,
     TableColumn,
     answer_panel,
+    percent,
     print_view,
     spaced,
     warning,
@@ -130,12 +131,7 @@ def _number(value: int | None) -> str:
 
 
 def _percent(share: float) -> str:
-    """Two decimals, and never 0 or 100 for a share that is only close to it."""
-    if 0 < share < 0.00005:
-        return "<0.01 %"
-    if 0.99995 <= share < 1 - 1e-12:
-        return ">99.99 %"
-    return f"{100 * share:.2f} %"
+    return percent(share).replace("%", " %")
 
 
 def print_plan(plan: Plan, file: TextIO | None = None) -> None:

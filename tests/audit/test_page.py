@@ -111,7 +111,7 @@ def test_a_page_is_replaced_by_the_next_one_and_no_other_file(prefix: Path, tmp_
     assert page.read_bytes() == first
     page.write_bytes(b"<!DOCTYPE html>\n<title>my own</title>")
     status, err = audit_to(page, prefix)
-    assert (status, err.count("page.html: already exists and is no page of")) == (2, 1)
+    assert (status, err.count("page.html: already exists and is not a page of")) == (2, 1)
     assert page.read_bytes() == b"<!DOCTYPE html>\n<title>my own</title>"
     assert [path.name for path in tmp_path.glob("*html*")] == ["page.html"]
 
@@ -121,7 +121,7 @@ def test_an_input_is_not_replaced(prefix: Path) -> None:
     before = index.read_bytes()
     status, err = audit_to(index, prefix)
     assert status == 2
-    assert "is no page of megaindex audit" in err
+    assert "is not a page of megaindex audit" in err
     assert index.read_bytes() == before
 
 
