@@ -42,7 +42,7 @@ class Difference:
     first_difference: int | None
     """First sample that differs; None where the shorter is a beginning of the longer."""
     samples: tuple[tuple[TokenRun, ...], tuple[TokenRun, ...]] | None
-    """What it is on either side."""
+    """Runs of that sample on either side."""
     positions_differing: int
     """Of the positions that both have."""
     samples_in_common: int
@@ -88,10 +88,10 @@ class Difference:
 
 
 def compare(a: Side, b: Side) -> Difference:
-    """Compares two orders sample by sample.
+    """Compare two orders sample by sample.
 
-    Samples are told apart by 64-bit hashes of their runs: two of them are taken for one with a
-    chance of 2**-64.
+    Samples are compared by 64-bit hashes of their runs: two that differ are equal with a chance
+    of 2**-64.
 
     Raises:
         InvalidArgument: arrays without their dataset against an order that has no arrays.
@@ -109,7 +109,7 @@ def compare(a: Side, b: Side) -> Difference:
         samples=None if at is None else (_runs(a.index, at), _runs(b.index, at)),
         positions_differing=int(differing.size),
         samples_in_common=_in_common(first, second),
-        causes=causes_of(a, b, equal=equal),
+        causes=explain(a, b, equal=equal),
     )
 
 
@@ -221,8 +221,8 @@ class Cause:
     words: str
 
 
-def causes_of(a: Side, b: Side, *, equal: bool) -> tuple[Cause, ...]:
-    """The settings known on both sides that differ; else what else it can be.
+def explain(a: Side, b: Side, *, equal: bool) -> tuple[Cause, ...]:
+    """Return the settings known on both sides that differ; else other causes.
 
     For equal orders these are the differences that had no effect.
     """

@@ -1,4 +1,4 @@
-"""A side of a comparison read from disk: an entry of our cache, or a framework's arrays."""
+"""Side of a comparison on disk: an entry of the cache, or a framework's arrays."""
 
 from __future__ import annotations
 

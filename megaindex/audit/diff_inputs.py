@@ -48,7 +48,7 @@ class Side:
     recorded: bool = True
     """Whether the settings say all that decides the arrays."""
     damage: str = ""
-    """What contradicts the checksums that were written with the arrays."""
+    """Difference from the checksums that were written with the arrays."""
 
 
 def read_settings(text: str, common: Mapping[str, Any]) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def read_settings(text: str, common: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def side_from_settings(name: str, settings: Mapping[str, Any]) -> Side:
-    """Builds the index that the settings describe, in memory.
+    """Build the index that the settings describe, in memory.
 
     Raises:
         InvalidArgument: a setting is missing or out of range.
@@ -151,8 +151,7 @@ def _from_file(path: str) -> dict[str, Any]:
 
 
 def _is(text: str, kind: Callable[[Path], bool]) -> bool:
-    """Whether a path is of a kind; settings, which may be longer than any, are none unless it is
-    there."""
+    """Return True if a path is of a kind; text of settings may be too long for a path."""
     try:
         return kind(Path(text))
     except OSError as error:

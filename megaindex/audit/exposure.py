@@ -1,4 +1,4 @@
-"""How often every token is served, when, and how far apart: exact, for any order.
+"""Exact counts of how often, when and how far apart every token is served, for any order.
 
 Cut the corpus wherever a run of any sample begins or ends, and where documents begin: within such
 a segment all tokens share one history. Runs [0, 4) in step 0 and [2, 6) in step 5 of a document
@@ -39,7 +39,7 @@ class Histograms:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exposure:
-    """What `count_exposure` finds; all of it exact integers."""
+    """Result of `count_exposure`; all of it exact integers."""
 
     past: Histograms
     """After the steps made already."""
@@ -81,11 +81,11 @@ class _Served:
 def count_exposure(
     stream: AuditStream, *, points: int = 400, progress: Progress | None = None
 ) -> Exposure:
-    """Counts every serving of every token.
+    """Count every serving of every token.
 
     Args:
-        points: most stretches that shares and composition are told apart for.
-        progress: told while samples are located.
+        points: greatest number of stretches of `Exposure.shares` and `composition`.
+        progress: called while samples are located.
 
     Needs about 40 bytes for every run of tokens that a sample serves.
     """
@@ -96,8 +96,8 @@ def count_exposure(
     for block in _blocks(served, stream.token_base):
         tally.add(served, block)
     return Exposure(
-        past=tally.past.done(),
-        total=tally.total.done(),
+        past=tally.past.histograms(),
+        total=tally.total.histograms(),
         step_tokens=tally.step_tokens,
         step_earlier=tally.step_earlier,
         stretches=stretches,
@@ -222,7 +222,7 @@ class _Counts:
             counts += np.bincount(extreme.reduceat(times, first), minlength=most)
             setattr(self, name, counts)
 
-    def done(self) -> Histograms:
+    def histograms(self) -> Histograms:
         return Histograms(
             tokens=self._tokens, documents_in_part=self._in_part, documents_whole=self._whole
         )
@@ -234,7 +234,7 @@ def _widened(counts: I64, columns: int) -> I64:
 
 
 def _accumulate(sums: I64, place: npt.NDArray[np.integer], values: I64) -> None:
-    """Adds each value at its place; sums below 2**53 of a block are exact in doubles."""
+    """Add each value at its place; sums below 2**53 of a block are exact in doubles."""
     sums += np.bincount(place, weights=values, minlength=sums.size).astype(np.int64)
 
 

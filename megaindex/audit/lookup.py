@@ -34,7 +34,7 @@ class Serving:
 
 
 def documents_of(stream: AuditStream, step: int, rank: int | None = None) -> list[Serving]:
-    """What a step serves, to all ranks or to one, sample by sample.
+    """Return the servings of a step, to all ranks or to one, sample by sample.
 
     Raises:
         OutOfRange: no such step or rank.
@@ -50,7 +50,7 @@ def documents_of(stream: AuditStream, step: int, rank: int | None = None) -> lis
 
 
 def steps_of(stream: AuditStream, document: int, source: int = 0) -> list[Serving]:
-    """Every serving of a document (a sequence id of its source), in order of training.
+    """Return every serving of a document (a sequence id of its source), in order of training.
 
     Raises:
         OutOfRange: no such source, or the document is not in its part of the corpus.
@@ -82,7 +82,7 @@ def _check_rank(stream: AuditStream, rank: int) -> None:
 
 def _servings(stream: AuditStream, runs: Runs) -> Iterator[Serving]:
     step = stream.step_of(runs.sample)
-    ranks, micro_batches = _dealt(stream, step, runs.sample - stream.step_bounds[step])
+    ranks, micro_batches = _ranks(stream, step, runs.sample - stream.step_bounds[step])
     columns = (step, runs.sample, runs.source, runs.document, runs.offset, runs.length)
     names = ("step", "sample", "source", "document", "offset", "length")
     for place, values in enumerate(zip(*(column.tolist() for column in columns), strict=True)):
@@ -93,7 +93,7 @@ def _servings(stream: AuditStream, runs: Runs) -> Iterator[Serving]:
         )
 
 
-def _dealt(stream: AuditStream, step: I64, within: I64) -> tuple[I64 | None, I64 | None]:
+def _ranks(stream: AuditStream, step: I64, within: I64) -> tuple[I64 | None, I64 | None]:
     """Rank and micro batch of samples, counted within their step; see `megaindex.loader.samplers`.
 
     A last step with rows of padding spreads its samples over all micro batches.

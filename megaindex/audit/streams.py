@@ -1,4 +1,4 @@
-"""The samples of a run step by step, from a recipe, a run or a blend."""
+"""Samples of a run step by step, from a recipe, a run or an index."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from megaindex.index.frameworks import Split
 from megaindex.index.order_settings import order_of_row
 from megaindex.index.spans import Index
 from megaindex.plan.rows import evaluation_of
-from megaindex.plan.serving import ServedRange, reading_of
+from megaindex.plan.serving import ServedRange, loader_passes
 from megaindex.plan.sizing import Sizing, SplitPart
 from megaindex.plan.sources import Parts, parts_of, sizing_of
-from megaindex.plan.target import PlanTarget, aim_of, phases_of
+from megaindex.plan.target import ResolvedTarget, phases_of, resolve_target
 from megaindex.recipe.recipe import Recipe
 from megaindex.validation import check_between, check_setting, setting_or_none
 
@@ -116,7 +116,7 @@ class AuditStream:
         return np.asarray(np.searchsorted(self.step_bounds, samples, "right") - 1, np.int64)
 
     def runs(self, first: int = 0, last: int | None = None) -> Iterator[Runs]:
-        """What the samples [first, last) serve, in blocks of samples; default: all of them."""
+        """Yield the runs of the samples [first, last), in blocks of samples; default: all."""
         last = self.num_samples if last is None else last
         for begin in range(first, last, _SAMPLES_AT_ONCE):
             yield self._served(np.arange(begin, min(last, begin + _SAMPLES_AT_ONCE)))
@@ -145,7 +145,7 @@ def stream_of_index(
     micro_batch_size: int | None = None,
     data_parallel_size: int | None = None,
 ) -> AuditStream:
-    """The stream of any index, such as `megaindex.build_index` returns.
+    """Return the stream of any index, such as `megaindex.build_index` returns.
 
     Args:
         index: anything that locates samples.
@@ -153,7 +153,7 @@ def stream_of_index(
         global_batch_size: samples of a step.
         num_steps: steps in all. Default: the whole batches that the index holds.
         consumed_samples: samples that were served before now; they divide past from future.
-        micro_batch_size: of one rank; with ``data_parallel_size`` it tells ranks apart.
+        micro_batch_size: of one rank; with ``data_parallel_size`` it decides each sample's rank.
         data_parallel_size: ranks that share a step.
 
     Raises:
@@ -184,12 +184,12 @@ def step_bounds(schedule: BatchSchedule, consumed: int, total: int) -> tuple[I64
     of each may be short. Batches of 4, 6 consumed of 12: bounds 0 4 6 10 12, 2 steps past.
     """
     check_between("--consumed-samples", consumed, 0, total, most_is="the samples of the run")
-    past = _walk(schedule, 0, consumed)
-    future = _walk(schedule, consumed, total)
+    past = _step_starts(schedule, 0, consumed)
+    future = _step_starts(schedule, consumed, total)
     return np.array([*past, *future, total], np.int64), len(past)
 
 
-def _walk(schedule: BatchSchedule, begin: int, end: int) -> list[int]:
+def _step_starts(schedule: BatchSchedule, begin: int, end: int) -> list[int]:
     """First samples of the steps from ``begin`` until ``end`` is reached."""
     starts: list[int] = []
     stages = [*schedule.stages[1:], (end, 0)]
@@ -208,7 +208,7 @@ def _cumulated(counts: npt.ArrayLike) -> I64:
     return sums
 
 
-def blended(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> Index:
+def blend_index(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> Index:
     """The first ``num_samples`` of the blend that ``sizing`` describes; one source is itself.
 
     Raises:
@@ -245,7 +245,7 @@ def blended(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> Index
 
 
 def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> AuditStream:
-    """What a recipe serves; ``consumed_samples`` divide its past from its future.
+    """Return the stream of a recipe; ``consumed_samples`` divide its past from its future.
 
     Raises:
         InvalidArgument: the recipe cannot be laid out, or has sources without files.
@@ -283,7 +283,7 @@ def stream_of_run(
     cache_dir: Folder | None = None,
     progress: Progress | None = None,
 ) -> AuditStream:
-    """What a run serves, its consumed samples first; of valid and test, all its evaluations.
+    """Return the stream of a run, its consumed samples first; of valid and test, all evaluations.
 
     Raises:
         InvalidArgument: the run cannot be built: no files, or a source that runs short.
@@ -302,14 +302,14 @@ def stream_of_run(
     # the built blend needs the exact draws, however long they take to count
     exact = replace(run, blend_counts="exact")
     sizing = sizing_of(exact, run.row, parts["train"], "train", progress)
-    aim = aim_of(run, sizing)
-    schedule, consumed, total = run.batch, run.consumed_samples, aim.samples_consumed
+    target = resolve_target(run, sizing)
+    schedule, consumed, total = run.batch, run.consumed_samples, target.samples_consumed
     if subset == "train":
-        _check_consumed(run, aim_of(replace(run, consumed_samples=0), sizing))
-        index = _train_index(run, sizing, parts["train"], aim, cache_dir)
+        _check_consumed(run, resolve_target(replace(run, consumed_samples=0), sizing))
+        index = _train_index(run, sizing, parts["train"], target, cache_dir)
     else:
         sizing = sizing_of(exact, run.row, parts[subset], subset, progress)
-        schedule, consumed, total = _evaluations(run, subset, aim, parts)
+        schedule, consumed, total = _evaluations(run, subset, target, parts)
         index = _index(run, sizing, parts[subset], total, total, cache_dir, subset)
     bounds, past = step_bounds(schedule, consumed, total)
     return AuditStream(
@@ -317,7 +317,7 @@ def stream_of_run(
         sources=tuple(_source(run, part) for part in parts[subset]),
         step_bounds=bounds,
         past_steps=past,
-        masked_rows=_masked_rows(run, aim) if subset == "train" else 0,
+        masked_rows=_masked_rows(run, target) if subset == "train" else 0,
         order=run.row.order,
         micro_batch_size=run.micro_batch_size,
         data_parallel_size=run.data_parallel_size,
@@ -335,14 +335,15 @@ def _check(run: Run) -> None:
             "audited; remove them"
         )
     if run.phases and run.consumed_samples:
+        phases = " ".join(map(str, run.phases))
         raise InvalidArgument(
-            f"--phase-transition-iterations {_words(run.phases)} with --consumed-samples "
+            f"--phase-transition-iterations {phases} with --consumed-samples "
             f"{run.consumed_samples}: phases are counted from the run's first sample; audit the "
             "whole run, without --consumed-samples"
         )
 
 
-def _check_consumed(run: Run, whole: PlanTarget) -> None:
+def _check_consumed(run: Run, whole: ResolvedTarget) -> None:
     """``whole``: what the same target consumes from the first sample on."""
     beyond = run.consumed_samples > whole.samples_requested + run.batch.final
     if run.target.kind != "iterations" and beyond:
@@ -352,17 +353,17 @@ def _check_consumed(run: Run, whole: PlanTarget) -> None:
         )
 
 
-def _masked_rows(run: Run, aim: PlanTarget) -> int:
+def _masked_rows(run: Run, target: ResolvedTarget) -> int:
     """Rows of the last batch that are padding, under tail pad."""
-    rows = run.batch.samples_after(aim.train_iters, run.consumed_samples)
-    return max(0, rows - aim.samples_consumed)
+    rows = run.batch.samples_after(target.train_iters, run.consumed_samples)
+    return max(0, rows - target.samples_consumed)
 
 
 def _evaluations(
-    run: Run, subset: Split, aim: PlanTarget, parts: Parts
+    run: Run, subset: Split, target: ResolvedTarget, parts: Parts
 ) -> tuple[BatchSchedule, int, int]:
     """Batches and samples of all evaluations of a run, or of its test."""
-    evaluation = evaluation_of(run, aim.train_iters, parts)
+    evaluation = evaluation_of(run, target.train_iters, parts)
     assert evaluation is not None, "there is data of the subset"
     valid = subset == "valid"
     total = evaluation.valid_samples if valid else evaluation.test_samples
@@ -372,12 +373,16 @@ def _evaluations(
 
 
 def _train_index(
-    run: Run, sizing: Sizing, parts: Sequence[SplitPart], aim: PlanTarget, cache_dir: Folder | None
+    run: Run,
+    sizing: Sizing,
+    parts: Sequence[SplitPart],
+    target: ResolvedTarget,
+    cache_dir: Folder | None,
 ) -> Index:
     """One index; where Megatron builds datasets for each phase, theirs one after the other."""
-    phases = phases_of(run, aim.train_iters)
+    phases = phases_of(run, target.train_iters)
     if not phases:
-        asked, consumed = aim.samples_requested, aim.samples_consumed
+        asked, consumed = target.samples_requested, target.samples_consumed
         return _index(run, sizing, parts, asked, consumed, cache_dir)
     stages = [
         Stage(
@@ -416,13 +421,13 @@ def _index(
         )
         for part, num_samples in zip(parts, requested, strict=True)
     ]
-    reading = reading_of(run, [index.num_samples for index in indices], subset, consumed)
-    if reading.is_dead:
+    passes = loader_passes(run, [index.num_samples for index in indices], subset, consumed)
+    if passes.is_empty:
         raise InvalidArgument(
             f"{subset}: GPT-NeoX's loader has not one micro batch; see `megaindex plan`"
         )
-    positions = reading.positions()
-    index = blended(indices, sizing, max(part.end for part in positions) if positions else 0)
+    positions = passes.positions()
+    index = blend_index(indices, sizing, max(part.end for part in positions) if positions else 0)
     if positions in ((), (ServedRange(0, consumed, 1),)):
         return index
     again = [np.tile(np.arange(part.begin, part.end), part.times) for part in positions]
@@ -436,7 +441,3 @@ def _source(run: Run, part: SplitPart) -> AuditSource:
         lengths=dataset.sequence_lengths[part.begin : part.end],
         first_document=part.begin,
     )
-
-
-def _words(numbers: Sequence[int]) -> str:
-    return " ".join(map(str, numbers))

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """Says in one line what is wrong, as every other error here, and checks values under the names
-    of their flags."""
+    """A parser whose errors are one line, and that checks values under the names of their flags."""
 
     def parse_args(self, *arguments: Any, **more: Any) -> Any:
         """The options; raises InvalidArgument for one that breaks its rule."""
@@ -76,7 +75,7 @@ def refuse_others(
     flag: str,
     besides: Collection[str],
 ) -> None:
-    """Refuse what `flag` would silently pass over.
+    """Refuse options that `flag` would ignore.
 
     Args:
         flag: such as ``--repair``, which was given.
@@ -92,7 +91,7 @@ def refuse_others(
             raise InvalidArgument(
                 f"{other}: has no meaning with {flag}, which takes "
                 f"{', '.join(f'--{one}'.replace('_', '-') for one in besides)} and no other; leave "
-                f"it out"
+                "it out"
             )
 
 
@@ -119,7 +118,7 @@ def _is_weight(word: str) -> bool:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds --engine, --workers and --address."""
+    """Add --engine, --workers and --address."""
     group = parser.add_argument_group("where tasks run (results never depend on it)")
     group.add_argument(
         "--engine",
@@ -138,7 +137,7 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def chosen_engine(options: argparse.Namespace) -> AbstractContextManager[Engine]:
-    """The engine that the flags name, for a ``with``."""
+    """Return the engine that the flags name, a context manager."""
     from megaindex.engine import open_engine
 
     return open_engine(options.engine, workers=options.workers, address=options.address)

@@ -23,7 +23,7 @@ def main(arguments: Sequence[str]) -> int:
     """0 for a plan, 1 where ``--check`` found repeated or unseen data."""
     options = _parser().parse_args(arguments)
     from megaindex.console import counting_samples
-    from megaindex.plan.export import paste
+    from megaindex.plan.export import export_settings
     from megaindex.plan.plan import make_plan
     from megaindex.plan.render import print_plan
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
     if options.json:
         print(json.dumps(plan.to_json(), indent=2))
     elif options.print_config:
-        print(paste(plan, run, options.print_config))
+        print(export_settings(plan, run, options.print_config))
     else:
         print_plan(plan)
     if options.check and plan.check_failures:

@@ -1,7 +1,7 @@
 """Standard streams, errors and exit statuses shared by the commands.
 
-What cannot be printed to standard output is an error of its own, told apart from those of the work
-by where it happens; what cannot be said on standard error is left unsaid.
+A failure to print to standard output is an error of its own, not one of the verb's work; a failure
+to print to standard error is ignored.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from megaindex.errors import MegaIndexError
 from megaindex.io.os_errors import storage_error
 
 
-class ReaderGone(Exception):
-    """Whoever read standard output has read enough, as ``| head`` does."""
+class StdoutClosed(Exception):
+    """The reader of standard output has closed it, as ``| head`` does."""
 
 
 @contextlib.contextmanager
@@ -26,8 +26,8 @@ def prepared_streams() -> Iterator[None]:
     """Inside ``with`` both streams can be written to, whatever the command was started with.
 
     One that is missing or closed is written nowhere; characters that an encoding cannot say are
-    written as escapes. Printing raises StorageError where standard output is full, and `ReaderGone`
-    where it is a pipe that nobody reads any more.
+    written as escapes. Printing raises StorageError where standard output is full, and
+    `StdoutClosed` where it is a closed pipe.
     """
     _open_descriptors()
     with contextlib.ExitStack() as stack:
@@ -56,8 +56,7 @@ def _usable(stream: TextIO | None, stack: contextlib.ExitStack) -> TextIO:
 
 
 def _end(stream: TextIO) -> None:
-    """Nothing is left for the interpreter to write when it ends, which then fails with a status of
-    its own."""
+    """Flush, so that the interpreter does not fail with another status when it ends."""
     try:
         stream.flush()
     except OSError:
@@ -75,8 +74,7 @@ def _silence(stream: TextIO) -> None:
 
 
 class _Output:
-    """Standard output, whose failures have types, and are raised until somebody heeds them:
-    argparse does not."""
+    """Standard output with typed failures, raised at each call, since argparse ignores them."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -96,7 +94,7 @@ class _Output:
             try:
                 yield
             except BrokenPipeError:
-                self._failure = ReaderGone()
+                self._failure = StdoutClosed()
             except OSError as error:
                 self._failure = storage_error(error, "standard output", "cannot write")
             else:
@@ -109,7 +107,7 @@ class _Output:
 
 
 class _Messages:
-    """Standard error, whose failures have nowhere to be told."""
+    """Standard error, whose failures are ignored."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -130,7 +128,7 @@ class _Messages:
 
 BAD_INPUT = 2
 _INTERRUPTED = 128 + 2  # as a shell says of a command that SIGINT ended
-_READER_GONE = 128 + 13  # and SIGPIPE
+_STDOUT_CLOSED = 128 + 13  # and SIGPIPE
 
 
 def guarded(verb: str, body: Callable[[], int | None]) -> int:
@@ -138,7 +136,7 @@ def guarded(verb: str, body: Callable[[], int | None]) -> int:
 
     Returns:
         What ``body`` returns, 0 for None; 2 after a MegaIndexError, also where standard output
-        cannot be written; 130 after Ctrl-C; 141, and silently, where nobody reads standard output.
+        cannot be written; 130 after Ctrl-C; 141 without a message if stdout is closed (SIGPIPE).
     """
     name = f"megaindex {verb}".rstrip()
     with prepared_streams():
@@ -147,8 +145,8 @@ def guarded(verb: str, body: Callable[[], int | None]) -> int:
         except MegaIndexError as error:
             print(f"{name}: {error}", file=sys.stderr)
             return BAD_INPUT
-        except ReaderGone:
-            return _READER_GONE
+        except StdoutClosed:
+            return _STDOUT_CLOSED
         except MemoryError as error:
             print(f"{name}: not enough memory: {error}; ask for less", file=sys.stderr)
             return BAD_INPUT

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,16 +12,16 @@ from megaindex.configs.adapter_line import ADAPTERS, adapter_call
 from megaindex.configs.run import Run
 from megaindex.index.frameworks import DEFAULT_SPLIT, framework_rules
 from megaindex.plan.export import adapter_settings
-from megaindex.plan.model import BufferEffect, Plan, Row
-from megaindex.plan.serving import limit_of
+from megaindex.plan.model import BufferEffect, Plan, Row, epochs_text
+from megaindex.plan.serving import loader_limit
 from megaindex.plan.sizing import Sizing
-from megaindex.plan.target import PlanTarget
+from megaindex.plan.target import ResolvedTarget
 
 COMMON_BUFFER = 1.005
 
 
 def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
-    """Reasons for which ``--check`` fails."""
+    """Return the reasons for which ``--check`` fails."""
     reasons = [*dead_loaders(run, plan)]
     epochs = plan.num_epochs_built
     if epochs is not None and epochs > (allowed := _epochs_asked(run)):
@@ -33,8 +34,8 @@ def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
         for loader in plan.loaders
         if loader.split == "train" and 0 < loader.samples_counted * passes < loader.samples_read
     ]
-    if short := _short(plan):
-        reasons.append(f"{', '.join(short)}: drawn more often than built")
+    if short := ", ".join(row.name for row in plan.rows("train") if _is_short(row)):
+        reasons.append(f"{short}: drawn more often than built")
     reasons += [
         f"{dry.split}: {dry.samples_read} samples are read of {dry.samples_there}: the run stops"
         for dry in plan.dry_loaders
@@ -50,21 +51,19 @@ def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
     return tuple(reasons)
 
 
-def buffer_effect(run: Run, sizing: Sizing, aim: PlanTarget) -> BufferEffect | None:
-    """What 1.005 would have done where it is not in force; our orders are held to Megatron's."""
+def buffer_effect(run: Run, sizing: Sizing, target: ResolvedTarget) -> BufferEffect | None:
+    """Return the effect of 1.005 where it is not in force, by Megatron's rules for our orders."""
     if sizing.one_epoch_only or (sizing.buffer == COMMON_BUFFER and sizing.row.is_framework):
         return None
-    if sizing.asks_one_epoch:
-        return None
-    if sizing.row.exact_num_epochs is not None:  # then no buffer changes what is built
+    if sizing.asks_one_epoch or sizing.row.exact_num_epochs is not None:  # no buffer has an effect
         return None
     weights = sizing.weights or (None if sizing.single else tuple(sizing.per_epoch()))
     row = sizing.row if sizing.row.is_framework else framework_rules("megatron")
     other = replace(sizing, row=row, buffer=COMMON_BUFFER, weights=weights)
-    requested = other.requested(aim.samples_requested)
+    requested = other.requested(target.samples_requested)
     assert requested is not None
     epochs = other.epochs(requested)
-    drawn = sizing.draws.counts(aim.samples_consumed)
+    drawn = sizing.draws.counts(target.samples_consumed)
     longest, _ = other.longest([1] * len(epochs))
     built = other.built(requested, epochs)
     return BufferEffect(
@@ -82,30 +81,22 @@ def _epochs_asked(run: Run) -> int:
     """Epochs that the target names; one where it names iterations, samples or tokens."""
     if run.target.kind != "epochs":
         return 1
-    return max(
-        -(-epochs.numerator // epochs.denominator)
-        for epochs in run.target.per_source or (run.target.value,)
-    )
-
-
-def _short(plan: Plan) -> list[str]:
-    train = plan.rows("train")
-    return [row.name for row in train if _is_short(row)]
+    return max(map(math.ceil, run.target.per_source or (run.target.value,)))
 
 
 def _is_short(row: Row) -> bool:
-    drawn = row.drawn_by_blend
-    return drawn is not None and row.built is not None and drawn > row.built
+    """Return True for a source drawn more often than it is built."""
+    return row.built is not None and (row.drawn_by_blend or 0) > row.built
 
 
 _NOTICEABLE = 0.01
 
 
 def warnings(run: Run, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
-    """Everything worth changing, most harmful first."""
+    """Return everything worth changing, most harmful first."""
     texts = (
         *dead_loaders(run, plan),
-        *_buffer_line(run),
+        *_adapter_needed(run),
         *_blend(run, sizing, plan),
         *_repeats(run, sizing, plan),
         *_loaders_start_over(run, plan),
@@ -137,26 +128,22 @@ def caution(run: Run, sizing: Sizing, plan: Plan) -> str:
         return ""
     line, unbuffered = _install(run, variance_buffer="exact"), ""
     last, certain = replace(sizing, buffer="exact").longest([1] * len(train))
-    counted = limit_of(run, [row.samples_per_epoch for row in train])
+    counted = loader_limit(run, [row.samples_per_epoch for row in train])
     last = last if counted is None else min(last, counted)
     if line and certain:
         unbuffered = f", or {run.batch.iterations_within(last, run.consumed_samples)} with {line}"
     return (
         f"this is not {plan.target}: variance_buffer {sizing.buffer} builds "
-        f"{_epochs(more[0].epochs or 0)} of {more[0].name}; train "
+        f"{epochs_text(more[0].epochs)} of {more[0].name}; train "
         f"{plan.max_train_iters_without_repeat} iterations to repeat nothing{unbuffered}"
     )
-
-
-def _epochs(count: int) -> str:
-    return "one epoch" if count == 1 else f"{count} epochs"
 
 
 def _install(run: Run, **settings: Any) -> str:
     return adapter_call(run.row.order, settings) if run.row.order in ADAPTERS else ""
 
 
-def _buffer_line(run: Run) -> Iterator[str]:
+def _adapter_needed(run: Run) -> Iterator[str]:
     """A buffer that the framework applies only with the adapter."""
     wanted = adapter_settings(run)
     if wanted:
@@ -253,7 +240,7 @@ def _uneven_epochs(run: Run, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _short_blend(sizing: Sizing, rows: Sequence[Row]) -> Iterator[str]:
-    short = [row for row in rows if (row.drawn_by_blend or 0) > (row.built or 0)]
+    short = [row for row in rows if _is_short(row)]
     if not short:
         return
     worst = max(short, key=lambda row: (row.drawn_by_blend or 0) - (row.built or 0))
@@ -363,12 +350,8 @@ def _dry_loaders(sizing: Sizing, plan: Plan) -> Iterator[str]:
     """Megatron-LM: what is read beyond what was built, where `_dry_blend` does not say so."""
     for dry in plan.dry_loaders:
         rows = plan.rows(dry.split)
-        if (
-            dry.samples_read
-            and len(rows) > 1
-            and rows[0].weight is None
-            and sizing.buffer != "exact"
-        ):
+        unweighted = len(rows) > 1 and rows[0].weight is None
+        if dry.samples_read and unweighted and sizing.buffer != "exact":
             continue
         if dry.samples_there == dry.samples_read == 0:
             yield (

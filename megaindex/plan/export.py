@@ -1,8 +1,7 @@
 """A plan as settings of a framework's own configuration.
 
-What is printed, given to the framework with nothing else, is the run that was planned. Where that
-takes the adapter, its call is printed as a comment, which the planner reads back; what a framework
-cannot say is refused.
+The settings alone make the framework run what was planned. Where that takes the adapter, its call
+is printed as a comment, which the planner reads back; a plan without such settings is refused.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ _NAMES = {"neox": "GPT-NeoX", "megatron": "Megatron"}
 _ALL_TRAIN = "100,0,0"
 
 
-def paste(plan: Plan, run: Run, framework: str) -> str:
-    """A NeoX YAML snippet (``neox``) or Megatron flags (``megatron``).
+def export_settings(plan: Plan, run: Run, framework: str) -> str:
+    """Return a NeoX YAML snippet (``neox``) or Megatron flags (``megatron``).
 
     Raises:
-        InvalidArgument: no such framework, or it cannot say what was planned.
+        InvalidArgument: an unknown framework, or one without settings for the plan.
     """
     check_choice("--print-config", framework, tuple(_ORDERS))
-    for reason in _unsaid(plan, run, framework):
+    for reason in _refusals(plan, run, framework):
         raise InvalidArgument(f"--print-config {framework}: {reason}")
     comments = [plan.caution] if plan.caution else []
     if needed := adapter_settings(run):
@@ -43,7 +42,7 @@ def paste(plan: Plan, run: Run, framework: str) -> str:
 
 
 def adapter_settings(run: Run) -> dict[str, Any]:
-    """What only the adapter makes the framework do: arguments of its ``install``."""
+    """Return the arguments of the adapter's ``install`` without which the run differs."""
     if run.row.order not in ADAPTERS:
         return {}
     needed: dict[str, Any] = {}
@@ -73,8 +72,8 @@ def _fits(run: Run) -> bool:
     )
 
 
-def _unsaid(plan: Plan, run: Run, framework: str) -> Iterator[str]:
-    """What the framework cannot say, and the way there is."""
+def _refusals(plan: Plan, run: Run, framework: str) -> Iterator[str]:
+    """Yield each part of the plan that the framework has no setting for, and the remedy."""
     name = _NAMES[framework]
     if run.row.order not in _ORDERS[framework]:
         yield (
@@ -91,12 +90,12 @@ def _unsaid(plan: Plan, run: Run, framework: str) -> Iterator[str]:
     if run.tail == "pad" and plan.samples_consumed % plan.global_batch_size:
         yield f"{name} masks no sample of its last batch; take --tail drop or wrap"
     if framework == "neox":
-        yield from _unsaid_by_neox(run)
+        yield from _refused_by_neox(run)
     else:
-        yield from _unsaid_by_megatron(plan, run)
+        yield from _refused_by_megatron(plan, run)
 
 
-def _unsaid_by_neox(run: Run) -> Iterator[str]:
+def _refused_by_neox(run: Run) -> Iterator[str]:
     data = run.data
     if not run.batch.is_constant:
         yield "GPT-NeoX has one batch size; remove --batch-schedule or --rampup-batch-size"
@@ -121,7 +120,7 @@ def _unsaid_by_neox(run: Run) -> Iterator[str]:
         yield "GPT-NeoX applies no buffer to data_path; remove --variance-buffer"
 
 
-def _unsaid_by_megatron(plan: Plan, run: Run) -> Iterator[str]:
+def _refused_by_megatron(plan: Plan, run: Run) -> Iterator[str]:
     buffer, own = run.variance_buffer, own_buffers(run)
     wanted = run.target.value if run.target.kind == "samples" else plan.samples_consumed
     rounded = run.row.order == "megatron-legacy" or run.tail != "drop"

@@ -1,8 +1,8 @@
-"""What a plan says. `Plan.to_json` is the contract of ``--json``: fields keep their names."""
+"""The plan and its parts. `Plan.to_json` is the contract of ``--json``: fields keep their names."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -29,10 +29,10 @@ class Coverage:
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One source in one split."""
+    """One source in one split; the defaults are those of a source without a sample there."""
 
     split: str
-    phase: int | None
+    phase: int | None = None
     """Which of Megatron's phases, from 1; None for a run of one piece."""
     source: int
     """Its place in the blend, from 1."""
@@ -40,32 +40,28 @@ class Row:
     """Empty where only tokens were given."""
     weight: float | None
     tokens_per_epoch: int
-    samples_per_epoch: int
-    requested: int | None
-    """Samples the order asks of the source; None where it would take a walk not made."""
-    drawn: int | None
+    samples_per_epoch: int = 0
+    requested: int | None = 0
+    """Samples the order asks of the source; None where the blend was not counted."""
+    drawn: int | None = 0
     """Samples of it among those consumed."""
-    drawn_bounds: tuple[int, int]
-    drawn_by_blend: int | None
+    drawn_bounds: tuple[int, int] = (0, 0)
+    drawn_by_blend: int | None = 0
     """Samples of it in the whole blend that the framework fills, which may be longer."""
-    built: int | None
-    epochs: int | None
-    distinct: int | None
+    built: int | None = 0
+    epochs: int | None = 0
+    distinct: int | None = 0
     """Different samples among those drawn; None where they are not counted."""
-    repeated: int | None
+    repeated: int | None = 0
     """Samples drawn beyond its first epoch, or again."""
-    coverage: Coverage
+    coverage: Coverage = Coverage(method="none")
     error: str = ""
     """Why the framework ends with an error on this source; empty: it does not."""
 
     @property
     def name(self) -> str:
-        """What to call the source in text."""
+        """Path of the source, or its number."""
         return self.path or f"source {self.source}"
-
-    def at(self, place: int) -> Row:
-        """The row as that of another place in the blend."""
-        return replace(self, source=place)
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -79,7 +75,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbour:
-    """What a number of iterations would build."""
+    """Epochs and samples that a number of iterations would build."""
 
     train_iters: int
     num_epochs_built: int
@@ -90,7 +86,7 @@ class Neighbour:
 
 @dataclass(frozen=True, kw_only=True)
 class Tail:
-    """What a tail policy does to the samples of the target."""
+    """Effect of a tail policy on the samples of the target."""
 
     policy: str
     train_iters: int
@@ -104,7 +100,7 @@ class Tail:
 
 @dataclass(frozen=True, kw_only=True)
 class BufferEffect:
-    """What a variance buffer would have done to the same run."""
+    """Effect that a variance buffer would have had on the same run."""
 
     variance_buffer: float
     num_epochs_built: int
@@ -115,7 +111,7 @@ class BufferEffect:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoaderEnd:
+class LoaderRestart:
     """Where the loader of a split starts over: GPT-NeoX's does after what its datasets count."""
 
     split: str
@@ -209,10 +205,10 @@ class Plan:
     ranks: RankShare | None
     phases: tuple[Phase, ...]
     buffer_effect: BufferEffect | None
-    loaders: tuple[LoaderEnd, ...] = ()
+    loaders: tuple[LoaderRestart, ...] = ()
     """Of frameworks whose loaders start over."""
     caution: str = ""
-    """What the first line of the printed plan says: the target is not what the run serves."""
+    """First line of the printed plan where the run serves something else than the target."""
     framework_version: str | None = None
     """Release of Megatron-LM whose rules hold."""
     ignored_settings: tuple[str, ...] = ()
@@ -228,10 +224,14 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """One object of plain values, as ``--json`` prints it."""
-        result: dict[str, Any] = {}
-        for name, value in vars(self).items():
-            result[name] = _plain(value)
-        return result
+        return {name: _plain(value) for name, value in vars(self).items()}
+
+
+def epochs_text(count: int | None) -> str:
+    """Return ``one epoch``, ``3 epochs`` or, for None, ``? epochs``."""
+    if count is None:
+        return "? epochs"
+    return "one epoch" if count == 1 else f"{count} epochs"
 
 
 def _plain(value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""From a `Run` to a `Plan`: the order of the computation."""
+"""Computation of a `Plan` from a `Run`."""
 
 from __future__ import annotations
 
@@ -11,28 +11,28 @@ from megaindex.configs.run import Run
 from megaindex.index.blending import Progress
 from megaindex.plan import advice
 from megaindex.plan.advice import buffer_effect, check_failures
-from megaindex.plan.model import Evaluations, LoaderEnd, Phase, Plan, RankShare, Row
+from megaindex.plan.model import Evaluations, LoaderRestart, Phase, Plan, RankShare, Row
 from megaindex.plan.rows import evaluation_of, evaluation_rows, rows_of
-from megaindex.plan.serving import reading_of
+from megaindex.plan.serving import loader_passes
 from megaindex.plan.sizing import Sizing, SplitPart
 from megaindex.plan.sources import parts_of, sizing_of
 from megaindex.plan.target import (
-    PlanTarget,
-    aim_of,
+    ResolvedTarget,
     dry_loaders,
-    limits_of,
+    iteration_limits,
     permuted,
     phases_of,
+    resolve_target,
     tails_of,
 )
 
 
 def make_plan(run: Run, *, progress: Progress | None = None) -> Plan:
-    """The exact plan of a run.
+    """Return the exact plan of a run.
 
     Args:
-        run: what is trained, on what, for how long.
-        progress: told while the draws of a greedy blend, or coverage, are counted.
+        run: the data, the batch sizes, the target and the framework.
+        progress: called while the draws of a greedy blend, or coverage, are counted.
 
     Raises:
         InvalidArgument: the run cannot be planned; the message names the setting.
@@ -41,11 +41,11 @@ def make_plan(run: Run, *, progress: Progress | None = None) -> Plan:
     row = run.row
     parts = parts_of(run.data, row, run.packing, run.sequence_length)
     sizing = sizing_of(run, row, parts["train"], "train", progress)
-    aim = aim_of(run, sizing)
-    phases = phases_of(run, aim.train_iters)
-    train = _train_rows(run, sizing, parts["train"], aim, phases)
-    evaluation = evaluation_of(run, aim.train_iters, parts)
-    limits = limits_of(run, sizing, train)
+    target = resolve_target(run, sizing)
+    phases = phases_of(run, target.train_iters)
+    train = _train_rows(run, sizing, parts["train"], target, phases)
+    evaluation = evaluation_of(run, target.train_iters, parts)
+    limits = iteration_limits(run, sizing, train)
     rows = train + evaluation_rows(run, row, parts, evaluation, progress)
     if run.dataloader == "cyclic":
         rows = permuted(rows)
@@ -59,19 +59,19 @@ def make_plan(run: Run, *, progress: Progress | None = None) -> Plan:
         global_batch_size=run.batch.final,
         batch_schedule=run.batch.stages,
         consumed_samples=run.consumed_samples,
-        **_totals(run, sizing, aim, train),
+        **_totals(run, sizing, target, train),
         max_train_iters_without_repeat=limits.without_repeat,
         max_train_iters_same_epochs=limits.same_epochs,
         max_train_iters_exact=limits.exact,
         neighbours=limits.neighbours,
         tails=tails_of(run, sizing),
         datasets=rows,
-        dry_loaders=dry_loaders(run, aim, rows, evaluation),
+        dry_loaders=dry_loaders(run, target, rows, evaluation),
         evaluation=evaluation,
-        ranks=_ranks(run, aim),
+        ranks=_ranks(run, target),
         phases=phases,
-        buffer_effect=None if phases else buffer_effect(run, sizing, aim),
-        loaders=_loaders(run, rows, aim, evaluation),
+        buffer_effect=None if phases else buffer_effect(run, sizing, target),
+        loaders=_loaders(run, rows, target, evaluation),
         framework_version=None if run.version is None else run.version.name,
         ignored_settings=run.ignored,
     )
@@ -84,48 +84,43 @@ def make_plan(run: Run, *, progress: Progress | None = None) -> Plan:
 
 
 def _train_rows(
-    run: Run, sizing: Sizing, parts: Sequence[SplitPart], aim: PlanTarget, phases: Sequence[Phase]
+    run: Run,
+    sizing: Sizing,
+    parts: Sequence[SplitPart],
+    target: ResolvedTarget,
+    phases: Sequence[Phase],
 ) -> tuple[Row, ...]:
     """Rows of the train split, for each phase apart."""
     if not phases:
-        return rows_of(
-            run,
-            sizing,
-            parts,
-            "train",
-            requested=aim.samples_requested,
-            consumed=aim.samples_consumed,
+        asked, consumed = target.samples_requested, target.samples_consumed
+        return rows_of(run, sizing, parts, "train", requested=asked, consumed=consumed)
+    return tuple(
+        replace(row, phase=number)
+        for number, phase in enumerate(phases, 1)
+        for row in rows_of(
+            run, sizing, parts, "train", requested=phase.samples, consumed=phase.samples
         )
-    rows: tuple[Row, ...] = ()
-    for number, phase in enumerate(phases, 1):
-        rows += rows_of(
-            run,
-            sizing,
-            parts,
-            "train",
-            requested=phase.samples,
-            consumed=phase.samples,
-            phase=number,
-        )
-    return rows
+    )
 
 
-def _totals(run: Run, sizing: Sizing, aim: PlanTarget, train: Sequence[Row]) -> dict[str, Any]:
+def _totals(
+    run: Run, sizing: Sizing, target: ResolvedTarget, train: Sequence[Row]
+) -> dict[str, Any]:
     """The figures of the train split as a whole."""
-    tokens_consumed = aim.samples_consumed * run.sequence_length
+    tokens_consumed = target.samples_consumed * run.sequence_length
     built = [row.built for row in train if row.built is not None]
     epochs = [row.epochs for row in train if row.epochs is not None]
-    samples_left = max(0, aim.samples_in_view - aim.samples_consumed)
-    tokens_left = max(0, aim.tokens_in_view - tokens_consumed)
+    samples_left = max(0, target.samples_in_view - target.samples_consumed)
+    tokens_left = max(0, target.tokens_in_view - tokens_consumed)
     if sizing.asks_one_epoch:  # passes draw some samples more often than others
         distinct = sum(row.distinct or 0 for row in train)
         samples_left = sum(row.samples_per_epoch for row in train) - distinct
         tokens_left = sum(sizing.tokens) - distinct * run.sequence_length
     return {
-        "train_iters": aim.train_iters,
+        "train_iters": target.train_iters,
         "tokens_per_epoch": sum(sizing.tokens),
         "samples_per_epoch": sum(row.samples_per_epoch for row in train[: len(sizing.tokens)]),
-        "samples_consumed": aim.samples_consumed,
+        "samples_consumed": target.samples_consumed,
         "samples_left_over": samples_left,
         "tokens_consumed": tokens_consumed,
         "tokens_left_over": tokens_left,
@@ -135,26 +130,26 @@ def _totals(run: Run, sizing: Sizing, aim: PlanTarget, train: Sequence[Row]) -> 
 
 
 def _loaders(
-    run: Run, rows: Sequence[Row], aim: PlanTarget, evaluation: Evaluations | None
-) -> tuple[LoaderEnd, ...]:
-    """The loaders that start over; a split without data has none."""
-    read = {"train": aim.samples_consumed}
+    run: Run, rows: Sequence[Row], target: ResolvedTarget, evaluation: Evaluations | None
+) -> tuple[LoaderRestart, ...]:
+    """Return the loaders that start over; a split without data has none."""
+    read = {"train": target.samples_consumed}
     if evaluation is not None:
         read |= {"valid": evaluation.valid_samples, "test": evaluation.test_samples}
     loaders = []
     for split, samples in read.items():
         built = [row.built or 0 for row in rows if row.split == split and row.tokens_per_epoch]
-        limit = reading_of(run, built, split, samples).limit
+        limit = loader_passes(run, built, split, samples).limit
         if built and limit is not None:
-            loaders.append(LoaderEnd(split=split, samples_counted=limit, samples_read=samples))
+            loaders.append(LoaderRestart(split=split, samples_counted=limit, samples_read=samples))
     return tuple(loaders)
 
 
-def _ranks(run: Run, aim: PlanTarget) -> RankShare | None:
+def _ranks(run: Run, target: ResolvedTarget) -> RankShare | None:
     parallel = run.data_parallel_size
     if parallel is None or run.batch.final % parallel:
         return None
-    per_rank = (aim.samples_consumed - run.consumed_samples) // parallel
+    per_rank = (target.samples_consumed - run.consumed_samples) // parallel
     micro = run.micro_batch_size
     return RankShare(
         data_parallel_size=parallel,

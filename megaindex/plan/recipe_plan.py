@@ -24,7 +24,7 @@ _NOTICEABLE = 0.01
 
 @dataclass(frozen=True, kw_only=True)
 class StageDraw:
-    """What one stage draws from one source."""
+    """Samples that one stage draws from one source."""
 
     stage: str
     source: str
@@ -118,16 +118,15 @@ class RecipePlan:
     def to_json(self) -> dict[str, Any]:
         """One object of plain values, as ``--json`` prints it."""
         plain = {**vars(self), "batch_schedule": [list(stage) for stage in self.batch_schedule]}
-        plain["draws"] = [vars(draw) for draw in self.draws]
-        plain["sources"] = [vars(source) for source in self.sources]
-        plain["stages"] = [vars(stage) for stage in self.stages]
+        for name in ("draws", "sources", "stages"):
+            plain[name] = [vars(each) for each in plain[name]]
         for name in ("padding", "evaluation_padding"):
-            plain[name] = vars(getattr(self, name))
+            plain[name] = vars(plain[name])
         return plain
 
 
 def make_recipe_plan(itinerary: Itinerary) -> RecipePlan:
-    """The plan of a recipe that was laid out."""
+    """Return the plan of a recipe that was laid out."""
     recipe = itinerary.recipe
     rounds = itinerary.evaluation or Rounds(count=0, batches=0, samples=0, masked=0, available=0)
     samples, parallel = itinerary.num_samples, recipe.data_parallel_size
@@ -316,12 +315,12 @@ def _short_stages(itinerary: Itinerary) -> Iterator[str]:
 
 
 def print_recipe_plan(plan: RecipePlan, file: TextIO | None = None) -> None:
-    """Prints the plan; the same layout on a terminal and in a pipe, colours on a terminal only."""
+    """Print the plan; the same layout on a terminal and in a pipe, colours on a terminal only."""
     print_view(recipe_plan_view(plan), file)
 
 
 def recipe_plan_view(plan: RecipePlan) -> RenderableType:
-    """All parts of the printed plan."""
+    """Return all parts of the printed plan."""
     parts: list[RenderableType] = [_answer(plan), _stages(plan), _sources(plan)]
     parts += [warning(text) for text in plan.warnings]
     return spaced(parts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -11,11 +10,24 @@ from megaindex.configs.run import Run
 from megaindex.errors import InvalidArgument
 from megaindex.index.blending import Progress
 from megaindex.index.frameworks import FrameworkRules, Split
-from megaindex.plan.coverage import BUILD_LIMIT, SourceDraw, coverage_of, expected
-from megaindex.plan.model import Coverage, Evaluations, Row
-from megaindex.plan.serving import ServedRange, drawn_bounds, drawn_from, reading_of, samples_served
+from megaindex.plan.coverage import BUILD_LIMIT, SourceDraw, coverage_of
+from megaindex.plan.model import Evaluations, Row
+from megaindex.plan.serving import (
+    ServedRange,
+    drawn_bounds,
+    drawn_from,
+    loader_passes,
+    samples_served,
+)
 from megaindex.plan.sizing import Sizing, SplitPart
-from megaindex.plan.sources import Parts, sizing_of
+from megaindex.plan.sources import (
+    Parts,
+    index_of_part,
+    packing_coverage,
+    packing_error,
+    samples_of_first_pass,
+    sizing_of,
+)
 
 
 def evaluation_of(run: Run, train_iters: int, parts: Parts) -> Evaluations | None:
@@ -133,7 +145,13 @@ def evaluation_rows(
             sizing = sizing_of(run, row, filled, split, progress, parts["train"])
             rows += rows_of(run, sizing, filled, split, requested=samples, consumed=samples)
         rows += tuple(
-            empty_row(part, split, number)
+            Row(
+                split=split,
+                source=number,
+                path=part.source.path,
+                weight=part.source.weight,
+                tokens_per_epoch=part.tokens,
+            )
             for number, part in enumerate(parts[split], 1)
             if part not in filled
         )
@@ -153,12 +171,8 @@ def _one_pass(
         sizing = sizing_of(run, row, [part], "valid", progress, parts["train"])
         held = sizing.per_epoch()[0]
         (one,) = rows_of(run, sizing, [part], "valid", requested=held, consumed=held)
-        rows += (one.at(parts["valid"].index(part) + 1),)
+        rows += (replace(one, source=parts["valid"].index(part) + 1),)
     return rows
-
-
-_MOST_TIMES = 10_000  # a histogram of times served has a place for each
-_MOST_COPIES = 40  # epochs whose chances are worked out where samples are served again
 
 
 def rows_of(
@@ -169,17 +183,16 @@ def rows_of(
     *,
     requested: int,
     consumed: int,
-    phase: int | None = None,
 ) -> tuple[Row, ...]:
     """Rows of one split: ``requested`` samples asked of its blend, ``consumed`` read from it."""
     asked = sizing.requested(requested)
     epochs = None if asked is None else sizing.epochs(asked)
     built = None if asked is None or epochs is None else sizing.built(asked, epochs)
-    reading = reading_of(run, built or [], split, consumed)
-    positions = reading.positions() if built else (ServedRange(0, consumed, 1),)
+    passes = loader_passes(run, built or [], split, consumed)
+    positions = passes.positions() if built else (ServedRange(0, consumed, 1),)
     drawn, bounds = drawn_from(sizing, positions), drawn_bounds(sizing, positions)
     filled = sizing.blend_size(requested)
-    if reading.limit is not None:
+    if passes.limit is not None:
         filled = max((part.end for part in positions), default=0)
     in_blend = sizing.draws.counts(filled)
     per_epoch = sizing.per_epoch()
@@ -192,7 +205,6 @@ def rows_of(
         distinct = None if served is None else sum(part.end - part.begin for part in served)
         row = Row(
             split=split,
-            phase=phase,
             source=i + 1,
             path=part.source.path,
             weight=None if sizing.weights is None else float(sizing.weights[i]),
@@ -206,35 +218,12 @@ def rows_of(
             epochs=None if epochs is None else epochs[i],
             distinct=distinct,
             repeated=_repeated(count, distinct, per_epoch[i]),
-            coverage=Coverage(method="none"),
         )
         if run.packing is None:
             rows.append(_covered(run, sizing, part, row, served))
         else:
             rows.append(_packed(run, part, row, served))
     return tuple(rows)
-
-
-def empty_row(part: SplitPart, split: str, source: int) -> Row:
-    """A source that holds no sample in this split."""
-    return Row(
-        split=split,
-        phase=None,
-        source=source,
-        path=part.source.path,
-        weight=part.source.weight,
-        tokens_per_epoch=part.tokens,
-        samples_per_epoch=0,
-        requested=0,
-        drawn=0,
-        drawn_bounds=(0, 0),
-        drawn_by_blend=0,
-        built=0,
-        epochs=0,
-        distinct=0,
-        repeated=0,
-        coverage=Coverage(method="none"),
-    )
 
 
 def _repeated(drawn: int | None, distinct: int | None, per_epoch: int) -> int | None:
@@ -246,13 +235,6 @@ def _repeated(drawn: int | None, distinct: int | None, per_epoch: int) -> int | 
 
 def _packed(run: Run, part: SplitPart, row: Row, served: Sequence[ServedRange] | None) -> Row:
     """The row of a source that gives samples of whole documents, counted where that is cheap."""
-    from megaindex.plan.sources import (
-        index_of_part,
-        packing_coverage,
-        packing_error,
-        samples_of_first_pass,
-    )
-
     assert run.packing is not None
     varies = run.packing.pack_impl != "unpacked"
     work = (row.requested or 0) + part.sequences * (row.epochs or 0)
@@ -291,62 +273,4 @@ def _covered(
         drawn=likely if row.drawn is None else row.drawn,
         counted=row.drawn is not None,
     )
-    if served is None or all(part == ServedRange(0, draw.served, 1) for part in served):
-        return replace(row, coverage=coverage_of(draw, run.coverage, sizing.progress))
-    return replace(row, coverage=_coverage_of_again(draw, served, run, sizing))
-
-
-def _coverage_of_again(
-    draw: SourceDraw, served: Sequence[ServedRange], run: Run, sizing: Sizing
-) -> Coverage:
-    """Coverage where samples are served more than once: of one epoch in closed form, else counted
-    where that is cheap, or expected.
-    """
-    most = max(part.times for part in served)
-    if run.coverage == "none" or most > _MOST_TIMES or draw.row.order == "window":
-        return Coverage(method="none")
-    if draw.epochs == 1 and run.coverage != "exact":
-        shares = [0.0] * (most + 1)
-        for part in served:
-            shares[part.times] += (part.end - part.begin) * draw.sequence_length / draw.part.tokens
-        shares[0] = 1 - sum(shares[1:])
-        return Coverage(method="closed-form", tokens=tuple(shares))
-    work = sum(part.size for part in served) + draw.part.sequences * draw.epochs
-    cheap = run.coverage == "auto" and work <= BUILD_LIMIT
-    if draw.part.source.path and (run.coverage == "exact" or cheap):
-        from megaindex.plan.coverage import built_coverage
-
-        return built_coverage(draw, sizing.progress, served)
-    if draw.epochs > _MOST_COPIES or draw.final_epoch().apart:
-        return Coverage(method="none")
-    return _expected_again(draw, served)
-
-
-def _expected_again(draw: SourceDraw, served: Sequence[ServedRange]) -> Coverage:
-    """Mean coverage over seeds: the copies of a token that are served at all fall among the samples
-    by chance, and count as often as their samples are served.
-    """
-    sizes: dict[int, int] = {}
-    for part in served:
-        sizes[part.times] = sizes.get(part.times, 0) + part.end - part.begin
-    distinct = sum(sizes.values())
-    once = expected(replace(draw, drawn=distinct)).tokens
-    shares = [0.0] * (max(sizes) * (len(once) - 1) + 1)
-    for copies, chance in enumerate(once):
-        for times, share in _falls(copies, sorted(sizes.items()), distinct).items():
-            shares[times] += chance * share
-    return Coverage(method="expected", tokens=tuple(shares))
-
-
-def _falls(copies: int, sizes: Sequence[tuple[int, int]], samples: int) -> dict[int, float]:
-    """Chances of the times that so many copies, each in another sample, are served together."""
-    if copies == 0 or not sizes:
-        return {0: 1.0}
-    (times, size), rest = sizes[0], samples - sizes[0][1]
-    found: dict[int, float] = {}
-    for here in range(max(0, copies - rest), min(copies, size) + 1):
-        ways = math.comb(size, here) * math.comb(rest, copies - here) / math.comb(samples, copies)
-        for more, share in _falls(copies - here, sizes[1:], rest).items():
-            total = here * times + more
-            found[total] = found.get(total, 0.0) + ways * share
-    return found
+    return replace(row, coverage=coverage_of(draw, served, run.coverage, sizing.progress))

@@ -1,4 +1,4 @@
-"""Which samples a framework's loader serves of what was built, and how often each."""
+"""Samples that a framework's loader serves of those built, and how often each."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ class ServedRange:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How one loader goes over its blend: what a run reads in all, and of it before a resume."""
+class LoaderPasses:
+    """Passes of one loader over its blend, for a whole run and up to a resume."""
 
     samples: int
     limit: int | None
@@ -41,13 +41,13 @@ class Reading:
         return self.limit is not None and self.samples > self.limit
 
     @property
-    def is_dead(self) -> bool:
+    def is_empty(self) -> bool:
         """Whether the loader has not one micro batch, so that the framework ends with an error."""
         return self.limit is not None and self.limit <= 0
 
     def positions(self) -> tuple[ServedRange, ...]:
         """Positions of the blend, some of them more than once."""
-        if self.is_dead:
+        if self.is_empty:
             return ()
         if self.limit is None or (not self.starts_over and self.before == self.resumed_at):
             return (ServedRange(0, self.samples, 1),)
@@ -64,7 +64,7 @@ def _cycled(start: int, end: int, count: int) -> Iterator[ServedRange]:
         yield ServedRange(start, start + rest, 1)
 
 
-def limit_of(run: Run, built: Sequence[int]) -> int | None:
+def loader_limit(run: Run, built: Sequence[int]) -> int | None:
     """Positions of a blend of sources of ``built`` samples that its loader counts."""
     short = run.row.uncounted_samples
     if not short:
@@ -73,27 +73,27 @@ def limit_of(run: Run, built: Sequence[int]) -> int | None:
     return max(0, sum(built) - short * len(built)) // unit * unit
 
 
-def reading_of(run: Run, built: Sequence[int], split: str, samples: int) -> Reading:
-    """How the loader of a split reads its blend."""
-    limit = limit_of(run, built)
+def loader_passes(run: Run, built: Sequence[int], split: str, samples: int) -> LoaderPasses:
+    """Return the passes of the loader of a split over its blend."""
+    limit = loader_limit(run, built)
     if split != "train":
         return _evaluation(run, limit, split, samples)
     before = min(run.consumed_samples, samples)
     at = before % limit if limit else before
-    return Reading(samples=samples, limit=limit, before=before, resumed_at=at)
+    return LoaderPasses(samples=samples, limit=limit, before=before, resumed_at=at)
 
 
-def _evaluation(run: Run, limit: int | None, split: str, samples: int) -> Reading:
+def _evaluation(run: Run, limit: int | None, split: str, samples: int) -> LoaderPasses:
     """A resumed run of GPT-NeoX goes on with the validation batch whose number is (micro batches of
     training // eval_interval) · eval_iters.
     """
     if not run.consumed_samples or not limit or split == "test":
-        return Reading(samples=samples, limit=limit)
+        return LoaderPasses(samples=samples, limit=limit)
     evaluation, unit = run.evaluation, run.loader_batch
     size = evaluation.batch_size or run.batch.final
     rounds = run.batch.iterations_within(run.consumed_samples) // evaluation.interval
     batches = run.consumed_samples // unit // evaluation.interval * evaluation.iterations
-    return Reading(
+    return LoaderPasses(
         samples=samples,
         limit=limit,
         before=min(rounds * evaluation.iterations * size, samples),

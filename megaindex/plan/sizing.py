@@ -107,25 +107,24 @@ class Sizing:
                 raise InvalidArgument(
                     f"{name} holds no tokens for this split; leave it out, or change --split"
                 )
-            if not self.row.is_framework and self.per_epoch([tokens])[0] < 1:
+            samples = self.row.samples_in_epochs(1, tokens, self.sequence_length)
+            if samples < 1 and not self.row.is_framework:
                 raise InvalidArgument(
                     f"{name} holds {tokens} tokens, one sample needs {self.sequence_length + 1} "
                     f"(--seq-length {self.sequence_length} + 1); lower --seq-length"
                 )
 
-    def per_epoch(self, tokens: Sequence[int] | None = None) -> list[int]:
+    def per_epoch(self) -> list[int]:
         """Samples of one epoch of each source."""
-        return self.samples_of([1] * len(self.tokens if tokens is None else tokens), tokens)
+        return self.samples_of([1] * len(self.tokens))
 
-    def samples_of(
-        self, epochs: Sequence[Fraction | int], tokens: Sequence[int] | None = None
-    ) -> list[int]:
+    def samples_of(self, epochs: Sequence[Fraction | int]) -> list[int]:
         """Samples that so many epochs of each source hold."""
         if self.pass_samples is not None:
             return [int(n * size) for n, size in zip(epochs, self.pass_samples, strict=True)]
         return [
             self.row.samples_in_epochs(count, size, self.sequence_length)
-            for count, size in zip(epochs, self.tokens if tokens is None else tokens, strict=True)
+            for count, size in zip(epochs, self.tokens, strict=True)
         ]
 
     @property

@@ -18,7 +18,7 @@ from megaindex.index.frameworks import SPLITS, FrameworkRules, Split
 from megaindex.index.order_settings import NeoxDocumentsOrder
 from megaindex.index.orders.neox_documents import PackingIndex, PackingOrder
 from megaindex.kernels import active, num_threads
-from megaindex.plan.coverage import count_served
+from megaindex.plan.coverage import count_served, counted_coverage
 from megaindex.plan.model import Coverage
 from megaindex.plan.serving import ServedRange
 from megaindex.plan.sizing import Sizing, SplitPart, measure
@@ -127,11 +127,7 @@ def packing_coverage(
     """Coverage of the documents of a part, counted; of pairwise data, of the preferred side."""
     lengths = _open(part.source.path, run.row).sequence_lengths[part.begin : part.end]
     tokens, documents = count_served(index, _instead(run, index, served), lengths, part.begin)
-    return Coverage(
-        method="built",
-        tokens=tuple(float(share) for share in tokens / tokens.sum()),
-        documents=tuple(float(share) for share in documents / documents.sum()),
-    )
+    return counted_coverage(tokens, documents)
 
 
 def _instead(run: Run, index: PackingIndex, served: Sequence[ServedRange]) -> list[ServedRange]:

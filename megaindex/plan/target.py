@@ -11,7 +11,7 @@ from megaindex.configs.run import Run
 from megaindex.errors import InvalidArgument
 from megaindex.index.blending import request_weights
 from megaindex.plan.model import Coverage, DryLoader, Evaluations, Neighbour, Phase, Row, Tail
-from megaindex.plan.serving import limit_of
+from megaindex.plan.serving import loader_limit
 from megaindex.plan.sizing import Sizing
 
 # Frameworks with a train_samples of their own: it, not whole batches, is asked of the datasets.
@@ -20,7 +20,7 @@ _WHOLE_EPOCHS = ("epochs", "loader_epochs")
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanTarget:
+class ResolvedTarget:
     """What a run will consume."""
 
     train_iters: int
@@ -35,7 +35,7 @@ class PlanTarget:
     """Tokens of those epochs."""
 
 
-def aim_of(run: Run, sizing: Sizing) -> PlanTarget:
+def resolve_target(run: Run, sizing: Sizing) -> ResolvedTarget:
     """Resolves the target of a run."""
     wanted = _wanted(run, sizing)
     iterations = _iterations(run, wanted, run.tail)
@@ -56,7 +56,7 @@ def aim_of(run: Run, sizing: Sizing) -> PlanTarget:
         epochs = whole_epochs(sizing, consumed)
         tokens = epochs * sum(sizing.tokens)
         in_view = sum(sizing.samples_of([epochs] * len(sizing.tokens)))
-    return PlanTarget(
+    return ResolvedTarget(
         train_iters=iterations,
         samples_consumed=consumed,
         samples_requested=requested,
@@ -132,7 +132,7 @@ def _loader_iterations(run: Run, sizing: Sizing) -> int:
     Raises:
         InvalidArgument: the sources make not one micro batch.
     """
-    limit, batch = limit_of(run, sizing.per_epoch()), run.batch.final
+    limit, batch = loader_limit(run, sizing.per_epoch()), run.batch.final
     assert limit is not None, "checked by Run"
     batches, accumulation = limit // run.loader_batch, batch // run.loader_batch
     if batches == 0:
@@ -186,7 +186,7 @@ def _consumed(run: Run, wanted: int, iterations: int, tail: str) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limits:
+class IterationLimits:
     """Largest iterations, counted like train_iters."""
 
     without_repeat: int
@@ -195,12 +195,12 @@ class Limits:
     neighbours: tuple[Neighbour, ...]
 
 
-def limits_of(run: Run, sizing: Sizing, train: Sequence[Row]) -> Limits:
+def iteration_limits(run: Run, sizing: Sizing, train: Sequence[Row]) -> IterationLimits:
     """Limits of the epochs that the rows build."""
     once, exact = (0, True)
     if sizing.row.fewest_epochs == 1:
         once, exact = sizing.longest([1] * len(sizing.tokens))
-    counted = limit_of(run, sizing.per_epoch())
+    counted = loader_limit(run, sizing.per_epoch())
     unrepeated = once if counted is None else min(once, counted)
     if sizing.asks_one_epoch:
         once = unrepeated
@@ -209,7 +209,7 @@ def limits_of(run: Run, sizing: Sizing, train: Sequence[Row]) -> Limits:
     if now is not None and max(now) > 1:
         same, exact = sizing.longest(now)
     last = _furthest(run, same)
-    return Limits(
+    return IterationLimits(
         without_repeat=_furthest(run, unrepeated),
         same_epochs=last,
         exact=exact,
@@ -279,12 +279,12 @@ def phases_of(run: Run, iterations: int) -> tuple[Phase, ...]:
 
 
 def dry_loaders(
-    run: Run, aim: PlanTarget, rows: Sequence[Row], evaluation: Evaluations | None
+    run: Run, target: ResolvedTarget, rows: Sequence[Row], evaluation: Evaluations | None
 ) -> tuple[DryLoader, ...]:
     """Splits of which the run reads more than Megatron's single-pass loader holds."""
     if run.row.order != "megatron" or run.phases:
         return ()
-    asked = {"train": (aim.samples_requested, aim.samples_consumed)}
+    asked = {"train": (target.samples_requested, target.samples_consumed)}
     if evaluation is not None:
         asked["test"] = (evaluation.test_samples, evaluation.test_samples_read)
         if not evaluation.full or _reads_once(run):

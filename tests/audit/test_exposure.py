@@ -20,7 +20,7 @@ from megaindex.audit.exposure import SHARES, count_exposure
 from megaindex.audit.streams import (
     AuditSource,
     AuditStream,
-    blended,
+    blend_index,
     step_bounds,
     stream_of_index,
     stream_of_run,
@@ -119,7 +119,7 @@ def test_the_blend_draws_what_the_plan_counts(prefix: Path, order: str) -> None:
         weights=(5, 2, 1),
         buffer="exact",
     )
-    index = blended(indices, sizing, 300)
+    index = blend_index(indices, sizing, 300)
     seen = np.zeros(3, int)
     for sample in range(300):
         spans = index.locate([sample])

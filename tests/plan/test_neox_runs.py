@@ -19,7 +19,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDatasetWriter
 from megaindex.plan import Plan, make_plan
 from megaindex.plan.coverage import count_served
-from megaindex.plan.export import paste
+from megaindex.plan.export import export_settings
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_runs.json").read_text())
 RUNS = [pytest.param(run, id=f"{k}-{run['kind']}") for k, run in enumerate(GOLDEN["runs"])]
@@ -112,7 +112,7 @@ def test_what_was_read_is_printed(case: dict[str, Any], tmp_path: Path) -> None:
     run = run_of(case, tmp_path)
     plan = make_plan(run)
     file = tmp_path / "printed.yml"
-    file.write_text(paste(plan, run, "neox"))
+    file.write_text(export_settings(plan, run, "neox"))
     again = resolve(read_neox([file]))
     assert make_plan(again).to_json() == plan.to_json()
     assert (again.data, again.packing, again.target) == (run.data, run.packing, run.target)

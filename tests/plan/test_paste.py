@@ -27,7 +27,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDatasetWriter
 from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan import Plan, make_plan
-from megaindex.plan.export import paste
+from megaindex.plan.export import export_settings
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/neox_runs.json").read_text())
 SPLITS = ("train", "valid", "test")
@@ -129,7 +129,7 @@ def test_printed_settings_are_read_back_as_the_same_plan(
         assert "--separate-final-epoch is a setting of order" in refusal
         return
     plan = make_plan(run)
-    text, refusal = answer(lambda: paste(plan, run, framework))
+    text, refusal = answer(lambda: export_settings(plan, run, framework))
     if text is None:
         assert any(reason in refusal for reason in REFUSED), refusal
         return
