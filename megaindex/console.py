@@ -278,7 +278,7 @@ class ShortNames:
     """Paths without the folder that all of them lie in, and without a common ``_text_document``."""
 
     common: str
-    """What was cut, such as ``/data/*_text_document``; empty: nothing."""
+    """Common part that was cut, such as ``/data/*_text_document``; empty: nothing."""
     names: Mapping[str, str]
 
     @classmethod
@@ -341,7 +341,7 @@ def on_terminal() -> bool:
 
 @contextmanager
 def copying(what: str) -> Iterator[Bar]:
-    """Yield the `Bar` for a copy, or `silent` where there is none."""
+    """Yield the `Bar` for a copy, or `silent` off a terminal."""
     if not on_terminal():
         yield silent
         return

@@ -1,4 +1,4 @@
-"""What a run has served and will serve, when and how often, and how two orders differ.
+"""Audits of the samples that a run serves, and comparisons of orders.
 
 result = audit(stream_of_index(index, [source], global_batch_size=512))
 write_page(result, "audit.html")

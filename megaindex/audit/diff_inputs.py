@@ -46,7 +46,7 @@ class Side:
     has_lengths: bool = True
     """False for arrays whose dataset is not known: runs end at their document's end, wherever."""
     recorded: bool = True
-    """Whether the settings say all that decides the arrays."""
+    """True if the settings say all that decides the arrays."""
     damage: str = ""
     """Difference from the checksums that were written with the arrays."""
 

@@ -23,7 +23,7 @@ class Serving:
     rank: int | None
     """Data-parallel rank; None where the micro batch or the number of ranks is not known."""
     micro_batch: int | None
-    """Which of the rank's micro batches of the step, from 0."""
+    """Number of the rank's micro batch in the step, from 0."""
     source: int
     document: int
     offset: int

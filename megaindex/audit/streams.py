@@ -178,7 +178,7 @@ def stream_of_index(
 
 
 def step_bounds(schedule: BatchSchedule, consumed: int, total: int) -> tuple[I64, int]:
-    """Where each step begins and ends, and how many steps lie before ``consumed``.
+    """Return the bounds of the steps, and the number of steps before ``consumed``.
 
     The past is cut by the schedule from sample 0, the future from ``consumed`` on; the last step
     of each may be short. Batches of 4, 6 consumed of 12: bounds 0 4 6 10 12, 2 steps past.

@@ -1,6 +1,6 @@
 """``megaindex <verb>``: each verb is a module of this package with a ``main(arguments)``.
 
-It returns the exit status, and raises what is wrong.
+``main`` returns the exit status, and raises errors.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ VERBS = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a verb; returns the exit status, 2 for bad input."""
+    """Run a verb and return the exit status, 2 for bad input."""
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     verb = arguments[0] if arguments and arguments[0] in VERBS else ""
     return guarded(verb, lambda: _run(arguments))
@@ -53,7 +53,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _version() -> str:
-    """The version, the backend in use, and why it is not the native core where there is none."""
+    """Return the version, the backend and, without the native core, the reason."""
     import textwrap
 
     from megaindex import __version__

@@ -57,7 +57,7 @@ def _build_recipe(options: argparse.Namespace) -> None:
     seconds = time.perf_counter() - start
     kept = "nothing to keep"
     if options.cache_dir is not None:
-        kept = f"what the checks told is in {options.cache_dir}"
+        kept = f"results of the checks are in {options.cache_dir}"
     print(
         f"{options.recipe}: {index.num_samples:,} samples of {index.sequence_length} tokens in "
         f"{opened.itinerary.num_steps:,} steps, from {len(opened.sources)} source(s) of "
@@ -101,7 +101,9 @@ def _lines(file: str) -> list[str]:
         try:
             paths = [line.strip() for line in lines]
         except UnicodeDecodeError as error:
-            raise FormatError(f"{file}: is no text: {error}; write one prefix a line") from None
+            raise FormatError(
+                f"{file}: not a text file: {error}; write one prefix a line"
+            ) from None
     if not any(paths):
         raise FormatError(f"{file}: names no dataset; write one prefix a line")
     return [path for path in paths if path]

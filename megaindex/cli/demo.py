@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServedCounts:
-    """What all ranks together were served."""
+    """Counts of what all ranks together read."""
 
     times_sample: U8
     """uint8[num_samples]: how often each sample was served."""
@@ -56,7 +56,7 @@ class ServedCounts:
     """int64[vocabulary]: how often each token id was among them, as read."""
 
     def matches(self, dataset: IndexedDataset) -> bool:
-        """Whether the ids that were read are those of the tokens that were to be served."""
+        """Return True if the ids that were read are those of the tokens to be served."""
         expected = np.bincount(
             dataset.tokens[self.times_token > 0].astype(np.int64), minlength=self.token_counts.size
         )
@@ -274,7 +274,7 @@ class _Demo:
         unseen: np.ndarray,
         files: list[Path],
     ) -> None:
-        """Names the documents that hold the left-over tokens."""
+        """Print the documents that hold the left-over tokens."""
         starts = dataset.sequence_pointers // dataset.dtype.itemsize
         owners = np.searchsorted(starts, unseen, side="right") - 1
         documents, tokens = np.unique(owners, return_counts=True)
@@ -291,7 +291,7 @@ class _Demo:
 
     @contextmanager
     def _step(self, name: str) -> Iterator[Callable[[str], None]]:
-        """Times what is inside and prints it with what was said meanwhile."""
+        """Time the block and print it with the texts it passes to the yielded function."""
         said: list[str] = []
         start = time.perf_counter()
         yield said.append

@@ -112,7 +112,7 @@ def _report(order: str, run: ExtendedRun, paths: Sequence[str]) -> dict[str, Any
 
 
 def _source(path: str, served: int, index: Any) -> dict[str, Any]:
-    """What a source served, and serves after that: nothing where its index is the old one."""
+    """Return a source's samples so far and after that: 0 where its index is the old one."""
     _, rest, *epochs = getattr(index, "stages", (None, None))
     return {
         "data_path": path,

@@ -85,7 +85,7 @@ def refuse_others(
         InvalidArgument: another option has a value that is not its default.
     """
     own = flag.removeprefix("--").replace("-", "_")
-    for name, value in vars(options).items():  # "paths" are no flag
+    for name, value in vars(options).items():  # "paths" has no flag
         if name not in (own, "paths", *besides) and value != parser.get_default(name):
             other = f"--{name.replace('_', '-')}"
             raise InvalidArgument(
@@ -99,7 +99,7 @@ def refuse_weights(verb: str, words: Sequence[str]) -> None:
     """Refuse ``w P w P …``, as `megaindex plan` and the frameworks take blends.
 
     Raises:
-        InvalidArgument: every other word is a number, and there is no dataset of that name.
+        InvalidArgument: every other word is a number, and no dataset has that name.
     """
     weights, paths = words[::2], words[1::2]
     if paths and len(weights) == len(paths) and all(map(_is_weight, weights)):

@@ -117,7 +117,7 @@ def script_args(options: argparse.Namespace) -> Sequence[str]:
 
 
 def settings_of_flags(options: argparse.Namespace) -> Settings:
-    """What the flags themselves say."""
+    """Return the settings that the flags themselves give."""
     said = {
         f.name: getattr(options, f.name, None)
         for f in fields(Settings)

@@ -74,5 +74,5 @@ def _integer(option: str, text: str) -> int:
     except ValueError:
         form = "A:B ranges" if option == "--documents" else "document numbers"
         raise InvalidArgument(
-            f"{option}: must be {form}, separated by commas; {text!r} is no integer"
+            f"{option}: must be {form}, separated by commas; {text!r} is not an integer"
         ) from None

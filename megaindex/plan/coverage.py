@@ -392,9 +392,9 @@ class _Runs(NamedTuple):
     whole: I32
     """Times that a document was served from end to end, for every document."""
     begins: I64
-    """Where the other runs begin, sorted, as often as they were served."""
+    """Begins of the other runs, sorted, as often as they were served."""
     ends: I64
-    """Where they end, sorted apart: a run lies within one document, so blocks still fit."""
+    """Ends of those runs, sorted apart: a run lies within one document, so blocks still fit."""
 
 
 def _runs(

@@ -50,7 +50,7 @@ def adapter_settings(run: Run) -> dict[str, Any]:
     if run.target.kind == "loader_epochs":
         buffer = None  # it asks for epochs, not for samples
     if buffer == "exact":
-        # of one source the exact buffer is none
+        # one source is the same with the exact buffer and without
         if any(count > 1 or value != 1 for count, value in own):
             needed["variance_buffer"] = "exact"
     elif buffer is not None and run.row.order == "neox" and own_sources(run) and not _fits(run):
@@ -66,7 +66,7 @@ def _final_epoch(run: Run) -> dict[str, Any]:
 
 
 def _fits(run: Run) -> bool:
-    """Whether the framework applies the buffer by itself."""
+    """Return True if the framework applies the buffer by itself."""
     return run.variance_buffer is None or all(
         value == run.variance_buffer for _, value in own_buffers(run)
     )

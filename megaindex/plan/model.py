@@ -8,7 +8,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """How often tokens are served, among the first S tokens of each sample consumed."""
+    """Shares of tokens by times served, among the first S tokens of each sample consumed."""
 
     method: str
     """closed-form (exact), built (exact: counted in the built index), expected, or none."""
@@ -33,7 +33,7 @@ class Row:
 
     split: str
     phase: int | None = None
-    """Which of Megatron's phases, from 1; None for a run of one piece."""
+    """Number of Megatron's phase, from 1; None for a run of one piece."""
     source: int
     """Its place in the blend, from 1."""
     path: str
@@ -56,7 +56,7 @@ class Row:
     """Samples drawn beyond its first epoch, or again."""
     coverage: Coverage = Coverage(method="none")
     error: str = ""
-    """Why the framework ends with an error on this source; empty: it does not."""
+    """Error with which the framework ends on this source; empty: none."""
 
     @property
     def name(self) -> str:
@@ -112,7 +112,7 @@ class BufferEffect:
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderRestart:
-    """Where the loader of a split starts over: GPT-NeoX's does after what its datasets count."""
+    """A loader of GPT-NeoX, which starts over after the samples that its datasets count."""
 
     split: str
     samples_counted: int
@@ -145,7 +145,7 @@ class Evaluations:
     valid_samples_read: int
     test_samples_read: int
     full: bool = False
-    """Whether each evaluation reads all of each validation dataset."""
+    """True if each evaluation reads all of each validation dataset."""
     iterations: tuple[int, ...] = ()
     """Iterations of an evaluation, for each validation set; Megatron's eval_iters."""
 
@@ -216,7 +216,7 @@ class Plan:
     dry_loaders: tuple[DryLoader, ...] = ()
     warnings: tuple[str, ...] = ()
     check_failures: tuple[str, ...] = ()
-    """Why ``--check`` fails: data repeated, or more than a batch unseen. Empty: it passes."""
+    """Reasons for which ``--check`` fails; empty: it passes."""
 
     def rows(self, split: str) -> list[Row]:
         """The rows of one split."""

@@ -65,7 +65,7 @@ def evaluation_of(run: Run, train_iters: int, parts: Parts) -> Evaluations | Non
 
 
 def _check_whole(run: Run, parts: Parts) -> None:
-    """What Megatron-LM requires of --full-validation and --multiple-validation-sets."""
+    """Check the rules of Megatron-LM for --full-validation and --multiple-validation-sets."""
     evaluation = run.evaluation
     if run.row.order != "megatron":
         raise InvalidArgument(

@@ -33,16 +33,16 @@ class LoaderPasses:
     """Positions of the blend served before the loader starts over; None: it never does."""
     before: int = 0
     resumed_at: int = 0
-    """Where the loader goes on after ``before`` samples; it then starts over there."""
+    """Position at which the loader goes on after ``before`` samples, and later starts over."""
 
     @property
     def starts_over(self) -> bool:
-        """Whether positions of the blend are served again."""
+        """True if positions of the blend are served again."""
         return self.limit is not None and self.samples > self.limit
 
     @property
     def is_empty(self) -> bool:
-        """Whether the loader has not one micro batch, so that the framework ends with an error."""
+        """True if the loader has not one micro batch, so that the framework ends with an error."""
         return self.limit is not None and self.limit <= 0
 
     def positions(self) -> tuple[ServedRange, ...]:

@@ -143,7 +143,7 @@ class Sizing:
 
     @property
     def exact(self) -> bool:
-        """Whether a source is asked for what the blend draws, and nothing more."""
+        """True if a source is asked for exactly the samples that the blend draws."""
         return not self.row.is_framework or self.buffer == "exact"
 
     @cached_property

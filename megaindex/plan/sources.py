@@ -89,8 +89,8 @@ def samples_of_first_pass(index: PackingIndex, part: SplitPart) -> int:
 def packing_error(
     run: Run, part: SplitPart, index: PackingIndex, served: Sequence[ServedRange]
 ) -> str:
-    """How GPT-NeoX ends on pack_until_overflow: reading on where the last document of a pass is
-    left out, or looking for a document after the last sample.
+    """Return the error with which GPT-NeoX ends on pack_until_overflow: it reads on where the last
+    document of a pass is left out, or looks for a document after the last sample.
     """
     assert run.packing is not None
     if run.packing.pack_impl == "unpacked":
@@ -117,7 +117,7 @@ def _reads_beyond_a_pass(run: Run, part: SplitPart, index: PackingIndex) -> bool
 
 
 def _last_sample(index: PackingIndex) -> int:
-    """Where the sample that was filled last is served."""
+    """Return the position of the sample that was filled last."""
     return int(np.argmax(index.shuffle_index == index.num_samples - 1))
 
 
@@ -182,7 +182,7 @@ def parts_of(
     packing: NeoxDocumentsOrder | None = None,
     sequence_length: int = 0,
 ) -> Parts:
-    """Parts of every split that has sources.
+    """Return the parts of every split that has sources.
 
     Raises:
         InvalidArgument: the split leaves nothing to train on.
@@ -192,7 +192,6 @@ def parts_of(
     def measured(source: Source) -> list[SplitPart]:
         if packing is None:
             return measure(source, row, data.split)
-
         return measure_documents(source, row, data.split, packing, sequence_length)
 
     if data.split is None:
@@ -215,7 +214,7 @@ def sizing_of(
     progress: Progress | None,
     train: Sequence[SplitPart] = (),
 ) -> Sizing:
-    """How the sources of one split are sized; ``train``: the parts of training, if not these.
+    """Return the sizing of one split; ``train``: the parts of training, if not these.
 
     Epochs of each source set the weights, of validation and test too where a corpus is divided.
     """
@@ -236,7 +235,7 @@ def sizing_of(
         names=tuple(part.source.path or f"source {i}" for i, part in enumerate(parts, 1)),
         tokens=tuple(part.tokens for part in parts),
         weights=weights,
-        buffer=_buffer(run, row, weights, len(parts), own_sources=own_sources(run)),
+        buffer=_buffer(run, row, weights, len(parts)),
         pass_samples=None if run.packing is None else tuple(p.pass_samples or 0 for p in parts),
         pass_samples_vary=run.packing is not None and run.packing.pack_impl != "unpacked",
         asks_one_epoch=run.target.kind == "loader_epochs",
@@ -282,58 +281,43 @@ def _weights(sources: Sequence[Source]) -> tuple[float, ...] | None:
 def _buffer(
     run: Run,
     row: FrameworkRules,
-    weights: tuple[float | int, ...] | None,
+    weights: Sequence[float | int] | None,
     num_sources: int,
-    *,
-    own_sources: bool,
 ) -> Buffer:
-    """The buffer asked for, else the framework's own."""
+    """Return the buffer asked for, else the framework's own."""
     if run.target.kind == "loader_epochs":
         return 1.0
-    own = _own_buffer(row, weights, num_sources, own_sources=own_sources)
-    if own_sources and num_sources == 1 and row.weight_alone == "ignored":
+    own = _own_buffer(run, row, weights, num_sources)
+    if own_sources(run) and num_sources == 1 and row.weight_alone == "ignored":
         return own if run.variance_buffer != "exact" else "exact"
     return run.variance_buffer or own
 
 
 def own_buffers(run: Run) -> list[tuple[int, float]]:
-    """Sources, and the buffer that the framework itself applies, of each split that has any."""
-    splits = [getattr(run.data, split) for split in SPLITS]
-    return [
-        (
-            len(sources),
-            _own_buffer(
-                run.row,
-                (1.0,) if run.target.per_source else _weights(sources),
-                len(sources),
-                own_sources=own_sources(run),
-            ),
-        )
-        for sources in splits
-        if sources
-    ]
+    """Return the number of sources, and the framework's own buffer, of each split with sources."""
+    found = []
+    for sources in filter(None, (getattr(run.data, split) for split in SPLITS)):
+        weights = (1.0,) if run.target.per_source else _weights(sources)
+        found.append((len(sources), _own_buffer(run, run.row, weights, len(sources))))
+    return found
 
 
 def own_sources(run: Run) -> bool:
-    """Whether each split has sources of its own; in Megatron's order, be it train alone."""
+    """Return True if each split has sources of its own; in Megatron's order, be it train alone."""
     if run.row.order == "megatron":
         return run.data.apart
     return run.data.split is None and bool(run.data.valid or run.data.test)
 
 
 def _own_buffer(
-    row: FrameworkRules,
-    weights: Sequence[float | int] | None,
-    num_sources: int,
-    *,
-    own_sources: bool,
+    run: Run, row: FrameworkRules, weights: Sequence[float | int] | None, num_sources: int
 ) -> float:
-    """The buffer that the framework applies.
+    """Return the buffer that the framework applies.
 
     Megatron builds several paths without weights for one epoch; the other frameworks weigh them
     alike.
     """
     weighted = weights is not None or (num_sources > 1 and row.request != "megatron")
-    if own_sources and num_sources == 1 and row.weight_alone != "as given":
+    if own_sources(run) and num_sources == 1 and row.weight_alone != "as given":
         weighted = row.weight_alone == "always"
     return row.default_buffer(weighted=weighted)

@@ -21,7 +21,7 @@ _WHOLE_EPOCHS = ("epochs", "loader_epochs")
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedTarget:
-    """What a run will consume."""
+    """Iterations, samples and tokens of a run's target."""
 
     train_iters: int
     """Iterations from the samples consumed already."""
@@ -36,7 +36,7 @@ class ResolvedTarget:
 
 
 def resolve_target(run: Run, sizing: Sizing) -> ResolvedTarget:
-    """Resolves the target of a run."""
+    """Resolve the target of a run."""
     wanted = _wanted(run, sizing)
     iterations = _iterations(run, wanted, run.tail)
     consumed = _consumed(run, wanted, iterations, run.tail)
@@ -66,7 +66,7 @@ def resolve_target(run: Run, sizing: Sizing) -> ResolvedTarget:
 
 
 def tails_of(run: Run, sizing: Sizing) -> tuple[Tail, ...]:
-    """What each tail policy would cost; none for a target of iterations, which has no tail."""
+    """Return the cost of each tail policy; empty for a target of iterations, without a tail."""
     if run.target.kind in ("iterations", "loader_epochs"):
         return ()
     wanted = _wanted(run, sizing)
@@ -239,7 +239,7 @@ def _furthest(run: Run, samples: int) -> int:
 
 
 def _neighbours(run: Run, sizing: Sizing, last: int, now: Sequence[int]) -> tuple[Neighbour, ...]:
-    """What the last number of iterations within these epochs builds, and the next."""
+    """Return the effect of the last number of iterations within these epochs, and of the next."""
     if sizing.asks_one_epoch:
         return ()
     begin = max((b for b in run.phases if b <= last), default=0)
@@ -314,13 +314,13 @@ def dry_loaders(
 
 
 def _reads_once(run: Run) -> bool:
-    """Whether full validation has a single-pass loader: that of one set, before 0.18."""
+    """Return True if full validation has a single-pass loader: that of one set, before 0.18."""
     assert run.version is not None, "order megatron has one"
     return run.version.full_validation == "samples" and not run.evaluation.multiple
 
 
 def _loader_length(run: Run, rows: Sequence[Row], requested: int) -> int | None:
-    """Samples of Megatron's top-level dataset; None where there is none, or it is not known."""
+    """Return the samples of Megatron's top-level dataset; None if they are not known."""
     rows = [row for row in rows if row.tokens_per_epoch]
     built = [row.built for row in rows if row.built is not None]
     if not rows or len(built) != len(rows):

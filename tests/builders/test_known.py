@@ -127,7 +127,7 @@ def test_build_keeps_what_it_learned(recipe: Recipe, tmp_path: Path) -> None:
         "build", "--recipe", tmp_path / "run.yaml", "--cache-dir", tmp_path / "cache"
     )
     assert status == 0
-    assert f"what the checks told is in {tmp_path / 'cache'}" in out
+    assert f"results of the checks are in {tmp_path / 'cache'}" in out
     (record,) = (tmp_path / "cache").iterdir()
     assert record.name.startswith("sources-")
 

@@ -119,7 +119,10 @@ def test_ranges_may_overlap_and_leave_out(tmp_path: Path) -> None:
         (["--at", "0"], "at=[0]: must rise, within 1 to 2: "),
         (["--at", "2,1"], "has 3 documents, and every part gets at least one"),
         (["--at", "3"], "at=[3]: must rise"),
-        (["--at", "1,x"], "--at: must be document numbers, separated by commas; 'x' is no integer"),
+        (
+            ["--at", "1,x"],
+            "--at: must be document numbers, separated by commas; 'x' is not an integer",
+        ),
         (["--parts", "0"], "parts=0: must be in 1..3"),
         (["--parts", "4"], "parts=4: must be in 1..3"),
         (["--documents", "1:1"], "documents=1:1: must be a:b with 0 <= a < b <= 3"),

@@ -99,7 +99,7 @@ def test_what_the_command_refuses(
     for arguments, reason in (
         ((), "--data-path is missing"),
         (("--data-paths-file", tmp_path / "none"), "names no dataset; write one prefix a line"),
-        (("--data-paths-file", tmp_path / "binary"), "is no text"),
+        (("--data-paths-file", tmp_path / "binary"), "not a text file"),
         (("--data-paths-file", tmp_path / "no"), "cannot read"),
         (("--data-path", *paths, "--address", "auto"), "choose engine ray"),
         (("--data-path", *paths, "--workers", 0), "workers must be at least 1"),
