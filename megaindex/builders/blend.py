@@ -21,7 +21,14 @@ from megaindex._types import I64, IntArray
 from megaindex.arithmetic import samples_in
 from megaindex.builders.single import build_index
 from megaindex.cache.cache import fetch, load_entry
-from megaindex.cache.fingerprint import Record, entry_key, read_records, stamps_of, write_records
+from megaindex.cache.fingerprint import (
+    Record,
+    entry_key,
+    read_records,
+    records_path,
+    stamps_of,
+    write_records,
+)
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.format.dataset import PairIdentity
@@ -191,7 +198,7 @@ def _path(
         key = entry_key({"snapshot": 2, **request})
     except (TypeError, ValueError):
         return None
-    return Path(cache_dir) / f"blend-{key}-megaindex.json"
+    return records_path(cache_dir, "blend", key)
 
 
 def _write(

@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 import xxhash
 
 from megaindex._types import I32, I64, IntArray
-from megaindex.io.json_files import read_object
+from megaindex.io.json_files import Damaged, read_object
 from megaindex.io.paths import FileInfo
 from megaindex.objects.files import each_of, read_ranges, stamp
 
@@ -28,10 +29,46 @@ logger = logging.getLogger("megaindex")
 
 Record = dict[str, Any]
 
+_RECORDS_NAME = re.compile(r"(blend|sources)-[0-9a-f]{32}-megaindex\.json")
+
+
+def records_path(cache_dir: str | os.PathLike[str], kind: str, key: str) -> Path:
+    """Return the file of records of a ``kind``, "blend" or "sources", in a cache."""
+    path = Path(cache_dir) / f"{kind}-{key}-megaindex.json"
+    assert is_records_name(path.name), "so that it is told from a sidecar"
+    return path
+
+
+def is_records_name(name: str) -> bool:
+    """Return whether a file of that name holds records, not a sidecar, whose names end alike."""
+    return _RECORDS_NAME.fullmatch(name) is not None
+
 
 def stamps_of(prefixes: Sequence[str]) -> list[list[int]]:
     """The stamps of pairs, asked for side by side."""
     return each_of(corpus_stamp, prefixes)
+
+
+def load_records(path: str | os.PathLike[str]) -> list[Record]:
+    """Return the records in a file, whether or not they still hold.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        Damaged: it is not as it was written; the text goes on "it …".
+    """
+    stored = read_object(path)
+    records = stored.get("sources")
+    if not isinstance(records, list) or not all(isinstance(each, dict) for each in records):
+        raise Damaged("it holds no list of sources")
+    if not all(isinstance(each.get("prefix"), str) for each in records):
+        raise Damaged("it has a source without a prefix")
+    try:
+        is_whole = stored.get("checksum") == _checksum(records)
+    except (ValueError, RecursionError):  # of NaN, which nobody writes, and of lists in lists
+        is_whole = False
+    if not is_whole:
+        raise Damaged("its checksum is not that of its sources")
+    return records
 
 
 def read_records(
@@ -43,13 +80,9 @@ def read_records(
     raise KeyError and TypeError instead.
     """
     try:
-        stored = read_object(path)
-        records: list[Record] = stored["sources"]
-        whole = (
-            stored["checksum"] == _checksum(records)
-            and [record["prefix"] for record in records] == list(prefixes)
-            and all(map(is_sound, records))
-        )
+        records = load_records(path)
+        is_same = [record["prefix"] for record in records] == list(prefixes)
+        whole = is_same and all(map(is_sound, records))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from megaindex.cache.durable import DURABLE
 from megaindex.cache.entry import read_manifest
+from megaindex.cache.fingerprint import load_records
 from megaindex.cache.framework_files.array_files import ArrayFiles
 from megaindex.cache.framework_files.sidecar import UNREADABLE, SidecarFile, load_sidecar
 from megaindex.corpus.discover import Subject, entries, subjects
@@ -31,7 +32,9 @@ from megaindex.format.header import (
     size_fault,
 )
 from megaindex.format.pair import IndexArrays, index_arrays, pair_paths
+from megaindex.io.json_files import Damaged
 from megaindex.io.mapping import map_readonly
+from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import FileInfo, is_remote, odd_kind
 from megaindex.objects.files import local_copy, stat_path
 from megaindex.recipe.recipe_file import read_recipe
@@ -255,7 +258,8 @@ def _repeated(bounds: npt.NDArray[np.int64]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class EntryDescription:
-    """A cache entry, as its manifest has it, or a set of arrays, as its sidecar has it."""
+    """A cache entry, as its manifest has it, a set of arrays, as its sidecar has it, or a snapshot
+    of sources."""
 
     path: str
     kind: str = "cache entry"
@@ -273,8 +277,8 @@ class EntryDescription:
 
 
 def inspect(path: str | os.PathLike[str]) -> list[PairDescription | EntryDescription]:
-    """Describe what lies at `path`: a pair, a cache entry, a set of arrays, or each in a folder;
-    of a recipe the pairs that it names.
+    """Describe what lies at `path`: a pair, a cache entry, a snapshot, a set of arrays, or each in
+    a folder; of a recipe the pairs that it names.
 
     Raises:
         MissingFile: nothing is there.
@@ -291,6 +295,8 @@ def _described(subject: Subject) -> list[PairDescription | EntryDescription]:
         return [describe_entry(Path(subject.path))]
     if subject.kind == "framework arrays":
         return [*describe_sets(subject.path)]
+    if subject.kind == "snapshot":
+        return [describe_snapshot(subject.path)]
     if subject.kind == "recipe":
         read_recipe(subject.path)  # raises what is wrong with it
         return [describe_pair(each) for pairs in pairs_of_recipe(subject.path) for each in pairs]
@@ -321,6 +327,17 @@ def _describe_set(files: ArrayFiles, file: SidecarFile, name: str) -> EntryDescr
         boot_id=file.boot,
         durable=file.is_durable(name),
     )
+
+
+def describe_snapshot(path: str) -> EntryDescription:
+    """Return the sources that a snapshot in a cache records."""
+    try:
+        with as_storage_error(path, "cannot read"):
+            records = load_records(path)
+    except Damaged as error:
+        return EntryDescription(path=path, kind="snapshot", faults=(str(error),))
+    prefixes = [record["prefix"] for record in records]
+    return EntryDescription(path=path, kind="snapshot", parameters={"sources": prefixes})
 
 
 def describe_entry(entry: Path) -> EntryDescription:

@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from megaindex.cache.cache import array_fault, checksum_fault, key_fault, stray_files
 from megaindex.cache.entry import MANIFEST, Manifest, read_manifest
-from megaindex.cache.fingerprint import array_checksum
+from megaindex.cache.fingerprint import array_checksum, load_records
 from megaindex.cache.framework_files.array_files import ArrayFiles, Arrays, Sidecar, state_of
 from megaindex.cache.framework_files.sidecar import (
     UNREADABLE,
@@ -32,6 +32,8 @@ from megaindex.corpus.discover import entries
 from megaindex.errors import FormatError
 from megaindex.format.header import Fault
 from megaindex.index.array_index import rising_rows
+from megaindex.io.json_files import Damaged
+from megaindex.io.os_errors import as_storage_error
 from megaindex.verify.report import Collector, Report, Severity
 
 Located = tuple[str, Fault, int]
@@ -257,6 +259,40 @@ def verify_entry(entry: str, *, full: bool, bar: Bar) -> Report:
     _check_entry(Path(entry), full, found, counted, bar)
     return Report(
         path=entry, kind="cache entry", full=full, findings=found.findings(), counted=counted
+    )
+
+
+def verify_snapshot(path: str, *, full: bool, bar: Bar) -> Report:
+    """Check the records of sources that a blend or a recipe left in a cache.
+
+    Sources that changed since are no fault: whoever reads the snapshot compares them, and opens
+    them anew.
+    """
+    del bar  # a snapshot is read at once
+    found = Collector()
+    records = []
+    try:
+        with as_storage_error(path, "cannot read"):
+            records = load_records(path)
+    except Damaged as error:
+        found.add(path, _unreadable_snapshot(error))
+    return Report(
+        path=path,
+        kind="snapshot",
+        full=full,
+        findings=found.findings(),
+        counted={"sources": len(records)},
+    )
+
+
+def _unreadable_snapshot(error: Damaged) -> Fault:
+    return Fault(
+        rule="snapshot",
+        where="the file",
+        found=str(error),
+        expected="a snapshot as megaindex writes it",
+        text="is not such a snapshot",
+        remedy="remove it; the next run opens every source and writes it anew",
     )
 
 

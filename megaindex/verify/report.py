@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
+from megaindex.corpus.discover import SubjectKind
 from megaindex.format.header import Fault
 
 Severity = Literal["error", "warning"]
@@ -29,10 +30,10 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was looked at, and what was found."""
+    """The findings of one check, and the amounts checked."""
 
     path: str
-    kind: Literal["pair", "cache entry", "cache", "framework arrays", "recipe"]
+    kind: SubjectKind
     full: bool
     findings: tuple[Finding, ...]
     counted: dict[str, int] = field(default_factory=dict)
