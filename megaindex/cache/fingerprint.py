@@ -145,7 +145,7 @@ class Content(Protocol):
     @property
     def dtype(self) -> np.dtype[Any]: ...
     @property
-    def bin_facts(self) -> FileInfo: ...
+    def bin_info(self) -> FileInfo: ...
 
 
 def corpus_fingerprint(dataset: HasLengths) -> str:
@@ -203,7 +203,7 @@ def contents_of(
 
 def _content_fingerprint(dataset: Content, whole: bool) -> str:
     digest = xxhash.xxh3_128()
-    facts, pointers = dataset.bin_facts, dataset.sequence_pointers
+    facts, pointers = dataset.bin_info, dataset.sequence_pointers
     about = {"dtype": dataset.dtype.str, "nbytes": facts.nbytes, "sequences": pointers.size}
     digest.update(canonical_json({"content": 1, **about}).encode())
     for group in _chunks(8 * pointers.size, whole):

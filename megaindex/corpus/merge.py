@@ -16,6 +16,54 @@ from megaindex.format.pair import MappedPair, PairSink, map_pair, pair_paths
 from megaindex.format.writer import append_pair
 
 
+def merge(
+    output: str,
+    inputs: Sequence[str],
+    *,
+    dtype: Any | None = None,
+    dialect: str = "megatron",
+    overwrite: bool = False,
+    bar: Bar = silent,
+) -> WriteResult:
+    """Write the documents of `inputs`, in their order, as the pair `output`.
+
+    The bytes are those of Megatron's merge_datasets.py, except that bytes of a .bin which belong
+    to no sequence are left behind (there they shift every later document). All inputs are checked
+    first; the output appears whole or not at all. One input at a time is open.
+
+    Args:
+        dtype: widen all tokens to this type; None demands that the inputs have the same type.
+        dialect: whose dtype codes are read and written.
+        overwrite: replace an existing pair.
+
+    Raises:
+        InvalidArgument: inputs do not go together, or the output is one of them.
+        FormatError: an input is damaged.
+        StorageError: the output exists, or a file cannot be read or written.
+    """
+    files = (path for prefix in inputs for path in pair_paths(prefix))
+    check_outputs([output], files, overwrite=overwrite)
+    table = get_dialect(dialect)
+    common = check_inputs(inputs, table, dtype)
+    sink = PairSink(
+        *pair_paths(output), common.dtype, multimodal=common.multimodal, overwrite=overwrite
+    )
+    try:
+        sink.open()
+        progress = bar(common.nbytes)
+        for prefix in inputs:
+            source = map_pair(prefix, dialect, multimodal=False)
+            source.check_everything()  # again: it may have changed since
+            append_pair(source, sink, progress)
+        sink.publish(code_of_dtype(common.dtype, table))
+        return checked_outcome(output, dialect)
+    except BaseException:
+        sink.take_back()
+        raise
+    finally:
+        sink.discard()
+
+
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
     """What all inputs have in common, and how much they are."""
@@ -119,51 +167,3 @@ def _all_have_modes(found: list[_Input]) -> bool:
             f"pairs with one another only"
         )
     return bool(with_modes)
-
-
-def merge(
-    output: str,
-    inputs: Sequence[str],
-    *,
-    dtype: Any | None = None,
-    dialect: str = "megatron",
-    overwrite: bool = False,
-    bar: Bar = silent,
-) -> WriteResult:
-    """Write the documents of `inputs`, in their order, as the pair `output`.
-
-    The bytes are those of Megatron's merge_datasets.py, except that bytes of a .bin which belong
-    to no sequence are left behind (there they shift every later document). All inputs are checked
-    first; the output appears whole or not at all. One input at a time is open.
-
-    Args:
-        dtype: widen all tokens to this type; None demands that the inputs have the same type.
-        dialect: whose dtype codes are read and written.
-        overwrite: replace an existing pair.
-
-    Raises:
-        InvalidArgument: inputs do not go together, or the output is one of them.
-        FormatError: an input is damaged.
-        StorageError: the output exists, or a file cannot be read or written.
-    """
-    files = (path for prefix in inputs for path in pair_paths(prefix))
-    check_outputs([output], files, overwrite=overwrite)
-    table = get_dialect(dialect)
-    common = check_inputs(inputs, table, dtype)
-    sink = PairSink(
-        *pair_paths(output), common.dtype, multimodal=common.multimodal, overwrite=overwrite
-    )
-    try:
-        sink.open()
-        progress = bar(common.nbytes)
-        for prefix in inputs:
-            source = map_pair(prefix, dialect, multimodal=False)
-            source.check_everything()  # again: it may have changed since
-            append_pair(source, sink, progress)
-        sink.publish(code_of_dtype(common.dtype, table))
-        return checked_outcome(output, dialect)
-    except BaseException:
-        sink.take_back()
-        raise
-    finally:
-        sink.discard()

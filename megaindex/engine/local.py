@@ -26,39 +26,139 @@ Result = TypeVar("Result")
 
 _ENDED = 128 + signal.SIGTERM  # exit status of a process that was told to end
 _ALONE_FOR = 5.0  # seconds that a task may go on once the process that wants it is gone
-
-
 _starting = threading.Lock()  # __main__ is of the whole process, and engines may be in threads
+_in_task = False
+_GRACE = 5.0  # seconds that a task has to tidy up once it is told to end
 
 
-class _Process(context.SpawnProcess):
-    """Does not run the caller's script again, which may lack a guard, or be no file at all.
+class LocalEngine:
+    """So many processes of this machine; one worker is this process itself.
 
-    What is told to a new process of how the old one began is read from __main__.
+    Processes are spawned with the first task of a run and end with its last. They share the CPUs:
+    MEGAINDEX_NUM_THREADS is set in them unless it is set here.
     """
 
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:
-        with _starting:
-            main = sys.modules["__main__"]
-            sys.modules["__main__"] = ModuleType("__main__")
+    def __init__(self, workers: int | None = None) -> None:
+        self._workers = len(os.sched_getaffinity(0)) if workers is None else workers
+        self._threads = max(1, len(os.sched_getaffinity(0)) // self._workers)
+        self._alive: set[Worker] = set()
+
+    @property
+    def workers(self) -> int:
+        """Processes that run tasks."""
+        return self._workers
+
+    def run(
+        self, function: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[int, Result]]:
+        """As `Engine.run`. Tasks that run when another one fails are ended."""
+        if self._workers == 1:
+            yield from ((number, function(task)) for number, task in enumerate(tasks))
+            return
+        _check_importable(function)
+        run = _Run(self, function, tasks)
+        try:
+            while finished := run.finished():
+                yield from finished
+        finally:
+            self._end(run.workers)
+
+    def close(self) -> None:
+        """End what still runs, of iterators that were left open."""
+        self._end(set(self._alive))
+
+    def new_worker(self) -> Worker:
+        worker = Worker(self._threads)
+        self._alive.add(worker)
+        return worker
+
+    def drop(self, worker: Worker) -> str:
+        """Forget a worker that was lost; tells how it ended."""
+        self._alive.discard(worker)
+        return worker.post_mortem()
+
+    def _end(self, workers: Iterable[Worker]) -> None:
+        """All at once: each gets the same time to tidy up."""
+        ended = [worker for worker in workers if worker in self._alive]
+        self._alive.difference_update(ended)
+        for worker in ended:
+            worker.end()
+        deadline = time.monotonic() + _GRACE
+        for worker in ended:
+            worker.join(deadline)
+
+
+class _Run(Generic[Task, Result]):
+    """One call of `run`: what is to be begun, what runs, and on which worker."""
+
+    def __init__(
+        self, engine: LocalEngine, function: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> None:
+        self._engine = engine
+        self._function = function
+        self._tasks = tasks
+        self._losses = Losses()
+        self._waiting = deque[int]()  # those to be run again
+        self._fresh = iter(range(len(tasks)))
+        self._running: dict[Future[TaskOutcome[Result]], tuple[Worker, int]] = {}
+        self.workers = {engine.new_worker() for _ in range(min(engine.workers, len(tasks)))}
+        self._idle = list(self.workers)
+
+    def finished(self) -> list[tuple[int, Result]]:
+        """Numbers and results of tasks that have ended since; empty where all have.
+
+        One task is with each worker and none in front of it: what is lost with a worker is then
+        no other task, and however many tasks there are, few are pickled at a time.
+        """
+        results: list[tuple[int, Result]] = []
+        while not results:
+            self._begin()
+            if not self._running:
+                break
+            done, _ = wait(self._running, return_when=FIRST_COMPLETED)
+            for future in done:
+                worker, number = self._running.pop(future)
+                try:
+                    results.append((number, future.result().result()))
+                    self._idle.append(worker)
+                except BrokenProcessPool:
+                    self._replace(worker)
+                    self._losses.add(number, self._tasks[number], self._engine.drop(worker))
+                    self._waiting.append(number)
+        else:
+            self._begin()  # before the caller takes its time with these
+        return results
+
+    def _begin(self) -> None:
+        """Give every idle worker a task, as long as there are any."""
+        while self._idle and (number := self._next()) is not None:
+            worker = self._idle.pop()
             try:
-                return context.SpawnProcess._Popen(process_obj)
-            finally:
-                sys.modules["__main__"] = main
+                future = worker.submit(self._function, self._tasks[number])
+            except BrokenProcessPool:  # killed while idle: no task's fault
+                self._replace(worker)
+                self._engine.drop(worker)
+                self._waiting.append(number)
+            else:
+                self._running[future] = (worker, number)
+
+    def _next(self) -> int | None:
+        return self._waiting.popleft() if self._waiting else next(self._fresh, None)
+
+    def _replace(self, worker: Worker) -> None:
+        fresh = self._engine.new_worker()
+        self.workers.discard(worker)
+        self.workers.add(fresh)
+        self._idle.append(fresh)
 
 
-class _Spawn(context.SpawnContext):
-    """Spawns, and remembers what: an executor does not tell its processes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.started: list[context.SpawnProcess] = []
-
-    def Process(self, *args: Any, **kwargs: Any) -> context.SpawnProcess:  # type: ignore[override]
-        process = _Process(*args, **kwargs)
-        self.started.append(process)
-        return process
+def _check_importable(function: Callable[..., object]) -> None:
+    """A process that cannot find its task would look like one that was lost."""
+    if getattr(function, "__module__", None) == "__main__":
+        raise InvalidArgument(
+            f"{function}: is defined in the script that runs, which other processes do not run "
+            f"again; put it in a module of its own, or pass workers=1"
+        )
 
 
 class Worker:
@@ -128,6 +228,36 @@ class Worker:
         return [process for process in self._spawn.started if process.pid is not None]
 
 
+class _Process(context.SpawnProcess):
+    """Does not run the caller's script again, which may lack a guard, or be no file at all.
+
+    What is told to a new process of how the old one began is read from __main__.
+    """
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        with _starting:
+            main = sys.modules["__main__"]
+            sys.modules["__main__"] = ModuleType("__main__")
+            try:
+                return context.SpawnProcess._Popen(process_obj)
+            finally:
+                sys.modules["__main__"] = main
+
+
+class _Spawn(context.SpawnContext):
+    """Spawns, and remembers what: an executor does not tell its processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[context.SpawnProcess] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> context.SpawnProcess:  # type: ignore[override]
+        process = _Process(*args, **kwargs)
+        self.started.append(process)
+        return process
+
+
 @contextlib.contextmanager
 def _as_engine_error() -> Iterator[None]:
     """What a process cannot be started for, said with what helps."""
@@ -153,9 +283,6 @@ def _as_engine_error() -> Iterator[None]:
 
 class _Ended(BaseException):
     """This process was told to end while it ran a task."""
-
-
-_in_task = False
 
 
 def _run(function: Callable[[Task], Result], task: Task) -> TaskOutcome[Result]:
@@ -192,136 +319,3 @@ def _end_with_parent() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(_ALONE_FOR)
     os._exit(_ENDED)
-
-
-_GRACE = 5.0  # seconds that a task has to tidy up once it is told to end
-
-
-class LocalEngine:
-    """So many processes of this machine; one worker is this process itself.
-
-    Processes are spawned with the first task of a run and end with its last. They share the CPUs:
-    MEGAINDEX_NUM_THREADS is set in them unless it is set here.
-    """
-
-    def __init__(self, workers: int | None = None) -> None:
-        self._workers = len(os.sched_getaffinity(0)) if workers is None else workers
-        self._threads = max(1, len(os.sched_getaffinity(0)) // self._workers)
-        self._alive: set[Worker] = set()
-
-    @property
-    def workers(self) -> int:
-        """Processes that run tasks."""
-        return self._workers
-
-    def run(
-        self, function: Callable[[Task], Result], tasks: Sequence[Task]
-    ) -> Iterator[tuple[int, Result]]:
-        """As `Engine.run`. Tasks that run when another one fails are ended."""
-        if self._workers == 1:
-            yield from ((number, function(task)) for number, task in enumerate(tasks))
-            return
-        _check_importable(function)
-        run = _Run(self, function, tasks)
-        try:
-            while finished := run.finished():
-                yield from finished
-        finally:
-            self._end(run.workers)
-
-    def close(self) -> None:
-        """End what still runs, of iterators that were left open."""
-        self._end(set(self._alive))
-
-    def new_worker(self) -> Worker:
-        worker = Worker(self._threads)
-        self._alive.add(worker)
-        return worker
-
-    def drop(self, worker: Worker) -> str:
-        """Forget a worker that was lost; tells how it ended."""
-        self._alive.discard(worker)
-        return worker.post_mortem()
-
-    def _end(self, workers: Iterable[Worker]) -> None:
-        """All at once: each gets the same time to tidy up."""
-        ended = [worker for worker in workers if worker in self._alive]
-        self._alive.difference_update(ended)
-        for worker in ended:
-            worker.end()
-        deadline = time.monotonic() + _GRACE
-        for worker in ended:
-            worker.join(deadline)
-
-
-def _check_importable(function: Callable[..., object]) -> None:
-    """A process that cannot find its task would look like one that was lost."""
-    if getattr(function, "__module__", None) == "__main__":
-        raise InvalidArgument(
-            f"{function}: is defined in the script that runs, which other processes do not run "
-            f"again; put it in a module of its own, or pass workers=1"
-        )
-
-
-class _Run(Generic[Task, Result]):
-    """One call of `run`: what is to be begun, what runs, and on which worker."""
-
-    def __init__(
-        self, engine: LocalEngine, function: Callable[[Task], Result], tasks: Sequence[Task]
-    ) -> None:
-        self._engine = engine
-        self._function = function
-        self._tasks = tasks
-        self._losses = Losses()
-        self._waiting = deque[int]()  # those to be run again
-        self._fresh = iter(range(len(tasks)))
-        self._running: dict[Future[TaskOutcome[Result]], tuple[Worker, int]] = {}
-        self.workers = {engine.new_worker() for _ in range(min(engine.workers, len(tasks)))}
-        self._idle = list(self.workers)
-
-    def finished(self) -> list[tuple[int, Result]]:
-        """Numbers and results of tasks that have ended since; empty where all have.
-
-        One task is with each worker and none in front of it: what is lost with a worker is then
-        no other task, and however many tasks there are, few are pickled at a time.
-        """
-        results: list[tuple[int, Result]] = []
-        while not results:
-            self._begin()
-            if not self._running:
-                break
-            done, _ = wait(self._running, return_when=FIRST_COMPLETED)
-            for future in done:
-                worker, number = self._running.pop(future)
-                try:
-                    results.append((number, future.result().result()))
-                    self._idle.append(worker)
-                except BrokenProcessPool:
-                    self._replace(worker)
-                    self._losses.add(number, self._tasks[number], self._engine.drop(worker))
-                    self._waiting.append(number)
-        else:
-            self._begin()  # before the caller takes its time with these
-        return results
-
-    def _begin(self) -> None:
-        """Give every idle worker a task, as long as there are any."""
-        while self._idle and (number := self._next()) is not None:
-            worker = self._idle.pop()
-            try:
-                future = worker.submit(self._function, self._tasks[number])
-            except BrokenProcessPool:  # killed while idle: no task's fault
-                self._replace(worker)
-                self._engine.drop(worker)
-                self._waiting.append(number)
-            else:
-                self._running[future] = (worker, number)
-
-    def _next(self) -> int | None:
-        return self._waiting.popleft() if self._waiting else next(self._fresh, None)
-
-    def _replace(self, worker: Worker) -> None:
-        fresh = self._engine.new_worker()
-        self.workers.discard(worker)
-        self.workers.add(fresh)
-        self._idle.append(fresh)

@@ -15,6 +15,40 @@ from megaindex.errors import EngineError
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
+logger = logging.getLogger("megaindex")
+
+ATTEMPTS = 3
+"""A task that was begun so often and lost its worker each time is not begun again."""
+
+
+class Engine(Protocol):
+    """Runs one function over many tasks, each in a process of its own choosing.
+
+    Function, tasks and results are picklable and small: data goes through files. They are of
+    modules that can be imported: other processes do not run the caller's script again, so what
+    that script (__main__) defines cannot be found there. A task is idempotent and names its output
+    itself, so one that is run twice, or by two workers at once, leaves what one run leaves. Nothing
+    of a result may depend on who ran it.
+    """
+
+    @property
+    def workers(self) -> int:
+        """Tasks that run at the same time, as far as is known."""
+
+    def run(
+        self, function: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[int, Result]]:
+        """``(number of the task, its result)``, as they finish, in any order.
+
+        A worker that is lost (killed, out of memory, its node gone) costs its running tasks alone:
+        they are run again elsewhere. What a task raises is never tried again: it is raised here,
+        after no further task was begun and those running were ended or waited for. Closing the
+        iterator does the same.
+
+        Raises:
+            EngineError: a task lost its worker too often; names the task.
+        """
+
 
 class InWorker(Exception):
     """The cause of an exception that was raised in another process: its traceback, as text."""
@@ -57,12 +91,6 @@ def _portable(error: Exception) -> Exception:
     return EngineError(f"a task raised {type(error).__name__}: {error}; its cause is the traceback")
 
 
-logger = logging.getLogger("megaindex")
-
-ATTEMPTS = 3
-"""A task that was begun so often and lost its worker each time is not begun again."""
-
-
 class Losses:
     """Counts the workers that each task lost."""
 
@@ -82,32 +110,3 @@ class Losses:
                 "see why, and with fewer workers if memory ran out"
             )
         logger.warning("%s: its worker was lost (%s); it is run again", task, how)
-
-
-class Engine(Protocol):
-    """Runs one function over many tasks, each in a process of its own choosing.
-
-    Function, tasks and results are picklable and small: data goes through files. They are of
-    modules that can be imported: other processes do not run the caller's script again, so what
-    that script (__main__) defines cannot be found there. A task is idempotent and names its output
-    itself, so one that is run twice, or by two workers at once, leaves what one run leaves. Nothing
-    of a result may depend on who ran it.
-    """
-
-    @property
-    def workers(self) -> int:
-        """Tasks that run at the same time, as far as is known."""
-
-    def run(
-        self, function: Callable[[Task], Result], tasks: Sequence[Task]
-    ) -> Iterator[tuple[int, Result]]:
-        """``(number of the task, its result)``, as they finish, in any order.
-
-        A worker that is lost (killed, out of memory, its node gone) costs its running tasks alone:
-        they are run again elsewhere. What a task raises is never tried again: it is raised here,
-        after no further task was begun and those running were ended or waited for. Closing the
-        iterator does the same.
-
-        Raises:
-            EngineError: a task lost its worker too often; names the task.
-        """

@@ -125,7 +125,7 @@ class IndexedDataset:
         return self._identity
 
     @property
-    def bin_facts(self) -> FileInfo:
+    def bin_info(self) -> FileInfo:
         """The .bin as it was when the pair was opened."""
         identity = self._identity
         version = identity.versions[1] if identity.versions else ""

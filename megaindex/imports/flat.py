@@ -21,57 +21,6 @@ from megaindex.io.atomic import AtomicFiles
 from megaindex.io.mapping import map_readonly
 from megaindex.io.os_errors import as_storage_error
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Batch:
-    """A few documents."""
-
-    where: str
-    """File they come from, for messages."""
-    tokens: npt.NDArray[Any]
-    lengths: npt.NDArray[np.int64]
-    nbytes: int
-    """Bytes of the input that are done with them."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DocumentStream:
-    """All documents of an input."""
-
-    dtype: np.dtype[Any]
-    """As stored."""
-    nbytes: int
-    """Bytes of the input."""
-    batches: Iterator[Batch]
-
-
-def write_stream(
-    stream: DocumentStream,
-    output: str,
-    dtype: npt.DTypeLike | None,
-    dialect: DtypeTable,
-    *,
-    overwrite: bool,
-    bar: Bar,
-) -> None:
-    """Write the pair; every token is checked against its type.
-
-    Raises:
-        InvalidArgument: a token does not fit.
-        FormatError: the input is damaged.
-        StorageError: the pair exists, or cannot be written.
-    """
-    target = stored_or_sibling(stream.dtype, dtype, dialect)
-    progress = bar(stream.nbytes)
-    with IndexedDatasetWriter(output, target, dialect=dialect.name, overwrite=overwrite) as writer:
-        for batch in stream.batches:
-            try:
-                writer.add_documents(batch.tokens, batch.lengths)
-            except InvalidArgument as error:
-                raise InvalidArgument(f"{batch.where}: {error}") from error
-            progress(batch.nbytes)
-
-
 _LONGEST = np.iinfo(np.int32).max  # lengths are int32 in the .idx
 Chunks = Callable[[], Iterator[npt.NDArray[np.int64]]]
 
@@ -92,15 +41,66 @@ class FlatTokens:
     """Where documents end, in sequences; None makes each sequence a document."""
 
 
-def token_dtype(name: npt.DTypeLike) -> np.dtype[Any]:
-    """An integer type by name; InvalidArgument if it is none."""
-    try:
-        dtype = np.dtype(name)
-    except TypeError:
-        raise InvalidArgument(f"dtype={name!r}: not a NumPy dtype; give e.g. uint16") from None
-    if dtype.kind not in "iu":
-        raise InvalidArgument(f"dtype={name!r}: tokens are integers; give e.g. uint16")
-    return dtype
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DocumentStream:
+    """All documents of an input."""
+
+    dtype: np.dtype[Any]
+    """As stored."""
+    nbytes: int
+    """Bytes of the input."""
+    batches: Iterator[Batch]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """A few documents."""
+
+    where: str
+    """File they come from, for messages."""
+    tokens: npt.NDArray[Any]
+    lengths: npt.NDArray[np.int64]
+    nbytes: int
+    """Bytes of the input that are done with them."""
+
+
+def import_pair(
+    source: FlatTokens | DocumentStream,
+    output: str,
+    *,
+    dtype: npt.DTypeLike | None = None,
+    dialect: str = "megatron",
+    copy: bool = False,
+    overwrite: bool = False,
+    bar: Bar = silent,
+) -> WriteResult:
+    """Write an opened input as the pair `output`, whole or not at all, then check every entry.
+
+    Args:
+        source: what one of the open_ functions of this package returned.
+        dtype: token type of the pair; by default as stored, or int32 for uint32 in a dialect
+            without a code for it. Tokens that do not fit are refused.
+        dialect: whose dtype codes to write.
+        copy: copy the tokens where a link would do.
+        overwrite: replace an existing pair.
+
+    Raises:
+        InvalidArgument: tokens do not fit the type, or the dialect has no code for it.
+        FormatError: the input is damaged.
+        StorageError: the pair exists, or a file cannot be read or written.
+    """
+    table = get_dialect(dialect)
+    if isinstance(source, DocumentStream):
+        check_outputs([output], [], overwrite=overwrite)
+        write_stream(source, output, dtype, table, overwrite=overwrite, bar=bar)
+        return checked_outcome(output, dialect)
+    check_outputs([output], [source.path], overwrite=overwrite)
+    target = target_dtype(source, dtype, table)
+    how = write_flat(source, output, target, table, copy=copy, overwrite=overwrite, bar=bar)
+    stored = source.tokens.dtype
+    if how != "copied" and stored != target:
+        how += f", {stored} ids below 2^{8 * target.itemsize - 1} read as {target}"
+    return checked_outcome(output, dialect, how)
 
 
 def open_tokens(path: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
@@ -112,6 +112,17 @@ def open_tokens(path: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
             f"file is cut short, or holds another type"
         )
     return data.view(dtype)
+
+
+def token_dtype(name: npt.DTypeLike) -> np.dtype[Any]:
+    """An integer type by name; InvalidArgument if it is none."""
+    try:
+        dtype = np.dtype(name)
+    except TypeError:
+        raise InvalidArgument(f"dtype={name!r}: not a NumPy dtype; give e.g. uint16") from None
+    if dtype.kind not in "iu":
+        raise InvalidArgument(f"dtype={name!r}: tokens are integers; give e.g. uint16")
+    return dtype
 
 
 def target_dtype(
@@ -250,40 +261,28 @@ def _fill(spool: IndexSpool, flat: FlatTokens) -> None:
             spool.add_bounds(bounds)
 
 
-def import_pair(
-    source: FlatTokens | DocumentStream,
+def write_stream(
+    stream: DocumentStream,
     output: str,
+    dtype: npt.DTypeLike | None,
+    dialect: DtypeTable,
     *,
-    dtype: npt.DTypeLike | None = None,
-    dialect: str = "megatron",
-    copy: bool = False,
-    overwrite: bool = False,
-    bar: Bar = silent,
-) -> WriteResult:
-    """Write an opened input as the pair `output`, whole or not at all, then check every entry.
-
-    Args:
-        source: what one of the open_ functions of this package returned.
-        dtype: token type of the pair; by default as stored, or int32 for uint32 in a dialect
-            without a code for it. Tokens that do not fit are refused.
-        dialect: whose dtype codes to write.
-        copy: copy the tokens where a link would do.
-        overwrite: replace an existing pair.
+    overwrite: bool,
+    bar: Bar,
+) -> None:
+    """Write the pair; every token is checked against its type.
 
     Raises:
-        InvalidArgument: tokens do not fit the type, or the dialect has no code for it.
+        InvalidArgument: a token does not fit.
         FormatError: the input is damaged.
-        StorageError: the pair exists, or a file cannot be read or written.
+        StorageError: the pair exists, or cannot be written.
     """
-    table = get_dialect(dialect)
-    if isinstance(source, DocumentStream):
-        check_outputs([output], [], overwrite=overwrite)
-        write_stream(source, output, dtype, table, overwrite=overwrite, bar=bar)
-        return checked_outcome(output, dialect)
-    check_outputs([output], [source.path], overwrite=overwrite)
-    target = target_dtype(source, dtype, table)
-    how = write_flat(source, output, target, table, copy=copy, overwrite=overwrite, bar=bar)
-    stored = source.tokens.dtype
-    if how != "copied" and stored != target:
-        how += f", {stored} ids below 2^{8 * target.itemsize - 1} read as {target}"
-    return checked_outcome(output, dialect, how)
+    target = stored_or_sibling(stream.dtype, dtype, dialect)
+    progress = bar(stream.nbytes)
+    with IndexedDatasetWriter(output, target, dialect=dialect.name, overwrite=overwrite) as writer:
+        for batch in stream.batches:
+            try:
+                writer.add_documents(batch.tokens, batch.lengths)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{batch.where}: {error}") from error
+            progress(batch.nbytes)

@@ -22,8 +22,28 @@ _OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"} | dict.fromkeys(
 )
 # with one slash: what pathlib makes of a URL
 _URL = re.compile(rf"(?!file:)(?:[a-z][a-z0-9+.-]+://|({'|'.join(SCHEMES)}):/)", re.IGNORECASE)
-
 _NO_KEY = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f]")
+_FILE_URL = re.compile(r"file:(//)?(?=/)", re.IGNORECASE)  # pathlib drops two of the slashes
+_A_FILE = "a file"
+_KINDS = (
+    (stat.S_ISREG, _A_FILE),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+class FileInfo(NamedTuple):
+    """A file, or an object of a store."""
+
+    path: str
+    """Or URL."""
+    nbytes: int
+    version: str = ""
+    """What its store knows the content by; of a file, when it was last written to."""
 
 
 class ObjectLocation(NamedTuple):
@@ -104,9 +124,6 @@ def without_secrets(url: str) -> str:
     return scheme + slashes + rest
 
 
-_FILE_URL = re.compile(r"file:(//)?(?=/)", re.IGNORECASE)  # pathlib drops two of the slashes
-
-
 def plain(path: str) -> str:
     """A path without the scheme ``file:``; any other as it is. Nothing is percent-decoded.
 
@@ -162,33 +179,11 @@ def file_stamp(path: str) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-class FileInfo(NamedTuple):
-    """A file, or an object of a store."""
-
-    path: str
-    """Or URL."""
-    nbytes: int
-    version: str = ""
-    """What its store knows the content by; of a file, when it was last written to."""
-
-
 def version_of(status: os.stat_result) -> str:
     """Of a file. Not its inode, which differs between machines, and which some mounted object
     stores give anew; whoever keeps a file open compares that too."""
     seconds, fraction = divmod(status.st_mtime_ns, 10**9)
     return f"of {seconds}.{fraction:09}"
-
-
-_A_FILE = "a file"
-_KINDS = (
-    (stat.S_ISREG, _A_FILE),
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISLNK, "a symbolic link"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
 
 
 def kind_of(mode: int) -> str:

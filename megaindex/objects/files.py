@@ -46,180 +46,12 @@ from megaindex.io.pread import DescriptorCache, RangeReader
 from megaindex.io.threads import map_interruptibly
 from megaindex.objects.store import fill
 
-
-class ObjectFile(io.RawIOBase):
-    """Reads what is asked for, in pieces of which several are under way at a time."""
-
-    def __init__(self, facts: FileInfo) -> None:
-        self._facts = facts
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._facts.nbytes}
-        self._at = origin[whence] + offset
-        return self._at
-
-    def tell(self) -> int:
-        return self._at
-
-    def readinto(self, into: Any) -> int:
-        view = memoryview(into).cast("B")
-        view = view[: max(0, self._facts.nbytes - self._at)]
-        fill(self._facts, self._at, view)
-        self._at += len(view)
-        return len(view)
-
-
 logger = logging.getLogger(__name__)
 
 VARIABLE = "MEGAINDEX_OBJECT_CACHE"
 _DEFAULT = "~/.cache/megaindex/objects"
 _BLOCK = 32 << 20  # bytes in memory at once
 _SETTLED = 2 * 10**9  # ns since the last change, after which the next one has another time
-
-
-def cached_copy(facts: FileInfo) -> str:
-    """Path of a copy of this object, downloaded unless it is there.
-
-    Raises:
-        StorageError: the object cannot be read or was replaced, or the copy cannot be written.
-        InvalidArgument: the cache's variable holds a URL.
-    """
-    folder = os.environ.get(VARIABLE) or _DEFAULT
-    check_local(folder, f"give {VARIABLE} a directory")
-    folder = os.path.abspath(os.path.expanduser(folder))
-    name = xxhash.xxh3_128_hexdigest("\n".join(map(str, facts)).encode())
-    record = os.path.join(folder, f"{name}.json")
-    copy = _sound_copy(facts, record)
-    if copy is not None:
-        return copy
-    with as_storage_error(folder, f"cannot write the cache, which {VARIABLE} names"):
-        os.makedirs(folder, exist_ok=True)
-        with _one_at_a_time(os.path.join(folder, f"{name}.lock")) as alone:
-            copy = _sound_copy(facts, record)
-            if copy is None:
-                if alone:
-                    _remove(glob.glob(f"{glob.escape(os.path.join(folder, name))}.*.object*"))
-                copy = _download(facts, record)
-            return copy
-
-
-def _sound_copy(facts: FileInfo, record: str) -> str | None:
-    """The copy that the record names, if both are what they must be."""
-    try:
-        recorded = read_object(record)
-        checked = recorded.pop("checked", None)
-        name = str(recorded["copy"])
-        copy = os.path.join(os.path.dirname(record), os.path.basename(name))
-        now = file_stamp(copy)
-        if recorded == _record(facts, name, str(recorded["xxh3_128"])):
-            if now and now == checked:
-                return copy
-            if recorded["xxh3_128"] == _checksum(copy):
-                _remember(record, recorded, copy, now)
-                return copy
-        reason = "is damaged"
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
-        reason = f"cannot be used: {error!r}"
-    logger.warning("%s: the copy %s; %s is read again", record, reason, facts.path)
-    return None
-
-
-def _download(facts: FileInfo, record: str) -> str:
-    copy = f"{record.removesuffix('.json')}.{secrets.token_hex(8)}.object"
-    logger.info("%s: its %d bytes are copied to %s", facts.path, facts.nbytes, copy)
-    try:
-        checksum = _copied(facts, copy)
-        _write(_record(facts, os.path.basename(copy), checksum), record, copy)
-    except BaseException:
-        _remove([copy])
-        raise
-    return copy
-
-
-def _copied(facts: FileInfo, copy: str) -> str:
-    """Write the copy; its checksum."""
-    files = AtomicFiles((copy,))
-    digest = xxhash.xxh3_128()
-    block = memoryview(bytearray(min(_BLOCK, facts.nbytes)))
-    try:
-        with copying(f"downloading {facts.path.rpartition('/')[2]}") as bar:
-            told = bar(facts.nbytes)
-            out = files.open(copy)
-            for begin in range(0, facts.nbytes, _BLOCK):
-                part = block[: facts.nbytes - begin]
-                fill(facts, begin, part)
-                digest.update(part)
-                out.write(part)
-                told(len(part))
-        files.publish()
-    finally:
-        files.discard()
-    return digest.hexdigest()
-
-
-def _remember(record: str, recorded: dict[str, Any], copy: str, now: list[int]) -> None:
-    """Spare the next opening the checksum, if the copy is what it was before it was read."""
-    changed = os.stat(copy).st_ctime_ns
-    if now == file_stamp(copy) and changed <= time.time_ns() - _SETTLED:
-        with contextlib.suppress(OSError):  # a cache that is only read
-            _write({**recorded, "checked": now}, record, copy)
-
-
-def _write(recorded: dict[str, Any], record: str, copy: str) -> None:
-    aside = f"{copy}.{secrets.token_hex(8)}.json"
-    try:
-        with open(aside, "w", encoding="utf-8") as file:
-            json.dump(recorded, file)
-        os.replace(aside, record)
-    except BaseException:
-        _remove([aside])
-        raise
-
-
-def _remove(paths: list[str]) -> None:
-    for path in paths:
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-
-
-def _record(facts: FileInfo, name: str, checksum: str) -> dict[str, str | int]:
-    return {**facts._asdict(), "copy": name, "xxh3_128": checksum}
-
-
-def _checksum(path: str) -> str:
-    digest = xxhash.xxh3_128()
-    block = memoryview(bytearray(1 << 20))
-    with open(path, "rb", buffering=0) as file:
-        while count := file.readinto(block):
-            digest.update(block[:count])
-    return digest.hexdigest()
-
-
-@contextlib.contextmanager
-def _one_at_a_time(path: str) -> Iterator[bool]:
-    """The ranks of a node start together, and one of them downloads for all. Whether it works."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        alone = False
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-            alone = True
-        yield alone
-    finally:
-        with contextlib.suppress(OSError):  # a child that was forked meanwhile holds it too
-            fcntl.flock(descriptor, fcntl.LOCK_UN)
-        os.close(descriptor)
-
-
 Result = TypeVar("Result")
 
 _STORE_THREADS = 32
@@ -256,42 +88,42 @@ def list_remote(url: str) -> list[str]:
     return store.list_folder(url)
 
 
-def local_copy(facts: FileInfo) -> str:
+def local_copy(info: FileInfo) -> str:
     """Path on this machine with the content: of a file its own, of an object that of a copy.
 
     Raises:
         StorageError: the object cannot be read or was replaced, or the copy cannot be written.
     """
-    if is_remote(facts.path):
-        return cached_copy(facts)
-    return facts.path
+    if is_remote(info.path):
+        return cached_copy(info)
+    return info.path
 
 
-def open_binary(facts: FileInfo) -> io.RawIOBase:
+def open_binary(info: FileInfo) -> io.RawIOBase:
     """The content as an unbuffered file, for whoever reads it from the first byte to the last.
 
     Raises:
         StorageError: it is no regular file, or cannot be opened; of an object, reading it fails.
     """
-    if is_remote(facts.path):
-        return ObjectFile(facts)
-    return open(open_regular(facts.path), "rb", buffering=0)
+    if is_remote(info.path):
+        return ObjectFile(info)
+    return open(open_regular(info.path), "rb", buffering=0)
 
 
-def read_ranges(facts: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> None:
+def read_ranges(info: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> None:
     """Fill each ``(offset, into)`` of this very file or object; nothing of an object is kept.
 
     Raises:
         StorageError: it was replaced or cut short, or reading fails in the end.
     """
-    if is_remote(facts.path):
+    if is_remote(info.path):
         from megaindex.objects import store
 
-        map_interruptibly(lambda each: store.fill(facts, *each), ranges, _STORE_THREADS)
+        map_interruptibly(lambda each: store.fill(info, *each), ranges, _STORE_THREADS)
         return
     descriptors = DescriptorCache(1)
     try:
-        for _ in RangeReader(descriptors=descriptors).read_each(facts, ranges):
+        for _ in RangeReader(descriptors=descriptors).read_each(info, ranges):
             pass
     finally:
         descriptors.close()
@@ -313,3 +145,168 @@ def each_of(function: Callable[[str], Result], paths: Sequence[str]) -> list[Res
     if not any(map(is_remote, paths)):
         return [function(path) for path in paths]
     return map_interruptibly(function, paths, _STORE_THREADS)
+
+
+class ObjectFile(io.RawIOBase):
+    """Reads what is asked for, in pieces of which several are under way at a time."""
+
+    def __init__(self, info: FileInfo) -> None:
+        self._info = info
+        self._at = 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._info.nbytes}
+        self._at = origin[whence] + offset
+        return self._at
+
+    def tell(self) -> int:
+        return self._at
+
+    def readinto(self, into: Any) -> int:
+        view = memoryview(into).cast("B")
+        view = view[: max(0, self._info.nbytes - self._at)]
+        fill(self._info, self._at, view)
+        self._at += len(view)
+        return len(view)
+
+
+def cached_copy(info: FileInfo) -> str:
+    """Path of a copy of this object, downloaded unless it is there.
+
+    Raises:
+        StorageError: the object cannot be read or was replaced, or the copy cannot be written.
+        InvalidArgument: the cache's variable holds a URL.
+    """
+    folder = os.environ.get(VARIABLE) or _DEFAULT
+    check_local(folder, f"give {VARIABLE} a directory")
+    folder = os.path.abspath(os.path.expanduser(folder))
+    name = xxhash.xxh3_128_hexdigest("\n".join(map(str, info)).encode())
+    record = os.path.join(folder, f"{name}.json")
+    copy = _sound_copy(info, record)
+    if copy is not None:
+        return copy
+    with as_storage_error(folder, f"cannot write the cache, which {VARIABLE} names"):
+        os.makedirs(folder, exist_ok=True)
+        with _one_at_a_time(os.path.join(folder, f"{name}.lock")) as alone:
+            copy = _sound_copy(info, record)
+            if copy is None:
+                if alone:
+                    _remove(glob.glob(f"{glob.escape(os.path.join(folder, name))}.*.object*"))
+                copy = _download(info, record)
+            return copy
+
+
+def _sound_copy(info: FileInfo, record: str) -> str | None:
+    """The copy that the record names, if both are what they must be."""
+    try:
+        recorded = read_object(record)
+        checked = recorded.pop("checked", None)
+        name = str(recorded["copy"])
+        copy = os.path.join(os.path.dirname(record), os.path.basename(name))
+        now = file_stamp(copy)
+        if recorded == _record(info, name, str(recorded["xxh3_128"])):
+            if now and now == checked:
+                return copy
+            if recorded["xxh3_128"] == _checksum(copy):
+                _remember(record, recorded, copy, now)
+                return copy
+        reason = "is damaged"
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
+        reason = f"cannot be used: {error!r}"
+    logger.warning("%s: the copy %s; %s is read again", record, reason, info.path)
+    return None
+
+
+def _download(info: FileInfo, record: str) -> str:
+    copy = f"{record.removesuffix('.json')}.{secrets.token_hex(8)}.object"
+    logger.info("%s: its %d bytes are copied to %s", info.path, info.nbytes, copy)
+    try:
+        checksum = _copied(info, copy)
+        _write(_record(info, os.path.basename(copy), checksum), record, copy)
+    except BaseException:
+        _remove([copy])
+        raise
+    return copy
+
+
+def _copied(info: FileInfo, copy: str) -> str:
+    """Write the copy; its checksum."""
+    files = AtomicFiles((copy,))
+    digest = xxhash.xxh3_128()
+    block = memoryview(bytearray(min(_BLOCK, info.nbytes)))
+    try:
+        with copying(f"downloading {info.path.rpartition('/')[2]}") as bar:
+            told = bar(info.nbytes)
+            out = files.open(copy)
+            for begin in range(0, info.nbytes, _BLOCK):
+                part = block[: info.nbytes - begin]
+                fill(info, begin, part)
+                digest.update(part)
+                out.write(part)
+                told(len(part))
+        files.publish()
+    finally:
+        files.discard()
+    return digest.hexdigest()
+
+
+def _remember(record: str, recorded: dict[str, Any], copy: str, now: list[int]) -> None:
+    """Spare the next opening the checksum, if the copy is what it was before it was read."""
+    changed = os.stat(copy).st_ctime_ns
+    if now == file_stamp(copy) and changed <= time.time_ns() - _SETTLED:
+        with contextlib.suppress(OSError):  # a cache that is only read
+            _write({**recorded, "checked": now}, record, copy)
+
+
+def _write(recorded: dict[str, Any], record: str, copy: str) -> None:
+    aside = f"{copy}.{secrets.token_hex(8)}.json"
+    try:
+        with open(aside, "w", encoding="utf-8") as file:
+            json.dump(recorded, file)
+        os.replace(aside, record)
+    except BaseException:
+        _remove([aside])
+        raise
+
+
+def _remove(paths: list[str]) -> None:
+    for path in paths:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+
+
+def _record(info: FileInfo, name: str, checksum: str) -> dict[str, str | int]:
+    return {**info._asdict(), "copy": name, "xxh3_128": checksum}
+
+
+def _checksum(path: str) -> str:
+    digest = xxhash.xxh3_128()
+    block = memoryview(bytearray(1 << 20))
+    with open(path, "rb", buffering=0) as file:
+        while count := file.readinto(block):
+            digest.update(block[:count])
+    return digest.hexdigest()
+
+
+@contextlib.contextmanager
+def _one_at_a_time(path: str) -> Iterator[bool]:
+    """The ranks of a node start together, and one of them downloads for all. Whether it works."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    try:
+        alone = False
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            alone = True
+        yield alone
+    finally:
+        with contextlib.suppress(OSError):  # a child that was forked meanwhile holds it too
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        os.close(descriptor)

@@ -73,6 +73,277 @@ _KNOWN = tuple(
 )
 _CONNECTION = re.compile(r"kind: (Connect|Request|Timeout|Interrupted)\b")
 
+logger = logging.getLogger(__name__)
+
+_EXTENSION = "obstore._obstore"
+# Beyond these, obstore's own: 5xx, 429, timeouts and dropped connections are tried again, and a
+# body that ends early is gone on with where it stopped; 403, 404 and 412 are not.
+_RETRIES = {
+    "max_retries": 4,
+    "retry_timeout": timedelta(seconds=60),
+    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=10)},
+}
+_Settings = dict[str, str]
+_FAMILIES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
+_ENDPOINTS = (
+    "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT",
+    "AZURE_ENDPOINT", "GOOGLE_BASE_URL",
+)  # fmt: skip
+_abandoned: list[Any] = []  # of parents: their end would be waited for by a runtime without threads
+
+PIECE = 4 << 20
+"""Most bytes of a request: long enough for its latency not to count, short of its time limit."""
+
+MERGE_GAP = 256 << 10
+"""Bytes that are read in less time than another request takes."""
+
+_THREADS = 8  # of a read of many pieces
+_Bytes = npt.NDArray[np.uint8]
+
+
+def stat_object(url: str) -> FileInfo | None:
+    """Size and version of an object; None where there is none.
+
+    Raises:
+        StorageError: the store cannot be asked, denies it, or gives no strong ETag.
+    """
+    place = place_of(url)
+
+    def ask(client: Any) -> Any:
+        return library().head(client, place.key)
+
+    try:
+        with as_storage_error(url, "cannot look at"):
+            (meta,) = map_interruptibly(ask, [client_of(place.store, as_set_now=True)], 1)
+    except FileNotFoundError:
+        return None
+    return FileInfo(path=url, nbytes=meta["size"], version=_version(url, meta))
+
+
+def list_folder(url: str) -> list[str]:
+    """Return the URLs of the objects right below ``s3://bucket/folder``, or in a bucket, sorted.
+
+    Raises:
+        InvalidArgument: the URL is none of a known kind.
+        StorageError: the store cannot be asked, or denies it.
+    """
+    place = folder_of(url)
+
+    def ask(client: Any) -> Any:
+        return library().list_with_delimiter(client, place.key or None)
+
+    with as_storage_error(url, "cannot list"):
+        (found,) = map_interruptibly(ask, [client_of(place.store, as_set_now=True)], 1)
+    return sorted(f"{place.store}/{meta['path']}" for meta in found["objects"])
+
+
+def read(info: FileInfo, offset: int, into: memoryview) -> None:
+    """Fill ``into`` with the bytes at ``offset`` of this very object, by one request.
+
+    Raises:
+        MissingFile: it is gone.
+        StorageError: another object has its name, or the read failed in the end.
+    """
+    if not len(into):
+        return
+    url, stop = info.path, offset + len(into)
+    place = place_of(url)
+    options: dict[str, Any] = {"range": (offset, stop), "if_match": info.version}
+    with as_storage_error(url, f"cannot read {len(into)} bytes at {offset}"):
+        result = library().get(client_of(place.store), place.key, options=options)
+        meta, got = result.meta, result.range
+        if (meta["size"], _version(url, meta)) != (info.nbytes, info.version):
+            raise replaced(url)  # by a store that does not know preconditions
+        data = result.bytes()
+    if len(data) != len(into) or got != (offset, stop):
+        raise StorageError(
+            f"{url}: {len(data)} bytes came where {len(into)} at {offset} were asked for; the "
+            "store, or a proxy before it, is at fault: try again"
+        )
+    into[:] = memoryview(data)
+
+
+def read_each(info: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> Iterator[None]:
+    """`read` each ``(offset, into)``; yields after each."""
+    for offset, into in ranges:
+        read(info, offset, into)
+        yield
+
+
+def fill(info: FileInfo, offset: int, into: memoryview) -> None:
+    """`read` in pieces, several at a time.
+
+    An interrupt ends it at once; requests that are under way may still write to ``into``.
+    """
+    pieces = [(offset + begin, into[begin : begin + PIECE]) for begin in range(0, len(into), PIECE)]
+    map_interruptibly(lambda each: read(info, *each), pieces, _THREADS)
+
+
+def read_all(info: FileInfo, ranges: Sequence[tuple[int, int]]) -> list[_Bytes]:
+    """The bytes of each (offset, nbytes), read-only, in the order asked; neighbours share memory.
+
+    Raises:
+        StorageError: as `megaindex.objects.store.read`.
+    """
+    parts: list[_Bytes] = [np.empty(0, np.uint8)] * len(ranges)
+    for begin, stop, members in _together(ranges):
+        block = np.empty(stop - begin, np.uint8)
+        fill(info, begin, block.data)
+        block.flags.writeable = False
+        for number in members:
+            offset, nbytes = ranges[number]
+            parts[number] = block[offset - begin : offset - begin + nbytes]
+    return parts
+
+
+def _version(url: str, meta: Any) -> str:
+    """The tag that changes with any byte of an object. Times do not: they are whole seconds."""
+    tag = meta["e_tag"]
+    if not tag or not tag.startswith('"'):
+        raise StorageError(
+            f"{url}: the store gives no strong ETag, so that a replaced object would go unnoticed; "
+            "copy the object to a disk, or to a store that does"
+        )
+    return str(tag)
+
+
+def _together(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, list[int]]]:
+    """(begin, stop, numbers of the ranges in it) of each stretch to read."""
+    begin = stop = 0
+    members: list[int] = []
+    for number in sorted(range(len(ranges)), key=ranges.__getitem__):
+        offset, nbytes = ranges[number]
+        if members and offset > stop + MERGE_GAP:
+            yield begin, stop, members
+            members = []
+        if not members:
+            begin = stop = offset
+        stop = max(stop, offset + nbytes)
+        members.append(number)
+    if members:
+        yield begin, stop, members
+
+
+def library() -> Any:
+    """The module obstore.
+
+    Raises:
+        InvalidArgument: it is not installed.
+        StorageError: this is a forked process that cannot have its own.
+    """
+    with _this.lock:
+        if _this.inherited:
+            try:
+                _load_afresh()
+            except (OSError, ImportError) as error:
+                raise StorageError(
+                    f"obstore cannot be loaded anew in a forked process: {error}; start workers "
+                    "with the method spawn or forkserver"
+                ) from error
+            _this.inherited = False
+        try:
+            import obstore
+            import obstore.store
+        except ImportError:
+            raise InvalidArgument(
+                "corpora in object stores need obstore; pip install 'megaindex[objects]'"
+            ) from None
+    return obstore
+
+
+def client_of(store: str, *, as_set_now: bool = False) -> Any:
+    """The client of ``s3://bucket``; obstore finds settings and credentials where it looks for
+    them: environment variables, web identity, container or instance credentials.
+
+    Args:
+        as_set_now: make another if the variables changed. Comparing them takes 50 us, too long
+            for each request.
+
+    Raises:
+        InvalidArgument: an endpoint is no URL.
+        obstore's errors, where the settings contradict.
+    """
+    obstore = library()
+    with _this.lock:
+        settings, client = _this.clients.get(store, ({}, None))
+        if client is None or (as_set_now and settings != _settings(store)):
+            settings = _settings(store)
+            _check_endpoints(settings)
+            # given options of the HTTP client, obstore would not look for them in the environment
+            client = obstore.store.from_url(f"{store}/", retry_config=_RETRIES)
+            _this.clients[store] = settings, client
+            logger.debug("made a client for %s", store)
+    return client
+
+
+class _Process:
+    """What belongs to one process."""
+
+    def __init__(self, *, inherited: bool) -> None:
+        self.lock = threading.RLock()
+        self.inherited = inherited
+        """Whether the obstore that is loaded is the parent's."""
+        self.clients: dict[str, tuple[_Settings, Any]] = {}
+
+
+_this = _Process(inherited=False)
+
+
+def _settings(store: str) -> _Settings:
+    family = _FAMILIES[store.partition(":")[0]]
+    return {name: value for name, value in os.environ.items() if name.startswith(family)}
+
+
+def _check_endpoints(settings: _Settings) -> None:
+    """The library panics at an endpoint without a scheme."""
+    for name in _ENDPOINTS:
+        value = settings.get(name)
+        if value is not None and not value.lower().startswith(("http://", "https://")):
+            raise InvalidArgument(f"{name}: must begin with https:// or http://; write it in full")
+
+
+def _load_afresh() -> None:
+    """Put an obstore with a runtime of its own in the place of the inherited one."""
+    inherited = {name: sys.modules.pop(name) for name in _names()}
+    _abandoned.append(inherited)
+    original = inherited[_EXTENSION].__file__
+    with _copied(str(original)) as path:
+        loader = ExtensionFileLoader(_EXTENSION, path)
+        spec = importlib.util.spec_from_file_location(_EXTENSION, path, loader=loader)
+        assert spec is not None, "a loader was given"
+        module = importlib.util.module_from_spec(spec)
+        loader.exec_module(module)
+    module.__file__ = original  # of a child of this process, too
+    sys.modules[_EXTENSION] = module
+
+
+def _names() -> list[str]:
+    return [name for name in sys.modules if name.partition(".")[0] == "obstore"]
+
+
+@contextlib.contextmanager
+def _copied(original: str) -> Iterator[str]:
+    """A path of a copy in memory. The loader knows libraries by their paths too, so it is one that
+    no other process had."""
+    copy = os.memfd_create("obstore")
+    try:
+        with open(original, "rb") as file:
+            left = os.fstat(file.fileno()).st_size
+            while left > 0:
+                left -= os.sendfile(copy, file.fileno(), None, left)
+        yield f"/proc/{os.getpid()}/fd/{copy}"
+    finally:
+        os.close(copy)
+
+
+def _after_fork() -> None:
+    global _this  # noqa: PLW0603
+    _abandoned.append(_this)
+    _this = _Process(inherited=_this.inherited or "obstore" in sys.modules)
+
+
+os.register_at_fork(after_in_child=_after_fork)
+
 
 @contextlib.contextmanager
 def as_storage_error(url: str, action: str) -> Iterator[None]:
@@ -144,278 +415,3 @@ def _reason(text: str) -> tuple[str, str]:
 def _status(error: BaseException) -> str:
     found = _STATUS.search(str(error))
     return found[1] if found else "no status"
-
-
-logger = logging.getLogger(__name__)
-
-_EXTENSION = "obstore._obstore"
-# Beyond these, obstore's own: 5xx, 429, timeouts and dropped connections are tried again, and a
-# body that ends early is gone on with where it stopped; 403, 404 and 412 are not.
-_RETRIES = {
-    "max_retries": 4,
-    "retry_timeout": timedelta(seconds=60),
-    "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=10)},
-}
-
-
-_Settings = dict[str, str]
-_FAMILIES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
-_ENDPOINTS = (
-    "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT",
-    "AZURE_ENDPOINT", "GOOGLE_BASE_URL",
-)  # fmt: skip
-
-
-class _Process:
-    """What belongs to one process."""
-
-    def __init__(self, *, inherited: bool) -> None:
-        self.lock = threading.RLock()
-        self.inherited = inherited
-        """Whether the obstore that is loaded is the parent's."""
-        self.clients: dict[str, tuple[_Settings, Any]] = {}
-
-
-_this = _Process(inherited=False)
-_abandoned: list[Any] = []  # of parents: their end would be waited for by a runtime without threads
-
-
-def library() -> Any:
-    """The module obstore.
-
-    Raises:
-        InvalidArgument: it is not installed.
-        StorageError: this is a forked process that cannot have its own.
-    """
-    with _this.lock:
-        if _this.inherited:
-            try:
-                _load_afresh()
-            except (OSError, ImportError) as error:
-                raise StorageError(
-                    f"obstore cannot be loaded anew in a forked process: {error}; start workers "
-                    "with the method spawn or forkserver"
-                ) from error
-            _this.inherited = False
-        try:
-            import obstore
-            import obstore.store
-        except ImportError:
-            raise InvalidArgument(
-                "corpora in object stores need obstore; pip install 'megaindex[objects]'"
-            ) from None
-    return obstore
-
-
-def client_of(store: str, *, as_set_now: bool = False) -> Any:
-    """The client of ``s3://bucket``; obstore finds settings and credentials where it looks for
-    them: environment variables, web identity, container or instance credentials.
-
-    Args:
-        as_set_now: make another if the variables changed. Comparing them takes 50 us, too long
-            for each request.
-
-    Raises:
-        InvalidArgument: an endpoint is no URL.
-        obstore's errors, where the settings contradict.
-    """
-    obstore = library()
-    with _this.lock:
-        settings, client = _this.clients.get(store, ({}, None))
-        if client is None or (as_set_now and settings != _settings(store)):
-            settings = _settings(store)
-            _check_endpoints(settings)
-            # given options of the HTTP client, obstore would not look for them in the environment
-            client = obstore.store.from_url(f"{store}/", retry_config=_RETRIES)
-            _this.clients[store] = settings, client
-            logger.debug("made a client for %s", store)
-    return client
-
-
-def _settings(store: str) -> _Settings:
-    family = _FAMILIES[store.partition(":")[0]]
-    return {name: value for name, value in os.environ.items() if name.startswith(family)}
-
-
-def _check_endpoints(settings: _Settings) -> None:
-    """The library panics at an endpoint without a scheme."""
-    for name in _ENDPOINTS:
-        value = settings.get(name)
-        if value is not None and not value.lower().startswith(("http://", "https://")):
-            raise InvalidArgument(f"{name}: must begin with https:// or http://; write it in full")
-
-
-def _load_afresh() -> None:
-    """Put an obstore with a runtime of its own in the place of the inherited one."""
-    inherited = {name: sys.modules.pop(name) for name in _names()}
-    _abandoned.append(inherited)
-    original = inherited[_EXTENSION].__file__
-    with _copied(str(original)) as path:
-        loader = ExtensionFileLoader(_EXTENSION, path)
-        spec = importlib.util.spec_from_file_location(_EXTENSION, path, loader=loader)
-        assert spec is not None, "a loader was given"
-        module = importlib.util.module_from_spec(spec)
-        loader.exec_module(module)
-    module.__file__ = original  # of a child of this process, too
-    sys.modules[_EXTENSION] = module
-
-
-def _names() -> list[str]:
-    return [name for name in sys.modules if name.partition(".")[0] == "obstore"]
-
-
-@contextlib.contextmanager
-def _copied(original: str) -> Iterator[str]:
-    """A path of a copy in memory. The loader knows libraries by their paths too, so it is one that
-    no other process had."""
-    copy = os.memfd_create("obstore")
-    try:
-        with open(original, "rb") as file:
-            left = os.fstat(file.fileno()).st_size
-            while left > 0:
-                left -= os.sendfile(copy, file.fileno(), None, left)
-        yield f"/proc/{os.getpid()}/fd/{copy}"
-    finally:
-        os.close(copy)
-
-
-def _after_fork() -> None:
-    global _this  # noqa: PLW0603
-    _abandoned.append(_this)
-    _this = _Process(inherited=_this.inherited or "obstore" in sys.modules)
-
-
-os.register_at_fork(after_in_child=_after_fork)
-
-
-PIECE = 4 << 20
-"""Most bytes of a request: long enough for its latency not to count, short of its time limit."""
-MERGE_GAP = 256 << 10
-"""Bytes that are read in less time than another request takes."""
-_THREADS = 8  # of a read of many pieces
-
-
-def stat_object(url: str) -> FileInfo | None:
-    """Size and version of an object; None where there is none.
-
-    Raises:
-        StorageError: the store cannot be asked, denies it, or gives no strong ETag.
-    """
-    place = place_of(url)
-
-    def ask(client: Any) -> Any:
-        return library().head(client, place.key)
-
-    try:
-        with as_storage_error(url, "cannot look at"):
-            (meta,) = map_interruptibly(ask, [client_of(place.store, as_set_now=True)], 1)
-    except FileNotFoundError:
-        return None
-    return FileInfo(path=url, nbytes=meta["size"], version=_version(url, meta))
-
-
-def list_folder(url: str) -> list[str]:
-    """Return the URLs of the objects right below ``s3://bucket/folder``, or in a bucket, sorted.
-
-    Raises:
-        InvalidArgument: the URL is none of a known kind.
-        StorageError: the store cannot be asked, or denies it.
-    """
-    place = folder_of(url)
-
-    def ask(client: Any) -> Any:
-        return library().list_with_delimiter(client, place.key or None)
-
-    with as_storage_error(url, "cannot list"):
-        (found,) = map_interruptibly(ask, [client_of(place.store, as_set_now=True)], 1)
-    return sorted(f"{place.store}/{meta['path']}" for meta in found["objects"])
-
-
-def read(facts: FileInfo, offset: int, into: memoryview) -> None:
-    """Fill ``into`` with the bytes at ``offset`` of this very object, by one request.
-
-    Raises:
-        MissingFile: it is gone.
-        StorageError: another object has its name, or the read failed in the end.
-    """
-    if not len(into):
-        return
-    url, stop = facts.path, offset + len(into)
-    place = place_of(url)
-    options: dict[str, Any] = {"range": (offset, stop), "if_match": facts.version}
-    with as_storage_error(url, f"cannot read {len(into)} bytes at {offset}"):
-        result = library().get(client_of(place.store), place.key, options=options)
-        meta, got = result.meta, result.range
-        if (meta["size"], _version(url, meta)) != (facts.nbytes, facts.version):
-            raise replaced(url)  # by a store that does not know preconditions
-        data = result.bytes()
-    if len(data) != len(into) or got != (offset, stop):
-        raise StorageError(
-            f"{url}: {len(data)} bytes came where {len(into)} at {offset} were asked for; the "
-            "store, or a proxy before it, is at fault: try again"
-        )
-    into[:] = memoryview(data)
-
-
-def read_each(facts: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> Iterator[None]:
-    """`read` each ``(offset, into)``; yields after each."""
-    for offset, into in ranges:
-        read(facts, offset, into)
-        yield
-
-
-def fill(facts: FileInfo, offset: int, into: memoryview) -> None:
-    """`read` in pieces, several at a time.
-
-    An interrupt ends it at once; requests that are under way may still write to ``into``.
-    """
-    pieces = [(offset + begin, into[begin : begin + PIECE]) for begin in range(0, len(into), PIECE)]
-    map_interruptibly(lambda each: read(facts, *each), pieces, _THREADS)
-
-
-def _version(url: str, meta: Any) -> str:
-    """The tag that changes with any byte of an object. Times do not: they are whole seconds."""
-    tag = meta["e_tag"]
-    if not tag or not tag.startswith('"'):
-        raise StorageError(
-            f"{url}: the store gives no strong ETag, so that a replaced object would go unnoticed; "
-            "copy the object to a disk, or to a store that does"
-        )
-    return str(tag)
-
-
-_Bytes = npt.NDArray[np.uint8]
-
-
-def read_all(facts: FileInfo, ranges: Sequence[tuple[int, int]]) -> list[_Bytes]:
-    """The bytes of each (offset, nbytes), read-only, in the order asked; neighbours share memory.
-
-    Raises:
-        StorageError: as `megaindex.objects.store.read`.
-    """
-    parts: list[_Bytes] = [np.empty(0, np.uint8)] * len(ranges)
-    for begin, stop, members in _together(ranges):
-        block = np.empty(stop - begin, np.uint8)
-        fill(facts, begin, block.data)
-        block.flags.writeable = False
-        for number in members:
-            offset, nbytes = ranges[number]
-            parts[number] = block[offset - begin : offset - begin + nbytes]
-    return parts
-
-
-def _together(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, list[int]]]:
-    """(begin, stop, numbers of the ranges in it) of each stretch to read."""
-    begin = stop = 0
-    members: list[int] = []
-    for number in sorted(range(len(ranges)), key=ranges.__getitem__):
-        offset, nbytes = ranges[number]
-        if members and offset > stop + MERGE_GAP:
-            yield begin, stop, members
-            members = []
-        if not members:
-            begin = stop = offset
-        stop = max(stop, offset + nbytes)
-        members.append(number)
-    if members:
-        yield begin, stop, members

@@ -29,6 +29,7 @@ FORMATS = {
     "files": "each text file is a document",
     "parquet": "each row of a Parquet file is a document",
 }
+
 _SUFFIXES = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -204,11 +205,11 @@ def _file(path: str) -> tuple[bytes, dict[str, Any]]:
 
 
 def _object(url: str) -> tuple[bytes, dict[str, Any]]:
-    facts = stat_path(url)
-    if facts is None:
+    info = stat_path(url)
+    if info is None:
         raise MissingFile(f"{url}: does not exist; check the bucket, the key and the endpoint")
-    start = open_binary(facts).read(4) or b""
-    identity = {"size": facts.nbytes, "mtime_ns": 0, "ctime_ns": 0, "version": facts.version}
+    start = open_binary(info).read(4) or b""
+    identity = {"size": info.nbytes, "mtime_ns": 0, "ctime_ns": 0, "version": info.version}
     return start, identity
 
 

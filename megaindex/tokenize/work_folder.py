@@ -42,6 +42,18 @@ logger = logging.getLogger("megaindex")
 
 _EMPTY_IDX = 42  # header and first bound: what every .idx has once
 _RANDOM = re.compile(r"[0-9a-f]{16}")  # behind .tmp. in the name of a temporary
+MERGING = "merging.json"
+_BEAT_SECONDS = 1.0
+_ATTEMPT = re.compile(r"[0-9a-f]{8}")
+_DONE = re.compile(r"[0-9a-f]{32}\.json")
+_BAD_LINE = {"piece": int, "place": int, "rule": str, "detail": str}
+_OURS = re.compile(
+    r"[0-9a-f]{32}\.json(\.tmp\.[0-9a-f]+)?"
+    r"|[0-9a-f]{32}\.[0-9a-f]{8}\.(pulse|(\d+\.(bin|idx)|bad\.jsonl)(\.tmp\.[0-9a-f]+)?)"
+    r"|merging\.json(\.tmp\.[0-9a-f]+)?"
+    r"|run\.claim(\.[0-9a-f]+(\.dead)?)?"
+    r"|\.nfs[0-9a-f]+"  # what a network file system makes of a file that is removed while open
+)
 
 
 class WorkLock:
@@ -183,44 +195,6 @@ class WorkLock:
             return read_object(self._merging)
         except (OSError, Damaged):
             return {}
-
-
-def is_published(prefix: str, parts: Sequence[tuple[int, int]]) -> bool:
-    """Whether a pair is there with the sizes that `parts`, of such sizes, have together."""
-    bins = sum(size for size, _ in parts)
-    idxs = sum(size - _EMPTY_IDX for _, size in parts) + _EMPTY_IDX
-    try:
-        return pair_bytes(prefix) == (bins, idxs)
-    except OSError:
-        return False
-
-
-def is_half_published(prefix: str, parts: Sequence[tuple[int, int]]) -> bool:
-    """Whether a run that was killed while it published a pair left the .bin and no .idx yet."""
-    tokens, index = pair_paths(prefix)
-    try:
-        whole = os.path.getsize(tokens) == sum(size for size, _ in parts)
-    except OSError:
-        return False
-    return whole and not os.path.lexists(index)
-
-
-def _digest(parts: Sequence[InputPart]) -> str:
-    return xxhash.xxh3_128_hexdigest("".join(part.key for part in parts).encode())
-
-
-MERGING = "merging.json"
-_BEAT_SECONDS = 1.0
-_ATTEMPT = re.compile(r"[0-9a-f]{8}")
-_DONE = re.compile(r"[0-9a-f]{32}\.json")
-_BAD_LINE = {"piece": int, "place": int, "rule": str, "detail": str}
-_OURS = re.compile(
-    r"[0-9a-f]{32}\.json(\.tmp\.[0-9a-f]+)?"
-    r"|[0-9a-f]{32}\.[0-9a-f]{8}\.(pulse|(\d+\.(bin|idx)|bad\.jsonl)(\.tmp\.[0-9a-f]+)?)"
-    r"|merging\.json(\.tmp\.[0-9a-f]+)?"
-    r"|run\.claim(\.[0-9a-f]+(\.dead)?)?"
-    r"|\.nfs[0-9a-f]+"  # what a network file system makes of a file that is removed while open
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -441,6 +415,30 @@ def pair_bytes(prefix: str) -> tuple[int, int]:
     """Sizes of the .bin and the .idx; OSError if one is not there."""
     first, second = pair_paths(prefix)
     return os.path.getsize(first), os.path.getsize(second)
+
+
+def is_published(prefix: str, parts: Sequence[tuple[int, int]]) -> bool:
+    """Whether a pair is there with the sizes that `parts`, of such sizes, have together."""
+    bins = sum(size for size, _ in parts)
+    idxs = sum(size - _EMPTY_IDX for _, size in parts) + _EMPTY_IDX
+    try:
+        return pair_bytes(prefix) == (bins, idxs)
+    except OSError:
+        return False
+
+
+def is_half_published(prefix: str, parts: Sequence[tuple[int, int]]) -> bool:
+    """Whether a run that was killed while it published a pair left the .bin and no .idx yet."""
+    tokens, index = pair_paths(prefix)
+    try:
+        whole = os.path.getsize(tokens) == sum(size for size, _ in parts)
+    except OSError:
+        return False
+    return whole and not os.path.lexists(index)
+
+
+def _digest(parts: Sequence[InputPart]) -> str:
+    return xxhash.xxh3_128_hexdigest("".join(part.key for part in parts).encode())
 
 
 def _is_possible(done: Done, pairs: int) -> bool:

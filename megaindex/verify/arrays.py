@@ -39,71 +39,10 @@ from megaindex.verify.report import Collector, Report, Severity
 Located = tuple[str, Fault, int]
 """Name of an array, its first fault under a rule, and how many there are."""
 
-
-def order_faults(arrays: Arrays, settings: Mapping[str, Any]) -> Iterator[Located]:
-    """The broken rules of those arrays that are there.
-
-    Args:
-        arrays: by name; others than these three are not looked at.
-        settings: of the set; ``documents`` [begin, end) bound document_index, where they are given.
-    """
-    documents, samples = arrays.get("document_index"), arrays.get("sample_index")
-    shuffle = arrays.get("shuffle_index")
-    if documents is not None:
-        begin, end = _bounds(settings.get("documents"))
-        outside = (documents < begin) | (documents >= end)
-        yield from _located("document_index", "document-range", documents, outside,
-                            f"documents from {begin} to below {end}")  # fmt: skip
-    if samples is not None and samples.ndim == 2 and samples.shape[1] == 2 and len(samples):
-        if documents is not None:
-            beyond = (samples.min(axis=1) < 0) | (samples[:, 0] > documents.size)
-            yield from _located("sample_index", "sample-range", samples, beyond,
-                                f"rows within {documents.size} documents")  # fmt: skip
-        behind = np.append(True, rising_rows(samples))
-        yield from _located("sample_index", "sample-order", samples, ~behind,
-                            "a row behind the row before it")  # fmt: skip
-    if shuffle is not None:
-        outside = (shuffle < 0) | (shuffle >= shuffle.size)
-        yield from _located("shuffle_index", "shuffle-range", shuffle, outside,
-                            f"samples below {shuffle.size}")  # fmt: skip
-    # packings of whole documents, whose arrays are all int64, may serve a sample again
-    if shuffle is not None and not (documents is not None and documents.dtype == np.int64):
-        yield from _located("shuffle_index", "shuffle-repeat", shuffle, _repeated(shuffle),
-                            "each sample once")  # fmt: skip
-
-
-def _bounds(documents: object) -> tuple[int, int]:
-    if isinstance(documents, list) and [type(each) for each in documents] == [int, int]:
-        return documents[0], documents[1]
-    return 0, 2**31
-
-
-def _repeated(shuffle: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """bool[n]: which entries stand further to the front too."""
-    again = np.ones(shuffle.size, bool)
-    again[np.unique(shuffle, return_index=True)[1]] = False
-    return again
-
-
-def _located(
-    name: str, rule: str, array: npt.NDArray[Any], broken: npt.NDArray[np.bool_], expected: str
-) -> Iterator[Located]:
-    if broken.any():
-        first = int(broken.argmax())
-        found = str(array[first].tolist())
-        fault = Fault(
-            rule=rule,
-            where=f"entry {first}",
-            found=found,
-            expected=expected,
-            text=f"{name} must hold {expected}, entry {first} is {found}",
-        )
-        yield name, fault, int(broken.sum())
-
-
 _BUILT = "the next run that asks for it builds it again"
 _FOUND = "remove all files of that name, they will be built again"
 _READ = "the next run that uses its arrays checks them and writes it anew"
+_REBUILT = "remove the directory, it will be rebuilt"
 
 
 def verify_arrays(sidecar: str, *, full: bool, bar: Bar) -> Report:
@@ -129,6 +68,48 @@ def verify_arrays(sidecar: str, *, full: bool, bar: Bar) -> Report:
         full=full,
         findings=found.findings(),
         counted={"sets": len(sets), "arrays": len(sizes), "bytes": sum(sizes)},
+    )
+
+
+def verify_cache(cache: str, *, full: bool, bar: Bar) -> Report:
+    """Check every entry of a cache, and name what an interrupted build left behind."""
+    found = Collector()
+    counted = {"entries": 0, "arrays": 0, "bytes": 0}
+    for entry in entries(cache):
+        _check_entry(entry, full, found, counted, bar)
+    return Report(path=cache, kind="cache", full=full, findings=found.findings(), counted=counted)
+
+
+def verify_entry(entry: str, *, full: bool, bar: Bar) -> Report:
+    """Check one entry; with `full` read its arrays and compare checksums."""
+    found = Collector()
+    counted = {"entries": 0, "arrays": 0, "bytes": 0}
+    _check_entry(Path(entry), full, found, counted, bar)
+    return Report(
+        path=entry, kind="cache entry", full=full, findings=found.findings(), counted=counted
+    )
+
+
+def verify_snapshot(path: str, *, full: bool, bar: Bar) -> Report:
+    """Check the records of sources that a blend or a recipe left in a cache.
+
+    Sources that changed since are no fault: whoever reads the snapshot compares them, and opens
+    them anew.
+    """
+    del bar  # a snapshot is read at once
+    found = Collector()
+    records = []
+    try:
+        with as_storage_error(path, "cannot read"):
+            records = load_records(path)
+    except Damaged as error:
+        found.add(path, _unreadable_snapshot(error))
+    return Report(
+        path=path,
+        kind="snapshot",
+        full=full,
+        findings=found.findings(),
+        counted={"sources": len(records)},
     )
 
 
@@ -198,6 +179,66 @@ class _Set:
         return None, "error"
 
 
+def order_faults(arrays: Arrays, settings: Mapping[str, Any]) -> Iterator[Located]:
+    """The broken rules of those arrays that are there.
+
+    Args:
+        arrays: by name; others than these three are not looked at.
+        settings: of the set; ``documents`` [begin, end) bound document_index, where they are given.
+    """
+    documents, samples = arrays.get("document_index"), arrays.get("sample_index")
+    shuffle = arrays.get("shuffle_index")
+    if documents is not None:
+        begin, end = _bounds(settings.get("documents"))
+        outside = (documents < begin) | (documents >= end)
+        yield from _located("document_index", "document-range", documents, outside,
+                            f"documents from {begin} to below {end}")  # fmt: skip
+    if samples is not None and samples.ndim == 2 and samples.shape[1] == 2 and len(samples):
+        if documents is not None:
+            beyond = (samples.min(axis=1) < 0) | (samples[:, 0] > documents.size)
+            yield from _located("sample_index", "sample-range", samples, beyond,
+                                f"rows within {documents.size} documents")  # fmt: skip
+        behind = np.append(True, rising_rows(samples))
+        yield from _located("sample_index", "sample-order", samples, ~behind,
+                            "a row behind the row before it")  # fmt: skip
+    if shuffle is not None:
+        outside = (shuffle < 0) | (shuffle >= shuffle.size)
+        yield from _located("shuffle_index", "shuffle-range", shuffle, outside,
+                            f"samples below {shuffle.size}")  # fmt: skip
+    # packings of whole documents, whose arrays are all int64, may serve a sample again
+    if shuffle is not None and not (documents is not None and documents.dtype == np.int64):
+        yield from _located("shuffle_index", "shuffle-repeat", shuffle, _repeated(shuffle),
+                            "each sample once")  # fmt: skip
+
+
+def _bounds(documents: object) -> tuple[int, int]:
+    if isinstance(documents, list) and [type(each) for each in documents] == [int, int]:
+        return documents[0], documents[1]
+    return 0, 2**31
+
+
+def _repeated(shuffle: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
+    """bool[n]: which entries stand further to the front too."""
+    again = np.ones(shuffle.size, bool)
+    again[np.unique(shuffle, return_index=True)[1]] = False
+    return again
+
+
+def _located(
+    name: str, rule: str, array: npt.NDArray[Any], broken: npt.NDArray[np.bool_], expected: str
+) -> Iterator[Located]:
+    if broken.any():
+        first = int(broken.argmax())
+        found = str(array[first].tolist())
+        fault = Fault(
+            rule=rule,
+            where=f"entry {first}",
+            found=found,
+            expected=expected,
+        )
+        yield name, fault, int(broken.sum())
+
+
 def _file_fault(path: str, size: int) -> Fault | None:
     """Whether there is a file of the size recorded."""
     try:
@@ -222,77 +263,17 @@ def _changed() -> Fault:
 def _fault(rule: str, found: str, expected: str) -> Fault:
     return Fault(
         rule=rule,
-        where="the file",
         found=found,
         expected=expected,
-        text=f"the sidecar promises {expected}, there is {found}",
     )
 
 
 def _unreadable(rule: str, error: Exception) -> Fault:
     return Fault(
         rule=rule,
-        where="the file",
         found=str(error),
         expected="a sidecar as this release writes it",
-        text="is no such sidecar",
         remedy=_READ,
-    )
-
-
-_REBUILT = "remove the directory, it will be rebuilt"
-
-
-def verify_cache(cache: str, *, full: bool, bar: Bar) -> Report:
-    """Check every entry of a cache, and name what an interrupted build left behind."""
-    found = Collector()
-    counted = {"entries": 0, "arrays": 0, "bytes": 0}
-    for entry in entries(cache):
-        _check_entry(entry, full, found, counted, bar)
-    return Report(path=cache, kind="cache", full=full, findings=found.findings(), counted=counted)
-
-
-def verify_entry(entry: str, *, full: bool, bar: Bar) -> Report:
-    """Check one entry; with `full` read its arrays and compare checksums."""
-    found = Collector()
-    counted = {"entries": 0, "arrays": 0, "bytes": 0}
-    _check_entry(Path(entry), full, found, counted, bar)
-    return Report(
-        path=entry, kind="cache entry", full=full, findings=found.findings(), counted=counted
-    )
-
-
-def verify_snapshot(path: str, *, full: bool, bar: Bar) -> Report:
-    """Check the records of sources that a blend or a recipe left in a cache.
-
-    Sources that changed since are no fault: whoever reads the snapshot compares them, and opens
-    them anew.
-    """
-    del bar  # a snapshot is read at once
-    found = Collector()
-    records = []
-    try:
-        with as_storage_error(path, "cannot read"):
-            records = load_records(path)
-    except Damaged as error:
-        found.add(path, _unreadable_snapshot(error))
-    return Report(
-        path=path,
-        kind="snapshot",
-        full=full,
-        findings=found.findings(),
-        counted={"sources": len(records)},
-    )
-
-
-def _unreadable_snapshot(error: Damaged) -> Fault:
-    return Fault(
-        rule="snapshot",
-        where="the file",
-        found=str(error),
-        expected="a snapshot as megaindex writes it",
-        text="is not such a snapshot",
-        remedy="remove it; the next run opens every source and writes it anew",
     )
 
 
@@ -331,10 +312,8 @@ def _check_arrays(
 def _unreadable_entry(error: FormatError) -> Fault:
     return Fault(
         rule="manifest",
-        where="the file",
         found=str(error).partition(" but ")[2].rpartition(";")[0],
         expected="a manifest as megaindex writes it",
-        text="is no manifest",
         remedy=_REBUILT,
     )
 
@@ -342,9 +321,16 @@ def _unreadable_entry(error: FormatError) -> Fault:
 def _stray() -> Fault:
     return Fault(
         rule="stray-file",
-        where="the file",
         found="a file the manifest does not name",
         expected="none",
-        text="belongs to no array",
         remedy="nothing reads it; remove it",
+    )
+
+
+def _unreadable_snapshot(error: Damaged) -> Fault:
+    return Fault(
+        rule="snapshot",
+        found=str(error),
+        expected="a snapshot as megaindex writes it",
+        remedy="remove it; the next run opens every source and writes it anew",
     )

@@ -124,7 +124,6 @@ def _broken(rule: str, path: str, error: Exception) -> Fault:
         where=where if is_place else "the file",
         found=what,
         expected="a recipe that can be " + ("read" if rule == "recipe" else "laid out"),
-        text=text,
         remedy=remedy,
     )
 
@@ -141,7 +140,6 @@ def _missing(corpus: RecipeSource, setting: str, prefix: str) -> Fault:
         where=f"source {corpus.name}",
         found=f"neither {prefix}.idx nor .bin",
         expected="a pair",
-        text=f"source {corpus.name}: {setting} {prefix} is not there",
         remedy="correct the path, which is relative to the recipe, or put the pair there",
     )
 
@@ -152,7 +150,6 @@ def _no_ids(corpus: RecipeSource, text: IndexedDataset) -> Fault:
         where=f"source {corpus.name}",
         found=str(text.dtype),
         expected="whole numbers",
-        text=f"source {corpus.name} holds {text.dtype}, which are no token ids",
         remedy="write it again with the type of its ids; GPT-NeoX's codes need --dialect neox",
     )
 
@@ -164,6 +161,5 @@ def _unfit(corpus: RecipeSource, error: Exception) -> Fault:
         where=f"source {corpus.name}",
         found=what,
         expected="a sound pair, and labels or a mask in step with it",
-        text=str(error),
         remedy=remedy,
     )
