@@ -36,14 +36,13 @@ from megaindex.format.header import (
 from megaindex.format.pair import (
     IndexArrays,
     IndexSpool,
+    PairSink,
     check_not_a_half,
     index_arrays,
     pair_paths,
 )
 from megaindex.format.validate import bound_end_fault, bound_faults
-from megaindex.io.atomic import AtomicFiles
 from megaindex.io.mapping import map_readonly
-from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import check_file, refuse_zero_byte
 
 _CHUNK = 1 << 17
@@ -121,32 +120,27 @@ def _is_file(path: str) -> bool:
 
 
 def _published(rebuilt: Rebuilt, bin_path: str, target: str, dialect: str) -> Repair:
-    out_bin, out_idx = pair_paths(target)
-    files = AtomicFiles((out_bin, out_idx))
-    spool = IndexSpool(os.path.dirname(out_bin) or ".", multimodal=rebuilt.modes is not None)
-    code = code_of_dtype(rebuilt.dtype, get_dialect(dialect))
+    multimodal = rebuilt.modes is not None
+    sink = PairSink(*pair_paths(target), rebuilt.dtype, multimodal=multimodal, overwrite=False)
     try:
-        hard = files.link(bin_path, out_bin)
-        with as_storage_error(out_idx, "cannot write"):
-            spool.open()
-            _fill(spool, rebuilt)
-            spool.assemble(files.open(out_idx), code, rebuilt.dtype.itemsize)
-        files.publish()
+        link = sink.open_linked(bin_path)
+        with sink:
+            _fill(sink.index, rebuilt)
+        sink.publish(code_of_dtype(rebuilt.dtype, get_dialect(dialect)))
         dataset = IndexedDataset(target, dialect=dialect)
         dataset.validate()
     except BaseException:
-        files.take_back()
+        sink.take_back()
         raise
     finally:
-        files.discard()
-        spool.close()
+        sink.discard()
     return Repair(
         path_prefix=target,
         certain=rebuilt.certain,
         lost=rebuilt.lost,
         sequences=len(dataset),
         documents=len(dataset.document_indices) - 1,
-        link="hard link" if hard else "symbolic link",
+        link=link,
     )
 
 

@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -18,7 +17,7 @@ from multiprocessing import connection, context, parent_process
 from types import FrameType, ModuleType
 from typing import Any, Generic, TypeVar
 
-from megaindex.engine.tasks import Losses, TaskOutcome, capture
+from megaindex.engine.tasks import TaskOutcome, TaskQueue, capture
 from megaindex.errors import EngineError, InvalidArgument
 
 Task = TypeVar("Task")
@@ -97,9 +96,7 @@ class _Run(Generic[Task, Result]):
         self._engine = engine
         self._function = function
         self._tasks = tasks
-        self._losses = Losses()
-        self._waiting = deque[int]()  # those to be run again
-        self._fresh = iter(range(len(tasks)))
+        self._queue = TaskQueue(tasks)
         self._running: dict[Future[TaskOutcome[Result]], tuple[Worker, int]] = {}
         self.workers = {engine.new_worker() for _ in range(min(engine.workers, len(tasks)))}
         self._idle = list(self.workers)
@@ -123,27 +120,23 @@ class _Run(Generic[Task, Result]):
                     self._idle.append(worker)
                 except BrokenProcessPool:
                     self._replace(worker)
-                    self._losses.add(number, self._tasks[number], self._engine.drop(worker))
-                    self._waiting.append(number)
+                    self._queue.count_loss(number, self._engine.drop(worker))
         else:
             self._begin()  # before the caller takes its time with these
         return results
 
     def _begin(self) -> None:
         """Give every idle worker a task, as long as there are any."""
-        while self._idle and (number := self._next()) is not None:
+        while self._idle and (number := self._queue.next()) is not None:
             worker = self._idle.pop()
             try:
                 future = worker.submit(self._function, self._tasks[number])
             except BrokenProcessPool:  # killed while idle: no task's fault
                 self._replace(worker)
                 self._engine.drop(worker)
-                self._waiting.append(number)
+                self._queue.put_back(number)
             else:
                 self._running[future] = (worker, number)
-
-    def _next(self) -> int | None:
-        return self._waiting.popleft() if self._waiting else next(self._fresh, None)
 
     def _replace(self, worker: Worker) -> None:
         fresh = self._engine.new_worker()

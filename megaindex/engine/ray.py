@@ -8,12 +8,11 @@ import os
 import platform
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from megaindex.engine.tasks import Losses, TaskOutcome, capture
+from megaindex.engine.tasks import TaskOutcome, TaskQueue, capture
 from megaindex.errors import EngineError, InvalidArgument
 
 Task = TypeVar("Task")
@@ -98,9 +97,7 @@ class _Run(Generic[Task, Result]):
         self._home = Home(version=__version__, directory=os.getcwd())
         self._function = function
         self._tasks = tasks
-        self._losses = Losses()
-        self._waiting = deque[int]()  # those to be run again
-        self._fresh = iter(range(len(tasks)))
+        self._queue = TaskQueue(tasks)
         self._running: dict[Any, int] = {}
 
     def finished(self) -> list[tuple[int, Result]]:
@@ -131,12 +128,9 @@ class _Run(Generic[Task, Result]):
 
     def _begin(self) -> None:
         limit = self._engine.in_flight
-        while len(self._running) < limit and (number := self._next()) is not None:
+        while len(self._running) < limit and (number := self._queue.next()) is not None:
             reference = self._remote.remote(self._home, self._function, self._tasks[number])
             self._running[reference] = number
-
-    def _next(self) -> int | None:
-        return self._waiting.popleft() if self._waiting else next(self._fresh, None)
 
     def _ended(self) -> list[Any]:
         """Those that have ended; none where nothing happens for some time."""
@@ -172,8 +166,7 @@ class _Run(Generic[Task, Result]):
                 f"{task}: the Ray cluster gave up on it: {_first_line(error)}; look at the cluster "
                 "with `ray status`, then start the command again: what is done is not done twice"
             ) from error
-        self._losses.add(number, task, how)
-        self._waiting.append(number)
+        self._queue.count_loss(number, how)
         return None
 
 

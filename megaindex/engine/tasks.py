@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 import traceback
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar, cast
@@ -91,22 +91,35 @@ def _portable(error: Exception) -> Exception:
     return EngineError(f"a task raised {type(error).__name__}: {error}; its cause is the traceback")
 
 
-class Losses:
-    """Counts the workers that each task lost."""
+class TaskQueue:
+    """Numbers of the tasks that are to be begun: first those whose worker was lost."""
 
-    def __init__(self) -> None:
-        self._count: Counter[int] = Counter()
+    def __init__(self, tasks: Sequence[object]) -> None:
+        self._tasks = tasks
+        self._fresh = iter(range(len(tasks)))
+        self._again = deque[int]()
+        self._losses = Counter[int]()
 
-    def add(self, number: int, task: object, how: str) -> None:
-        """Task ``number`` lost a worker, which ended as ``how`` says.
+    def next(self) -> int | None:
+        """Return the number of a task that is to be begun now; None where all are."""
+        return self._again.popleft() if self._again else next(self._fresh, None)
+
+    def put_back(self, number: int) -> None:
+        """Have a task begun again that no worker took."""
+        self._again.append(number)
+
+    def count_loss(self, number: int, how: str) -> None:
+        """Have a task begun again that lost its worker, which ended as ``how`` says.
 
         Raises:
             EngineError: it was the last attempt.
         """
-        self._count[number] += 1
-        if self._count[number] == ATTEMPTS:
+        task = self._tasks[number]
+        self._losses[number] += 1
+        if self._losses[number] == ATTEMPTS:
             raise EngineError(
                 f"{task}: lost its worker {ATTEMPTS} times, the last one {how}; run it alone to "
                 "see why, and with fewer workers if memory ran out"
             )
         logger.warning("%s: its worker was lost (%s); it is run again", task, how)
+        self._again.append(number)

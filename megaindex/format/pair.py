@@ -278,6 +278,12 @@ class PairSink:
         self._bin = self._files.open(self._bin_path)
         self.index.open()
 
+    def open_linked(self, path: str) -> str:
+        """Make the .bin a link to the file at `path`; return "hard link" or "symbolic link"."""
+        is_hard = self._files.link(path, self._bin_path)
+        self.index.open()
+        return "hard link" if is_hard else "symbolic link"
+
     def write_tokens(self, tokens: npt.NDArray[Any]) -> None:
         """Append token values that are known to fit, whatever type and layout they come in."""
         for start in range(0, tokens.size, CHUNK):

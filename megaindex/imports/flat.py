@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,9 +16,7 @@ from megaindex.format import IndexedDatasetWriter
 from megaindex.format.cast import CHUNK, token_array
 from megaindex.format.header import DtypeTable, code_of_dtype, get_dialect
 from megaindex.format.pair import IndexSpool, PairSink, pair_paths
-from megaindex.io.atomic import AtomicFiles
 from megaindex.io.mapping import map_readonly
-from megaindex.io.os_errors import as_storage_error
 
 _LONGEST = np.iinfo(np.int32).max  # lengths are int32 in the .idx
 Chunks = Callable[[], Iterator[npt.NDArray[np.int64]]]
@@ -181,23 +178,21 @@ def write_flat(
         InvalidArgument: a token does not fit `dtype`, or a sequence is too long for the format.
         StorageError: the pair exists, or cannot be written.
     """
-    if copy or flat.offset or not _same_bytes(flat.tokens.dtype, dtype):
-        _write_copy(flat, output, dtype, dialect, overwrite, bar)
-        return "copied"
-    bin_path, idx_path = pair_paths(output)
-    files = AtomicFiles((bin_path, idx_path), overwrite=overwrite)
-    spool = IndexSpool(os.path.dirname(bin_path) or ".", multimodal=False)
+    is_link = not (copy or flat.offset) and _same_bytes(flat.tokens.dtype, dtype)
+    how = "copied"
+    sink = PairSink(*pair_paths(output), dtype, multimodal=False, overwrite=overwrite)
     try:
-        hard = files.link(flat.path, bin_path)
-        with as_storage_error(idx_path, "cannot write"):
-            spool.open()
-            _fill(spool, flat)
-            spool.assemble(files.open(idx_path), code_of_dtype(dtype, dialect), dtype.itemsize)
-        files.publish()
+        if is_link:
+            how = sink.open_linked(flat.path)
+        else:
+            sink.open()
+            _copy_tokens(flat, sink, bar)
+        with sink:
+            _fill(sink.index, flat)
+        sink.publish(code_of_dtype(dtype, dialect))
     finally:
-        files.discard()
-        spool.close()
-    return "hard link" if hard else "symbolic link"
+        sink.discard()
+    return how
 
 
 def _same_bytes(stored: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
@@ -206,32 +201,18 @@ def _same_bytes(stored: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
     return stored == dtype or (unsigned_as_signed and stored.itemsize == dtype.itemsize)
 
 
-def _write_copy(
-    flat: FlatTokens,
-    output: str,
-    dtype: np.dtype[Any],
-    dialect: DtypeTable,
-    overwrite: bool,
-    bar: Bar,
-) -> None:
+def _copy_tokens(flat: FlatTokens, sink: PairSink, bar: Bar) -> None:
     stored = flat.tokens
-    sink = PairSink(*pair_paths(output), dtype, multimodal=False, overwrite=overwrite)
-    try:
-        sink.open()
-        progress = bar(stored.nbytes)
-        with sink:
-            if _same_bytes(stored.dtype, dtype) and stored.size:
-                size = flat.offset + stored.nbytes
-                sink.copy_bytes(flat.path, size, flat.offset, stored.nbytes, progress)
-            else:
-                for start in range(0, stored.size, CHUNK):
-                    chunk = stored[start : start + CHUNK]
-                    sink.write_tokens(token_array(chunk, dtype))
-                    progress(chunk.nbytes)
-            _fill(sink.index, flat)
-        sink.publish(code_of_dtype(dtype, dialect))
-    finally:
-        sink.discard()
+    progress = bar(stored.nbytes)
+    with sink:
+        if _same_bytes(stored.dtype, sink.dtype) and stored.size:
+            size = flat.offset + stored.nbytes
+            sink.copy_bytes(flat.path, size, flat.offset, stored.nbytes, progress)
+            return
+        for start in range(0, stored.size, CHUNK):
+            chunk = stored[start : start + CHUNK]
+            sink.write_tokens(token_array(chunk, sink.dtype))
+            progress(chunk.nbytes)
 
 
 def _fill(spool: IndexSpool, flat: FlatTokens) -> None:

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from megaindex.console import Bar, silent
+from megaindex.console import Bar, polling, silent
 from megaindex.corpus.merge import merge
 from megaindex.corpus.outputs import check_outputs, checked_outcome
 from megaindex.engine import Engine, open_engine
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.pair import check_not_a_half
-from megaindex.io.filesystem import Progress, ignore
 from megaindex.io.paths import check_local
 from megaindex.tokenize.encode import Task, encode_part
 from megaindex.tokenize.inputs import find_sources
@@ -38,7 +35,6 @@ from megaindex.tokenize.work_folder import (
     is_published,
 )
 
-_LOOK_SECONDS = 1.0
 PART_BYTES = 1 << 26
 ON_BAD_LINE = ("stop", "skip")
 Stage = Callable[[str], AbstractContextManager[Bar]]
@@ -179,7 +175,7 @@ def _all_done(
         with (
             nullcontext(engine) if engine else open_engine() as runner,
             stage(f"tokenizing {len(todo):,} parts") as bar,
-            watching(work.folder, bar(total)) as finished,
+            polling(work.folder.bytes_in_progress, bar(total)) as finished,
         ):
             for number, one in runner.run(encode_part, todo):
                 done[one.key] = one
@@ -211,43 +207,3 @@ def _merge(
     pairs = [folder.pair(one.name, number) for one in done if one.documents]
     with stage(f"putting {len(pairs):,} parts together") as bar:
         merge(prefix, pairs, overwrite=overwrite, bar=bar)
-
-
-@contextmanager
-def watching(folder: WorkFolder, progress: Progress) -> Iterator[Callable[[int], None]]:
-    """Move `progress` on while parts are worked on; yields what to tell the bytes of each that is
-    finished. Progress never goes back, though a part that lost its worker does.
-    """
-    if progress is ignore:
-        yield ignore
-        return
-    finished = told = 0
-    over = threading.Event()
-    lock = threading.Lock()
-
-    def tell(now: int) -> None:
-        nonlocal told
-        if now > told:
-            progress(now - told)
-            told = now
-
-    def look() -> None:
-        while not over.wait(_LOOK_SECONDS):
-            underway = folder.bytes_in_progress()
-            with lock:
-                tell(finished + underway)
-
-    def add(nbytes: int) -> None:
-        nonlocal finished
-        with lock:
-            finished += nbytes
-            tell(finished)
-
-    thread = threading.Thread(target=look, name="megaindex-progress", daemon=True)
-    try:
-        thread.start()
-        yield add
-    finally:
-        over.set()
-        with contextlib.suppress(RuntimeError):  # Ctrl-C inside start(): it cannot be joined
-            thread.join()

@@ -20,11 +20,11 @@ from typing import Any, Protocol
 
 import xxhash
 
-from megaindex.corpus.byte_level import END_OF_DOCUMENT
 from megaindex.errors import FormatError, InvalidArgument, StorageError
 from megaindex.io.json_files import read_object
 from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import check_local, open_regular
+from megaindex.tokenize.byte_level import END_OF_DOCUMENT
 
 BYTES = "bytes"
 

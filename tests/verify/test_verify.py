@@ -20,7 +20,7 @@ from megaindex.cli import main
 from megaindex.corpus.inspect import inspect
 from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.recipe.recipe_file import read_recipe
-from megaindex.verify import pair as verify_layout
+from megaindex.verify import pair
 from megaindex.verify.report import Finding
 from megaindex.verify.verify import verify, verify_all
 
@@ -153,7 +153,7 @@ def lay_out(prefix: str, lengths: list[int], pointers: list[int], size: int) -> 
 def test_gaps_overlaps_and_duplicates(
     tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify_layout, "_AT_ONCE", at_once)
+    monkeypatch.setattr(pair, "_AT_ONCE", at_once)
     path = str(tmp_path / "c")
     lay_out(path, [4, 4, 0, 2, 4, 3], [10, 0, 5, 3, 10, 14], 20)
     # in the order of the .bin: 0–4, 3–5, a gap, 10–14 twice, 14–17, a gap
