@@ -172,7 +172,7 @@ def describe_pair(path_prefix: str) -> PairDescription:
 
 
 def describe_entry(entry: Path) -> EntryDescription:
-    """What the manifest of a cache entry says."""
+    """Return what the manifest of a cache entry records."""
     try:
         manifest = read_manifest(entry)
     except FormatError as error:
@@ -203,7 +203,7 @@ def describe_snapshot(path: str) -> EntryDescription:
 
 
 def describe_sets(sidecar: str) -> list[EntryDescription]:
-    """What a sidecar says of each set whose it is."""
+    """Return what a sidecar records of each set that it belongs to."""
     try:
         file = load_sidecar(sidecar)
         return [_describe_set(files, file, name) for name, files in own_sets(sidecar, file)]
@@ -236,7 +236,7 @@ def _is_there(companion: str) -> bool:
 
 
 def _odd(bin_info: FileInfo | None) -> tuple[str, ...]:
-    """What speaks against a .bin that is there."""
+    """Return the reasons not to use a .bin that is there."""
     if bin_info is None or is_remote(bin_info.path):
         return ()
     kind = odd_kind(bin_info.path)
@@ -271,7 +271,7 @@ def _lengths(lengths: npt.NDArray[np.int32]) -> dict[str, Any]:
 
 
 def _layout(arrays: IndexArrays, bin_nbytes: int | None) -> dict[str, Any]:
-    """Whether pointers rise, and whether each sequence begins where the one before ends."""
+    """Return whether pointers rise, and whether each sequence begins where the one before ends."""
     itemsize = bytes_per_token(arrays, bin_nbytes)
     contiguous, rising = True, True
     before = end = 0
@@ -296,7 +296,7 @@ def _repeated(bounds: npt.NDArray[np.int64]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class DialectGuess:
-    """What the pair would be in one dialect."""
+    """The meaning of a pair in one dialect."""
 
     dialect: str
     dtype: str | None

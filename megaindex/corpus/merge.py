@@ -66,7 +66,7 @@ def merge(
 
 @dataclass(frozen=True, kw_only=True)
 class Inputs:
-    """What all inputs have in common, and how much they are."""
+    """Token type, modes and size of the inputs of a merge."""
 
     dtype: np.dtype[Any]
     """Of the merged pair."""
@@ -112,7 +112,7 @@ def check_inputs(prefixes: Sequence[str], dialect: DtypeTable, dtype: Any | None
 
 
 def holds_all(target: np.dtype[Any], source: np.dtype[Any]) -> bool:
-    """Whether `target` holds every value of `source` exactly."""
+    """Return whether `target` holds every value of `source` exactly."""
     long_integer = source.kind in "iu" and source.itemsize == 8  # NumPy calls float64 safe for them
     return np.can_cast(source, target, "safe") and not (long_integer and target.kind == "f")
 

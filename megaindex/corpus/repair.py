@@ -52,7 +52,7 @@ _LONGEST = np.iinfo(np.int32).max
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """What was rebuilt, and what was not."""
+    """The result of a repair."""
 
     path_prefix: str
     certain: tuple[str, ...]
@@ -60,7 +60,7 @@ class Repair:
     sequences: int
     documents: int
     link: str
-    """What the new .bin is: "hard link" or "symbolic link"."""
+    """Kind of the new .bin: "hard link" or "symbolic link"."""
 
 
 def repair(
@@ -107,7 +107,7 @@ def repair(
 
 
 def _is_file(path: str) -> bool:
-    """Whether a file is there.
+    """Return whether a file is there.
 
     Raises:
         StorageError: something else is, or what is there cannot be told.
@@ -166,7 +166,7 @@ class Rebuilt:
 
 
 def from_damaged_index(path_prefix: str, dialect: str, eod: int | None, bar: Bar) -> Rebuilt:
-    """What is certain of an .idx whose header and lengths are whole."""
+    """Return what is certain of an .idx whose header and lengths are whole."""
     bin_path, idx_path = pair_paths(path_prefix)
     index = map_readonly(idx_path)
     header = parse_header(index[:HEADER_BYTES].tobytes(), idx_path)
@@ -202,7 +202,7 @@ def from_damaged_index(path_prefix: str, dialect: str, eod: int | None, bar: Bar
 
 
 def from_tokens(bin_path: str, dtype: np.dtype[Any], eod: int, bar: Bar) -> Rebuilt:
-    """Documents of one sequence each, cut behind every `eod`."""
+    """Return documents of one sequence each, cut behind every `eod`."""
     data = map_readonly(bin_path)
     tokens = data[: data.size // dtype.itemsize * dtype.itemsize].view(dtype)
     progress = bar(tokens.nbytes)
@@ -295,7 +295,7 @@ def _cut_short(
     pointers: _Pointers,
     idx_path: str,
 ) -> Rebuilt:
-    """The documents of a .bin that was cut short, as far as they are whole."""
+    """Return the documents of a .bin that was cut short, as far as they are whole."""
     if pointers.agreeing < header.num_sequences or not _bounds_are_sound(header, arrays):
         raise InvalidArgument(
             f"{idx_path}: the .bin is cut short, and pointers or document bounds are damaged too; "

@@ -116,7 +116,7 @@ def cut_ranges(pair: MappedPair, ranges: Sequence[Documents]) -> list[Documents]
 
 
 def cut_evenly(pair: MappedPair, parts: int, by: str) -> list[Documents]:
-    """Parts with as equal a number of documents or tokens as whole documents allow.
+    """Return parts with as equal a number of documents or tokens as whole documents allow.
 
     By tokens, cut k is where the tokens in front are nearest to k/parts of all: lengths 5, 1, 4, 2
     in two parts give 0:2 and 2:4. Every part has at least one document.

@@ -102,7 +102,7 @@ class _Run(Generic[Task, Result]):
         self._idle = list(self.workers)
 
     def finished(self) -> list[tuple[int, Result]]:
-        """Numbers and results of tasks that have ended since; empty where all have.
+        """Return numbers and results of tasks that have ended since; empty where all have.
 
         One task is with each worker and none in front of it: what is lost with a worker is then
         no other task, and however many tasks there are, few are pickled at a time.
@@ -146,7 +146,7 @@ class _Run(Generic[Task, Result]):
 
 
 def _check_importable(function: Callable[..., object]) -> None:
-    """A process that cannot find its task would look like one that was lost."""
+    """Refuse a function that no other process can import: its loss would look like a crash."""
     if getattr(function, "__module__", None) == "__main__":
         raise InvalidArgument(
             f"{function}: is defined in the script that runs, which other processes do not run "
@@ -203,7 +203,7 @@ class Worker:
                 connection.wait([process.sentinel])
 
     def post_mortem(self) -> str:
-        """How a process that was lost ended, in words."""
+        """Return how a process that was lost ended, in words."""
         self._executor.shutdown(wait=True, cancel_futures=True)
         codes = [process.exitcode for process in self._spawn.started]
         if not codes or codes[-1] is None:
@@ -253,7 +253,7 @@ class _Spawn(context.SpawnContext):
 
 @contextlib.contextmanager
 def _as_engine_error() -> Iterator[None]:
-    """What a process cannot be started for, said with what helps."""
+    """Raise failures to start a process as an EngineError with a remedy."""
     try:
         yield
     except BrokenProcessPool:

@@ -101,7 +101,7 @@ class _Run(Generic[Task, Result]):
         self._running: dict[Any, int] = {}
 
     def finished(self) -> list[tuple[int, Result]]:
-        """Numbers and results of tasks that have ended since; empty where all have."""
+        """Return numbers and results of tasks that have ended since; empty where all have."""
         results: list[tuple[int, Result]] = []
         while not results:
             self._begin()
@@ -177,7 +177,7 @@ def _first_line(error: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Home:
-    """Where a command was started: relative paths mean the same wherever its tasks run."""
+    """Version and directory of a command, so that its tasks run the same on every node."""
 
     version: str
     directory: str
@@ -217,7 +217,7 @@ def run_on_node(home: Home, function: Callable[[Task], Result], task: Task) -> T
 
 
 def import_ray() -> Any:
-    """The module, told to keep still.
+    """Return the module Ray, with its usage reports switched off.
 
     Raises:
         InvalidArgument: Ray is not installed.

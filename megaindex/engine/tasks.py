@@ -22,7 +22,7 @@ ATTEMPTS = 3
 
 
 class Engine(Protocol):
-    """Runs one function over many tasks, each in a process of its own choosing.
+    """An engine that runs one function over many tasks, each in a process of its choosing.
 
     Function, tasks and results are picklable and small: data goes through files. They are of
     modules that can be imported: other processes do not run the caller's script again, so what
@@ -66,7 +66,7 @@ class TaskOutcome(Generic[Result]):
     trace: str = ""
 
     def result(self) -> Result:
-        """The value, or raises what the task raised, as itself."""
+        """Return the value, or raise what the task raised, as itself."""
         if self.error is not None:
             raise self.error from InWorker(self.trace)
         return cast(Result, self.value)

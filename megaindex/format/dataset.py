@@ -18,7 +18,7 @@ from megaindex.objects.files import stat_path
 
 
 class PairIdentity(NamedTuple):
-    """What an open pair is known by: the same files, as far as opening them can tell."""
+    """The identity of an open pair: header, sizes and versions of its files."""
 
     header: IndexHeader
     idx_nbytes: int
@@ -146,7 +146,7 @@ class IndexedDataset:
 
     @staticmethod
     def exists(path_prefix: str | os.PathLike[str]) -> bool:
-        """Whether both files of the pair exist; StorageError where that cannot be told."""
+        """Return whether both files of the pair exist; StorageError where that cannot be told."""
         return all(stat_path(path) is not None for path in pair_paths(os.fspath(path_prefix)))
 
     @property
@@ -239,7 +239,7 @@ class IndexedDataset:
         return sequences if self._modes is None else (sequences, self._modes[start:stop])
 
     def get(self, index: Any, offset: Any = 0, length: Any = None) -> Any:
-        """Tokens [offset, offset + length) of sequence `index`; to its end without a length.
+        """Return tokens [offset, offset + length) of sequence `index`; to its end without a length.
 
         Returns:
             An array of `dtype`, or `(tokens, mode)` when multimodal.
@@ -267,7 +267,7 @@ class IndexedDataset:
         return i if i >= 0 else i + count
 
     def _run(self, i: int, offset: Any, length: Any) -> tuple[int, int]:
-        """Where tokens of a sequence begin in the .bin, and how many they are."""
+        """Return where tokens of a sequence begin in the .bin, and their number."""
         pair = self._pair
         size = int(pair.lengths[i])
         begin, inside = divmod(int(pair.pointers[i]), pair.dtype.itemsize)

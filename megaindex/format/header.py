@@ -53,13 +53,13 @@ class Fault:
     remedy: str = RESTORE
 
     def error(self, path: str) -> FormatError:
-        """What a reader raises who may not go on."""
+        """Return the exception of a reader that cannot go on."""
         return FormatError(f"{path}: {self.text}; {self.remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DtypeTable:
-    """How one family of frameworks writes .bin/.idx pairs."""
+    """The dtype codes of one family of frameworks, and its rule for document bounds."""
 
     name: str
     dtypes: Mapping[int, np.dtype[Any]]
@@ -88,7 +88,7 @@ DIALECTS: Mapping[str, DtypeTable] = {
 
 
 def get_dialect(name: str) -> DtypeTable:
-    """The dialect called `name`; InvalidArgument if there is none."""
+    """Return the dialect called `name`; InvalidArgument if it is unknown."""
     if name not in DIALECTS:
         raise InvalidArgument(f"dialect={name!r}: unknown; choose one of {', '.join(DIALECTS)}")
     return DIALECTS[name]
@@ -96,7 +96,7 @@ def get_dialect(name: str) -> DtypeTable:
 
 @dataclass(frozen=True, kw_only=True)
 class IndexHeader:
-    """What the first 34 bytes say, and where the arrays lie that follow from it."""
+    """The first 34 bytes of an .idx, and the places of its arrays."""
 
     dtype_code: int
     num_sequences: int
@@ -133,7 +133,7 @@ def parse_header(raw: bytes, idx_path: str) -> IndexHeader:
 
 
 def header_fault(raw: bytes) -> Fault | None:
-    """What keeps the beginning of `raw` from being a header."""
+    """Return the rule of a header that the beginning of `raw` breaks."""
     if raw.startswith(_OLD_MAGIC):
         return Fault(
             rule="old-format",
@@ -204,7 +204,7 @@ def size_fault(header: IndexHeader, file_size: int) -> Fault | None:
 
 
 def dtype_of_code(code: int, dialect: DtypeTable, idx_path: str) -> np.dtype[Any]:
-    """The token type that `code` in the header of `idx_path` means in `dialect`."""
+    """Return the token type that `code` in the header of `idx_path` means in `dialect`."""
     fault = code_fault(code, dialect)
     if fault is not None:
         raise fault.error(idx_path)
@@ -212,7 +212,7 @@ def dtype_of_code(code: int, dialect: DtypeTable, idx_path: str) -> np.dtype[Any
 
 
 def code_fault(code: int, dialect: DtypeTable) -> Fault | None:
-    """Whether `dialect` knows the dtype code."""
+    """Return a fault unless `dialect` has the dtype code."""
     if code in dialect.dtypes:
         return None
     others = [other.name for other in DIALECTS.values() if code in other.dtypes]
@@ -233,7 +233,7 @@ def code_fault(code: int, dialect: DtypeTable) -> Fault | None:
 
 
 def code_of_dtype(dtype: npt.DTypeLike, dialect: DtypeTable) -> int:
-    """The code that stands for `dtype` in `dialect`; InvalidArgument if none does."""
+    """Return the code that stands for `dtype` in `dialect`; InvalidArgument if none does."""
     try:
         wanted = np.dtype(dtype)
     except TypeError:

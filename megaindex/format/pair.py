@@ -99,7 +99,7 @@ class MappedPair:
         return self.mapped_tokens
 
     def runs_of_tokens(self, runs: Sequence[tuple[int, int]]) -> list[npt.NDArray[Any]]:
-        """Tokens [begin, begin + count) of the .bin for each (begin, count), which it holds.
+        """Return tokens [begin, begin + count) of the .bin for each (begin, count), which it holds.
 
         Views of the mapping; from an object store arrays of their own, by as few requests as
         pay.
@@ -188,7 +188,7 @@ class IndexArrays:
 
 
 def index_arrays(index: npt.NDArray[np.uint8], header: IndexHeader) -> IndexArrays:
-    """Views of the bytes of an .idx, at the places its header gives."""
+    """Return views of the bytes of an .idx, at the places its header gives."""
 
     size = index.size
 

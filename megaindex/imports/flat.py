@@ -101,7 +101,7 @@ def import_pair(
 
 
 def open_tokens(path: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The whole file as tokens; FormatError if a part of a token is left over."""
+    """Return the whole file as tokens; FormatError if a part of a token is left over."""
     data = map_readonly(path)
     if data.size % dtype.itemsize:
         raise FormatError(
@@ -112,7 +112,7 @@ def open_tokens(path: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
 
 
 def token_dtype(name: npt.DTypeLike) -> np.dtype[Any]:
-    """An integer type by name; InvalidArgument if it is none."""
+    """Return an integer type by name; InvalidArgument for any other."""
     try:
         dtype = np.dtype(name)
     except TypeError:

@@ -39,7 +39,7 @@ _REMEDY = "copy the shard again, or write it again"
 def open_mds(
     folder: str, column: str | None = None, stored_dtype: npt.DTypeLike | None = None
 ) -> DocumentStream:
-    """The samples of an MDS folder, shard by shard, each read once from front to end.
+    """Open the samples of an MDS folder, shard by shard, each read once from front to end.
 
     Args:
         column: its name; by default `tokens` or `input_ids`, or the only column.
@@ -111,7 +111,7 @@ def _size(entry: Any, name: str) -> int:
 
 
 def _inside(folder: str, name: Any) -> str:
-    """The path of a shard; merged indices name shards in folders below."""
+    """Return the path of a shard; merged indices name shards in folders below."""
     if not isinstance(name, str) or "\0" in name:
         raise TypeError(f"basename must be the name of a file, found {name!r}")
     if os.path.isabs(name) or ".." in name.split("/"):
@@ -241,7 +241,7 @@ class MdsColumn:
     """An ndarray whose shape is stored with each sample."""
 
     def decode(self, sample: bytes, path: str) -> npt.NDArray[Any]:
-        """The tokens of a sample; FormatError if it is damaged."""
+        """Return the tokens of a sample; FormatError if it is damaged."""
         if len(sample) < 4 * self.num_sizes:
             raise self._damaged(path, f"a sample has {len(sample)} bytes")
         sizes = struct.unpack_from(f"<{self.num_sizes}I", sample)

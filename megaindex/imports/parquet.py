@@ -70,7 +70,7 @@ def _files(path: str) -> list[str]:
 
 
 def _reader(path: str) -> tuple[Any, Iterator[Any]]:
-    """Schema, and record batches as they are read."""
+    """Return the schema, and record batches as they are read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -15,7 +15,7 @@ _LOCAL = {
 }  # fmt: skip
 
 Progress = Callable[[int], None]
-"""Told how many more bytes are done."""
+"""Called with the number of bytes done since the last call."""
 
 _PIECE = 1 << 26  # bytes asked of the kernel at once: progress and Ctrl-C come between pieces
 _BUFFER = 1 << 20
@@ -74,7 +74,7 @@ def _unescaped(text: str) -> str:
 
 
 def ignore(count: int) -> None:
-    """A `Progress` for callers without one."""
+    """Do nothing: the `Progress` of callers without one."""
 
 
 def copy_range(

@@ -55,7 +55,7 @@ def map_readonly(path: str, *, follow_symlinks: bool = True) -> npt.NDArray[np.u
 
 
 def map_file(path: str, *, follow_symlinks: bool = True) -> tuple[npt.NDArray[np.uint8], FileInfo]:
-    """As `map_readonly`, and what the very file was that is mapped."""
+    """Return as `map_readonly`, with the information of the very file that is mapped."""
     path = plain(path)
     data, status = map_with_status(path, follow_symlinks=follow_symlinks)
     return data, FileInfo(path, status.st_size, version_of(status))
@@ -64,7 +64,7 @@ def map_file(path: str, *, follow_symlinks: bool = True) -> tuple[npt.NDArray[np
 def map_with_status(
     path: str, *, follow_symlinks: bool = True
 ) -> tuple[npt.NDArray[np.uint8], os.stat_result]:
-    """As `map_readonly`, and the status of the very file that is mapped.
+    """Return as `map_readonly`, with the status of the very file that is mapped.
 
     In few steps: a blend maps thousands of files.
     """
@@ -131,7 +131,7 @@ def will_need(address: int, nbytes: int) -> None:
 
 
 def resident_pages(address: int, nbytes: int) -> tuple[int, int]:
-    """How many pages of a mapped range are in memory, and how many it has.
+    """Return the number of pages of a mapped range that are in memory, and of all.
 
     Where the kernel does not tell, which it refuses for files that the user could not write to, all
     count as there.

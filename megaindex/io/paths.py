@@ -43,11 +43,11 @@ class FileInfo(NamedTuple):
     """Or URL."""
     nbytes: int
     version: str = ""
-    """What its store knows the content by; of a file, when it was last written to."""
+    """The version tag of its store; of a file, the time when it was last written to."""
 
 
 class ObjectLocation(NamedTuple):
-    """Where an object is."""
+    """The bucket and the key of an object."""
 
     store: str
     """As ``s3://bucket``: what one client is made for."""
@@ -55,12 +55,12 @@ class ObjectLocation(NamedTuple):
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is a URL, so that an object store has what it names."""
+    """Return whether a path is a URL, so that an object store has what it names."""
     return ":" in path and _URL.match(path) is not None
 
 
 def place_of(url: str) -> ObjectLocation:
-    """The parts of a URL.
+    """Return the parts of a URL.
 
     Raises:
         InvalidArgument: it is none of a known kind, or holds what might be a secret, which the
@@ -125,7 +125,7 @@ def without_secrets(url: str) -> str:
 
 
 def plain(path: str) -> str:
-    """A path without the scheme ``file:``; any other as it is. Nothing is percent-decoded.
+    """Return a path without the scheme ``file:``; any other as it is. Nothing is percent-decoded.
 
     Raises:
         InvalidArgument: the URL names a file of another machine.
@@ -142,7 +142,7 @@ def plain(path: str) -> str:
 
 
 def absolute(path: str) -> str:
-    """The same place from any directory."""
+    """Return a path that means the same place from any directory."""
     return path if is_remote(path) else os.path.abspath(plain(path))
 
 
@@ -187,7 +187,7 @@ def version_of(status: os.stat_result) -> str:
 
 
 def kind_of(mode: int) -> str:
-    """What a file of that `st_mode` is, with its article."""
+    """Return the type of a file of that `st_mode`, with its article."""
     return next((kind for is_one, kind in _KINDS if is_one(mode)), "no file")
 
 
@@ -211,7 +211,7 @@ def open_at_once(path: str | os.PathLike[str], *, follow: bool = True) -> int:
 
 
 def open_regular(path: str, action: str = "cannot open") -> int:
-    """A descriptor of the regular file at `path`, to read from; `action` is for messages.
+    """Return a descriptor of the regular file at `path`, to read from; `action` is for messages.
 
     Raises:
         MissingFile: there is none.

@@ -86,7 +86,7 @@ class RangeReader:
                 os.posix_fadvise(descriptor, offset, len(into), os.POSIX_FADV_WILLNEED)
 
     def _attempt(self, info: FileInfo, offset: int, into: memoryview) -> int:
-        """Bytes read, at least 1: a read may stop short and is then continued."""
+        """Return the bytes read, at least 1: a read may stop short and is then continued."""
         path, size, _ = info
         with self.descriptors.lease(*info) as descriptor:
             try:

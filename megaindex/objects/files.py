@@ -59,7 +59,7 @@ _NOTHING_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 def stat_path(path: str) -> FileInfo | None:
-    """Size and version of what is at a path; None where nothing is.
+    """Return the size and version of what is at a path; None where nothing is.
 
     Raises:
         InvalidArgument: a URL that names no object, or a path with a zero byte.
@@ -82,14 +82,14 @@ def stat_path(path: str) -> FileInfo | None:
 
 
 def list_remote(url: str) -> list[str]:
-    """URLs of the objects right below a URL, sorted; see `megaindex.objects.store`."""
+    """Return the URLs of the objects right below a URL, sorted; see `megaindex.objects.store`."""
     from megaindex.objects import store
 
     return store.list_folder(url)
 
 
 def local_copy(info: FileInfo) -> str:
-    """Path on this machine with the content: of a file its own, of an object that of a copy.
+    """Return a path with the content on this machine: of an object that of a copy.
 
     Raises:
         StorageError: the object cannot be read or was replaced, or the copy cannot be written.
@@ -130,7 +130,7 @@ def read_ranges(info: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> Non
 
 
 def stamp(path: str) -> list[int]:
-    """What stays the same as long as the content does; empty where nothing is.
+    """Return numbers that stay the same as long as the content does; empty where nothing is.
 
     Of a file, see `file_stamp`; of an object, its size and its version as a number.
     """
@@ -141,7 +141,7 @@ def stamp(path: str) -> list[int]:
 
 
 def each_of(function: Callable[[str], Result], paths: Sequence[str]) -> list[Result]:
-    """The results of all paths; those of URLs are waited for together."""
+    """Return the results of all paths; those of URLs are waited for together."""
     if not any(map(is_remote, paths)):
         return [function(path) for path in paths]
     return map_interruptibly(function, paths, _STORE_THREADS)
@@ -177,7 +177,7 @@ class ObjectFile(io.RawIOBase):
 
 
 def cached_copy(info: FileInfo) -> str:
-    """Path of a copy of this object, downloaded unless it is there.
+    """Return the path of a copy of this object, downloaded unless it is there.
 
     Raises:
         StorageError: the object cannot be read or was replaced, or the copy cannot be written.
@@ -203,7 +203,7 @@ def cached_copy(info: FileInfo) -> str:
 
 
 def _sound_copy(info: FileInfo, record: str) -> str | None:
-    """The copy that the record names, if both are what they must be."""
+    """Return the copy that the record names, if both are what they must be."""
     try:
         recorded = read_object(record)
         checked = recorded.pop("checked", None)
@@ -298,7 +298,7 @@ def _checksum(path: str) -> str:
 
 @contextlib.contextmanager
 def _one_at_a_time(path: str) -> Iterator[bool]:
-    """The ranks of a node start together, and one of them downloads for all. Whether it works."""
+    """Hold a lock while one rank of a node downloads for all; yield whether locks work here."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         alone = False

@@ -102,7 +102,7 @@ _Bytes = npt.NDArray[np.uint8]
 
 
 def stat_object(url: str) -> FileInfo | None:
-    """Size and version of an object; None where there is none.
+    """Return the size and version of an object; None where there is none.
 
     Raises:
         StorageError: the store cannot be asked, denies it, or gives no strong ETag.
@@ -225,7 +225,7 @@ def _together(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, lis
 
 
 def library() -> Any:
-    """The module obstore.
+    """Return the module obstore.
 
     Raises:
         InvalidArgument: it is not installed.
@@ -277,7 +277,7 @@ def client_of(store: str, *, as_set_now: bool = False) -> Any:
 
 
 class _Process:
-    """What belongs to one process."""
+    """State of one process."""
 
     def __init__(self, *, inherited: bool) -> None:
         self.lock = threading.RLock()
@@ -295,7 +295,7 @@ def _settings(store: str) -> _Settings:
 
 
 def _check_endpoints(settings: _Settings) -> None:
-    """The library panics at an endpoint without a scheme."""
+    """Refuse an endpoint without a scheme, at which the library panics."""
     for name in _ENDPOINTS:
         value = settings.get(name)
         if value is not None and not value.lower().startswith(("http://", "https://")):
@@ -363,14 +363,14 @@ def as_storage_error(url: str, action: str) -> Iterator[None]:
 
 
 def missing(url: str) -> MissingFile:
-    """There is no such object."""
+    """Return the error of an object that does not exist."""
     error = MissingFile(f"{url}: does not exist; check the bucket, the key and the endpoint")
     error.errno = errno.ENOENT
     return error
 
 
 def replaced(url: str, detail: str = "the store has another version now") -> StorageError:
-    """The object is not the one that was looked at."""
+    """Return the error of an object that is not the one that was looked at."""
     return StorageError(
         f"{url}: changed since it was looked at: {detail}; restore the object or start anew with it"
     )
@@ -395,7 +395,7 @@ def _typed(error: BaseException, kinds: Any, url: str, action: str) -> Exception
 
 
 def _reason(text: str) -> tuple[str, str]:
-    """Why it failed, and what helps."""
+    """Return the reason and the remedy."""
     for phrase, reason, remedy in _KNOWN:
         if phrase.search(text):
             return reason, remedy

@@ -172,7 +172,7 @@ class _Encoding:
 def lay_out(
     ids: Sequence[Sequence[int]], counts: Sequence[int], eod: int | None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Documents as Megatron's tool lays them out.
+    """Return documents as Megatron's tool lays them out.
 
     A text without tokens is no sequence; a document without any has no sequences, and no end token
     either. Texts [5, 6], [], [7] of two documents with two texts and one, and the end token 9, give

@@ -59,7 +59,7 @@ class InputFile:
     will, as rsync -t, cp -p and tar do when they put another file in the place of one. All nodes of
     a shared file system see the same, which inodes need not be."""
     version: str = ""
-    """What the store knows an object by, which has no times here; empty for a file."""
+    """The version tag of an object, which has no times here; empty for a file."""
 
     @property
     def is_remote(self) -> bool:
@@ -225,7 +225,7 @@ def _is_text(file: Path) -> bool:
 
 
 def _by_name(path: str) -> str | None:
-    """The format that a name tells, with or without a suffix of packing."""
+    """Return the format that a name tells, with or without a suffix of packing."""
     stem, suffix = os.path.splitext(path.lower())
     if suffix in _PACKED:
         suffix = os.path.splitext(stem)[1]

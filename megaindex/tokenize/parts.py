@@ -109,7 +109,7 @@ def _part(pieces: Sequence[Piece], settings: TokenizeSettings) -> InputPart:
 
 
 def row_groups(source: InputFile, keys: Sequence[str]) -> list[int]:
-    """Bytes of the columns `keys` in each row group, packed, at least 1.
+    """Return the bytes of the columns `keys` in each row group, packed, at least 1.
 
     Raises:
         FormatError: the file is not Parquet, has no rows, or a column holds no text.
@@ -125,13 +125,13 @@ def row_groups(source: InputFile, keys: Sequence[str]) -> list[int]:
 
 
 def rows_before(source: InputFile, row_group: int) -> int:
-    """Rows in the row groups in front of one."""
+    """Return the number of rows in the row groups in front of one."""
     with _opened(source) as file:
         return sum(file.metadata.row_group(i).num_rows for i in range(row_group))
 
 
 def rows(source: InputFile, keys: Sequence[str], begin: int, end: int) -> Iterator[tuple[Any, ...]]:
-    """Rows of the row groups begin to end - 1, as stored: bytes, a list of bytes, or None.
+    """Yield rows of the row groups begin to end - 1, as stored: bytes, a list of bytes, or None.
 
     Raises:
         FormatError: the file is damaged.
@@ -152,7 +152,7 @@ def rows(source: InputFile, keys: Sequence[str], begin: int, end: int) -> Iterat
 
 
 def from_row(row: tuple[Any, ...], keys: Sequence[str]) -> tuple[Text, ...]:
-    """The texts of a row; BadRecord, rule type or utf-8."""
+    """Return the texts of a row; BadRecord, rule type or utf-8."""
     return tuple(_text(value, key) for value, key in zip(row, keys, strict=True))
 
 

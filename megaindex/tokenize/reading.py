@@ -104,7 +104,7 @@ class Reader:
 
 
 def place_name(form: str, number: int) -> str:
-    """How messages call a place: "line 12", "row 11"; nothing for a file that is one document."""
+    """Return a place as messages name it: "line 12", "row 11"; empty for a file of one document."""
     return {"parquet": f"row {number}: ", "files": ""}.get(form, f"line {number}: ")
 
 
@@ -188,7 +188,7 @@ class Lines:
 
 
 def lines_before(source: InputFile, offset: int) -> int:
-    """Lines in the first `offset` bytes of a file, which is read again for it.
+    """Return the number of lines in the first `offset` bytes of a file, which is read again for it.
 
     Args:
         offset: where a line begins.
@@ -206,7 +206,7 @@ def lines_before(source: InputFile, offset: int) -> int:
 
 
 def _skip_to_line(file: io.RawIOBase, piece: Piece) -> int:
-    """Where the first line begins that begins in the piece, or its end or more.
+    """Return where the first line begins that begins in the piece, or its end or more.
 
     A long line from before is passed over in bounded memory, and no further than to the end.
     """
@@ -236,7 +236,7 @@ def _blocks(file: io.RawIOBase, position: int, piece: Piece) -> Iterator[bytes]:
 
 
 def _split(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines with their ends; no more blocks are taken than are needed."""
+    """Yield lines with their ends; no more blocks are taken than are needed."""
     held: list[bytes] = []  # a line that may go on
     for block in blocks:
         if held and held[-1].endswith(b"\r") and not block.startswith(b"\n"):
@@ -302,7 +302,7 @@ class ZstdStream(io.RawIOBase):
         return True
 
     def _rest(self) -> bytes:
-        """Bytes behind the end of a frame, with which the next one begins."""
+        """Return the bytes behind the end of a frame, with which the next one begins."""
         if self._frame is None or not self._frame.eof:
             return b""
         rest: bytes = self._frame.unused_data
@@ -322,7 +322,7 @@ def _zstandard() -> Any:
 
 
 def zstd_error() -> type[Exception]:
-    """What the library raises for damaged data; where it is missing, no error can be its."""
+    """Return the library's error for damaged data; EOFError where the library is missing."""
     try:
         error: type[Exception] = _zstandard().ZstdError
     except InvalidArgument:

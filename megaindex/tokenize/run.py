@@ -163,7 +163,7 @@ def _prefixes(output: str, keys: Sequence[str], megatron_names: bool) -> list[st
 def _all_done(
     tasks: Sequence[Task], work: WorkLock, engine: Engine | None, stage: Stage
 ) -> tuple[list[Done], set[str]]:
-    """What came of every part, and the keys of those that no earlier run had finished."""
+    """Return the result of every part, and the keys of those that no earlier run had finished."""
     stop, pairs = tasks[0].stop, len(tasks[0].settings.keys)
     found = [work.folder.read_done(task.part.key, pairs) for task in tasks]
     done = {one.key: one for one in found if one is not None and not (stop and one.bad)}

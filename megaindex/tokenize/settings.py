@@ -1,4 +1,4 @@
-"""What is done to every document: which text, which tokenizer, which end, which token type."""
+"""Settings of a run: keys of the text, tokenizer, end token and token type."""
 
 from __future__ import annotations
 

@@ -31,7 +31,7 @@ BYTES = "bytes"
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerFile:
-    """Which tokenizer, by content; small, so that it travels with every task."""
+    """A tokenizer identified by its content; small, so that it travels with every task."""
 
     path: str
     """Of its file; "bytes" for the built-in one."""
@@ -60,11 +60,11 @@ class Tokenizer(Protocol):
         """Of a token by its text; None if there is none."""
 
     def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
-        """Ids of each text; raises what the library raises for a text it cannot encode."""
+        """Return ids of each text; raises what the library raises for a text it cannot encode."""
 
 
 def find_tokenizer(path: str | os.PathLike[str], *, add_special_tokens: bool) -> TokenizerFile:
-    """The tokenizer at `path`: a file, a folder that holds one, or "bytes".
+    """Return the tokenizer at `path`: a file, a folder that holds one, or "bytes".
 
     Raises:
         InvalidArgument: the library that it takes is not installed.
@@ -138,7 +138,7 @@ class Bytes:
 
 
 class HuggingFace:
-    """What transformers' fast tokenizers run; nothing is cut short and nothing padded."""
+    """A tokenizer.json, as transformers' fast tokenizers run it, without truncation and padding."""
 
     def __init__(self, loaded: Any, file: TokenizerFile) -> None:
         loaded.no_truncation()  # a tokenizer.json may ask for both
@@ -188,7 +188,7 @@ class SentencePiece:
 
 
 def load_tokenizers(file: TokenizerFile) -> HuggingFace:
-    """A tokenizer.json; FormatError if it is none."""
+    """Load a tokenizer.json; FormatError for any other file."""
     from tokenizers import Tokenizer
 
     try:
@@ -202,7 +202,7 @@ def load_tokenizers(file: TokenizerFile) -> HuggingFace:
 
 
 def load_sentencepiece(file: TokenizerFile) -> SentencePiece:
-    """A SentencePiece model; FormatError if it is none."""
+    """Load a SentencePiece model; FormatError for any other file."""
     import sentencepiece
 
     try:
@@ -216,7 +216,7 @@ def load_sentencepiece(file: TokenizerFile) -> SentencePiece:
 
 
 def _configured_eos(path: str) -> str | None:
-    """What the tokenizer_config.json beside a tokenizer.json says ends a sequence."""
+    """Return the end token that the tokenizer_config.json beside a tokenizer.json names."""
     beside = os.path.join(os.path.dirname(path), "tokenizer_config.json")
     try:
         config = read_object(beside)

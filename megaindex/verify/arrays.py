@@ -114,7 +114,7 @@ def verify_snapshot(path: str, *, full: bool, bar: Bar) -> Report:
 
 
 def own_sets(sidecar: str, file: SidecarFile) -> list[tuple[str, ArrayFiles]]:
-    """The sets whose sidecar this file is: others have been given another since."""
+    """Return the sets whose sidecar this file is: others have been given another since."""
     directory = os.path.dirname(sidecar) or "."
     sets = [(name, file.files(directory, name)) for name in file.sets]
     return [(name, files) for name, files in sets if _is_one_file(files.sidecar, sidecar)]
@@ -158,7 +158,7 @@ class _Set:
                 self.found.add(self.files.arrays[name], replace(fault, remedy=remedy), count=count)
 
     def _content_fault(self, name: str, path: str, arrays: Arrays) -> tuple[Fault | None, Severity]:
-        """What is wrong with an array, which is put into ``arrays`` if it can be read."""
+        """Return the fault of an array, which is put into ``arrays`` if it can be read."""
         try:
             array, offset = map_npy(path)
         except FormatError as error:
@@ -180,7 +180,7 @@ class _Set:
 
 
 def order_faults(arrays: Arrays, settings: Mapping[str, Any]) -> Iterator[Located]:
-    """The broken rules of those arrays that are there.
+    """Yield the broken rules of those arrays that are there.
 
     Args:
         arrays: by name; others than these three are not looked at.
@@ -240,7 +240,7 @@ def _located(
 
 
 def _file_fault(path: str, size: int) -> Fault | None:
-    """Whether there is a file of the size recorded."""
+    """Return a fault unless there is a file of the size recorded."""
     try:
         status = os.stat(path)
     except FileNotFoundError:

@@ -84,7 +84,7 @@ def _is_there(prefix: str) -> bool:
 
 
 def _check_source(recipe: str, corpus: RecipeSource, found: Collector) -> None:
-    """That its files are there; those of a text with labels or a mask also that they fit."""
+    """Check that its files are there; of a text with labels or a mask also that they fit."""
     missing = False
     for setting in ("path", "labels", "loss_mask"):
         prefix = getattr(corpus, setting)
@@ -106,7 +106,7 @@ def _check_source(recipe: str, corpus: RecipeSource, found: Collector) -> None:
 
 
 def _check_layout(path: str, recipe: Recipe, found: Collector) -> None:
-    """Whether its stages can be laid out over the sources as they are."""
+    """Check that its stages can be laid out over the sources as they are."""
     try:
         plan_recipe(recipe)
     except (InvalidArgument, FormatError) as error:
@@ -129,7 +129,7 @@ def _broken(rule: str, path: str, error: Exception) -> Fault:
 
 
 def _divided(message: str) -> tuple[str, str]:
-    """What is wrong, and what helps, which our messages end with."""
+    """Return the fault and the remedy, with which messages end."""
     what, _, remedy = message.rpartition("; ")
     return (what, remedy) if what else (message, _CORRECT)
 

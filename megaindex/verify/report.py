@@ -1,4 +1,4 @@
-"""What `megaindex verify` found: data first, text and exit status follow from it."""
+"""Reports of `megaindex verify`: findings as data, from which text and exit status follow."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Report:
     full: bool
     findings: tuple[Finding, ...]
     counted: dict[str, int] = field(default_factory=dict)
-    """What was looked at: sequences, documents, tokens, bytes."""
+    """Amounts checked: sequences, documents, tokens, bytes."""
 
     @property
     def is_clean(self) -> bool:
@@ -48,7 +48,7 @@ class Report:
 
 
 class Collector:
-    """Gathers findings: places that break one rule of one file become one finding."""
+    """Findings so far: places that break one rule of one file become one finding."""
 
     def __init__(self) -> None:
         self._findings: dict[tuple[str, str], Finding] = {}

@@ -164,7 +164,7 @@ def test_prefixes_that_are_none(tmp_path: Path, source: Path) -> None:
     (tmp_path / "d").mkdir()
     for output in (str(source), str(tmp_path / "d"), f"{tmp_path}/e/", ""):
         with pytest.raises(InvalidArgument, match="OUT is the prefix of the pair.* comes first"):
-            run.tokenize(output, [source], tokenizer="bytes")
+            run_module.tokenize(output, [source], tokenizer="bytes")
     assert names(tmp_path) == {"a.jsonl", "d"}
 
 
@@ -242,7 +242,10 @@ def test_waiting_for_another_run_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     monkeypatch.setattr(work_folder, "STALE_AFTER", 0.1)
-    with work_folder.WorkLock(str(tmp_path / "o")), pytest.raises(StorageError, match="another run"):
+    with (
+        work_folder.WorkLock(str(tmp_path / "o")),
+        pytest.raises(StorageError, match="another run"),
+    ):
         run(tmp_path / "o", [source])
     held = [line for line in caplog.messages if "another run holds it" in line]
     assert len(held) == 1
