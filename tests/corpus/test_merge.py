@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from megaindex.cli import main
 from megaindex.corpus.merge import merge
 from megaindex.errors import InvalidArgument
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
-from megaindex.format import writer
+from megaindex.format import IndexedDataset, IndexedDatasetWriter, writer
 
 Documents = list[list[list[int]]]
 DOCUMENTS = st.lists(

@@ -15,8 +15,7 @@ from tokenizing import TEXTS, pair, run, write_jsonl
 
 from megaindex.cli import main
 from megaindex.errors import FormatError, MissingFile, StorageError
-from megaindex.tokenize import encode
-from megaindex.tokenize import reading
+from megaindex.tokenize import encode, reading
 
 
 def put(proxy: Proxy, bucket: str, path: Path, folder: str = "raw") -> str:

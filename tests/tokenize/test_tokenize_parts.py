@@ -26,8 +26,7 @@ from tokenizing import (
 )
 
 from megaindex.errors import FormatError
-from megaindex.tokenize import encode
-from megaindex.tokenize import work_folder
+from megaindex.tokenize import encode, work_folder
 from megaindex.tokenize.inputs import InputFile
 from megaindex.tokenize.parts import Piece
 from megaindex.tokenize.reading import Lines, lines_before

@@ -19,8 +19,7 @@ from tokenizing import names, pair, run, train_bpe, write_jsonl
 from megaindex.errors import EngineError, FormatError, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.tokenize import run as run_module
-from megaindex.tokenize import tokenize
-from megaindex.tokenize import work_folder
+from megaindex.tokenize import tokenize, work_folder
 from megaindex.tokenize.inputs import find_sources
 from megaindex.tokenize.work_folder import WorkFolder
 
