@@ -96,7 +96,7 @@ def check_inputs(prefixes: Sequence[str], dialect: DtypeTable, dtype: Any | None
     """
     if not prefixes:
         raise InvalidArgument("inputs: there are none; give at least one pair")
-    found = [_look_at(prefix, dialect) for prefix in prefixes]
+    found = [_checked_input(prefix, dialect) for prefix in prefixes]
     target = found[0].dtype if dtype is None else dialect.dtypes[code_of_dtype(dtype, dialect)]
     for one in found:
         if dtype is None and one.dtype != target:
@@ -133,7 +133,7 @@ def check_documents(pair: MappedPair) -> int:
     return tokens
 
 
-def _look_at(prefix: str, dialect: DtypeTable) -> _Input:
+def _checked_input(prefix: str, dialect: DtypeTable) -> _Input:
     pair = map_pair(prefix, dialect.name, multimodal=False)
     tokens = check_documents(pair)
     return _Input(

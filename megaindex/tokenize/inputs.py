@@ -116,7 +116,7 @@ def find_sources(
             check_local(path, "give a path")
     others = {os.path.abspath(path) for path in leave_out}
     paths = [path for name in given for path in _files(name, others)]
-    return [_look_at(path, form) for path in paths]
+    return [_input_file(path, form) for path in paths]
 
 
 def _files(path: str, leave_out: set[str]) -> list[str]:
@@ -158,7 +158,7 @@ def _chosen(path: str, there: Sequence[str], is_text: Sequence[bool]) -> list[st
     return found
 
 
-def _look_at(path: str, form: str | None) -> InputFile:
+def _input_file(path: str, form: str | None) -> InputFile:
     start, identity = _object(path) if is_remote(path) else _file(path)
     if not start:
         raise FormatError(f"{path}: is empty (0 bytes); leave it out, or write it again")

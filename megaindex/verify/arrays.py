@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -43,6 +43,12 @@ _BUILT = "the next run that asks for it builds it again"
 _FOUND = "remove all files of that name, they will be built again"
 _READ = "the next run that uses its arrays checks them and writes it anew"
 _REBUILT = "remove the directory, it will be rebuilt"
+_STRAY = Fault(
+    rule="stray-file",
+    found="a file the manifest does not name",
+    expected="none",
+    remedy="nothing reads it; remove it",
+)
 
 
 def verify_arrays(sidecar: str, *, full: bool, bar: Bar) -> Report:
@@ -62,32 +68,22 @@ def verify_arrays(sidecar: str, *, full: bool, bar: Bar) -> Report:
     progress = bar(sum(sizes) if full else 0)
     for one in sets:
         one.check(progress)
-    return Report(
-        path=sidecar,
-        kind="framework arrays",
-        full=full,
-        findings=found.findings(),
-        counted={"sets": len(sets), "arrays": len(sizes), "bytes": sum(sizes)},
-    )
+    counted = {"sets": len(sets), "arrays": len(sizes), "bytes": sum(sizes)}
+    return found.report(sidecar, "framework arrays", full=full, counted=counted)
 
 
 def verify_cache(cache: str, *, full: bool, bar: Bar) -> Report:
     """Check every entry of a cache, and name what an interrupted build left behind."""
     found = Collector()
-    counted = {"entries": 0, "arrays": 0, "bytes": 0}
-    for entry in entries(cache):
-        _check_entry(entry, full, found, counted, bar)
-    return Report(path=cache, kind="cache", full=full, findings=found.findings(), counted=counted)
+    counted = _check_entries(entries(cache), full, found, bar)
+    return found.report(cache, "cache", full=full, counted=counted)
 
 
 def verify_entry(entry: str, *, full: bool, bar: Bar) -> Report:
     """Check one entry; with `full` read its arrays and compare checksums."""
     found = Collector()
-    counted = {"entries": 0, "arrays": 0, "bytes": 0}
-    _check_entry(Path(entry), full, found, counted, bar)
-    return Report(
-        path=entry, kind="cache entry", full=full, findings=found.findings(), counted=counted
-    )
+    counted = _check_entries([Path(entry)], full, found, bar)
+    return found.report(entry, "cache entry", full=full, counted=counted)
 
 
 def verify_snapshot(path: str, *, full: bool, bar: Bar) -> Report:
@@ -103,14 +99,14 @@ def verify_snapshot(path: str, *, full: bool, bar: Bar) -> Report:
         with as_storage_error(path, "cannot read"):
             records = load_records(path)
     except Damaged as error:
-        found.add(path, _unreadable_snapshot(error))
-    return Report(
-        path=path,
-        kind="snapshot",
-        full=full,
-        findings=found.findings(),
-        counted={"sources": len(records)},
-    )
+        fault = Fault(
+            rule="snapshot",
+            found=str(error),
+            expected="a snapshot as megaindex writes it",
+            remedy="remove it; the next run opens every source and writes it anew",
+        )
+        found.add(path, fault)
+    return found.report(path, "snapshot", full=full, counted={"sources": len(records)})
 
 
 def own_sets(sidecar: str, file: SidecarFile) -> list[tuple[str, ArrayFiles]]:
@@ -261,11 +257,7 @@ def _changed() -> Fault:
 
 
 def _fault(rule: str, found: str, expected: str) -> Fault:
-    return Fault(
-        rule=rule,
-        found=found,
-        expected=expected,
-    )
+    return Fault(rule=rule, found=found, expected=expected)
 
 
 def _unreadable(rule: str, error: Exception) -> Fault:
@@ -277,60 +269,41 @@ def _unreadable(rule: str, error: Exception) -> Fault:
     )
 
 
-def _check_entry(
-    entry: Path, full: bool, found: Collector, counted: dict[str, int], bar: Bar
-) -> None:
-    counted["entries"] += 1
-    try:
-        manifest = read_manifest(entry)
-    except FormatError as error:
-        found.add(str(entry / MANIFEST), _unreadable_entry(error))
-        return
-    fault = key_fault(entry, manifest)
-    if fault is not None:
-        found.add(str(entry / MANIFEST), fault)
-    for name in stray_files(entry, manifest):
-        found.add(str(entry / name), _stray(), severity="warning")
-    _check_arrays(entry, manifest, full, found, counted, bar)
-
-
-def _check_arrays(
-    entry: Path, manifest: Manifest, full: bool, found: Collector, counted: dict[str, int], bar: Bar
-) -> None:
-    progress = bar(sum(record.nbytes for record in manifest.arrays.values()) if full else 0)
-    for record in manifest.arrays.values():
-        counted["arrays"] += 1
-        counted["bytes"] += record.nbytes
+def _check_entries(
+    directories: Sequence[Path], full: bool, found: Collector, bar: Bar
+) -> dict[str, int]:
+    """Return the numbers of entries, arrays and bytes."""
+    manifests = {entry: _checked_manifest(entry, found) for entry in directories}
+    records = [
+        (entry, record)
+        for entry, manifest in manifests.items()
+        if manifest is not None
+        for record in manifest.arrays.values()
+    ]
+    nbytes = sum(record.nbytes for _, record in records)
+    progress = bar(nbytes if full else 0)
+    for entry, record in records:
         fault = array_fault(entry, record)
         if fault is None and full:
             fault = checksum_fault(entry, record)
             progress(record.nbytes)
         if fault is not None:
             found.add(os.fspath(entry / record.file), fault)
+    return {"entries": len(manifests), "arrays": len(records), "bytes": nbytes}
 
 
-def _unreadable_entry(error: FormatError) -> Fault:
-    return Fault(
-        rule="manifest",
-        found=str(error).partition(" but ")[2].rpartition(";")[0],
-        expected="a manifest as megaindex writes it",
-        remedy=_REBUILT,
-    )
-
-
-def _stray() -> Fault:
-    return Fault(
-        rule="stray-file",
-        found="a file the manifest does not name",
-        expected="none",
-        remedy="nothing reads it; remove it",
-    )
-
-
-def _unreadable_snapshot(error: Damaged) -> Fault:
-    return Fault(
-        rule="snapshot",
-        found=str(error),
-        expected="a snapshot as megaindex writes it",
-        remedy="remove it; the next run opens every source and writes it anew",
-    )
+def _checked_manifest(entry: Path, found: Collector) -> Manifest | None:
+    path = str(entry / MANIFEST)
+    try:
+        manifest = read_manifest(entry)
+    except FormatError as error:
+        reason = str(error).partition(" but ")[2].rpartition(";")[0]
+        expected = "a manifest as megaindex writes it"
+        found.add(path, Fault(rule="manifest", found=reason, expected=expected, remedy=_REBUILT))
+        return None
+    fault = key_fault(entry, manifest)
+    if fault is not None:
+        found.add(path, fault)
+    for name in stray_files(entry, manifest):
+        found.add(str(entry / name), _STRAY, severity="warning")
+    return manifest

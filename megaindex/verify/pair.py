@@ -71,9 +71,7 @@ def verify_pair(path_prefix: str, rules: PairRules, *, full: bool, bar: Bar) -> 
         }
         if full:
             _check_bytes(pair, rules, contiguous, found, bar)
-    return Report(
-        path=path_prefix, kind="pair", full=full, findings=found.findings(), counted=counted
-    )
+    return found.report(path_prefix, "pair", full=full, counted=counted)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -45,7 +45,7 @@ def verify_recipe(path: str) -> Report:
             _check_source(path, corpus, found)
         if not found.has_errors():
             _check_layout(path, recipe, found)
-    return Report(path=path, kind="recipe", full=False, findings=found.findings(), counted=counted)
+    return found.report(path, "recipe", full=False, counted=counted)
 
 
 def pairs_of_recipe(path: str) -> tuple[list[str], list[str]]:

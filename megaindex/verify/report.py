@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from megaindex.corpus.discover import SubjectKind
@@ -57,7 +57,7 @@ class Collector:
         key = (file, fault.rule)
         earlier = self._findings.get(key)
         if earlier is not None:
-            self._findings[key] = Finding(**{**asdict(earlier), "count": earlier.count + count})
+            self._findings[key] = replace(earlier, count=earlier.count + count)
             return
         self._findings[key] = Finding(
             file=file,
@@ -73,5 +73,9 @@ class Collector:
     def has_errors(self) -> bool:
         return any(finding.severity == "error" for finding in self._findings.values())
 
-    def findings(self) -> tuple[Finding, ...]:
-        return tuple(self._findings.values())
+    def report(
+        self, path: str, kind: SubjectKind, *, full: bool, counted: dict[str, int]
+    ) -> Report:
+        """Return the report of the check of `path`, which has come to its end."""
+        findings = tuple(self._findings.values())
+        return Report(path=path, kind=kind, full=full, findings=findings, counted=counted)
