@@ -140,7 +140,7 @@ def _later(
 def _dataset_later(prefix: str, record: Mapping[str, Any], dialect: str) -> IndexedDataset:
     code, sequences, bounds, idx_nbytes, bin_nbytes, *versions = record["identity"]
     header = IndexHeader(dtype_code=code, num_sequences=sequences, num_bounds=bounds)
-    return IndexedDataset.later(
+    return IndexedDataset.lazy(
         prefix,
         PairIdentity(header, idx_nbytes, bin_nbytes, tuple(versions)),
         dialect=dialect,

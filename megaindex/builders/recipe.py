@@ -93,7 +93,7 @@ class KnownSources:
         if known is None:
             dataset.validate()
         else:
-            dataset.take_as_valid(known.num_tokens)
+            dataset.mark_validated(known.num_tokens)
         return dataset
 
     def fingerprint(self, dataset: IndexedDataset) -> str:

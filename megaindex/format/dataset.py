@@ -82,7 +82,7 @@ class IndexedDataset:
         self._num_tokens: int | None = None  # known once every entry has been checked
 
     @classmethod
-    def later(
+    def lazy(
         cls,
         path_prefix: str | os.PathLike[str],
         identity: PairIdentity,
@@ -90,7 +90,7 @@ class IndexedDataset:
         dialect: str = "megatron",
         multimodal: bool = False,
     ) -> IndexedDataset:
-        """A dataset that opens its files when they are first read: thousands cost nothing to make.
+        """Return a dataset that opens its files on first use: thousands cost nothing to make.
 
         Args:
             path_prefix: as for the constructor, and so are dialect and multimodal.
@@ -116,12 +116,12 @@ class IndexedDataset:
 
     @property
     def is_open(self) -> bool:
-        """Whether the files are mapped, which a dataset made by `later` does when it is read."""
+        """True once the files are mapped; a dataset made by `lazy` maps them when it is read."""
         return self._mapped is not None
 
     @property
     def identity(self) -> PairIdentity:
-        """Header, sizes and versions: what `later` and unpickling compare."""
+        """Header, sizes and versions, which `lazy` and unpickling compare."""
         return self._identity
 
     @property
@@ -139,9 +139,9 @@ class IndexedDataset:
         if self._num_tokens is None:
             self._num_tokens = self._pair.check_everything()
 
-    def take_as_valid(self, num_tokens: int) -> None:
-        """Take every entry as checked, with so many tokens in all: because `validate` did so when
-        these very files were opened before. Reads check their own bounds all the same."""
+    def mark_validated(self, num_tokens: int) -> None:
+        """Mark every entry as checked, with so many tokens in all, as `validate` found them when it
+        read these very files before. Reads check their own bounds all the same."""
         self._num_tokens = num_tokens
 
     @staticmethod
@@ -302,7 +302,7 @@ class IndexedDataset:
 
 def _reopen(path_prefix: str, options: dict[str, Any], identity: PairIdentity) -> IndexedDataset:
     """Unpickle: the same files, in the state in which they were pickled."""
-    dataset = IndexedDataset.later(path_prefix, identity, **options)
+    dataset = IndexedDataset.lazy(path_prefix, identity, **options)
     _ = dataset.sequence_lengths  # opened, and compared, here and now
     return dataset
 

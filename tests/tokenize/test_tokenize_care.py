@@ -181,7 +181,7 @@ def test_an_input_of_a_finished_part_that_changes_is_noticed(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted(monkeypatch, tmp_path / "o", source)
-    real = run._all_done
+    real = run_module._all_done
 
     def then_changed(*arguments: Any) -> Any:
         done = real(*arguments)
