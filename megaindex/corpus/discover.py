@@ -41,8 +41,8 @@ def subjects(path: str | os.PathLike[str]) -> list[Subject]:
 
     Raises:
         MissingFile: nothing is there.
-        StorageError: a recipe that is no regular file, or what is there cannot be looked at.
-        InvalidArgument: a file that is no half of a pair, or a folder with nothing to look at.
+        StorageError: a recipe that is not a regular file, or what is there cannot be looked at.
+        InvalidArgument: a file that is not half of a pair, or a folder with nothing to look at.
     """
     text = plain(os.fspath(path))
     for suffix in (".idx", ".bin"):

@@ -135,7 +135,7 @@ def describe_pair(path_prefix: str) -> PairDescription:
     """All of it.
 
     Raises:
-        MissingFile: there is no .idx.
+        MissingFile: the .idx does not exist.
         StorageError: it cannot be read.
     """
     bin_path, idx_path = pair_paths(path_prefix)

@@ -91,7 +91,7 @@ def check_inputs(prefixes: Sequence[str], dialect: DtypeTable, dtype: Any | None
         dtype: the token type to widen all to; None demands that they have the same.
 
     Raises:
-        InvalidArgument: there is no input, or inputs differ in token type or in having modes.
+        InvalidArgument: `prefixes` is empty, or inputs differ in token type or in having modes.
         FormatError: an input is damaged, or its documents do not cover its sequences.
     """
     if not prefixes:

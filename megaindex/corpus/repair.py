@@ -84,7 +84,7 @@ def repair(
 
     Raises:
         InvalidArgument: nothing is broken, or nothing more is certain: says what is missing.
-        MissingFile, StorageError: a file is none, or cannot be read, linked or written.
+        MissingFile, StorageError: a file is not regular, or cannot be read, linked or written.
     """
     source, target = os.fspath(path_prefix), os.fspath(output)
     refuse_zero_byte(source)

@@ -173,7 +173,7 @@ class Worker:
     def submit(self, function: Callable[[Task], Result], task: Task) -> Future[TaskOutcome[Result]]:
         """Raises BrokenProcessPool if the process is gone, as the future does if it goes.
 
-        EngineError: there are no descriptors, processes or threads to spare for it.
+        EngineError: descriptors, processes or threads for it are exhausted.
         """
         # A Ctrl-C on a terminal is for all processes; one that still imports modules cannot
         # answer it but with a traceback. A child inherits what is blocked here.

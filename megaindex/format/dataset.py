@@ -37,7 +37,7 @@ class IndexedDataset:
 
     In an object store (`s3://bucket/corpus`) the .idx is mapped from a copy on this machine, and
     the .bin is read when tokens are asked for: one request for each sequence, one for a slice of
-    neighbours. Such arrays are no views; loaders read many samples at once.
+    neighbours. Such arrays are copies; loaders read many samples at once.
 
     Opening checks what costs O(1): both files, the header, every byte of the .idx accounted for,
     the first and last document bound, the last sequence. `validate` checks every entry, once. Each
@@ -245,7 +245,7 @@ class IndexedDataset:
             An array of `dtype`, or `(tokens, mode)` when multimodal.
 
         Raises:
-            OutOfRange: there is no such sequence, or the range leaves it.
+            OutOfRange: the sequence does not exist, or the range leaves it.
         """
         i = self._sequence_number(index)
         begin, count = self._run(i, offset, length)

@@ -124,7 +124,7 @@ class IndexHeader:
 
 
 def parse_header(raw: bytes, idx_path: str) -> IndexHeader:
-    """Read a header from the beginning of `raw`; FormatError if it is none."""
+    """Read a header from the beginning of `raw`; FormatError for anything else."""
     fault = header_fault(raw)
     if fault is not None:
         raise fault.error(idx_path)

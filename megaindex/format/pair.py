@@ -184,7 +184,7 @@ class IndexArrays:
     pointers: npt.NDArray[np.int64]
     bounds: npt.NDArray[np.int64]
     modes: npt.NDArray[np.int8]
-    """Empty where there are none."""
+    """Empty in a file without modes."""
 
 
 def index_arrays(index: npt.NDArray[np.uint8], header: IndexHeader) -> IndexArrays:

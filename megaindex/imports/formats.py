@@ -66,7 +66,7 @@ def open_numpy(
 
     Raises:
         MissingFile: a file is not there.
-        FormatError: a file is no array of integers in one dimension.
+        FormatError: a file is not an array of integers in one dimension.
         InvalidArgument: `stored_dtype` is missing, or given for a `.npy`, or there is not exactly
             one of `separator` and `boundaries`.
     """

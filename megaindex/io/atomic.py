@@ -36,7 +36,7 @@ class AtomicFiles:
     most temporaries (`train.bin.tmp.<16 hex digits>`) or an incomplete set without its last file.
 
     Existing files are refused, at once and again on publication, unless `overwrite`; URLs always,
-    and with `overwrite` whatever is no file: folders, devices, pipes.
+    and with `overwrite` anything but files: folders, devices, pipes.
 
     A Ctrl-C raises between any two steps. So what is about to be made is noted first, and taken
     back by its inode: making an object does nothing yet, and whoever has one calls `discard`, or

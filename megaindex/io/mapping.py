@@ -46,7 +46,7 @@ def map_readonly(path: str, *, follow_symlinks: bool = True) -> npt.NDArray[np.u
     truncating a mapped file is fatal: reading past its new end kills the process (SIGBUS).
 
     Raises:
-        MissingFile: there is no file at `path`.
+        MissingFile: nothing is at `path`.
         InvalidArgument: it is a URL.
         StorageError: it is not a regular file, or a link that may not be followed, or cannot be
             opened or mapped.

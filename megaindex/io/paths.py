@@ -63,7 +63,7 @@ def place_of(url: str) -> ObjectLocation:
     """Return the parts of a URL.
 
     Raises:
-        InvalidArgument: it is none of a known kind, or holds what might be a secret, which the
+        InvalidArgument: it is of an unknown kind, or holds what might be a secret, which the
             message does not repeat.
     """
     scheme, separator, rest = url.partition("://")
@@ -158,7 +158,7 @@ def refuse_zero_byte(path: str) -> None:
 
 
 def check_local(path: str, remedy: str) -> None:
-    """InvalidArgument for a URL where only files will do, or for what is no path at all."""
+    """InvalidArgument for a URL where only files will do, or for what cannot be a path."""
     refuse_zero_byte(path)
     if plain(path) != path:
         raise InvalidArgument(f"{path}: is a URL; write the path alone, {plain(path)}")
@@ -214,7 +214,7 @@ def open_regular(path: str, action: str = "cannot open") -> int:
     """Return a descriptor of the regular file at `path`, to read from; `action` is for messages.
 
     Raises:
-        MissingFile: there is none.
+        MissingFile: the file does not exist.
         StorageError: it is something else, or cannot be opened.
     """
     with as_storage_error(path, action):
@@ -245,7 +245,7 @@ def check_file(path: str, action: str = "cannot open") -> None:
 
     Raises:
         MissingFile: there is nothing at `path`.
-        StorageError: it is no regular file, or cannot be looked at.
+        StorageError: it is not a regular file, or cannot be looked at.
     """
     with as_storage_error(path, action):
         check_regular(path, os.stat(path))

@@ -134,7 +134,7 @@ class DescriptorCache:
             version: likewise, its `FileInfo.version`; empty for any.
 
         Raises:
-            MissingFile: there is no such file, or no longer.
+            MissingFile: the file does not exist, or no longer.
             StorageError: it cannot be opened, or is not the file that was opened before.
         """
         return Lease(self, path, size, version)

@@ -103,7 +103,7 @@ def open_binary(info: FileInfo) -> io.RawIOBase:
     """The content as an unbuffered file, for whoever reads it from the first byte to the last.
 
     Raises:
-        StorageError: it is no regular file, or cannot be opened; of an object, reading it fails.
+        StorageError: it is not a regular file, or cannot be opened; of an object, reading it fails.
     """
     if is_remote(info.path):
         return ObjectFile(info)

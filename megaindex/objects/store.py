@@ -102,7 +102,7 @@ _Bytes = npt.NDArray[np.uint8]
 
 
 def stat_object(url: str) -> FileInfo | None:
-    """Return the size and version of an object; None where there is none.
+    """Return the size and version of an object; None where it does not exist.
 
     Raises:
         StorageError: the store cannot be asked, denies it, or gives no strong ETag.
@@ -124,7 +124,7 @@ def list_folder(url: str) -> list[str]:
     """Return the URLs of the objects right below ``s3://bucket/folder``, or in a bucket, sorted.
 
     Raises:
-        InvalidArgument: the URL is none of a known kind.
+        InvalidArgument: the URL is of an unknown kind.
         StorageError: the store cannot be asked, or denies it.
     """
     place = folder_of(url)
@@ -260,7 +260,7 @@ def client_of(store: str, *, as_set_now: bool = False) -> Any:
             for each request.
 
     Raises:
-        InvalidArgument: an endpoint is no URL.
+        InvalidArgument: an endpoint is not a URL.
         obstore's errors, where the settings contradict.
     """
     obstore = library()

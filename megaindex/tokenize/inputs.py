@@ -70,7 +70,7 @@ class InputFile:
         return open_binary(FileInfo(self.path, self.size, self.version))
 
     def check_unchanged(self) -> None:
-        """StorageError if the file is no longer the one that was looked at."""
+        """StorageError if the file changed since it was looked at."""
         if self.is_remote:
             found = stat_path(self.path)
             if found != FileInfo(self.path, self.size, self.version):
@@ -98,7 +98,7 @@ def find_sources(
 
     Args:
         form: one of FORMATS for all; None goes by the name of each file.
-        leave_out: paths that are no inputs where they lie in a folder: what runs put there.
+        leave_out: paths to pass over in a folder: what runs put there.
 
     Raises:
         MissingFile: an input is not there, or a folder holds no file of a known name.

@@ -113,7 +113,7 @@ def row_groups(source: InputFile, keys: Sequence[str]) -> list[int]:
 
     Raises:
         FormatError: the file is not Parquet, has no rows, or a column holds no text.
-        InvalidArgument: there is no such column, or pyarrow is not installed.
+        InvalidArgument: the column does not exist, or pyarrow is not installed.
     """
     path = source.path
     with _opened(source) as file:
@@ -164,7 +164,7 @@ def _text(value: Any, key: str) -> Text:
 
 
 def _as_bytes(column: Any) -> Any:
-    """Not yet as text: what is no UTF-8 is the fault of one row, not of all."""
+    """Not yet as text: invalid UTF-8 is the fault of one row, not of all."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):

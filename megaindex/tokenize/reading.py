@@ -1,7 +1,7 @@
 """Records of a part, whatever its format, and bad lines in their place.
 
 A line ends with a line feed, a carriage return or both, as in Python's text mode, in which
-Megatron's tool reads. A byte order mark at the beginning of a file is no part of its first line.
+Megatron's tool reads. A byte order mark at the beginning of a file is left out.
 """
 
 from __future__ import annotations

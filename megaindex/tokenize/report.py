@@ -22,7 +22,7 @@ _FIRST = 10  # bad lines that are shown
 
 @dataclass(frozen=True, kw_only=True)
 class BadLine:
-    """A line or row that is no document."""
+    """A line or row that cannot be a document."""
 
     path: str
     format: str

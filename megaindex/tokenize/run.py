@@ -80,7 +80,7 @@ def tokenize(
         add_special_tokens: let a tokenizer.json add the tokens that its template has, such as one
             for the beginning, as Megatron does by default.
         dtype: token type; by default uint16 for less than 65,500 tokens, else int32, as Megatron.
-        on_bad_line: "stop" at a line or row that is no document, or "skip", count and report it in
+        on_bad_line: "stop" at a line or row that is refused, or "skip", count and report it in
             `<output>.bad.jsonl`.
         part_bytes: of input, for each task.
         engine: where tasks run; by default processes of this machine, one for each CPU.
@@ -140,7 +140,7 @@ def tokenize(
 
 
 def _prefixes(output: str, keys: Sequence[str], megatron_names: bool) -> list[str]:
-    """InvalidArgument for what is no name of an output, before anything is looked at."""
+    """InvalidArgument for what cannot name an output, before anything is looked at."""
     check_local(output, "write the pair to a disk and upload it with the store's own tool")
     check_not_a_half(output)
     if not output or output.endswith("/") or "\0" in output or os.path.exists(output):

@@ -57,7 +57,7 @@ class Tokenizer(Protocol):
         """The token that the tokenizer itself says ends a document."""
 
     def id_of(self, token: str) -> int | None:
-        """Of a token by its text; None if there is none."""
+        """Return the id of a token by its text; None if it is unknown."""
 
     def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
         """Return ids of each text; raises what the library raises for a text it cannot encode."""
@@ -92,8 +92,8 @@ def load(file: TokenizerFile) -> Tokenizer:
     """Load it, once in a process.
 
     Raises:
-        FormatError: the file is no tokenizer.
-        StorageError: the file is no longer what it was when the run began.
+        FormatError: the file is not a tokenizer.
+        StorageError: the file changed since the run began.
     """
 
     if file.library == BYTES:

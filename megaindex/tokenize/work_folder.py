@@ -60,7 +60,7 @@ class WorkLock:
     """Held inside ``with``; what another run left there is kept, what a dead one held is taken.
 
     Raises, on entering:
-        InvalidArgument: the folder holds what no run made, or is none.
+        InvalidArgument: the folder holds what no run made, or is not a folder.
         StorageError: another run is at work on the same output, or the folder cannot be made.
     """
 

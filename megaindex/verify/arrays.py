@@ -89,7 +89,7 @@ def verify_entry(entry: str, *, full: bool, bar: Bar) -> Report:
 def verify_snapshot(path: str, *, full: bool, bar: Bar) -> Report:
     """Check the records of sources that a blend or a recipe left in a cache.
 
-    Sources that changed since are no fault: whoever reads the snapshot compares them, and opens
+    Sources that changed since are not a fault: whoever reads the snapshot compares them, and opens
     them anew.
     """
     del bar  # a snapshot is read at once

@@ -337,7 +337,7 @@ def _gap(_number: int, begin: int, before: int) -> Fault:
 def _check_tokens(
     pair: _Pair, vocab_size: int | None, pointers: _I64 | None, found: Collector, bar: Bar
 ) -> None:
-    """Report token ids outside the vocabulary and floats that are no finite numbers.
+    """Report token ids outside the vocabulary and floats that are not finite.
 
     Every byte is read, so a disk that cannot give one says so here.
 
