@@ -174,8 +174,8 @@ def lay_out(
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Return documents as Megatron's tool lays them out.
 
-    An empty text makes no sequence; a document without any has no sequences, and no end token
-    either. Texts [5, 6], [], [7] of two documents with two texts and one, and the end token 9, give
+    A text without tokens makes no sequence; a document without any has neither sequences nor an end
+    token. Texts [5, 6], [], [7] of two documents with two texts and one, and the end token 9, give
     5 6 9 7 9.
 
     Returns:
