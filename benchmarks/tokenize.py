@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import Comparison, alternate
-from megaindex.corpus.byte_level import text_files
+from megaindex.tokenize.byte_level import text_files
 
 WORKERS = len(os.sched_getaffinity(0))
 TEXT_BYTES = 16 << 20

@@ -12,7 +12,7 @@ import sys
 import textwrap
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -387,6 +387,53 @@ def counting_samples() -> Iterator[Callable[[int, int], None] | None]:
             return partial(display.update, display.add_task("counting samples"))
 
         yield lambda done, total: update()(completed=done, total=total)
+
+
+@contextmanager
+def polling(
+    under_way: Callable[[], int], progress: Progress, seconds: float = 1.0
+) -> Iterator[Progress]:
+    """Move `progress` on while tasks run elsewhere; yield the `Progress` of those that have ended.
+
+    Progress never goes back, though a task that lost its worker does.
+
+    Args:
+        under_way: returns the bytes that unfinished tasks have behind them; called every so many
+            `seconds`, by a thread.
+    """
+    if progress is ignore:
+        yield ignore
+        return
+    ended = told = 0
+    over = threading.Event()
+    lock = threading.Lock()
+
+    def tell(now: int) -> None:
+        nonlocal told
+        if now > told:
+            progress(now - told)
+            told = now
+
+    def poll() -> None:
+        while not over.wait(seconds):
+            now = under_way()
+            with lock:
+                tell(ended + now)
+
+    def add(nbytes: int) -> None:
+        nonlocal ended
+        with lock:
+            ended += nbytes
+            tell(ended)
+
+    thread = threading.Thread(target=poll, name="megaindex-progress", daemon=True)
+    try:
+        thread.start()
+        yield add
+    finally:
+        over.set()
+        with suppress(RuntimeError):  # Ctrl-C inside start(): it cannot be joined
+            thread.join()
 
 
 @contextmanager

@@ -21,7 +21,14 @@ from megaindex._types import I64, IntArray
 from megaindex.arithmetic import samples_in
 from megaindex.builders.single import build_index
 from megaindex.cache.cache import fetch, load_entry
-from megaindex.cache.fingerprint import Record, entry_key, read_records, stamps_of, write_records
+from megaindex.cache.fingerprint import (
+    Record,
+    entry_key,
+    read_records,
+    records_path,
+    stamps_of,
+    write_records,
+)
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.format.dataset import PairIdentity
@@ -133,7 +140,7 @@ def _later(
 def _dataset_later(prefix: str, record: Mapping[str, Any], dialect: str) -> IndexedDataset:
     code, sequences, bounds, idx_nbytes, bin_nbytes, *versions = record["identity"]
     header = IndexHeader(dtype_code=code, num_sequences=sequences, num_bounds=bounds)
-    return IndexedDataset.later(
+    return IndexedDataset.lazy(
         prefix,
         PairIdentity(header, idx_nbytes, bin_nbytes, tuple(versions)),
         dialect=dialect,
@@ -191,7 +198,7 @@ def _path(
         key = entry_key({"snapshot": 2, **request})
     except (TypeError, ValueError):
         return None
-    return Path(cache_dir) / f"blend-{key}-megaindex.json"
+    return records_path(cache_dir, "blend", key)
 
 
 def _write(

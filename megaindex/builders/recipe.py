@@ -20,6 +20,7 @@ from megaindex.cache.fingerprint import (
     corpus_fingerprint,
     entry_key,
     read_records,
+    records_path,
     stamps_of,
     write_records,
 )
@@ -70,7 +71,7 @@ class KnownSources:
             return
         check_local(cache_dir, "give a directory as cache_dir")
         key = entry_key({"known_sources": 1, "prefixes": self._prefixes})
-        self._path = Path(cache_dir) / f"sources-{key}-megaindex.json"
+        self._path = records_path(cache_dir, "sources", key)
         records = read_records(self._path, self._prefixes, _is_sound)
         for record in records or ():
             self._known[record["prefix"]] = ValidationCache(
@@ -92,7 +93,7 @@ class KnownSources:
         if known is None:
             dataset.validate()
         else:
-            dataset.take_as_valid(known.num_tokens)
+            dataset.mark_validated(known.num_tokens)
         return dataset
 
     def fingerprint(self, dataset: IndexedDataset) -> str:

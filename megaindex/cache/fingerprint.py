@@ -10,6 +10,7 @@ import contextlib
 import json
 import logging
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ import numpy as np
 import xxhash
 
 from megaindex._types import I32, I64, IntArray
-from megaindex.io.json_files import read_object
+from megaindex.io.json_files import Damaged, read_object
 from megaindex.io.paths import FileInfo
 from megaindex.objects.files import each_of, read_ranges, stamp
 
@@ -28,10 +29,46 @@ logger = logging.getLogger("megaindex")
 
 Record = dict[str, Any]
 
+_RECORDS_NAME = re.compile(r"(blend|sources)-[0-9a-f]{32}-megaindex\.json")
+
+
+def records_path(cache_dir: str | os.PathLike[str], kind: str, key: str) -> Path:
+    """Return the file of records of a ``kind``, "blend" or "sources", in a cache."""
+    path = Path(cache_dir) / f"{kind}-{key}-megaindex.json"
+    assert is_records_name(path.name), "so that it is told from a sidecar"
+    return path
+
+
+def is_records_name(name: str) -> bool:
+    """Return whether a file of that name holds records, not a sidecar, whose names end alike."""
+    return _RECORDS_NAME.fullmatch(name) is not None
+
 
 def stamps_of(prefixes: Sequence[str]) -> list[list[int]]:
     """The stamps of pairs, asked for side by side."""
     return each_of(corpus_stamp, prefixes)
+
+
+def load_records(path: str | os.PathLike[str]) -> list[Record]:
+    """Return the records in a file, whether or not they still hold.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        Damaged: it is not as it was written; the text goes on "it …".
+    """
+    stored = read_object(path)
+    records = stored.get("sources")
+    if not isinstance(records, list) or not all(isinstance(each, dict) for each in records):
+        raise Damaged("it holds no list of sources")
+    if not all(isinstance(each.get("prefix"), str) for each in records):
+        raise Damaged("it has a source without a prefix")
+    try:
+        is_whole = stored.get("checksum") == _checksum(records)
+    except (ValueError, RecursionError):  # of NaN, which nobody writes, and of lists in lists
+        is_whole = False
+    if not is_whole:
+        raise Damaged("its checksum is not that of its sources")
+    return records
 
 
 def read_records(
@@ -43,13 +80,9 @@ def read_records(
     raise KeyError and TypeError instead.
     """
     try:
-        stored = read_object(path)
-        records: list[Record] = stored["sources"]
-        whole = (
-            stored["checksum"] == _checksum(records)
-            and [record["prefix"] for record in records] == list(prefixes)
-            and all(map(is_sound, records))
-        )
+        records = load_records(path)
+        is_same = [record["prefix"] for record in records] == list(prefixes)
+        whole = is_same and all(map(is_sound, records))
     except FileNotFoundError:
         return None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
@@ -112,7 +145,7 @@ class Content(Protocol):
     @property
     def dtype(self) -> np.dtype[Any]: ...
     @property
-    def bin_facts(self) -> FileInfo: ...
+    def bin_info(self) -> FileInfo: ...
 
 
 def corpus_fingerprint(dataset: HasLengths) -> str:
@@ -170,7 +203,7 @@ def contents_of(
 
 def _content_fingerprint(dataset: Content, whole: bool) -> str:
     digest = xxhash.xxh3_128()
-    facts, pointers = dataset.bin_facts, dataset.sequence_pointers
+    facts, pointers = dataset.bin_info, dataset.sequence_pointers
     about = {"dtype": dataset.dtype.str, "nbytes": facts.nbytes, "sequences": pointers.size}
     digest.update(canonical_json({"content": 1, **about}).encode())
     for group in _chunks(8 * pointers.size, whole):

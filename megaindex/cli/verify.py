@@ -48,7 +48,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         nargs="+",
         help="prefixes of .bin and .idx, or URLs (s3://, gs://, az://); .idx, entries, recipes, "
-        "sidecars, folders, also of an object store",
+        "snapshots, sidecars, folders, also of an object store",
     )
     parser.add_argument("--full", action="store_true", help="read every byte, not only the .idx")
     parser.add_argument("--vocab-size", type=int, metavar="N", help="token ids are below N; --full")

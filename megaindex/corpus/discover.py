@@ -1,5 +1,5 @@
-"""What a path given to `verify` or `inspect` names: a pair, a cache entry, arrays under a
-framework's names, a recipe, or a folder of them."""
+"""Discovery of what `verify` and `inspect` look at: pairs, cache entries, snapshots, arrays under
+a framework's names and recipes, each by its path or in a folder."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Literal
 
 from megaindex.cache.entry import MANIFEST
+from megaindex.cache.fingerprint import is_records_name
 from megaindex.cache.framework_files.array_files import SUFFIX
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.io.os_errors import as_storage_error
@@ -21,24 +22,27 @@ from megaindex.objects.files import list_remote, stat_path
 _RECIPES = (".yaml", ".yml")
 _ENTRY_NAME = re.compile(r"[0-9a-f]{32}")
 
+SubjectKind = Literal["pair", "cache entry", "cache", "snapshot", "framework arrays", "recipe"]
+
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
     """Something to look at."""
 
-    kind: Literal["pair", "cache entry", "cache", "framework arrays", "recipe"]
+    kind: SubjectKind
     path: str
-    """Prefix of a pair, directory of an entry or of a cache, a sidecar, or a recipe."""
+    """Prefix of a pair, directory of an entry or of a cache, a snapshot, a sidecar, or a recipe."""
 
 
 def subjects(path: str | os.PathLike[str]) -> list[Subject]:
-    """What lies at `path`: a prefix, an .idx or .bin, an entry, a cache, a sidecar, a recipe, or a
-    folder of pairs and sidecars; of an object store, a pair or a folder of pairs.
+    """Return what lies at `path`: a prefix, an .idx or .bin, an entry, a cache, a snapshot, a
+    sidecar, a recipe, or a folder of pairs and sidecars; of an object store, a pair or a folder of
+    pairs.
 
     Raises:
         MissingFile: nothing is there.
-        StorageError: a recipe that is no regular file, or what is there cannot be looked at.
-        InvalidArgument: a file that is no half of a pair, or a folder with nothing to look at.
+        StorageError: a recipe that is not a regular file, or what is there cannot be looked at.
+        InvalidArgument: a file that is not half of a pair, or a folder with nothing to look at.
     """
     text = plain(os.fspath(path))
     for suffix in (".idx", ".bin"):
@@ -54,7 +58,7 @@ def subjects(path: str | os.PathLike[str]) -> list[Subject]:
     if not os.path.lexists(text):
         raise MissingFile(f"{text}: does not exist, nor do {text}.idx and {text}.bin; check it")
     if text.endswith(SUFFIX):
-        return [Subject(kind="framework arrays", path=text)]
+        return [_json_subject(text)]
     if text.endswith(_RECIPES):
         check_file(text)  # a pipe would be waited for
         return [Subject(kind="recipe", path=text)]
@@ -82,7 +86,7 @@ def _in_folder(folder: Path) -> list[Subject]:
     found = list(_pairs(folder, names))
     if any(_ENTRY_NAME.fullmatch(name) or name.startswith("tmp.") for name in names):
         found.append(Subject(kind="cache", path=str(folder)))
-    found += _sidecars(folder, names)
+    found += _snapshots_and_sidecars(folder, names)
     if not found:
         raise InvalidArgument(
             f"{folder}: holds no .idx, no cache entry and no sidecar; check the path"
@@ -111,15 +115,20 @@ def _pairs(folder: Path, names: list[str]) -> Iterator[Subject]:
             yield Subject(kind="pair", path=str(folder / name.removesuffix(".idx")))
 
 
-def _sidecars(folder: Path, names: list[str]) -> Iterator[Subject]:
-    """Each sidecar once, under the first of its names."""
+def _snapshots_and_sidecars(folder: Path, names: list[str]) -> Iterator[Subject]:
+    """Each file once, under the first of its names."""
     seen = set()
     for path in (str(folder / name) for name in names if name.endswith(SUFFIX)):
         with as_storage_error(path, "cannot look at"):
             status = os.lstat(path)
         if (status.st_dev, status.st_ino) not in seen:
             seen.add((status.st_dev, status.st_ino))
-            yield Subject(kind="framework arrays", path=path)
+            yield _json_subject(path)
+
+
+def _json_subject(path: str) -> Subject:
+    is_snapshot = is_records_name(os.path.basename(path))
+    return Subject(kind="snapshot" if is_snapshot else "framework arrays", path=path)
 
 
 def entries(cache: str | os.PathLike[str]) -> list[Path]:

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from megaindex.cache.durable import DURABLE
 from megaindex.cache.entry import read_manifest
+from megaindex.cache.fingerprint import load_records
 from megaindex.cache.framework_files.array_files import ArrayFiles
 from megaindex.cache.framework_files.sidecar import UNREADABLE, SidecarFile, load_sidecar
 from megaindex.corpus.discover import Subject, entries, subjects
@@ -31,7 +32,9 @@ from megaindex.format.header import (
     size_fault,
 )
 from megaindex.format.pair import IndexArrays, index_arrays, pair_paths
+from megaindex.io.json_files import Damaged
 from megaindex.io.mapping import map_readonly
+from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import FileInfo, is_remote, odd_kind
 from megaindex.objects.files import local_copy, stat_path
 from megaindex.recipe.recipe_file import read_recipe
@@ -40,11 +43,260 @@ from megaindex.verify.recipe import pairs_of_recipe
 
 _WIDEST = 8  # bytes of a token
 _LOOKED_AT = 4096  # sequences
+_CHUNK = 1 << 17
+_CLASSES = 32
+_LOWEST: npt.NDArray[np.int64] = np.concatenate(([0], 2 ** np.arange(_CLASSES - 1)))
+_COMPANIONS = (".lsm", "-megaindex.json", ".metadata")
+
+
+def inspect(path: str | os.PathLike[str]) -> list[PairDescription | EntryDescription]:
+    """Describe what lies at `path`: a pair, a cache entry, a snapshot, a set of arrays, or each in
+    a folder; of a recipe the pairs that it names.
+
+    Raises:
+        MissingFile: nothing is there.
+        StorageError: a file cannot be read.
+        InvalidArgument: `path` is nothing that can be described.
+    """
+    return [each for subject in subjects(path) for each in _described(subject)]
+
+
+def _described(subject: Subject) -> list[PairDescription | EntryDescription]:
+    if subject.kind == "pair":
+        return [describe_pair(subject.path)]
+    if subject.kind == "cache entry":
+        return [describe_entry(Path(subject.path))]
+    if subject.kind == "framework arrays":
+        return [*describe_sets(subject.path)]
+    if subject.kind == "snapshot":
+        return [describe_snapshot(subject.path)]
+    if subject.kind == "recipe":
+        read_recipe(subject.path)  # raises what is wrong with it
+        return [describe_pair(each) for pairs in pairs_of_recipe(subject.path) for each in pairs]
+    return [describe_entry(entry) for entry in entries(subject.path)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PairDescription:
+    """A .bin/.idx pair, as its .idx has it; `faults` says what speaks against that."""
+
+    path: str
+    index_nbytes: int
+    bin_nbytes: int | None
+    """None where the .bin is missing, or no file."""
+    format: str = "MMIDIDX"
+    dtype_code: int | None = None
+    dialects: tuple[DialectGuess, ...] = ()
+    sequences: int = 0
+    documents: int = 0
+    tokens: int = 0
+    empty_sequences: int = 0
+    empty_documents: int = 0
+    """Documents without any sequence."""
+    shortest: int = 0
+    longest: int = 0
+    histogram: tuple[tuple[int, int], ...] = ()
+    """(smallest length of a class, sequences in it); classes are 0, 1, 2–3, 4–7, …"""
+    bytes_per_token: int | None = None
+    contiguous: bool = False
+    """Sequences follow one another from byte 0 on, without gaps."""
+    rising: bool = False
+    """Pointers never decrease."""
+    has_modes: bool = False
+    companions: tuple[str, ...] = ()
+    """Files beside the pair that tell more about it."""
+    faults: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "pair", **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryDescription:
+    """A cache entry, as its manifest has it, a set of arrays, as its sidecar has it, or a snapshot
+    of sources."""
+
+    path: str
+    kind: str = "cache entry"
+    parameters: dict[str, Any] = field(default_factory=dict)
+    arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """dtype, shape and bytes of each."""
+    nbytes: int = 0
+    boot_id: str = ""
+    durable: bool = False
+    """Synced to disk, so that no later boot has to verify it."""
+    faults: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def describe_pair(path_prefix: str) -> PairDescription:
+    """All of it.
+
+    Raises:
+        MissingFile: the .idx does not exist.
+        StorageError: it cannot be read.
+    """
+    bin_path, idx_path = pair_paths(path_prefix)
+    bin_info, idx_info = stat_path(bin_path), stat_path(idx_path)
+    odd = _odd(bin_info)
+    bin_nbytes = None if bin_info is None or odd else bin_info.nbytes
+    if idx_info is None:
+        raise MissingFile(f"{idx_path}: missing, although {bin_path} exists; it tells what that is")
+    index = map_readonly(local_copy(idx_info))
+    known: dict[str, Any] = {
+        "path": path_prefix,
+        "index_nbytes": index.size,
+        "bin_nbytes": bin_nbytes,
+        "companions": tuple(p for s in _COMPANIONS if _is_there(p := path_prefix + s)),
+    }
+    raw = index[:HEADER_BYTES].tobytes()
+    fault = header_fault(raw)
+    if fault is not None:
+        name = "TNTIDX" if fault.rule == "old-format" else "unknown"
+        return PairDescription(**known, format=name, faults=odd + _sentences(fault))
+    header = parse_header(raw, idx_path)
+    arrays = index_arrays(index, header)
+    return PairDescription(
+        **known,
+        **_lengths(arrays.lengths),
+        **_layout(arrays, bin_nbytes),
+        dtype_code=header.dtype_code,
+        dialects=guess_dialects(header.dtype_code, arrays, bin_nbytes),
+        documents=max(0, len(arrays.bounds) - 1),
+        empty_documents=_repeated(arrays.bounds),
+        has_modes=len(arrays.modes) > 0,
+        faults=odd + _sentences(size_fault(header, index.size)),
+    )
+
+
+def describe_entry(entry: Path) -> EntryDescription:
+    """Return what the manifest of a cache entry records."""
+    try:
+        manifest = read_manifest(entry)
+    except FormatError as error:
+        return EntryDescription(path=str(entry), faults=(str(error),))
+    arrays = {
+        name: {"dtype": record.dtype, "shape": record.shape, "bytes": record.nbytes}
+        for name, record in manifest.arrays.items()
+    }
+    return EntryDescription(
+        path=str(entry),
+        parameters=manifest.parameters,
+        arrays=arrays,
+        nbytes=sum(record.nbytes for record in manifest.arrays.values()),
+        boot_id=manifest.boot_id,
+        durable=(entry / DURABLE).exists(),
+    )
+
+
+def describe_snapshot(path: str) -> EntryDescription:
+    """Return the sources that a snapshot in a cache records."""
+    try:
+        with as_storage_error(path, "cannot read"):
+            records = load_records(path)
+    except Damaged as error:
+        return EntryDescription(path=path, kind="snapshot", faults=(str(error),))
+    prefixes = [record["prefix"] for record in records]
+    return EntryDescription(path=path, kind="snapshot", parameters={"sources": prefixes})
+
+
+def describe_sets(sidecar: str) -> list[EntryDescription]:
+    """Return what a sidecar records of each set that it belongs to."""
+    try:
+        file = load_sidecar(sidecar)
+        return [_describe_set(files, file, name) for name, files in own_sets(sidecar, file)]
+    except UNREADABLE as error:
+        return [EntryDescription(path=sidecar, kind="framework arrays", faults=(str(error),))]
+
+
+def _describe_set(files: ArrayFiles, file: SidecarFile, name: str) -> EntryDescription:
+    recorded = file.sets[name]
+    arrays: dict[str, dict[str, Any]] = {
+        array: {"dtype": dtype, "shape": shape, "bytes": recorded.files[array][0] - offset}
+        for array, (dtype, shape, offset) in recorded.arrays.items()
+    }
+    return EntryDescription(
+        path=str(files),
+        kind="framework arrays",
+        parameters={**recorded.settings, "corpus": recorded.corpus, "origin": recorded.origin},
+        arrays=arrays,
+        nbytes=sum(int(array["bytes"]) for array in arrays.values()),
+        boot_id=file.boot,
+        durable=file.is_durable(name),
+    )
+
+
+def _is_there(companion: str) -> bool:
+    """False too where it cannot be told: its name may be longer than those of the pair."""
+    with contextlib.suppress(StorageError):
+        return stat_path(companion) is not None
+    return False
+
+
+def _odd(bin_info: FileInfo | None) -> tuple[str, ...]:
+    """Return the reasons not to use a .bin that is there."""
+    if bin_info is None or is_remote(bin_info.path):
+        return ()
+    kind = odd_kind(bin_info.path)
+    if not kind:
+        return ()
+    return (f"the .bin is {kind}, not a regular file; put the file there, or a link to it",)
+
+
+def _sentences(fault: Fault | None) -> tuple[str, ...]:
+    return () if fault is None else (f"{fault.text}; {fault.remedy}",)
+
+
+def _lengths(lengths: npt.NDArray[np.int32]) -> dict[str, Any]:
+    held = np.zeros(_CLASSES, dtype=np.int64)
+    tokens, shortest, longest = 0, np.iinfo(np.int32).max, 0
+    for start in range(0, len(lengths), _CHUNK):
+        sizes = lengths[start : start + _CHUNK].astype(np.int64).clip(0)  # negative ones are damage
+        # 0 is in class 0, 1 in class 1, 2 and 3 in class 2, …
+        classes = np.searchsorted(_LOWEST, sizes, side="right") - 1
+        held += np.bincount(classes, minlength=_CLASSES)
+        tokens += int(sizes.sum())
+        shortest, longest = min(shortest, int(sizes.min())), max(longest, int(sizes.max()))
+    used = np.flatnonzero(held)
+    return {
+        "sequences": len(lengths),
+        "tokens": tokens,
+        "empty_sequences": int(held[0]),
+        "shortest": shortest if len(lengths) else 0,
+        "longest": longest,
+        "histogram": tuple((int(_LOWEST[k]), int(held[k])) for k in used),
+    }
+
+
+def _layout(arrays: IndexArrays, bin_nbytes: int | None) -> dict[str, Any]:
+    """Return whether pointers rise, and whether each sequence begins where the one before ends."""
+    itemsize = bytes_per_token(arrays, bin_nbytes)
+    contiguous, rising = True, True
+    before = end = 0
+    for start in range(0, len(arrays.pointers), _CHUNK):
+        begins = arrays.pointers[start : start + _CHUNK].astype(np.int64)
+        sizes = arrays.lengths[start : start + len(begins)].astype(np.int64)
+        ends = begins + sizes * (itemsize or 0)  # wraps in damaged files only, and compares unequal
+        rising &= bool(begins[0] >= before and (begins[1:] >= begins[:-1]).all())
+        contiguous &= bool(begins[0] == end and (begins[1:] == ends[:-1]).all())
+        before, end = int(begins[-1]), int(ends[-1])
+    return {"bytes_per_token": itemsize, "contiguous": contiguous, "rising": rising}
+
+
+def _repeated(bounds: npt.NDArray[np.int64]) -> int:
+    """Entries that equal the one before."""
+    count = 0
+    for start in range(0, len(bounds), _CHUNK):
+        chunk = bounds[start : start + _CHUNK + 1]  # one more: the first of the next chunk
+        count += int((chunk[1:] == chunk[:-1]).sum())
+    return count
 
 
 @dataclass(frozen=True, kw_only=True)
 class DialectGuess:
-    """What the pair would be in one dialect."""
+    """The meaning of a pair in one dialect."""
 
     dialect: str
     dtype: str | None
@@ -104,240 +356,3 @@ def bytes_per_token(arrays: IndexArrays, bin_nbytes: int | None) -> int | None:
 
 def _width(nbytes: int) -> int | None:
     return nbytes if nbytes <= _WIDEST else None
-
-
-_CHUNK = 1 << 17
-_CLASSES = 32
-_LOWEST: npt.NDArray[np.int64] = np.concatenate(([0], 2 ** np.arange(_CLASSES - 1)))
-_COMPANIONS = (".lsm", "-megaindex.json", ".metadata")
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairDescription:
-    """A .bin/.idx pair, as its .idx has it; `faults` says what speaks against that."""
-
-    path: str
-    index_nbytes: int
-    bin_nbytes: int | None
-    """None where the .bin is missing, or no file."""
-    format: str = "MMIDIDX"
-    dtype_code: int | None = None
-    dialects: tuple[DialectGuess, ...] = ()
-    sequences: int = 0
-    documents: int = 0
-    tokens: int = 0
-    empty_sequences: int = 0
-    empty_documents: int = 0
-    """Documents without any sequence."""
-    shortest: int = 0
-    longest: int = 0
-    histogram: tuple[tuple[int, int], ...] = ()
-    """(smallest length of a class, sequences in it); classes are 0, 1, 2–3, 4–7, …"""
-    bytes_per_token: int | None = None
-    contiguous: bool = False
-    """Sequences follow one another from byte 0 on, without gaps."""
-    rising: bool = False
-    """Pointers never decrease."""
-    has_modes: bool = False
-    companions: tuple[str, ...] = ()
-    """Files beside the pair that tell more about it."""
-    faults: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return {"kind": "pair", **asdict(self)}
-
-
-def describe_pair(path_prefix: str) -> PairDescription:
-    """All of it.
-
-    Raises:
-        MissingFile: there is no .idx.
-        StorageError: it cannot be read.
-    """
-    bin_path, idx_path = pair_paths(path_prefix)
-    bin_facts, idx_facts = stat_path(bin_path), stat_path(idx_path)
-    odd = _odd(bin_facts)
-    bin_nbytes = None if bin_facts is None or odd else bin_facts.nbytes
-    if idx_facts is None:
-        raise MissingFile(f"{idx_path}: missing, although {bin_path} exists; it tells what that is")
-    index = map_readonly(local_copy(idx_facts))
-    known: dict[str, Any] = {
-        "path": path_prefix,
-        "index_nbytes": index.size,
-        "bin_nbytes": bin_nbytes,
-        "companions": tuple(p for s in _COMPANIONS if _is_there(p := path_prefix + s)),
-    }
-    raw = index[:HEADER_BYTES].tobytes()
-    fault = header_fault(raw)
-    if fault is not None:
-        name = "TNTIDX" if fault.rule == "old-format" else "unknown"
-        return PairDescription(**known, format=name, faults=odd + _sentences(fault))
-    header = parse_header(raw, idx_path)
-    arrays = index_arrays(index, header)
-    return PairDescription(
-        **known,
-        **_lengths(arrays.lengths),
-        **_layout(arrays, bin_nbytes),
-        dtype_code=header.dtype_code,
-        dialects=guess_dialects(header.dtype_code, arrays, bin_nbytes),
-        documents=max(0, len(arrays.bounds) - 1),
-        empty_documents=_repeated(arrays.bounds),
-        has_modes=len(arrays.modes) > 0,
-        faults=odd + _sentences(size_fault(header, index.size)),
-    )
-
-
-def _is_there(companion: str) -> bool:
-    """False too where it cannot be told: its name may be longer than those of the pair."""
-    with contextlib.suppress(StorageError):
-        return stat_path(companion) is not None
-    return False
-
-
-def _odd(bin_facts: FileInfo | None) -> tuple[str, ...]:
-    """What speaks against a .bin that is there."""
-    if bin_facts is None or is_remote(bin_facts.path):
-        return ()
-    kind = odd_kind(bin_facts.path)
-    if not kind:
-        return ()
-    return (f"the .bin is {kind}, not a regular file; put the file there, or a link to it",)
-
-
-def _sentences(fault: Fault | None) -> tuple[str, ...]:
-    return () if fault is None else (f"{fault.text}; {fault.remedy}",)
-
-
-def _lengths(lengths: npt.NDArray[np.int32]) -> dict[str, Any]:
-    held = np.zeros(_CLASSES, dtype=np.int64)
-    tokens, shortest, longest = 0, np.iinfo(np.int32).max, 0
-    for start in range(0, len(lengths), _CHUNK):
-        sizes = lengths[start : start + _CHUNK].astype(np.int64).clip(0)  # negative ones are damage
-        # 0 is in class 0, 1 in class 1, 2 and 3 in class 2, …
-        classes = np.searchsorted(_LOWEST, sizes, side="right") - 1
-        held += np.bincount(classes, minlength=_CLASSES)
-        tokens += int(sizes.sum())
-        shortest, longest = min(shortest, int(sizes.min())), max(longest, int(sizes.max()))
-    used = np.flatnonzero(held)
-    return {
-        "sequences": len(lengths),
-        "tokens": tokens,
-        "empty_sequences": int(held[0]),
-        "shortest": shortest if len(lengths) else 0,
-        "longest": longest,
-        "histogram": tuple((int(_LOWEST[k]), int(held[k])) for k in used),
-    }
-
-
-def _layout(arrays: IndexArrays, bin_nbytes: int | None) -> dict[str, Any]:
-    """Whether pointers rise, and whether each sequence begins where the one before ends."""
-    itemsize = bytes_per_token(arrays, bin_nbytes)
-    contiguous, rising = True, True
-    before = end = 0
-    for start in range(0, len(arrays.pointers), _CHUNK):
-        begins = arrays.pointers[start : start + _CHUNK].astype(np.int64)
-        sizes = arrays.lengths[start : start + len(begins)].astype(np.int64)
-        ends = begins + sizes * (itemsize or 0)  # wraps in damaged files only, and compares unequal
-        rising &= bool(begins[0] >= before and (begins[1:] >= begins[:-1]).all())
-        contiguous &= bool(begins[0] == end and (begins[1:] == ends[:-1]).all())
-        before, end = int(begins[-1]), int(ends[-1])
-    return {"bytes_per_token": itemsize, "contiguous": contiguous, "rising": rising}
-
-
-def _repeated(bounds: npt.NDArray[np.int64]) -> int:
-    """Entries that equal the one before."""
-    count = 0
-    for start in range(0, len(bounds), _CHUNK):
-        chunk = bounds[start : start + _CHUNK + 1]  # one more: the first of the next chunk
-        count += int((chunk[1:] == chunk[:-1]).sum())
-    return count
-
-
-@dataclass(frozen=True, kw_only=True)
-class EntryDescription:
-    """A cache entry, as its manifest has it, or a set of arrays, as its sidecar has it."""
-
-    path: str
-    kind: str = "cache entry"
-    parameters: dict[str, Any] = field(default_factory=dict)
-    arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """dtype, shape and bytes of each."""
-    nbytes: int = 0
-    boot_id: str = ""
-    durable: bool = False
-    """Synced to disk, so that no later boot has to verify it."""
-    faults: tuple[str, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
-
-
-def inspect(path: str | os.PathLike[str]) -> list[PairDescription | EntryDescription]:
-    """Describe what lies at `path`: a pair, a cache entry, a set of arrays, or each in a folder;
-    of a recipe the pairs that it names.
-
-    Raises:
-        MissingFile: nothing is there.
-        StorageError: a file cannot be read.
-        InvalidArgument: `path` is nothing that can be described.
-    """
-    return [each for subject in subjects(path) for each in _described(subject)]
-
-
-def _described(subject: Subject) -> list[PairDescription | EntryDescription]:
-    if subject.kind == "pair":
-        return [describe_pair(subject.path)]
-    if subject.kind == "cache entry":
-        return [describe_entry(Path(subject.path))]
-    if subject.kind == "framework arrays":
-        return [*describe_sets(subject.path)]
-    if subject.kind == "recipe":
-        read_recipe(subject.path)  # raises what is wrong with it
-        return [describe_pair(each) for pairs in pairs_of_recipe(subject.path) for each in pairs]
-    return [describe_entry(entry) for entry in entries(subject.path)]
-
-
-def describe_sets(sidecar: str) -> list[EntryDescription]:
-    """What a sidecar says of each set whose it is."""
-    try:
-        file = load_sidecar(sidecar)
-        return [_describe_set(files, file, name) for name, files in own_sets(sidecar, file)]
-    except UNREADABLE as error:
-        return [EntryDescription(path=sidecar, kind="framework arrays", faults=(str(error),))]
-
-
-def _describe_set(files: ArrayFiles, file: SidecarFile, name: str) -> EntryDescription:
-    recorded = file.sets[name]
-    arrays: dict[str, dict[str, Any]] = {
-        array: {"dtype": dtype, "shape": shape, "bytes": recorded.files[array][0] - offset}
-        for array, (dtype, shape, offset) in recorded.arrays.items()
-    }
-    return EntryDescription(
-        path=str(files),
-        kind="framework arrays",
-        parameters={**recorded.settings, "corpus": recorded.corpus, "origin": recorded.origin},
-        arrays=arrays,
-        nbytes=sum(int(array["bytes"]) for array in arrays.values()),
-        boot_id=file.boot,
-        durable=file.is_durable(name),
-    )
-
-
-def describe_entry(entry: Path) -> EntryDescription:
-    """What the manifest of a cache entry says."""
-    try:
-        manifest = read_manifest(entry)
-    except FormatError as error:
-        return EntryDescription(path=str(entry), faults=(str(error),))
-    arrays = {
-        name: {"dtype": record.dtype, "shape": record.shape, "bytes": record.nbytes}
-        for name, record in manifest.arrays.items()
-    }
-    return EntryDescription(
-        path=str(entry),
-        parameters=manifest.parameters,
-        arrays=arrays,
-        nbytes=sum(record.nbytes for record in manifest.arrays.values()),
-        boot_id=manifest.boot_id,
-        durable=(entry / DURABLE).exists(),
-    )

@@ -16,111 +16,6 @@ from megaindex.format.pair import MappedPair, PairSink, map_pair, pair_paths
 from megaindex.format.writer import append_pair
 
 
-@dataclass(frozen=True, kw_only=True)
-class Inputs:
-    """What all inputs have in common, and how much they are."""
-
-    dtype: np.dtype[Any]
-    """Of the merged pair."""
-    multimodal: bool
-    nbytes: int
-    """Bytes of their sequences."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Input:
-    path_prefix: str
-    dtype: np.dtype[Any]
-    modes: bool | None
-    """None for a pair without sequences, which is of either kind."""
-    nbytes: int
-
-
-def check_inputs(prefixes: Sequence[str], dialect: DtypeTable, dtype: Any | None) -> Inputs:
-    """Check every entry of every .idx, and that the pairs go together; constant memory each.
-
-    Args:
-        dtype: the token type to widen all to; None demands that they have the same.
-
-    Raises:
-        InvalidArgument: there is no input, or inputs differ in token type or in having modes.
-        FormatError: an input is damaged, or its documents do not cover its sequences.
-    """
-    if not prefixes:
-        raise InvalidArgument("inputs: there are none; give at least one pair")
-    found = [_look_at(prefix, dialect) for prefix in prefixes]
-    target = found[0].dtype if dtype is None else dialect.dtypes[code_of_dtype(dtype, dialect)]
-    for one in found:
-        if dtype is None and one.dtype != target:
-            raise _mixed(found, one, dialect)
-        if not holds_all(target, one.dtype):
-            raise InvalidArgument(
-                f"{one.path_prefix}: holds {one.dtype}, not every value of which fits {target}; "
-                f"choose a wider dtype"
-            )
-    return Inputs(
-        dtype=target, multimodal=_all_have_modes(found), nbytes=sum(one.nbytes for one in found)
-    )
-
-
-def holds_all(target: np.dtype[Any], source: np.dtype[Any]) -> bool:
-    """Whether `target` holds every value of `source` exactly."""
-    long_integer = source.kind in "iu" and source.itemsize == 8  # NumPy calls float64 safe for them
-    return np.can_cast(source, target, "safe") and not (long_integer and target.kind == "f")
-
-
-def check_documents(pair: MappedPair) -> int:
-    """Check every entry of a pair whose documents must cover it; return its tokens.
-
-    InvalidArgument where the .bin is not on this machine, to be copied from.
-    """
-    _ = pair.tokens
-    tokens = pair.check_everything()
-    count = pair.header.num_sequences
-    if pair.bounds[-1] != count:
-        raise FormatError(
-            f"{pair.idx_path}: its documents end at sequence {pair.bounds[-1]} of {count}, and the "
-            f"rest belongs to none; merge the files it was made of instead"
-        )
-    return tokens
-
-
-def _look_at(prefix: str, dialect: DtypeTable) -> _Input:
-    pair = map_pair(prefix, dialect.name, multimodal=False)
-    tokens = check_documents(pair)
-    return _Input(
-        path_prefix=prefix,
-        dtype=pair.dtype,
-        modes=None if pair.header.num_sequences == 0 else pair.modes is not None,
-        nbytes=tokens * pair.dtype.itemsize,
-    )
-
-
-def _mixed(found: list[_Input], other: _Input, dialect: DtypeTable) -> InvalidArgument:
-    types = {one.dtype for one in found}
-    wide = [d for d in dialect.dtypes.values() if all(holds_all(d, one) for one in types)]
-    remedy = (
-        f"pass dtype {min(wide, key=lambda d: d.itemsize)} to widen all of them"
-        if wide
-        else "merge pairs of one type at a time"
-    )
-    return InvalidArgument(
-        f"{other.path_prefix}: holds {other.dtype}, and {found[0].path_prefix} holds "
-        f"{found[0].dtype}; merged pairs have one token type; {remedy}"
-    )
-
-
-def _all_have_modes(found: list[_Input]) -> bool:
-    with_modes = [one.path_prefix for one in found if one.modes is True]
-    without = [one.path_prefix for one in found if one.modes is False]
-    if with_modes and without:
-        raise InvalidArgument(
-            f"{with_modes[0]}: has sequence modes, and {without[0]} has none; merge multimodal "
-            f"pairs with one another only"
-        )
-    return bool(with_modes)
-
-
 def merge(
     output: str,
     inputs: Sequence[str],
@@ -167,3 +62,108 @@ def merge(
         raise
     finally:
         sink.discard()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inputs:
+    """Token type, modes and size of the inputs of a merge."""
+
+    dtype: np.dtype[Any]
+    """Of the merged pair."""
+    multimodal: bool
+    nbytes: int
+    """Bytes of their sequences."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Input:
+    path_prefix: str
+    dtype: np.dtype[Any]
+    modes: bool | None
+    """None for a pair without sequences, which is of either kind."""
+    nbytes: int
+
+
+def check_inputs(prefixes: Sequence[str], dialect: DtypeTable, dtype: Any | None) -> Inputs:
+    """Check every entry of every .idx, and that the pairs go together; constant memory each.
+
+    Args:
+        dtype: the token type to widen all to; None demands that they have the same.
+
+    Raises:
+        InvalidArgument: `prefixes` is empty, or inputs differ in token type or in having modes.
+        FormatError: an input is damaged, or its documents do not cover its sequences.
+    """
+    if not prefixes:
+        raise InvalidArgument("inputs: there are none; give at least one pair")
+    found = [_checked_input(prefix, dialect) for prefix in prefixes]
+    target = found[0].dtype if dtype is None else dialect.dtypes[code_of_dtype(dtype, dialect)]
+    for one in found:
+        if dtype is None and one.dtype != target:
+            raise _mixed(found, one, dialect)
+        if not holds_all(target, one.dtype):
+            raise InvalidArgument(
+                f"{one.path_prefix}: holds {one.dtype}, not every value of which fits {target}; "
+                f"choose a wider dtype"
+            )
+    return Inputs(
+        dtype=target, multimodal=_all_have_modes(found), nbytes=sum(one.nbytes for one in found)
+    )
+
+
+def holds_all(target: np.dtype[Any], source: np.dtype[Any]) -> bool:
+    """Return whether `target` holds every value of `source` exactly."""
+    long_integer = source.kind in "iu" and source.itemsize == 8  # NumPy calls float64 safe for them
+    return np.can_cast(source, target, "safe") and not (long_integer and target.kind == "f")
+
+
+def check_documents(pair: MappedPair) -> int:
+    """Check every entry of a pair whose documents must cover it; return its tokens.
+
+    InvalidArgument where the .bin is not on this machine, to be copied from.
+    """
+    _ = pair.tokens
+    tokens = pair.check_everything()
+    count = pair.header.num_sequences
+    if pair.bounds[-1] != count:
+        raise FormatError(
+            f"{pair.idx_path}: its documents end at sequence {pair.bounds[-1]} of {count}, and the "
+            f"rest belongs to none; merge the files it was made of instead"
+        )
+    return tokens
+
+
+def _checked_input(prefix: str, dialect: DtypeTable) -> _Input:
+    pair = map_pair(prefix, dialect.name, multimodal=False)
+    tokens = check_documents(pair)
+    return _Input(
+        path_prefix=prefix,
+        dtype=pair.dtype,
+        modes=None if pair.header.num_sequences == 0 else pair.modes is not None,
+        nbytes=tokens * pair.dtype.itemsize,
+    )
+
+
+def _mixed(found: list[_Input], other: _Input, dialect: DtypeTable) -> InvalidArgument:
+    types = {one.dtype for one in found}
+    wide = [d for d in dialect.dtypes.values() if all(holds_all(d, one) for one in types)]
+    remedy = (
+        f"pass dtype {min(wide, key=lambda d: d.itemsize)} to widen all of them"
+        if wide
+        else "merge pairs of one type at a time"
+    )
+    return InvalidArgument(
+        f"{other.path_prefix}: holds {other.dtype}, and {found[0].path_prefix} holds "
+        f"{found[0].dtype}; merged pairs have one token type; {remedy}"
+    )
+
+
+def _all_have_modes(found: list[_Input]) -> bool:
+    with_modes = [one.path_prefix for one in found if one.modes is True]
+    without = [one.path_prefix for one in found if one.modes is False]
+    if with_modes and without:
+        raise InvalidArgument(
+            f"{with_modes[0]}: has sequence modes, and {without[0]} has none; merge multimodal "
+            f"pairs with one another only"
+        )
+    return bool(with_modes)

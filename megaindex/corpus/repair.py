@@ -36,19 +36,121 @@ from megaindex.format.header import (
 from megaindex.format.pair import (
     IndexArrays,
     IndexSpool,
+    PairSink,
     check_not_a_half,
     index_arrays,
     pair_paths,
 )
 from megaindex.format.validate import bound_end_fault, bound_faults
-from megaindex.io.atomic import AtomicFiles
 from megaindex.io.mapping import map_readonly
-from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import check_file, refuse_zero_byte
 
 _CHUNK = 1 << 17
 _CHUNK_TOKENS = 1 << 20
 _LONGEST = np.iinfo(np.int32).max
+
+
+@dataclass(frozen=True, kw_only=True)
+class Repair:
+    """The result of a repair."""
+
+    path_prefix: str
+    certain: tuple[str, ...]
+    lost: tuple[str, ...]
+    sequences: int
+    documents: int
+    link: str
+    """Kind of the new .bin: "hard link" or "symbolic link"."""
+
+
+def repair(
+    path_prefix: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    dialect: str = "megatron",
+    dtype: npt.DTypeLike | None = None,
+    eod: int | None = None,
+    bar: Bar = silent,
+) -> Repair:
+    """Write `output`.idx beside a link of the .bin, from what is certain of the damaged pair.
+
+    Args:
+        path_prefix: the damaged pair; its .bin must be there.
+        output: another prefix; existing files are refused.
+        dialect: whose dtype codes the pair uses.
+        dtype: token type, where the .idx is lost.
+        eod: token id that ends every document, where the .idx or its document bounds are lost.
+        bar: told of bytes that are read.
+
+    Raises:
+        InvalidArgument: nothing is broken, or nothing more is certain: says what is missing.
+        MissingFile, StorageError: a file is not regular, or cannot be read, linked or written.
+    """
+    source, target = os.fspath(path_prefix), os.fspath(output)
+    refuse_zero_byte(source)
+    check_not_a_half(target)
+    get_dialect(dialect)
+    bin_path, idx_path = pair_paths(source)
+    if not _is_file(bin_path):
+        raise MissingFile(f"{bin_path}: missing; tokens cannot be rebuilt from an .idx")
+    if _is_file(idx_path):
+        rebuilt = from_damaged_index(source, dialect, eod, bar)
+    elif dtype is None or eod is None:
+        raise InvalidArgument(
+            f"{idx_path}: missing; where documents end is certain only if the token type and the "
+            f"token that ends every document are given: add --dtype and --eod"
+        )
+    else:
+        code_of_dtype(dtype, get_dialect(dialect))
+        rebuilt = from_tokens(bin_path, np.dtype(dtype), eod, bar)
+    return _published(rebuilt, bin_path, target, dialect)
+
+
+def _is_file(path: str) -> bool:
+    """Return whether a file is there.
+
+    Raises:
+        StorageError: something else is, or what is there cannot be told.
+    """
+    try:
+        check_file(path, "cannot look at it")
+    except MissingFile:
+        return False
+    return True
+
+
+def _published(rebuilt: Rebuilt, bin_path: str, target: str, dialect: str) -> Repair:
+    multimodal = rebuilt.modes is not None
+    sink = PairSink(*pair_paths(target), rebuilt.dtype, multimodal=multimodal, overwrite=False)
+    try:
+        link = sink.open_linked(bin_path)
+        with sink:
+            _fill(sink.index, rebuilt)
+        sink.publish(code_of_dtype(rebuilt.dtype, get_dialect(dialect)))
+        dataset = IndexedDataset(target, dialect=dialect)
+        dataset.validate()
+    except BaseException:
+        sink.take_back()
+        raise
+    finally:
+        sink.discard()
+    return Repair(
+        path_prefix=target,
+        certain=rebuilt.certain,
+        lost=rebuilt.lost,
+        sequences=len(dataset),
+        documents=len(dataset.document_indices) - 1,
+        link=link,
+    )
+
+
+def _fill(spool: IndexSpool, rebuilt: Rebuilt) -> None:
+    lengths, modes = rebuilt.lengths, rebuilt.modes
+    for start in range(0, len(lengths), _CHUNK):
+        part = slice(start, start + _CHUNK)
+        spool.add_sequences(lengths[part].copy(), None if modes is None else modes[part].copy())
+    for start in range(1, len(rebuilt.bounds), _CHUNK):  # bound 0 is there already
+        spool.add_bounds(rebuilt.bounds[start : start + _CHUNK].astype(np.int64))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,7 +166,7 @@ class Rebuilt:
 
 
 def from_damaged_index(path_prefix: str, dialect: str, eod: int | None, bar: Bar) -> Rebuilt:
-    """What is certain of an .idx whose header and lengths are whole."""
+    """Return what is certain of an .idx whose header and lengths are whole."""
     bin_path, idx_path = pair_paths(path_prefix)
     index = map_readonly(idx_path)
     header = parse_header(index[:HEADER_BYTES].tobytes(), idx_path)
@@ -96,6 +198,40 @@ def from_damaged_index(path_prefix: str, dialect: str, eod: int | None, bar: Bar
             how,
         ),
         lost=lost,
+    )
+
+
+def from_tokens(bin_path: str, dtype: np.dtype[Any], eod: int, bar: Bar) -> Rebuilt:
+    """Return documents of one sequence each, cut behind every `eod`."""
+    data = map_readonly(bin_path)
+    tokens = data[: data.size // dtype.itemsize * dtype.itemsize].view(dtype)
+    progress = bar(tokens.nbytes)
+    parts = [np.empty(0, np.int64)]
+    for start in range(0, len(tokens), _CHUNK_TOKENS):
+        chunk = tokens[start : start + _CHUNK_TOKENS]
+        parts.append(np.flatnonzero(chunk == eod) + start + 1)
+        progress(chunk.nbytes)
+    ends = np.concatenate(parts)
+    lengths = np.diff(ends, prepend=0)
+    if not len(ends):
+        raise InvalidArgument(f"{bin_path}: holds no token {eod}; check --eod and --dtype")
+    if lengths.max() > _LONGEST:
+        raise InvalidArgument(
+            f"{bin_path}: {lengths.max()} tokens lie between two of {eod}; documents have at most "
+            f"{_LONGEST}; check --eod and --dtype"
+        )
+    rest = len(tokens) - int(ends[-1])
+    lost = ["sequences inside documents, documents without tokens, and modes, if there were any"]
+    if rest or data.size > tokens.nbytes:
+        left = data.size - int(ends[-1]) * dtype.itemsize
+        lost.append(f"{left} bytes after the last token {eod}: a document that has no end")
+    return Rebuilt(
+        dtype=dtype,
+        lengths=lengths.astype(np.int32),
+        bounds=np.arange(len(ends) + 1),
+        modes=None,
+        certain=(f"{len(ends)} documents, each ending with token {eod}, read as {dtype}",),
+        lost=tuple(lost),
     )
 
 
@@ -159,7 +295,7 @@ def _cut_short(
     pointers: _Pointers,
     idx_path: str,
 ) -> Rebuilt:
-    """The documents of a .bin that was cut short, as far as they are whole."""
+    """Return the documents of a .bin that was cut short, as far as they are whole."""
     if pointers.agreeing < header.num_sequences or not _bounds_are_sound(header, arrays):
         raise InvalidArgument(
             f"{idx_path}: the .bin is cut short, and pointers or document bounds are damaged too; "
@@ -233,145 +369,3 @@ def _sequences_with_end(
         yield filled[tokens[ends[filled] - 1] == eod] + start + 1
         progress((int(ends[-1]) - end) * dtype.itemsize)
         end = int(ends[-1])
-
-
-def from_tokens(bin_path: str, dtype: np.dtype[Any], eod: int, bar: Bar) -> Rebuilt:
-    """Documents of one sequence each, cut behind every `eod`."""
-    data = map_readonly(bin_path)
-    tokens = data[: data.size // dtype.itemsize * dtype.itemsize].view(dtype)
-    progress = bar(tokens.nbytes)
-    parts = [np.empty(0, np.int64)]
-    for start in range(0, len(tokens), _CHUNK_TOKENS):
-        chunk = tokens[start : start + _CHUNK_TOKENS]
-        parts.append(np.flatnonzero(chunk == eod) + start + 1)
-        progress(chunk.nbytes)
-    ends = np.concatenate(parts)
-    lengths = np.diff(ends, prepend=0)
-    if not len(ends):
-        raise InvalidArgument(f"{bin_path}: holds no token {eod}; check --eod and --dtype")
-    if lengths.max() > _LONGEST:
-        raise InvalidArgument(
-            f"{bin_path}: {lengths.max()} tokens lie between two of {eod}; documents have at most "
-            f"{_LONGEST}; check --eod and --dtype"
-        )
-    rest = len(tokens) - int(ends[-1])
-    lost = ["sequences inside documents, documents without tokens, and modes, if there were any"]
-    if rest or data.size > tokens.nbytes:
-        left = data.size - int(ends[-1]) * dtype.itemsize
-        lost.append(f"{left} bytes after the last token {eod}: a document that has no end")
-    return Rebuilt(
-        dtype=dtype,
-        lengths=lengths.astype(np.int32),
-        bounds=np.arange(len(ends) + 1),
-        modes=None,
-        certain=(f"{len(ends)} documents, each ending with token {eod}, read as {dtype}",),
-        lost=tuple(lost),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
-class Repair:
-    """What was rebuilt, and what was not."""
-
-    path_prefix: str
-    certain: tuple[str, ...]
-    lost: tuple[str, ...]
-    sequences: int
-    documents: int
-    link: str
-    """What the new .bin is: "hard link" or "symbolic link"."""
-
-
-def repair(
-    path_prefix: str | os.PathLike[str],
-    output: str | os.PathLike[str],
-    *,
-    dialect: str = "megatron",
-    dtype: npt.DTypeLike | None = None,
-    eod: int | None = None,
-    bar: Bar = silent,
-) -> Repair:
-    """Write `output`.idx beside a link of the .bin, from what is certain of the damaged pair.
-
-    Args:
-        path_prefix: the damaged pair; its .bin must be there.
-        output: another prefix; existing files are refused.
-        dialect: whose dtype codes the pair uses.
-        dtype: token type, where the .idx is lost.
-        eod: token id that ends every document, where the .idx or its document bounds are lost.
-        bar: told of bytes that are read.
-
-    Raises:
-        InvalidArgument: nothing is broken, or nothing more is certain: says what is missing.
-        MissingFile, StorageError: a file is none, or cannot be read, linked or written.
-    """
-    source, target = os.fspath(path_prefix), os.fspath(output)
-    refuse_zero_byte(source)
-    check_not_a_half(target)
-    get_dialect(dialect)
-    bin_path, idx_path = pair_paths(source)
-    if not _is_file(bin_path):
-        raise MissingFile(f"{bin_path}: missing; tokens cannot be rebuilt from an .idx")
-    if _is_file(idx_path):
-        rebuilt = from_damaged_index(source, dialect, eod, bar)
-    elif dtype is None or eod is None:
-        raise InvalidArgument(
-            f"{idx_path}: missing; where documents end is certain only if the token type and the "
-            f"token that ends every document are given: add --dtype and --eod"
-        )
-    else:
-        code_of_dtype(dtype, get_dialect(dialect))
-        rebuilt = from_tokens(bin_path, np.dtype(dtype), eod, bar)
-    return _published(rebuilt, bin_path, target, dialect)
-
-
-def _is_file(path: str) -> bool:
-    """Whether a file is there.
-
-    Raises:
-        StorageError: something else is, or what is there cannot be told.
-    """
-    try:
-        check_file(path, "cannot look at it")
-    except MissingFile:
-        return False
-    return True
-
-
-def _published(rebuilt: Rebuilt, bin_path: str, target: str, dialect: str) -> Repair:
-    out_bin, out_idx = pair_paths(target)
-    files = AtomicFiles((out_bin, out_idx))
-    spool = IndexSpool(os.path.dirname(out_bin) or ".", multimodal=rebuilt.modes is not None)
-    code = code_of_dtype(rebuilt.dtype, get_dialect(dialect))
-    try:
-        hard = files.link(bin_path, out_bin)
-        with as_storage_error(out_idx, "cannot write"):
-            spool.open()
-            _fill(spool, rebuilt)
-            spool.assemble(files.open(out_idx), code, rebuilt.dtype.itemsize)
-        files.publish()
-        dataset = IndexedDataset(target, dialect=dialect)
-        dataset.validate()
-    except BaseException:
-        files.take_back()
-        raise
-    finally:
-        files.discard()
-        spool.close()
-    return Repair(
-        path_prefix=target,
-        certain=rebuilt.certain,
-        lost=rebuilt.lost,
-        sequences=len(dataset),
-        documents=len(dataset.document_indices) - 1,
-        link="hard link" if hard else "symbolic link",
-    )
-
-
-def _fill(spool: IndexSpool, rebuilt: Rebuilt) -> None:
-    lengths, modes = rebuilt.lengths, rebuilt.modes
-    for start in range(0, len(lengths), _CHUNK):
-        part = slice(start, start + _CHUNK)
-        spool.add_sequences(lengths[part].copy(), None if modes is None else modes[part].copy())
-    for start in range(1, len(rebuilt.bounds), _CHUNK):  # bound 0 is there already
-        spool.add_bounds(rebuilt.bounds[start : start + _CHUNK].astype(np.int64))

@@ -1,4 +1,4 @@
-"""Runs tasks that may run anywhere, and twice: in processes of this machine, or on Ray."""
+"""Engines for tasks that may run anywhere, and twice: local processes, or Ray."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ENGINES = ("local", "ray")
 def open_engine(
     name: str = "local", *, workers: int | None = None, address: str | None = None
 ) -> Iterator[Engine]:
-    """The engine ``name``, closed in the end.
+    """Yield the engine ``name``, and close it in the end.
 
     Args:
         name: ``local`` for processes of this machine, ``ray`` for a Ray cluster.

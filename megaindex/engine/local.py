@@ -10,7 +10,6 @@ import sys
 import threading
 import time
 import traceback
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -18,7 +17,7 @@ from multiprocessing import connection, context, parent_process
 from types import FrameType, ModuleType
 from typing import Any, Generic, TypeVar
 
-from megaindex.engine.tasks import Losses, TaskOutcome, capture
+from megaindex.engine.tasks import TaskOutcome, TaskQueue, capture
 from megaindex.errors import EngineError, InvalidArgument
 
 Task = TypeVar("Task")
@@ -26,174 +25,8 @@ Result = TypeVar("Result")
 
 _ENDED = 128 + signal.SIGTERM  # exit status of a process that was told to end
 _ALONE_FOR = 5.0  # seconds that a task may go on once the process that wants it is gone
-
-
 _starting = threading.Lock()  # __main__ is of the whole process, and engines may be in threads
-
-
-class _Process(context.SpawnProcess):
-    """Does not run the caller's script again, which may lack a guard, or be no file at all.
-
-    What is told to a new process of how the old one began is read from __main__.
-    """
-
-    @staticmethod
-    def _Popen(process_obj: Any) -> Any:
-        with _starting:
-            main = sys.modules["__main__"]
-            sys.modules["__main__"] = ModuleType("__main__")
-            try:
-                return context.SpawnProcess._Popen(process_obj)
-            finally:
-                sys.modules["__main__"] = main
-
-
-class _Spawn(context.SpawnContext):
-    """Spawns, and remembers what: an executor does not tell its processes."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.started: list[context.SpawnProcess] = []
-
-    def Process(self, *args: Any, **kwargs: Any) -> context.SpawnProcess:  # type: ignore[override]
-        process = _Process(*args, **kwargs)
-        self.started.append(process)
-        return process
-
-
-class Worker:
-    """An executor of a single process.
-
-    A pool of many breaks as a whole when one of its processes is killed, and does not tell which
-    task that one had. Here a loss is the loss of one task, and the others go on.
-    """
-
-    def __init__(self, threads: int) -> None:
-        """Raises EngineError where this machine has no semaphores or descriptors to spare."""
-        self._spawn = _Spawn()
-        with _as_engine_error():
-            self._executor = ProcessPoolExecutor(
-                1, mp_context=self._spawn, initializer=_prepare, initargs=(threads,)
-            )
-        self._future: Future[Any] | None = None
-
-    def submit(self, function: Callable[[Task], Result], task: Task) -> Future[TaskOutcome[Result]]:
-        """Raises BrokenProcessPool if the process is gone, as the future does if it goes.
-
-        EngineError: there are no descriptors, processes or threads to spare for it.
-        """
-        # A Ctrl-C on a terminal is for all processes; one that still imports modules cannot
-        # answer it but with a traceback. A child inherits what is blocked here.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-        try:
-            with _as_engine_error():
-                future = self._executor.submit(_run, function, task)
-        except EngineError:
-            self._terminate()  # it may have begun before what it needs beside it failed
-            raise
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, before)
-        self._future = future
-        return future
-
-    def end(self) -> None:
-        """Tell the process to end; a task that it runs is interrupted and tidies up."""
-        if self._future is not None and not self._future.done():
-            self._terminate()
-        self._executor.shutdown(wait=False, cancel_futures=True)
-
-    def join(self, deadline: float) -> None:
-        """Wait until ``deadline`` of the monotonic clock, then kill."""
-        for process in self._processes():
-            if not connection.wait([process.sentinel], max(0.0, deadline - time.monotonic())):
-                process.kill()
-                connection.wait([process.sentinel])
-
-    def post_mortem(self) -> str:
-        """How a process that was lost ended, in words."""
-        self._executor.shutdown(wait=True, cancel_futures=True)
-        codes = [process.exitcode for process in self._spawn.started]
-        if not codes or codes[-1] is None:
-            return "gone"
-        if codes[-1] < 0:
-            return f"killed by {signal.Signals(-codes[-1]).name}"
-        return f"ended with status {codes[-1]}"
-
-    def _terminate(self) -> None:
-        for process in self._processes():
-            process.terminate()
-
-    def _processes(self) -> list[context.SpawnProcess]:
-        """Those that really began."""
-        return [process for process in self._spawn.started if process.pid is not None]
-
-
-@contextlib.contextmanager
-def _as_engine_error() -> Iterator[None]:
-    """What a process cannot be started for, said with what helps."""
-    try:
-        yield
-    except BrokenProcessPool:
-        raise
-    except (OSError, RuntimeError) as error:
-        # what was opened before it failed is closed, so that whoever tidies up can open files
-        traceback.clear_frames(error.__traceback__)
-        number = error.errno if isinstance(error, OSError) else None
-        if number in (errno.EMFILE, errno.ENFILE):
-            remedy = "raise the limit on open files (ulimit -n)"
-        elif number in (errno.EAGAIN, errno.ENOMEM) or "start new thread" in str(error):
-            remedy = "raise the limits on processes (ulimit -u) and memory (ulimit -v)"
-        else:
-            remedy = "semaphores need a writable /dev/shm with room in it"
-        raise EngineError(
-            f"cannot start worker processes: {error}; {remedy}, or do without them (--workers 1, "
-            f"workers=1)"
-        ) from error
-
-
-class _Ended(BaseException):
-    """This process was told to end while it ran a task."""
-
-
 _in_task = False
-
-
-def _run(function: Callable[[Task], Result], task: Task) -> TaskOutcome[Result]:
-    global _in_task  # noqa: PLW0603
-    _in_task = True
-    try:
-        return capture(function, task)
-    except _Ended:
-        os._exit(_ENDED)
-    finally:
-        _in_task = False
-
-
-def _prepare(threads: int) -> None:
-    """In the new process, before its first task."""
-    os.environ.setdefault("MEGAINDEX_NUM_THREADS", str(threads))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever began this decides
-    signal.signal(signal.SIGTERM, _end)
-    threading.Thread(target=_end_with_parent, name="megaindex-parent", daemon=True).start()
-
-
-def _end(_number: int, _frame: FrameType | None) -> None:
-    """Ends an idle process; interrupts a task, which removes what is half-written."""
-    if not _in_task:
-        os._exit(_ENDED)
-    raise _Ended
-
-
-def _end_with_parent() -> None:
-    """No process outlives the one that it works for, however that one ended."""
-    parent = parent_process()
-    assert parent is not None
-    connection.wait([parent.sentinel])
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(_ALONE_FOR)
-    os._exit(_ENDED)
-
-
 _GRACE = 5.0  # seconds that a task has to tidy up once it is told to end
 
 
@@ -254,15 +87,6 @@ class LocalEngine:
             worker.join(deadline)
 
 
-def _check_importable(function: Callable[..., object]) -> None:
-    """A process that cannot find its task would look like one that was lost."""
-    if getattr(function, "__module__", None) == "__main__":
-        raise InvalidArgument(
-            f"{function}: is defined in the script that runs, which other processes do not run "
-            f"again; put it in a module of its own, or pass workers=1"
-        )
-
-
 class _Run(Generic[Task, Result]):
     """One call of `run`: what is to be begun, what runs, and on which worker."""
 
@@ -272,15 +96,13 @@ class _Run(Generic[Task, Result]):
         self._engine = engine
         self._function = function
         self._tasks = tasks
-        self._losses = Losses()
-        self._waiting = deque[int]()  # those to be run again
-        self._fresh = iter(range(len(tasks)))
+        self._queue = TaskQueue(tasks)
         self._running: dict[Future[TaskOutcome[Result]], tuple[Worker, int]] = {}
         self.workers = {engine.new_worker() for _ in range(min(engine.workers, len(tasks)))}
         self._idle = list(self.workers)
 
     def finished(self) -> list[tuple[int, Result]]:
-        """Numbers and results of tasks that have ended since; empty where all have.
+        """Return numbers and results of tasks that have ended since; empty where all have.
 
         One task is with each worker and none in front of it: what is lost with a worker is then
         no other task, and however many tasks there are, few are pickled at a time.
@@ -298,30 +120,195 @@ class _Run(Generic[Task, Result]):
                     self._idle.append(worker)
                 except BrokenProcessPool:
                     self._replace(worker)
-                    self._losses.add(number, self._tasks[number], self._engine.drop(worker))
-                    self._waiting.append(number)
+                    self._queue.count_loss(number, self._engine.drop(worker))
         else:
             self._begin()  # before the caller takes its time with these
         return results
 
     def _begin(self) -> None:
         """Give every idle worker a task, as long as there are any."""
-        while self._idle and (number := self._next()) is not None:
+        while self._idle and (number := self._queue.next()) is not None:
             worker = self._idle.pop()
             try:
                 future = worker.submit(self._function, self._tasks[number])
             except BrokenProcessPool:  # killed while idle: no task's fault
                 self._replace(worker)
                 self._engine.drop(worker)
-                self._waiting.append(number)
+                self._queue.put_back(number)
             else:
                 self._running[future] = (worker, number)
-
-    def _next(self) -> int | None:
-        return self._waiting.popleft() if self._waiting else next(self._fresh, None)
 
     def _replace(self, worker: Worker) -> None:
         fresh = self._engine.new_worker()
         self.workers.discard(worker)
         self.workers.add(fresh)
         self._idle.append(fresh)
+
+
+def _check_importable(function: Callable[..., object]) -> None:
+    """Refuse a function that no other process can import: its loss would look like a crash."""
+    if getattr(function, "__module__", None) == "__main__":
+        raise InvalidArgument(
+            f"{function}: is defined in the script that runs, which other processes do not run "
+            f"again; put it in a module of its own, or pass workers=1"
+        )
+
+
+class Worker:
+    """An executor of a single process.
+
+    A pool of many breaks as a whole when one of its processes is killed, and does not tell which
+    task that one had. Here a loss is the loss of one task, and the others go on.
+    """
+
+    def __init__(self, threads: int) -> None:
+        """Raises EngineError where this machine has no semaphores or descriptors to spare."""
+        self._spawn = _Spawn()
+        with _as_engine_error():
+            self._executor = ProcessPoolExecutor(
+                1, mp_context=self._spawn, initializer=_prepare, initargs=(threads,)
+            )
+        self._future: Future[Any] | None = None
+
+    def submit(self, function: Callable[[Task], Result], task: Task) -> Future[TaskOutcome[Result]]:
+        """Raises BrokenProcessPool if the process is gone, as the future does if it goes.
+
+        EngineError: descriptors, processes or threads for it are exhausted.
+        """
+        # A Ctrl-C on a terminal is for all processes; one that still imports modules cannot
+        # answer it but with a traceback. A child inherits what is blocked here.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with _as_engine_error():
+                future = self._executor.submit(_run, function, task)
+        except EngineError:
+            self._terminate()  # it may have begun before what it needs beside it failed
+            raise
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        self._future = future
+        return future
+
+    def end(self) -> None:
+        """Tell the process to end; a task that it runs is interrupted and tidies up."""
+        if self._future is not None and not self._future.done():
+            self._terminate()
+        self._executor.shutdown(wait=False, cancel_futures=True)
+
+    def join(self, deadline: float) -> None:
+        """Wait until ``deadline`` of the monotonic clock, then kill."""
+        for process in self._processes():
+            if not connection.wait([process.sentinel], max(0.0, deadline - time.monotonic())):
+                process.kill()
+                connection.wait([process.sentinel])
+
+    def post_mortem(self) -> str:
+        """Return how a process that was lost ended, in words."""
+        self._executor.shutdown(wait=True, cancel_futures=True)
+        codes = [process.exitcode for process in self._spawn.started]
+        if not codes or codes[-1] is None:
+            return "gone"
+        if codes[-1] < 0:
+            return f"killed by {signal.Signals(-codes[-1]).name}"
+        return f"ended with status {codes[-1]}"
+
+    def _terminate(self) -> None:
+        for process in self._processes():
+            process.terminate()
+
+    def _processes(self) -> list[context.SpawnProcess]:
+        """Those that really began."""
+        return [process for process in self._spawn.started if process.pid is not None]
+
+
+class _Process(context.SpawnProcess):
+    """Does not run the caller's script again, which may lack a guard, or be no file at all.
+
+    What is told to a new process of how the old one began is read from __main__.
+    """
+
+    @staticmethod
+    def _Popen(process_obj: Any) -> Any:
+        with _starting:
+            main = sys.modules["__main__"]
+            sys.modules["__main__"] = ModuleType("__main__")
+            try:
+                return context.SpawnProcess._Popen(process_obj)
+            finally:
+                sys.modules["__main__"] = main
+
+
+class _Spawn(context.SpawnContext):
+    """Spawns, and remembers what: an executor does not tell its processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.started: list[context.SpawnProcess] = []
+
+    def Process(self, *args: Any, **kwargs: Any) -> context.SpawnProcess:  # type: ignore[override]
+        process = _Process(*args, **kwargs)
+        self.started.append(process)
+        return process
+
+
+@contextlib.contextmanager
+def _as_engine_error() -> Iterator[None]:
+    """Raise failures to start a process as an EngineError with a remedy."""
+    try:
+        yield
+    except BrokenProcessPool:
+        raise
+    except (OSError, RuntimeError) as error:
+        # what was opened before it failed is closed, so that whoever tidies up can open files
+        traceback.clear_frames(error.__traceback__)
+        number = error.errno if isinstance(error, OSError) else None
+        if number in (errno.EMFILE, errno.ENFILE):
+            remedy = "raise the limit on open files (ulimit -n)"
+        elif number in (errno.EAGAIN, errno.ENOMEM) or "start new thread" in str(error):
+            remedy = "raise the limits on processes (ulimit -u) and memory (ulimit -v)"
+        else:
+            remedy = "semaphores need a writable /dev/shm with room in it"
+        raise EngineError(
+            f"cannot start worker processes: {error}; {remedy}, or do without them (--workers 1, "
+            f"workers=1)"
+        ) from error
+
+
+class _Ended(BaseException):
+    """This process was told to end while it ran a task."""
+
+
+def _run(function: Callable[[Task], Result], task: Task) -> TaskOutcome[Result]:
+    global _in_task  # noqa: PLW0603
+    _in_task = True
+    try:
+        return capture(function, task)
+    except _Ended:
+        os._exit(_ENDED)
+    finally:
+        _in_task = False
+
+
+def _prepare(threads: int) -> None:
+    """In the new process, before its first task."""
+    os.environ.setdefault("MEGAINDEX_NUM_THREADS", str(threads))
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever began this decides
+    signal.signal(signal.SIGTERM, _end)
+    threading.Thread(target=_end_with_parent, name="megaindex-parent", daemon=True).start()
+
+
+def _end(_number: int, _frame: FrameType | None) -> None:
+    """Ends an idle process; interrupts a task, which removes what is half-written."""
+    if not _in_task:
+        os._exit(_ENDED)
+    raise _Ended
+
+
+def _end_with_parent() -> None:
+    """No process outlives the one that it works for, however that one ended."""
+    parent = parent_process()
+    assert parent is not None
+    connection.wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(_ALONE_FOR)
+    os._exit(_ENDED)

@@ -8,21 +8,176 @@ import os
 import platform
 import socket
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from megaindex.engine.tasks import Losses, TaskOutcome, capture
+from megaindex.engine.tasks import TaskOutcome, TaskQueue, capture
 from megaindex.errors import EngineError, InvalidArgument
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
+_ANSWERS_WITHIN = 5.0  # seconds; Ray itself tries for minutes
+_OBJECT_STORE = 80 << 20  # bytes, about the least that Ray takes: data goes through files
+_QUIET = {
+    "log_to_driver": False,  # what tasks have to say comes back as exceptions
+    "logging_level": logging.ERROR,
+}
+
+logger = logging.getLogger("megaindex")
+
+_LOOK_AGAIN = 5.0  # seconds, for nodes that came or went
+_AHEAD = 2  # tasks for each CPU, so that none waits for this process
+_GRACE = 5.0  # seconds that tasks have to tidy up once they are told to end
+
+
+class RayEngine:
+    """Each task takes one CPU of the cluster; every node must have megaindex installed."""
+
+    def __init__(self, *, workers: int | None = None, address: str | None = None) -> None:
+        self._ray = import_ray()
+        self._wanted = workers
+        self._is_ours = join_cluster(self._ray, address, workers)
+        self._cpus, self._looked = 0, -_LOOK_AGAIN
+
+    @property
+    def workers(self) -> int:
+        """Tasks asked for at the same time, else the CPUs of the cluster by now."""
+        return self._wanted or max(1, self._count_cpus())
+
+    @property
+    def in_flight(self) -> int:
+        """Tasks that are handed to the cluster at the same time."""
+        return self._wanted or _AHEAD * self.workers
+
+    def run(
+        self, function: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[int, Result]]:
+        """As `Engine.run`. Tasks that run when another one fails are cancelled."""
+        run = _Run(self._ray, self, function, tasks)
+        try:
+            while finished := run.finished():
+                yield from finished
+        finally:
+            run.cancel()
+
+    def close(self) -> None:
+        """Leave the cluster, and stop it if it was started here."""
+        if self._is_ours:
+            self._ray.shutdown()
+
+    def _count_cpus(self) -> int:
+        """Nodes may join after the command has begun, and go."""
+        now = time.monotonic()
+        if now - self._looked >= _LOOK_AGAIN:
+            self._looked = now
+            self._cpus = int(self._ray.cluster_resources().get("CPU", 0))
+            if not self._cpus:
+                logger.warning("the Ray cluster has no CPUs; waiting for a node to join it")
+        return self._cpus
+
+
+class _Run(Generic[Task, Result]):
+    """One call of `run`: what is to be begun, and what the cluster has."""
+
+    def __init__(
+        self,
+        ray: Any,
+        engine: RayEngine,
+        function: Callable[[Task], Result],
+        tasks: Sequence[Task],
+    ) -> None:
+        from megaindex import __version__
+
+        self._ray = ray
+        self._engine = engine
+        # Tries again are made here and not by Ray: counted and told alike on every engine.
+        self._remote = ray.remote(num_cpus=1, max_retries=0, retry_exceptions=False)(run_on_node)
+        self._home = Home(version=__version__, directory=os.getcwd())
+        self._function = function
+        self._tasks = tasks
+        self._queue = TaskQueue(tasks)
+        self._running: dict[Any, int] = {}
+
+    def finished(self) -> list[tuple[int, Result]]:
+        """Return numbers and results of tasks that have ended since; empty where all have."""
+        results: list[tuple[int, Result]] = []
+        while not results:
+            self._begin()
+            if not self._running:
+                break
+            for reference in self._ended():
+                number = self._running.pop(reference)
+                outcome = self._outcome(reference, number)
+                if outcome is not None:
+                    results.append((number, outcome.result()))
+        else:
+            self._begin()  # before the caller takes its time with these
+        return results
+
+    def cancel(self) -> None:
+        """Interrupt what runs, so that it tidies up, and end what does not."""
+        running = list(self._running)
+        with contextlib.suppress(self._ray.exceptions.RayError):  # a cluster that is gone itself
+            for force in (False, True):
+                for reference in running:
+                    self._ray.cancel(reference, force=force)
+                if running:
+                    _, running = self._ray.wait(running, num_returns=len(running), timeout=_GRACE)
+
+    def _begin(self) -> None:
+        limit = self._engine.in_flight
+        while len(self._running) < limit and (number := self._queue.next()) is not None:
+            reference = self._remote.remote(self._home, self._function, self._tasks[number])
+            self._running[reference] = number
+
+    def _ended(self) -> list[Any]:
+        """Those that have ended; none where nothing happens for some time."""
+        running = list(self._running)
+        some, _ = self._ray.wait(running, num_returns=1, timeout=_LOOK_AGAIN)
+        if not some:
+            return []
+        ended: list[Any] = self._ray.wait(running, num_returns=len(running), timeout=0)[0]
+        return ended
+
+    def _outcome(self, reference: Any, number: int) -> TaskOutcome[Result] | None:
+        """None where the worker was lost and the task is to be run again."""
+        errors = self._ray.exceptions
+        task = self._tasks[number]
+        try:
+            outcome: TaskOutcome[Result] = self._ray.get(reference)
+            return outcome
+        except errors.RayTaskError as error:  # not of the task: that is in its outcome
+            raise EngineError(
+                f"{task}: a node of the cluster cannot run it: {_first_line(error.cause)}; install "
+                f"the same megaindex, with all that it needs, on every node"
+            ) from error
+        except errors.OutOfMemoryError:
+            how = "ended because its node ran out of memory"
+        except errors.NodeDiedError:
+            how = "gone with its node"
+        except errors.WorkerCrashedError:
+            how = "killed or crashed"
+        except errors.ObjectLostError:
+            how = "gone before its result was fetched"
+        except errors.RayError as error:
+            raise EngineError(
+                f"{task}: the Ray cluster gave up on it: {_first_line(error)}; look at the cluster "
+                "with `ray status`, then start the command again: what is done is not done twice"
+            ) from error
+        self._queue.count_loss(number, how)
+        return None
+
+
+def _first_line(error: object) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0].rstrip(".") if lines else type(error).__name__
+
 
 @dataclass(frozen=True, kw_only=True)
 class Home:
-    """Where a command was started: relative paths mean the same wherever its tasks run."""
+    """Version and directory of a command, so that its tasks run the same on every node."""
 
     version: str
     directory: str
@@ -61,16 +216,8 @@ def run_on_node(home: Home, function: Callable[[Task], Result], task: Task) -> T
     return capture(function, task)
 
 
-_ANSWERS_WITHIN = 5.0  # seconds; Ray itself tries for minutes
-_OBJECT_STORE = 80 << 20  # bytes, about the least that Ray takes: data goes through files
-_QUIET = {
-    "log_to_driver": False,  # what tasks have to say comes back as exceptions
-    "logging_level": logging.ERROR,
-}
-
-
 def import_ray() -> Any:
-    """The module, told to keep still.
+    """Return the module Ray, with its usage reports switched off.
 
     Raises:
         InvalidArgument: Ray is not installed.
@@ -148,160 +295,3 @@ def _check_that_it_answers(address: str) -> None:
             f"{address}: nothing answers there: {error}; start a cluster with `ray start --head` "
             "and give the address that it prints, or leave --address out to start one here"
         ) from error
-
-
-logger = logging.getLogger("megaindex")
-
-
-_LOOK_AGAIN = 5.0  # seconds, for nodes that came or went
-_AHEAD = 2  # tasks for each CPU, so that none waits for this process
-_GRACE = 5.0  # seconds that tasks have to tidy up once they are told to end
-
-
-class RayEngine:
-    """Each task takes one CPU of the cluster; every node must have megaindex installed."""
-
-    def __init__(self, *, workers: int | None = None, address: str | None = None) -> None:
-        self._ray = import_ray()
-        self._wanted = workers
-        self._is_ours = join_cluster(self._ray, address, workers)
-        self._cpus, self._looked = 0, -_LOOK_AGAIN
-
-    @property
-    def workers(self) -> int:
-        """Tasks asked for at the same time, else the CPUs of the cluster by now."""
-        return self._wanted or max(1, self._count_cpus())
-
-    @property
-    def in_flight(self) -> int:
-        """Tasks that are handed to the cluster at the same time."""
-        return self._wanted or _AHEAD * self.workers
-
-    def run(
-        self, function: Callable[[Task], Result], tasks: Sequence[Task]
-    ) -> Iterator[tuple[int, Result]]:
-        """As `Engine.run`. Tasks that run when another one fails are cancelled."""
-        run = _Run(self._ray, self, function, tasks)
-        try:
-            while finished := run.finished():
-                yield from finished
-        finally:
-            run.cancel()
-
-    def close(self) -> None:
-        """Leave the cluster, and stop it if it was started here."""
-        if self._is_ours:
-            self._ray.shutdown()
-
-    def _count_cpus(self) -> int:
-        """Nodes may join after the command has begun, and go."""
-        now = time.monotonic()
-        if now - self._looked >= _LOOK_AGAIN:
-            self._looked = now
-            self._cpus = int(self._ray.cluster_resources().get("CPU", 0))
-            if not self._cpus:
-                logger.warning("the Ray cluster has no CPUs; waiting for a node to join it")
-        return self._cpus
-
-
-class _Run(Generic[Task, Result]):
-    """One call of `run`: what is to be begun, and what the cluster has."""
-
-    def __init__(
-        self,
-        ray: Any,
-        engine: RayEngine,
-        function: Callable[[Task], Result],
-        tasks: Sequence[Task],
-    ) -> None:
-        from megaindex import __version__
-
-        self._ray = ray
-        self._engine = engine
-        # Tries again are made here and not by Ray: counted and told alike on every engine.
-        self._remote = ray.remote(num_cpus=1, max_retries=0, retry_exceptions=False)(run_on_node)
-        self._home = Home(version=__version__, directory=os.getcwd())
-        self._function = function
-        self._tasks = tasks
-        self._losses = Losses()
-        self._waiting = deque[int]()  # those to be run again
-        self._fresh = iter(range(len(tasks)))
-        self._running: dict[Any, int] = {}
-
-    def finished(self) -> list[tuple[int, Result]]:
-        """Numbers and results of tasks that have ended since; empty where all have."""
-        results: list[tuple[int, Result]] = []
-        while not results:
-            self._begin()
-            if not self._running:
-                break
-            for reference in self._ended():
-                number = self._running.pop(reference)
-                outcome = self._outcome(reference, number)
-                if outcome is not None:
-                    results.append((number, outcome.result()))
-        else:
-            self._begin()  # before the caller takes its time with these
-        return results
-
-    def cancel(self) -> None:
-        """Interrupt what runs, so that it tidies up, and end what does not."""
-        running = list(self._running)
-        with contextlib.suppress(self._ray.exceptions.RayError):  # a cluster that is gone itself
-            for force in (False, True):
-                for reference in running:
-                    self._ray.cancel(reference, force=force)
-                if running:
-                    _, running = self._ray.wait(running, num_returns=len(running), timeout=_GRACE)
-
-    def _begin(self) -> None:
-        limit = self._engine.in_flight
-        while len(self._running) < limit and (number := self._next()) is not None:
-            reference = self._remote.remote(self._home, self._function, self._tasks[number])
-            self._running[reference] = number
-
-    def _next(self) -> int | None:
-        return self._waiting.popleft() if self._waiting else next(self._fresh, None)
-
-    def _ended(self) -> list[Any]:
-        """Those that have ended; none where nothing happens for some time."""
-        running = list(self._running)
-        some, _ = self._ray.wait(running, num_returns=1, timeout=_LOOK_AGAIN)
-        if not some:
-            return []
-        ended: list[Any] = self._ray.wait(running, num_returns=len(running), timeout=0)[0]
-        return ended
-
-    def _outcome(self, reference: Any, number: int) -> TaskOutcome[Result] | None:
-        """None where the worker was lost and the task is to be run again."""
-        errors = self._ray.exceptions
-        task = self._tasks[number]
-        try:
-            outcome: TaskOutcome[Result] = self._ray.get(reference)
-            return outcome
-        except errors.RayTaskError as error:  # not of the task: that is in its outcome
-            raise EngineError(
-                f"{task}: a node of the cluster cannot run it: {_first_line(error.cause)}; install "
-                f"the same megaindex, with all that it needs, on every node"
-            ) from error
-        except errors.OutOfMemoryError:
-            how = "ended because its node ran out of memory"
-        except errors.NodeDiedError:
-            how = "gone with its node"
-        except errors.WorkerCrashedError:
-            how = "killed or crashed"
-        except errors.ObjectLostError:
-            how = "gone before its result was fetched"
-        except errors.RayError as error:
-            raise EngineError(
-                f"{task}: the Ray cluster gave up on it: {_first_line(error)}; look at the cluster "
-                "with `ray status`, then start the command again: what is done is not done twice"
-            ) from error
-        self._losses.add(number, task, how)
-        self._waiting.append(number)
-        return None
-
-
-def _first_line(error: object) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0].rstrip(".") if lines else type(error).__name__

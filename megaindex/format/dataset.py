@@ -18,7 +18,7 @@ from megaindex.objects.files import stat_path
 
 
 class PairIdentity(NamedTuple):
-    """What an open pair is known by: the same files, as far as opening them can tell."""
+    """The identity of an open pair: header, sizes and versions of its files."""
 
     header: IndexHeader
     idx_nbytes: int
@@ -37,7 +37,7 @@ class IndexedDataset:
 
     In an object store (`s3://bucket/corpus`) the .idx is mapped from a copy on this machine, and
     the .bin is read when tokens are asked for: one request for each sequence, one for a slice of
-    neighbours. Such arrays are no views; loaders read many samples at once.
+    neighbours. Such arrays are copies; loaders read many samples at once.
 
     Opening checks what costs O(1): both files, the header, every byte of the .idx accounted for,
     the first and last document bound, the last sequence. `validate` checks every entry, once. Each
@@ -82,7 +82,7 @@ class IndexedDataset:
         self._num_tokens: int | None = None  # known once every entry has been checked
 
     @classmethod
-    def later(
+    def lazy(
         cls,
         path_prefix: str | os.PathLike[str],
         identity: PairIdentity,
@@ -90,7 +90,7 @@ class IndexedDataset:
         dialect: str = "megatron",
         multimodal: bool = False,
     ) -> IndexedDataset:
-        """A dataset that opens its files when they are first read: thousands cost nothing to make.
+        """Return a dataset that opens its files on first use: thousands cost nothing to make.
 
         Args:
             path_prefix: as for the constructor, and so are dialect and multimodal.
@@ -116,16 +116,16 @@ class IndexedDataset:
 
     @property
     def is_open(self) -> bool:
-        """Whether the files are mapped, which a dataset made by `later` does when it is read."""
+        """True once the files are mapped; a dataset made by `lazy` maps them when it is read."""
         return self._mapped is not None
 
     @property
     def identity(self) -> PairIdentity:
-        """Header, sizes and versions: what `later` and unpickling compare."""
+        """Header, sizes and versions, which `lazy` and unpickling compare."""
         return self._identity
 
     @property
-    def bin_facts(self) -> FileInfo:
+    def bin_info(self) -> FileInfo:
         """The .bin as it was when the pair was opened."""
         identity = self._identity
         version = identity.versions[1] if identity.versions else ""
@@ -139,14 +139,14 @@ class IndexedDataset:
         if self._num_tokens is None:
             self._num_tokens = self._pair.check_everything()
 
-    def take_as_valid(self, num_tokens: int) -> None:
-        """Take every entry as checked, with so many tokens in all: because `validate` did so when
-        these very files were opened before. Reads check their own bounds all the same."""
+    def mark_validated(self, num_tokens: int) -> None:
+        """Mark every entry as checked, with so many tokens in all, as `validate` found them when it
+        read these very files before. Reads check their own bounds all the same."""
         self._num_tokens = num_tokens
 
     @staticmethod
     def exists(path_prefix: str | os.PathLike[str]) -> bool:
-        """Whether both files of the pair exist; StorageError where that cannot be told."""
+        """Return whether both files of the pair exist; StorageError where that cannot be told."""
         return all(stat_path(path) is not None for path in pair_paths(os.fspath(path_prefix)))
 
     @property
@@ -239,13 +239,13 @@ class IndexedDataset:
         return sequences if self._modes is None else (sequences, self._modes[start:stop])
 
     def get(self, index: Any, offset: Any = 0, length: Any = None) -> Any:
-        """Tokens [offset, offset + length) of sequence `index`; to its end without a length.
+        """Return tokens [offset, offset + length) of sequence `index`; to its end without a length.
 
         Returns:
             An array of `dtype`, or `(tokens, mode)` when multimodal.
 
         Raises:
-            OutOfRange: there is no such sequence, or the range leaves it.
+            OutOfRange: the sequence does not exist, or the range leaves it.
         """
         i = self._sequence_number(index)
         begin, count = self._run(i, offset, length)
@@ -267,7 +267,7 @@ class IndexedDataset:
         return i if i >= 0 else i + count
 
     def _run(self, i: int, offset: Any, length: Any) -> tuple[int, int]:
-        """Where tokens of a sequence begin in the .bin, and how many they are."""
+        """Return where tokens of a sequence begin in the .bin, and their number."""
         pair = self._pair
         size = int(pair.lengths[i])
         begin, inside = divmod(int(pair.pointers[i]), pair.dtype.itemsize)
@@ -302,7 +302,7 @@ class IndexedDataset:
 
 def _reopen(path_prefix: str, options: dict[str, Any], identity: PairIdentity) -> IndexedDataset:
     """Unpickle: the same files, in the state in which they were pickled."""
-    dataset = IndexedDataset.later(path_prefix, identity, **options)
+    dataset = IndexedDataset.lazy(path_prefix, identity, **options)
     _ = dataset.sequence_lengths  # opened, and compared, here and now
     return dataset
 

@@ -6,7 +6,7 @@ PaddleNLP adds 9 and 10. Nothing in a file says who wrote it, so the caller name
     offset       bytes  what
     0                9  magic b"MMIDIDX\\0\\0"
     9                8  version, uint64: 1
-    17               1  dtype code of the tokens in the .bin (see dtypes.py)
+    17               1  dtype code of the tokens in the .bin (see DIALECTS)
     18               8  n, the number of sequences, uint64
     26               8  m, the number of document bounds (documents + 1), uint64
     34              4n  length of each sequence in tokens, int32
@@ -30,6 +30,12 @@ import numpy.typing as npt
 from megaindex.errors import FormatError, InvalidArgument
 
 RESTORE = "restore the file or write the pair again"
+_SHARED = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
+MAGIC = b"MMIDIDX\0\0"
+VERSION = 1
+_OLD_MAGIC = b"TNTIDX\0\0"
+_HEADER = struct.Struct("<9sQBQQ")
+HEADER_BYTES = _HEADER.size
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,25 +44,22 @@ class Fault:
 
     rule: str
     """Short name of the rule, the same for every file: "header-size"."""
-    where: str
+    where: str = "the file"
     """"byte 0", "sequence 3", "document bound 7"."""
     found: str
     expected: str
-    text: str
-    """All of it in a sentence."""
+    text: str = ""
+    """All of it in a sentence, of a rule that readers hold files to."""
     remedy: str = RESTORE
 
     def error(self, path: str) -> FormatError:
-        """What a reader raises who may not go on."""
+        """Return the exception of a reader that cannot go on."""
         return FormatError(f"{path}: {self.text}; {self.remedy}")
-
-
-_SHARED = {1: "uint8", 2: "int8", 3: "int16", 4: "int32", 5: "int64", 8: "uint16"}
 
 
 @dataclass(frozen=True, kw_only=True)
 class DtypeTable:
-    """How one family of frameworks writes .bin/.idx pairs."""
+    """The dtype codes of one family of frameworks, and its rule for document bounds."""
 
     name: str
     dtypes: Mapping[int, np.dtype[Any]]
@@ -85,70 +88,15 @@ DIALECTS: Mapping[str, DtypeTable] = {
 
 
 def get_dialect(name: str) -> DtypeTable:
-    """The dialect called `name`; InvalidArgument if there is none."""
+    """Return the dialect called `name`; InvalidArgument if it is unknown."""
     if name not in DIALECTS:
         raise InvalidArgument(f"dialect={name!r}: unknown; choose one of {', '.join(DIALECTS)}")
     return DIALECTS[name]
 
 
-def dtype_of_code(code: int, dialect: DtypeTable, idx_path: str) -> np.dtype[Any]:
-    """The token type that `code` in the header of `idx_path` means in `dialect`."""
-    fault = code_fault(code, dialect)
-    if fault is not None:
-        raise fault.error(idx_path)
-    return dialect.dtypes[code]
-
-
-def code_fault(code: int, dialect: DtypeTable) -> Fault | None:
-    """Whether `dialect` knows the dtype code."""
-    if code in dialect.dtypes:
-        return None
-    others = [other.name for other in DIALECTS.values() if code in other.dtypes]
-    remedy = (
-        f"open it with dialect={others[0]!r} if that is who wrote it"
-        if others
-        else "the header is damaged; restore the file or write it again"
-    )
-    return Fault(
-        rule="dtype-code",
-        where="byte 17",
-        found=str(code),
-        expected=f"one of {_listing(dialect)}",
-        text=f"dtype code {code} is unknown in the {dialect.name} dialect "
-        f"(known: {_listing(dialect)})",
-        remedy=remedy,
-    )
-
-
-def code_of_dtype(dtype: npt.DTypeLike, dialect: DtypeTable) -> int:
-    """The code that stands for `dtype` in `dialect`; InvalidArgument if none does."""
-    try:
-        wanted = np.dtype(dtype)
-    except TypeError:
-        raise InvalidArgument(f"dtype={dtype!r}: not a NumPy dtype; pass e.g. np.int32") from None
-    for code, known in dialect.dtypes.items():
-        if known == wanted:
-            return code
-    raise InvalidArgument(
-        f"dtype={wanted}: the {dialect.name} dialect has no code for it; "
-        f"choose one of {_listing(dialect)}"
-    )
-
-
-def _listing(dialect: DtypeTable) -> str:
-    return ", ".join(f"{code} {dtype}" for code, dtype in dialect.dtypes.items())
-
-
-MAGIC = b"MMIDIDX\0\0"
-VERSION = 1
-_OLD_MAGIC = b"TNTIDX\0\0"
-_HEADER = struct.Struct("<9sQBQQ")
-HEADER_BYTES = _HEADER.size
-
-
 @dataclass(frozen=True, kw_only=True)
 class IndexHeader:
-    """What the first 34 bytes say, and where the arrays lie that follow from it."""
+    """The first 34 bytes of an .idx, and the places of its arrays."""
 
     dtype_code: int
     num_sequences: int
@@ -176,7 +124,7 @@ class IndexHeader:
 
 
 def parse_header(raw: bytes, idx_path: str) -> IndexHeader:
-    """Read a header from the beginning of `raw`; FormatError if it is none."""
+    """Read a header from the beginning of `raw`; FormatError for anything else."""
     fault = header_fault(raw)
     if fault is not None:
         raise fault.error(idx_path)
@@ -185,7 +133,7 @@ def parse_header(raw: bytes, idx_path: str) -> IndexHeader:
 
 
 def header_fault(raw: bytes) -> Fault | None:
-    """What keeps the beginning of `raw` from being a header."""
+    """Return the rule of a header that the beginning of `raw` breaks."""
     if raw.startswith(_OLD_MAGIC):
         return Fault(
             rule="old-format",
@@ -253,3 +201,51 @@ def size_fault(header: IndexHeader, file_size: int) -> Fault | None:
         f"({HEADER_BYTES} + 12·{n} + 8·{m} = {sizes}), file has {file_size}",
         remedy=f"{RESTORE}; megaindex verify --repair tells what can be rebuilt",
     )
+
+
+def dtype_of_code(code: int, dialect: DtypeTable, idx_path: str) -> np.dtype[Any]:
+    """Return the token type that `code` in the header of `idx_path` means in `dialect`."""
+    fault = code_fault(code, dialect)
+    if fault is not None:
+        raise fault.error(idx_path)
+    return dialect.dtypes[code]
+
+
+def code_fault(code: int, dialect: DtypeTable) -> Fault | None:
+    """Return a fault unless `dialect` has the dtype code."""
+    if code in dialect.dtypes:
+        return None
+    others = [other.name for other in DIALECTS.values() if code in other.dtypes]
+    remedy = (
+        f"open it with dialect={others[0]!r} if that is who wrote it"
+        if others
+        else "the header is damaged; restore the file or write it again"
+    )
+    return Fault(
+        rule="dtype-code",
+        where="byte 17",
+        found=str(code),
+        expected=f"one of {_listing(dialect)}",
+        text=f"dtype code {code} is unknown in the {dialect.name} dialect "
+        f"(known: {_listing(dialect)})",
+        remedy=remedy,
+    )
+
+
+def code_of_dtype(dtype: npt.DTypeLike, dialect: DtypeTable) -> int:
+    """Return the code that stands for `dtype` in `dialect`; InvalidArgument if none does."""
+    try:
+        wanted = np.dtype(dtype)
+    except TypeError:
+        raise InvalidArgument(f"dtype={dtype!r}: not a NumPy dtype; pass e.g. np.int32") from None
+    for code, known in dialect.dtypes.items():
+        if known == wanted:
+            return code
+    raise InvalidArgument(
+        f"dtype={wanted}: the {dialect.name} dialect has no code for it; "
+        f"choose one of {_listing(dialect)}"
+    )
+
+
+def _listing(dialect: DtypeTable) -> str:
+    return ", ".join(f"{code} {dtype}" for code, dtype in dialect.dtypes.items())

@@ -1,4 +1,4 @@
-"""What must hold for every entry of an .idx, checked in chunks: constant memory at any size.
+"""Rules for every entry of an .idx, checked in chunks: constant memory at any size.
 
 Each rule is here once: the functions that raise stop at the first fault, `megaindex verify` counts
 and describes all of them by the same masks and faults.
@@ -74,7 +74,7 @@ def sequence_chunks(
 
 
 def sequence_masks(sizes: _I64, begins: _I64, itemsize: int, bin_size: int) -> tuple[_Mask, ...]:
-    """Which sequences have a negative length, lie outside the .bin, begin inside a token."""
+    """Return masks of sequences of negative length, outside the .bin, beginning inside a token."""
     # A pointer beyond the .bin is caught before it is added to: the sum cannot wrap unseen.
     outside = (begins < 0) | (begins > bin_size)
     outside |= begins + sizes * itemsize > bin_size
@@ -83,7 +83,7 @@ def sequence_masks(sizes: _I64, begins: _I64, itemsize: int, bin_size: int) -> t
 
 
 def sequence_fault(number: int, size: int, begin: int, itemsize: int, bin_size: int) -> Fault:
-    """The first of those three rules that a sequence breaks; it does break one."""
+    """Return the first of those three rules that a sequence breaks; it does break one."""
     where = f"sequence {number}"
     if size < 0:
         return Fault(
@@ -116,7 +116,7 @@ def sequence_fault(number: int, size: int, begin: int, itemsize: int, bin_size: 
 def check_bound_ends(
     bounds: npt.NDArray[np.int64], num_sequences: int, dialect: DtypeTable, idx_path: str
 ) -> None:
-    """The O(1) part of the rules for document bounds: the first is 0, the last counts sequences."""
+    """Check in O(1) that the first document bound is 0 and the last the number of sequences."""
     fault = bound_end_fault(bounds, num_sequences, dialect)
     if fault is not None:
         raise fault.error(idx_path)
@@ -125,7 +125,7 @@ def check_bound_ends(
 def bound_end_fault(
     bounds: npt.NDArray[np.int64], num_sequences: int, dialect: DtypeTable
 ) -> Fault | None:
-    """Whether the first document bound is 0 and the last counts the sequences."""
+    """Return a fault unless the first document bound is 0 and the last counts the sequences."""
     if len(bounds) == 0:
         return Fault(
             rule="bound-first",

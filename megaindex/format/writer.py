@@ -17,6 +17,8 @@ from megaindex.format.pair import MappedPair, PairSink, check_not_a_half, map_pa
 from megaindex.io.filesystem import Progress, ignore
 
 _LONGEST = np.iinfo(np.int32).max  # lengths are int32 in the .idx
+_CHUNK = 1 << 17  # sequences or document bounds looked at together
+_KERNEL_BYTES = 1 << 16  # shorter stretches are sooner copied than asked for
 
 
 class IndexedDatasetWriter:
@@ -216,10 +218,6 @@ class IndexedDatasetWriter:
                 f"modes: {len(checked)} given for {count} sequences; give one for each"
             )
         return checked
-
-
-_CHUNK = 1 << 17  # sequences or document bounds looked at together
-_KERNEL_BYTES = 1 << 16  # shorter stretches are sooner copied than asked for
 
 
 def append_pair(source: MappedPair, sink: PairSink, progress: Progress = ignore) -> None:

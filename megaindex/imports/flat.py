@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -17,60 +16,7 @@ from megaindex.format import IndexedDatasetWriter
 from megaindex.format.cast import CHUNK, token_array
 from megaindex.format.header import DtypeTable, code_of_dtype, get_dialect
 from megaindex.format.pair import IndexSpool, PairSink, pair_paths
-from megaindex.io.atomic import AtomicFiles
 from megaindex.io.mapping import map_readonly
-from megaindex.io.os_errors import as_storage_error
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Batch:
-    """A few documents."""
-
-    where: str
-    """File they come from, for messages."""
-    tokens: npt.NDArray[Any]
-    lengths: npt.NDArray[np.int64]
-    nbytes: int
-    """Bytes of the input that are done with them."""
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DocumentStream:
-    """All documents of an input."""
-
-    dtype: np.dtype[Any]
-    """As stored."""
-    nbytes: int
-    """Bytes of the input."""
-    batches: Iterator[Batch]
-
-
-def write_stream(
-    stream: DocumentStream,
-    output: str,
-    dtype: npt.DTypeLike | None,
-    dialect: DtypeTable,
-    *,
-    overwrite: bool,
-    bar: Bar,
-) -> None:
-    """Write the pair; every token is checked against its type.
-
-    Raises:
-        InvalidArgument: a token does not fit.
-        FormatError: the input is damaged.
-        StorageError: the pair exists, or cannot be written.
-    """
-    target = stored_or_sibling(stream.dtype, dtype, dialect)
-    progress = bar(stream.nbytes)
-    with IndexedDatasetWriter(output, target, dialect=dialect.name, overwrite=overwrite) as writer:
-        for batch in stream.batches:
-            try:
-                writer.add_documents(batch.tokens, batch.lengths)
-            except InvalidArgument as error:
-                raise InvalidArgument(f"{batch.where}: {error}") from error
-            progress(batch.nbytes)
-
 
 _LONGEST = np.iinfo(np.int32).max  # lengths are int32 in the .idx
 Chunks = Callable[[], Iterator[npt.NDArray[np.int64]]]
@@ -92,19 +38,70 @@ class FlatTokens:
     """Where documents end, in sequences; None makes each sequence a document."""
 
 
-def token_dtype(name: npt.DTypeLike) -> np.dtype[Any]:
-    """An integer type by name; InvalidArgument if it is none."""
-    try:
-        dtype = np.dtype(name)
-    except TypeError:
-        raise InvalidArgument(f"dtype={name!r}: not a NumPy dtype; give e.g. uint16") from None
-    if dtype.kind not in "iu":
-        raise InvalidArgument(f"dtype={name!r}: tokens are integers; give e.g. uint16")
-    return dtype
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DocumentStream:
+    """All documents of an input."""
+
+    dtype: np.dtype[Any]
+    """As stored."""
+    nbytes: int
+    """Bytes of the input."""
+    batches: Iterator[Batch]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Batch:
+    """A few documents."""
+
+    where: str
+    """File they come from, for messages."""
+    tokens: npt.NDArray[Any]
+    lengths: npt.NDArray[np.int64]
+    nbytes: int
+    """Bytes of the input that are done with them."""
+
+
+def import_pair(
+    source: FlatTokens | DocumentStream,
+    output: str,
+    *,
+    dtype: npt.DTypeLike | None = None,
+    dialect: str = "megatron",
+    copy: bool = False,
+    overwrite: bool = False,
+    bar: Bar = silent,
+) -> WriteResult:
+    """Write an opened input as the pair `output`, whole or not at all, then check every entry.
+
+    Args:
+        source: what one of the open_ functions of this package returned.
+        dtype: token type of the pair; by default as stored, or int32 for uint32 in a dialect
+            without a code for it. Tokens that do not fit are refused.
+        dialect: whose dtype codes to write.
+        copy: copy the tokens where a link would do.
+        overwrite: replace an existing pair.
+
+    Raises:
+        InvalidArgument: tokens do not fit the type, or the dialect has no code for it.
+        FormatError: the input is damaged.
+        StorageError: the pair exists, or a file cannot be read or written.
+    """
+    table = get_dialect(dialect)
+    if isinstance(source, DocumentStream):
+        check_outputs([output], [], overwrite=overwrite)
+        write_stream(source, output, dtype, table, overwrite=overwrite, bar=bar)
+        return checked_outcome(output, dialect)
+    check_outputs([output], [source.path], overwrite=overwrite)
+    target = target_dtype(source, dtype, table)
+    how = write_flat(source, output, target, table, copy=copy, overwrite=overwrite, bar=bar)
+    stored = source.tokens.dtype
+    if how != "copied" and stored != target:
+        how += f", {stored} ids below 2^{8 * target.itemsize - 1} read as {target}"
+    return checked_outcome(output, dialect, how)
 
 
 def open_tokens(path: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """The whole file as tokens; FormatError if a part of a token is left over."""
+    """Return the whole file as tokens; FormatError if a part of a token is left over."""
     data = map_readonly(path)
     if data.size % dtype.itemsize:
         raise FormatError(
@@ -112,6 +109,17 @@ def open_tokens(path: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
             f"file is cut short, or holds another type"
         )
     return data.view(dtype)
+
+
+def token_dtype(name: npt.DTypeLike) -> np.dtype[Any]:
+    """Return an integer type by name; InvalidArgument for any other."""
+    try:
+        dtype = np.dtype(name)
+    except TypeError:
+        raise InvalidArgument(f"dtype={name!r}: not a NumPy dtype; give e.g. uint16") from None
+    if dtype.kind not in "iu":
+        raise InvalidArgument(f"dtype={name!r}: tokens are integers; give e.g. uint16")
+    return dtype
 
 
 def target_dtype(
@@ -170,23 +178,21 @@ def write_flat(
         InvalidArgument: a token does not fit `dtype`, or a sequence is too long for the format.
         StorageError: the pair exists, or cannot be written.
     """
-    if copy or flat.offset or not _same_bytes(flat.tokens.dtype, dtype):
-        _write_copy(flat, output, dtype, dialect, overwrite, bar)
-        return "copied"
-    bin_path, idx_path = pair_paths(output)
-    files = AtomicFiles((bin_path, idx_path), overwrite=overwrite)
-    spool = IndexSpool(os.path.dirname(bin_path) or ".", multimodal=False)
+    is_link = not (copy or flat.offset) and _same_bytes(flat.tokens.dtype, dtype)
+    how = "copied"
+    sink = PairSink(*pair_paths(output), dtype, multimodal=False, overwrite=overwrite)
     try:
-        hard = files.link(flat.path, bin_path)
-        with as_storage_error(idx_path, "cannot write"):
-            spool.open()
-            _fill(spool, flat)
-            spool.assemble(files.open(idx_path), code_of_dtype(dtype, dialect), dtype.itemsize)
-        files.publish()
+        if is_link:
+            how = sink.open_linked(flat.path)
+        else:
+            sink.open()
+            _copy_tokens(flat, sink, bar)
+        with sink:
+            _fill(sink.index, flat)
+        sink.publish(code_of_dtype(dtype, dialect))
     finally:
-        files.discard()
-        spool.close()
-    return "hard link" if hard else "symbolic link"
+        sink.discard()
+    return how
 
 
 def _same_bytes(stored: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
@@ -195,32 +201,18 @@ def _same_bytes(stored: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
     return stored == dtype or (unsigned_as_signed and stored.itemsize == dtype.itemsize)
 
 
-def _write_copy(
-    flat: FlatTokens,
-    output: str,
-    dtype: np.dtype[Any],
-    dialect: DtypeTable,
-    overwrite: bool,
-    bar: Bar,
-) -> None:
+def _copy_tokens(flat: FlatTokens, sink: PairSink, bar: Bar) -> None:
     stored = flat.tokens
-    sink = PairSink(*pair_paths(output), dtype, multimodal=False, overwrite=overwrite)
-    try:
-        sink.open()
-        progress = bar(stored.nbytes)
-        with sink:
-            if _same_bytes(stored.dtype, dtype) and stored.size:
-                size = flat.offset + stored.nbytes
-                sink.copy_bytes(flat.path, size, flat.offset, stored.nbytes, progress)
-            else:
-                for start in range(0, stored.size, CHUNK):
-                    chunk = stored[start : start + CHUNK]
-                    sink.write_tokens(token_array(chunk, dtype))
-                    progress(chunk.nbytes)
-            _fill(sink.index, flat)
-        sink.publish(code_of_dtype(dtype, dialect))
-    finally:
-        sink.discard()
+    progress = bar(stored.nbytes)
+    with sink:
+        if _same_bytes(stored.dtype, sink.dtype) and stored.size:
+            size = flat.offset + stored.nbytes
+            sink.copy_bytes(flat.path, size, flat.offset, stored.nbytes, progress)
+            return
+        for start in range(0, stored.size, CHUNK):
+            chunk = stored[start : start + CHUNK]
+            sink.write_tokens(token_array(chunk, sink.dtype))
+            progress(chunk.nbytes)
 
 
 def _fill(spool: IndexSpool, flat: FlatTokens) -> None:
@@ -250,40 +242,28 @@ def _fill(spool: IndexSpool, flat: FlatTokens) -> None:
             spool.add_bounds(bounds)
 
 
-def import_pair(
-    source: FlatTokens | DocumentStream,
+def write_stream(
+    stream: DocumentStream,
     output: str,
+    dtype: npt.DTypeLike | None,
+    dialect: DtypeTable,
     *,
-    dtype: npt.DTypeLike | None = None,
-    dialect: str = "megatron",
-    copy: bool = False,
-    overwrite: bool = False,
-    bar: Bar = silent,
-) -> WriteResult:
-    """Write an opened input as the pair `output`, whole or not at all, then check every entry.
-
-    Args:
-        source: what one of the open_ functions of this package returned.
-        dtype: token type of the pair; by default as stored, or int32 for uint32 in a dialect
-            without a code for it. Tokens that do not fit are refused.
-        dialect: whose dtype codes to write.
-        copy: copy the tokens where a link would do.
-        overwrite: replace an existing pair.
+    overwrite: bool,
+    bar: Bar,
+) -> None:
+    """Write the pair; every token is checked against its type.
 
     Raises:
-        InvalidArgument: tokens do not fit the type, or the dialect has no code for it.
+        InvalidArgument: a token does not fit.
         FormatError: the input is damaged.
-        StorageError: the pair exists, or a file cannot be read or written.
+        StorageError: the pair exists, or cannot be written.
     """
-    table = get_dialect(dialect)
-    if isinstance(source, DocumentStream):
-        check_outputs([output], [], overwrite=overwrite)
-        write_stream(source, output, dtype, table, overwrite=overwrite, bar=bar)
-        return checked_outcome(output, dialect)
-    check_outputs([output], [source.path], overwrite=overwrite)
-    target = target_dtype(source, dtype, table)
-    how = write_flat(source, output, target, table, copy=copy, overwrite=overwrite, bar=bar)
-    stored = source.tokens.dtype
-    if how != "copied" and stored != target:
-        how += f", {stored} ids below 2^{8 * target.itemsize - 1} read as {target}"
-    return checked_outcome(output, dialect, how)
+    target = stored_or_sibling(stream.dtype, dtype, dialect)
+    progress = bar(stream.nbytes)
+    with IndexedDatasetWriter(output, target, dialect=dialect.name, overwrite=overwrite) as writer:
+        for batch in stream.batches:
+            try:
+                writer.add_documents(batch.tokens, batch.lengths)
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{batch.where}: {error}") from error
+            progress(batch.nbytes)

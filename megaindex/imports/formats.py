@@ -22,7 +22,7 @@ logger = logging.getLogger(__name__)
 
 
 def open_nanotron(path: str) -> FlatTokens:
-    """A `.ds` file of datatrove's DocumentTokenizer, as Nanotron reads it.
+    """Open a `.ds` file of datatrove's DocumentTokenizer, as Nanotron reads it.
 
     `<path>.index` holds uint64 document ends, in tokens. With the size of the file, the last of
     them says how wide tokens are: uint16 or uint32. A `<path>.loss` has no place in a pair.
@@ -55,7 +55,7 @@ def open_numpy(
     separator: int | None = None,
     boundaries: str | None = None,
 ) -> FlatTokens:
-    """Tokens of a `.npy` file, or of any file without a header.
+    """Open the tokens of a `.npy` file, or of any file without a header.
 
     Args:
         path: `.npy`, or raw little-endian tokens of `stored_dtype`.
@@ -66,7 +66,7 @@ def open_numpy(
 
     Raises:
         MissingFile: a file is not there.
-        FormatError: a file is no array of integers in one dimension.
+        FormatError: a file is not an array of integers in one dimension.
         InvalidArgument: `stored_dtype` is missing, or given for a `.npy`, or there is not exactly
             one of `separator` and `boundaries`.
     """
@@ -90,7 +90,7 @@ def open_numpy(
 
 
 def open_tntidx(path_prefix: str, dialect: str) -> FlatTokens:
-    """A pair of --dataset-impl lazy or cached.
+    """Open a pair of --dataset-impl lazy or cached.
 
     Raises:
         FormatError: the pair is damaged, or its documents do not cover its sequences.
@@ -112,7 +112,7 @@ def open_tntidx(path_prefix: str, dialect: str) -> FlatTokens:
 
 
 def _map_npy(path: str) -> tuple[npt.NDArray[Any], int]:
-    """The integers of a .npy, mapped, and the bytes in front of them."""
+    """Return the integers of a .npy, mapped, and the bytes in front of them."""
     check_local(path, "copy it to a disk")
     check_file(path)
     with as_storage_error(path, "cannot open"):

@@ -31,7 +31,7 @@ def open_columns(path: str, column: str | None = None) -> DocumentStream:
     Raises:
         MissingFile: nothing is there.
         StorageError: a pipe or a device is.
-        InvalidArgument: pyarrow is not installed, or there is no such column.
+        InvalidArgument: pyarrow is not installed, or the column does not exist.
         FormatError: a file cannot be read, or the column holds no lists of integers.
     """
     check_local(path, "copy it to a disk")
@@ -70,7 +70,7 @@ def _files(path: str) -> list[str]:
 
 
 def _reader(path: str) -> tuple[Any, Iterator[Any]]:
-    """Schema, and record batches as they are read."""
+    """Return the schema, and record batches as they are read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

@@ -36,7 +36,7 @@ class AtomicFiles:
     most temporaries (`train.bin.tmp.<16 hex digits>`) or an incomplete set without its last file.
 
     Existing files are refused, at once and again on publication, unless `overwrite`; URLs always,
-    and with `overwrite` whatever is no file: folders, devices, pipes.
+    and with `overwrite` anything but files: folders, devices, pipes.
 
     A Ctrl-C raises between any two steps. So what is about to be made is noted first, and taken
     back by its inode: making an object does nothing yet, and whoever has one calls `discard`, or
@@ -58,7 +58,7 @@ class AtomicFiles:
         self._refuse_existing()
 
     def open(self, final_path: str) -> BinaryIO:
-        """A new, empty, buffered file that `publish` will put at `final_path`."""
+        """Return a new, empty, buffered file that `publish` will put at `final_path`."""
         temporary = self._new_temporary(final_path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with as_storage_error(final_path, "cannot create"):
@@ -140,7 +140,7 @@ class AtomicFiles:
                     _rename_without_replacing(self._aside, self._final_paths[-1])
 
     def _new_temporary(self, final_path: str) -> str:
-        """A name of its own, noted before there is a file of it."""
+        """Return an unused name, noted before a file of that name exists."""
         temporary = f"{final_path}.tmp.{secrets.token_hex(8)}"
         self._temporary[final_path] = temporary
         return temporary
@@ -218,7 +218,7 @@ def _already_there(path: str) -> StorageError:
 
 
 def _refuse_other_than_file(path: str) -> None:
-    """What is no file is never replaced: a folder, a device, a pipe."""
+    """Refuse to replace anything but a file: a folder, a device, a pipe."""
     try:
         mode = os.lstat(path).st_mode
     except OSError:  # nothing is there, or creating a file beside it will say what is wrong

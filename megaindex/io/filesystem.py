@@ -14,6 +14,21 @@ _LOCAL = {
     "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs",
 }  # fmt: skip
 
+Progress = Callable[[int], None]
+"""Called with the number of bytes done since the last call."""
+
+_PIECE = 1 << 26  # bytes asked of the kernel at once: progress and Ctrl-C come between pieces
+_BUFFER = 1 << 20
+# What says "not between these two files", as different file systems say it.
+_NOT_HERE = {
+    errno.EINVAL,
+    errno.ENOSYS,
+    errno.EOPNOTSUPP,
+    errno.ENOTSUP,
+    errno.EPERM,
+    errno.EXDEV,
+}
+
 
 def is_local(path: str | os.PathLike[str]) -> bool:
     """Whether an existing directory is on a local file system; False where it cannot be told."""
@@ -58,24 +73,8 @@ def _unescaped(text: str) -> str:
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
-Progress = Callable[[int], None]
-"""Told how many more bytes are done."""
-
-_PIECE = 1 << 26  # bytes asked of the kernel at once: progress and Ctrl-C come between pieces
-_BUFFER = 1 << 20
-# What says "not between these two files", as different file systems say it.
-_NOT_HERE = {
-    errno.EINVAL,
-    errno.ENOSYS,
-    errno.EOPNOTSUPP,
-    errno.ENOTSUP,
-    errno.EPERM,
-    errno.EXDEV,
-}
-
-
 def ignore(count: int) -> None:
-    """A `Progress` for callers without one."""
+    """Do nothing: the `Progress` of callers without one."""
 
 
 def copy_range(

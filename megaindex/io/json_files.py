@@ -14,13 +14,13 @@ _LONGEST = 1 << 28  # bytes; a snapshot of a blend of 32,767 datasets has a tent
 
 
 class Damaged(ValueError):
-    """What must be a JSON object is none; the text says why, and goes on "it …"."""
+    """The file does not contain a JSON object; the text says why, and goes on "it …"."""
 
 
 def read_object(
     path: str | os.PathLike[str], *, longest: int = _LONGEST, follow: bool = True
 ) -> dict[str, Any]:
-    """The JSON object in a regular file; nothing else is waited for, or read to its end.
+    """Return the JSON object in a regular file; nothing else is waited for, or read to its end.
 
     Args:
         longest: bytes that it may have.
@@ -52,7 +52,7 @@ def is_size(value: object) -> bool:
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
-    """The JSON object that is written there, or `Damaged`."""
+    """Return the JSON object that is written there, or `Damaged`."""
     try:
         found = json.loads(text)
     except ValueError as error:  # of no UTF-8, and of integers of thousands of digits too

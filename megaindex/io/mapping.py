@@ -25,34 +25,6 @@ _libc = ctypes.CDLL(None, use_errno=True)
 for _call, _third in ((_libc.madvise, ctypes.c_int), (_libc.mincore, ctypes.c_void_p)):
     _call.restype = ctypes.c_int
     _call.argtypes = [ctypes.c_void_p, ctypes.c_size_t, _third]
-
-
-def will_need(address: int, nbytes: int) -> None:
-    """Have the pages of a mapping read into memory; returns before they are. Only a hint: where
-    the kernel does not follow it, the first access reads them."""
-    begin = address - address % _PAGE
-    _libc.madvise(begin, address + nbytes - begin, mmap.MADV_WILLNEED)
-
-
-def resident_pages(address: int, nbytes: int) -> tuple[int, int]:
-    """How many pages of a mapped range are in memory, and how many it has.
-
-    Where the kernel does not tell, which it refuses for files that the user could not write to, all
-    count as there.
-    """
-    begin = address - address % _PAGE
-    pages = -(-(address + nbytes - begin) // _PAGE)
-    flags = np.zeros(pages, np.uint8)
-    if _libc.mincore(begin, address + nbytes - begin, flags.ctypes.data) != 0:
-        return pages, pages
-    return int((flags & 1).sum()), pages
-
-
-def major_faults() -> int:
-    """Page faults of this process so far that had to read a device."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
-
-
 _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [
     ctypes.c_void_p,  # address: anywhere
@@ -67,29 +39,6 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
-class _Pages:
-    """The mapped pages of one file. Every array made from them refers here, so the last one to die
-    unmaps them; after a fork each process unmaps its own."""
-
-    def __init__(self, address: int, size: int) -> None:
-        self._address = address
-        self._size = size
-
-    @property
-    def __array_interface__(self) -> dict[str, Any]:
-        read_only = True
-        return {
-            "version": 3,
-            "typestr": "|u1",
-            "shape": (self._size,),
-            "data": (self._address, read_only),
-        }
-
-    # The default argument keeps munmap alive while the interpreter tears its modules down.
-    def __del__(self, munmap: Any = _libc.munmap) -> None:
-        munmap(self._address, self._size)
-
-
 def map_readonly(path: str, *, follow_symlinks: bool = True) -> npt.NDArray[np.uint8]:
     """The bytes of the regular file at `path` as a read-only uint8 array that owns its mapping.
 
@@ -97,7 +46,7 @@ def map_readonly(path: str, *, follow_symlinks: bool = True) -> npt.NDArray[np.u
     truncating a mapped file is fatal: reading past its new end kills the process (SIGBUS).
 
     Raises:
-        MissingFile: there is no file at `path`.
+        MissingFile: nothing is at `path`.
         InvalidArgument: it is a URL.
         StorageError: it is not a regular file, or a link that may not be followed, or cannot be
             opened or mapped.
@@ -106,7 +55,7 @@ def map_readonly(path: str, *, follow_symlinks: bool = True) -> npt.NDArray[np.u
 
 
 def map_file(path: str, *, follow_symlinks: bool = True) -> tuple[npt.NDArray[np.uint8], FileInfo]:
-    """As `map_readonly`, and what the very file was that is mapped."""
+    """Return as `map_readonly`, with the information of the very file that is mapped."""
     path = plain(path)
     data, status = map_with_status(path, follow_symlinks=follow_symlinks)
     return data, FileInfo(path, status.st_size, version_of(status))
@@ -115,7 +64,7 @@ def map_file(path: str, *, follow_symlinks: bool = True) -> tuple[npt.NDArray[np
 def map_with_status(
     path: str, *, follow_symlinks: bool = True
 ) -> tuple[npt.NDArray[np.uint8], os.stat_result]:
-    """As `map_readonly`, and the status of the very file that is mapped.
+    """Return as `map_readonly`, with the status of the very file that is mapped.
 
     In few steps: a blend maps thousands of files.
     """
@@ -149,3 +98,52 @@ def _map_descriptor(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     return np.asarray(_Pages(address, size))
+
+
+class _Pages:
+    """The mapped pages of one file. Every array made from them refers here, so the last one to die
+    unmaps them; after a fork each process unmaps its own."""
+
+    def __init__(self, address: int, size: int) -> None:
+        self._address = address
+        self._size = size
+
+    @property
+    def __array_interface__(self) -> dict[str, Any]:
+        read_only = True
+        return {
+            "version": 3,
+            "typestr": "|u1",
+            "shape": (self._size,),
+            "data": (self._address, read_only),
+        }
+
+    # The default argument keeps munmap alive while the interpreter tears its modules down.
+    def __del__(self, munmap: Any = _libc.munmap) -> None:
+        munmap(self._address, self._size)
+
+
+def will_need(address: int, nbytes: int) -> None:
+    """Have the pages of a mapping read into memory; returns before they are. Only a hint: where
+    the kernel does not follow it, the first access reads them."""
+    begin = address - address % _PAGE
+    _libc.madvise(begin, address + nbytes - begin, mmap.MADV_WILLNEED)
+
+
+def resident_pages(address: int, nbytes: int) -> tuple[int, int]:
+    """Return the number of pages of a mapped range that are in memory, and of all.
+
+    Where the kernel does not tell, which it refuses for files that the user could not write to, all
+    count as there.
+    """
+    begin = address - address % _PAGE
+    pages = -(-(address + nbytes - begin) // _PAGE)
+    flags = np.zeros(pages, np.uint8)
+    if _libc.mincore(begin, address + nbytes - begin, flags.ctypes.data) != 0:
+        return pages, pages
+    return int((flags & 1).sum()), pages
+
+
+def major_faults() -> int:
+    """Page faults of this process so far that had to read a device."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

@@ -22,12 +22,32 @@ _OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"} | dict.fromkeys(
 )
 # with one slash: what pathlib makes of a URL
 _URL = re.compile(rf"(?!file:)(?:[a-z][a-z0-9+.-]+://|({'|'.join(SCHEMES)}):/)", re.IGNORECASE)
-
 _NO_KEY = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f]")
+_FILE_URL = re.compile(r"file:(//)?(?=/)", re.IGNORECASE)  # pathlib drops two of the slashes
+_A_FILE = "a file"
+_KINDS = (
+    (stat.S_ISREG, _A_FILE),
+    (stat.S_ISDIR, "a folder"),
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+
+class FileInfo(NamedTuple):
+    """A file, or an object of a store."""
+
+    path: str
+    """Or URL."""
+    nbytes: int
+    version: str = ""
+    """The version tag of its store; of a file, the time when it was last written to."""
 
 
 class ObjectLocation(NamedTuple):
-    """Where an object is."""
+    """The bucket and the key of an object."""
 
     store: str
     """As ``s3://bucket``: what one client is made for."""
@@ -35,15 +55,15 @@ class ObjectLocation(NamedTuple):
 
 
 def is_remote(path: str) -> bool:
-    """Whether a path is a URL, so that an object store has what it names."""
+    """Return whether a path is a URL, so that an object store has what it names."""
     return ":" in path and _URL.match(path) is not None
 
 
 def place_of(url: str) -> ObjectLocation:
-    """The parts of a URL.
+    """Return the parts of a URL.
 
     Raises:
-        InvalidArgument: it is none of a known kind, or holds what might be a secret, which the
+        InvalidArgument: it is of an unknown kind, or holds what might be a secret, which the
             message does not repeat.
     """
     scheme, separator, rest = url.partition("://")
@@ -104,11 +124,8 @@ def without_secrets(url: str) -> str:
     return scheme + slashes + rest
 
 
-_FILE_URL = re.compile(r"file:(//)?(?=/)", re.IGNORECASE)  # pathlib drops two of the slashes
-
-
 def plain(path: str) -> str:
-    """A path without the scheme ``file:``; any other as it is. Nothing is percent-decoded.
+    """Return a path without the scheme ``file:``; any other as it is. Nothing is percent-decoded.
 
     Raises:
         InvalidArgument: the URL names a file of another machine.
@@ -125,7 +142,7 @@ def plain(path: str) -> str:
 
 
 def absolute(path: str) -> str:
-    """The same place from any directory."""
+    """Return a path that means the same place from any directory."""
     return path if is_remote(path) else os.path.abspath(plain(path))
 
 
@@ -141,7 +158,7 @@ def refuse_zero_byte(path: str) -> None:
 
 
 def check_local(path: str, remedy: str) -> None:
-    """InvalidArgument for a URL where only files will do, or for what is no path at all."""
+    """InvalidArgument for a URL where only files will do, or for what cannot be a path."""
     refuse_zero_byte(path)
     if plain(path) != path:
         raise InvalidArgument(f"{path}: is a URL; write the path alone, {plain(path)}")
@@ -162,16 +179,6 @@ def file_stamp(path: str) -> list[int]:
     return [status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
 
 
-class FileInfo(NamedTuple):
-    """A file, or an object of a store."""
-
-    path: str
-    """Or URL."""
-    nbytes: int
-    version: str = ""
-    """What its store knows the content by; of a file, when it was last written to."""
-
-
 def version_of(status: os.stat_result) -> str:
     """Of a file. Not its inode, which differs between machines, and which some mounted object
     stores give anew; whoever keeps a file open compares that too."""
@@ -179,20 +186,8 @@ def version_of(status: os.stat_result) -> str:
     return f"of {seconds}.{fraction:09}"
 
 
-_A_FILE = "a file"
-_KINDS = (
-    (stat.S_ISREG, _A_FILE),
-    (stat.S_ISDIR, "a folder"),
-    (stat.S_ISLNK, "a symbolic link"),
-    (stat.S_ISFIFO, "a pipe"),
-    (stat.S_ISSOCK, "a socket"),
-    (stat.S_ISCHR, "a device"),
-    (stat.S_ISBLK, "a device"),
-)
-
-
 def kind_of(mode: int) -> str:
-    """What a file of that `st_mode` is, with its article."""
+    """Return the type of a file of that `st_mode`, with its article."""
     return next((kind for is_one, kind in _KINDS if is_one(mode)), "no file")
 
 
@@ -216,10 +211,10 @@ def open_at_once(path: str | os.PathLike[str], *, follow: bool = True) -> int:
 
 
 def open_regular(path: str, action: str = "cannot open") -> int:
-    """A descriptor of the regular file at `path`, to read from; `action` is for messages.
+    """Return a descriptor of the regular file at `path`, to read from; `action` is for messages.
 
     Raises:
-        MissingFile: there is none.
+        MissingFile: the file does not exist.
         StorageError: it is something else, or cannot be opened.
     """
     with as_storage_error(path, action):
@@ -250,7 +245,7 @@ def check_file(path: str, action: str = "cannot open") -> None:
 
     Raises:
         MissingFile: there is nothing at `path`.
-        StorageError: it is no regular file, or cannot be looked at.
+        StorageError: it is not a regular file, or cannot be looked at.
     """
     with as_storage_error(path, action):
         check_regular(path, os.stat(path))

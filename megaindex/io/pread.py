@@ -22,30 +22,89 @@ from megaindex.io.paths import FileInfo, version_of
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 _Identity = tuple[int, int, int, int]  # st_dev, st_ino, st_size, st_mtime_ns
+# Worth another try: these come and go on network file systems and failing links.
+_TRANSIENT = {errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY}
+
+Pread = Callable[[int, list[memoryview], int], int]
+"""As os.preadv: (descriptor, buffers, offset) -> bytes read, 0 at the end of the file."""
 
 
-@dataclass(eq=False)
-class _Open:
-    descriptor: int
-    users: int = 0
-    stale: bool = False
-    """Dropped from the cache while somebody read it; the last user closes it."""
+@dataclass(frozen=True, kw_only=True)
+class RangeReader:
+    """Reads byte ranges of files that are expected not to change."""
 
+    descriptors: DescriptorCache
+    retries: int = 4
+    """Further attempts after a failure that may pass, for each range."""
+    first_pause: float = 0.05
+    """Seconds before the first of them; each further pause is twice as long."""
+    pread: Pread = os.preadv
 
-class Lease:
-    """The use of one open file."""
+    def __post_init__(self) -> None:
+        if self.retries < 0 or self.first_pause < 0:
+            raise InvalidArgument(
+                f"retries={self.retries} and first_pause={self.first_pause}: must not be negative"
+            )
 
-    __slots__ = ("_cache", "_entry", "_path", "_size", "_version")
+    def read_each(self, info: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> Iterator[None]:
+        """Fill each ``(offset, into)`` of the file, which is still what it was; yields after each.
 
-    def __init__(self, cache: DescriptorCache, path: str, size: int | None, version: str) -> None:
-        self._cache, self._path, self._size, self._version = cache, path, size, version
+        The kernel is told of all of them first: it reads ahead while the first are copied, so that
+        one thread keeps many reads of the device in flight.
 
-    def __enter__(self) -> int:
-        self._entry = self._cache._take(self._path, self._size, self._version)
-        return self._entry.descriptor
+        Raises:
+            MissingFile: the file is gone.
+            StorageError: it ends before a range does, it was replaced, or reading fails in the
+                end; names file and offset.
+        """
+        if len(ranges) > 1:
+            self._hint(info, ranges)
+        for offset, into in ranges:
+            self.read(info, offset, into)
+            yield
 
-    def __exit__(self, *exc: object) -> None:
-        self._cache._give_back(self._entry)
+    def read(self, info: FileInfo, offset: int, into: memoryview) -> None:
+        """Fill ``into`` with the bytes at ``offset``, as `read_each` does."""
+        done, failures = 0, 0
+        while done < len(into):
+            try:
+                done += self._attempt(info, offset + done, into[done:])
+            except StorageError as error:  # noqa: PERF203  (a failure is far dearer than the try)
+                if error.errno not in _TRANSIENT:
+                    raise
+                failures += 1
+                if failures > self.retries:
+                    raise _gave_up(error, failures) from error
+                if error.errno == errno.ESTALE:  # the server wants the file opened anew
+                    self.descriptors.forget(info.path)
+                time.sleep(self.first_pause * 2 ** (failures - 1))
+
+    def _hint(self, info: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        # only a hint: the read says what is wrong
+        with contextlib.suppress(OSError), self.descriptors.lease(*info) as descriptor:
+            for offset, into in ranges:
+                os.posix_fadvise(descriptor, offset, len(into), os.POSIX_FADV_WILLNEED)
+
+    def _attempt(self, info: FileInfo, offset: int, into: memoryview) -> int:
+        """Return the bytes read, at least 1: a read may stop short and is then continued."""
+        path, size, _ = info
+        with self.descriptors.lease(*info) as descriptor:
+            try:
+                count = self.pread(descriptor, [into], offset)
+            except OSError as error:
+                action = f"cannot read {len(into)} bytes at {offset}"
+                raise storage_error(error, path, action) from error
+            if count:
+                return count
+            found = os.fstat(descriptor).st_size
+        if found < offset + len(into):
+            raise StorageError(
+                f"{path}: ends at byte {found}, and bytes {offset} to {offset + len(into)} were "
+                f"expected: it had {size} bytes and was cut short; restore the file"
+            )
+        nothing = StorageError(f"{path}: a read at {offset} returned nothing; it has {found} bytes")
+        nothing.errno = errno.EIO
+        raise nothing
 
 
 class DescriptorCache:
@@ -72,10 +131,10 @@ class DescriptorCache:
 
         Args:
             size: the bytes the file must have, checked whenever it is opened.
-            version: likewise, its `Facts.version`; empty for any.
+            version: likewise, its `FileInfo.version`; empty for any.
 
         Raises:
-            MissingFile: there is no such file, or no longer.
+            MissingFile: the file does not exist, or no longer.
             StorageError: it cannot be opened, or is not the file that was opened before.
         """
         return Lease(self, path, size, version)
@@ -150,6 +209,30 @@ class DescriptorCache:
         return _Open(descriptor)
 
 
+class Lease:
+    """The use of one open file."""
+
+    __slots__ = ("_cache", "_entry", "_path", "_size", "_version")
+
+    def __init__(self, cache: DescriptorCache, path: str, size: int | None, version: str) -> None:
+        self._cache, self._path, self._size, self._version = cache, path, size, version
+
+    def __enter__(self) -> int:
+        self._entry = self._cache._take(self._path, self._size, self._version)
+        return self._entry.descriptor
+
+    def __exit__(self, *exc: object) -> None:
+        self._cache._give_back(self._entry)
+
+
+@dataclass(eq=False)
+class _Open:
+    descriptor: int
+    users: int = 0
+    stale: bool = False
+    """Dropped from the cache while somebody read it; the last user closes it."""
+
+
 def _changed(path: str, before: _Identity, found: _Identity, size: int | None) -> str:
     expected = before[2] if size is None else size
     detail = (
@@ -158,93 +241,6 @@ def _changed(path: str, before: _Identity, found: _Identity, size: int | None) -
         else "another file has its name, or it was written to"
     )
     return f"{path}: changed since it was opened: {detail}; restore the file or start anew with it"
-
-
-# Worth another try: these come and go on network file systems and failing links.
-_TRANSIENT = {errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY}
-
-Pread = Callable[[int, list[memoryview], int], int]
-"""As os.preadv: (descriptor, buffers, offset) -> bytes read, 0 at the end of the file."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RangeReader:
-    """Reads byte ranges of files that are expected not to change."""
-
-    descriptors: DescriptorCache
-    retries: int = 4
-    """Further attempts after a failure that may pass, for each range."""
-    first_pause: float = 0.05
-    """Seconds before the first of them; each further pause is twice as long."""
-    pread: Pread = os.preadv
-
-    def __post_init__(self) -> None:
-        if self.retries < 0 or self.first_pause < 0:
-            raise InvalidArgument(
-                f"retries={self.retries} and first_pause={self.first_pause}: must not be negative"
-            )
-
-    def read_each(
-        self, facts: FileInfo, ranges: Sequence[tuple[int, memoryview]]
-    ) -> Iterator[None]:
-        """Fill each ``(offset, into)`` of the file, which is still what it was; yields after each.
-
-        The kernel is told of all of them first: it reads ahead while the first are copied, so that
-        one thread keeps many reads of the device in flight.
-
-        Raises:
-            MissingFile: the file is gone.
-            StorageError: it ends before a range does, it was replaced, or reading fails in the
-                end; names file and offset.
-        """
-        if len(ranges) > 1:
-            self._hint(facts, ranges)
-        for offset, into in ranges:
-            self.read(facts, offset, into)
-            yield
-
-    def read(self, facts: FileInfo, offset: int, into: memoryview) -> None:
-        """Fill ``into`` with the bytes at ``offset``, as `read_each` does."""
-        done, failures = 0, 0
-        while done < len(into):
-            try:
-                done += self._attempt(facts, offset + done, into[done:])
-            except StorageError as error:  # noqa: PERF203  (a failure is far dearer than the try)
-                if error.errno not in _TRANSIENT:
-                    raise
-                failures += 1
-                if failures > self.retries:
-                    raise _gave_up(error, failures) from error
-                if error.errno == errno.ESTALE:  # the server wants the file opened anew
-                    self.descriptors.forget(facts.path)
-                time.sleep(self.first_pause * 2 ** (failures - 1))
-
-    def _hint(self, facts: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        # only a hint: the read says what is wrong
-        with contextlib.suppress(OSError), self.descriptors.lease(*facts) as descriptor:
-            for offset, into in ranges:
-                os.posix_fadvise(descriptor, offset, len(into), os.POSIX_FADV_WILLNEED)
-
-    def _attempt(self, facts: FileInfo, offset: int, into: memoryview) -> int:
-        """Bytes read, at least 1: a read may stop short and is then continued."""
-        path, size, _ = facts
-        with self.descriptors.lease(*facts) as descriptor:
-            try:
-                count = self.pread(descriptor, [into], offset)
-            except OSError as error:
-                action = f"cannot read {len(into)} bytes at {offset}"
-                raise storage_error(error, path, action) from error
-            if count:
-                return count
-            found = os.fstat(descriptor).st_size
-        if found < offset + len(into):
-            raise StorageError(
-                f"{path}: ends at byte {found}, and bytes {offset} to {offset + len(into)} were "
-                f"expected: it had {size} bytes and was cut short; restore the file"
-            )
-        nothing = StorageError(f"{path}: a read at {offset} returned nothing; it has {found} bytes")
-        nothing.errno = errno.EIO
-        raise nothing
 
 
 def _gave_up(last: StorageError, attempts: int) -> StorageError:

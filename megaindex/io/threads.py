@@ -20,7 +20,7 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 Job = Callable[[], bool]
-"""What a thread does next; False if the thread was written off meanwhile and is to end."""
+"""The next task of a thread; returns False if the thread was written off and is to end."""
 
 _QUEUE_SECONDS = 2.0  # DataLoader waits five for a worker to end
 

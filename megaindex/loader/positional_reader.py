@@ -208,7 +208,7 @@ class PositionalTokens(TokenReader):
         super().__init__(datasets)
         self._options = options or PositionalOptions()
         self._reader = reader or RangeReader(descriptors=DescriptorCache())
-        self._files = tuple(dataset.bin_facts for dataset in self._datasets)
+        self._files = tuple(dataset.bin_info for dataset in self._datasets)
         self._media = tuple(OBJECTS if is_remote(f.path) else FILES for f in self._files)
         read_file = self._reader.read_each
         self._reads: tuple[ReadEach, ...] = tuple(

@@ -46,12 +46,112 @@ from megaindex.io.pread import DescriptorCache, RangeReader
 from megaindex.io.threads import map_interruptibly
 from megaindex.objects.store import fill
 
+logger = logging.getLogger(__name__)
+
+VARIABLE = "MEGAINDEX_OBJECT_CACHE"
+_DEFAULT = "~/.cache/megaindex/objects"
+_BLOCK = 32 << 20  # bytes in memory at once
+_SETTLED = 2 * 10**9  # ns since the last change, after which the next one has another time
+Result = TypeVar("Result")
+
+_STORE_THREADS = 32
+_NOTHING_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
+
+
+def stat_path(path: str) -> FileInfo | None:
+    """Return the size and version of what is at a path; None where nothing is.
+
+    Raises:
+        InvalidArgument: a URL that names no object, or a path with a zero byte.
+        StorageError: that cannot be told: a folder may not be entered, a disk fails, a name is too
+            long, the object store cannot be asked.
+    """
+    if is_remote(path):
+        from megaindex.objects import store
+
+        return store.stat_object(path)
+    path = plain(path)
+    refuse_zero_byte(path)
+    try:
+        status = os.stat(path)
+    except OSError as error:
+        if error.errno in _NOTHING_THERE:
+            return None
+        raise storage_error(error, path, "cannot look at it") from error
+    return FileInfo(path, status.st_size, version_of(status))
+
+
+def list_remote(url: str) -> list[str]:
+    """Return the URLs of the objects right below a URL, sorted; see `megaindex.objects.store`."""
+    from megaindex.objects import store
+
+    return store.list_folder(url)
+
+
+def local_copy(info: FileInfo) -> str:
+    """Return a path with the content on this machine: of an object that of a copy.
+
+    Raises:
+        StorageError: the object cannot be read or was replaced, or the copy cannot be written.
+    """
+    if is_remote(info.path):
+        return cached_copy(info)
+    return info.path
+
+
+def open_binary(info: FileInfo) -> io.RawIOBase:
+    """The content as an unbuffered file, for whoever reads it from the first byte to the last.
+
+    Raises:
+        StorageError: it is not a regular file, or cannot be opened; of an object, reading it fails.
+    """
+    if is_remote(info.path):
+        return ObjectFile(info)
+    return open(open_regular(info.path), "rb", buffering=0)
+
+
+def read_ranges(info: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> None:
+    """Fill each ``(offset, into)`` of this very file or object; nothing of an object is kept.
+
+    Raises:
+        StorageError: it was replaced or cut short, or reading fails in the end.
+    """
+    if is_remote(info.path):
+        from megaindex.objects import store
+
+        map_interruptibly(lambda each: store.fill(info, *each), ranges, _STORE_THREADS)
+        return
+    descriptors = DescriptorCache(1)
+    try:
+        for _ in RangeReader(descriptors=descriptors).read_each(info, ranges):
+            pass
+    finally:
+        descriptors.close()
+
+
+def stamp(path: str) -> list[int]:
+    """Return numbers that stay the same as long as the content does; empty where nothing is.
+
+    Of a file, see `file_stamp`; of an object, its size and its version as a number.
+    """
+    if is_remote(path):
+        found = stat_path(path)
+        return [] if found is None else [found.nbytes, xxh3_64_intdigest(found.version.encode())]
+    return file_stamp(path)
+
+
+def each_of(function: Callable[[str], Result], paths: Sequence[str]) -> list[Result]:
+    """Return the results of all paths; those of URLs are waited for together."""
+    if not any(map(is_remote, paths)):
+        return [function(path) for path in paths]
+    return map_interruptibly(function, paths, _STORE_THREADS)
+
 
 class ObjectFile(io.RawIOBase):
     """Reads what is asked for, in pieces of which several are under way at a time."""
 
-    def __init__(self, facts: FileInfo) -> None:
-        self._facts = facts
+    def __init__(self, info: FileInfo) -> None:
+        self._info = info
         self._at = 0
 
     def readable(self) -> bool:
@@ -61,7 +161,7 @@ class ObjectFile(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._facts.nbytes}
+        origin = {os.SEEK_SET: 0, os.SEEK_CUR: self._at, os.SEEK_END: self._info.nbytes}
         self._at = origin[whence] + offset
         return self._at
 
@@ -70,22 +170,14 @@ class ObjectFile(io.RawIOBase):
 
     def readinto(self, into: Any) -> int:
         view = memoryview(into).cast("B")
-        view = view[: max(0, self._facts.nbytes - self._at)]
-        fill(self._facts, self._at, view)
+        view = view[: max(0, self._info.nbytes - self._at)]
+        fill(self._info, self._at, view)
         self._at += len(view)
         return len(view)
 
 
-logger = logging.getLogger(__name__)
-
-VARIABLE = "MEGAINDEX_OBJECT_CACHE"
-_DEFAULT = "~/.cache/megaindex/objects"
-_BLOCK = 32 << 20  # bytes in memory at once
-_SETTLED = 2 * 10**9  # ns since the last change, after which the next one has another time
-
-
-def cached_copy(facts: FileInfo) -> str:
-    """Path of a copy of this object, downloaded unless it is there.
+def cached_copy(info: FileInfo) -> str:
+    """Return the path of a copy of this object, downloaded unless it is there.
 
     Raises:
         StorageError: the object cannot be read or was replaced, or the copy cannot be written.
@@ -94,31 +186,31 @@ def cached_copy(facts: FileInfo) -> str:
     folder = os.environ.get(VARIABLE) or _DEFAULT
     check_local(folder, f"give {VARIABLE} a directory")
     folder = os.path.abspath(os.path.expanduser(folder))
-    name = xxhash.xxh3_128_hexdigest("\n".join(map(str, facts)).encode())
+    name = xxhash.xxh3_128_hexdigest("\n".join(map(str, info)).encode())
     record = os.path.join(folder, f"{name}.json")
-    copy = _sound_copy(facts, record)
+    copy = _sound_copy(info, record)
     if copy is not None:
         return copy
     with as_storage_error(folder, f"cannot write the cache, which {VARIABLE} names"):
         os.makedirs(folder, exist_ok=True)
         with _one_at_a_time(os.path.join(folder, f"{name}.lock")) as alone:
-            copy = _sound_copy(facts, record)
+            copy = _sound_copy(info, record)
             if copy is None:
                 if alone:
                     _remove(glob.glob(f"{glob.escape(os.path.join(folder, name))}.*.object*"))
-                copy = _download(facts, record)
+                copy = _download(info, record)
             return copy
 
 
-def _sound_copy(facts: FileInfo, record: str) -> str | None:
-    """The copy that the record names, if both are what they must be."""
+def _sound_copy(info: FileInfo, record: str) -> str | None:
+    """Return the copy that the record names, if both are what they must be."""
     try:
         recorded = read_object(record)
         checked = recorded.pop("checked", None)
         name = str(recorded["copy"])
         copy = os.path.join(os.path.dirname(record), os.path.basename(name))
         now = file_stamp(copy)
-        if recorded == _record(facts, name, str(recorded["xxh3_128"])):
+        if recorded == _record(info, name, str(recorded["xxh3_128"])):
             if now and now == checked:
                 return copy
             if recorded["xxh3_128"] == _checksum(copy):
@@ -129,34 +221,34 @@ def _sound_copy(facts: FileInfo, record: str) -> str | None:
         return None
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         reason = f"cannot be used: {error!r}"
-    logger.warning("%s: the copy %s; %s is read again", record, reason, facts.path)
+    logger.warning("%s: the copy %s; %s is read again", record, reason, info.path)
     return None
 
 
-def _download(facts: FileInfo, record: str) -> str:
+def _download(info: FileInfo, record: str) -> str:
     copy = f"{record.removesuffix('.json')}.{secrets.token_hex(8)}.object"
-    logger.info("%s: its %d bytes are copied to %s", facts.path, facts.nbytes, copy)
+    logger.info("%s: its %d bytes are copied to %s", info.path, info.nbytes, copy)
     try:
-        checksum = _copied(facts, copy)
-        _write(_record(facts, os.path.basename(copy), checksum), record, copy)
+        checksum = _copied(info, copy)
+        _write(_record(info, os.path.basename(copy), checksum), record, copy)
     except BaseException:
         _remove([copy])
         raise
     return copy
 
 
-def _copied(facts: FileInfo, copy: str) -> str:
+def _copied(info: FileInfo, copy: str) -> str:
     """Write the copy; its checksum."""
     files = AtomicFiles((copy,))
     digest = xxhash.xxh3_128()
-    block = memoryview(bytearray(min(_BLOCK, facts.nbytes)))
+    block = memoryview(bytearray(min(_BLOCK, info.nbytes)))
     try:
-        with copying(f"downloading {facts.path.rpartition('/')[2]}") as bar:
-            told = bar(facts.nbytes)
+        with copying(f"downloading {info.path.rpartition('/')[2]}") as bar:
+            told = bar(info.nbytes)
             out = files.open(copy)
-            for begin in range(0, facts.nbytes, _BLOCK):
-                part = block[: facts.nbytes - begin]
-                fill(facts, begin, part)
+            for begin in range(0, info.nbytes, _BLOCK):
+                part = block[: info.nbytes - begin]
+                fill(info, begin, part)
                 digest.update(part)
                 out.write(part)
                 told(len(part))
@@ -191,8 +283,8 @@ def _remove(paths: list[str]) -> None:
             os.unlink(path)
 
 
-def _record(facts: FileInfo, name: str, checksum: str) -> dict[str, str | int]:
-    return {**facts._asdict(), "copy": name, "xxh3_128": checksum}
+def _record(info: FileInfo, name: str, checksum: str) -> dict[str, str | int]:
+    return {**info._asdict(), "copy": name, "xxh3_128": checksum}
 
 
 def _checksum(path: str) -> str:
@@ -206,7 +298,7 @@ def _checksum(path: str) -> str:
 
 @contextlib.contextmanager
 def _one_at_a_time(path: str) -> Iterator[bool]:
-    """The ranks of a node start together, and one of them downloads for all. Whether it works."""
+    """Hold a lock while one rank of a node downloads for all; yield whether locks work here."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         alone = False
@@ -218,98 +310,3 @@ def _one_at_a_time(path: str) -> Iterator[bool]:
         with contextlib.suppress(OSError):  # a child that was forked meanwhile holds it too
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
-
-
-Result = TypeVar("Result")
-
-_STORE_THREADS = 32
-_NOTHING_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
-
-
-def stat_path(path: str) -> FileInfo | None:
-    """Size and version of what is at a path; None where nothing is.
-
-    Raises:
-        InvalidArgument: a URL that names no object, or a path with a zero byte.
-        StorageError: that cannot be told: a folder may not be entered, a disk fails, a name is too
-            long, the object store cannot be asked.
-    """
-    if is_remote(path):
-        from megaindex.objects import store
-
-        return store.stat_object(path)
-    path = plain(path)
-    refuse_zero_byte(path)
-    try:
-        status = os.stat(path)
-    except OSError as error:
-        if error.errno in _NOTHING_THERE:
-            return None
-        raise storage_error(error, path, "cannot look at it") from error
-    return FileInfo(path, status.st_size, version_of(status))
-
-
-def list_remote(url: str) -> list[str]:
-    """URLs of the objects right below a URL, sorted; see `megaindex.objects.store`."""
-    from megaindex.objects import store
-
-    return store.list_folder(url)
-
-
-def local_copy(facts: FileInfo) -> str:
-    """Path on this machine with the content: of a file its own, of an object that of a copy.
-
-    Raises:
-        StorageError: the object cannot be read or was replaced, or the copy cannot be written.
-    """
-    if is_remote(facts.path):
-        return cached_copy(facts)
-    return facts.path
-
-
-def open_binary(facts: FileInfo) -> io.RawIOBase:
-    """The content as an unbuffered file, for whoever reads it from the first byte to the last.
-
-    Raises:
-        StorageError: it is no regular file, or cannot be opened; of an object, reading it fails.
-    """
-    if is_remote(facts.path):
-        return ObjectFile(facts)
-    return open(open_regular(facts.path), "rb", buffering=0)
-
-
-def read_ranges(facts: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> None:
-    """Fill each ``(offset, into)`` of this very file or object; nothing of an object is kept.
-
-    Raises:
-        StorageError: it was replaced or cut short, or reading fails in the end.
-    """
-    if is_remote(facts.path):
-        from megaindex.objects import store
-
-        map_interruptibly(lambda each: store.fill(facts, *each), ranges, _STORE_THREADS)
-        return
-    descriptors = DescriptorCache(1)
-    try:
-        for _ in RangeReader(descriptors=descriptors).read_each(facts, ranges):
-            pass
-    finally:
-        descriptors.close()
-
-
-def stamp(path: str) -> list[int]:
-    """What stays the same as long as the content does; empty where nothing is.
-
-    Of a file, see `file_stamp`; of an object, its size and its version as a number.
-    """
-    if is_remote(path):
-        found = stat_path(path)
-        return [] if found is None else [found.nbytes, xxh3_64_intdigest(found.version.encode())]
-    return file_stamp(path)
-
-
-def each_of(function: Callable[[str], Result], paths: Sequence[str]) -> list[Result]:
-    """The results of all paths; those of URLs are waited for together."""
-    if not any(map(is_remote, paths)):
-        return [function(path) for path in paths]
-    return map_interruptibly(function, paths, _STORE_THREADS)

@@ -73,79 +73,6 @@ _KNOWN = tuple(
 )
 _CONNECTION = re.compile(r"kind: (Connect|Request|Timeout|Interrupted)\b")
 
-
-@contextlib.contextmanager
-def as_storage_error(url: str, action: str) -> Iterator[None]:
-    """Raise what obstore raises inside as a StorageError: `action` failed for `url`."""
-    try:
-        yield
-    except MegaIndexError:
-        raise
-    except FileNotFoundError:
-        raise missing(url) from None
-    except BaseException as error:
-        panic = type(error).__name__ == "PanicException"  # of Rust, and no Exception
-        kinds = library().exceptions
-        if not panic and not isinstance(error, (kinds.BaseError, OSError, ValueError)):
-            raise
-        raise _typed(error, kinds, url, action) from None
-
-
-def missing(url: str) -> MissingFile:
-    """There is no such object."""
-    error = MissingFile(f"{url}: does not exist; check the bucket, the key and the endpoint")
-    error.errno = errno.ENOENT
-    return error
-
-
-def replaced(url: str, detail: str = "the store has another version now") -> StorageError:
-    """The object is not the one that was looked at."""
-    return StorageError(
-        f"{url}: changed since it was looked at: {detail}; restore the object or start anew with it"
-    )
-
-
-def _typed(error: BaseException, kinds: Any, url: str, action: str) -> Exception:
-    if isinstance(error, kinds.PreconditionError):
-        return replaced(url)
-    denials = (kinds.PermissionDeniedError, kinds.UnauthenticatedError)
-    if isinstance(error, denials) or _status(error)[:3] in ("401", "403"):  # of a listing
-        denied = StorageError(f"{url}: {action}: access denied ({_status(error)}); {_ACCESS}")
-        denied.errno = errno.EACCES
-        return denied
-    if isinstance(error, (kinds.InvalidPathError, kinds.UnknownConfigurationKeyError)):
-        return InvalidArgument(f"{url}: {action}: not a key that the store can have; check it")
-    retried = _RETRIED.search(str(error))
-    tries = f" after {int(retried[1]) + 1} attempts" if retried else ""
-    reason, remedy = _reason(str(error))
-    failed = StorageError(f"{url}: {action}: {reason}{tries}; {remedy}")
-    failed.errno = errno.EIO
-    return failed
-
-
-def _reason(text: str) -> tuple[str, str]:
-    """Why it failed, and what helps."""
-    for phrase, reason, remedy in _KNOWN:
-        if phrase.search(text):
-            return reason, remedy
-    status = _STATUS.search(text)
-    if status:
-        return f"the store answered {status[1]}", "check region and endpoint"
-    if "Config" in text:
-        return "the store's settings are refused", "check its environment variables"
-    if _CONNECTION.search(text):
-        return (
-            "the store cannot be reached, or the connection broke",
-            "check the network, the endpoint and its variables, then try again",
-        )
-    return "the request failed", "check the store's environment variables, then try again"
-
-
-def _status(error: BaseException) -> str:
-    found = _STATUS.search(str(error))
-    return found[1] if found else "no status"
-
-
 logger = logging.getLogger(__name__)
 
 _EXTENSION = "obstore._obstore"
@@ -156,32 +83,149 @@ _RETRIES = {
     "retry_timeout": timedelta(seconds=60),
     "backoff": {"init_backoff": timedelta(milliseconds=100), "max_backoff": timedelta(seconds=10)},
 }
-
-
 _Settings = dict[str, str]
 _FAMILIES = {"s3": "AWS_", "gs": "GOOGLE_", "az": "AZURE_"}
 _ENDPOINTS = (
     "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT",
     "AZURE_ENDPOINT", "GOOGLE_BASE_URL",
 )  # fmt: skip
-
-
-class _Process:
-    """What belongs to one process."""
-
-    def __init__(self, *, inherited: bool) -> None:
-        self.lock = threading.RLock()
-        self.inherited = inherited
-        """Whether the obstore that is loaded is the parent's."""
-        self.clients: dict[str, tuple[_Settings, Any]] = {}
-
-
-_this = _Process(inherited=False)
 _abandoned: list[Any] = []  # of parents: their end would be waited for by a runtime without threads
+
+PIECE = 4 << 20
+"""Most bytes of a request: long enough for its latency not to count, short of its time limit."""
+
+MERGE_GAP = 256 << 10
+"""Bytes that are read in less time than another request takes."""
+
+_THREADS = 8  # of a read of many pieces
+_Bytes = npt.NDArray[np.uint8]
+
+
+def stat_object(url: str) -> FileInfo | None:
+    """Return the size and version of an object; None where it does not exist.
+
+    Raises:
+        StorageError: the store cannot be asked, denies it, or gives no strong ETag.
+    """
+    place = place_of(url)
+
+    def ask(client: Any) -> Any:
+        return library().head(client, place.key)
+
+    try:
+        with as_storage_error(url, "cannot look at"):
+            (meta,) = map_interruptibly(ask, [client_of(place.store, as_set_now=True)], 1)
+    except FileNotFoundError:
+        return None
+    return FileInfo(path=url, nbytes=meta["size"], version=_version(url, meta))
+
+
+def list_folder(url: str) -> list[str]:
+    """Return the URLs of the objects right below ``s3://bucket/folder``, or in a bucket, sorted.
+
+    Raises:
+        InvalidArgument: the URL is of an unknown kind.
+        StorageError: the store cannot be asked, or denies it.
+    """
+    place = folder_of(url)
+
+    def ask(client: Any) -> Any:
+        return library().list_with_delimiter(client, place.key or None)
+
+    with as_storage_error(url, "cannot list"):
+        (found,) = map_interruptibly(ask, [client_of(place.store, as_set_now=True)], 1)
+    return sorted(f"{place.store}/{meta['path']}" for meta in found["objects"])
+
+
+def read(info: FileInfo, offset: int, into: memoryview) -> None:
+    """Fill ``into`` with the bytes at ``offset`` of this very object, by one request.
+
+    Raises:
+        MissingFile: it is gone.
+        StorageError: another object has its name, or the read failed in the end.
+    """
+    if not len(into):
+        return
+    url, stop = info.path, offset + len(into)
+    place = place_of(url)
+    options: dict[str, Any] = {"range": (offset, stop), "if_match": info.version}
+    with as_storage_error(url, f"cannot read {len(into)} bytes at {offset}"):
+        result = library().get(client_of(place.store), place.key, options=options)
+        meta, got = result.meta, result.range
+        if (meta["size"], _version(url, meta)) != (info.nbytes, info.version):
+            raise replaced(url)  # by a store that does not know preconditions
+        data = result.bytes()
+    if len(data) != len(into) or got != (offset, stop):
+        raise StorageError(
+            f"{url}: {len(data)} bytes came where {len(into)} at {offset} were asked for; the "
+            "store, or a proxy before it, is at fault: try again"
+        )
+    into[:] = memoryview(data)
+
+
+def read_each(info: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> Iterator[None]:
+    """`read` each ``(offset, into)``; yields after each."""
+    for offset, into in ranges:
+        read(info, offset, into)
+        yield
+
+
+def fill(info: FileInfo, offset: int, into: memoryview) -> None:
+    """`read` in pieces, several at a time.
+
+    An interrupt ends it at once; requests that are under way may still write to ``into``.
+    """
+    pieces = [(offset + begin, into[begin : begin + PIECE]) for begin in range(0, len(into), PIECE)]
+    map_interruptibly(lambda each: read(info, *each), pieces, _THREADS)
+
+
+def read_all(info: FileInfo, ranges: Sequence[tuple[int, int]]) -> list[_Bytes]:
+    """The bytes of each (offset, nbytes), read-only, in the order asked; neighbours share memory.
+
+    Raises:
+        StorageError: as `megaindex.objects.store.read`.
+    """
+    parts: list[_Bytes] = [np.empty(0, np.uint8)] * len(ranges)
+    for begin, stop, members in _together(ranges):
+        block = np.empty(stop - begin, np.uint8)
+        fill(info, begin, block.data)
+        block.flags.writeable = False
+        for number in members:
+            offset, nbytes = ranges[number]
+            parts[number] = block[offset - begin : offset - begin + nbytes]
+    return parts
+
+
+def _version(url: str, meta: Any) -> str:
+    """The tag that changes with any byte of an object. Times do not: they are whole seconds."""
+    tag = meta["e_tag"]
+    if not tag or not tag.startswith('"'):
+        raise StorageError(
+            f"{url}: the store gives no strong ETag, so that a replaced object would go unnoticed; "
+            "copy the object to a disk, or to a store that does"
+        )
+    return str(tag)
+
+
+def _together(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, list[int]]]:
+    """(begin, stop, numbers of the ranges in it) of each stretch to read."""
+    begin = stop = 0
+    members: list[int] = []
+    for number in sorted(range(len(ranges)), key=ranges.__getitem__):
+        offset, nbytes = ranges[number]
+        if members and offset > stop + MERGE_GAP:
+            yield begin, stop, members
+            members = []
+        if not members:
+            begin = stop = offset
+        stop = max(stop, offset + nbytes)
+        members.append(number)
+    if members:
+        yield begin, stop, members
 
 
 def library() -> Any:
-    """The module obstore.
+    """Return the module obstore.
 
     Raises:
         InvalidArgument: it is not installed.
@@ -216,7 +260,7 @@ def client_of(store: str, *, as_set_now: bool = False) -> Any:
             for each request.
 
     Raises:
-        InvalidArgument: an endpoint is no URL.
+        InvalidArgument: an endpoint is not a URL.
         obstore's errors, where the settings contradict.
     """
     obstore = library()
@@ -232,13 +276,26 @@ def client_of(store: str, *, as_set_now: bool = False) -> Any:
     return client
 
 
+class _Process:
+    """State of one process."""
+
+    def __init__(self, *, inherited: bool) -> None:
+        self.lock = threading.RLock()
+        self.inherited = inherited
+        """Whether the obstore that is loaded is the parent's."""
+        self.clients: dict[str, tuple[_Settings, Any]] = {}
+
+
+_this = _Process(inherited=False)
+
+
 def _settings(store: str) -> _Settings:
     family = _FAMILIES[store.partition(":")[0]]
     return {name: value for name, value in os.environ.items() if name.startswith(family)}
 
 
 def _check_endpoints(settings: _Settings) -> None:
-    """The library panics at an endpoint without a scheme."""
+    """Refuse an endpoint without a scheme, at which the library panics."""
     for name in _ENDPOINTS:
         value = settings.get(name)
         if value is not None and not value.lower().startswith(("http://", "https://")):
@@ -288,134 +345,73 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-PIECE = 4 << 20
-"""Most bytes of a request: long enough for its latency not to count, short of its time limit."""
-MERGE_GAP = 256 << 10
-"""Bytes that are read in less time than another request takes."""
-_THREADS = 8  # of a read of many pieces
-
-
-def stat_object(url: str) -> FileInfo | None:
-    """Size and version of an object; None where there is none.
-
-    Raises:
-        StorageError: the store cannot be asked, denies it, or gives no strong ETag.
-    """
-    place = place_of(url)
-
-    def ask(client: Any) -> Any:
-        return library().head(client, place.key)
-
+@contextlib.contextmanager
+def as_storage_error(url: str, action: str) -> Iterator[None]:
+    """Raise what obstore raises inside as a StorageError: `action` failed for `url`."""
     try:
-        with as_storage_error(url, "cannot look at"):
-            (meta,) = map_interruptibly(ask, [client_of(place.store, as_set_now=True)], 1)
-    except FileNotFoundError:
-        return None
-    return FileInfo(path=url, nbytes=meta["size"], version=_version(url, meta))
-
-
-def list_folder(url: str) -> list[str]:
-    """Return the URLs of the objects right below ``s3://bucket/folder``, or in a bucket, sorted.
-
-    Raises:
-        InvalidArgument: the URL is none of a known kind.
-        StorageError: the store cannot be asked, or denies it.
-    """
-    place = folder_of(url)
-
-    def ask(client: Any) -> Any:
-        return library().list_with_delimiter(client, place.key or None)
-
-    with as_storage_error(url, "cannot list"):
-        (found,) = map_interruptibly(ask, [client_of(place.store, as_set_now=True)], 1)
-    return sorted(f"{place.store}/{meta['path']}" for meta in found["objects"])
-
-
-def read(facts: FileInfo, offset: int, into: memoryview) -> None:
-    """Fill ``into`` with the bytes at ``offset`` of this very object, by one request.
-
-    Raises:
-        MissingFile: it is gone.
-        StorageError: another object has its name, or the read failed in the end.
-    """
-    if not len(into):
-        return
-    url, stop = facts.path, offset + len(into)
-    place = place_of(url)
-    options: dict[str, Any] = {"range": (offset, stop), "if_match": facts.version}
-    with as_storage_error(url, f"cannot read {len(into)} bytes at {offset}"):
-        result = library().get(client_of(place.store), place.key, options=options)
-        meta, got = result.meta, result.range
-        if (meta["size"], _version(url, meta)) != (facts.nbytes, facts.version):
-            raise replaced(url)  # by a store that does not know preconditions
-        data = result.bytes()
-    if len(data) != len(into) or got != (offset, stop):
-        raise StorageError(
-            f"{url}: {len(data)} bytes came where {len(into)} at {offset} were asked for; the "
-            "store, or a proxy before it, is at fault: try again"
-        )
-    into[:] = memoryview(data)
-
-
-def read_each(facts: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> Iterator[None]:
-    """`read` each ``(offset, into)``; yields after each."""
-    for offset, into in ranges:
-        read(facts, offset, into)
         yield
+    except MegaIndexError:
+        raise
+    except FileNotFoundError:
+        raise missing(url) from None
+    except BaseException as error:
+        panic = type(error).__name__ == "PanicException"  # of Rust, and no Exception
+        kinds = library().exceptions
+        if not panic and not isinstance(error, (kinds.BaseError, OSError, ValueError)):
+            raise
+        raise _typed(error, kinds, url, action) from None
 
 
-def fill(facts: FileInfo, offset: int, into: memoryview) -> None:
-    """`read` in pieces, several at a time.
-
-    An interrupt ends it at once; requests that are under way may still write to ``into``.
-    """
-    pieces = [(offset + begin, into[begin : begin + PIECE]) for begin in range(0, len(into), PIECE)]
-    map_interruptibly(lambda each: read(facts, *each), pieces, _THREADS)
+def missing(url: str) -> MissingFile:
+    """Return the error of an object that does not exist."""
+    error = MissingFile(f"{url}: does not exist; check the bucket, the key and the endpoint")
+    error.errno = errno.ENOENT
+    return error
 
 
-def _version(url: str, meta: Any) -> str:
-    """The tag that changes with any byte of an object. Times do not: they are whole seconds."""
-    tag = meta["e_tag"]
-    if not tag or not tag.startswith('"'):
-        raise StorageError(
-            f"{url}: the store gives no strong ETag, so that a replaced object would go unnoticed; "
-            "copy the object to a disk, or to a store that does"
+def replaced(url: str, detail: str = "the store has another version now") -> StorageError:
+    """Return the error of an object that is not the one that was looked at."""
+    return StorageError(
+        f"{url}: changed since it was looked at: {detail}; restore the object or start anew with it"
+    )
+
+
+def _typed(error: BaseException, kinds: Any, url: str, action: str) -> Exception:
+    if isinstance(error, kinds.PreconditionError):
+        return replaced(url)
+    denials = (kinds.PermissionDeniedError, kinds.UnauthenticatedError)
+    if isinstance(error, denials) or _status(error)[:3] in ("401", "403"):  # of a listing
+        denied = StorageError(f"{url}: {action}: access denied ({_status(error)}); {_ACCESS}")
+        denied.errno = errno.EACCES
+        return denied
+    if isinstance(error, (kinds.InvalidPathError, kinds.UnknownConfigurationKeyError)):
+        return InvalidArgument(f"{url}: {action}: not a key that the store can have; check it")
+    retried = _RETRIED.search(str(error))
+    tries = f" after {int(retried[1]) + 1} attempts" if retried else ""
+    reason, remedy = _reason(str(error))
+    failed = StorageError(f"{url}: {action}: {reason}{tries}; {remedy}")
+    failed.errno = errno.EIO
+    return failed
+
+
+def _reason(text: str) -> tuple[str, str]:
+    """Return the reason and the remedy."""
+    for phrase, reason, remedy in _KNOWN:
+        if phrase.search(text):
+            return reason, remedy
+    status = _STATUS.search(text)
+    if status:
+        return f"the store answered {status[1]}", "check region and endpoint"
+    if "Config" in text:
+        return "the store's settings are refused", "check its environment variables"
+    if _CONNECTION.search(text):
+        return (
+            "the store cannot be reached, or the connection broke",
+            "check the network, the endpoint and its variables, then try again",
         )
-    return str(tag)
+    return "the request failed", "check the store's environment variables, then try again"
 
 
-_Bytes = npt.NDArray[np.uint8]
-
-
-def read_all(facts: FileInfo, ranges: Sequence[tuple[int, int]]) -> list[_Bytes]:
-    """The bytes of each (offset, nbytes), read-only, in the order asked; neighbours share memory.
-
-    Raises:
-        StorageError: as `megaindex.objects.store.read`.
-    """
-    parts: list[_Bytes] = [np.empty(0, np.uint8)] * len(ranges)
-    for begin, stop, members in _together(ranges):
-        block = np.empty(stop - begin, np.uint8)
-        fill(facts, begin, block.data)
-        block.flags.writeable = False
-        for number in members:
-            offset, nbytes = ranges[number]
-            parts[number] = block[offset - begin : offset - begin + nbytes]
-    return parts
-
-
-def _together(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, list[int]]]:
-    """(begin, stop, numbers of the ranges in it) of each stretch to read."""
-    begin = stop = 0
-    members: list[int] = []
-    for number in sorted(range(len(ranges)), key=ranges.__getitem__):
-        offset, nbytes = ranges[number]
-        if members and offset > stop + MERGE_GAP:
-            yield begin, stop, members
-            members = []
-        if not members:
-            begin = stop = offset
-        stop = max(stop, offset + nbytes)
-        members.append(number)
-    if members:
-        yield begin, stop, members
+def _status(error: BaseException) -> str:
+    found = _STATUS.search(str(error))
+    return found[1] if found else "no status"

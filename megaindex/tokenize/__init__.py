@@ -1,15 +1,15 @@
-"""Raw text to .bin/.idx pairs: cut into parts, each tokenized on its own, then put together.
+"""Raw text to .bin/.idx pairs: cut into parts, each tokenized on its own, then merged.
 
-sources    what the input files are: format, packing, size and time
-settings   which text, tokenizer, end and token type; tokenizers, libraries: text to ids
-parts      inputs cut into tasks, each with a key that says all that its result depends on
-encode     the task: reading (lines, unpacking, rows) to records, records to ids, ids to a pair
-work       the work folder: parts that are finished, by key; holding: one run at a time in it
-run        what is not finished goes to an engine; then all parts are merged; report, watch
-
+inputs       the input files: format, packing, size and time
+settings     keys, tokenizer, end token and token type; tokenizers: from text to ids
+parts        inputs cut into tasks, each with a key of all that its result depends on
+reading      pieces of inputs to lines and rows; records: from those to texts
+encode       the task: a part to its pairs
+work_folder  finished parts by key, and the lock that one run at a time holds
+run          tasks to an engine, then all parts into the output; report: the result
+byte_level   text files as a corpus of bytes, without a tokenizer
 """
 
-from megaindex.tokenize.report import Tokenized
-from megaindex.tokenize.run import tokenize
+from megaindex._lazy import lazy_exports
 
-__all__ = ["Tokenized", "tokenize"]
+lazy_exports(__name__)

@@ -50,7 +50,7 @@ def encode_part(task: Task) -> Done:
     """Write the pairs of a part, one for each key, then what came of it; both whole or not at all.
 
     Raises:
-        FormatError: an input is damaged; with `stop`, a line or row is no document.
+        FormatError: an input is damaged; with `stop`, a line or row is not a document.
         StorageError: an input changed or cannot be read, or a file cannot be written.
     """
     folder = WorkFolder(task.folder)
@@ -172,10 +172,10 @@ class _Encoding:
 def lay_out(
     ids: Sequence[Sequence[int]], counts: Sequence[int], eod: int | None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Documents as Megatron's tool lays them out.
+    """Return documents as Megatron's tool lays them out.
 
-    A text without tokens is no sequence; a document without any has no sequences, and no end token
-    either. Texts [5, 6], [], [7] of two documents with two texts and one, and the end token 9, give
+    A text without tokens makes no sequence; a document without any has neither sequences nor an end
+    token. Texts [5, 6], [], [7] of two documents with two texts and one, and the end token 9, give
     5 6 9 7 9.
 
     Returns:

@@ -29,6 +29,7 @@ FORMATS = {
     "files": "each text file is a document",
     "parquet": "each row of a Parquet file is a document",
 }
+
 _SUFFIXES = {
     ".jsonl": "jsonl",
     ".ndjson": "jsonl",
@@ -58,7 +59,7 @@ class InputFile:
     will, as rsync -t, cp -p and tar do when they put another file in the place of one. All nodes of
     a shared file system see the same, which inodes need not be."""
     version: str = ""
-    """What the store knows an object by, which has no times here; empty for a file."""
+    """The version tag of an object, which has no times here; empty for a file."""
 
     @property
     def is_remote(self) -> bool:
@@ -69,7 +70,7 @@ class InputFile:
         return open_binary(FileInfo(self.path, self.size, self.version))
 
     def check_unchanged(self) -> None:
-        """StorageError if the file is no longer the one that was looked at."""
+        """StorageError if the file changed since it was looked at."""
         if self.is_remote:
             found = stat_path(self.path)
             if found != FileInfo(self.path, self.size, self.version):
@@ -97,7 +98,7 @@ def find_sources(
 
     Args:
         form: one of FORMATS for all; None goes by the name of each file.
-        leave_out: paths that are no inputs where they lie in a folder: what runs put there.
+        leave_out: paths to pass over in a folder: what runs put there.
 
     Raises:
         MissingFile: an input is not there, or a folder holds no file of a known name.
@@ -115,7 +116,7 @@ def find_sources(
             check_local(path, "give a path")
     others = {os.path.abspath(path) for path in leave_out}
     paths = [path for name in given for path in _files(name, others)]
-    return [_look_at(path, form) for path in paths]
+    return [_input_file(path, form) for path in paths]
 
 
 def _files(path: str, leave_out: set[str]) -> list[str]:
@@ -157,7 +158,7 @@ def _chosen(path: str, there: Sequence[str], is_text: Sequence[bool]) -> list[st
     return found
 
 
-def _look_at(path: str, form: str | None) -> InputFile:
+def _input_file(path: str, form: str | None) -> InputFile:
     start, identity = _object(path) if is_remote(path) else _file(path)
     if not start:
         raise FormatError(f"{path}: is empty (0 bytes); leave it out, or write it again")
@@ -204,11 +205,11 @@ def _file(path: str) -> tuple[bytes, dict[str, Any]]:
 
 
 def _object(url: str) -> tuple[bytes, dict[str, Any]]:
-    facts = stat_path(url)
-    if facts is None:
+    info = stat_path(url)
+    if info is None:
         raise MissingFile(f"{url}: does not exist; check the bucket, the key and the endpoint")
-    start = open_binary(facts).read(4) or b""
-    identity = {"size": facts.nbytes, "mtime_ns": 0, "ctime_ns": 0, "version": facts.version}
+    start = open_binary(info).read(4) or b""
+    identity = {"size": info.nbytes, "mtime_ns": 0, "ctime_ns": 0, "version": info.version}
     return start, identity
 
 
@@ -224,7 +225,7 @@ def _is_text(file: Path) -> bool:
 
 
 def _by_name(path: str) -> str | None:
-    """The format that a name tells, with or without a suffix of packing."""
+    """Return the format that a name tells, with or without a suffix of packing."""
     stem, suffix = os.path.splitext(path.lower())
     if suffix in _PACKED:
         suffix = os.path.splitext(stem)[1]

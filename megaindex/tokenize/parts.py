@@ -17,141 +17,6 @@ from megaindex.tokenize.settings import TokenizeSettings
 from megaindex.validation import check_between
 
 _ROWS = 256  # read at once
-
-
-def row_groups(source: InputFile, keys: Sequence[str]) -> list[int]:
-    """Bytes of the columns `keys` in each row group, packed, at least 1.
-
-    Raises:
-        FormatError: the file is not Parquet, has no rows, or a column holds no text.
-        InvalidArgument: there is no such column, or pyarrow is not installed.
-    """
-    path = source.path
-    with _opened(source) as file:
-        _check_columns(path, file.schema_arrow, keys)
-        metadata = file.metadata
-        if metadata.num_rows == 0:
-            raise FormatError(f"{path}: has 0 rows; leave it out, or write it again")
-        return [_size(metadata.row_group(i), keys) for i in range(metadata.num_row_groups)]
-
-
-def rows_before(source: InputFile, row_group: int) -> int:
-    """Rows in the row groups in front of one."""
-    with _opened(source) as file:
-        return sum(file.metadata.row_group(i).num_rows for i in range(row_group))
-
-
-def rows(source: InputFile, keys: Sequence[str], begin: int, end: int) -> Iterator[tuple[Any, ...]]:
-    """Rows of the row groups begin to end - 1, as stored: bytes, a list of bytes, or None.
-
-    Raises:
-        FormatError: the file is damaged.
-        StorageError: it cannot be read.
-    """
-    import pyarrow as pa
-
-    with _opened(source) as file:
-        groups = file.iter_batches(
-            batch_size=_ROWS, row_groups=list(range(begin, end)), columns=list(keys)
-        )
-        try:
-            for batch in groups:
-                columns = [_as_bytes(batch.column(key)).to_pylist() for key in keys]
-                yield from zip(*columns, strict=True)
-        except (pa.ArrowException, OSError) as error:
-            raise _unreadable(source.path, error) from error
-
-
-def from_row(row: tuple[Any, ...], keys: Sequence[str]) -> tuple[Text, ...]:
-    """The texts of a row; BadRecord, rule type or utf-8."""
-    return tuple(_text(value, key) for value, key in zip(row, keys, strict=True))
-
-
-def _text(value: Any, key: str) -> Text:
-    parts = value if isinstance(value, list) else [value]
-    if any(part is None for part in parts):
-        raise BadRecord("type", f"column {key!r} is null")
-    return tuple(decoded(part) for part in parts)
-
-
-def _as_bytes(column: Any) -> Any:
-    """Not yet as text: what is no UTF-8 is the fault of one row, not of all."""
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    plain = pa.large_binary()
-    return column.cast(pa.large_list(plain) if _is_list(column.type) else plain)
-
-
-def _check_columns(path: str, schema: Any, keys: Sequence[str]) -> None:
-    for key in keys:
-        if key not in schema.names:
-            raise InvalidArgument(
-                f"{path}: has no column {key!r}; choose of {', '.join(schema.names)} with "
-                f"--json-keys"
-            )
-        kind = schema.field(key).type
-        if not _is_text(kind.value_type if _is_list(kind) else kind):
-            raise FormatError(
-                f"{path}: column {key!r} holds {kind}, and must hold text, or lists of it; choose "
-                f"another with --json-keys"
-            )
-
-
-def _is_list(kind: Any) -> bool:
-    return _is_one_of(kind, "list", "large_list", "fixed_size_list", "list_view", "large_list_view")
-
-
-def _is_text(kind: Any) -> bool:
-    import pyarrow as pa
-
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    return _is_one_of(kind, "string", "large_string", "string_view")
-
-
-def _is_one_of(kind: Any, *names: str) -> bool:
-    """Whether that is a type of one of these names; old versions of pyarrow do not know all."""
-    import pyarrow as pa
-
-    checks = (getattr(pa.types, f"is_{name}", None) for name in names)
-    return any(check is not None and check(kind) for check in checks)
-
-
-def _size(group: Any, keys: Sequence[str]) -> int:
-    """Of nested columns the path begins with the key."""
-    columns = (group.column(i) for i in range(group.num_columns))
-    wanted = (c for c in columns if c.path_in_schema.split(".")[0] in keys)
-    return max(1, sum(int(c.total_compressed_size) for c in wanted))
-
-
-def _opened(source: InputFile) -> Any:
-    path = source.path
-    try:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-    except ImportError:
-        raise InvalidArgument(
-            f"{path}: Parquet files take pyarrow; pip install 'megaindex[parquet]'"
-        ) from None
-    try:
-        if not source.is_remote:
-            return pq.ParquetFile(path)
-        # what a row group needs is asked for together, and not page by page
-        return pq.ParquetFile(pa.PythonFile(source.open(), mode="r"), pre_buffer=True)
-    except (pa.ArrowException, OSError) as error:
-        raise _unreadable(path, error) from error
-
-
-def _unreadable(path: str, error: Exception) -> Exception:
-    if isinstance(error, MegaIndexError):
-        return error
-    if isinstance(error, OSError) and error.errno:
-        return storage_error(error, path, "cannot read")
-    return FormatError(f"{path}: cannot be read as Parquet: {error}; write the file again")
-
-
 PART_FORMAT = 2  # raise when the files of a part would mean something else
 
 
@@ -241,3 +106,136 @@ def _part(pieces: Sequence[Piece], settings: TokenizeSettings) -> InputPart:
     }
     text = json.dumps(identity, sort_keys=True)
     return InputPart(key=xxhash.xxh3_128_hexdigest(text.encode()), pieces=tuple(pieces))
+
+
+def row_groups(source: InputFile, keys: Sequence[str]) -> list[int]:
+    """Return the bytes of the columns `keys` in each row group, packed, at least 1.
+
+    Raises:
+        FormatError: the file is not Parquet, has no rows, or a column holds no text.
+        InvalidArgument: the column does not exist, or pyarrow is not installed.
+    """
+    path = source.path
+    with _opened(source) as file:
+        _check_columns(path, file.schema_arrow, keys)
+        metadata = file.metadata
+        if metadata.num_rows == 0:
+            raise FormatError(f"{path}: has 0 rows; leave it out, or write it again")
+        return [_size(metadata.row_group(i), keys) for i in range(metadata.num_row_groups)]
+
+
+def rows_before(source: InputFile, row_group: int) -> int:
+    """Return the number of rows in the row groups in front of one."""
+    with _opened(source) as file:
+        return sum(file.metadata.row_group(i).num_rows for i in range(row_group))
+
+
+def rows(source: InputFile, keys: Sequence[str], begin: int, end: int) -> Iterator[tuple[Any, ...]]:
+    """Yield rows of the row groups begin to end - 1, as stored: bytes, a list of bytes, or None.
+
+    Raises:
+        FormatError: the file is damaged.
+        StorageError: it cannot be read.
+    """
+    import pyarrow as pa
+
+    with _opened(source) as file:
+        groups = file.iter_batches(
+            batch_size=_ROWS, row_groups=list(range(begin, end)), columns=list(keys)
+        )
+        try:
+            for batch in groups:
+                columns = [_as_bytes(batch.column(key)).to_pylist() for key in keys]
+                yield from zip(*columns, strict=True)
+        except (pa.ArrowException, OSError) as error:
+            raise _unreadable(source.path, error) from error
+
+
+def from_row(row: tuple[Any, ...], keys: Sequence[str]) -> tuple[Text, ...]:
+    """Return the texts of a row; BadRecord, rule type or utf-8."""
+    return tuple(_text(value, key) for value, key in zip(row, keys, strict=True))
+
+
+def _text(value: Any, key: str) -> Text:
+    parts = value if isinstance(value, list) else [value]
+    if any(part is None for part in parts):
+        raise BadRecord("type", f"column {key!r} is null")
+    return tuple(decoded(part) for part in parts)
+
+
+def _as_bytes(column: Any) -> Any:
+    """Not yet as text: invalid UTF-8 is the fault of one row, not of all."""
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    plain = pa.large_binary()
+    return column.cast(pa.large_list(plain) if _is_list(column.type) else plain)
+
+
+def _check_columns(path: str, schema: Any, keys: Sequence[str]) -> None:
+    for key in keys:
+        if key not in schema.names:
+            raise InvalidArgument(
+                f"{path}: has no column {key!r}; choose of {', '.join(schema.names)} with "
+                f"--json-keys"
+            )
+        kind = schema.field(key).type
+        if not _is_text(kind.value_type if _is_list(kind) else kind):
+            raise FormatError(
+                f"{path}: column {key!r} holds {kind}, and must hold text, or lists of it; choose "
+                f"another with --json-keys"
+            )
+
+
+def _is_list(kind: Any) -> bool:
+    return _is_one_of(kind, "list", "large_list", "fixed_size_list", "list_view", "large_list_view")
+
+
+def _is_text(kind: Any) -> bool:
+    import pyarrow as pa
+
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    return _is_one_of(kind, "string", "large_string", "string_view")
+
+
+def _is_one_of(kind: Any, *names: str) -> bool:
+    """Whether that is a type of one of these names; old versions of pyarrow do not know all."""
+    import pyarrow as pa
+
+    checks = (getattr(pa.types, f"is_{name}", None) for name in names)
+    return any(check is not None and check(kind) for check in checks)
+
+
+def _size(group: Any, keys: Sequence[str]) -> int:
+    """Of nested columns the path begins with the key."""
+    columns = (group.column(i) for i in range(group.num_columns))
+    wanted = (c for c in columns if c.path_in_schema.split(".")[0] in keys)
+    return max(1, sum(int(c.total_compressed_size) for c in wanted))
+
+
+def _opened(source: InputFile) -> Any:
+    path = source.path
+    try:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+    except ImportError:
+        raise InvalidArgument(
+            f"{path}: Parquet files take pyarrow; pip install 'megaindex[parquet]'"
+        ) from None
+    try:
+        if not source.is_remote:
+            return pq.ParquetFile(path)
+        # what a row group needs is asked for together, and not page by page
+        return pq.ParquetFile(pa.PythonFile(source.open(), mode="r"), pre_buffer=True)
+    except (pa.ArrowException, OSError) as error:
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: Exception) -> Exception:
+    if isinstance(error, MegaIndexError):
+        return error
+    if isinstance(error, OSError) and error.errno:
+        return storage_error(error, path, "cannot read")
+    return FormatError(f"{path}: cannot be read as Parquet: {error}; write the file again")

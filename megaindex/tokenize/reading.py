@@ -1,7 +1,7 @@
 """Records of a part, whatever its format, and bad lines in their place.
 
 A line ends with a line feed, a carriage return or both, as in Python's text mode, in which
-Megatron's tool reads. A byte order mark at the beginning of a file is no part of its first line.
+Megatron's tool reads. A byte order mark at the beginning of a file is left out.
 """
 
 from __future__ import annotations
@@ -25,75 +25,6 @@ from megaindex.tokenize.records import BadRecord, Record, Refused, Text, decoded
 
 _READ = 1 << 14  # packed bytes at a time: what they unpack to is in memory
 _LONGEST_WINDOW = 1 << 31  # zstd --long=31; the library stops at 1 << 27 unless told
-
-
-class ZstdStream(io.RawIOBase):
-    """Unpacks all frames of a file, one behind the other.
-
-    The library's own reader takes the end of the file for the end of the data; a file that was
-    copied in part would pass for a whole one. Here that is an EOFError.
-    """
-
-    def __init__(self, file: BinaryIO) -> None:
-        super().__init__()
-        self._file = file
-        self._frame: Any = None
-        self._ready = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._ready and self._unpack():
-            pass
-        count = min(len(buffer), len(self._ready))
-        buffer[:count] = self._ready[:count]
-        self._ready = self._ready[count:]
-        return count
-
-    def _unpack(self) -> bool:
-        """Unpack the next packed bytes; False at the end of the file."""
-        packed = self._rest() or self._file.read(_READ)
-        if not packed:
-            if self._frame is not None and not self._frame.eof:
-                raise EOFError("the file ends within a frame")
-            return False
-        if self._frame is None or self._frame.eof:
-            self._frame = (
-                _zstandard().ZstdDecompressor(max_window_size=_LONGEST_WINDOW).decompressobj()
-            )
-        self._ready = memoryview(self._frame.decompress(packed))
-        return True
-
-    def _rest(self) -> bytes:
-        """Bytes behind the end of a frame, with which the next one begins."""
-        if self._frame is None or not self._frame.eof:
-            return b""
-        rest: bytes = self._frame.unused_data
-        self._frame = None
-        return rest
-
-
-@functools.cache
-def _zstandard() -> Any:
-    try:
-        import zstandard
-    except ImportError:
-        raise InvalidArgument(
-            "zstd files take the library zstandard; pip install 'megaindex[zstd]'"
-        ) from None
-    return zstandard
-
-
-def zstd_error() -> type[Exception]:
-    """What the library raises for damaged data; where it is missing, no error can be its."""
-    try:
-        error: type[Exception] = _zstandard().ZstdError
-    except InvalidArgument:
-        return EOFError
-    return error
-
-
 _BLOCK = 1 << 20
 _OBJECT_BLOCK = 16 << 20  # in memory; of an object four requests, which are under way together
 _SHORT = 1 << 16  # to look for the end of a line
@@ -101,6 +32,84 @@ _OBJECT_SHORT = 1 << 18
 _UNPACKED = 1 << 16  # what lies between the line named and the damage, at most
 _ENDS = b"\r\n"
 _END = re.compile(rb"\r\n?|\n")
+
+
+class Reader:
+    """Iterates over the records of a piece, one in memory at a time.
+
+    Args:
+        keys: of the texts wanted; a text file has one text whatever the key.
+    """
+
+    def __init__(self, piece: Piece, keys: Sequence[str]) -> None:
+        self._piece = piece
+        self._keys = keys
+        self._lines = Lines(piece)
+        self.count = 0
+        """Lines or rows so far, of whatever kind."""
+        self.blank = 0
+
+    @property
+    def done(self) -> int:
+        """Bytes of the input read so far; of Parquet files nothing is known before the end."""
+        return self._lines.done
+
+    def __iter__(self) -> Iterator[Record | Refused]:
+        if self._piece.source.format == "parquet":
+            yield from self._rows()
+        else:
+            yield from self._text()
+
+    def place(self, place: int) -> int:
+        """Number of a line in its file, from 1, or of a row, from 0; reads what lies before it."""
+        source = self._piece.source
+        if source.format == "parquet":
+            return parts.rows_before(source, self._piece.begin) + place
+        if self._piece.begin == 0:  # packed files too, whose bytes tell nothing
+            return place + 1
+        return lines_before(source, self._lines.first_byte) + place + 1
+
+    def _text(self) -> Iterator[Record | Refused]:
+        whole = self._piece.source.format == "files"
+        for raw in self._lines:
+            place, self.count = self.count, self.count + 1
+            if not whole and (not raw or raw.isspace()):
+                self.blank += 1
+                continue
+            try:
+                texts = self._texts(raw)
+            except BadRecord as error:
+                yield Refused(place=place, error=error)
+            else:
+                yield Record(place=place, texts=texts, size=len(raw))
+
+    def _texts(self, raw: bytes) -> tuple[Text, ...]:
+        form = self._piece.source.format
+        if form == "jsonl":
+            return from_json(raw, self._keys)
+        return ((decoded(raw),),)
+
+    def _rows(self) -> Iterator[Record | Refused]:
+        piece = self._piece
+        piece.source.check_unchanged()
+        for row in parts.rows(piece.source, self._keys, piece.begin, piece.end):
+            place, self.count = self.count, self.count + 1
+            try:
+                texts = parts.from_row(row, self._keys)
+            except BadRecord as error:
+                yield Refused(place=place, error=error)
+            else:
+                yield Record(place=place, texts=texts, size=_size(texts))
+        piece.source.check_unchanged()
+
+
+def place_name(form: str, number: int) -> str:
+    """Return a place as messages name it: "line 12", "row 11"; empty for a file of one document."""
+    return {"parquet": f"row {number}: ", "files": ""}.get(form, f"line {number}: ")
+
+
+def _size(texts: tuple[Text, ...]) -> int:
+    return sum(len(text) for value in texts for text in value)
 
 
 class Lines:
@@ -179,7 +188,7 @@ class Lines:
 
 
 def lines_before(source: InputFile, offset: int) -> int:
-    """Lines in the first `offset` bytes of a file, which is read again for it.
+    """Return the number of lines in the first `offset` bytes of a file, which is read again for it.
 
     Args:
         offset: where a line begins.
@@ -197,7 +206,7 @@ def lines_before(source: InputFile, offset: int) -> int:
 
 
 def _skip_to_line(file: io.RawIOBase, piece: Piece) -> int:
-    """Where the first line begins that begins in the piece, or its end or more.
+    """Return where the first line begins that begins in the piece, or its end or more.
 
     A long line from before is passed over in bounded memory, and no further than to the end.
     """
@@ -227,7 +236,7 @@ def _blocks(file: io.RawIOBase, position: int, piece: Piece) -> Iterator[bytes]:
 
 
 def _split(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Lines with their ends; no more blocks are taken than are needed."""
+    """Yield lines with their ends; no more blocks are taken than are needed."""
     held: list[bytes] = []  # a line that may go on
     for block in blocks:
         if held and held[-1].endswith(b"\r") and not block.startswith(b"\n"):
@@ -254,79 +263,68 @@ def _unpacked(file: io.BufferedReader[Any], compression: str) -> io.BufferedRead
     return file
 
 
-class Reader:
-    """Iterates over the records of a piece, one in memory at a time.
+class ZstdStream(io.RawIOBase):
+    """Unpacks all frames of a file, one behind the other.
 
-    Args:
-        keys: of the texts wanted; a text file has one text whatever the key.
+    The library's own reader takes the end of the file for the end of the data; a file that was
+    copied in part would pass for a whole one. Here that is an EOFError.
     """
 
-    def __init__(self, piece: Piece, keys: Sequence[str]) -> None:
-        self._piece = piece
-        self._keys = keys
-        self._lines = Lines(piece)
-        self.count = 0
-        """Lines or rows so far, of whatever kind."""
-        self.blank = 0
+    def __init__(self, file: BinaryIO) -> None:
+        super().__init__()
+        self._file = file
+        self._frame: Any = None
+        self._ready = memoryview(b"")
 
-    @property
-    def done(self) -> int:
-        """Bytes of the input read so far; of Parquet files nothing is known before the end."""
-        return self._lines.done
+    def readable(self) -> bool:
+        return True
 
-    def __iter__(self) -> Iterator[Record | Refused]:
-        if self._piece.source.format == "parquet":
-            yield from self._rows()
-        else:
-            yield from self._text()
+    def readinto(self, buffer: Any) -> int:
+        while not self._ready and self._unpack():
+            pass
+        count = min(len(buffer), len(self._ready))
+        buffer[:count] = self._ready[:count]
+        self._ready = self._ready[count:]
+        return count
 
-    def place(self, place: int) -> int:
-        """Number of a line in its file, from 1, or of a row, from 0; reads what lies before it."""
-        source = self._piece.source
-        if source.format == "parquet":
-            return parts.rows_before(source, self._piece.begin) + place
-        if self._piece.begin == 0:  # packed files too, whose bytes tell nothing
-            return place + 1
-        return lines_before(source, self._lines.first_byte) + place + 1
+    def _unpack(self) -> bool:
+        """Unpack the next packed bytes; False at the end of the file."""
+        packed = self._rest() or self._file.read(_READ)
+        if not packed:
+            if self._frame is not None and not self._frame.eof:
+                raise EOFError("the file ends within a frame")
+            return False
+        if self._frame is None or self._frame.eof:
+            self._frame = (
+                _zstandard().ZstdDecompressor(max_window_size=_LONGEST_WINDOW).decompressobj()
+            )
+        self._ready = memoryview(self._frame.decompress(packed))
+        return True
 
-    def _text(self) -> Iterator[Record | Refused]:
-        whole = self._piece.source.format == "files"
-        for raw in self._lines:
-            place, self.count = self.count, self.count + 1
-            if not whole and (not raw or raw.isspace()):
-                self.blank += 1
-                continue
-            try:
-                texts = self._texts(raw)
-            except BadRecord as error:
-                yield Refused(place=place, error=error)
-            else:
-                yield Record(place=place, texts=texts, size=len(raw))
-
-    def _texts(self, raw: bytes) -> tuple[Text, ...]:
-        form = self._piece.source.format
-        if form == "jsonl":
-            return from_json(raw, self._keys)
-        return ((decoded(raw),),)
-
-    def _rows(self) -> Iterator[Record | Refused]:
-        piece = self._piece
-        piece.source.check_unchanged()
-        for row in parts.rows(piece.source, self._keys, piece.begin, piece.end):
-            place, self.count = self.count, self.count + 1
-            try:
-                texts = parts.from_row(row, self._keys)
-            except BadRecord as error:
-                yield Refused(place=place, error=error)
-            else:
-                yield Record(place=place, texts=texts, size=_size(texts))
-        piece.source.check_unchanged()
+    def _rest(self) -> bytes:
+        """Return the bytes behind the end of a frame, with which the next one begins."""
+        if self._frame is None or not self._frame.eof:
+            return b""
+        rest: bytes = self._frame.unused_data
+        self._frame = None
+        return rest
 
 
-def place_name(form: str, number: int) -> str:
-    """How messages call a place: "line 12", "row 11"; nothing for a file that is one document."""
-    return {"parquet": f"row {number}: ", "files": ""}.get(form, f"line {number}: ")
+@functools.cache
+def _zstandard() -> Any:
+    try:
+        import zstandard
+    except ImportError:
+        raise InvalidArgument(
+            "zstd files take the library zstandard; pip install 'megaindex[zstd]'"
+        ) from None
+    return zstandard
 
 
-def _size(texts: tuple[Text, ...]) -> int:
-    return sum(len(text) for value in texts for text in value)
+def zstd_error() -> type[Exception]:
+    """Return the library's error for damaged data; EOFError where the library is missing."""
+    try:
+        error: type[Exception] = _zstandard().ZstdError
+    except InvalidArgument:
+        return EOFError
+    return error

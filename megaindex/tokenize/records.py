@@ -1,4 +1,4 @@
-"""From the bytes of a line to the texts of a document, and what can be wrong with them."""
+"""Texts of a document from the bytes of a line, and the rules that these can break."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 Text = tuple[str, ...]
-"""What stands under one key: the sequences of a document, one unless the value is a list."""
+"""The value of one key: the sequences of a document, one unless the value is a list."""
 
 _parse = json.JSONDecoder().decode
 _SHOWN = 60  # characters of a value that a message repeats
@@ -45,7 +45,7 @@ class Record:
 
 
 def from_json(raw: bytes, keys: Sequence[str]) -> tuple[Text, ...]:
-    """The values of `keys` in a JSON object, each a string or a list of strings.
+    """Return the values of `keys` in a JSON object, each a string or a list of strings.
 
     Accepts what Python's json accepts, as Megatron does: NaN, and of a key that is there twice the
     last.

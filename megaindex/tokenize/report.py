@@ -1,4 +1,4 @@
-"""What a run made, and the lines and rows that it left out."""
+"""The result of a run, and the lines and rows that it left out."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _FIRST = 10  # bad lines that are shown
 
 @dataclass(frozen=True, kw_only=True)
 class BadLine:
-    """A line or row that is no document."""
+    """A line or row that cannot be a document."""
 
     path: str
     format: str
@@ -46,7 +46,7 @@ class BadReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenized:
-    """What a run made."""
+    """The result of a run."""
 
     pairs: tuple[WriteResult, ...]
     """One for each key."""
@@ -114,7 +114,7 @@ def summed(
 
 
 def bad_report_path(output: str) -> str:
-    """Where the bad lines of a run with this output are put."""
+    """Return the path of the bad lines of a run with this output."""
     return f"{output}.bad.jsonl"
 
 

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from megaindex.console import Bar, silent
+from megaindex.console import Bar, polling, silent
 from megaindex.corpus.merge import merge
 from megaindex.corpus.outputs import check_outputs, checked_outcome
 from megaindex.engine import Engine, open_engine
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.pair import check_not_a_half
-from megaindex.io.filesystem import Progress, ignore
 from megaindex.io.paths import check_local
 from megaindex.tokenize.encode import Task, encode_part
 from megaindex.tokenize.inputs import find_sources
@@ -38,52 +35,8 @@ from megaindex.tokenize.work_folder import (
     is_published,
 )
 
-_LOOK_SECONDS = 1.0
-
-
-@contextmanager
-def watching(folder: WorkFolder, progress: Progress) -> Iterator[Callable[[int], None]]:
-    """Move `progress` on while parts are worked on; yields what to tell the bytes of each that is
-    finished. Progress never goes back, though a part that lost its worker does.
-    """
-    if progress is ignore:
-        yield ignore
-        return
-    finished = told = 0
-    over = threading.Event()
-    lock = threading.Lock()
-
-    def tell(now: int) -> None:
-        nonlocal told
-        if now > told:
-            progress(now - told)
-            told = now
-
-    def look() -> None:
-        while not over.wait(_LOOK_SECONDS):
-            underway = folder.bytes_in_progress()
-            with lock:
-                tell(finished + underway)
-
-    def add(nbytes: int) -> None:
-        nonlocal finished
-        with lock:
-            finished += nbytes
-            tell(finished)
-
-    thread = threading.Thread(target=look, name="megaindex-progress", daemon=True)
-    try:
-        thread.start()
-        yield add
-    finally:
-        over.set()
-        with contextlib.suppress(RuntimeError):  # Ctrl-C inside start(): it cannot be joined
-            thread.join()
-
-
 PART_BYTES = 1 << 26
 ON_BAD_LINE = ("stop", "skip")
-
 Stage = Callable[[str], AbstractContextManager[Bar]]
 
 
@@ -127,7 +80,7 @@ def tokenize(
         add_special_tokens: let a tokenizer.json add the tokens that its template has, such as one
             for the beginning, as Megatron does by default.
         dtype: token type; by default uint16 for less than 65,500 tokens, else int32, as Megatron.
-        on_bad_line: "stop" at a line or row that is no document, or "skip", count and report it in
+        on_bad_line: "stop" at a line or row that is refused, or "skip", count and report it in
             `<output>.bad.jsonl`.
         part_bytes: of input, for each task.
         engine: where tasks run; by default processes of this machine, one for each CPU.
@@ -187,7 +140,7 @@ def tokenize(
 
 
 def _prefixes(output: str, keys: Sequence[str], megatron_names: bool) -> list[str]:
-    """InvalidArgument for what is no name of an output, before anything is looked at."""
+    """InvalidArgument for what cannot name an output, before anything is looked at."""
     check_local(output, "write the pair to a disk and upload it with the store's own tool")
     check_not_a_half(output)
     if not output or output.endswith("/") or "\0" in output or os.path.exists(output):
@@ -210,7 +163,7 @@ def _prefixes(output: str, keys: Sequence[str], megatron_names: bool) -> list[st
 def _all_done(
     tasks: Sequence[Task], work: WorkLock, engine: Engine | None, stage: Stage
 ) -> tuple[list[Done], set[str]]:
-    """What came of every part, and the keys of those that no earlier run had finished."""
+    """Return the result of every part, and the keys of those that no earlier run had finished."""
     stop, pairs = tasks[0].stop, len(tasks[0].settings.keys)
     found = [work.folder.read_done(task.part.key, pairs) for task in tasks]
     done = {one.key: one for one in found if one is not None and not (stop and one.bad)}
@@ -222,7 +175,7 @@ def _all_done(
         with (
             nullcontext(engine) if engine else open_engine() as runner,
             stage(f"tokenizing {len(todo):,} parts") as bar,
-            watching(work.folder, bar(total)) as finished,
+            polling(work.folder.bytes_in_progress, bar(total)) as finished,
         ):
             for number, one in runner.run(encode_part, todo):
                 done[one.key] = one

@@ -1,4 +1,4 @@
-"""What is done to every document: which text, which tokenizer, which end, which token type."""
+"""Settings of a run: keys of the text, tokenizer, end token and token type."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def check_settings(
     Raises:
         InvalidArgument: keys are missing or twice there, the token that ends documents is not in
             the vocabulary, or the token type does not hold every id.
-        FormatError: the file is no tokenizer.
+        FormatError: the file is not a tokenizer.
     """
     if not keys or len(set(keys)) != len(keys):
         raise InvalidArgument(f"keys={list(keys)}: must be at least one, and each only once")

@@ -20,43 +20,125 @@ from typing import Any, Protocol
 
 import xxhash
 
-from megaindex.corpus.byte_level import END_OF_DOCUMENT
 from megaindex.errors import FormatError, InvalidArgument, StorageError
 from megaindex.io.json_files import read_object
 from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import check_local, open_regular
+from megaindex.tokenize.byte_level import END_OF_DOCUMENT
+
+BYTES = "bytes"
 
 
-def load_tokenizers(file: TokenizerFile) -> HuggingFace:
-    """A tokenizer.json; FormatError if it is none."""
-    from tokenizers import Tokenizer
+@dataclass(frozen=True, kw_only=True)
+class TokenizerFile:
+    """A tokenizer identified by its content; small, so that it travels with every task."""
 
+    path: str
+    """Of its file; "bytes" for the built-in one."""
+    library: str
+    """"tokenizers", "sentencepiece" or "bytes"."""
+    fingerprint: str
+    """Library, its version, and XXH3-128 of the file."""
+    add_special_tokens: bool
+
+    def __str__(self) -> str:
+        return self.path
+
+
+class Tokenizer(Protocol):
+    """A loaded tokenizer; one thread, no state that one text leaves for the next."""
+
+    vocab_size: int
+    """As Megatron counts it to choose the token type."""
+    largest_id: int
+
+    @property
+    def own_eod(self) -> int | None:
+        """The token that the tokenizer itself says ends a document."""
+
+    def id_of(self, token: str) -> int | None:
+        """Return the id of a token by its text; None if it is unknown."""
+
+    def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        """Return ids of each text; raises what the library raises for a text it cannot encode."""
+
+
+def find_tokenizer(path: str | os.PathLike[str], *, add_special_tokens: bool) -> TokenizerFile:
+    """Return the tokenizer at `path`: a file, a folder that holds one, or "bytes".
+
+    Raises:
+        InvalidArgument: the library that it takes is not installed.
+        StorageError: the file cannot be read.
+    """
+    path = os.fspath(path)
+    check_local(path, "download the tokenizer first")
+    if path == BYTES:
+        library, fingerprint = BYTES, "bytes 1"
+    else:
+        path = os.path.abspath(_in_folder(path))
+        action = "cannot read the tokenizer"
+        with as_storage_error(path, action), open(open_regular(path, action), "rb") as file:
+            content = file.read()
+        library = "tokenizers" if content.lstrip()[:1] == b"{" else "sentencepiece"
+        digest = xxhash.xxh3_128_hexdigest(content)
+        fingerprint = f"{library} {_version(library, path)} {digest}"
+    return TokenizerFile(
+        path=path, library=library, fingerprint=fingerprint, add_special_tokens=add_special_tokens
+    )
+
+
+@functools.lru_cache(maxsize=1)
+def load(file: TokenizerFile) -> Tokenizer:
+    """Load it, once in a process.
+
+    Raises:
+        FormatError: the file is not a tokenizer.
+        StorageError: the file changed since the run began.
+    """
+
+    if file.library == BYTES:
+        return Bytes()
+    now = find_tokenizer(file.path, add_special_tokens=file.add_special_tokens)
+    if now != file:
+        raise StorageError(
+            f"{file.path}: is not the tokenizer that the run began with ({now.fingerprint}, was "
+            f"{file.fingerprint}); put it back, or begin anew"
+        )
+    return load_sentencepiece(file) if file.library == "sentencepiece" else load_tokenizers(file)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Keep the libraries from starting threads of their own: tasks are the parallelism."""
+    name = "TOKENIZERS_PARALLELISM"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
     try:
-        loaded = Tokenizer.from_file(file.path)
-    except Exception as error:  # the library raises nothing more precise
-        raise FormatError(
-            f"{file.path}: is no tokenizer that the tokenizers library can read: {error}; pass a "
-            f"tokenizer.json, a SentencePiece .model, or bytes"
-        ) from error
-    return HuggingFace(loaded, file)
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
-def load_sentencepiece(file: TokenizerFile) -> SentencePiece:
-    """A SentencePiece model; FormatError if it is none."""
-    import sentencepiece
+class Bytes:
+    """Token = byte of the UTF-8 text, 256 = end of document."""
 
-    try:
-        loaded = sentencepiece.SentencePieceProcessor(model_file=file.path)
-    except (RuntimeError, OSError) as error:
-        raise FormatError(
-            f"{file.path}: is no tokenizer that SentencePiece can read: {error}; pass a "
-            f"tokenizer.json, a SentencePiece .model, or bytes"
-        ) from error
-    return SentencePiece(loaded)
+    vocab_size = END_OF_DOCUMENT + 1
+    largest_id = END_OF_DOCUMENT
+    own_eod = END_OF_DOCUMENT
+
+    def id_of(self, token: str) -> int | None:
+        del token  # bytes have no names
+        return None
+
+    def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
+        return [text.encode() for text in texts]
 
 
 class HuggingFace:
-    """What transformers' fast tokenizers run; nothing is cut short and nothing padded."""
+    """A tokenizer.json, as transformers' fast tokenizers run it, without truncation and padding."""
 
     def __init__(self, loaded: Any, file: TokenizerFile) -> None:
         loaded.no_truncation()  # a tokenizer.json may ask for both
@@ -105,8 +187,36 @@ class SentencePiece:
         return ids
 
 
+def load_tokenizers(file: TokenizerFile) -> HuggingFace:
+    """Load a tokenizer.json; FormatError for any other file."""
+    from tokenizers import Tokenizer
+
+    try:
+        loaded = Tokenizer.from_file(file.path)
+    except Exception as error:  # the library raises nothing more precise
+        raise FormatError(
+            f"{file.path}: is no tokenizer that the tokenizers library can read: {error}; pass a "
+            f"tokenizer.json, a SentencePiece .model, or bytes"
+        ) from error
+    return HuggingFace(loaded, file)
+
+
+def load_sentencepiece(file: TokenizerFile) -> SentencePiece:
+    """Load a SentencePiece model; FormatError for any other file."""
+    import sentencepiece
+
+    try:
+        loaded = sentencepiece.SentencePieceProcessor(model_file=file.path)
+    except (RuntimeError, OSError) as error:
+        raise FormatError(
+            f"{file.path}: is no tokenizer that SentencePiece can read: {error}; pass a "
+            f"tokenizer.json, a SentencePiece .model, or bytes"
+        ) from error
+    return SentencePiece(loaded)
+
+
 def _configured_eos(path: str) -> str | None:
-    """What the tokenizer_config.json beside a tokenizer.json says ends a sequence."""
+    """Return the end token that the tokenizer_config.json beside a tokenizer.json names."""
     beside = os.path.join(os.path.dirname(path), "tokenizer_config.json")
     try:
         config = read_object(beside)
@@ -122,117 +232,6 @@ def _configured_eos(path: str) -> str | None:
         if isinstance(token, str):
             return token
     return None
-
-
-BYTES = "bytes"
-
-
-@dataclass(frozen=True, kw_only=True)
-class TokenizerFile:
-    """Which tokenizer, by content; small, so that it travels with every task."""
-
-    path: str
-    """Of its file; "bytes" for the built-in one."""
-    library: str
-    """"tokenizers", "sentencepiece" or "bytes"."""
-    fingerprint: str
-    """Library, its version, and XXH3-128 of the file."""
-    add_special_tokens: bool
-
-    def __str__(self) -> str:
-        return self.path
-
-
-class Tokenizer(Protocol):
-    """A loaded tokenizer; one thread, no state that one text leaves for the next."""
-
-    vocab_size: int
-    """As Megatron counts it to choose the token type."""
-    largest_id: int
-
-    @property
-    def own_eod(self) -> int | None:
-        """The token that the tokenizer itself says ends a document."""
-
-    def id_of(self, token: str) -> int | None:
-        """Of a token by its text; None if there is none."""
-
-    def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
-        """Ids of each text; raises what the library raises for a text it cannot encode."""
-
-
-def find_tokenizer(path: str | os.PathLike[str], *, add_special_tokens: bool) -> TokenizerFile:
-    """The tokenizer at `path`: a file, a folder that holds one, or "bytes".
-
-    Raises:
-        InvalidArgument: the library that it takes is not installed.
-        StorageError: the file cannot be read.
-    """
-    path = os.fspath(path)
-    check_local(path, "download the tokenizer first")
-    if path == BYTES:
-        library, fingerprint = BYTES, "bytes 1"
-    else:
-        path = os.path.abspath(_in_folder(path))
-        action = "cannot read the tokenizer"
-        with as_storage_error(path, action), open(open_regular(path, action), "rb") as file:
-            content = file.read()
-        library = "tokenizers" if content.lstrip()[:1] == b"{" else "sentencepiece"
-        digest = xxhash.xxh3_128_hexdigest(content)
-        fingerprint = f"{library} {_version(library, path)} {digest}"
-    return TokenizerFile(
-        path=path, library=library, fingerprint=fingerprint, add_special_tokens=add_special_tokens
-    )
-
-
-@functools.lru_cache(maxsize=1)
-def load(file: TokenizerFile) -> Tokenizer:
-    """Load it, once in a process.
-
-    Raises:
-        FormatError: the file is no tokenizer.
-        StorageError: the file is no longer what it was when the run began.
-    """
-
-    if file.library == BYTES:
-        return Bytes()
-    now = find_tokenizer(file.path, add_special_tokens=file.add_special_tokens)
-    if now != file:
-        raise StorageError(
-            f"{file.path}: is not the tokenizer that the run began with ({now.fingerprint}, was "
-            f"{file.fingerprint}); put it back, or begin anew"
-        )
-    return load_sentencepiece(file) if file.library == "sentencepiece" else load_tokenizers(file)
-
-
-class Bytes:
-    """Token = byte of the UTF-8 text, 256 = end of document."""
-
-    vocab_size = END_OF_DOCUMENT + 1
-    largest_id = END_OF_DOCUMENT
-    own_eod = END_OF_DOCUMENT
-
-    def id_of(self, token: str) -> int | None:
-        del token  # bytes have no names
-        return None
-
-    def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
-        return [text.encode() for text in texts]
-
-
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Keep the libraries from starting threads of their own: tasks are the parallelism."""
-    name = "TOKENIZERS_PARALLELISM"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
 
 
 def _in_folder(path: str) -> str:

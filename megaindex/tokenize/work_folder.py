@@ -42,13 +42,25 @@ logger = logging.getLogger("megaindex")
 
 _EMPTY_IDX = 42  # header and first bound: what every .idx has once
 _RANDOM = re.compile(r"[0-9a-f]{16}")  # behind .tmp. in the name of a temporary
+MERGING = "merging.json"
+_BEAT_SECONDS = 1.0
+_ATTEMPT = re.compile(r"[0-9a-f]{8}")
+_DONE = re.compile(r"[0-9a-f]{32}\.json")
+_BAD_LINE = {"piece": int, "place": int, "rule": str, "detail": str}
+_OURS = re.compile(
+    r"[0-9a-f]{32}\.json(\.tmp\.[0-9a-f]+)?"
+    r"|[0-9a-f]{32}\.[0-9a-f]{8}\.(pulse|(\d+\.(bin|idx)|bad\.jsonl)(\.tmp\.[0-9a-f]+)?)"
+    r"|merging\.json(\.tmp\.[0-9a-f]+)?"
+    r"|run\.claim(\.[0-9a-f]+(\.dead)?)?"
+    r"|\.nfs[0-9a-f]+"  # what a network file system makes of a file that is removed while open
+)
 
 
 class WorkLock:
     """Held inside ``with``; what another run left there is kept, what a dead one held is taken.
 
     Raises, on entering:
-        InvalidArgument: the folder holds what no run made, or is none.
+        InvalidArgument: the folder holds what no run made, or is not a folder.
         StorageError: another run is at work on the same output, or the folder cannot be made.
     """
 
@@ -178,54 +190,16 @@ class WorkLock:
                 self.folder.clear()
 
     def _note(self) -> dict[str, object]:
-        """What `begin_merging` wrote; empty where it did not."""
+        """Return what `begin_merging` wrote; empty where it did not."""
         try:
             return read_object(self._merging)
         except (OSError, Damaged):
             return {}
 
 
-def is_published(prefix: str, parts: Sequence[tuple[int, int]]) -> bool:
-    """Whether a pair is there with the sizes that `parts`, of such sizes, have together."""
-    bins = sum(size for size, _ in parts)
-    idxs = sum(size - _EMPTY_IDX for _, size in parts) + _EMPTY_IDX
-    try:
-        return pair_bytes(prefix) == (bins, idxs)
-    except OSError:
-        return False
-
-
-def is_half_published(prefix: str, parts: Sequence[tuple[int, int]]) -> bool:
-    """Whether a run that was killed while it published a pair left the .bin and no .idx yet."""
-    tokens, index = pair_paths(prefix)
-    try:
-        whole = os.path.getsize(tokens) == sum(size for size, _ in parts)
-    except OSError:
-        return False
-    return whole and not os.path.lexists(index)
-
-
-def _digest(parts: Sequence[InputPart]) -> str:
-    return xxhash.xxh3_128_hexdigest("".join(part.key for part in parts).encode())
-
-
-MERGING = "merging.json"
-_BEAT_SECONDS = 1.0
-_ATTEMPT = re.compile(r"[0-9a-f]{8}")
-_DONE = re.compile(r"[0-9a-f]{32}\.json")
-_BAD_LINE = {"piece": int, "place": int, "rule": str, "detail": str}
-_OURS = re.compile(
-    r"[0-9a-f]{32}\.json(\.tmp\.[0-9a-f]+)?"
-    r"|[0-9a-f]{32}\.[0-9a-f]{8}\.(pulse|(\d+\.(bin|idx)|bad\.jsonl)(\.tmp\.[0-9a-f]+)?)"
-    r"|merging\.json(\.tmp\.[0-9a-f]+)?"
-    r"|run\.claim(\.[0-9a-f]+(\.dead)?)?"
-    r"|\.nfs[0-9a-f]+"  # what a network file system makes of a file that is removed while open
-)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Done:
-    """What came of a part."""
+    """The result of a part."""
 
     key: str
     attempt: str
@@ -255,7 +229,7 @@ class WorkFolder:
         self.path = path
 
     def pair(self, name: str, number: int) -> str:
-        """Prefix of a pair; `name` is `<key>.<attempt>`, here and below."""
+        """Return prefix of a pair; `name` is `<key>.<attempt>`, here and below."""
         return os.path.join(self.path, f"{name}.{number}")
 
     def bad(self, name: str) -> str:
@@ -265,7 +239,7 @@ class WorkFolder:
         return os.path.join(self.path, f"{name}.pulse")
 
     def read_done(self, key: str, pairs: int) -> Done | None:
-        """What came of a part; None if it is not finished, or not whole any more."""
+        """Return the result of a part; None if it is not finished, or not whole any more."""
         try:
             fields = read_object(self._done(key))
             done = Done(**{name: _tuples(value) for name, value in fields.items()})
@@ -289,7 +263,7 @@ class WorkFolder:
             os.replace(temporary, path)
 
     def bytes_in_progress(self) -> int:
-        """Bytes of input that unfinished parts have behind them, as they last said."""
+        """Return bytes of input that unfinished parts have behind them, as they last said."""
         total = 0
         with contextlib.suppress(OSError):
             for entry in os.scandir(self.path):
@@ -390,7 +364,7 @@ class BadLines:
 
 
 def read_bad_lines(path: str) -> Iterator[dict[str, Any]]:
-    """What `BadLines` wrote; FormatError for anything else."""
+    """Yield what `BadLines` wrote; FormatError for anything else."""
     with as_storage_error(path, "cannot read the bad lines"), open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -411,7 +385,7 @@ def not_written(path: str, what: str) -> FormatError:
 
 
 class Heartbeat:
-    """Tells the run how far a part is, about every second; not needed for anything else."""
+    """A file with the progress of a part, written every second, for the progress bar alone."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -438,9 +412,33 @@ class Heartbeat:
 
 
 def pair_bytes(prefix: str) -> tuple[int, int]:
-    """Sizes of the .bin and the .idx; OSError if one is not there."""
+    """Return sizes of the .bin and the .idx; OSError if one is not there."""
     first, second = pair_paths(prefix)
     return os.path.getsize(first), os.path.getsize(second)
+
+
+def is_published(prefix: str, parts: Sequence[tuple[int, int]]) -> bool:
+    """Return whether a pair is there with the sizes that `parts`, of such sizes, have together."""
+    bins = sum(size for size, _ in parts)
+    idxs = sum(size - _EMPTY_IDX for _, size in parts) + _EMPTY_IDX
+    try:
+        return pair_bytes(prefix) == (bins, idxs)
+    except OSError:
+        return False
+
+
+def is_half_published(prefix: str, parts: Sequence[tuple[int, int]]) -> bool:
+    """Whether a run that was killed while it published a pair left the .bin and no .idx yet."""
+    tokens, index = pair_paths(prefix)
+    try:
+        whole = os.path.getsize(tokens) == sum(size for size, _ in parts)
+    except OSError:
+        return False
+    return whole and not os.path.lexists(index)
+
+
+def _digest(parts: Sequence[InputPart]) -> str:
+    return xxhash.xxh3_128_hexdigest("".join(part.key for part in parts).encode())
 
 
 def _is_possible(done: Done, pairs: int) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import numpy.typing as npt
 
 from megaindex.cache.cache import array_fault, checksum_fault, key_fault, stray_files
 from megaindex.cache.entry import MANIFEST, Manifest, read_manifest
-from megaindex.cache.fingerprint import array_checksum
+from megaindex.cache.fingerprint import array_checksum, load_records
 from megaindex.cache.framework_files.array_files import ArrayFiles, Arrays, Sidecar, state_of
 from megaindex.cache.framework_files.sidecar import (
     UNREADABLE,
@@ -32,14 +32,151 @@ from megaindex.corpus.discover import entries
 from megaindex.errors import FormatError
 from megaindex.format.header import Fault
 from megaindex.index.array_index import rising_rows
+from megaindex.io.json_files import Damaged
+from megaindex.io.os_errors import as_storage_error
 from megaindex.verify.report import Collector, Report, Severity
 
 Located = tuple[str, Fault, int]
 """Name of an array, its first fault under a rule, and how many there are."""
 
+_BUILT = "the next run that asks for it builds it again"
+_FOUND = "remove all files of that name, they will be built again"
+_READ = "the next run that uses its arrays checks them and writes it anew"
+_REBUILT = "remove the directory, it will be rebuilt"
+_STRAY = Fault(
+    rule="stray-file",
+    found="a file the manifest does not name",
+    expected="none",
+    remedy="nothing reads it; remove it",
+)
+
+
+def verify_arrays(sidecar: str, *, full: bool, bar: Bar) -> Report:
+    """Check the sets that a sidecar describes; with `full` read their arrays."""
+    found = Collector()
+    sets: list[_Set] = []
+    try:
+        file = load_sidecar(sidecar)
+        sets = [
+            _Set(files, file.sets[name], full, found) for name, files in own_sets(sidecar, file)
+        ]
+    except OtherFormat as error:
+        found.add(sidecar, _unreadable("sidecar-format", error), severity="warning")
+    except UNREADABLE as error:
+        found.add(sidecar, _unreadable("sidecar", error))
+    sizes = [state[0] for one in sets for state in one.sidecar.files.values()]
+    progress = bar(sum(sizes) if full else 0)
+    for one in sets:
+        one.check(progress)
+    counted = {"sets": len(sets), "arrays": len(sizes), "bytes": sum(sizes)}
+    return found.report(sidecar, "framework arrays", full=full, counted=counted)
+
+
+def verify_cache(cache: str, *, full: bool, bar: Bar) -> Report:
+    """Check every entry of a cache, and name what an interrupted build left behind."""
+    found = Collector()
+    counted = _check_entries(entries(cache), full, found, bar)
+    return found.report(cache, "cache", full=full, counted=counted)
+
+
+def verify_entry(entry: str, *, full: bool, bar: Bar) -> Report:
+    """Check one entry; with `full` read its arrays and compare checksums."""
+    found = Collector()
+    counted = _check_entries([Path(entry)], full, found, bar)
+    return found.report(entry, "cache entry", full=full, counted=counted)
+
+
+def verify_snapshot(path: str, *, full: bool, bar: Bar) -> Report:
+    """Check the records of sources that a blend or a recipe left in a cache.
+
+    Sources that changed since are not a fault: whoever reads the snapshot compares them, and opens
+    them anew.
+    """
+    del bar  # a snapshot is read at once
+    found = Collector()
+    records = []
+    try:
+        with as_storage_error(path, "cannot read"):
+            records = load_records(path)
+    except Damaged as error:
+        fault = Fault(
+            rule="snapshot",
+            found=str(error),
+            expected="a snapshot as megaindex writes it",
+            remedy="remove it; the next run opens every source and writes it anew",
+        )
+        found.add(path, fault)
+    return found.report(path, "snapshot", full=full, counted={"sources": len(records)})
+
+
+def own_sets(sidecar: str, file: SidecarFile) -> list[tuple[str, ArrayFiles]]:
+    """Return the sets whose sidecar this file is: others have been given another since."""
+    directory = os.path.dirname(sidecar) or "."
+    sets = [(name, file.files(directory, name)) for name in file.sets]
+    return [(name, files) for name, files in sets if _is_one_file(files.sidecar, sidecar)]
+
+
+def _is_one_file(path: str, other: str) -> bool:
+    try:
+        return os.path.samefile(path, other)
+    except FileNotFoundError:
+        return False
+
+
+@dataclass
+class _Set:
+    """One set while it is checked."""
+
+    files: ArrayFiles
+    sidecar: Sidecar
+    full: bool
+    found: Collector
+    differs: bool = False
+    """Whether elements are others than those recorded, as far as they were read."""
+
+    def check(self, progress: Callable[[int], None]) -> None:
+        remedy = _BUILT if self.sidecar.origin == "built" else _FOUND
+        arrays: Arrays = {}
+        for name, path in self.files.arrays.items():
+            size = self.sidecar.files[name][0]
+            severity: Severity = "error"
+            fault = _file_fault(path, size)
+            if fault is None:
+                fault, severity = self._content_fault(name, path, arrays)
+            if fault is not None:
+                self.found.add(path, replace(fault, remedy=remedy), severity=severity)
+            progress(size if self.full else 0)
+        marker = self.files.marker
+        if marker is not None and not os.path.isfile(marker):
+            self.found.add(marker, replace(_missing(), remedy=remedy))
+        if self.differs:  # where they are wrong, not only that they are
+            for name, fault, count in order_faults(arrays, self.sidecar.settings):
+                self.found.add(self.files.arrays[name], replace(fault, remedy=remedy), count=count)
+
+    def _content_fault(self, name: str, path: str, arrays: Arrays) -> tuple[Fault | None, Severity]:
+        """Return the fault of an array, which is put into ``arrays`` if it can be read."""
+        try:
+            array, offset = map_npy(path)
+        except FormatError as error:
+            text = str(error).partition(": ")[2].partition(";")[0]
+            return _fault("array-header", text, "an array that NumPy saved"), "error"
+        header = (array.dtype.name, array.shape, offset)
+        if header != self.sidecar.arrays[name]:
+            return _fault("array-header", str(header), str(self.sidecar.arrays[name])), "error"
+        arrays[name] = array
+        checksum = array_checksum(array) if self.full else ""
+        expected = self.sidecar.checksums[name] if self.full and self.sidecar.checksums else ""
+        self.differs |= checksum != expected
+        if state_of(os.stat(path)) != self.sidecar.files[name]:
+            is_harmless = self.sidecar.origin == "found" or (self.full and checksum == expected)
+            return _changed(), "warning" if is_harmless else "error"
+        if checksum != expected:
+            return _fault("checksum", f"checksum {checksum}", f"checksum {expected}"), "error"
+        return None, "error"
+
 
 def order_faults(arrays: Arrays, settings: Mapping[str, Any]) -> Iterator[Located]:
-    """The broken rules of those arrays that are there.
+    """Yield the broken rules of those arrays that are there.
 
     Args:
         arrays: by name; others than these three are not looked at.
@@ -94,110 +231,12 @@ def _located(
             where=f"entry {first}",
             found=found,
             expected=expected,
-            text=f"{name} must hold {expected}, entry {first} is {found}",
         )
         yield name, fault, int(broken.sum())
 
 
-_BUILT = "the next run that asks for it builds it again"
-_FOUND = "remove all files of that name, they will be built again"
-_READ = "the next run that uses its arrays checks them and writes it anew"
-
-
-def verify_arrays(sidecar: str, *, full: bool, bar: Bar) -> Report:
-    """Check the sets that a sidecar describes; with `full` read their arrays."""
-    found = Collector()
-    sets: list[_Set] = []
-    try:
-        file = load_sidecar(sidecar)
-        sets = [
-            _Set(files, file.sets[name], full, found) for name, files in own_sets(sidecar, file)
-        ]
-    except OtherFormat as error:
-        found.add(sidecar, _unreadable("sidecar-format", error), severity="warning")
-    except UNREADABLE as error:
-        found.add(sidecar, _unreadable("sidecar", error))
-    sizes = [state[0] for one in sets for state in one.sidecar.files.values()]
-    progress = bar(sum(sizes) if full else 0)
-    for one in sets:
-        one.check(progress)
-    return Report(
-        path=sidecar,
-        kind="framework arrays",
-        full=full,
-        findings=found.findings(),
-        counted={"sets": len(sets), "arrays": len(sizes), "bytes": sum(sizes)},
-    )
-
-
-def own_sets(sidecar: str, file: SidecarFile) -> list[tuple[str, ArrayFiles]]:
-    """The sets whose sidecar this file is: others have been given another since."""
-    directory = os.path.dirname(sidecar) or "."
-    sets = [(name, file.files(directory, name)) for name in file.sets]
-    return [(name, files) for name, files in sets if _is_one_file(files.sidecar, sidecar)]
-
-
-def _is_one_file(path: str, other: str) -> bool:
-    try:
-        return os.path.samefile(path, other)
-    except FileNotFoundError:
-        return False
-
-
-@dataclass
-class _Set:
-    """One set while it is checked."""
-
-    files: ArrayFiles
-    sidecar: Sidecar
-    full: bool
-    found: Collector
-    differs: bool = False
-    """Whether elements are others than those recorded, as far as they were read."""
-
-    def check(self, progress: Callable[[int], None]) -> None:
-        remedy = _BUILT if self.sidecar.origin == "built" else _FOUND
-        arrays: Arrays = {}
-        for name, path in self.files.arrays.items():
-            size = self.sidecar.files[name][0]
-            severity: Severity = "error"
-            fault = _file_fault(path, size)
-            if fault is None:
-                fault, severity = self._content_fault(name, path, arrays)
-            if fault is not None:
-                self.found.add(path, replace(fault, remedy=remedy), severity=severity)
-            progress(size if self.full else 0)
-        marker = self.files.marker
-        if marker is not None and not os.path.isfile(marker):
-            self.found.add(marker, replace(_missing(), remedy=remedy))
-        if self.differs:  # where they are wrong, not only that they are
-            for name, fault, count in order_faults(arrays, self.sidecar.settings):
-                self.found.add(self.files.arrays[name], replace(fault, remedy=remedy), count=count)
-
-    def _content_fault(self, name: str, path: str, arrays: Arrays) -> tuple[Fault | None, Severity]:
-        """What is wrong with an array, which is put into ``arrays`` if it can be read."""
-        try:
-            array, offset = map_npy(path)
-        except FormatError as error:
-            text = str(error).partition(": ")[2].partition(";")[0]
-            return _fault("array-header", text, "an array that NumPy saved"), "error"
-        header = (array.dtype.name, array.shape, offset)
-        if header != self.sidecar.arrays[name]:
-            return _fault("array-header", str(header), str(self.sidecar.arrays[name])), "error"
-        arrays[name] = array
-        checksum = array_checksum(array) if self.full else ""
-        expected = self.sidecar.checksums[name] if self.full and self.sidecar.checksums else ""
-        self.differs |= checksum != expected
-        if state_of(os.stat(path)) != self.sidecar.files[name]:
-            is_harmless = self.sidecar.origin == "found" or (self.full and checksum == expected)
-            return _changed(), "warning" if is_harmless else "error"
-        if checksum != expected:
-            return _fault("checksum", f"checksum {checksum}", f"checksum {expected}"), "error"
-        return None, "error"
-
-
 def _file_fault(path: str, size: int) -> Fault | None:
-    """Whether there is a file of the size recorded."""
+    """Return a fault unless there is a file of the size recorded."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
@@ -218,97 +257,53 @@ def _changed() -> Fault:
 
 
 def _fault(rule: str, found: str, expected: str) -> Fault:
-    return Fault(
-        rule=rule,
-        where="the file",
-        found=found,
-        expected=expected,
-        text=f"the sidecar promises {expected}, there is {found}",
-    )
+    return Fault(rule=rule, found=found, expected=expected)
 
 
 def _unreadable(rule: str, error: Exception) -> Fault:
     return Fault(
         rule=rule,
-        where="the file",
         found=str(error),
         expected="a sidecar as this release writes it",
-        text="is no such sidecar",
         remedy=_READ,
     )
 
 
-_REBUILT = "remove the directory, it will be rebuilt"
-
-
-def verify_cache(cache: str, *, full: bool, bar: Bar) -> Report:
-    """Check every entry of a cache, and name what an interrupted build left behind."""
-    found = Collector()
-    counted = {"entries": 0, "arrays": 0, "bytes": 0}
-    for entry in entries(cache):
-        _check_entry(entry, full, found, counted, bar)
-    return Report(path=cache, kind="cache", full=full, findings=found.findings(), counted=counted)
-
-
-def verify_entry(entry: str, *, full: bool, bar: Bar) -> Report:
-    """Check one entry; with `full` read its arrays and compare checksums."""
-    found = Collector()
-    counted = {"entries": 0, "arrays": 0, "bytes": 0}
-    _check_entry(Path(entry), full, found, counted, bar)
-    return Report(
-        path=entry, kind="cache entry", full=full, findings=found.findings(), counted=counted
-    )
-
-
-def _check_entry(
-    entry: Path, full: bool, found: Collector, counted: dict[str, int], bar: Bar
-) -> None:
-    counted["entries"] += 1
-    try:
-        manifest = read_manifest(entry)
-    except FormatError as error:
-        found.add(str(entry / MANIFEST), _unreadable_entry(error))
-        return
-    fault = key_fault(entry, manifest)
-    if fault is not None:
-        found.add(str(entry / MANIFEST), fault)
-    for name in stray_files(entry, manifest):
-        found.add(str(entry / name), _stray(), severity="warning")
-    _check_arrays(entry, manifest, full, found, counted, bar)
-
-
-def _check_arrays(
-    entry: Path, manifest: Manifest, full: bool, found: Collector, counted: dict[str, int], bar: Bar
-) -> None:
-    progress = bar(sum(record.nbytes for record in manifest.arrays.values()) if full else 0)
-    for record in manifest.arrays.values():
-        counted["arrays"] += 1
-        counted["bytes"] += record.nbytes
+def _check_entries(
+    directories: Sequence[Path], full: bool, found: Collector, bar: Bar
+) -> dict[str, int]:
+    """Return the numbers of entries, arrays and bytes."""
+    manifests = {entry: _checked_manifest(entry, found) for entry in directories}
+    records = [
+        (entry, record)
+        for entry, manifest in manifests.items()
+        if manifest is not None
+        for record in manifest.arrays.values()
+    ]
+    nbytes = sum(record.nbytes for _, record in records)
+    progress = bar(nbytes if full else 0)
+    for entry, record in records:
         fault = array_fault(entry, record)
         if fault is None and full:
             fault = checksum_fault(entry, record)
             progress(record.nbytes)
         if fault is not None:
             found.add(os.fspath(entry / record.file), fault)
+    return {"entries": len(manifests), "arrays": len(records), "bytes": nbytes}
 
 
-def _unreadable_entry(error: FormatError) -> Fault:
-    return Fault(
-        rule="manifest",
-        where="the file",
-        found=str(error).partition(" but ")[2].rpartition(";")[0],
-        expected="a manifest as megaindex writes it",
-        text="is no manifest",
-        remedy=_REBUILT,
-    )
-
-
-def _stray() -> Fault:
-    return Fault(
-        rule="stray-file",
-        where="the file",
-        found="a file the manifest does not name",
-        expected="none",
-        text="belongs to no array",
-        remedy="nothing reads it; remove it",
-    )
+def _checked_manifest(entry: Path, found: Collector) -> Manifest | None:
+    path = str(entry / MANIFEST)
+    try:
+        manifest = read_manifest(entry)
+    except FormatError as error:
+        reason = str(error).partition(" but ")[2].rpartition(";")[0]
+        expected = "a manifest as megaindex writes it"
+        found.add(path, Fault(rule="manifest", found=reason, expected=expected, remedy=_REBUILT))
+        return None
+    fault = key_fault(entry, manifest)
+    if fault is not None:
+        found.add(path, fault)
+    for name in stray_files(entry, manifest):
+        found.add(str(entry / name), _STRAY, severity="warning")
+    return manifest

@@ -41,15 +41,206 @@ from megaindex.verify.report import Collector, Report
 _I64 = npt.NDArray[np.int64]
 _RANGES = 1 << 16
 _AT_ONCE = 1 << 22  # sequences that are sorted together; a range that holds more stays whole
+_CHUNK_BYTES = 4 << 20
+_OBJECT_CHUNK_BYTES = 32 << 20  # as many pieces as are read at a time
+_CHUNK_DOCUMENTS = 1 << 17
 
 
-def check_layout(
-    arrays: IndexArrays, itemsize: int, bin_nbytes: int, bin_path: str, found: Collector
+@dataclass(frozen=True, kw_only=True)
+class PairRules:
+    """The dialect of a pair, and rules that its tokens keep."""
+
+    dialect: DtypeTable
+    vocab_size: int | None = None
+    eod: int | None = None
+
+
+def verify_pair(path_prefix: str, rules: PairRules, *, full: bool, bar: Bar) -> Report:
+    """Check a pair; with `full` also where its sequences lie and every token."""
+    found = Collector()
+    counted: dict[str, int] = {}
+    pair = _opened(path_prefix, rules.dialect, found)
+    if pair is not None:
+        tokens, contiguous = _check_sequences(pair, found)
+        _check_bounds(pair, rules.dialect, found)
+        counted = {
+            "sequences": len(pair.arrays.lengths),
+            "documents": max(0, len(pair.arrays.bounds) - 1),
+            "tokens": tokens,
+            "bytes": pair.bin_nbytes,
+        }
+        if full:
+            _check_bytes(pair, rules, contiguous, found, bar)
+    return found.report(path_prefix, "pair", full=full, counted=counted)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Pair:
+    """A pair whose .idx has the size it promises; its entries may be anything."""
+
+    idx_path: str
+    arrays: IndexArrays
+    dtype: np.dtype[Any]
+    bin_info: FileInfo
+
+    @property
+    def bin_path(self) -> str:
+        return self.bin_info.path
+
+    @property
+    def bin_nbytes(self) -> int:
+        return self.bin_info.nbytes
+
+
+def _opened(path_prefix: str, dialect: DtypeTable, found: Collector) -> _Pair | None:
+    """Both files and the arrays of the .idx; None where the header does not tell where they lie."""
+    bin_path, idx_path = pair_paths(path_prefix)
+    bin_info, idx_info = stat_path(bin_path), stat_path(idx_path)
+    for path, info in ((bin_path, bin_info), (idx_path, idx_info)):
+        if info is None:
+            found.add(path, _missing(path, idx_path))
+        elif not is_remote(path) and (kind := odd_kind(info.path)):
+            found.add(path, _not_a_file(kind))
+    if bin_info is None or idx_info is None or found.has_errors():
+        return None
+    index = map_readonly(local_copy(idx_info))
+    raw = index[:HEADER_BYTES].tobytes()
+    fault = header_fault(raw)
+    if fault is not None:
+        found.add(idx_path, fault)
+        return None
+    header = parse_header(raw, idx_path)
+    faults = (code_fault(header.dtype_code, dialect), size_fault(header, index.size))
+    for fault in faults:
+        if fault is not None:
+            found.add(idx_path, fault)
+    if any(faults):
+        return None
+    return _Pair(
+        idx_path=idx_path,
+        arrays=index_arrays(index, header),
+        dtype=dialect.dtypes[header.dtype_code],
+        bin_info=bin_info,
+    )
+
+
+def _missing(path: str, idx_path: str) -> Fault:
+    repair = "put the missing half of the pair beside the other"
+    if path == idx_path:
+        repair += ", or rebuild it with --repair OUT --dtype … --eod …"
+    return Fault(
+        rule="missing-file",
+        found="no file",
+        expected="a file",
+        remedy=repair,
+    )
+
+
+def _not_a_file(kind: str) -> Fault:
+    return Fault(
+        rule="not-a-file",
+        found=kind,
+        expected="a regular file",
+        remedy="put the file there, or a link to it",
+    )
+
+
+def _check_sequences(pair: _Pair, found: Collector) -> tuple[int, bool]:
+    """Count tokens; whether sequences follow one another from the beginning to the end."""
+    tokens = end = 0
+    contiguous = True
+    itemsize = pair.dtype.itemsize
+    before = 0  # pointer of the sequence in front
+    for start, sizes, begins in sequence_chunks(pair.arrays.lengths, pair.arrays.pointers):
+        _add_broken(pair, found, start, sizes, begins)
+        ends = begins + sizes * itemsize  # wraps in damaged entries only, which are found above
+        contiguous &= bool(begins[0] == end and (begins[1:] == ends[:-1]).all())
+        decreases = np.diff(begins, prepend=before) < 0
+        if decreases.any():
+            first = int(decreases.argmax())
+            fault = _decrease(start + first, int(begins[first]))
+            found.add(pair.idx_path, fault, severity="warning", count=int(decreases.sum()))
+        before, end = int(begins[-1]), int(ends[-1])
+        tokens += int(sizes.sum())
+    if contiguous and 0 <= end < pair.bin_nbytes:
+        found.add(pair.bin_path, _unused(end, pair.bin_nbytes), severity="warning")
+    return tokens, contiguous
+
+
+def _add_broken(pair: _Pair, found: Collector, start: int, sizes: _I64, begins: _I64) -> None:
+    """Each bad sequence counts for the first rule that it breaks."""
+    counted = np.zeros(len(sizes), dtype=bool)
+    for mask in sequence_masks(sizes, begins, pair.dtype.itemsize, pair.bin_nbytes):
+        bad = mask & ~counted
+        if bad.any():
+            i = int(bad.argmax())
+            size, begin = int(sizes[i]), int(begins[i])
+            fault = sequence_fault(start + i, size, begin, pair.dtype.itemsize, pair.bin_nbytes)
+            found.add(pair.idx_path, fault, count=int(bad.sum()))
+        counted |= mask
+
+
+def _decrease(number: int, begin: int) -> Fault:
+    return Fault(
+        rule="pointer-order",
+        where=f"sequence {number}",
+        found=f"begins at byte {begin}",
+        expected="not before the sequence in front of it",
+        remedy="readers follow the pointers; megaindex merge writes a pair in order",
+    )
+
+
+def _unused(end: int, bin_nbytes: int) -> Fault:
+    return Fault(
+        rule="unused-bytes",
+        where=f"byte {end}",
+        found=f"{bin_nbytes - end} bytes after the last sequence",
+        expected="none",
+        remedy="if tokens are missing, restore the .idx of this .bin; else megaindex merge drops "
+        "them",
+    )
+
+
+def _check_bounds(pair: _Pair, dialect: DtypeTable, found: Collector) -> None:
+    count = len(pair.arrays.lengths)
+    fault = bound_end_fault(pair.arrays.bounds, count, dialect)
+    if fault is not None:
+        found.add(pair.idx_path, fault)
+    for number, fault in bound_faults(pair.arrays.bounds, count):
+        found.add(pair.idx_path, fault, count=number)
+    if fault is None and len(pair.arrays.bounds) and pair.arrays.bounds[-1] != count:
+        fault = _stops_short(int(pair.arrays.bounds[-1]), count)
+        found.add(pair.idx_path, fault, severity="warning")
+
+
+def _stops_short(last: int, count: int) -> Fault:
+    return Fault(
+        rule="bound-last",
+        where="the last document bound",
+        found=str(last),
+        expected=str(count),
+        remedy="GPT-NeoX's merge tool writes such files; training by documents needs a new .idx",
+    )
+
+
+def _check_bytes(
+    pair: _Pair, rules: PairRules, contiguous: bool, found: Collector, bar: Bar
 ) -> None:
+    """Check the rules that take reading the .bin, or sorting the pointers."""
+    if not contiguous:
+        _check_layout(pair, found)
+    sound = not found.has_errors()
+    if sound and rules.eod is not None:
+        _check_document_ends(pair, rules.eod, found)
+    pointers = pair.arrays.pointers if sound else None
+    _check_tokens(pair, rules.vocab_size, pointers, found, bar)
+
+
+def _check_layout(pair: _Pair, found: Collector) -> None:
     """Report sequences that share bytes, and bytes between sequences that none holds."""
     reach = 0  # the furthest byte so far
     last = (-1, -1)  # the sequence in front
-    for numbers, begins, ends in _in_file_order(arrays, itemsize, bin_nbytes):
+    for numbers, begins, ends in _in_file_order(pair):
         reaches = np.maximum(np.maximum.accumulate(ends), reach)
         before = np.concatenate(([reach], reaches[:-1]))
         same = np.concatenate(([(begins[0], ends[0]) == last], _equal_to_previous(begins, ends)))
@@ -61,10 +252,10 @@ def check_layout(
             if mask.any():
                 i = int(mask.argmax())
                 fault = describe(int(numbers[i]), int(begins[i]), int(before[i]))
-                found.add(bin_path, fault, severity="warning", count=int(mask.sum()))
+                found.add(pair.bin_path, fault, severity="warning", count=int(mask.sum()))
         reach, last = int(reaches[-1]), (int(begins[-1]), int(ends[-1]))
-    if reach < bin_nbytes:
-        found.add(bin_path, _gap(-1, bin_nbytes, reach), severity="warning")
+    if reach < pair.bin_nbytes:
+        found.add(pair.bin_path, _gap(-1, pair.bin_nbytes, reach), severity="warning")
 
 
 def _equal_to_previous(begins: _I64, ends: _I64) -> npt.NDArray[np.bool_]:
@@ -72,17 +263,15 @@ def _equal_to_previous(begins: _I64, ends: _I64) -> npt.NDArray[np.bool_]:
     return equal
 
 
-def _in_file_order(
-    arrays: IndexArrays, itemsize: int, bin_nbytes: int
-) -> Iterator[tuple[_I64, _I64, _I64]]:
+def _in_file_order(pair: _Pair) -> Iterator[tuple[_I64, _I64, _I64]]:
     """(number, begin, end) of sound sequences that hold tokens, rising by begin."""
-    width = bin_nbytes // _RANGES + 1
+    width = pair.bin_nbytes // _RANGES + 1
     held = np.zeros(_RANGES, dtype=np.int64)
-    for _, begins, _ in _sound(arrays, itemsize, bin_nbytes):
+    for _, begins, _ in _sound(pair):
         held += np.bincount(begins // width, minlength=_RANGES)
     for first, stop in _groups(held):
         parts = []
-        for numbers, begins, ends in _sound(arrays, itemsize, bin_nbytes):
+        for numbers, begins, ends in _sound(pair):
             inside = (first * width <= begins) & (begins < stop * width)
             if inside.any():
                 parts.append((numbers[inside], begins[inside], ends[inside]))
@@ -105,11 +294,11 @@ def _groups(held: _I64) -> Iterator[tuple[int, int]]:
         first = stop
 
 
-def _sound(
-    arrays: IndexArrays, itemsize: int, bin_nbytes: int
-) -> Iterator[tuple[_I64, _I64, _I64]]:
-    for start, sizes, begins in sequence_chunks(arrays.lengths, arrays.pointers):
-        bad = np.logical_or.reduce(sequence_masks(sizes, begins, itemsize, bin_nbytes))
+def _sound(pair: _Pair) -> Iterator[tuple[_I64, _I64, _I64]]:
+    """(number, begin, end) of sequences that hold tokens and break no rule, in order of number."""
+    itemsize = pair.dtype.itemsize
+    for start, sizes, begins in sequence_chunks(pair.arrays.lengths, pair.arrays.pointers):
+        bad = np.logical_or.reduce(sequence_masks(sizes, begins, itemsize, pair.bin_nbytes))
         kept = np.flatnonzero(~bad & (sizes > 0))
         yield kept + start, begins[kept], begins[kept] + sizes[kept] * itemsize
 
@@ -120,7 +309,6 @@ def _duplicate(number: int, begin: int, before: int) -> Fault:
         where=f"sequence {number}",
         found=f"bytes of another sequence, from {begin} on",
         expected=f"bytes from {before} on",
-        text="several sequences are the same bytes",
         remedy="training sees them more than once; rebuild the .idx if that is not meant",
     )
 
@@ -131,7 +319,6 @@ def _overlap(number: int, begin: int, before: int) -> Fault:
         where=f"sequence {number}",
         found=f"begins at byte {begin}, inside another",
         expected=f"begins at byte {before} or later",
-        text="sequences share bytes",
         remedy="lengths or pointers are wrong unless this is meant; restore the .idx",
     )
 
@@ -142,34 +329,23 @@ def _gap(_number: int, begin: int, before: int) -> Fault:
         where=f"byte {before}",
         found=f"bytes {before} to {begin} in no sequence",
         expected="none",
-        text="bytes of the .bin are in no sequence",
         remedy="if tokens are missing, restore the .idx; megaindex merge writes a pair without "
         "gaps",
     )
 
 
-_CHUNK_BYTES = 4 << 20
-_OBJECT_CHUNK_BYTES = 32 << 20  # as many pieces as are read at a time
-_CHUNK_DOCUMENTS = 1 << 17
-
-
-def check_tokens(
-    bin_facts: FileInfo,
-    dtype: np.dtype[Any],
-    vocab_size: int | None,
-    pointers: npt.NDArray[np.int64] | None,
-    found: Collector,
-    bar: Bar,
+def _check_tokens(
+    pair: _Pair, vocab_size: int | None, pointers: _I64 | None, found: Collector, bar: Bar
 ) -> None:
-    """Report token ids outside the vocabulary and floats that are no finite numbers.
+    """Report token ids outside the vocabulary and floats that are not finite.
 
     Every byte is read, so a disk that cannot give one says so here.
 
     Args:
         pointers: where sequences begin, in bytes, to name them; None if they are not to be trusted.
     """
-    bin_path = bin_facts.path
-    with as_storage_error(bin_path, "cannot read"), open_binary(bin_facts) as file:
+    bin_path, dtype = pair.bin_path, pair.dtype
+    with as_storage_error(bin_path, "cannot read"), open_binary(pair.bin_info) as file:
         progress = bar(file.seek(0, 2))
         file.seek(0)
         at = 0
@@ -207,9 +383,7 @@ def _misfits(tokens: npt.NDArray[Any], vocab_size: int | None) -> npt.NDArray[np
     return bad
 
 
-def _misfit(
-    byte: int, token: Any, vocab_size: int | None, pointers: npt.NDArray[np.int64] | None
-) -> Fault:
+def _misfit(byte: int, token: Any, vocab_size: int | None, pointers: _I64 | None) -> Fault:
     where = f"byte {byte}"
     if pointers is not None and len(pointers) and pointers[0] <= byte:
         # right where pointers rise, as they do in files of every writer
@@ -220,7 +394,6 @@ def _misfit(
             where=where,
             found=str(token),
             expected="a finite number",
-            text="a value is no finite number",
             remedy="write the pair again from its source",
         )
     return Fault(
@@ -228,7 +401,6 @@ def _misfit(
         where=where,
         found=str(token),
         expected=f"0 to {(vocab_size or 0) - 1}",
-        text="a token id is outside the vocabulary",
         remedy="check --vocab-size and the dialect; else tokenize again",
     )
 
@@ -239,19 +411,18 @@ def _partial(byte: int, count: int) -> Fault:
         where=f"byte {byte}",
         found=f"{count} bytes",
         expected="whole tokens",
-        text="the .bin ends inside a token",
         remedy="nothing reads them; a copy was cut short if tokens are missing",
     )
 
 
-def check_document_ends(
-    arrays: IndexArrays, tokens: npt.NDArray[Any], eod: int, bin_path: str, found: Collector
-) -> None:
+def _check_document_ends(pair: _Pair, eod: int, found: Collector) -> None:
     """Report documents whose last token is not `eod`. Every entry of the .idx must be sound.
 
     Documents without sequences, or whose last sequence is empty, have no last token.
     """
-    itemsize = tokens.dtype.itemsize
+    arrays, itemsize = pair.arrays, pair.dtype.itemsize
+    data = map_readonly(pair.bin_path)
+    tokens = data[: data.size - data.size % itemsize].view(pair.dtype)
     for start in range(0, len(arrays.bounds) - 1, _CHUNK_DOCUMENTS):
         bounds = arrays.bounds[start : start + _CHUNK_DOCUMENTS + 1].copy()
         documents = np.flatnonzero(bounds[1:] > bounds[:-1])
@@ -264,7 +435,7 @@ def check_document_ends(
         if bad.any():
             i = int(bad.argmax())
             fault = _no_end(start + int(documents[i]), int(ends[i]) * itemsize, last[i], eod)
-            found.add(bin_path, fault, count=int(bad.sum()))
+            found.add(pair.bin_path, fault, count=int(bad.sum()))
 
 
 def _no_end(document: int, byte: int, token: Any, eod: int) -> Fault:
@@ -273,215 +444,5 @@ def _no_end(document: int, byte: int, token: Any, eod: int) -> Fault:
         where=f"document {document}, byte {byte}",
         found=str(token),
         expected=str(eod),
-        text="a document does not end with the end-of-document token",
         remedy="check --eod; else tokenize again with --append-eod",
     )
-
-
-@dataclass(frozen=True, kw_only=True)
-class PairRules:
-    """What a pair is held to besides its format."""
-
-    dialect: DtypeTable
-    vocab_size: int | None = None
-    eod: int | None = None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Pair:
-    """A pair whose .idx has the size it promises; its entries may be anything."""
-
-    bin_path: str
-    idx_path: str
-    arrays: IndexArrays
-    dtype: np.dtype[Any]
-    bin_facts: FileInfo
-
-    @property
-    def bin_nbytes(self) -> int:
-        return self.bin_facts.nbytes
-
-
-def verify_pair(path_prefix: str, rules: PairRules, *, full: bool, bar: Bar) -> Report:
-    """Check a pair; with `full` also where its sequences lie and every token."""
-    found = Collector()
-    counted: dict[str, int] = {}
-    pair = _opened(path_prefix, rules.dialect, found)
-    if pair is not None:
-        tokens, contiguous = _check_sequences(pair, found)
-        _check_bounds(pair, rules.dialect, found)
-        counted = {
-            "sequences": len(pair.arrays.lengths),
-            "documents": max(0, len(pair.arrays.bounds) - 1),
-            "tokens": tokens,
-            "bytes": pair.bin_nbytes,
-        }
-        if full:
-            _check_bytes(pair, rules, contiguous, found, bar)
-    return Report(
-        path=path_prefix, kind="pair", full=full, findings=found.findings(), counted=counted
-    )
-
-
-def _opened(path_prefix: str, dialect: DtypeTable, found: Collector) -> Pair | None:
-    """Both files and the arrays of the .idx; None where the header does not tell where they lie."""
-    bin_path, idx_path = pair_paths(path_prefix)
-    bin_facts, idx_facts = stat_path(bin_path), stat_path(idx_path)
-    for path, facts in ((bin_path, bin_facts), (idx_path, idx_facts)):
-        if facts is None:
-            found.add(path, _missing(path, idx_path))
-        elif not is_remote(path) and (kind := odd_kind(facts.path)):
-            found.add(path, _not_a_file(kind))
-    if bin_facts is None or idx_facts is None or found.has_errors():
-        return None
-    index = map_readonly(local_copy(idx_facts))
-    raw = index[:HEADER_BYTES].tobytes()
-    fault = header_fault(raw)
-    if fault is not None:
-        found.add(idx_path, fault)
-        return None
-    header = parse_header(raw, idx_path)
-    faults = (code_fault(header.dtype_code, dialect), size_fault(header, index.size))
-    for fault in faults:
-        if fault is not None:
-            found.add(idx_path, fault)
-    if any(faults):
-        return None
-    return Pair(
-        bin_path=bin_path,
-        idx_path=idx_path,
-        arrays=index_arrays(index, header),
-        dtype=dialect.dtypes[header.dtype_code],
-        bin_facts=bin_facts,
-    )
-
-
-def _missing(path: str, idx_path: str) -> Fault:
-    repair = "put the missing half of the pair beside the other"
-    if path == idx_path:
-        repair += ", or rebuild it with --repair OUT --dtype … --eod …"
-    return Fault(
-        rule="missing-file",
-        where="the file",
-        found="no file",
-        expected="a file",
-        text="is missing",
-        remedy=repair,
-    )
-
-
-def _not_a_file(kind: str) -> Fault:
-    return Fault(
-        rule="not-a-file",
-        where="the file",
-        found=kind,
-        expected="a regular file",
-        text="is no regular file",
-        remedy="put the file there, or a link to it",
-    )
-
-
-def _check_sequences(pair: Pair, found: Collector) -> tuple[int, bool]:
-    """Count tokens; whether sequences follow one another from the beginning to the end."""
-    tokens = end = 0
-    contiguous = True
-    itemsize = pair.dtype.itemsize
-    before = 0  # pointer of the sequence in front
-    for start, sizes, begins in sequence_chunks(pair.arrays.lengths, pair.arrays.pointers):
-        _add_broken(pair, found, start, sizes, begins)
-        ends = begins + sizes * itemsize  # wraps in damaged entries only, which are found above
-        contiguous &= bool(begins[0] == end and (begins[1:] == ends[:-1]).all())
-        decreases = np.diff(begins, prepend=before) < 0
-        if decreases.any():
-            first = int(decreases.argmax())
-            fault = _decrease(start + first, int(begins[first]))
-            found.add(pair.idx_path, fault, severity="warning", count=int(decreases.sum()))
-        before, end = int(begins[-1]), int(ends[-1])
-        tokens += int(sizes.sum())
-    if contiguous and 0 <= end < pair.bin_nbytes:
-        found.add(pair.bin_path, _unused(end, pair.bin_nbytes), severity="warning")
-    return tokens, contiguous
-
-
-def _add_broken(
-    pair: Pair,
-    found: Collector,
-    start: int,
-    sizes: npt.NDArray[np.int64],
-    begins: npt.NDArray[np.int64],
-) -> None:
-    """Each bad sequence counts for the first rule that it breaks."""
-    counted = np.zeros(len(sizes), dtype=bool)
-    for mask in sequence_masks(sizes, begins, pair.dtype.itemsize, pair.bin_nbytes):
-        bad = mask & ~counted
-        if bad.any():
-            i = int(bad.argmax())
-            size, begin = int(sizes[i]), int(begins[i])
-            fault = sequence_fault(start + i, size, begin, pair.dtype.itemsize, pair.bin_nbytes)
-            found.add(pair.idx_path, fault, count=int(bad.sum()))
-        counted |= mask
-
-
-def _decrease(number: int, begin: int) -> Fault:
-    return Fault(
-        rule="pointer-order",
-        where=f"sequence {number}",
-        found=f"begins at byte {begin}",
-        expected="not before the sequence in front of it",
-        text="sequences do not follow one another in the .bin",
-        remedy="readers follow the pointers; megaindex merge writes a pair in order",
-    )
-
-
-def _unused(end: int, bin_nbytes: int) -> Fault:
-    return Fault(
-        rule="unused-bytes",
-        where=f"byte {end}",
-        found=f"{bin_nbytes - end} bytes after the last sequence",
-        expected="none",
-        text="bytes of the .bin are in no sequence",
-        remedy="if tokens are missing, restore the .idx of this .bin; else megaindex merge drops "
-        "them",
-    )
-
-
-def _check_bounds(pair: Pair, dialect: DtypeTable, found: Collector) -> None:
-    count = len(pair.arrays.lengths)
-    fault = bound_end_fault(pair.arrays.bounds, count, dialect)
-    if fault is not None:
-        found.add(pair.idx_path, fault)
-    for number, fault in bound_faults(pair.arrays.bounds, count):
-        found.add(pair.idx_path, fault, count=number)
-    if fault is None and len(pair.arrays.bounds) and pair.arrays.bounds[-1] != count:
-        found.add(
-            pair.idx_path, _stops_short(int(pair.arrays.bounds[-1]), count), severity="warning"
-        )
-
-
-def _stops_short(last: int, count: int) -> Fault:
-    return Fault(
-        rule="bound-last",
-        where="the last document bound",
-        found=str(last),
-        expected=str(count),
-        text="document bounds end before the sequences do",
-        remedy="GPT-NeoX's merge tool writes such files; training by documents needs a new .idx",
-    )
-
-
-def _tokens(pair: Pair) -> npt.NDArray[Any]:
-    data = map_readonly(pair.bin_path)
-    return data[: data.size - data.size % pair.dtype.itemsize].view(pair.dtype)
-
-
-def _check_bytes(
-    pair: Pair, rules: PairRules, contiguous: bool, found: Collector, bar: Bar
-) -> None:
-    """What takes reading the .bin, or sorting the pointers."""
-    if not contiguous:
-        check_layout(pair.arrays, pair.dtype.itemsize, pair.bin_nbytes, pair.bin_path, found)
-    sound = not found.has_errors()
-    if sound and rules.eod is not None:
-        check_document_ends(pair.arrays, _tokens(pair), rules.eod, pair.bin_path, found)
-    pointers = pair.arrays.pointers if sound else None
-    check_tokens(pair.bin_facts, pair.dtype, rules.vocab_size, pointers, found, bar)

@@ -45,7 +45,7 @@ def verify_recipe(path: str) -> Report:
             _check_source(path, corpus, found)
         if not found.has_errors():
             _check_layout(path, recipe, found)
-    return Report(path=path, kind="recipe", full=False, findings=found.findings(), counted=counted)
+    return found.report(path, "recipe", full=False, counted=counted)
 
 
 def pairs_of_recipe(path: str) -> tuple[list[str], list[str]]:
@@ -84,7 +84,7 @@ def _is_there(prefix: str) -> bool:
 
 
 def _check_source(recipe: str, corpus: RecipeSource, found: Collector) -> None:
-    """That its files are there; those of a text with labels or a mask also that they fit."""
+    """Check that its files are there; of a text with labels or a mask also that they fit."""
     missing = False
     for setting in ("path", "labels", "loss_mask"):
         prefix = getattr(corpus, setting)
@@ -106,7 +106,7 @@ def _check_source(recipe: str, corpus: RecipeSource, found: Collector) -> None:
 
 
 def _check_layout(path: str, recipe: Recipe, found: Collector) -> None:
-    """Whether its stages can be laid out over the sources as they are."""
+    """Check that its stages can be laid out over the sources as they are."""
     try:
         plan_recipe(recipe)
     except (InvalidArgument, FormatError) as error:
@@ -124,13 +124,12 @@ def _broken(rule: str, path: str, error: Exception) -> Fault:
         where=where if is_place else "the file",
         found=what,
         expected="a recipe that can be " + ("read" if rule == "recipe" else "laid out"),
-        text=text,
         remedy=remedy,
     )
 
 
 def _divided(message: str) -> tuple[str, str]:
-    """What is wrong, and what helps, which our messages end with."""
+    """Return the fault and the remedy, with which messages end."""
     what, _, remedy = message.rpartition("; ")
     return (what, remedy) if what else (message, _CORRECT)
 
@@ -141,7 +140,6 @@ def _missing(corpus: RecipeSource, setting: str, prefix: str) -> Fault:
         where=f"source {corpus.name}",
         found=f"neither {prefix}.idx nor .bin",
         expected="a pair",
-        text=f"source {corpus.name}: {setting} {prefix} is not there",
         remedy="correct the path, which is relative to the recipe, or put the pair there",
     )
 
@@ -152,7 +150,6 @@ def _no_ids(corpus: RecipeSource, text: IndexedDataset) -> Fault:
         where=f"source {corpus.name}",
         found=str(text.dtype),
         expected="whole numbers",
-        text=f"source {corpus.name} holds {text.dtype}, which are no token ids",
         remedy="write it again with the type of its ids; GPT-NeoX's codes need --dialect neox",
     )
 
@@ -164,6 +161,5 @@ def _unfit(corpus: RecipeSource, error: Exception) -> Fault:
         where=f"source {corpus.name}",
         found=what,
         expected="a sound pair, and labels or a mask in step with it",
-        text=str(error),
         remedy=remedy,
     )

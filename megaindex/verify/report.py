@@ -1,10 +1,11 @@
-"""What `megaindex verify` found: data first, text and exit status follow from it."""
+"""Reports of `megaindex verify`: findings as data, from which text and exit status follow."""
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
+from megaindex.corpus.discover import SubjectKind
 from megaindex.format.header import Fault
 
 Severity = Literal["error", "warning"]
@@ -29,14 +30,14 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What was looked at, and what was found."""
+    """The findings of one check, and the amounts checked."""
 
     path: str
-    kind: Literal["pair", "cache entry", "cache", "framework arrays", "recipe"]
+    kind: SubjectKind
     full: bool
     findings: tuple[Finding, ...]
     counted: dict[str, int] = field(default_factory=dict)
-    """What was looked at: sequences, documents, tokens, bytes."""
+    """Amounts checked: sequences, documents, tokens, bytes."""
 
     @property
     def is_clean(self) -> bool:
@@ -47,7 +48,7 @@ class Report:
 
 
 class Collector:
-    """Gathers findings: places that break one rule of one file become one finding."""
+    """Findings so far: places that break one rule of one file become one finding."""
 
     def __init__(self) -> None:
         self._findings: dict[tuple[str, str], Finding] = {}
@@ -56,7 +57,7 @@ class Collector:
         key = (file, fault.rule)
         earlier = self._findings.get(key)
         if earlier is not None:
-            self._findings[key] = Finding(**{**asdict(earlier), "count": earlier.count + count})
+            self._findings[key] = replace(earlier, count=earlier.count + count)
             return
         self._findings[key] = Finding(
             file=file,
@@ -72,5 +73,9 @@ class Collector:
     def has_errors(self) -> bool:
         return any(finding.severity == "error" for finding in self._findings.values())
 
-    def findings(self) -> tuple[Finding, ...]:
-        return tuple(self._findings.values())
+    def report(
+        self, path: str, kind: SubjectKind, *, full: bool, counted: dict[str, int]
+    ) -> Report:
+        """Return the report of the check of `path`, which has come to its end."""
+        findings = tuple(self._findings.values())
+        return Report(path=path, kind=kind, full=full, findings=findings, counted=counted)

@@ -13,7 +13,12 @@ from megaindex.corpus.discover import Subject, subjects
 from megaindex.errors import InvalidArgument
 from megaindex.format.header import get_dialect
 from megaindex.validation import check_between
-from megaindex.verify.arrays import verify_arrays, verify_cache, verify_entry
+from megaindex.verify.arrays import (
+    verify_arrays,
+    verify_cache,
+    verify_entry,
+    verify_snapshot,
+)
 from megaindex.verify.pair import PairRules, verify_pair
 from megaindex.verify.recipe import pairs_of_recipe, verify_recipe
 from megaindex.verify.report import Finding, Report
@@ -47,7 +52,12 @@ class Check:
         return _LOOKS[self.subject.kind](path, full=self.full, bar=bar)
 
 
-_LOOKS = {"cache entry": verify_entry, "cache": verify_cache, "framework arrays": verify_arrays}
+_LOOKS = {
+    "cache entry": verify_entry,
+    "cache": verify_cache,
+    "snapshot": verify_snapshot,
+    "framework arrays": verify_arrays,
+}
 
 
 def verify(
@@ -79,11 +89,11 @@ def verify_all(
     eod: int | None = None,
     bar: Bar = silent,
 ) -> list[Report]:
-    """Check a pair, a cache entry, a cache, arrays under a framework's names, a recipe and all
-    pairs that it names, or all of those but recipes in a folder.
+    """Check a pair, a cache entry, a cache, a snapshot, arrays under a framework's names, a recipe
+    and all pairs that it names, or all of those but recipes in a folder.
 
     Args:
-        path: prefix, .idx, .bin, sidecar, recipe, or directory.
+        path: prefix, .idx, .bin, snapshot, sidecar, recipe, or directory.
         full: read every byte: token ids, checksums, where sequences overlap. Else only the .idx
             and the sizes of files are looked at.
         dialect: whose dtype codes a pair uses.

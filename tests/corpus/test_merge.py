@@ -20,8 +20,7 @@ from hypothesis import strategies as st
 from megaindex.cli import main
 from megaindex.corpus.merge import merge
 from megaindex.errors import InvalidArgument
-from megaindex.format import IndexedDataset, IndexedDatasetWriter
-from megaindex.format import writer as append
+from megaindex.format import IndexedDataset, IndexedDatasetWriter, writer
 
 Documents = list[list[list[int]]]
 DOCUMENTS = st.lists(
@@ -70,7 +69,7 @@ def test_same_bytes_as_megatrons_builder(
     kernel_bytes: int,
 ) -> None:
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(append, "_KERNEL_BYTES", kernel_bytes)
+        patch.setattr(writer, "_KERNEL_BYTES", kernel_bytes)
         patch.setattr(gc, "collect", lambda: 0)  # the peer's, 0.1 s a shard with torch
         inputs = [
             write_pair(f"{directory}/{i}", documents, dtype, multimodal)

@@ -179,7 +179,7 @@ def test_reading_and_writing_load_no_heavy_modules() -> None:
 def test_a_dataset_for_later_opens_when_it_is_read(raw_pair: RawPair) -> None:
     prefix = raw_pair([3, 0, 2])
     now = IndexedDataset(prefix)
-    later = IndexedDataset.later(prefix, now.identity)
+    later = IndexedDataset.lazy(prefix, now.identity)
     assert (len(later), later.dtype, later.nbytes, later.is_open) == (
         3,
         now.dtype,
@@ -189,12 +189,12 @@ def test_a_dataset_for_later_opens_when_it_is_read(raw_pair: RawPair) -> None:
     assert later[0].tolist() == now[0].tolist()
     assert later.is_open
     assert later.num_tokens == 5
-    assert not IndexedDataset.later(prefix + "-gone", now.identity).is_open
+    assert not IndexedDataset.lazy(prefix + "-gone", now.identity).is_open
 
 
 def test_a_dataset_for_later_refuses_files_that_changed(raw_pair: RawPair) -> None:
     prefix = raw_pair([3, 0, 2])
-    later = IndexedDataset.later(prefix, IndexedDataset(prefix).identity)
+    later = IndexedDataset.lazy(prefix, IndexedDataset(prefix).identity)
     raw_pair([3, 2])
     with pytest.raises(StorageError, match="it had 3 sequences and .*, and has 2 sequences"):
         _ = later.sequence_lengths

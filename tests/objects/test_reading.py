@@ -51,7 +51,7 @@ def test_a_slice_is_one_request(store: Any, proxy: Proxy) -> None:
     proxy.seen.clear()
     got = remote[20:180]
     (seen,) = proxy.seen
-    assert (seen.method, seen.if_match) == ("GET", remote.bin_facts.version)
+    assert (seen.method, seen.if_match) == ("GET", remote.bin_info.version)
     for ours, expected in zip(got, local[20:180], strict=True):
         np.testing.assert_array_equal(ours, expected)
     proxy.seen.clear()
@@ -340,7 +340,7 @@ def test_a_cut_object_is_refused_when_opened(
 def test_a_reader_of_facts_takes_no_other_version(store: Any, proxy: Proxy) -> None:
     """Also from a store that does not know preconditions."""
     _, url = store()
-    found = IndexedDataset(url).bin_facts
+    found = IndexedDataset(url).bin_info
     proxy.drops_conditions = True
     with pytest.raises(StorageError, match=r"corpus\.bin: changed since it was looked at"):
         read_all(FileInfo(found.path, found.nbytes, '"another"'), [(0, 8)])

@@ -15,8 +15,7 @@ from tokenizing import TEXTS, pair, run, write_jsonl
 
 from megaindex.cli import main
 from megaindex.errors import FormatError, MissingFile, StorageError
-from megaindex.tokenize import encode
-from megaindex.tokenize import reading as lines
+from megaindex.tokenize import encode, reading
 
 
 def put(proxy: Proxy, bucket: str, path: Path, folder: str = "raw") -> str:
@@ -39,8 +38,8 @@ def write_input(path: Path) -> Path:
 def test_an_object_gives_what_a_file_gives(
     s3: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(lines, "_OBJECT_BLOCK", 4096)
-    monkeypatch.setattr(lines, "_OBJECT_SHORT", 512)
+    monkeypatch.setattr(reading, "_OBJECT_BLOCK", 4096)
+    monkeypatch.setattr(reading, "_OBJECT_SHORT", 512)
     path = write_input(tmp_path / name)
     url = put(proxy, s3, path)
     here = run(tmp_path / "here", [path], part_bytes=20_000)
@@ -81,7 +80,7 @@ def test_folders_files_and_objects_together_by_the_command(
 def test_finished_parts_are_not_read_again(
     s3: str, proxy: Proxy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(lines, "_OBJECT_BLOCK", 4096)
+    monkeypatch.setattr(reading, "_OBJECT_BLOCK", 4096)
     path = write_input(tmp_path / "a.jsonl")
     url = put(proxy, s3, path)
     done = encode.encode_part

@@ -13,8 +13,8 @@ import pytest
 from tokenizing import names, pair, run, write_jsonl
 
 from megaindex.errors import FormatError, InvalidArgument, StorageError
-from megaindex.tokenize import run as running
-from megaindex.tokenize import work_folder as holding
+from megaindex.tokenize import run as run_module
+from megaindex.tokenize import work_folder
 from megaindex.tokenize.work_folder import WorkFolder
 
 TEXTS = [f"text number {i}" for i in range(100)]
@@ -45,7 +45,7 @@ def interrupted(
 ) -> None:
     """A run that dies before it puts its parts together."""
     with monkeypatch.context() as patch:
-        patch.setattr(running, "merge", stop)
+        patch.setattr(run_module, "merge", stop)
         with pytest.raises(Stopped):
             run(output, [source], part_bytes=1000, **options)
 
@@ -164,7 +164,7 @@ def test_prefixes_that_are_none(tmp_path: Path, source: Path) -> None:
     (tmp_path / "d").mkdir()
     for output in (str(source), str(tmp_path / "d"), f"{tmp_path}/e/", ""):
         with pytest.raises(InvalidArgument, match="OUT is the prefix of the pair.* comes first"):
-            running.tokenize(output, [source], tokenizer="bytes")
+            run_module.tokenize(output, [source], tokenizer="bytes")
     assert names(tmp_path) == {"a.jsonl", "d"}
 
 
@@ -181,7 +181,7 @@ def test_an_input_of_a_finished_part_that_changes_is_noticed(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted(monkeypatch, tmp_path / "o", source)
-    real = running._all_done
+    real = run_module._all_done
 
     def then_changed(*arguments: Any) -> Any:
         done = real(*arguments)
@@ -189,7 +189,7 @@ def test_an_input_of_a_finished_part_that_changes_is_noticed(
         source.write_text(source.read_text() + "{}\n")
         return done
 
-    monkeypatch.setattr(running, "_all_done", then_changed)
+    monkeypatch.setattr(run_module, "_all_done", then_changed)
     with pytest.raises(StorageError, match=r"a\.jsonl: changed while it was tokenized"):
         run(tmp_path / "o", [source], part_bytes=1000)
     assert not (tmp_path / "o.bin").exists()
@@ -241,8 +241,11 @@ def test_waiting_for_another_run_is_said_once(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(holding, "STALE_AFTER", 0.1)
-    with holding.WorkLock(str(tmp_path / "o")), pytest.raises(StorageError, match="another run"):
+    monkeypatch.setattr(work_folder, "STALE_AFTER", 0.1)
+    with (
+        work_folder.WorkLock(str(tmp_path / "o")),
+        pytest.raises(StorageError, match="another run"),
+    ):
         run(tmp_path / "o", [source])
     held = [line for line in caplog.messages if "another run holds it" in line]
     assert len(held) == 1

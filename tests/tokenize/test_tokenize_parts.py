@@ -26,8 +26,7 @@ from tokenizing import (
 )
 
 from megaindex.errors import FormatError
-from megaindex.tokenize import encode
-from megaindex.tokenize import work_folder as work
+from megaindex.tokenize import encode, work_folder
 from megaindex.tokenize.inputs import InputFile
 from megaindex.tokenize.parts import Piece
 from megaindex.tokenize.reading import Lines, lines_before
@@ -187,10 +186,10 @@ def test_two_attempts_at_a_part_leave_one_result(tmp_path: Path) -> None:
         )
         run(tmp_path / "o", [source])
     (task,) = tasks
-    folder = work.WorkFolder(task.folder)
+    folder = work_folder.WorkFolder(task.folder)
     Path(folder.path).mkdir()
     with monkey.context() as patch:
-        patch.setattr(work.WorkFolder, "read_done", lambda *_: None)
+        patch.setattr(work_folder.WorkFolder, "read_done", lambda *_: None)
         first, second = encode.encode_part(task), encode.encode_part(task)
     assert first.attempt != second.attempt
     for done in (first, second):

@@ -18,9 +18,8 @@ from tokenizing import names, pair, run, train_bpe, write_jsonl
 
 from megaindex.errors import EngineError, FormatError, StorageError
 from megaindex.format import IndexedDataset
-from megaindex.tokenize import run as running
-from megaindex.tokenize import tokenize
-from megaindex.tokenize import work_folder as holding
+from megaindex.tokenize import run as run_module
+from megaindex.tokenize import tokenize, work_folder
 from megaindex.tokenize.inputs import find_sources
 from megaindex.tokenize.work_folder import WorkFolder
 
@@ -123,14 +122,14 @@ class Stopped(BaseException):
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
     """Let the process "die" after so many parts."""
-    real, calls = running.encode_part, iter(range(parts))
+    real, calls = run_module.encode_part, iter(range(parts))
 
     def encode(task: Any) -> Any:
         if next(calls, None) is None:
             raise Stopped
         return real(task)
 
-    monkeypatch.setattr(running, "encode_part", encode)
+    monkeypatch.setattr(run_module, "encode_part", encode)
 
 
 def half_done(
@@ -185,7 +184,7 @@ def test_a_changed_input_is_done_again_and_the_others_are_not(
 ) -> None:
     other = write_jsonl(tmp_path / "other.jsonl", LINES[:100])
     with monkeypatch.context() as patch:
-        patch.setattr(running, "merge", lambda *_, **__: (_ for _ in ()).throw(Stopped))
+        patch.setattr(run_module, "merge", lambda *_, **__: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
             run(tmp_path / "o", [small, other], part_bytes=2000)
     size = other.stat().st_size
@@ -243,7 +242,7 @@ def test_forged_notes_of_a_run_are_none(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     half_done(monkeypatch, tmp_path / "o", small, parts=1)
-    monkeypatch.setattr(holding, "Claim", partial(holding.Claim, stale_after=0.2))
+    monkeypatch.setattr(work_folder, "Claim", partial(work_folder.Claim, stale_after=0.2))
     (tmp_path / "o.parts" / name).write_text("[" * 100_000)
     assert run(tmp_path / "o", [small], part_bytes=2000).resumed == 1
     run(tmp_path / "fresh", [small])
@@ -276,7 +275,7 @@ def test_parts_with_bad_lines_are_no_use_to_a_run_that_stops_at_them(
 ) -> None:
     small.write_text(small.read_text() + "nonsense\n")
     with monkeypatch.context() as patch:
-        patch.setattr(running, "merge", lambda *_, **__: (_ for _ in ()).throw(Stopped))
+        patch.setattr(run_module, "merge", lambda *_, **__: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
             run(tmp_path / "o", [small], part_bytes=2000, on_bad_line="skip")
     with pytest.raises(FormatError, match="line 301: is no JSON"):
@@ -295,16 +294,16 @@ def test_a_run_that_died_while_it_published_ends_well(
     options: dict[str, Any] = {"keys": ["text", "other"], "part_bytes": 2000}
     with monkeypatch.context() as patch:
         if when == "between pairs":
-            real, calls = running.merge, iter([1])
+            real, calls = run_module.merge, iter([1])
 
             def merge(*arguments: Any, **more: Any) -> Any:
                 if next(calls, None) is None:
                     raise Stopped
                 return real(*arguments, **more)
 
-            patch.setattr(running, "merge", merge)
+            patch.setattr(run_module, "merge", merge)
         else:
-            patch.setattr(holding.WorkLock, "is_over", lambda _: (_ for _ in ()).throw(Stopped))
+            patch.setattr(work_folder.WorkLock, "is_over", lambda _: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
             run(tmp_path / "o", [small], **options)
     made = run(tmp_path / "o", [small], **options)
@@ -332,9 +331,9 @@ def test_what_others_put_at_the_output_is_never_taken_for_ours(
 
 
 def test_one_run_at_a_time(tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(holding, "STALE_AFTER", 0.1)
+    monkeypatch.setattr(work_folder, "STALE_AFTER", 0.1)
     with (
-        holding.WorkLock(str(tmp_path / "o")),
+        work_folder.WorkLock(str(tmp_path / "o")),
         pytest.raises(StorageError, match=rf"o: another run is at work on it \(.*{os.getpid()}"),
     ):
         run(tmp_path / "o", [small])
@@ -360,7 +359,7 @@ def test_an_input_that_changes_meanwhile_is_noticed(
 def test_a_part_that_always_kills_its_worker_is_named(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(running, "encode_part", die)
+    monkeypatch.setattr(run_module, "encode_part", die)
     with pytest.raises(EngineError, match=r"small\.jsonl, bytes 0:"):
         run(tmp_path / "o", [small], workers=2)
     assert names(tmp_path) == {"small.jsonl"}

@@ -6,6 +6,7 @@ import json
 import os
 import struct
 import tracemalloc
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,12 @@ import pytest
 from corpora import write_corpus
 
 import megaindex
+from megaindex.builders.recipe import open_recipe
 from megaindex.cli import main
+from megaindex.corpus.inspect import inspect
 from megaindex.errors import InvalidArgument, MissingFile
-from megaindex.verify import pair as verify_layout
+from megaindex.recipe.recipe_file import read_recipe
+from megaindex.verify import pair
 from megaindex.verify.report import Finding
 from megaindex.verify.verify import verify, verify_all
 
@@ -149,7 +153,7 @@ def lay_out(prefix: str, lengths: list[int], pointers: list[int], size: int) -> 
 def test_gaps_overlaps_and_duplicates(
     tmp_path: Path, at_once: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(verify_layout, "_AT_ONCE", at_once)
+    monkeypatch.setattr(pair, "_AT_ONCE", at_once)
     path = str(tmp_path / "c")
     lay_out(path, [4, 4, 0, 2, 4, 3], [10, 0, 5, 3, 10, 14], 20)
     # in the order of the .bin: 0–4, 3–5, a gap, 10–14 twice, 14–17, a gap
@@ -239,6 +243,57 @@ def test_an_entry_under_another_name(cache: Path) -> None:
     entry.rename(cache / ("0" * 32))
     finding = only(verify(cache).findings)
     assert (finding.rule, finding.found) == ("key", entry.name)
+
+
+@pytest.fixture
+def snapshots(prefix: str, tmp_path: Path) -> list[Path]:
+    """Those of a blend and of a recipe, in one cache."""
+    cache = tmp_path / "cache"
+    megaindex.build_blend([prefix], num_samples=3, weights=[1], cache_dir=cache, sequence_length=4)
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text(
+        "sequence_length: 4\nbatch: {global_batch_size: 1}\n"
+        f"sources: {{text: {prefix}}}\nstages: {{all: {{steps: 2, mix: {{text: 1}}}}}}\n"
+    )
+    open_recipe(read_recipe(recipe), cache_dir=cache)
+    return sorted(cache.glob("*-megaindex.json"))
+
+
+def test_a_snapshot_in_a_cache_is_not_taken_for_a_sidecar(
+    snapshots: list[Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert [path.name.partition("-")[0] for path in snapshots] == ["blend", "sources"]
+    reports = verify_all(snapshots[0].parent, full=True)
+    assert [report.kind for report in reports] == ["cache", "snapshot", "snapshot"]
+    assert all(report.is_clean for report in reports)
+    assert [report.counted for report in reports[1:]] == [{"sources": 1}] * 2
+    assert main(["verify", str(snapshots[0].parent)]) == 0
+    assert main(["inspect", str(snapshots[0])]) == 0
+    assert "sources = [" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (lambda text: text[:-9], "it is no JSON"),
+        (lambda text: "[]", "it is no JSON object"),
+        (lambda text: '{"sources": 1}', "it holds no list of sources"),
+        (lambda text: '{"sources": [{}]}', "it has a source without a prefix"),
+        (lambda text: text.replace('"sequence_length":4', '"sequence_length":5'), "its checksum"),
+        (lambda text: text.replace('"sequence_length":4', '"sequence_length":NaN'), "its checksum"),
+    ],
+)
+def test_damage_of_a_snapshot(
+    snapshots: list[Path], change: Callable[[str], str], found: str
+) -> None:
+    blend = snapshots[0]
+    blend.write_text(change(blend.read_text()))
+    finding = only(verify(blend).findings)
+    assert (finding.rule, finding.severity, finding.file) == ("snapshot", "error", str(blend))
+    assert finding.found.startswith(found)
+    (described,) = inspect(blend)
+    assert described.faults[0].startswith(found)
+    assert main(["verify", str(blend)]) == 1
 
 
 def test_a_folder_of_pairs_and_caches(prefix: str, cache: Path, tmp_path: Path) -> None:
