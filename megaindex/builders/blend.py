@@ -40,7 +40,7 @@ from megaindex.index.blending import (
 )
 from megaindex.index.frameworks import FrameworkRules
 from megaindex.index.order_settings import Order, order_of
-from megaindex.index.orders.framework import Memory, Sink
+from megaindex.index.orders.framework import Sink
 from megaindex.index.spans import Index
 from megaindex.io.json_files import is_size
 from megaindex.io.paths import absolute, check_local
@@ -358,21 +358,20 @@ class _Draws:
         return counted
 
     def arrays(self, size: int, cache_dir: str | os.PathLike[str] | None) -> Mapping[str, IntArray]:
-        """dataset_index and dataset_sample_index."""
-        if cache_dir is None:
-            memory = Memory()
-            self._build(size, memory)
-            return memory.arrays
-        values = exact_values(self.values)
-        parameters = {"order": "blend", "rule": self.rule, "values": values, "size": size}
+        """Return dataset_index and dataset_sample_index."""
+
+        def parameters() -> dict[str, Any]:
+            values = exact_values(self.values)
+            return {"order": "blend", "rule": self.rule, "values": values, "size": size}
+
         expected = {name: ((size,), dtype) for name, dtype in _DTYPES.items()}
-        return fetch(cache_dir, parameters, lambda sink: self._build(size, sink), expected=expected)
+        return fetch(cache_dir, parameters, partial(self._build, size), expected)[0]
 
     def _build(self, size: int, sink: Sink) -> None:
         index, samples = (sink.allocate(name, (size,), dtype) for name, dtype in _DTYPES.items())
         fill_blend(self.rule, self.values, index, samples)
-        sink.done("dataset_index")
-        sink.done("dataset_sample_index")
+        sink.seal("dataset_index")
+        sink.seal("dataset_sample_index")
 
 
 def next_draws(

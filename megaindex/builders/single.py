@@ -15,16 +15,17 @@ import numpy.typing as npt
 from megaindex._types import I32, IntArray
 from megaindex.arithmetic import ceil_div, epochs_built, samples_for_epochs
 from megaindex.cache.cache import fetch
-from megaindex.cache.fingerprint import (
-    array_checksum,
-    corpus_fingerprint,
-    documents_setting,
-    entry_key,
-)
+from megaindex.cache.fingerprint import array_checksum, corpus_fingerprint, documents_setting
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
-from megaindex.index.frameworks import Split, count_tokens, select_documents
+from megaindex.index.frameworks import (
+    Split,
+    check_one_sample,
+    check_total,
+    count_tokens,
+    select_documents,
+)
 from megaindex.index.labels import check_in_step
 from megaindex.index.order_settings import (
     EpochOrder,
@@ -36,11 +37,10 @@ from megaindex.index.order_settings import (
 )
 from megaindex.index.orders import framework, neox_documents
 from megaindex.index.orders.epoch import EpochIndex
-from megaindex.index.orders.framework import Memory, ShuffledOrder
+from megaindex.index.orders.framework import ShuffledOrder
 from megaindex.index.orders.neox_documents import PackingIndex, PackingOrder
 from megaindex.index.orders.window import WindowIndex
-from megaindex.index.request import check_one_sample, check_total, epochs_asked
-from megaindex.validation import DEFAULT_SEED, check_setting, setting_or_none
+from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting, setting_or_none
 
 
 def build_packing(
@@ -53,7 +53,7 @@ def build_packing(
 ) -> PackingIndex:
     """The index of an open dataset; ``common`` as for `packing_order`."""
     packed = packing_order(dataset, chosen, order, **common)
-    arrays = _arrays(packed, {"corpus": corpus_fingerprint(dataset)}, cache_dir)
+    arrays = _arrays(packed, {"corpus": dataset}, cache_dir)
     return neox_documents.index_of(
         packed, arrays, sequence_lengths=dataset.sequence_lengths, next_token=order.next_token
     )
@@ -69,8 +69,7 @@ def build_pairs(
 ) -> tuple[PackingIndex, PackingIndex]:
     """The indices of the two sides of pairwise data; ``settings`` are those of `pair_order`."""
     packed = pair_order(pos, neg, order, **settings)
-    corpora = {"corpus": corpus_fingerprint(pos), "other": corpus_fingerprint(neg)}
-    arrays = _arrays(packed, corpora, cache_dir)
+    arrays = _arrays(packed, {"corpus": pos, "other": neg}, cache_dir)
     return pair_indices(packed, arrays, pos, neg, next_token=order.next_token)
 
 
@@ -193,18 +192,15 @@ def pair_order(
 
 
 def _arrays(
-    order: PackingOrder, corpora: dict[str, Any], cache_dir: str | os.PathLike[str] | None
+    order: PackingOrder,
+    corpora: Mapping[str, IndexedDataset],
+    cache_dir: str | os.PathLike[str] | None,
 ) -> Mapping[str, IntArray]:
-    if cache_dir is None:
-        memory = Memory()
-        neox_documents.build(order, memory)
-        return memory.arrays
-    return fetch(
-        cache_dir,
-        {**corpora, **order_parameters(order)},
-        partial(neox_documents.build, order),
-        expected=order.arrays,
-    )
+    def parameters() -> dict[str, Any]:
+        fingerprints = {name: corpus_fingerprint(dataset) for name, dataset in corpora.items()}
+        return {**fingerprints, **order_parameters(order)}
+
+    return fetch(cache_dir, parameters, partial(neox_documents.build, order), order.arrays)[0]
 
 
 def order_parameters(order: PackingOrder) -> dict[str, Any]:
@@ -285,7 +281,9 @@ def build_index(
         drop_last_partial=not drop_last_partial,
         add_extra_token=extra != 1,
     )
-    whole = epochs_asked(num_samples, epochs)
+    if num_samples is not None and epochs is not None:
+        raise InvalidArgument("num_samples and epochs both set the length; give one of them")
+    whole = Fraction(1) if epochs is None else check_epochs("epochs", epochs)
     row = order.row
     dataset = _open(path_prefix_or_dataset, row.file_dialect)
     name = str(dataset.path_prefix)
@@ -385,16 +383,8 @@ def _parameters(request: ShuffledOrder, dataset: IndexedDataset) -> dict[str, An
 def _index(
     request: ShuffledOrder, dataset: IndexedDataset, cache_dir: str | os.PathLike[str] | None
 ) -> ArrayIndex:
-    build, entry = partial(framework.build, request, dataset.sequence_lengths), ""
-    arrays: Mapping[str, IntArray]
-    if cache_dir is None:
-        memory = framework.Memory()
-        build(memory)
-        arrays = memory.arrays
-    else:
-        parameters = _parameters(request, dataset)
-        arrays = fetch(cache_dir, parameters, build, expected=request.arrays)
-        entry = os.path.abspath(os.path.join(cache_dir, entry_key(parameters)))
+    build = partial(framework.build, request, dataset.sequence_lengths)
+    arrays, entry = fetch(cache_dir, partial(_parameters, request, dataset), build, request.arrays)
     return ArrayIndex(
         order=request.dialect.order,
         document_index=arrays["document_index"],

@@ -22,7 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import I32
-from megaindex.arithmetic import INT32_MAX, ceil_div, epochs_built, epochs_for, samples_for_epochs
+from megaindex.arithmetic import (
+    INT32_MAX,
+    INT64_MAX,
+    ceil_div,
+    epochs_built,
+    epochs_for,
+    samples_for_epochs,
+)
 from megaindex.errors import InvalidArgument
 from megaindex.validation import check_choice
 
@@ -316,6 +323,24 @@ def count_tokens(lengths: I32, documents: range | I32) -> int:
     if isinstance(documents, range):
         return int(lengths[documents.start : documents.stop].sum(dtype=np.int64))
     return int(lengths[documents].sum(dtype=np.int64))
+
+
+def check_one_sample(name: str, tokens: int, sequence_length: int, extra: int) -> None:
+    """Refuse documents that together hold less than one sample."""
+    if tokens < sequence_length + extra:
+        raise InvalidArgument(
+            f"{name}: the documents hold {tokens} tokens, one sample needs "
+            f"{sequence_length + extra} (sequence_length {sequence_length} + {extra} for the "
+            "shifted label); use more documents or a smaller sequence_length"
+        )
+
+
+def check_total(name: str, tokens: int) -> None:
+    """Refuse more tokens than any array can count."""
+    if tokens > INT64_MAX:
+        raise InvalidArgument(
+            f"{name}: the epochs asked for hold {tokens} tokens, more than 2**63 - 1; ask for fewer"
+        )
 
 
 def _as_ids(documents: npt.ArrayLike) -> I32:

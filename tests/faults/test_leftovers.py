@@ -161,10 +161,10 @@ def test_a_builder_that_wakes_up_changes_nothing_for_readers(tmp_path: Path) -> 
             other.publish(IDENTITY)
         check_whole(tmp_path)
         array[:] = _contents(0, "new")["a"]
-        frozen.done("a")
+        frozen.seal("a")
         check_whole(tmp_path)
         frozen.allocate("b", (20,), "int64")[:] = _contents(0, "new")["b"]
-        frozen.done("b")
+        frozen.seal("b")
         check_whole(tmp_path)
         frozen.publish(IDENTITY)
     check_whole(tmp_path)

@@ -191,7 +191,7 @@ def test_a_packing_may_serve_a_sample_again(tmp_path: Path) -> None:
         for name, values in CONTENTS.items():
             array = np.array([0, 1, 0] if name == "shuffle_index" else values, np.int64)
             writer.allocate(name, array.shape, "int64")[...] = array
-            writer.done(name)
+            writer.seal(name)
         writer.publish(IDENTITY)
     changed = np.array([12, 10, 11], np.int64)
     overwrite(tmp_path / "p-document_index.npy", changed, same_time=True)

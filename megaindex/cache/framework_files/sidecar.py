@@ -41,8 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import IntArray
-from megaindex.cache.durable import later, opened
-from megaindex.cache.entry import boot_id
+from megaindex.cache.entry import boot_id, opened, sync_later
 from megaindex.cache.fingerprint import array_checksum, canonical_json
 from megaindex.cache.framework_files.array_files import (
     SUFFIX,
@@ -283,7 +282,7 @@ def load_sidecar(path: str) -> SidecarFile:
 
 def make_sets_durable_later(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
     """Sync sets of one directory soon and note it, so that no later boot need verify them."""
-    later(lambda: make_sets_durable(sets))
+    sync_later(lambda: make_sets_durable(sets))
 
 
 def make_sets_durable(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
