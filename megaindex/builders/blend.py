@@ -96,7 +96,7 @@ def open_sources(
     if path is not None:
         records = read_records(path, prefixes, _is_sound)
         if records is not None:
-            return _later(corpora, asked, records, build, dialect)
+            return _lazy_sources(corpora, asked, records, build, dialect)
     stamps = [] if path is None else stamps_of(prefixes)
     closed = [corpus for corpus in corpora if not isinstance(corpus, IndexedDataset)]
     opened = iter(each_of(partial(IndexedDataset, dialect=dialect), closed))
@@ -107,7 +107,7 @@ def open_sources(
     return Sources(datasets=datasets, indices=indices)
 
 
-def _later(
+def _lazy_sources(
     corpora: Sequence[IndexedDataset | str],
     asked: Sequence[int | None],
     records: list[dict[str, Any]],
@@ -115,7 +115,7 @@ def _later(
     dialect: str,
 ) -> Sources:
     datasets = tuple(
-        corpus if isinstance(corpus, IndexedDataset) else _dataset_later(corpus, record, dialect)
+        corpus if isinstance(corpus, IndexedDataset) else _lazy_dataset(corpus, record, dialect)
         for corpus, record in zip(corpora, records, strict=True)
     )
     indices = tuple(
@@ -130,7 +130,7 @@ def _later(
     return Sources(datasets=datasets, indices=indices)
 
 
-def _dataset_later(prefix: str, record: Mapping[str, Any], dialect: str) -> IndexedDataset:
+def _lazy_dataset(prefix: str, record: Mapping[str, Any], dialect: str) -> IndexedDataset:
     code, sequences, bounds, idx_nbytes, bin_nbytes, *versions = record["identity"]
     header = IndexHeader(dtype_code=code, num_sequences=sequences, num_bounds=bounds)
     return IndexedDataset.later(
@@ -450,7 +450,7 @@ def _size(
     *,
     exact: bool,
 ) -> int:
-    """Positions of the blend: each framework has its own idea of it, see `Dialect.blend_size`."""
+    """Return the positions of the blend, see `FrameworkRules.blend_size`."""
     if row.blend_size == "built":
         return sum(index.num_samples - row.uncounted_samples for index in indices)
     if exact or row.blend_size == "samples":

@@ -16,7 +16,7 @@ import numpy as np
 
 from megaindex.arithmetic import samples_for_epochs
 from megaindex.builders.blend import build_blend, next_draws
-from megaindex.builders.single import build_index
+from megaindex.builders.single import build_index, open_dataset
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import BlendedIndex
@@ -106,7 +106,7 @@ def extend_run(
             raise InvalidArgument(
                 "weights and variance_buffer are those of a blend; give its corpora as a list"
             )
-        dataset = _open(corpora, order)
+        dataset = open_dataset(corpora, order)
         old: Any = build_index(
             dataset,
             seed=seed,
@@ -195,12 +195,6 @@ def _extended_blend(
         sources=tuple(sources),
         datasets=old.datasets,
     )
-
-
-def _open(corpus: Corpus, order: Order) -> IndexedDataset:
-    if isinstance(corpus, IndexedDataset):
-        return corpus
-    return IndexedDataset(corpus, dialect=order.row.file_dialect)
 
 
 def _consumed(

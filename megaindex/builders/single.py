@@ -104,9 +104,8 @@ def packing_order(
         FormatError: the labels are not one for each token.
     """
     labels = order.label_dataset
-    if labels is not None and not isinstance(labels, IndexedDataset):
-        labels = IndexedDataset(os.fspath(labels), dialect=order.row.file_dialect)
     if labels is not None:
+        labels = open_dataset(labels, order)
         check_in_step(dataset, labels, "labels")
     documents = np.asarray(chosen, np.int64)
     lengths = np.ascontiguousarray(dataset.sequence_lengths[documents])
@@ -285,7 +284,7 @@ def build_index(
         raise InvalidArgument("num_samples and epochs both set the length; give one of them")
     whole = Fraction(1) if epochs is None else check_epochs("epochs", epochs)
     row = order.row
-    dataset = _open(path_prefix_or_dataset, row.file_dialect)
+    dataset = open_dataset(path_prefix_or_dataset, order)
     name = str(dataset.path_prefix)
     chosen = select_documents(
         len(dataset), name, row, documents=documents, split=split, subset=subset
@@ -334,10 +333,11 @@ def build_index(
     return _index(request, dataset, cache_dir)
 
 
-def _open(source: str | os.PathLike[str] | IndexedDataset, file_dialect: str) -> IndexedDataset:
+def open_dataset(source: str | os.PathLike[str] | IndexedDataset, order: Order) -> IndexedDataset:
+    """Open a dataset whose dtype codes are those of the order's framework."""
     if isinstance(source, IndexedDataset):
         return source
-    return IndexedDataset(os.fspath(source), dialect=file_dialect)
+    return IndexedDataset(os.fspath(source), dialect=order.row.file_dialect)
 
 
 def _window_index(

@@ -139,7 +139,7 @@ class IndexedDataset:
         if self._num_tokens is None:
             self._num_tokens = self._pair.check_everything()
 
-    def take_as_valid(self, num_tokens: int) -> None:
+    def mark_validated(self, num_tokens: int) -> None:
         """Take every entry as checked, with so many tokens in all: because `validate` did so when
         these very files were opened before. Reads check their own bounds all the same."""
         self._num_tokens = num_tokens

@@ -260,8 +260,6 @@ def parse_split(split: str, order: str = "", name: str = "split") -> list[float]
 
 def _megatron_bounds(weights: Sequence[float], num_sequences: int) -> list[tuple[int, int]]:
     """Each boundary of the normalised, cumulated split is rounded by itself."""
-    import numpy as np
-
     values = np.array(weights, np.float64)
     cumulated = [0.0]
     for part in (values / np.sum(values)).tolist():
@@ -295,7 +293,7 @@ def select_documents(
     Args:
         num_sequences: sequences of the dataset.
         name: of the dataset, for messages.
-        row: the dialect, which decides how a split is rounded.
+        row: decides how a split is rounded.
         documents: the ids themselves; or
         split: ``"969,30,1"``, of which ``subset`` names the part.
 

@@ -1,7 +1,7 @@
 """The frameworks' orders: documents of all epochs shuffled, cut into samples, samples shuffled.
 
-One implementation serves `megatron`, `neox`, `megatron-legacy` and `paddlenlp`: what differs
-between them is data in `dialect`.
+One implementation serves `megatron`, `neox`, `megatron-legacy` and `paddlenlp`: they differ in
+their row of `megaindex.index.frameworks`.
 """
 
 from __future__ import annotations

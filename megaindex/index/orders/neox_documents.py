@@ -1,8 +1,8 @@
 """GPT-NeoX's packings of whole documents: one a sample, or as many as fit.
 
-Its third, ``packed``, cuts the concatenated documents and is order `neox` of `shuffled`. Here no
-document is cut: a sample is the documents of rows ``sample_index[s]`` to ``sample_index[s + 1]``,
-padded by whoever reads it, and only a document longer than a sample loses its end ("chopped").
+Its third, ``packed``, cuts the concatenated documents and is `NeoxOrder`. Here no document is cut:
+a sample is the documents of rows ``sample_index[s]`` to ``sample_index[s + 1]``, padded by its
+reader, and only a document longer than a sample loses its end ("chopped").
 """
 
 from __future__ import annotations
