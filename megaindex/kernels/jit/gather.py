@@ -8,9 +8,7 @@ import numba
 import numpy as np
 
 from megaindex._types import F32, I32, I64, IntArray, TokenSource
-from megaindex.kernels.reference.gather import check_holds, token_table
-
-__all__ = ["gather", "token_table"]
+from megaindex.kernels.reference.gather import check_holds
 
 
 @numba.njit(cache=True, nogil=True)
@@ -89,9 +87,6 @@ def _copy(
                 row[at + skipped : at + stop] = table[number][0][start + skipped : start + stop]
             at += count
         row[max(0, at) :] = pad_id
-
-
-__all__ = ["documents_by_run", "documents_by_token", "mask_loss"]
 
 
 @numba.njit(cache=True, nogil=True)

@@ -8,7 +8,6 @@ import numpy as np
 from megaindex._types import I32, I64, U64, IndexArrays, IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.kernels.jit.bijection import bijection_apply, bijection_range
-from megaindex.kernels.reference.spans import span_table
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -81,9 +80,6 @@ def array_spans(
     runs = np.empty((3, int(splits[-1])), np.int64)
     _fill(*arrays, runs)
     return runs[0], runs[1], runs[2], splits
-
-
-__all__ = ["blended_spans", "span_table"]
 
 
 def blended_spans(
