@@ -77,12 +77,12 @@ def open_sources(
     cache_dir: str | os.PathLike[str] | None,
     dialect: str,
 ) -> Sources:
-    """The sources as a snapshot knows them, or built one by one, which leaves a snapshot.
+    """Return the sources as a snapshot knows them, or built one by one, which leaves a snapshot.
 
     Args:
         corpora: prefixes, or open datasets.
         asked: samples asked of each.
-        settings: what else decides the indices; those that are no plain values leave no snapshot.
+        settings: what else decides the indices; those that JSON cannot hold leave no snapshot.
         build: opens the index of one source.
         cache_dir: where the arrays and the snapshot are; None: nothing is kept.
         dialect: of the files.
@@ -143,7 +143,7 @@ def _lazy_dataset(prefix: str, record: Mapping[str, Any], dialect: str) -> Index
 def _open_index(
     dataset: IndexedDataset, record: Mapping[str, Any], asked: int | None, build: Build
 ) -> Index:
-    """From the entry that the snapshot names; where that is gone, built again."""
+    """Open the entry that the snapshot names; where that is gone, build it again."""
     arrays: Any = load_entry(Path(record["entry"])) if record["entry"] else None
     if arrays is None:
         return build(dataset, asked)
@@ -185,7 +185,7 @@ def _path(
     asked: Sequence[int | None],
     settings: Mapping[str, Any],
 ) -> Path | None:
-    """Where the snapshot of these sources is; None where a setting is no plain value."""
+    """Return the path of the snapshot; None where JSON cannot hold a setting."""
     request = {"prefixes": list(prefixes), "asked": list(asked), "settings": dict(settings)}
     try:
         key = entry_key({"snapshot": 2, **request})
@@ -228,7 +228,7 @@ def build_blend(
     cache_dir: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> BlendedIndex:
-    """The index of a blend: source by source what `build_index` gives, and which comes when.
+    """Return the index of a blend: source by source what `build_index` gives, and which comes when.
 
     Sources are asked for as many samples, and the blend made as long, as the framework of ``order``
     does: see docs/compatibility.md. For order megatron the samples are those of
@@ -324,13 +324,13 @@ def _check_corpora(corpora: Sequence[Any]) -> None:
 
 
 def _buffer(given: object | None, row: FrameworkRules) -> float | Literal["exact"]:
-    """The variance buffer; megaindex's own orders are exact."""
+    """Return the variance buffer; megaindex's own orders are exact."""
     buffer = row.buffer_weighted if given is None else check_buffer("variance_buffer", given)
     return buffer if row.is_framework else "exact"
 
 
 def _plain_weights(weights: Sequence[float], count: int) -> list[Any]:
-    """The weights, each as plain as it is exact."""
+    """Return the weights as Python numbers of the same value."""
     if isinstance(weights, (Mapping, Set, str, bytes)):
         raise InvalidArgument(
             f"weights must be a list in the order of the corpora, got a {type(weights).__name__}"
@@ -343,7 +343,7 @@ _DTYPES = {"dataset_index": "int16", "dataset_sample_index": "int64"}
 
 @dataclass(frozen=True, eq=False)
 class _Draws:
-    """Which source serves each position of a blend."""
+    """The rule by which a blend draws its sources."""
 
     rule: Rule
     values: IntArray
@@ -382,7 +382,7 @@ def next_draws(
     count: int,
     drawn: I64,
 ) -> tuple[IntArray, I64]:
-    """Which source serves positions ``begin`` on of a blend, and which of its samples.
+    """Return the sources of positions ``begin`` on of a blend, and their sample numbers.
 
     An unweighted blend of whole epochs goes on by the samples of its sources.
 
@@ -403,7 +403,7 @@ def next_draws(
 
 
 def _of_one_epoch(index: Index) -> int:
-    """Samples that the index of one epoch has."""
+    """Return the samples that the index of one epoch has."""
     if index.num_epochs == 1:
         return index.num_samples
     return samples_in(index.tokens_per_epoch, index.sequence_length, index.add_extra_token)
@@ -428,7 +428,7 @@ def _weighted(weights: Sequence[float], row: FrameworkRules, *, explicit: bool) 
 def _asked(
     weights: Sequence[float], row: FrameworkRules, num_samples: int, buffer: float
 ) -> list[int]:
-    """Samples asked of each source with a buffer that is a number."""
+    """Return the samples asked of each source with a buffer that is a number."""
     count = len(weights)
     if num_samples * buffer >= 2**62:
         raise InvalidArgument(

@@ -1,4 +1,4 @@
-"""From the settings of a run to an index that goes on after its planned end: one source or a blend.
+"""Indices of runs that go on after their planned end: of one source or a blend.
 
 run = extend_run("/data/web", sequence_length=2048, seed=1234, order="neox", num_samples=1_000_000,
                  more_epochs="0.5")
@@ -39,7 +39,7 @@ class ExtendedRun:
     served: tuple[int, ...]
     """Samples of each source among them."""
     sources: tuple[Index, ...]
-    """Of each source its samples: an `ExtendedIndex` where more are drawn than were served."""
+    """Samples of each source: an `ExtendedIndex` where more are drawn than were served."""
     datasets: tuple[IndexedDataset, ...]
 
     @property

@@ -82,7 +82,7 @@ class ValidationCache:
         self._stamps = stamps_of(self._prefixes) if stamps is None else stamps
 
     def open(self, path: str) -> IndexedDataset:
-        """The pair, every entry of which is valid.
+        """Return the pair, every entry of which is valid.
 
         Raises:
             As `IndexedDataset` and `IndexedDataset.validate`.
@@ -326,7 +326,7 @@ def _open(corpus: RecipeSource, recipe: Recipe, cache: ValidationCache) -> OpenS
 
 
 def _epoch(corpus: RecipeSource, dataset: IndexedDataset, recipe: Recipe) -> Epochs:
-    """The samples of one epoch of a source."""
+    """Return the samples of one epoch of a source."""
     documents = range(len(dataset))
     common: dict[str, Any] = {
         "sequence_length": recipe.sequence_length,

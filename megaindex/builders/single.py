@@ -51,7 +51,7 @@ def build_packing(
     cache_dir: str | os.PathLike[str] | None = None,
     **common: int,
 ) -> PackingIndex:
-    """The index of an open dataset; ``common`` as for `packing_order`."""
+    """Return the index of an open dataset; ``common`` as for `packing_order`."""
     packed = packing_order(dataset, chosen, order, **common)
     arrays = _arrays(packed, {"corpus": dataset}, cache_dir)
     return neox_documents.index_of(
@@ -67,7 +67,7 @@ def build_pairs(
     cache_dir: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> tuple[PackingIndex, PackingIndex]:
-    """The indices of the two sides of pairwise data; ``settings`` are those of `pair_order`."""
+    """Return the indices of both sides of pairwise data; ``settings`` as for `pair_order`."""
     packed = pair_order(pos, neg, order, **settings)
     arrays = _arrays(packed, {"corpus": pos, "other": neg}, cache_dir)
     return pair_indices(packed, arrays, pos, neg, next_token=order.next_token)
@@ -97,7 +97,7 @@ def packing_order(
     seed: int,
     num_samples: int,
 ) -> PackingOrder:
-    """What decides the arrays of a dataset; `megaindex.build_index` says what arguments mean.
+    """Return what decides the arrays of a dataset; see `megaindex.build_index` for arguments.
 
     Raises:
         InvalidArgument: no document takes part.
@@ -141,7 +141,7 @@ def pair_order(
     neg_labels: IndexedDataset | None = None,
     exact: bool = False,
 ) -> PackingOrder:
-    """What decides the arrays of pairwise data: pairs take part whose two sides both do.
+    """Return what decides the arrays of pairwise data: pairs take part whose two sides do.
 
     Args:
         order: of both sides; their labels are given apart.
@@ -203,7 +203,7 @@ def _arrays(
 
 
 def order_parameters(order: PackingOrder) -> dict[str, Any]:
-    """All but the corpus that decides the arrays: what is missing would be served by mistake.
+    """Return all but the corpus that decides the arrays: a setting left out is served wrongly.
 
     Labels and allow_chopped decide nothing but which documents take part.
     """
@@ -239,7 +239,7 @@ def build_index(
     order: str | Order = "megatron",
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> BuiltIndex:
-    """The index of one dataset: which tokens each sample of the run reads.
+    """Return the index of one dataset: which tokens each sample of the run reads.
 
     Args:
         path_prefix_or_dataset: prefix of the ``.bin``/``.idx`` pair, or the open dataset.
@@ -359,14 +359,14 @@ def _window_index(
 def _for_length(
     index: EpochIndex | WindowIndex, num_samples: int | None, epochs: Fraction
 ) -> EpochIndex | WindowIndex:
-    """Of so many whole epochs that what is asked for is in them."""
+    """Extend the index to the whole epochs that hold what is asked for."""
     if num_samples is not None:
         return index.extend(index.epochs_for(num_samples))
     return index.extend(ceil_div(epochs.numerator, epochs.denominator))
 
 
 def _parameters(request: ShuffledOrder, dataset: IndexedDataset) -> dict[str, Any]:
-    """All that decides the arrays: whatever is missing here would be served by mistake."""
+    """Return all that decides the arrays: a setting left out would be served wrongly."""
     return {
         "corpus": corpus_fingerprint(dataset),
         "order": request.dialect.order,

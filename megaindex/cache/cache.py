@@ -142,7 +142,7 @@ def _load(entry: Path) -> dict[str, IntArray] | None:
 
 
 def _still_in_memory(entry: Path, manifest: Manifest) -> bool:
-    """Whether the bytes cannot have been lost since they were written."""
+    """Return whether the bytes cannot have been lost since they were written."""
     return (entry / DURABLE).exists() or (
         manifest.boot_id == boot_id() and manifest.boot_id != "unknown"
     )

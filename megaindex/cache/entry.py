@@ -77,7 +77,7 @@ class Manifest:
 
 
 def read_manifest(entry: Path) -> Manifest:
-    """The manifest of the entry directory ``entry``.
+    """Return the manifest of the entry directory ``entry``.
 
     Raises:
         FormatError: missing, unreadable, of another format, or not what was written.

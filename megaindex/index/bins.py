@@ -199,7 +199,7 @@ class BinIndex(BlockOrder):
         return self.tokens_per_epoch - self.bins.num_tokens
 
     def extend(self, epochs: int) -> BinIndex:
-        """The same order for ``epochs`` epochs; the samples that both hold are the same."""
+        """Return the same order for ``epochs`` epochs; the samples that both hold are the same."""
         return replace(self, num_epochs=epochs)
 
     def _cut(self, _: Block, numbers: I64) -> Spans:

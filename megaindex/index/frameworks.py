@@ -93,7 +93,7 @@ class FrameworkRules:
     def samples_requested(
         self, num_samples: int, weight: float, buffer: float, num_sources: int
     ) -> int:
-        """Samples asked of a source whose normalised weight is ``weight``."""
+        """Return the samples asked of a source whose normalised weight is ``weight``."""
         if self.request == "megatron":
             return math.ceil(math.ceil(num_samples * weight) * buffer)
         if self.request == "paddlenlp":
@@ -104,7 +104,7 @@ class FrameworkRules:
     def samples_in_epochs(
         self, epochs: Fraction | int, tokens_per_epoch: int, sequence_length: int
     ) -> int:
-        """Samples that so many epochs of a source hold."""
+        """Return the samples that so many epochs of a source hold."""
         block = self.epochs_mixed
         return samples_for_epochs(
             Fraction(epochs) / block,
@@ -224,7 +224,7 @@ FRAMEWORK_RULES: dict[str, FrameworkRules] = {
 
 
 def framework_rules(order: str) -> FrameworkRules:
-    """The row of an order.
+    """Return the row of an order.
 
     Raises:
         InvalidArgument: no such order.
@@ -288,7 +288,7 @@ def select_documents(
     split: str | None = None,
     subset: str = "train",
 ) -> range | I32:
-    """Sequence ids of one epoch: a range where possible, since it costs no memory.
+    """Return the sequence ids of one epoch: a range where possible, since it costs no memory.
 
     Args:
         num_sequences: sequences of the dataset.
@@ -317,7 +317,7 @@ def select_documents(
 
 
 def count_tokens(lengths: I32, documents: range | I32) -> int:
-    """Tokens of one epoch."""
+    """Return the tokens of one epoch."""
     if isinstance(documents, range):
         return int(lengths[documents.start : documents.stop].sum(dtype=np.int64))
     return int(lengths[documents].sum(dtype=np.int64))

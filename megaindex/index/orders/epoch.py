@@ -64,7 +64,7 @@ class PassTables:
         self._process = os.getpid()  # last: who sees it finds the rest anew
 
     def get(self, block: int) -> I64:
-        """The table of a block; waits for it if it is being made."""
+        """Return the table of a block; waits for it if it is being made."""
         process, latest = os.getpid(), self._latest
         if latest is not None and latest[:2] == (process, block):
             return latest[2]
@@ -202,7 +202,7 @@ class EpochIndex(BlockOrder):
         return block * samples_in(self.tokens_per_block, S, extra)
 
     def carried(self, block: int) -> int:
-        """Tokens before the block that its first sample begins with."""
+        """Return the tokens before the block that its first sample begins with."""
         if self.left_over == "drop":
             return 0
         return block * self.tokens_per_block - self.samples_before(block) * self.sequence_length
@@ -215,7 +215,7 @@ class EpochIndex(BlockOrder):
         return self.epochs_mixed * ceil_div(num_samples, self.samples_before(1))
 
     def extend(self, epochs: int) -> EpochIndex:
-        """The same order for ``epochs`` epochs; the samples that both hold are the same."""
+        """Return the same order for ``epochs`` epochs; the samples that both hold are the same."""
         return replace(self, num_epochs=epochs)
 
     def permuted_documents(self, block: int) -> I32:
@@ -304,7 +304,7 @@ class EpochIndex(BlockOrder):
         return joined([*pieces, (others, self._passed(block, begins[others]))], begins.size)
 
     def _passed(self, block: int, begins: I64, ends: I64 | None = None) -> Spans:
-        """Tokens begins[k] to ends[k] of a block's pass; by default those of a sample."""
+        """Locate tokens begins[k] to ends[k] of a block's pass; by default those of a sample."""
         if ends is None:
             ends = begins + (self.sequence_length + self.add_extra_token)
         local, offset, length, splits = active().epoch_spans(

@@ -20,14 +20,14 @@ from megaindex.kernels import active, num_threads
 
 
 class Sink(Protocol):
-    """Where the arrays of an index are put: memory, or a cache entry being written."""
+    """A destination of index arrays: memory, or files that are being written."""
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
-        """An uninitialised, C-contiguous array to fill."""
+        """Return an uninitialised, C-contiguous array to fill."""
         ...
 
     def seal(self, name: str) -> None:
-        """The array of that name is filled and will not change again."""
+        """Accept that the array of that name is filled and will not change again."""
         ...
 
 

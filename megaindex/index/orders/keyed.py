@@ -79,7 +79,7 @@ class BlockOrder:
         raise NotImplementedError
 
     def samples_before(self, block: int) -> int:
-        """Samples of the first ``block`` blocks."""
+        """Return the samples of the first ``block`` blocks."""
         return block * self.samples_per_epoch
 
     def epochs_for(self, num_samples: int) -> int:

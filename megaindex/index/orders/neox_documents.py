@@ -197,7 +197,7 @@ def index_of(
     sequence_lengths: I32,
     next_token: bool,
 ) -> PackingIndex:
-    """The index that the arrays of ``order`` make, read with the lengths of a dataset."""
+    """Return the index that the arrays of ``order`` make, read with the lengths of a dataset."""
     return PackingIndex(
         order="neox",
         pack_impl=order.pack_impl,

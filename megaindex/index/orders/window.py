@@ -86,7 +86,7 @@ class WindowIndex(BlockOrder):
         return end - self._first_token
 
     def extend(self, epochs: int) -> WindowIndex:
-        """The same order for ``epochs`` epochs; the samples that both hold are the same."""
+        """Return the same order for ``epochs`` epochs; the samples that both hold are the same."""
         return replace(self, num_epochs=epochs)
 
     def _no_array(self, name: str) -> str:

@@ -75,7 +75,7 @@ def _copy(
     shift: int,
     pad_id: int,
 ) -> None:
-    """The text of every row from its token ``shift`` on; NumPy converts a run at a time."""
+    """Copy the text of every row from its token ``shift`` on; NumPy converts a run at a time."""
     runs = list(zip(source.tolist(), begin.tolist(), length.tolist(), strict=True))
     splits = row_splits.tolist()
     for row, first, last in zip(rows, splits, splits[1:], strict=False):

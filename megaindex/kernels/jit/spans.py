@@ -137,7 +137,7 @@ def epoch_starts(
 
 @numba.njit(cache=True, nogil=True)
 def _find_epoch_spans(documents, first, stop, lengths, start, begins, ends, runs, splits):  # type: ignore[no-untyped-def]
-    """The runs of every request, as many as there is room for, and how many there are.
+    """Return the runs of every request, as many as there is room for, and how many there are.
 
     documents[first[k]:stop[k]] are those that request k may need.
     """
@@ -196,7 +196,7 @@ def epoch_spans(
 
 @numba.njit(cache=True, nogil=True)
 def _sequence_at(pointers, first, stop, byte):  # type: ignore[no-untyped-def]
-    """The last sequence that begins at or before a byte, or the first."""
+    """Return the last sequence that begins at or before a byte, or the first."""
     low, high = first, stop
     while high - low > 1:
         middle = (low + high) >> 1
@@ -209,7 +209,7 @@ def _sequence_at(pointers, first, stop, byte):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def _meets_next(pointers, lengths, size, stop, sequence):  # type: ignore[no-untyped-def]
-    """Whether a sequence ends where the next one begins, or is the last."""
+    """Return whether a sequence ends where the next one begins, or is the last."""
     end = pointers[sequence] + lengths[sequence] * size
     return sequence + 1 == stop or pointers[sequence + 1] == end
 
