@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import TypeVar
 
 from megaindex.cache.entry import boot_id
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
@@ -78,12 +78,9 @@ def read_claim(path: Path) -> str | None:
         raise storage_error(error, str(path), "cannot read the claim") from error
 
 
-def steal(path: Path, dead: str, aside: Path) -> None:
-    """Remove the claim of a dead process, whose text is ``dead``; of several who try one succeeds.
-
-    Args:
-        aside: a name that nobody else uses.
-    """
+def steal(path: Path, dead: str) -> None:
+    """Remove the claim of a dead process, whose text is ``dead``; one of several succeeds."""
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(8)}.dead")
     with (
         as_storage_error(str(path), "cannot take over the claim of a dead process"),
         contextlib.suppress(FileNotFoundError),
@@ -300,7 +297,7 @@ class Claim:
             if seen != last:
                 last, since = seen, now
             if holder_is_dead(seen) or now - since > self._stale_after:
-                self._take_away(seen)
+                steal(self._path, seen)
                 return True
             if now > deadline:
                 raise StorageError(
@@ -347,16 +344,13 @@ class Claim:
         while not self._stop.wait(self._stale_after / _BEATS):
             count += 1
             # In place and only if it is there: a claim that was taken away is not put back.
-            with contextlib.suppress(OSError), self._opened() as file:
+            with (
+                contextlib.suppress(OSError),
+                open(self._path, "r+", encoding="utf-8", errors="replace") as file,
+            ):
                 if token_of(file.read()) == self._token:
                     file.seek(0)
                     file.write(self._text(count))
-
-    def _opened(self) -> TextIO:
-        return open(self._path, "r+", encoding="utf-8", errors="replace")
-
-    def _take_away(self, dead: str) -> None:
-        steal(self._path, dead, self._own.with_name(f"{self._own.name}.dead"))
 
 
 _TOKEN = "[0-9a-f]{16}"
@@ -402,8 +396,7 @@ def _held(directory: Path, names: list[str], key: str) -> set[str]:
         if text is None:
             continue
         if holder_is_dead(text):
-            aside = f"{name}.{secrets.token_hex(8)}.dead"
-            steal(directory / name, text, directory / aside)
+            steal(directory / name, text)
         else:
             held.add(name.removesuffix(".claim"))
     return held
