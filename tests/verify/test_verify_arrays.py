@@ -35,7 +35,7 @@ IDENTITY = Identity(settings=lambda: {"documents": [10, 13]}, corpus=lambda: "co
 
 @pytest.fixture(autouse=True)
 def no_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar_file, "later", lambda sync: None)
+    monkeypatch.setattr(sidecar_file, "sync_later", lambda sync: None)
 
 
 @pytest.fixture
