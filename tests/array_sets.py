@@ -26,4 +26,4 @@ def fill(writer: ArrayWriter, contents: Contents) -> None:
     """Write all arrays of a set."""
     for name, values in contents.items():
         writer.allocate(name, values.shape, values.dtype.name)[...] = values
-        writer.done(name)
+        writer.seal(name)

@@ -47,7 +47,7 @@ from megaindex.index.blending import (
 )
 from megaindex.index.frameworks import FrameworkRules
 from megaindex.index.order_settings import Order, order_of
-from megaindex.index.orders.framework import Memory, Sink
+from megaindex.index.orders.framework import Sink
 from megaindex.index.spans import Index
 from megaindex.io.json_files import is_size
 from megaindex.io.paths import absolute, check_local
@@ -84,12 +84,12 @@ def open_sources(
     cache_dir: str | os.PathLike[str] | None,
     dialect: str,
 ) -> Sources:
-    """The sources as a snapshot knows them, or built one by one, which leaves a snapshot.
+    """Return the sources as a snapshot knows them, or built one by one, which leaves a snapshot.
 
     Args:
         corpora: prefixes, or open datasets.
         asked: samples asked of each.
-        settings: what else decides the indices; those that are no plain values leave no snapshot.
+        settings: what else decides the indices; those that JSON cannot hold leave no snapshot.
         build: opens the index of one source.
         cache_dir: where the arrays and the snapshot are; None: nothing is kept.
         dialect: of the files.
@@ -103,7 +103,7 @@ def open_sources(
     if path is not None:
         records = read_records(path, prefixes, _is_sound)
         if records is not None:
-            return _later(corpora, asked, records, build, dialect)
+            return _lazy_sources(corpora, asked, records, build, dialect)
     stamps = [] if path is None else stamps_of(prefixes)
     closed = [corpus for corpus in corpora if not isinstance(corpus, IndexedDataset)]
     opened = iter(each_of(partial(IndexedDataset, dialect=dialect), closed))
@@ -114,7 +114,7 @@ def open_sources(
     return Sources(datasets=datasets, indices=indices)
 
 
-def _later(
+def _lazy_sources(
     corpora: Sequence[IndexedDataset | str],
     asked: Sequence[int | None],
     records: list[dict[str, Any]],
@@ -122,7 +122,7 @@ def _later(
     dialect: str,
 ) -> Sources:
     datasets = tuple(
-        corpus if isinstance(corpus, IndexedDataset) else _dataset_later(corpus, record, dialect)
+        corpus if isinstance(corpus, IndexedDataset) else _lazy_dataset(corpus, record, dialect)
         for corpus, record in zip(corpora, records, strict=True)
     )
     indices = tuple(
@@ -137,7 +137,7 @@ def _later(
     return Sources(datasets=datasets, indices=indices)
 
 
-def _dataset_later(prefix: str, record: Mapping[str, Any], dialect: str) -> IndexedDataset:
+def _lazy_dataset(prefix: str, record: Mapping[str, Any], dialect: str) -> IndexedDataset:
     code, sequences, bounds, idx_nbytes, bin_nbytes, *versions = record["identity"]
     header = IndexHeader(dtype_code=code, num_sequences=sequences, num_bounds=bounds)
     return IndexedDataset.lazy(
@@ -150,7 +150,7 @@ def _dataset_later(prefix: str, record: Mapping[str, Any], dialect: str) -> Inde
 def _open_index(
     dataset: IndexedDataset, record: Mapping[str, Any], asked: int | None, build: Build
 ) -> Index:
-    """From the entry that the snapshot names; where that is gone, built again."""
+    """Open the entry that the snapshot names; where that is gone, build it again."""
     arrays: Any = load_entry(Path(record["entry"])) if record["entry"] else None
     if arrays is None:
         return build(dataset, asked)
@@ -192,7 +192,7 @@ def _path(
     asked: Sequence[int | None],
     settings: Mapping[str, Any],
 ) -> Path | None:
-    """Where the snapshot of these sources is; None where a setting is no plain value."""
+    """Return the path of the snapshot; None where JSON cannot hold a setting."""
     request = {"prefixes": list(prefixes), "asked": list(asked), "settings": dict(settings)}
     try:
         key = entry_key({"snapshot": 2, **request})
@@ -235,7 +235,7 @@ def build_blend(
     cache_dir: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> BlendedIndex:
-    """The index of a blend: source by source what `build_index` gives, and which comes when.
+    """Return the index of a blend: source by source what `build_index` gives, and which comes when.
 
     Sources are asked for as many samples, and the blend made as long, as the framework of ``order``
     does: see docs/compatibility.md. For order megatron the samples are those of
@@ -331,13 +331,13 @@ def _check_corpora(corpora: Sequence[Any]) -> None:
 
 
 def _buffer(given: object | None, row: FrameworkRules) -> float | Literal["exact"]:
-    """The variance buffer; megaindex's own orders are exact."""
+    """Return the variance buffer; megaindex's own orders are exact."""
     buffer = row.buffer_weighted if given is None else check_buffer("variance_buffer", given)
     return buffer if row.is_framework else "exact"
 
 
 def _plain_weights(weights: Sequence[float], count: int) -> list[Any]:
-    """The weights, each as plain as it is exact."""
+    """Return the weights as Python numbers of the same value."""
     if isinstance(weights, (Mapping, Set, str, bytes)):
         raise InvalidArgument(
             f"weights must be a list in the order of the corpora, got a {type(weights).__name__}"
@@ -350,7 +350,7 @@ _DTYPES = {"dataset_index": "int16", "dataset_sample_index": "int64"}
 
 @dataclass(frozen=True, eq=False)
 class _Draws:
-    """Which source serves each position of a blend."""
+    """The rule by which a blend draws its sources."""
 
     rule: Rule
     values: IntArray
@@ -365,21 +365,20 @@ class _Draws:
         return counted
 
     def arrays(self, size: int, cache_dir: str | os.PathLike[str] | None) -> Mapping[str, IntArray]:
-        """dataset_index and dataset_sample_index."""
-        if cache_dir is None:
-            memory = Memory()
-            self._build(size, memory)
-            return memory.arrays
-        values = exact_values(self.values)
-        parameters = {"order": "blend", "rule": self.rule, "values": values, "size": size}
+        """Return dataset_index and dataset_sample_index."""
+
+        def parameters() -> dict[str, Any]:
+            values = exact_values(self.values)
+            return {"order": "blend", "rule": self.rule, "values": values, "size": size}
+
         expected = {name: ((size,), dtype) for name, dtype in _DTYPES.items()}
-        return fetch(cache_dir, parameters, lambda sink: self._build(size, sink), expected=expected)
+        return fetch(cache_dir, parameters, partial(self._build, size), expected)[0]
 
     def _build(self, size: int, sink: Sink) -> None:
         index, samples = (sink.allocate(name, (size,), dtype) for name, dtype in _DTYPES.items())
         fill_blend(self.rule, self.values, index, samples)
-        sink.done("dataset_index")
-        sink.done("dataset_sample_index")
+        sink.seal("dataset_index")
+        sink.seal("dataset_sample_index")
 
 
 def next_draws(
@@ -390,7 +389,7 @@ def next_draws(
     count: int,
     drawn: I64,
 ) -> tuple[IntArray, I64]:
-    """Which source serves positions ``begin`` on of a blend, and which of its samples.
+    """Return the sources of positions ``begin`` on of a blend, and their sample numbers.
 
     An unweighted blend of whole epochs goes on by the samples of its sources.
 
@@ -411,7 +410,7 @@ def next_draws(
 
 
 def _of_one_epoch(index: Index) -> int:
-    """Samples that the index of one epoch has."""
+    """Return the samples that the index of one epoch has."""
     if index.num_epochs == 1:
         return index.num_samples
     return samples_in(index.tokens_per_epoch, index.sequence_length, index.add_extra_token)
@@ -436,7 +435,7 @@ def _weighted(weights: Sequence[float], row: FrameworkRules, *, explicit: bool) 
 def _asked(
     weights: Sequence[float], row: FrameworkRules, num_samples: int, buffer: float
 ) -> list[int]:
-    """Samples asked of each source with a buffer that is a number."""
+    """Return the samples asked of each source with a buffer that is a number."""
     count = len(weights)
     if num_samples * buffer >= 2**62:
         raise InvalidArgument(
@@ -458,7 +457,7 @@ def _size(
     *,
     exact: bool,
 ) -> int:
-    """Positions of the blend: each framework has its own idea of it, see `Dialect.blend_size`."""
+    """Return the positions of the blend, see `FrameworkRules.blend_size`."""
     if row.blend_size == "built":
         return sum(index.num_samples - row.uncounted_samples for index in indices)
     if exact or row.blend_size == "samples":

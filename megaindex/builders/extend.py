@@ -1,4 +1,4 @@
-"""From the settings of a run to an index that goes on after its planned end: one source or a blend.
+"""Indices of runs that go on after their planned end: of one source or a blend.
 
 run = extend_run("/data/web", sequence_length=2048, seed=1234, order="neox", num_samples=1_000_000,
                  more_epochs="0.5")
@@ -16,7 +16,7 @@ import numpy as np
 
 from megaindex.arithmetic import samples_for_epochs
 from megaindex.builders.blend import build_blend, next_draws
-from megaindex.builders.single import build_index
+from megaindex.builders.single import build_index, open_dataset
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import BlendedIndex
@@ -39,7 +39,7 @@ class ExtendedRun:
     served: tuple[int, ...]
     """Samples of each source among them."""
     sources: tuple[Index, ...]
-    """Of each source its samples: an `ExtendedIndex` where more are drawn than were served."""
+    """Samples of each source: an `ExtendedIndex` where more are drawn than were served."""
     datasets: tuple[IndexedDataset, ...]
 
     @property
@@ -106,7 +106,7 @@ def extend_run(
             raise InvalidArgument(
                 "weights and variance_buffer are those of a blend; give its corpora as a list"
             )
-        dataset = _open(corpora, order)
+        dataset = open_dataset(corpora, order)
         old: Any = build_index(
             dataset,
             seed=seed,
@@ -195,12 +195,6 @@ def _extended_blend(
         sources=tuple(sources),
         datasets=old.datasets,
     )
-
-
-def _open(corpus: Corpus, order: Order) -> IndexedDataset:
-    if isinstance(corpus, IndexedDataset):
-        return corpus
-    return IndexedDataset(corpus, dialect=order.row.file_dialect)
 
 
 def _consumed(

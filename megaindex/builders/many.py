@@ -16,7 +16,7 @@ from megaindex.validation import DEFAULT_SEED
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSettings:
-    """What all datasets are built with: arguments of `build_index`."""
+    """Settings that all datasets are built with: arguments of `build_index`."""
 
     sequence_length: int
     cache_dir: str
@@ -28,13 +28,13 @@ class BuildSettings:
     order: str | Order = "megatron"
 
     def build(self, path: str) -> BuiltIndex:
-        """The index of one dataset, see `build_index`."""
+        """Return the index of one dataset, see `build_index`."""
         return build_index(path, **vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """What became of one dataset; its arrays are in the cache."""
+    """Result for one dataset; its arrays are in the cache."""
 
     path: str
     order: str

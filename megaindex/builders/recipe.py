@@ -1,7 +1,7 @@
 """The index of a recipe's run, and the cache of its validated sources.
 
-Checking every entry of an .idx takes seconds for each billion documents, and reads all of it: on
-each of thousands of ranks, which all learn the same. One of them writes it down.
+Checking every entry of an .idx takes seconds for each billion documents, and reads all of it, on
+each of thousands of ranks. One of them writes the results down for all.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ from megaindex.recipe.source import RecipeSource
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValidationCache:
-    """What a look at every entry of a pair tells."""
+class ValidatedPair:
+    """Results of validating every entry of a pair."""
 
     num_tokens: int
     fingerprint: str
@@ -50,8 +50,8 @@ class ValidationCache:
     """`content_fingerprint` of its tokens as far as asked for: ``sampled``, ``whole``."""
 
 
-class KnownSources:
-    """What is known of these pairs. Nothing without a directory: all is then found out here.
+class ValidationCache:
+    """Results of validating pairs, kept in a file; without a directory each process validates.
 
     Args:
         paths: prefixes, in any order.
@@ -62,11 +62,11 @@ class KnownSources:
     """
 
     def __init__(self, paths: Sequence[str], cache_dir: str | None) -> None:
-        self._known: dict[str, ValidationCache] = {}
+        self._known: dict[str, ValidatedPair] = {}
         self._prefixes = sorted({absolute(path) for path in paths})
         self._path: Path | None = None
         self._is_new = False
-        """Whether something is known that is not written down."""
+        """Whether something was found out and is not written down yet."""
         if cache_dir is None:
             return
         check_local(cache_dir, "give a directory as cache_dir")
@@ -74,7 +74,7 @@ class KnownSources:
         self._path = records_path(cache_dir, "sources", key)
         records = read_records(self._path, self._prefixes, _is_sound)
         for record in records or ():
-            self._known[record["prefix"]] = ValidationCache(
+            self._known[record["prefix"]] = ValidatedPair(
                 num_tokens=record["num_tokens"],
                 fingerprint=record["fingerprint"],
                 content=record.get("content", {}),  # earlier versions kept none
@@ -83,7 +83,7 @@ class KnownSources:
         self._stamps = stamps_of(self._prefixes) if stamps is None else stamps
 
     def open(self, path: str) -> IndexedDataset:
-        """The pair, every entry of which is valid.
+        """Return the pair, every entry of which is valid.
 
         Raises:
             As `IndexedDataset` and `IndexedDataset.validate`.
@@ -116,13 +116,13 @@ class KnownSources:
         return content
 
     def keep(self, datasets: Sequence[IndexedDataset]) -> None:
-        """Write down what these, opened here, told; unless it was known, or they changed since."""
+        """Write down the results of pairs opened here, unless known or changed since."""
         if self._path is None or self._known:
             return
-        told = {absolute(dataset.path_prefix): dataset for dataset in datasets}
+        opened = {absolute(dataset.path_prefix): dataset for dataset in datasets}
         self._known = {
-            prefix: ValidationCache(num_tokens=d.num_tokens, fingerprint=corpus_fingerprint(d))
-            for prefix, d in told.items()
+            prefix: ValidatedPair(num_tokens=d.num_tokens, fingerprint=corpus_fingerprint(d))
+            for prefix, d in opened.items()
         }
         self._is_new = True
         self.save()
@@ -186,7 +186,7 @@ class OpenRecipe:
 
     itinerary: Itinerary
     sources: tuple[OpenSource, ...]
-    known: KnownSources
+    validation_cache: ValidationCache
     validation: OpenSource | None = None
 
     @property
@@ -197,7 +197,7 @@ class OpenRecipe:
     @property
     def fingerprints(self) -> list[str]:
         """Of the sources' lengths and document bounds, for receipts and checkpoints."""
-        return [self.known.fingerprint(source.dataset) for source in self.sources]
+        return [self.validation_cache.fingerprint(source.dataset) for source in self.sources]
 
     def contents(
         self, *, whole: bool = False
@@ -211,12 +211,14 @@ class OpenRecipe:
         """
         found = [
             (
-                self.known.content(source.dataset, whole=whole),
-                None if source.targets is None else self.known.content(source.targets, whole=True),
+                self.validation_cache.content(source.dataset, whole=whole),
+                None
+                if source.targets is None
+                else self.validation_cache.content(source.targets, whole=True),
             )
             for source in self.sources
         ]
-        self.known.save()
+        self.validation_cache.save()
         return found
 
     @cached_property
@@ -232,25 +234,27 @@ def open_recipe(recipe: Recipe, *, cache_dir: str | os.PathLike[str] | None = No
     """Open the sources of a recipe and lay the run out.
 
     Args:
-        cache_dir: where one process keeps what checking every entry of the sources told, for all
-            that open the recipe later: they read one file and no .idx as a whole. It holds as long
-            as the files are those it was learned of. Default: every process checks.
+        cache_dir: where one process keeps the results of checking every entry of the sources, for
+            all that open the recipe later: they read one file and no .idx as a whole. They hold as
+            long as the files are those that were checked. Default: every process checks.
 
     Raises:
         InvalidArgument: the recipe cannot be laid out, or a source has no files.
         FormatError, StorageError: a source cannot be read, or its labels do not fit it.
     """
-    known = KnownSources(_paths(recipe), None if cache_dir is None else os.fspath(cache_dir))
-    sources = tuple(_open(corpus, recipe, known) for corpus in recipe.sources)
+    cache = ValidationCache(_paths(recipe), None if cache_dir is None else os.fspath(cache_dir))
+    sources = tuple(_open(corpus, recipe, cache) for corpus in recipe.sources)
     evaluation = recipe.evaluation
-    validation = None if evaluation is None else _open(evaluation.source, recipe, known)
+    validation = None if evaluation is None else _open(evaluation.source, recipe, cache)
     itinerary = _evaluated(
         resolve_recipe(recipe, [source.size for source in sources]),
         None if validation is None else validation.size,
     )
     opened = [*sources, *([] if validation is None else [validation])]
-    known.keep([d for s in opened for d in (s.dataset, s.targets) if d is not None])
-    return OpenRecipe(itinerary=itinerary, sources=sources, known=known, validation=validation)
+    cache.keep([d for s in opened for d in (s.dataset, s.targets) if d is not None])
+    return OpenRecipe(
+        itinerary=itinerary, sources=sources, validation_cache=cache, validation=validation
+    )
 
 
 def _paths(recipe: Recipe) -> list[str]:
@@ -294,7 +298,7 @@ def _evaluated(itinerary: Itinerary, validation: SourceSize | None) -> Itinerary
 
 def _size(corpus: RecipeSource, recipe: Recipe) -> SourceSize:
     if corpus.tokens is None:
-        return _open(corpus, recipe, KnownSources([corpus.path], None)).size
+        return _open(corpus, recipe, ValidationCache([corpus.path], None)).size
     for stage in recipe.stages:
         weighting = stage.weighting
         drawn = any(stream.source == corpus.name for stream in stage.streams)
@@ -307,14 +311,14 @@ def _size(corpus: RecipeSource, recipe: Recipe) -> SourceSize:
     return SourceSize(tokens=corpus.tokens, documents=1, samples=samples)
 
 
-def _open(corpus: RecipeSource, recipe: Recipe, known: KnownSources) -> OpenSource:
+def _open(corpus: RecipeSource, recipe: Recipe, cache: ValidationCache) -> OpenSource:
     if not corpus.path:
         raise InvalidArgument(
             f"source {corpus.name}: has tokens to plan with and no path to read; give its path"
         )
-    dataset = known.open(corpus.path)
+    dataset = cache.open(corpus.path)
     companion = _companion(corpus)
-    targets = known.open(companion) if companion else None
+    targets = cache.open(companion) if companion else None
     if targets is not None:
         check_in_step(dataset, targets, "labels" if corpus.labels else "loss mask")
     return OpenSource(
@@ -323,7 +327,7 @@ def _open(corpus: RecipeSource, recipe: Recipe, known: KnownSources) -> OpenSour
 
 
 def _epoch(corpus: RecipeSource, dataset: IndexedDataset, recipe: Recipe) -> Epochs:
-    """The samples of one epoch of a source."""
+    """Return the samples of one epoch of a source."""
     documents = range(len(dataset))
     common: dict[str, Any] = {
         "sequence_length": recipe.sequence_length,

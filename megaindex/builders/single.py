@@ -15,16 +15,17 @@ import numpy.typing as npt
 from megaindex._types import I32, IntArray
 from megaindex.arithmetic import ceil_div, epochs_built, samples_for_epochs
 from megaindex.cache.cache import fetch
-from megaindex.cache.fingerprint import (
-    array_checksum,
-    corpus_fingerprint,
-    documents_setting,
-    entry_key,
-)
+from megaindex.cache.fingerprint import array_checksum, corpus_fingerprint, documents_setting
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
-from megaindex.index.frameworks import Split, count_tokens, select_documents
+from megaindex.index.frameworks import (
+    Split,
+    check_one_sample,
+    check_total,
+    count_tokens,
+    select_documents,
+)
 from megaindex.index.labels import check_in_step
 from megaindex.index.order_settings import (
     EpochOrder,
@@ -36,11 +37,10 @@ from megaindex.index.order_settings import (
 )
 from megaindex.index.orders import framework, neox_documents
 from megaindex.index.orders.epoch import EpochIndex
-from megaindex.index.orders.framework import Memory, ShuffledOrder
+from megaindex.index.orders.framework import ShuffledOrder
 from megaindex.index.orders.neox_documents import PackingIndex, PackingOrder
 from megaindex.index.orders.window import WindowIndex
-from megaindex.index.request import check_one_sample, check_total, epochs_asked
-from megaindex.validation import DEFAULT_SEED, check_setting, setting_or_none
+from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting, setting_or_none
 
 
 def build_packing(
@@ -51,9 +51,9 @@ def build_packing(
     cache_dir: str | os.PathLike[str] | None = None,
     **common: int,
 ) -> PackingIndex:
-    """The index of an open dataset; ``common`` as for `packing_order`."""
+    """Return the index of an open dataset; ``common`` as for `packing_order`."""
     packed = packing_order(dataset, chosen, order, **common)
-    arrays = _arrays(packed, {"corpus": corpus_fingerprint(dataset)}, cache_dir)
+    arrays = _arrays(packed, {"corpus": dataset}, cache_dir)
     return neox_documents.index_of(
         packed, arrays, sequence_lengths=dataset.sequence_lengths, next_token=order.next_token
     )
@@ -67,10 +67,9 @@ def build_pairs(
     cache_dir: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> tuple[PackingIndex, PackingIndex]:
-    """The indices of the two sides of pairwise data; ``settings`` are those of `pair_order`."""
+    """Return the indices of both sides of pairwise data; ``settings`` as for `pair_order`."""
     packed = pair_order(pos, neg, order, **settings)
-    corpora = {"corpus": corpus_fingerprint(pos), "other": corpus_fingerprint(neg)}
-    arrays = _arrays(packed, corpora, cache_dir)
+    arrays = _arrays(packed, {"corpus": pos, "other": neg}, cache_dir)
     return pair_indices(packed, arrays, pos, neg, next_token=order.next_token)
 
 
@@ -98,16 +97,15 @@ def packing_order(
     seed: int,
     num_samples: int,
 ) -> PackingOrder:
-    """What decides the arrays of a dataset; `megaindex.build_index` says what arguments mean.
+    """Return what decides the arrays of a dataset; see `megaindex.build_index` for arguments.
 
     Raises:
         InvalidArgument: no document takes part.
         FormatError: the labels are not one for each token.
     """
     labels = order.label_dataset
-    if labels is not None and not isinstance(labels, IndexedDataset):
-        labels = IndexedDataset(os.fspath(labels), dialect=order.row.file_dialect)
     if labels is not None:
+        labels = open_dataset(labels, order)
         check_in_step(dataset, labels, "labels")
     documents = np.asarray(chosen, np.int64)
     lengths = np.ascontiguousarray(dataset.sequence_lengths[documents])
@@ -143,7 +141,7 @@ def pair_order(
     neg_labels: IndexedDataset | None = None,
     exact: bool = False,
 ) -> PackingOrder:
-    """What decides the arrays of pairwise data: pairs take part whose two sides both do.
+    """Return what decides the arrays of pairwise data: pairs take part whose two sides do.
 
     Args:
         order: of both sides; their labels are given apart.
@@ -193,22 +191,19 @@ def pair_order(
 
 
 def _arrays(
-    order: PackingOrder, corpora: dict[str, Any], cache_dir: str | os.PathLike[str] | None
+    order: PackingOrder,
+    corpora: Mapping[str, IndexedDataset],
+    cache_dir: str | os.PathLike[str] | None,
 ) -> Mapping[str, IntArray]:
-    if cache_dir is None:
-        memory = Memory()
-        neox_documents.build(order, memory)
-        return memory.arrays
-    return fetch(
-        cache_dir,
-        {**corpora, **order_parameters(order)},
-        partial(neox_documents.build, order),
-        expected=order.arrays,
-    )
+    def parameters() -> dict[str, Any]:
+        fingerprints = {name: corpus_fingerprint(dataset) for name, dataset in corpora.items()}
+        return {**fingerprints, **order_parameters(order)}
+
+    return fetch(cache_dir, parameters, partial(neox_documents.build, order), order.arrays)[0]
 
 
 def order_parameters(order: PackingOrder) -> dict[str, Any]:
-    """All but the corpus that decides the arrays: what is missing would be served by mistake.
+    """Return all but the corpus that decides the arrays: a setting left out is served wrongly.
 
     Labels and allow_chopped decide nothing but which documents take part.
     """
@@ -244,7 +239,7 @@ def build_index(
     order: str | Order = "megatron",
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> BuiltIndex:
-    """The index of one dataset: which tokens each sample of the run reads.
+    """Return the index of one dataset: which tokens each sample of the run reads.
 
     Args:
         path_prefix_or_dataset: prefix of the ``.bin``/``.idx`` pair, or the open dataset.
@@ -285,9 +280,11 @@ def build_index(
         drop_last_partial=not drop_last_partial,
         add_extra_token=extra != 1,
     )
-    whole = epochs_asked(num_samples, epochs)
+    if num_samples is not None and epochs is not None:
+        raise InvalidArgument("num_samples and epochs both set the length; give one of them")
+    whole = Fraction(1) if epochs is None else check_epochs("epochs", epochs)
     row = order.row
-    dataset = _open(path_prefix_or_dataset, row.file_dialect)
+    dataset = open_dataset(path_prefix_or_dataset, order)
     name = str(dataset.path_prefix)
     chosen = select_documents(
         len(dataset), name, row, documents=documents, split=split, subset=subset
@@ -336,10 +333,11 @@ def build_index(
     return _index(request, dataset, cache_dir)
 
 
-def _open(source: str | os.PathLike[str] | IndexedDataset, file_dialect: str) -> IndexedDataset:
+def open_dataset(source: str | os.PathLike[str] | IndexedDataset, order: Order) -> IndexedDataset:
+    """Open a dataset whose dtype codes are those of the order's framework."""
     if isinstance(source, IndexedDataset):
         return source
-    return IndexedDataset(os.fspath(source), dialect=file_dialect)
+    return IndexedDataset(os.fspath(source), dialect=order.row.file_dialect)
 
 
 def _window_index(
@@ -361,14 +359,14 @@ def _window_index(
 def _for_length(
     index: EpochIndex | WindowIndex, num_samples: int | None, epochs: Fraction
 ) -> EpochIndex | WindowIndex:
-    """Of so many whole epochs that what is asked for is in them."""
+    """Extend the index to the whole epochs that hold what is asked for."""
     if num_samples is not None:
         return index.extend(index.epochs_for(num_samples))
     return index.extend(ceil_div(epochs.numerator, epochs.denominator))
 
 
 def _parameters(request: ShuffledOrder, dataset: IndexedDataset) -> dict[str, Any]:
-    """All that decides the arrays: whatever is missing here would be served by mistake."""
+    """Return all that decides the arrays: a setting left out would be served wrongly."""
     return {
         "corpus": corpus_fingerprint(dataset),
         "order": request.dialect.order,
@@ -385,16 +383,8 @@ def _parameters(request: ShuffledOrder, dataset: IndexedDataset) -> dict[str, An
 def _index(
     request: ShuffledOrder, dataset: IndexedDataset, cache_dir: str | os.PathLike[str] | None
 ) -> ArrayIndex:
-    build, entry = partial(framework.build, request, dataset.sequence_lengths), ""
-    arrays: Mapping[str, IntArray]
-    if cache_dir is None:
-        memory = framework.Memory()
-        build(memory)
-        arrays = memory.arrays
-    else:
-        parameters = _parameters(request, dataset)
-        arrays = fetch(cache_dir, parameters, build, expected=request.arrays)
-        entry = os.path.abspath(os.path.join(cache_dir, entry_key(parameters)))
+    build = partial(framework.build, request, dataset.sequence_lengths)
+    arrays, entry = fetch(cache_dir, partial(_parameters, request, dataset), build, request.arrays)
     return ArrayIndex(
         order=request.dialect.order,
         document_index=arrays["document_index"],

@@ -16,93 +16,25 @@ from typing import Any
 
 from megaindex._types import IntArray
 from megaindex.cache.claim import build_once
-from megaindex.cache.durable import DURABLE, make_durable_later
 from megaindex.cache.entry import (
+    DURABLE,
     MANIFEST,
     ArrayRecord,
     EntryWriter,
     Manifest,
     boot_id,
+    make_durable_later,
     quarantine,
     read_manifest,
 )
 from megaindex.cache.fingerprint import array_checksum, entry_key
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format.header import Fault
+from megaindex.index.orders.framework import Memory, Sink
 from megaindex.io.filesystem import look_again
 from megaindex.io.mapping import map_readonly
 from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import check_local
-
-_REBUILT = "remove the directory, it will be rebuilt"
-
-
-def key_fault(entry: Path, manifest: Manifest) -> Fault | None:
-    """Whether the entry bears the name of what it was built from."""
-    for rule, key in (("key", manifest.key), ("parameters", entry_key(manifest.parameters))):
-        if key != entry.name:
-            return Fault(
-                rule=rule,
-                where=MANIFEST,
-                found=key,
-                expected=entry.name,
-                text=f"the manifest is that of entry {key}",
-                remedy=_REBUILT,
-            )
-    return None
-
-
-def array_fault(entry: Path, record: ArrayRecord) -> Fault | None:
-    """Whether the file of an array is a file of the entry's own, of the size it must have."""
-    try:
-        status = os.lstat(entry / record.file)
-    except FileNotFoundError:
-        return _fault("file-size", record, "no file", _promised(record))
-    if not stat.S_ISREG(status.st_mode):
-        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no regular file"
-        return _fault("file-kind", record, kind, "a regular file")
-    if status.st_size != record.offset + record.nbytes:
-        return _fault("file-size", record, f"{status.st_size} bytes", _promised(record))
-    return None
-
-
-def checksum_fault(entry: Path, record: ArrayRecord) -> Fault | None:
-    """Whether an array that `array_fault` finds nothing wrong with holds what was written."""
-    found = array_checksum(map_array(entry, record))
-    if found == record.checksum:
-        return None
-    return _fault("checksum", record, f"checksum {found}", f"checksum {record.checksum}")
-
-
-def map_array(entry: Path, record: ArrayRecord) -> IntArray:
-    """The array of a record, read-only; FormatError if its file is not as `array_fault` has it."""
-    fault = array_fault(entry, record)
-    if fault is not None:
-        raise fault.error(str(entry / record.file))
-    data = map_readonly(str(entry / record.file), follow_symlinks=False)[record.offset :]
-    return data.view(record.dtype).reshape(record.shape)
-
-
-def stray_files(entry: Path, manifest: Manifest) -> list[str]:
-    """Files of the entry that its manifest does not account for."""
-    known = {MANIFEST, DURABLE, *(record.file for record in manifest.arrays.values())}
-    return sorted(set(os.listdir(entry)) - known)
-
-
-def _promised(record: ArrayRecord) -> str:
-    return f"{record.offset} + {record.nbytes} bytes"
-
-
-def _fault(rule: str, record: ArrayRecord, found: str, expected: str) -> Fault:
-    return Fault(
-        rule=rule,
-        where=record.file,
-        found=found,
-        expected=expected,
-        text=f"the manifest promises {expected}, the file has {found}",
-        remedy=_REBUILT,
-    )
-
 
 logger = logging.getLogger("megaindex")
 
@@ -111,38 +43,43 @@ Shapes = Mapping[str, tuple[tuple[int | None, ...], str]]
 
 
 def fetch(
-    cache_dir: str | os.PathLike[str],
-    parameters: Mapping[str, Any],
-    build: Callable[[EntryWriter], None],
-    *,
-    expected: Shapes | None = None,
-) -> dict[str, IntArray]:
-    """The arrays that ``parameters`` describe, read-only, from the cache or built into it.
+    cache_dir: str | os.PathLike[str] | None,
+    parameters: Callable[[], Mapping[str, Any]],
+    build: Callable[[Sink], None],
+    expected: Shapes,
+) -> tuple[Mapping[str, IntArray], str]:
+    """Return arrays from the cache or built into it, read-only, and the directory of their entry.
 
-    An entry that fails verification is set aside, logged and built anew; it is never served. Of
+    An entry that fails verification is removed, logged and built anew; it is never served. Of
     several processes that want one entry, one builds it and the others wait.
 
     Args:
+        cache_dir: None: built in memory, and the directory is "".
+        parameters: called where there is a cache, for all that decides the arrays.
         expected: shape and dtype of each array that ``build`` makes; an entry of others is damaged.
 
     Raises:
         StorageError: the cache cannot be read or written.
     """
+    if cache_dir is None:
+        memory = Memory()
+        build(memory)
+        return memory.arrays, ""
     if not os.fspath(cache_dir):
         raise InvalidArgument("cache_dir must name a directory, got ''; None keeps it in memory")
     check_local(os.fspath(cache_dir), "give a directory as cache_dir")
-    parameters = dict(parameters)
-    key = entry_key(parameters)
+    described = dict(parameters())
+    key = entry_key(described)
     entry = Path(cache_dir) / key
 
     def find() -> dict[str, IntArray] | None:
-        return _load_or_set_aside(entry, expected)
+        return load_entry(entry, expected)
 
     def build_and_publish() -> dict[str, IntArray]:
         for _ in range(_ATTEMPTS):
             with EntryWriter(cache_dir, key) as writer:
                 build(writer)
-                is_ours = writer.publish(parameters)
+                is_ours = writer.publish(described)
             arrays = find() if is_ours else _wait_for(find, cache_dir)
             if arrays is not None:
                 return arrays
@@ -151,7 +88,7 @@ def fetch(
             "cache_dir"
         )
 
-    return build_once(cache_dir, key, find, build_and_publish)
+    return build_once(cache_dir, key, find, build_and_publish), os.path.abspath(entry)
 
 
 # Processes that find one damaged entry may remove what another has just put in its place.
@@ -162,7 +99,7 @@ _VISIBLE_WITHIN = 60.0  # seconds; what network file systems remember longest of
 def _wait_for(
     find: Callable[[], dict[str, IntArray] | None], cache_dir: str | os.PathLike[str]
 ) -> dict[str, IntArray] | None:
-    """What another process has published, as soon as this one sees it."""
+    """Return what another process has published, as soon as this one sees it."""
     deadline, pause = time.monotonic() + _VISIBLE_WITHIN, 0.01
     while (arrays := find()) is None and time.monotonic() < deadline:
         time.sleep(pause)
@@ -171,23 +108,18 @@ def _wait_for(
     return arrays
 
 
-def load_entry(entry: Path) -> dict[str, IntArray] | None:
-    """The arrays of an entry that was found before; None where it is gone, or set aside now.
+def load_entry(entry: Path, expected: Shapes | None = None) -> dict[str, IntArray] | None:
+    """Return the arrays of an entry; None where there is none, or a damaged one, which is removed.
 
     Raises:
         StorageError: it cannot be read.
     """
-    return _load_or_set_aside(entry, None)
-
-
-def _load_or_set_aside(entry: Path, expected: Shapes | None) -> dict[str, IntArray] | None:
-    """The arrays of an entry; None where there is none, or one that is damaged."""
     try:
         arrays = _load(entry)
         if arrays is not None and expected is not None:
             _check_shapes(entry, arrays, expected)
         return arrays
-    except MissingFile:  # another process set it aside meanwhile
+    except MissingFile:  # another process removed it meanwhile
         return None
     except FormatError as error:
         logger.warning("%s; it is rebuilt", error)
@@ -196,7 +128,6 @@ def _load_or_set_aside(entry: Path, expected: Shapes | None) -> dict[str, IntArr
 
 
 def _load(entry: Path) -> dict[str, IntArray] | None:
-    """The arrays of an entry, None where there is no entry."""
     with as_storage_error(str(entry), "cannot read the cache entry"):
         if not os.path.lexists(entry):
             return None
@@ -211,14 +142,14 @@ def _load(entry: Path) -> dict[str, IntArray] | None:
 
 
 def _still_in_memory(entry: Path, manifest: Manifest) -> bool:
-    """Whether the bytes cannot have been lost since they were written."""
+    """Return whether the bytes cannot have been lost since they were written."""
     return (entry / DURABLE).exists() or (
         manifest.boot_id == boot_id() and manifest.boot_id != "unknown"
     )
 
 
 def _check_shapes(entry: Path, arrays: Mapping[str, IntArray], expected: Shapes) -> None:
-    """Whoever wrote the manifest also wrote its checksum: what it says is no proof."""
+    """Compare with the request: a manifest, whose checksum its writer made, proves nothing."""
     held = {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
     fits = held.keys() == expected.keys() and all(
         held[name][1] == dtype and _matches(held[name][0], shape)
@@ -237,3 +168,77 @@ def _matches(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
 def _refuse(path: Path, fault: Fault | None) -> None:
     if fault is not None:
         raise fault.error(str(path))
+
+
+_REBUILT = "remove the directory, it will be rebuilt"
+
+
+def key_fault(entry: Path, manifest: Manifest) -> Fault | None:
+    """Return the fault of an entry that has not the name of what it was built from."""
+    for rule, key in (("key", manifest.key), ("parameters", entry_key(manifest.parameters))):
+        if key != entry.name:
+            return Fault(
+                rule=rule,
+                where=MANIFEST,
+                found=key,
+                expected=entry.name,
+                text=f"the manifest is that of entry {key}",
+                remedy=_REBUILT,
+            )
+    return None
+
+
+def array_fault(entry: Path, record: ArrayRecord) -> Fault | None:
+    """Return the fault of an array's file that is not a regular file of the promised size."""
+    try:
+        status = os.lstat(entry / record.file)
+    except FileNotFoundError:
+        return _fault("file-size", record, "no file", _promised(record))
+    if not stat.S_ISREG(status.st_mode):
+        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no regular file"
+        return _fault("file-kind", record, kind, "a regular file")
+    if status.st_size != record.offset + record.nbytes:
+        return _fault("file-size", record, f"{status.st_size} bytes", _promised(record))
+    return None
+
+
+def checksum_fault(entry: Path, record: ArrayRecord) -> Fault | None:
+    """Return the fault of an array, without an `array_fault`, that is not what was written."""
+    found = array_checksum(map_array(entry, record))
+    if found == record.checksum:
+        return None
+    return _fault("checksum", record, f"checksum {found}", f"checksum {record.checksum}")
+
+
+def map_array(entry: Path, record: ArrayRecord) -> IntArray:
+    """Return the array of a record, read-only; FormatError where it has an `array_fault`."""
+    path = str(entry / record.file)
+    try:
+        data = map_readonly(path, follow_symlinks=False)
+    except StorageError:
+        _refuse(entry / record.file, array_fault(entry, record))
+        raise
+    if data.size != record.offset + record.nbytes:
+        _refuse(entry / record.file, array_fault(entry, record))
+    return data[record.offset :].view(record.dtype).reshape(record.shape)
+
+
+def stray_files(entry: Path, manifest: Manifest) -> list[str]:
+    """Return the files of an entry that its manifest does not name."""
+    known = {MANIFEST, DURABLE, *(record.file for record in manifest.arrays.values())}
+    return sorted(set(os.listdir(entry)) - known)
+
+
+def _promised(record: ArrayRecord) -> str:
+    return f"{record.offset} + {record.nbytes} bytes"
+
+
+def _fault(rule: str, record: ArrayRecord, found: str, expected: str) -> Fault:
+    return Fault(
+        rule=rule,
+        where=record.file,
+        found=found,
+        expected=expected,
+        text=f"the manifest promises {expected}, the file has {found}",
+        remedy=_REBUILT,
+    )

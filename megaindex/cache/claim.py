@@ -3,7 +3,7 @@
 Whoever finds nothing tries to claim the key by hard-linking a file of its own to ``<key>.claim``,
 which succeeds for exactly one process of all that see the directory, on NFS too. So a directory on
 a shared file system gets one builder for the whole cluster, a directory on each node's own disk one
-per node, and nobody has to be told which it is. No barrier, no device and no launcher is involved.
+per node, without a setting. No barrier, no device and no launcher is involved.
 
 The holder bumps a counter in the claim. A waiter that sees the counter stand still for as long as
 ``stale_after``, by its own clock, takes the claim away; where holder and waiter run on one machine
@@ -28,7 +28,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import TextIO, TypeVar
+from typing import TypeVar
 
 from megaindex.cache.entry import boot_id
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
@@ -44,7 +44,7 @@ _MOST_PID = 2**31 - 1
 
 
 def this_process() -> dict[str, object]:
-    """What identifies a process, as far as other processes can tell."""
+    """Return what identifies a process to others."""
     return {
         "host": socket.gethostname(),
         "boot": boot_id(),
@@ -62,7 +62,7 @@ def _pid_namespace() -> str:
 
 
 def read_claim(path: Path) -> str | None:
-    """The text of a claim; None where there is none.
+    """Return the text of a claim; None without one.
 
     Whatever else bears such a name is not waited for, followed or read to its end.
     """
@@ -78,12 +78,9 @@ def read_claim(path: Path) -> str | None:
         raise storage_error(error, str(path), "cannot read the claim") from error
 
 
-def steal(path: Path, dead: str, aside: Path) -> None:
-    """Remove the claim of a dead process, whose text is ``dead``; of several who try one succeeds.
-
-    Args:
-        aside: a name that nobody else uses.
-    """
+def steal(path: Path, dead: str) -> None:
+    """Remove the claim of a dead process, whose text is ``dead``; one of several succeeds."""
+    aside = path.with_name(f"{path.name}.{secrets.token_hex(8)}.dead")
     with (
         as_storage_error(str(path), "cannot take over the claim of a dead process"),
         contextlib.suppress(FileNotFoundError),
@@ -100,7 +97,7 @@ def steal(path: Path, dead: str, aside: Path) -> None:
 
 
 def _fields(text: str | None) -> dict[str, object]:
-    """Nothing of a text that is no claim: read while its holder was writing, damaged or forged."""
+    """Return the fields of a claim; {} of a text that is half-written, damaged or forged."""
     try:
         return parse_object(text or "{}")
     except Damaged:
@@ -108,18 +105,18 @@ def _fields(text: str | None) -> dict[str, object]:
 
 
 def token_of(text: str | None) -> object:
-    """What distinguishes a claim from every other of the same name."""
+    """Return what distinguishes a claim from every other of the same name."""
     return _fields(text).get("token")
 
 
 def describe_holder(text: str) -> str:
-    """The holder, for messages."""
+    """Return the holder, for messages."""
     fields = _fields(text)
     return f"process {fields.get('pid', '?')} on {fields.get('host', '?')}"
 
 
 def holder_is_dead(text: str) -> bool:
-    """Whether the holder ran on this machine and has ended; False where that cannot be told."""
+    """Return whether the holder ran here and has ended; False where that cannot be known."""
     fields, here = _fields(text), this_process()
     pid = fields.get("pid")
     alike = all(fields.get(name) == here[name] != "" for name in ("host", "boot", "pids"))
@@ -161,7 +158,7 @@ def build_once(
     timeout: float | None = None,
     stale_after: float = STALE_AFTER,
 ) -> T:
-    """What ``find`` finds, or what ``build`` returns in the one process that builds.
+    """Return what ``find`` finds, or what ``build`` returns in the one process that builds.
 
     Args:
         directory: where the claim is put; created if it is missing.
@@ -236,7 +233,7 @@ class Claim:
         self._may_be_ours = False  # the claim
 
     def acquire(self) -> bool:
-        """Whether the claim is ours now; False where another process holds it."""
+        """Return whether the claim is ours now; False where another process holds it."""
         with as_storage_error(str(self._path), "cannot claim the right to build"):
             self._directory.mkdir(parents=True, exist_ok=True)
             if self._path.exists():
@@ -300,7 +297,7 @@ class Claim:
             if seen != last:
                 last, since = seen, now
             if holder_is_dead(seen) or now - since > self._stale_after:
-                self._take_away(seen)
+                steal(self._path, seen)
                 return True
             if now > deadline:
                 raise StorageError(
@@ -347,16 +344,13 @@ class Claim:
         while not self._stop.wait(self._stale_after / _BEATS):
             count += 1
             # In place and only if it is there: a claim that was taken away is not put back.
-            with contextlib.suppress(OSError), self._opened() as file:
+            with (
+                contextlib.suppress(OSError),
+                open(self._path, "r+", encoding="utf-8", errors="replace") as file,
+            ):
                 if token_of(file.read()) == self._token:
                     file.seek(0)
                     file.write(self._text(count))
-
-    def _opened(self) -> TextIO:
-        return open(self._path, "r+", encoding="utf-8", errors="replace")
-
-    def _take_away(self, dead: str) -> None:
-        steal(self._path, dead, self._own.with_name(f"{self._own.name}.dead"))
 
 
 _TOKEN = "[0-9a-f]{16}"
@@ -389,7 +383,7 @@ def remove_leftovers(directory: Path, key: str, *, at_once: bool) -> None:
 
 
 def _held(directory: Path, names: list[str], key: str) -> set[str]:
-    """The keys that others claim; claims of processes known to be dead are removed."""
+    """Return the keys that others claim; claims of processes known to be dead are removed."""
     held = set()
     for name in names:
         if not name.endswith(".claim") or name == f"{key}.claim":
@@ -402,15 +396,14 @@ def _held(directory: Path, names: list[str], key: str) -> set[str]:
         if text is None:
             continue
         if holder_is_dead(text):
-            aside = f"{name}.{secrets.token_hex(8)}.dead"
-            steal(directory / name, text, directory / aside)
+            steal(directory / name, text)
         else:
             held.add(name.removesuffix(".claim"))
     return held
 
 
 def _is_left_over(path: Path, held: set[str]) -> bool:
-    """Whether nobody needs what a listing showed, by a holder who has not begun to write.
+    """Return whether nobody needs what a listing showed, by a holder who has not begun to write.
 
     A temporary entry tells its key, and nobody writes it unless that key is claimed. Temporaries of
     a framework's names do not, so they stay where anybody else is at work. The file that a claim is

@@ -1,4 +1,8 @@
-"""A cache entry and its manifest."""
+"""Entries of the cache: their manifests, how they are written, and how they are synced to disk.
+
+Published entries are synced in the background and then marked. The mark is of a disk, not of the
+data: caches of the same build may differ by it (docs/scale.md).
+"""
 
 from __future__ import annotations
 
@@ -9,10 +13,13 @@ import json
 import logging
 import math
 import os
+import queue
 import re
 import secrets
 import shutil
-from concurrent.futures import Future, ThreadPoolExecutor
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -20,24 +27,19 @@ from typing import Any
 import numpy as np
 import xxhash
 
-from megaindex._types import IntArray
-from megaindex.cache.durable import make_durable_later
-from megaindex.cache.fingerprint import CACHE_FORMAT, array_checksum, canonical_json
-from megaindex.cache.npy import (
-    ARRAY_DTYPES,
-    WORTH_MAPPING,
-    map_new,
-    npy_header,
-    populate,
-    write_new,
-)
+from megaindex.cache.fingerprint import CACHE_FORMAT, canonical_json
+from megaindex.cache.npy import ARRAY_DTYPES, MappedArrays
 from megaindex.errors import FormatError
-from megaindex.io.filesystem import is_local
 from megaindex.io.json_files import read_object
 from megaindex.io.os_errors import as_storage_error
 
+logger = logging.getLogger("megaindex")
+
 MANIFEST = "manifest.json"
+DURABLE = "durable"
 _LONGEST = 1 << 24  # bytes; a manifest has some hundreds
+# Building is over by then, or goes on with the next dataset: neither should wait for a disk.
+_DELAY_SECONDS = 2.0
 _ARRAY_NAME = re.compile(r"[A-Za-z0-9_]{1,64}", re.ASCII)
 
 
@@ -75,7 +77,7 @@ class Manifest:
 
 
 def read_manifest(entry: Path) -> Manifest:
-    """The manifest of the entry directory ``entry``.
+    """Return the manifest of the entry directory ``entry``.
 
     Raises:
         FormatError: missing, unreadable, of another format, or not what was written.
@@ -130,33 +132,24 @@ def _checksum(body: dict[str, Any]) -> str:
     return xxhash.xxh3_128_hexdigest(canonical_json(body).encode())
 
 
-logger = logging.getLogger("megaindex")
-
-
-class EntryWriter:
+class EntryWriter(MappedArrays):
     """A sink for index arrays that publishes them as ``<cache_dir>/<key>/`` or not at all.
 
-    Large arrays on a local file system are mapped files: what a kernel writes is already in place,
-    and their pages are brought in ahead of the kernels. Others are written from memory. Either way,
-    and for the checksums, this happens while the next kernel runs. `publish` writes the manifest
-    last and renames the directory. Whoever comes second drops its copy: both are equal.
+    `publish` writes the manifest last and renames the directory. A process that comes second drops
+    its copy: both are equal.
     """
 
     def __init__(self, cache_dir: str | os.PathLike[str], key: str) -> None:
+        super().__init__()
         self._root = Path(cache_dir)
         self._key = key
         self._tmp = self._root / f"tmp.{key}.{secrets.token_hex(8)}"
-        self._local = True
-        self._arrays: dict[str, IntArray] = {}
-        self._checksums: dict[str, Future[str]] = {}
-        self._pool = ThreadPoolExecutor(1, "megaindex-publish")
 
     def __enter__(self) -> EntryWriter:
         try:
             with as_storage_error(str(self._root), "cannot create a cache entry in it"):
                 self._root.mkdir(parents=True, exist_ok=True)
                 self._tmp.mkdir()
-            self._local = is_local(self._tmp)
         except BaseException:
             self.__exit__()
             raise
@@ -164,35 +157,26 @@ class EntryWriter:
 
     def __exit__(self, *exc: object) -> None:
         try:
-            self._pool.shutdown(wait=True, cancel_futures=True)
-            self._arrays.clear()
+            self.close()
         finally:
             _remove_tree(self._tmp)
 
-    def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
-        array: IntArray = np.empty(shape, dtype)  # takes no memory before it is touched
-        if self._is_mapped(array):
-            array = map_new(self._file(name), shape, dtype)
-            self._pool.submit(populate, array)
-        self._arrays[name] = array
-        return array
-
-    def done(self, name: str) -> None:
-        array = self._arrays[name]
-        if self._is_mapped(array):
-            task = self._pool.submit(array_checksum, array)
-        else:
-            task = self._pool.submit(write_new, self._file(name), array)
-        self._checksums[name] = task
+    def path_of(self, name: str) -> str:
+        return f"{self._tmp}/{name}.npy"
 
     def publish(self, parameters: dict[str, Any]) -> bool:
         """Make the entry visible under its key; False if another process did so before."""
-        manifest = Manifest(
-            key=self._key,
-            parameters=parameters,
-            arrays={name: self._record(name) for name in self._arrays},
-            boot_id=boot_id(),
-        )
+        records = {
+            name: ArrayRecord(
+                file=f"{name}.npy",
+                dtype=file.dtype,
+                shape=file.shape,
+                offset=file.offset,
+                checksum=file.checksum,
+            )
+            for name, file in self.finish().items()
+        }
+        manifest = Manifest(key=self._key, parameters=parameters, arrays=records, boot_id=boot_id())
         path = self._tmp / MANIFEST
         with as_storage_error(str(path), "cannot write"):
             path.write_text(manifest.dumps())
@@ -209,22 +193,6 @@ class EntryWriter:
                 return False
         make_durable_later(target)
         return True
-
-    def _is_mapped(self, array: IntArray) -> bool:
-        return self._local and array.nbytes >= WORTH_MAPPING
-
-    def _file(self, name: str) -> Path:
-        return self._tmp / f"{name}.npy"
-
-    def _record(self, name: str) -> ArrayRecord:
-        array = self._arrays[name]
-        return ArrayRecord(
-            file=f"{name}.npy",
-            dtype=array.dtype.name,
-            shape=array.shape,
-            offset=len(npy_header(array.shape, array.dtype.name)),
-            checksum=self._checksums[name].result(),
-        )
 
 
 @functools.cache  # no process outlives it
@@ -257,3 +225,75 @@ def _remove_tree(path: Path) -> None:
     except BaseException:
         shutil.rmtree(path, ignore_errors=True)
         raise
+
+
+def make_durable_later(entry: Path) -> None:
+    """Sync an entry soon and mark it, so that no reader of a later boot need verify it.
+
+    A process that ends before leaves it unmarked: it is verified once, by its first reader.
+    """
+    sync_later(functools.partial(make_durable, entry))
+
+
+def sync_later(sync: Callable[[], None]) -> None:
+    """Call ``sync``, which handles its own errors, when building is likely to be over."""
+    _worker.schedule(sync)
+
+
+def make_durable(entry: Path) -> None:
+    """Sync an entry now and mark it."""
+    with contextlib.suppress(OSError), opened(entry) as directory:
+        # By descriptor: whatever bears the entry's name by now, this marks what was synced.
+        for name in os.listdir(directory):
+            with opened(name, directory) as file:
+                os.fsync(file)
+        os.fsync(directory)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        os.close(os.open(DURABLE, flags, 0o666, dir_fd=directory))
+
+
+class _Worker:
+    """One thread for all that the process has to sync, started with the first."""
+
+    def __init__(self) -> None:
+        self._tasks: queue.SimpleQueue[tuple[float, Callable[[], None]]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._started = False
+
+    def schedule(self, sync: Callable[[], None]) -> None:
+        self._tasks.put((time.monotonic() + _DELAY_SECONDS, sync))
+        with self._lock:
+            if not self._started:
+                self._started = True
+                threading.Thread(target=self._run, name="megaindex-durable", daemon=True).start()
+
+    def _run(self) -> None:
+        while True:
+            due, sync = self._tasks.get()
+            time.sleep(max(0.0, due - time.monotonic()))
+            sync()
+
+
+_worker = _Worker()
+
+
+def _forget_the_thread() -> None:
+    """After a fork the thread is the parent's, and so is what it has to sync."""
+    global _worker  # noqa: PLW0603
+    _worker = _Worker()
+
+
+os.register_at_fork(after_in_child=_forget_the_thread)
+
+
+@contextlib.contextmanager
+def opened(
+    path: str | Path, directory: int | None = None, mode: int = os.O_RDONLY
+) -> Iterator[int]:
+    """Open a file for its descriptor, neither behind a link nor of a pipe that has no writer."""
+    flags = mode | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path, flags, dir_fd=directory)
+    try:
+        yield fd
+    finally:
+        os.close(fd)

@@ -1,7 +1,7 @@
 """Fingerprints of corpora and requests, and records of unchanged pairs.
 
 A record has the prefix and the stamp of a pair (sizes, times, inodes; versions in an object store)
-beside what was learned of it. Nothing is lost with the file: what it told is found out again.
+beside results computed from it. Nothing is lost with the file: they are computed again.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def is_records_name(name: str) -> bool:
 
 
 def stamps_of(prefixes: Sequence[str]) -> list[list[int]]:
-    """The stamps of pairs, asked for side by side."""
+    """Return the stamps of pairs, asked for side by side."""
     return each_of(corpus_stamp, prefixes)
 
 
@@ -74,7 +74,7 @@ def load_records(path: str | os.PathLike[str]) -> list[Record]:
 def read_records(
     path: Path, prefixes: Sequence[str], is_sound: Callable[[Record], bool]
 ) -> list[Record] | None:
-    """The records of these pairs; None where there are none, or where one of the pairs changed.
+    """Return the records of these pairs; None without any, or where one of the pairs changed.
 
     ``is_sound`` says whether what was learned of a pair is of the types that are written; it may
     raise KeyError and TypeError instead.
@@ -189,7 +189,7 @@ _contents: WeakKeyDictionary[Content, dict[bool, str]] = WeakKeyDictionary()
 def contents_of(
     dataset: Content, *, whole: bool, known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """The content fingerprints ``sampled`` and, if asked for, ``whole``, as checkpoints keep them.
+    """Return the content fingerprints ``sampled`` and, if asked for, ``whole``, by name.
 
     Args:
         known: those that need not be found out.
@@ -227,7 +227,7 @@ def _chunks(size: int, whole: bool) -> list[_Chunks]:
 
 
 def _bytes_of(facts: FileInfo, groups: list[_Chunks]) -> Iterator[memoryview]:
-    """The bytes of each group, good until the next is asked for."""
+    """Return the bytes of each group, good until the next is asked for."""
     most = max((sum(end - begin for begin, end in group) for group in groups), default=0)
     buffer = memoryview(bytearray(most))
     for group in groups:
@@ -247,7 +247,7 @@ def corpus_stamp(path_prefix: str) -> list[int]:
 
 
 def array_bytes(array: IntArray) -> memoryview:
-    """The bytes of an array, without a copy where it is contiguous."""
+    """Return the bytes of an array, without a copy where it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
@@ -264,7 +264,7 @@ def documents_setting(documents: range | IntArray) -> list[int] | str:
 
 
 def entry_key(parameters: Mapping[str, Any]) -> str:
-    """Name of the cache entry that holds what ``parameters`` describe: 32 hex digits."""
+    """Return the name of the cache entry that holds what ``parameters`` describe: 32 hex digits."""
     text = canonical_json({"cache_format": CACHE_FORMAT, **parameters})
     return xxhash.xxh3_128_hexdigest(text.encode())
 

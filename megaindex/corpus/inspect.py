@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.cache.durable import DURABLE
-from megaindex.cache.entry import read_manifest
+from megaindex.cache.entry import DURABLE, read_manifest
 from megaindex.cache.fingerprint import load_records
 from megaindex.cache.framework_files.array_files import ArrayFiles
 from megaindex.cache.framework_files.sidecar import UNREADABLE, SidecarFile, load_sidecar

@@ -14,7 +14,6 @@ from typing import Literal
 import numpy as np
 
 from megaindex._types import I32, I64
-from megaindex.arithmetic import INT64_MAX, ceil_div
 from megaindex.errors import InvalidArgument
 from megaindex.index.orders.keyed import Block, BlockOrder
 from megaindex.index.spans import Spans
@@ -188,10 +187,7 @@ class BinIndex(BlockOrder):
     order: Literal["epoch"] = field(default="epoch", init=False)
 
     def __post_init__(self) -> None:
-        if self.num_epochs < 1 or self.num_epochs * self.samples_per_epoch > INT64_MAX:
-            raise InvalidArgument(
-                f"epochs must be at least 1, and samples fit in 64 bits, got {self.num_epochs}"
-            )
+        self._check_epochs()
 
     @property
     def samples_per_epoch(self) -> int:
@@ -202,24 +198,9 @@ class BinIndex(BlockOrder):
         """Tokens of the documents that are in no sample."""
         return self.tokens_per_epoch - self.bins.num_tokens
 
-    @property
-    def num_samples(self) -> int:
-        return self.num_epochs * self.samples_per_epoch
-
-    def epochs_for(self, num_samples: int) -> int:
-        """Least number of epochs that hold ``num_samples`` samples."""
-        return max(1, ceil_div(num_samples, self.samples_per_epoch))
-
     def extend(self, epochs: int) -> BinIndex:
-        """The same order for ``epochs`` epochs; the samples that both hold are the same."""
+        """Return the same order for ``epochs`` epochs; the samples that both hold are the same."""
         return replace(self, num_epochs=epochs)
-
-    def samples_before(self, block: int) -> int:
-        """Samples of the first ``block`` epochs."""
-        return block * self.samples_per_epoch
-
-    def _block_of(self, ids: I64) -> I64:
-        return ids // self.samples_per_epoch
 
     def _cut(self, _: Block, numbers: I64) -> Spans:
         bins = self.bins

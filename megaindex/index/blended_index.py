@@ -203,7 +203,7 @@ def _has_arrays(index: Index) -> bool:
 
 
 def _arrays_of(index: Index) -> Any:
-    """A row of the kernel's table."""
+    """Return a row of the kernel's table."""
     arrays: Any = index.index if isinstance(index, LazyIndex) else index
     return (
         arrays.shuffle_index,

@@ -25,7 +25,7 @@ _DIVISOR_WEIGHT_BITS = 52
 
 
 def request_weights(weights: Sequence[float], row: FrameworkRules) -> list[float]:
-    """The weights from which the samples asked of each source are computed."""
+    """Return the weights from which the samples asked of each source are computed."""
     if row.weight_sum == "python":
         total = sum(weights)
         return [weight / total for weight in weights]
@@ -37,7 +37,7 @@ def request_weights(weights: Sequence[float], row: FrameworkRules) -> list[float
 
 
 def blend_weights(weights: Sequence[float], row: FrameworkRules, *, explicit: bool = True) -> F64:
-    """The weights that the greedy blend compares, float64 of shape (len(weights),).
+    """Return the weights that the greedy blend compares, float64 of shape (len(weights),).
 
     Explicit weights come here normalised once already (`request_weights`) and are normalised a
     second time; the sizes of unweighted sources are normalised once.
@@ -238,7 +238,7 @@ class GreedyDraws:
         raise AssertionError("one sample more than all limits together keeps within each")
 
     def _certain(self, limits: Sequence[int]) -> int:
-        """Samples for which ceil(weight * samples) stays within every limit."""
+        """Return the samples for which ceil(weight * samples) stays within every limit."""
         low, high = 0, sum(limits)
         while low < high:
             middle = (low + high + 1) // 2

@@ -1,4 +1,4 @@
-"""Ladders: what an index plans to serve, block by block, and where two of them first differ.
+"""Receipts of what an index plans to serve, block by block, and where two first differ.
 
 A ladder keeps one receipt for every ``stride`` positions, so that a difference can be narrowed to a
 block of samples even where the old inputs are gone.
@@ -44,7 +44,7 @@ class Ladder:
         return sum(self.blocks.values(), Receipt())
 
     def __add__(self, other: Ladder) -> Ladder:
-        """Both together, as where ranks are summed.
+        """Return both together, as where ranks are summed.
 
         Raises:
             InvalidArgument: their strides differ.
@@ -71,7 +71,7 @@ class Ladder:
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """A few dozen bytes a block, for a checkpoint."""
+        """Return a few dozen bytes a block, for a checkpoint."""
         blocks = {str(b): [str(r), r.count] for b, r in sorted(self.blocks.items())}
         return {"stride": self.stride, "blocks": blocks}
 
@@ -108,7 +108,7 @@ def planned_receipt(index: Index, begin: int, end: int, keys: U64) -> Receipt:
 def planned_ladder(
     index: Index, begin: int, end: int, keys: U64, *, stride: int = DEFAULT_STRIDE
 ) -> Ladder:
-    """The ladder of samples begin ... end - 1, recomputed from the index by all threads.
+    """Return the ladder of samples begin ... end - 1, recomputed from the index by all threads.
 
     Raises:
         OutOfRange: the index does not hold them.
@@ -155,7 +155,7 @@ class FirstDifference:
 def explain(
     index_a: Index, index_b: Index, begin: int, end: int, keys_a: U64, keys_b: U64 | None = None
 ) -> FirstDifference | None:
-    """The first of the samples begin ... end - 1 that differs, or None where none does.
+    """Return the first of the samples begin ... end - 1 that differs, or None where none does.
 
     Compares the receipts of blocks, then those of the samples of the first block that differs.
 
@@ -181,7 +181,7 @@ def _chunks(index: Index, begin: int, end: int) -> Iterator[I64]:
 
 
 def _total(parts: list[U64]) -> U64:
-    """The sum of rows of high and low words, modulo 2**128."""
+    """Return the sum of rows of high and low words, modulo 2**128."""
     total, *others = parts
     for part in others:
         total[:, 1] += part[:, 1]

@@ -43,13 +43,13 @@ class Stage:
     """Ids in ``index``."""
 
     def locate(self, places: I64) -> Spans:
-        """Of the samples at these places of the stage."""
+        """Locate the samples at these places of the stage."""
         if isinstance(self.samples, range):
             return self.index.locate(places + self.samples.start)
         return self.index.locate(self.samples[places])
 
     def walk(self, begin: int, end: int, part: int, parts: int) -> Chunks:
-        """Of the samples at places begin ... end - 1 of the stage; gives places."""
+        """Iterate over places begin ... end - 1 of the stage, and the spans there."""
         if isinstance(self.samples, range):
             shift = self.samples.start
             for positions, spans in walk(self.index, begin + shift, end + shift, part, parts):
@@ -155,7 +155,7 @@ def extend_index(
 
 
 def derived_seed(seed: int, num_samples: int, epoch: int) -> int:
-    """Seed of a further epoch after an index of ``num_samples``, 0 ... 2**32 - 1."""
+    """Return the seed of a further epoch after an index of ``num_samples``, 0 ... 2**32 - 1."""
     return xxhash.xxh3_64_intdigest(f"extend {seed} {num_samples} {epoch}".encode()) % 2**32
 
 
@@ -211,7 +211,7 @@ class _Segments:
 
     @classmethod
     def of(cls, spans: Spans, length: I64) -> _Segments:
-        """The first ``length`` tokens of each run."""
+        """Return the first ``length`` tokens of each run."""
         _, sequence = np.unique(
             spans.source.astype(np.int64) * (spans.document.max(initial=0) + 1) + spans.document,
             return_inverse=True,

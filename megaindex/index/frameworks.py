@@ -22,7 +22,14 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import I32
-from megaindex.arithmetic import INT32_MAX, ceil_div, epochs_built, epochs_for, samples_for_epochs
+from megaindex.arithmetic import (
+    INT32_MAX,
+    INT64_MAX,
+    ceil_div,
+    epochs_built,
+    epochs_for,
+    samples_for_epochs,
+)
 from megaindex.errors import InvalidArgument
 from megaindex.validation import check_choice
 
@@ -86,7 +93,7 @@ class FrameworkRules:
     def samples_requested(
         self, num_samples: int, weight: float, buffer: float, num_sources: int
     ) -> int:
-        """Samples asked of a source whose normalised weight is ``weight``."""
+        """Return the samples asked of a source whose normalised weight is ``weight``."""
         if self.request == "megatron":
             return math.ceil(math.ceil(num_samples * weight) * buffer)
         if self.request == "paddlenlp":
@@ -97,7 +104,7 @@ class FrameworkRules:
     def samples_in_epochs(
         self, epochs: Fraction | int, tokens_per_epoch: int, sequence_length: int
     ) -> int:
-        """Samples that so many epochs of a source hold."""
+        """Return the samples that so many epochs of a source hold."""
         block = self.epochs_mixed
         return samples_for_epochs(
             Fraction(epochs) / block,
@@ -217,7 +224,7 @@ FRAMEWORK_RULES: dict[str, FrameworkRules] = {
 
 
 def framework_rules(order: str) -> FrameworkRules:
-    """The row of an order.
+    """Return the row of an order.
 
     Raises:
         InvalidArgument: no such order.
@@ -253,8 +260,6 @@ def parse_split(split: str, order: str = "", name: str = "split") -> list[float]
 
 def _megatron_bounds(weights: Sequence[float], num_sequences: int) -> list[tuple[int, int]]:
     """Each boundary of the normalised, cumulated split is rounded by itself."""
-    import numpy as np
-
     values = np.array(weights, np.float64)
     cumulated = [0.0]
     for part in (values / np.sum(values)).tolist():
@@ -283,12 +288,12 @@ def select_documents(
     split: str | None = None,
     subset: str = "train",
 ) -> range | I32:
-    """Sequence ids of one epoch: a range where possible, since it costs no memory.
+    """Return the sequence ids of one epoch: a range where possible, since it costs no memory.
 
     Args:
         num_sequences: sequences of the dataset.
         name: of the dataset, for messages.
-        row: the dialect, which decides how a split is rounded.
+        row: decides how a split is rounded.
         documents: the ids themselves; or
         split: ``"969,30,1"``, of which ``subset`` names the part.
 
@@ -312,10 +317,28 @@ def select_documents(
 
 
 def count_tokens(lengths: I32, documents: range | I32) -> int:
-    """Tokens of one epoch."""
+    """Return the tokens of one epoch."""
     if isinstance(documents, range):
         return int(lengths[documents.start : documents.stop].sum(dtype=np.int64))
     return int(lengths[documents].sum(dtype=np.int64))
+
+
+def check_one_sample(name: str, tokens: int, sequence_length: int, extra: int) -> None:
+    """Refuse documents that together hold less than one sample."""
+    if tokens < sequence_length + extra:
+        raise InvalidArgument(
+            f"{name}: the documents hold {tokens} tokens, one sample needs "
+            f"{sequence_length + extra} (sequence_length {sequence_length} + {extra} for the "
+            "shifted label); use more documents or a smaller sequence_length"
+        )
+
+
+def check_total(name: str, tokens: int) -> None:
+    """Refuse more tokens than any array can count."""
+    if tokens > INT64_MAX:
+        raise InvalidArgument(
+            f"{name}: the epochs asked for hold {tokens} tokens, more than 2**63 - 1; ask for fewer"
+        )
 
 
 def _as_ids(documents: npt.ArrayLike) -> I32:

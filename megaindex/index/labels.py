@@ -1,4 +1,4 @@
-"""What goes with a text, token by token: labels and reference values, each in a pair of its own."""
+"""Labels and reference values of a text, one for each token, in pairs of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which stream serves each position of a stage, and the how-manieth of its samples that is.
+"""Map each position of a stage to a stream and to the index of that stream's sample.
 
 Streams are mixed in the proportions of integer shares by Webster's divisor rule, so at any position
 every stream has been drawn as often as its share says, to within one draw or so. Three ways to lay
@@ -210,7 +210,7 @@ class Random(Mixing):
         return SHUFFLED  # many periods may lie in a block, each shuffled by itself
 
     def _bounds(self, position: int) -> tuple[int, int]:
-        """The shuffled block that holds a position."""
+        """Return the shuffled block that holds a position."""
         period = position // self.period * self.period
         begin = period + (position - period) // SHUFFLED * SHUFFLED
         return begin, min(begin + SHUFFLED, period + self.period)

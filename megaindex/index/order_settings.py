@@ -143,7 +143,7 @@ class NeoxDocumentsOrder(Order):
         return f"{self.name} with pack_impl {self.pack_impl}"
 
     def check_num_samples(self, num_samples: int | None) -> int:
-        """The samples asked for; refuses epochs in place of them."""
+        """Return the samples asked for; refuses epochs in place of them."""
         if num_samples is None or num_samples < 1:
             raise InvalidArgument(
                 f"pack_impl {self.pack_impl} has no epochs: how many samples it shuffles decides "
@@ -198,12 +198,12 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 
 def order_of(order: str | Order) -> Order:
-    """The order, with its default settings where only its name is given."""
+    """Return the order, with its default settings where only its name is given."""
     return order if isinstance(order, Order) else _kind(order)()
 
 
 def order_of_row(row: FrameworkRules) -> Order:
-    """The order whose settings are those of a row."""
+    """Return the order whose settings are those of a row."""
     kind = _kind(row.order)
     return kind(**{field.name: getattr(row, field.name) for field in fields(kind)})
 

@@ -34,7 +34,7 @@ class Receipt:
 
     @classmethod
     def of(cls, positions: I64, spans: Spans, keys: U64) -> Receipt:
-        """The receipt of samples at ``positions``, int64[n], that read ``spans``.
+        """Return the receipt of samples at ``positions``, int64[n], that read ``spans``.
 
         ``keys`` are the sources' fingerprints, see `fingerprint_keys`.
         """

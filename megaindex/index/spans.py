@@ -49,7 +49,7 @@ class Spans:
         return int(self.document.size)
 
     def input_lengths(self, sequence_length: int) -> I64:
-        """Tokens of each run that are fed as input, int64[n]: the first S of each sample.
+        """Return how many tokens of each run are input, int64[n]: the first S of each sample.
 
         What follows them is a label alone. A sample of S tokens or fewer is fed as a whole, such as
         a bin of documents or a shorter last sample. Of runs of 3 and 6 tokens in one sample, with
@@ -62,7 +62,7 @@ class Spans:
 
 
 class Index(Protocol):
-    """The one door: planner, loader, audit and demo use an index through this alone."""
+    """The interface through which planner, loader, audit and demo use an index."""
 
     @property
     def num_samples(self) -> int:
@@ -99,7 +99,7 @@ class Index(Protocol):
 
 
 def check_sample_ids(sample_ids: npt.ArrayLike, num_samples: int) -> I64:
-    """The ids as int64[n].
+    """Return the ids as int64[n].
 
     Raises:
         OutOfRange: an id below 0 or not below ``num_samples``.
@@ -189,7 +189,7 @@ class Walkable(Protocol):
 
 
 def walk(index: Index, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
-    """Samples begin ... end - 1, each once, in any order, in chunks.
+    """Iterate over samples begin ... end - 1, each once, in any order, in chunks.
 
     ``parts`` walks with part 0, 1, ..., parts - 1 give them all together; each may run in a thread
     of its own.
@@ -204,7 +204,7 @@ def walk(index: Index, begin: int, end: int, part: int = 0, parts: int = 1) -> C
 
 
 def located(index: Locating, begin: int, end: int, part: int, parts: int) -> Chunks:
-    """The walk of any index, in the order of training."""
+    """Iterate over samples of any index, in the order of training."""
     first, stop = share(begin, end, part, parts)
     for start in range(first, stop, CHUNK):
         positions = np.arange(start, min(stop, start + CHUNK))
@@ -217,14 +217,14 @@ def share(begin: int, end: int, part: int, parts: int) -> tuple[int, int]:
 
 
 def in_order(index: Index, begin: int, end: int) -> Spans:
-    """The spans of samples begin ... end - 1, as ``index.locate`` gives them."""
+    """Return the spans of samples begin ... end - 1, as ``index.locate`` gives them."""
     begin, end = check_range(index, begin, end)
     pieces = [(positions - begin, spans) for positions, spans in walk(index, begin, end)]
     return joined(pieces, end - begin)
 
 
 def check_range(index: Index, begin: int, end: int) -> tuple[int, int]:
-    """Both as plain integers.
+    """Return both as plain integers.
 
     Raises:
         OutOfRange: the index does not hold samples begin ... end - 1.

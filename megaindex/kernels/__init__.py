@@ -29,7 +29,7 @@ _MODULES = {"native": "_native", "numba": "jit", "reference": "reference"}
 
 
 def load(name: str) -> Backend:
-    """The backend of that name: native, numba or reference.
+    """Return the backend of that name: native, numba or reference.
 
     Raises:
         InvalidArgument: no such backend.
@@ -56,7 +56,7 @@ def backend() -> str:
 
 
 def choose() -> str:
-    """Name of the backend that is wanted, else of the best that there is.
+    """Return the name of the backend that is wanted, else of the best that there is.
 
     Raises:
         InvalidArgument: what MEGAINDEX_BACKEND names is unknown or not installed.
@@ -99,7 +99,7 @@ def _reason(error: ImportError) -> str:
 
 @functools.cache
 def active() -> Backend:
-    """The backend in use."""
+    """Return the backend in use."""
     return load(backend())
 
 

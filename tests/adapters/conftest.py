@@ -16,7 +16,7 @@ from megaindex.cache.framework_files import sidecar as sidecar_file
 @pytest.fixture(autouse=True)
 def no_background(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is synced 2 s later, in the middle of another test."""
-    monkeypatch.setattr(sidecar_file, "later", lambda sync: None)
+    monkeypatch.setattr(sidecar_file, "sync_later", lambda sync: None)
 
 
 @pytest.fixture(scope="module")

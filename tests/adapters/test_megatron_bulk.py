@@ -166,7 +166,7 @@ def test_a_power_loss_is_noticed_and_mended(
 ) -> None:
     """Of all sets the damaged one is built again; the others are noted, and not read again."""
     due: list[Any] = []
-    monkeypatch.setattr(sidecar_file, "later", due.append)
+    monkeypatch.setattr(sidecar_file, "sync_later", due.append)
     config = {"blend": (corpora, WEIGHTS), **CONFIG}
     with installed():
         expected = samples(build(core, SIZES, tmp_path, **config))
@@ -192,7 +192,7 @@ def test_a_power_loss_is_noticed_and_mended(
 def test_a_power_loss_of_what_is_not_ours(
     core: Any, corpora: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sidecar_file, "later", lambda sync: None)
+    monkeypatch.setattr(sidecar_file, "sync_later", lambda sync: None)
     config = {"blend": (corpora, WEIGHTS), **CONFIG}
     build(core, SIZES, tmp_path, **config)
     with installed():

@@ -54,7 +54,7 @@ def test_files_changed_since_they_were_recorded_are_not_mapped(tmp_path: Path, c
     files = ArrayFiles(arrays={"a": str(path)}, sidecar=str(tmp_path / "set-megaindex.json"))
     with ArrayWriter(files) as writer:
         writer.allocate("a", (5,), "int32")[...] = range(5)
-        writer.done("a")
+        writer.seal("a")
         sidecar = writer.publish(Identity(settings=dict, corpus=str))
     np.testing.assert_array_equal(map_arrays(files, sidecar)["a"], range(5))
     if change == "replaced":

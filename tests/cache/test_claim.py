@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from megaindex.cache import claim
-from megaindex.cache.claim import Claim, build_once, build_timeout
+from megaindex.cache.claim import Claim, build_once, build_timeout, steal
 from megaindex.errors import InvalidArgument, StorageError
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -165,11 +165,10 @@ def test_one_waiter_takes_a_dead_claim(tmp_path: Path) -> None:
     assert dead.acquire()
     path = tmp_path / "key.claim"
     text = path.read_text()
-    slow = Claim(tmp_path, "key")
     path.unlink()
     fast = Claim(tmp_path, "key")
     assert fast.acquire()
-    slow._take_away(text)
+    steal(path, text)
     assert json.loads(path.read_text())["token"] == fast._token
     assert sorted(p.name for p in tmp_path.iterdir()) == ["key.claim"]
 

@@ -17,8 +17,7 @@ from corpora import write_corpus
 
 import megaindex
 from megaindex.cache.cache import map_array
-from megaindex.cache.durable import make_durable
-from megaindex.cache.entry import Manifest, quarantine, read_manifest
+from megaindex.cache.entry import Manifest, make_durable, quarantine, read_manifest
 from megaindex.cache.fingerprint import canonical_json
 from megaindex.errors import FormatError, StorageError
 from megaindex.io.mapping import map_readonly

@@ -15,9 +15,9 @@ from array_sets import files_of, fill
 from hypothesis import given
 from hypothesis import strategies as st
 
+from megaindex.cache import npy
 from megaindex.cache.framework_files import sidecar
 from megaindex.cache.framework_files import sidecar as sidecar_file
-from megaindex.cache.framework_files import writer as array_writer
 from megaindex.cache.framework_files.array_files import (
     ArrayFiles,
     Arrays,
@@ -54,7 +54,7 @@ class Machine:
             return real(files, found)
 
         monkeypatch.setattr(sidecar, "damaged_arrays", noted)
-        monkeypatch.setattr(sidecar_file, "later", self.due.append)
+        monkeypatch.setattr(sidecar_file, "sync_later", self.due.append)
         self.boot()
 
     def boot(self) -> None:
@@ -105,7 +105,7 @@ def lose_page(path: str, number: int) -> None:
 def test_what_lost_nothing_is_read_once(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch, mapped: bool
 ) -> None:
-    monkeypatch.setattr(array_writer, "WORTH_MAPPING", 0 if mapped else 1 << 30)
+    monkeypatch.setattr(npy, "WORTH_MAPPING", 0 if mapped else 1 << 30)
     files = build(tmp_path)
     assert find(files) is not None
     assert machine.read == []  # of this boot

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import megaindex
-from megaindex.cache import entry
+from megaindex.cache import npy
 from megaindex.corpus.merge import merge
 from megaindex.errors import StorageError
 
@@ -39,7 +39,7 @@ def main(folder: Path) -> None:
     for number, name in ((errno.ENOSPC, "small"), (errno.EROFS, "fixed")):
         place = folder / name
         for mapped in (1 << 20, 1 << 40):
-            entry.WORTH_MAPPING = mapped
+            npy.WORTH_MAPPING = mapped
             settings = {"sequence_length": 1, "seed": 1, "epochs": 2, "cache_dir": place}
             expect(number, place, partial(megaindex.build_index, folder / "corpus", **settings))
         expect(number, place, partial(write, place / "out"))

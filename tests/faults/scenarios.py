@@ -22,9 +22,9 @@ from faults.pairs import (
 
 import megaindex
 from megaindex.cache import claim as leftovers
-from megaindex.cache import entry
+from megaindex.cache import entry, npy
 from megaindex.cache.claim import build_once
-from megaindex.cache.durable import make_durable
+from megaindex.cache.entry import make_durable
 from megaindex.cache.framework_files import writer as array_writer
 from megaindex.cache.framework_files.array_files import ArrayFiles, Identity, Sidecar
 from megaindex.cache.framework_files.sidecar import (
@@ -50,7 +50,7 @@ class Cache:
 
     def prepare(self, folder: Path) -> None:
         entry.make_durable_later = lambda path: None  # by a thread, and 2 s later: see Durable
-        entry.WORTH_MAPPING = 0 if self.mapped else 1 << 25
+        npy.WORTH_MAPPING = 0 if self.mapped else 1 << 25
         if not (folder.parent / "corpus.idx").exists():
             with IndexedDatasetWriter(folder.parent / "corpus", np.uint16) as writer:
                 for length in (7, 0, 31, 8, 12):
@@ -218,7 +218,7 @@ def _contents(number: int, corpus: str) -> dict[str, Any]:
 def _fill(number: int, writer: ArrayWriter, corpus: str) -> None:
     for name, values in _contents(number, corpus).items():
         writer.allocate(name, values.shape, values.dtype.name)[...] = values
-        writer.done(name)
+        writer.seal(name)
 
 
 SCENARIOS: dict[str, Any] = {

@@ -11,7 +11,7 @@ import pytest
 from faults.scenarios import _contents, _files, _fill
 
 from megaindex.cache import claim as leftovers
-from megaindex.cache.claim import Claim, build_once, remove_leftovers
+from megaindex.cache.claim import Claim, build_once, remove_leftovers, steal
 from megaindex.cache.framework_files.sidecar import Identity
 from megaindex.cache.framework_files.writer import ArrayWriter
 from megaindex.errors import MissingFile, StorageError
@@ -124,7 +124,6 @@ def test_waiters_that_take_a_claim_away_use_names_of_their_own(tmp_path: Path) -
     assert dead.acquire()
     path = tmp_path / f"{KEY}.claim"
     text = path.read_text()
-    first, second = Claim(tmp_path, KEY), Claim(tmp_path, KEY)
     real_unlink = Path.unlink
 
     def unlink(self: Path, missing_ok: bool = False) -> None:
@@ -132,14 +131,14 @@ def test_waiters_that_take_a_claim_away_use_names_of_their_own(tmp_path: Path) -
         Path.unlink = real_unlink  # type: ignore[method-assign]
         builder = Claim(tmp_path, KEY)
         assert builder.acquire()
-        second._take_away(text)
+        steal(path, text)
         held.append(builder._token)
         real_unlink(self, missing_ok)
 
     held: list[str] = []
     Path.unlink = unlink  # type: ignore[method-assign]
     try:
-        first._take_away(text)
+        steal(path, text)
     finally:
         Path.unlink = real_unlink  # type: ignore[method-assign]
     assert json.loads(path.read_text())["token"] == held[0]
@@ -161,10 +160,10 @@ def test_a_builder_that_wakes_up_changes_nothing_for_readers(tmp_path: Path) -> 
             other.publish(IDENTITY)
         check_whole(tmp_path)
         array[:] = _contents(0, "new")["a"]
-        frozen.done("a")
+        frozen.seal("a")
         check_whole(tmp_path)
         frozen.allocate("b", (20,), "int64")[:] = _contents(0, "new")["b"]
-        frozen.done("b")
+        frozen.seal("b")
         check_whole(tmp_path)
         frozen.publish(IDENTITY)
     check_whole(tmp_path)

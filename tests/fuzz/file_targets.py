@@ -169,7 +169,7 @@ def sidecar_seeds() -> list[bytes]:
     with ArrayWriter(_SET) as writer:
         for name, array in values.items():
             writer.allocate(name, array.shape, "int32")[...] = array
-            writer.done(name)
+            writer.seal(name)
         writer.publish(_IDENTITY)
     built = Path(_SET.sidecar).read_bytes()
     texts = [built, built.replace(b'"built"', b'"found"')]

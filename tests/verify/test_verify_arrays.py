@@ -35,7 +35,7 @@ IDENTITY = Identity(settings=lambda: {"documents": [10, 13]}, corpus=lambda: "co
 
 @pytest.fixture(autouse=True)
 def no_background(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sidecar_file, "later", lambda sync: None)
+    monkeypatch.setattr(sidecar_file, "sync_later", lambda sync: None)
 
 
 @pytest.fixture
@@ -191,7 +191,7 @@ def test_a_packing_may_serve_a_sample_again(tmp_path: Path) -> None:
         for name, values in CONTENTS.items():
             array = np.array([0, 1, 0] if name == "shuffle_index" else values, np.int64)
             writer.allocate(name, array.shape, "int64")[...] = array
-            writer.done(name)
+            writer.seal(name)
         writer.publish(IDENTITY)
     changed = np.array([12, 10, 11], np.int64)
     overwrite(tmp_path / "p-document_index.npy", changed, same_time=True)

@@ -35,10 +35,9 @@ from megaindex.cache.framework_files.sidecar import find_arrays, map_arrays
 from megaindex.cache.framework_files.writer import ArrayWriter
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import check_arrays
-from megaindex.index.frameworks import FrameworkRules, count_tokens
+from megaindex.index.frameworks import FrameworkRules, check_total, count_tokens
 from megaindex.index.orders import framework
 from megaindex.index.orders.framework import ShuffledOrder
-from megaindex.index.request import check_total
 from megaindex.validation import check_setting
 
 
@@ -231,7 +230,7 @@ def _fill_without_documents(sink: framework.Sink) -> None:
         ("shuffle_index", (0,), "uint32"),
     ):
         sink.allocate(name, shape, dtype)[...] = 0
-        sink.done(name)
+        sink.seal(name)
 
 
 def request_of(self: Any, corpus: LowLevelCorpus) -> DatasetRequest:

@@ -241,7 +241,7 @@ def _cached(self: Any, draw: BlendDraw, make: Callable[[], Drawn]) -> tuple[Draw
         with ArrayWriter(files if fits else beyond) as writer:
             for name, array in arrays.items():
                 writer.allocate(name, array.shape, array.dtype.name)[...] = array
-                writer.done(name)
+                writer.seal(name)
             writer.publish(_identity(draw, {"drawn": counts}), self.unique_description)
         return arrays, counts
 

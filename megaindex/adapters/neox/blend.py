@@ -20,7 +20,6 @@ from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.neox.samples import Texts
 from megaindex.adapters.reports import NEOX
 from megaindex.cache.cache import fetch
-from megaindex.cache.fingerprint import entry_key
 from megaindex.errors import InvalidArgument, OutOfRange, StorageError
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.blending import exact_values, fill_blend
@@ -148,8 +147,8 @@ class _Draws:
             self._build(size, sink)
             built.append(True)
 
-        arrays: Any = fetch(folder, parameters, build, expected=self._held(size))
-        entry = os.path.join(folder, entry_key(parameters))
+        arrays: Any
+        arrays, entry = fetch(folder, lambda: parameters, build, self._held(size))
         return _Drawn(**arrays, entry=entry, was_built=bool(built))
 
     def _held(self, size: int) -> dict[str, tuple[tuple[int], str]]:
@@ -166,7 +165,7 @@ class _Draws:
         source, sample, counts = (sink.allocate(name, *held[name]) for name in held)
         counts[...] = fill_blend(self.rule, self.values, source, sample)
         for name in held:
-            sink.done(name)
+            sink.seal(name)
 
 
 _drawn_last: tuple[tuple[str, bytes], weakref.ref[_Drawn]] | None = None

@@ -28,11 +28,16 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.blended_index import LazyIndex
-from megaindex.index.frameworks import count_tokens, framework_rules, select_documents
+from megaindex.index.frameworks import (
+    check_one_sample,
+    check_total,
+    count_tokens,
+    framework_rules,
+    select_documents,
+)
 from megaindex.index.order_settings import NeoxDocumentsOrder
 from megaindex.index.orders.framework import ShuffledOrder
 from megaindex.index.orders.neox_documents import PackingIndex
-from megaindex.index.request import check_one_sample, check_total
 from megaindex.index.spans import Index
 from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset
 from megaindex.validation import check_integer, check_setting

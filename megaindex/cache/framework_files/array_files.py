@@ -13,7 +13,7 @@ from megaindex.io.os_errors import storage_error
 
 
 class Listing:
-    """The names in a directory at one moment, for who would look for thousands of them.
+    """The names in a directory at one moment, in place of a look at each of thousands.
 
     A blend of 1500 datasets looks for 7500 files: as many calls, or, on a network, messages, where
     a listing takes a few dozen. It tells that a file is there, not its size: who relies on it
@@ -55,7 +55,7 @@ class Listing:
         return self._inodes.get(path)
 
     def shows(self, files: ArrayFiles, sidecar: Sidecar) -> bool:
-        """Whether all files are there and have the inodes that the sidecar has of them."""
+        """Return whether all files are there and have the inodes that the sidecar has of them."""
         inodes = self._inodes
         return (
             not sidecar.in_doubt
@@ -69,7 +69,7 @@ class Listing:
 def current_states(
     files: ArrayFiles, sidecar: Sidecar | None, listing: Listing | None
 ) -> dict[str, FileState] | None:
-    """The state of each array file, for all that is known; None where a file is missing."""
+    """Return the state of each array file, for all that is known; None where a file is missing."""
     if listing is not None and sidecar is not None and listing.shows(files, sidecar):
         return sidecar.files
     if not files.are_there(os.path.isfile if listing is None else listing.__contains__):
@@ -91,7 +91,7 @@ SUFFIX = "-megaindex.json"
 
 @dataclass(kw_only=True, slots=True)
 class ArrayFiles:
-    """Where one set of arrays lies."""
+    """Paths of one set of arrays."""
 
     arrays: Mapping[str, str]
     """Path of the .npy file of each array."""
@@ -107,18 +107,18 @@ class ArrayFiles:
 
     @property
     def name(self) -> str:
-        """What the sidecar calls this set."""
+        """Name of the set in the sidecar."""
         return self.sidecar.rpartition("/")[2].removesuffix(SUFFIX)
 
     @property
     def endings(self) -> tuple[dict[str, str], str | None]:
-        """What follows the name of the set in those of its arrays, and of its marker."""
+        """Endings of the names of its arrays, and of its marker, after the name of the set."""
         base = str(self)
         arrays = {name: path.removeprefix(base) for name, path in self.arrays.items()}
         return arrays, self.marker and self.marker.removeprefix(base)
 
     def are_there(self, is_there: Callable[[str], bool] = os.path.isfile) -> bool:
-        """Whether the framework would find them."""
+        """Return whether the framework would find them."""
         return all(map(is_there, self.paths))
 
     def __str__(self) -> str:
@@ -127,7 +127,7 @@ class ArrayFiles:
 
 @dataclass(kw_only=True)
 class Sidecar:
-    """What is known of one set of arrays."""
+    """The record of one set of arrays."""
 
     origin: str
     """built: by megaindex; found: written by the framework, checked and accepted."""
@@ -138,7 +138,7 @@ class Sidecar:
     stamp: list[int]
     """Sizes and times of the corpus's files when the fingerprint was taken."""
     facts: Mapping[str, Any]
-    """What a reader need not work out again."""
+    """Derived values that a reader need not compute again."""
     arrays: Mapping[str, ArrayRecord]
     files: dict[str, FileState]
     """The files that this was recorded of: others of their names are not described by it."""
@@ -151,7 +151,7 @@ class Sidecar:
 
 @dataclass(kw_only=True, slots=True)
 class Identity:
-    """What a request depends on, asked for only as far as a sidecar does not answer it."""
+    """The inputs of a request, computed only as far as a sidecar does not answer them."""
 
     settings: Callable[[], Mapping[str, Any]]
     corpus: Callable[[], str]
@@ -173,7 +173,7 @@ class Identity:
         files: dict[str, FileState],
         checksums: Mapping[str, str],
     ) -> Sidecar:
-        """The record of arrays that are those of this identity."""
+        """Return the record of arrays that are those of this identity."""
         return Sidecar(
             origin=origin,
             settings=self.settings(),
@@ -187,7 +187,7 @@ class Identity:
 
 
 def states_of(paths: Mapping[str, str]) -> dict[str, FileState]:
-    """The state of each file.
+    """Return the state of each file.
 
     Raises:
         MissingFile: one is not there.
@@ -218,7 +218,7 @@ def check_unchanged(files: ArrayFiles, sidecar: Sidecar) -> None:
 
 
 def changed(files: ArrayFiles) -> FormatError:
-    """The error for files that are not those that were recorded."""
+    """Return the error for files that are not those that were recorded."""
     return FormatError(
         f"{files}-*: these are not the files that {files.sidecar} was written for; remove all "
         "files of that name, they will be built again"

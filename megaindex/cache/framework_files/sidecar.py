@@ -41,8 +41,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex._types import IntArray
-from megaindex.cache.durable import later, opened
-from megaindex.cache.entry import boot_id
+from megaindex.cache.entry import boot_id, opened, sync_later
 from megaindex.cache.fingerprint import array_checksum, canonical_json
 from megaindex.cache.framework_files.array_files import (
     SUFFIX,
@@ -72,7 +71,7 @@ class OtherFormat(ValueError):
 
 
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
-"""What reading a file raises that is none of these."""
+"""Errors that parsing anything but a sidecar raises."""
 _LONGEST = 1 << 28  # bytes; a set has about a thousand
 _DIGITS = 32  # of a checksum
 _NOT_RECORDED = ("checksums", "in_doubt")  # with a set: the one lies beside, the other is found out
@@ -81,7 +80,7 @@ _HEAD = '{"durable":"'
 
 @dataclass(frozen=True, kw_only=True)
 class SidecarFile:
-    """All that one file says."""
+    """The content of one sidecar file."""
 
     boot: str
     """Under which it was written."""
@@ -94,14 +93,14 @@ class SidecarFile:
     sets: dict[str, Sidecar]
 
     def is_durable(self, name: str) -> bool:
-        """Whether the files of a set are known to be on the disk."""
+        """Return whether the files of a set are known to be on the disk."""
         return self.durable[self.place_of(name)] == "1"
 
     def place_of(self, name: str) -> int:
         return list(self.sets).index(name)
 
     def files(self, directory: str, name: str) -> ArrayFiles:
-        """Where the set of that name lies; ValueError for a name that leads out of there."""
+        """Return the paths of a set; ValueError for a name that leads out of the directory."""
         for part in (name, *self.endings.values(), self.marker or ""):
             if "/" in part or "\0" in part:
                 raise ValueError(f"it names files by {part!r}")
@@ -173,7 +172,7 @@ def remove(path: str) -> None:
 
 
 def read_sidecar(files: ArrayFiles, listing: Listing | None = None) -> Sidecar | None:
-    """The sidecar; None where there is none that can be read: the arrays are then checked."""
+    """Return the sidecar; None where it cannot be read: the arrays are then checked."""
     if listing is not None and files.sidecar not in listing:
         return None
     try:
@@ -219,7 +218,7 @@ def _sets_in(path: str) -> tuple[int, dict[str, Sidecar]]:
 
 
 def parse_sidecar(text: bytes, *, with_checksums: bool = False) -> SidecarFile:
-    """What the file says; one of `UNREADABLE` if it is none of this format.
+    """Parse the file; raises one of `UNREADABLE` for another format.
 
     Checksums are given to those sets alone that are in doubt, or to all ``with_checksums``.
     """
@@ -261,7 +260,7 @@ def _parsed(arrays: dict[str, Any], files: dict[str, Any], **fields: Any) -> Sid
 
 
 def load_sidecar(path: str) -> SidecarFile:
-    """What any file of such a name says, by whomever it was put there.
+    """Parse any file of such a name, from an untrusted writer too.
 
     Raises:
         StorageError: it cannot be read.
@@ -283,7 +282,7 @@ def load_sidecar(path: str) -> SidecarFile:
 
 def make_sets_durable_later(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
     """Sync sets of one directory soon and note it, so that no later boot need verify them."""
-    later(lambda: make_sets_durable(sets))
+    sync_later(lambda: make_sets_durable(sets))
 
 
 def make_sets_durable(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
@@ -304,7 +303,7 @@ def make_sets_durable(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
 
 
 def _sync(files: ArrayFiles, sidecar: Sidecar) -> bool:
-    """Whether all arrays are those of the sidecar, and on the disk now."""
+    """Return whether all arrays are those of the sidecar, and on the disk now."""
     with contextlib.suppress(OSError):
         for name, path in files.arrays.items():
             with opened(path) as descriptor:
@@ -331,7 +330,7 @@ def find_arrays(
     check: Callable[[Arrays], None],
     listing: Listing | None = None,
 ) -> Sidecar | None:
-    """The sidecar of arrays that may be used; None where they have to be built.
+    """Return the sidecar of arrays that may be used; None where they have to be built.
 
     ``check`` looks at arrays that have no sidecar, or other files than it was written for, and
     raises FormatError if they are not those that ``identity`` asks for. With a ``listing`` of their
@@ -369,7 +368,7 @@ def _refuse(files: ArrayFiles) -> NoReturn:
 
 
 def _verified(files: ArrayFiles, sidecar: Sidecar, listing: Listing | None) -> Sidecar | None:
-    """The sidecar of another boot if nothing was lost since; None where arrays are to be built."""
+    """Return the sidecar of another boot if nothing was lost; None to have arrays built."""
     try:
         damaged = damaged_arrays(files, sidecar)
     except MissingFile:  # removed just now, by who builds them anew
@@ -441,7 +440,7 @@ def record_accepted(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
 
 
 def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
-    """The arrays of a set, read-only; pickled objects are never loaded.
+    """Return the arrays of a set, read-only; pickled objects are never loaded.
 
     Raises:
         MissingFile: a file was removed meanwhile.
@@ -464,7 +463,7 @@ def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
 
 
 def _elements(data: npt.NDArray[np.uint8], record: ArrayRecord) -> IntArray | None:
-    """What a file holds behind its header; None if it has another size than that takes."""
+    """Return what a file holds behind its header; None if its size differs."""
     dtype, shape, offset = record
     try:
         if data.size == offset + math.prod(shape) * _ITEMSIZE[dtype]:
@@ -475,7 +474,7 @@ def _elements(data: npt.NDArray[np.uint8], record: ArrayRecord) -> IntArray | No
 
 
 def _is_ours_damaged(sidecar: Sidecar, states: dict[str, FileState]) -> bool:
-    """Whether one of the very files that were written here has another size now."""
+    """Return whether one of the very files that were written here has another size now."""
     return sidecar.origin == "built" and any(
         size != states[name][0] and inode == states[name][-1]
         for name, (size, _, inode) in sidecar.files.items()

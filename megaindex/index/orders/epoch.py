@@ -16,7 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,7 +38,10 @@ from megaindex.kernels import active, num_threads
 
 logger = logging.getLogger("megaindex")
 
-_KEPT = 3  # the one before (samples may begin there), the current one, the next
+STRIDE = 64  # documents between two entries of a pass's table: 8 bytes for 64 documents
+MOST_POSITIONS = 2**62  # of a bijection
+WORTH_PREPARING = 1 << 16  # positions: a smaller table is made faster than a thread is started
+_KEPT = 3  # tables: the one before (samples may begin there), the current one, the next
 
 
 class PassTables:
@@ -61,7 +64,7 @@ class PassTables:
         self._process = os.getpid()  # last: who sees it finds the rest anew
 
     def get(self, block: int) -> I64:
-        """The table of a block; waits for it if it is being made."""
+        """Return the table of a block; waits for it if it is being made."""
         process, latest = os.getpid(), self._latest
         if latest is not None and latest[:2] == (process, block):
             return latest[2]
@@ -120,64 +123,6 @@ class EpochArrays(NamedTuple):
     """int32 or int64 [samples + 1, 2]: position in document_index, offset in the sequence."""
     shuffle_index: IntArray
     """uint32 or int64 [samples]."""
-
-
-class Pass(Protocol):
-    """What of an EpochIndex is needed."""
-
-    @property
-    def sequence_lengths(self) -> I32: ...
-    @property
-    def sequence_length(self) -> int: ...
-    @property
-    def add_extra_token(self) -> int: ...
-    def samples_before(self, block: int) -> int: ...
-    def carried(self, block: int) -> int: ...
-    def permuted_documents(self, block: int) -> I32: ...
-    def shuffled_samples(self, block: int) -> I64: ...
-
-
-def materialise(index: Pass, block: int) -> EpochArrays:
-    document_index, skipped = _documents(index, block)
-    # A document that is entered in its middle is cut as if it began there.
-    lengths = index.sequence_lengths[document_index]
-    lengths[0] -= skipped
-    num_samples = index.samples_before(block + 1) - index.samples_before(block)
-    wide = document_index.size > INT32_MAX
-    sample_index = np.empty((num_samples + 1, 2), np.int64 if wide else np.int32)
-    active().cut_samples(
-        lengths,
-        np.arange(document_index.size, dtype=np.int32),
-        index.sequence_length,
-        index.add_extra_token,
-        num_samples,
-        int(lengths.sum(dtype=np.int64)),
-        sample_index,
-        num_threads(),
-    )
-    sample_index[sample_index[:, 0] == 0, 1] += skipped
-    shuffle_index = index.shuffled_samples(block).astype(shuffle_dtype(num_samples))
-    return EpochArrays(document_index, sample_index, shuffle_index)
-
-
-def _documents(index: Pass, block: int) -> tuple[I32, int]:
-    """document_index of a block, and the tokens of its first document that come before it.
-
-    With 5 tokens carried and a block before that ends in documents of 7, 3 and 4 tokens, those of
-    3 and 4 come first, and 2 tokens of the former are skipped.
-    """
-    documents, carried = index.permuted_documents(block), index.carried(block)
-    if carried == 0:
-        return documents, 0
-    before = index.permuted_documents(block - 1)
-    tail = np.cumsum(index.sequence_lengths[before[::-1]], dtype=np.int64)
-    count = int(np.searchsorted(tail, carried)) + 1
-    return np.concatenate((before[-count:], documents)), int(tail[count - 1]) - carried
-
-
-STRIDE = 64  # documents between two entries of a pass's table: 8 bytes for 64 documents
-MOST_POSITIONS = 2**62  # of a bijection
-WORTH_PREPARING = 1 << 16  # positions: a smaller table is made faster than a thread is started
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -257,7 +202,7 @@ class EpochIndex(BlockOrder):
         return block * samples_in(self.tokens_per_block, S, extra)
 
     def carried(self, block: int) -> int:
-        """Tokens before the block that its first sample begins with."""
+        """Return the tokens before the block that its first sample begins with."""
         if self.left_over == "drop":
             return 0
         return block * self.tokens_per_block - self.samples_before(block) * self.sequence_length
@@ -270,7 +215,7 @@ class EpochIndex(BlockOrder):
         return self.epochs_mixed * ceil_div(num_samples, self.samples_before(1))
 
     def extend(self, epochs: int) -> EpochIndex:
-        """The same order for ``epochs`` epochs; the samples that both hold are the same."""
+        """Return the same order for ``epochs`` epochs; the samples that both hold are the same."""
         return replace(self, num_epochs=epochs)
 
     def permuted_documents(self, block: int) -> I32:
@@ -284,7 +229,41 @@ class EpochIndex(BlockOrder):
         """The three arrays of the block that holds ``epoch``, as the framework orders keep them."""
         if not 0 <= epoch < self.num_epochs:
             raise OutOfRange(f"epoch {epoch} was asked for, there are 0 to {self.num_epochs - 1}")
-        return materialise(self, epoch // self.epochs_mixed)
+        block = epoch // self.epochs_mixed
+        document_index, skipped = self._documents_read(block)
+        # A document that is entered in its middle is cut as if it began there.
+        lengths = self.sequence_lengths[document_index]
+        lengths[0] -= skipped
+        num_samples = self.samples_before(block + 1) - self.samples_before(block)
+        wide = document_index.size > INT32_MAX
+        sample_index = np.empty((num_samples + 1, 2), np.int64 if wide else np.int32)
+        active().cut_samples(
+            lengths,
+            np.arange(document_index.size, dtype=np.int32),
+            self.sequence_length,
+            self.add_extra_token,
+            num_samples,
+            int(lengths.sum(dtype=np.int64)),
+            sample_index,
+            num_threads(),
+        )
+        sample_index[sample_index[:, 0] == 0, 1] += skipped
+        shuffle_index = self.shuffled_samples(block).astype(shuffle_dtype(num_samples))
+        return EpochArrays(document_index, sample_index, shuffle_index)
+
+    def _documents_read(self, block: int) -> tuple[I32, int]:
+        """Return document_index of a block, and the tokens before it of its first document.
+
+        With 5 tokens carried and a block before that ends in documents of 7, 3 and 4 tokens, those
+        of 3 and 4 come first, and 2 tokens of the former are skipped.
+        """
+        documents, carried = self.permuted_documents(block), self.carried(block)
+        if carried == 0:
+            return documents, 0
+        before = self.permuted_documents(block - 1)
+        tail = np.cumsum(self.sequence_lengths[before[::-1]], dtype=np.int64)
+        count = int(np.searchsorted(tail, carried)) + 1
+        return np.concatenate((before[-count:], documents)), int(tail[count - 1]) - carried
 
     def _no_array(self, name: str) -> str:
         return (
@@ -325,7 +304,7 @@ class EpochIndex(BlockOrder):
         return joined([*pieces, (others, self._passed(block, begins[others]))], begins.size)
 
     def _passed(self, block: int, begins: I64, ends: I64 | None = None) -> Spans:
-        """Tokens begins[k] to ends[k] of a block's pass; by default those of a sample."""
+        """Locate tokens begins[k] to ends[k] of a block's pass; by default those of a sample."""
         if ends is None:
             ends = begins + (self.sequence_length + self.add_extra_token)
         local, offset, length, splits = active().epoch_spans(

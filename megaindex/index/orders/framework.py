@@ -1,7 +1,7 @@
 """The frameworks' orders: documents of all epochs shuffled, cut into samples, samples shuffled.
 
-One implementation serves `megatron`, `neox`, `megatron-legacy` and `paddlenlp`: what differs
-between them is data in `dialect`.
+One implementation serves `megatron`, `neox`, `megatron-legacy` and `paddlenlp`: they differ in
+their row of `megaindex.index.frameworks`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from megaindex.kernels import active, num_threads
 
 
 class Sink(Protocol):
-    """Where the arrays of an index are put: memory, or a cache entry being written."""
+    """A destination of index arrays: memory, or files that are being written."""
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
-        """An uninitialised, C-contiguous array to fill."""
+        """Return an uninitialised, C-contiguous array to fill."""
         ...
 
-    def done(self, name: str) -> None:
-        """The array of that name is filled and will not change again."""
+    def seal(self, name: str) -> None:
+        """Accept that the array of that name is filled and will not change again."""
         ...
 
 
@@ -41,7 +41,7 @@ class Memory:
         self.arrays[name] = np.empty(shape, dtype)
         return self.arrays[name]
 
-    def done(self, name: str) -> None:
+    def seal(self, name: str) -> None:
         pass
 
 
@@ -128,15 +128,15 @@ def build(order: ShuffledOrder, lengths: I32, sink: Sink, threads: int | None = 
     _shuffle_documents(order, state, document_index[:head], threads)
     if apart:
         _shuffle_documents(order, state, document_index[head:], threads)
-    sink.done("document_index")
+    sink.seal("document_index")
 
     def cut(of_them: int) -> None:
         _cut_samples(order, lengths, document_index, sample_index, of_them)
-        sink.done("sample_index")
+        sink.seal("sample_index")
 
     def shuffle() -> None:
         _shuffle_samples(order, state, shuffle_index, threads)
-        sink.done("shuffle_index")
+        sink.seal("shuffle_index")
 
     # The number of samples is known before they are cut, so both arrays can be made side by side;
     # but a shuffle keeps two threads busy, so only where there are enough of them.

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property, lru_cache
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
 from megaindex._types import I32, I64, U64, IntArray
+from megaindex.arithmetic import INT64_MAX, ceil_div
 from megaindex.errors import InvalidArgument
 from megaindex.index.spans import (
     CHUNK,
@@ -48,29 +49,6 @@ def key_of(text: str) -> U64:
     return np.array([number & (2**64 - 1), number >> 64], np.uint64)
 
 
-class Arrayless:
-    """document_index, sample_index and shuffle_index raise, naming what to use instead."""
-
-    def _no_array(self, name: str) -> str:
-        """The message for an array of that name."""
-        raise NotImplementedError
-
-    @property
-    def document_index(self) -> I32:
-        self._refuse("document_index")
-
-    @property
-    def sample_index(self) -> IntArray:
-        self._refuse("sample_index")
-
-    @property
-    def shuffle_index(self) -> IntArray:
-        self._refuse("shuffle_index")
-
-    def _refuse(self, name: str) -> NoReturn:
-        raise InvalidArgument(self._no_array(name))
-
-
 class Block(NamedTuple):
     """The samples of a block."""
 
@@ -82,22 +60,56 @@ class Block(NamedTuple):
     """Of the bijection from the order of serving to the order of cutting."""
 
 
-class BlockOrder(Arrayless):
-    """Locates samples block by block, and walks a block in the order in which it is cut."""
+class BlockOrder:
+    """Base class of the computed orders; a block is an epoch where nothing else is said.
+
+    Samples are located block by block, and iterated in the order in which a block is cut.
+    """
 
     seed: int
     source_name: str
+    num_epochs: int
 
     @property
     def num_samples(self) -> int:
+        return self.num_epochs * self.samples_per_epoch
+
+    @property
+    def samples_per_epoch(self) -> int:
         raise NotImplementedError
 
     def samples_before(self, block: int) -> int:
-        """Samples of the first ``block`` blocks."""
-        raise NotImplementedError
+        """Return the samples of the first ``block`` blocks."""
+        return block * self.samples_per_epoch
+
+    def epochs_for(self, num_samples: int) -> int:
+        """Least number of epochs that hold ``num_samples`` samples."""
+        return max(1, ceil_div(num_samples, self.samples_per_epoch))
 
     def _block_of(self, ids: I64) -> I64:
+        return ids // self.samples_per_epoch
+
+    def _check_epochs(self) -> None:
+        if self.num_epochs < 1 or self.num_epochs * self.samples_per_epoch > INT64_MAX:
+            raise InvalidArgument(
+                f"epochs must be at least 1, and samples fit in 64 bits, got {self.num_epochs}"
+            )
+
+    def _no_array(self, name: str) -> str:
+        """Return the message for an array of that name, which says what to use instead."""
         raise NotImplementedError
+
+    @property
+    def document_index(self) -> I32:
+        raise InvalidArgument(self._no_array("document_index"))
+
+    @property
+    def sample_index(self) -> IntArray:
+        raise InvalidArgument(self._no_array("sample_index"))
+
+    @property
+    def shuffle_index(self) -> IntArray:
+        raise InvalidArgument(self._no_array("shuffle_index"))
 
     def _cut(self, block: Block, numbers: I64) -> Spans:
         """The samples cut from a block as these numbers; fastest where the numbers increase."""

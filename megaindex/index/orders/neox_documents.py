@@ -1,8 +1,8 @@
 """GPT-NeoX's packings of whole documents: one a sample, or as many as fit.
 
-Its third, ``packed``, cuts the concatenated documents and is order `neox` of `shuffled`. Here no
-document is cut: a sample is the documents of rows ``sample_index[s]`` to ``sample_index[s + 1]``,
-padded by whoever reads it, and only a document longer than a sample loses its end ("chopped").
+Its third, ``packed``, cuts the concatenated documents and is `NeoxOrder`. Here no document is cut:
+a sample is the documents of rows ``sample_index[s]`` to ``sample_index[s + 1]``, padded by its
+reader, and only a document longer than a sample loses its end ("chopped").
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def build(order: PackingOrder, sink: Sink) -> None:
     shuffle_index = sink.allocate("shuffle_index", (order.num_samples,), "int64")
     shuffle_index[:] = np.arange(order.num_samples) % (order.shuffled_ids or order.num_samples)
     active().shuffle(state, shuffle_index, num_threads())
-    sink.done("shuffle_index")
+    sink.seal("shuffle_index")
     if order.pack_impl == "unpacked":
         positions, begins = _one_each(order)
     else:
@@ -69,10 +69,10 @@ def build(order: PackingOrder, sink: Sink) -> None:
     sample_index = sink.allocate("sample_index", (order.num_samples + 1, 2), "int64")
     sample_index[:, 0] = begins
     sample_index[:, 1] = 0
-    sink.done("sample_index")
+    sink.seal("sample_index")
     document_index = sink.allocate("document_index", positions.shape, "int64")
     np.take(order.documents, positions, out=document_index)
-    sink.done("document_index")
+    sink.seal("document_index")
 
 
 def _one_each(order: PackingOrder) -> tuple[I64, I64]:
@@ -197,7 +197,7 @@ def index_of(
     sequence_lengths: I32,
     next_token: bool,
 ) -> PackingIndex:
-    """The index that the arrays of ``order`` make, read with the lengths of a dataset."""
+    """Return the index that the arrays of ``order`` make, read with the lengths of a dataset."""
     return PackingIndex(
         order="neox",
         pack_impl=order.pack_impl,

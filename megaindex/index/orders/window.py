@@ -13,7 +13,7 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from megaindex._types import I32, I64
-from megaindex.arithmetic import INT64_MAX, ceil_div, samples_in
+from megaindex.arithmetic import samples_in
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.orders.keyed import Block, BlockOrder
 from megaindex.index.spans import Spans
@@ -67,14 +67,7 @@ class WindowIndex(BlockOrder):
                 f"{self.dataset.path_prefix}: an epoch of {self.tokens_per_epoch} tokens holds "
                 f"less than one sample of {width}; lower sequence_length"
             )
-        if self.num_epochs < 1 or self.num_epochs * self.samples_per_epoch > INT64_MAX:
-            raise InvalidArgument(
-                f"epochs must be at least 1, and samples fit in 64 bits, got {self.num_epochs}"
-            )
-
-    @cached_property
-    def num_samples(self) -> int:
-        return self.num_epochs * self.samples_per_epoch
+        self._check_epochs()
 
     @cached_property
     def samples_per_epoch(self) -> int:
@@ -92,16 +85,8 @@ class WindowIndex(BlockOrder):
         end = self._token_at(last) + int(self.dataset.sequence_lengths[last])
         return end - self._first_token
 
-    def samples_before(self, block: int) -> int:
-        """Samples of the first ``block`` epochs."""
-        return block * self.samples_per_epoch
-
-    def epochs_for(self, num_samples: int) -> int:
-        """Least number of epochs that hold ``num_samples`` samples."""
-        return ceil_div(num_samples, self.samples_per_epoch)
-
     def extend(self, epochs: int) -> WindowIndex:
-        """The same order for ``epochs`` epochs; the samples that both hold are the same."""
+        """Return the same order for ``epochs`` epochs; the samples that both hold are the same."""
         return replace(self, num_epochs=epochs)
 
     def _no_array(self, name: str) -> str:
@@ -109,9 +94,6 @@ class WindowIndex(BlockOrder):
             f"order window has no {name}: its windows are cut from the .bin, in an order that is "
             "computed; use locate(sample_ids)"
         )
-
-    def _block_of(self, ids: I64) -> I64:
-        return ids // self.samples_per_epoch
 
     def _cut(self, _: Block, numbers: I64) -> Spans:
         begins = numbers * self.sequence_length

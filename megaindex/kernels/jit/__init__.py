@@ -5,27 +5,25 @@ from megaindex.kernels.jit.bijection import (
     bijection_inverse_range,
     bijection_invert,
     bijection_range,
+    divisor_counts,
+    divisor_fill,
 )
 from megaindex.kernels.jit.blending import (
     blend_checkpoints,
     blend_exhaustive,
     blend_greedy,
-    divisor_counts,
-    divisor_fill,
 )
 from megaindex.kernels.jit.gather import (
     documents_by_run,
     documents_by_token,
     gather,
     mask_loss,
-    token_table,
 )
 from megaindex.kernels.jit.mapping import build_blocks_mapping, build_mapping
 from megaindex.kernels.jit.receipt import least_seen, receipt_add
 from megaindex.kernels.jit.samples import cut_samples, pack_documents
 from megaindex.kernels.jit.shuffle import (
     draw_positions,
-    seed_state,
     shuffle,
     shuffled_documents,
     shuffled_range,
@@ -36,7 +34,9 @@ from megaindex.kernels.jit.spans import (
     blended_spans,
     epoch_spans,
     epoch_starts,
-    span_table,
     window_spans,
 )
+from megaindex.kernels.reference.gather import token_table
 from megaindex.kernels.reference.samples import tokens_within
+from megaindex.kernels.reference.shuffle import seed_state
+from megaindex.kernels.reference.spans import span_table

@@ -19,7 +19,7 @@ _HALF = np.uint64(32)
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _multiply(a, b):  # type: ignore[no-untyped-def]
-    """The 128-bit product of two unsigned words, by halves as on paper."""
+    """Return the 128-bit product of two unsigned words, by halves as on paper."""
     a0, a1, b0, b1 = a & _LOW, a >> _HALF, b & _LOW, b >> _HALF
     low, cross, other, high = a0 * b0, a1 * b0, a0 * b1, a1 * b1
     middle = (low >> _HALF) + (cross & _LOW) + (other & _LOW)
@@ -90,7 +90,7 @@ def _before(weights, time_a, i, count_a, time_b, j, count_b, apart):  # type: ig
 
 @numba.njit(cache=True, nogil=True)
 def _collect(weights, total, begin, end, counts, times, datasets, nths):  # type: ignore[no-untyped-def]
-    """The draws before time `end`, unsorted; returns how many."""
+    """Collect the draws before time `end`, unsorted; return how many."""
     found = 0
     for i in range(len(weights)):
         weight = weights[i]

@@ -13,15 +13,6 @@ import numba
 import numpy as np
 
 from megaindex._types import F64, I64, DatasetIndex
-from megaindex.kernels.jit.bijection import divisor_counts, divisor_fill
-
-__all__ = [
-    "blend_checkpoints",
-    "blend_exhaustive",
-    "blend_greedy",
-    "divisor_counts",
-    "divisor_fill",
-]
 
 _NO_LIMIT = np.iinfo(np.int64).max
 _SLICE = 1 << 20  # draws between two looks at signals

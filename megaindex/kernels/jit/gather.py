@@ -8,9 +8,7 @@ import numba
 import numpy as np
 
 from megaindex._types import F32, I32, I64, IntArray, TokenSource
-from megaindex.kernels.reference.gather import check_holds, token_table
-
-__all__ = ["gather", "token_table"]
+from megaindex.kernels.reference.gather import check_holds
 
 
 @numba.njit(cache=True, nogil=True)
@@ -77,7 +75,7 @@ def _copy(
     shift: int,
     pad_id: int,
 ) -> None:
-    """The text of every row from its token ``shift`` on; NumPy converts a run at a time."""
+    """Copy the text of every row from its token ``shift`` on; NumPy converts a run at a time."""
     runs = list(zip(source.tolist(), begin.tolist(), length.tolist(), strict=True))
     splits = row_splits.tolist()
     for row, first, last in zip(rows, splits, splits[1:], strict=False):
@@ -89,9 +87,6 @@ def _copy(
                 row[at + skipped : at + stop] = table[number][0][start + skipped : start + stop]
             at += count
         row[max(0, at) :] = pad_id
-
-
-__all__ = ["documents_by_run", "documents_by_token", "mask_loss"]
 
 
 @numba.njit(cache=True, nogil=True)

@@ -31,7 +31,7 @@ class _Targets(NamedTuple):
 
 
 def _twister(kind: Twister, seed: int) -> tuple[U64, U64]:
-    """A stream: state words, read position and tempered words; and the numbers of its kind.
+    """Return a stream: state words, read position and tempered words; and the numbers of its kind.
 
     Both twisters run in 64-bit words: the masks of the 32-bit one keep its upper halves empty.
     """
@@ -155,7 +155,7 @@ def _walk(corpus, rules, targets, stream, kind, out):  # type: ignore[no-untyped
 
 @numba.njit(cache=True, nogil=True)
 def _count(corpus, rules, targets, stream, kind, nothing, num_epochs, max_num_samples):  # type: ignore[no-untyped-def]
-    """Samples and epochs until there are ``max_num_samples`` or more."""
+    """Build samples, epoch by epoch, until there are ``max_num_samples`` or more."""
     samples = epochs = np.int64(0)
     while epochs < num_epochs and samples < max_num_samples:
         in_epoch = _walk(corpus, rules, targets, stream, kind, nothing)

@@ -14,8 +14,6 @@ import numpy as np
 from megaindex._types import I32, I64, U64
 from megaindex.kernels.reference.receipt import HIGH_LANE, HIGH_MIX, LOW_LANE, LOW_MIX
 
-__all__ = ["receipt_add"]
-
 _LANES = np.array([HIGH_LANE, LOW_LANE], np.uint64)
 _MIXES = np.array([HIGH_MIX, LOW_MIX], np.uint64)
 
@@ -63,9 +61,6 @@ def receipt_add(
     sums: U64,
 ) -> None:
     _add(positions, source, document, offset, length, row_splits, keys, blocks, sums)
-
-
-__all__ = ["least_seen"]
 
 
 @numba.njit(cache=True, nogil=True)

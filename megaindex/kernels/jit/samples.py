@@ -106,9 +106,6 @@ def cut_samples(
         out[num_samples] = _last_partial(lengths, document_index, extra)
 
 
-__all__ = ["pack_documents"]
-
-
 @numba.njit(cache=True, nogil=True)
 def _pack(lengths, capacity, tokens, begins):  # type: ignore[no-untyped-def]
     samples = 0

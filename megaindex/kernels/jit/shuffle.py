@@ -7,9 +7,7 @@ import numpy as np
 
 from megaindex._types import I32, U32, U64, IntArray
 from megaindex.errors import InvalidArgument
-from megaindex.kernels.reference.shuffle import STATE_WORDS, seed_state
-
-__all__ = ["draw_positions", "seed_state", "shuffle", "shuffled_documents", "shuffled_range"]
+from megaindex.kernels.reference.shuffle import STATE_WORDS
 
 _WORDS = STATE_WORDS - 1
 _SHIFT = 397

@@ -8,7 +8,6 @@ import numpy as np
 from megaindex._types import I32, I64, U64, IndexArrays, IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.kernels.jit.bijection import bijection_apply, bijection_range
-from megaindex.kernels.reference.spans import span_table
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -83,9 +82,6 @@ def array_spans(
     return runs[0], runs[1], runs[2], splits
 
 
-__all__ = ["blended_spans", "span_table"]
-
-
 def blended_spans(
     table: list[IndexArrays], which: I64, samples: I64
 ) -> tuple[I32, I64, I64, I64, I64]:
@@ -141,7 +137,7 @@ def epoch_starts(
 
 @numba.njit(cache=True, nogil=True)
 def _find_epoch_spans(documents, first, stop, lengths, start, begins, ends, runs, splits):  # type: ignore[no-untyped-def]
-    """The runs of every request, as many as there is room for, and how many there are.
+    """Return the runs of every request, as many as there is room for, and how many there are.
 
     documents[first[k]:stop[k]] are those that request k may need.
     """
@@ -200,7 +196,7 @@ def epoch_spans(
 
 @numba.njit(cache=True, nogil=True)
 def _sequence_at(pointers, first, stop, byte):  # type: ignore[no-untyped-def]
-    """The last sequence that begins at or before a byte, or the first."""
+    """Return the last sequence that begins at or before a byte, or the first."""
     low, high = first, stop
     while high - low > 1:
         middle = (low + high) >> 1
@@ -213,7 +209,7 @@ def _sequence_at(pointers, first, stop, byte):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def _meets_next(pointers, lengths, size, stop, sequence):  # type: ignore[no-untyped-def]
-    """Whether a sequence ends where the next one begins, or is the last."""
+    """Return whether a sequence ends where the next one begins, or is the last."""
     end = pointers[sequence] + lengths[sequence] * size
     return sequence + 1 == stop or pointers[sequence + 1] == end
 

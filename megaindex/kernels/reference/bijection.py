@@ -35,7 +35,7 @@ def bijection_apply(key: U64, n: int, indices: IntArray) -> I64:
 
 
 def bijection_invert(key: U64, n: int, values: IntArray) -> I64:
-    """The index that goes to each value: undoes `bijection_apply`."""
+    """Return the index that goes to each value: undoes `bijection_apply`."""
     if n < TABLE_BELOW:
         table = _table(key, n)
         indices = [table.index(value) for value in values.tolist()]

@@ -59,7 +59,7 @@ def blend_exhaustive(
 
 
 def blend_checkpoints(weights: F64, size: int, stride: int) -> I64:
-    """The counts of `blend_greedy` before every `stride`-th position.
+    """Return the counts of `blend_greedy` before every `stride`-th position.
 
     Returns int64 of shape (size // stride + 1, len(weights)): row k is the state before position
     k * stride, from which `blend_greedy` goes on.

@@ -147,7 +147,7 @@ def documents_by_run(
     cu_seqlens: I32 | None,
     max_seqlen: I32 | None,
 ) -> None:
-    """The same where each run ``row_splits[k]:row_splits[k + 1]`` of row k is a document.
+    """As `documents_by_token`, where each run of row k is a document (see ``row_splits``).
 
     What the runs leave of a row belongs to its last document; empty runs count for nothing.
     """

@@ -142,7 +142,7 @@ def build_blocks_mapping(
 def cut_documents(
     docs: I64, sizes: I32, rules: Rules, target_of: Callable[[int], int]
 ) -> Iterator[SentenceSample]:
-    """The samples of one epoch, in the order of the corpus."""
+    """Return the samples of one epoch, in the order of the corpus."""
     for document in range(len(docs) - 1):
         start, last = int(docs[document]), int(docs[document + 1])
         if not takes_part(sizes[start:last], rules):
@@ -203,12 +203,12 @@ def short_seq_ratio(short_seq_prob: float) -> int:
 
 
 def row_dtype(sizes: I32) -> type[np.unsignedinteger]:
-    """The width of a row's numbers."""
+    """Return the width of a row's numbers."""
     return np.uint32 if len(sizes) <= 0xFFFFFFFF else np.uint64
 
 
 def shuffled(rows: list[Row], width: int, dtype: type[np.unsignedinteger], seed: int) -> IntArray:
-    """The rows as an array, in the order of a Fisher-Yates with 64-bit words."""
+    """Return the rows as an array, in the order of a Fisher-Yates with 64-bit words."""
     words = mersenne_twister(MT19937_64, shuffle_seed(seed))
     for i in range(len(rows) - 1, 0, -1):
         j = next(words) % (i + 1)
@@ -222,7 +222,7 @@ def shuffle_seed(seed: int) -> int:
 
 
 def mersenne_twister(kind: Twister, seed: int) -> Iterator[int]:
-    """The words of ``std::mt19937(seed)`` or ``std::mt19937_64(seed)``."""
+    """Return the words of ``std::mt19937(seed)`` or ``std::mt19937_64(seed)``."""
     mask = (1 << kind.bits) - 1
     state = [seed & mask]
     for i in range(1, kind.size):

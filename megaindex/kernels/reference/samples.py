@@ -9,7 +9,7 @@ from megaindex.errors import InvalidArgument
 
 
 def tokens_within(pointers: I64, lengths: I32, item_size: int, nbytes: int) -> int:
-    """The tokens of all sequences; -1 where one breaks a rule.
+    """Return the tokens of all sequences; -1 where one breaks a rule.
 
     Each has a length that is not negative, lies within the first ``nbytes`` of the .bin, and begins
     at a multiple of ``item_size``: 1, 2, 4 or 8 bytes. ``pointers`` are in bytes, ``lengths`` in
@@ -69,7 +69,7 @@ def cut_samples(
 
 
 def _last_partial(lengths: I32, document_index: I32, extra: int) -> tuple[int, int]:
-    """The row that ends at the last token there is; empty documents have none to share."""
+    """Return the row that ends at the last token there is; empty documents have none to share."""
     d = document_index.size - 1
     while extra == 1 and d > 0 and lengths[document_index[d]] == 0:
         d -= 1
