@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from megaindex._types import I32
+from megaindex.adapters.array_requests import FrameworkArrayRequest, as_range
 from megaindex.adapters.megatron.batches import why_sample_by_sample
 from megaindex.adapters.megatron.core import core
 from megaindex.adapters.megatron.indexed_dataset import mapped
-from megaindex.adapters.reports import MEGATRON, find_or_build, on_rank_0
+from megaindex.adapters.reports import MEGATRON, on_rank_0
 from megaindex.arithmetic import epochs_for
 from megaindex.cache.fingerprint import (
     array_checksum,
@@ -28,11 +29,8 @@ from megaindex.cache.framework_files.array_files import (
     ArrayFiles,
     Arrays,
     Identity,
-    Listing,
-    Sidecar,
 )
-from megaindex.cache.framework_files.sidecar import find_arrays, map_arrays
-from megaindex.cache.framework_files.writer import ArrayWriter
+from megaindex.cache.framework_files.sidecar import map_arrays
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import check_arrays
 from megaindex.index.frameworks import FrameworkRules, count_tokens
@@ -100,8 +98,8 @@ KEYS = ("megaindex_separate_final_epoch", "megaindex_final_epoch_threshold")
 
 
 @dataclass(kw_only=True, slots=True)
-class DatasetRequest:
-    """One GPTDataset's arrays: what is asked for, of which corpus, and where they are kept."""
+class DatasetRequest(FrameworkArrayRequest):
+    """The request for one GPTDataset's arrays."""
 
     corpus: LowLevelCorpus
     documents: range | I32 | tuple[float, float]
@@ -119,23 +117,6 @@ class DatasetRequest:
     """Of the dataset, for messages."""
     description: str
     files: ArrayFiles | None
-
-    def find(self, listing: Listing | None = None) -> Sidecar | None:
-        assert self.files is not None
-        return find_arrays(self.files, self.identity, self.check, listing)
-
-    def build(self) -> Sidecar:
-        """Build the arrays and publish them."""
-        assert self.files is not None
-        with ArrayWriter(self.files) as writer:
-            self.fill(writer)
-            return writer.publish(self.identity, self.description)
-
-    def find_or_build(self) -> tuple[Sidecar, str]:
-        """Look the arrays up, or let one process build them; and whether they were ``opened`` or
-        ``built``."""
-        directory, name = os.path.split(str(self.files))
-        return find_or_build(directory, name, self.find, self.build)
 
     def fill(self, sink: framework.Sink, threads: int | None = None) -> None:
         """Build the arrays into ``sink``, with all threads or so many."""
@@ -201,13 +182,7 @@ class DatasetRequest:
         return sum(self.corpus.stamp[:1])
 
     @property
-    def content(self) -> None:
-        """Not known: corpora are opened one by one."""
-        return None
-
-    @property
     def identity(self) -> Identity:
-        """What the arrays depend on."""
         return Identity(
             settings=self._settings,
             corpus=self.corpus.fingerprint,
@@ -217,7 +192,6 @@ class DatasetRequest:
         )
 
     def check(self, arrays: Arrays) -> None:
-        """Raise FormatError if these, which Megatron wrote, are not the arrays."""
         order = self.order()
         if len(order.documents):
             check_arrays(order, self.corpus.lengths, **arrays)
@@ -249,7 +223,7 @@ def request_of(self: Any, corpus: LowLevelCorpus) -> DatasetRequest:
     documents = np.asarray(self.indices)
     return DatasetRequest(
         corpus=corpus,
-        documents=_as_range(documents),
+        documents=as_range(documents) if documents.size else range(0),
         num_samples=None if self.num_samples is None else int(self.num_samples),
         name=str(self.dataset_path),
         description=self.unique_description,
@@ -315,8 +289,9 @@ def build_document_sample_shuffle_indices(self: Any) -> tuple[Any, ...]:
         request.fill(memory)
         arrays, how = memory.arrays, "built"
     else:
-        sidecar, how = request.find_or_build()
-        arrays = map_arrays(request.files, sidecar)
+        fetched = request.fetch()
+        arrays = map_arrays(request.files, fetched.sidecar)
+        how = "built" if fetched.was_built else "opened"
     samples = int(arrays["shuffle_index"].size)
     epochs = epochs_in(int(arrays["document_index"].size), len(self.indices))
     MEGATRON.serve(
@@ -379,12 +354,3 @@ def why_unlooked(config: Any) -> str | None:
         if getattr(config, name, False):
             return f"{name} has Megatron map the cache unchecked"
     return None
-
-
-def _as_range(documents: I32) -> range | I32:
-    if documents.size == 0:
-        return range(0)
-    first = int(documents[0])
-    if np.array_equal(documents, np.arange(first, first + documents.size)):
-        return range(first, first + documents.size)
-    return np.ascontiguousarray(documents, np.int32)

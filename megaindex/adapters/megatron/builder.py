@@ -190,14 +190,13 @@ def _fill_in(
     which were built."""
     requests = [request for _, request in pairs]
     if directory is None:  # every corpus has its own
-        results = [request.find_or_build() for request in requests]
-        sidecars, built = [s for s, _ in results], [how == "built" for _, how in results]
+        fetched = [request.fetch() for request in requests]
     else:
         names = "".join(str(request.files) for request in requests)
         key = f"{hashlib.md5(names.encode(), usedforsecurity=False).hexdigest()}-megaindex-blend"
         with_files = cast("Sequence[ArrayRequest]", requests)  # those of a directory have them
         fetched = fetch_together(with_files, directory, key, lambda _: ahead.start())
-        sidecars, built = [one.sidecar for one in fetched], [one.was_built for one in fetched]
+    sidecars, built = [one.sidecar for one in fetched], [one.was_built for one in fetched]
     with uncollected():
         for (dataset, request), sidecar in zip(pairs, sidecars, strict=True):
             fill_in_later(dataset, request, sidecar)

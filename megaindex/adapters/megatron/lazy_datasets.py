@@ -24,9 +24,7 @@ from megaindex.adapters.megatron.arrays import (
     settings_of,
 )
 from megaindex.adapters.megatron.core import core
-from megaindex.cache.framework_files.array_files import Arrays, Sidecar
-from megaindex.cache.framework_files.sidecar import map_arrays
-from megaindex.errors import FormatError, MissingFile
+from megaindex.cache.framework_files.array_files import Sidecar
 
 logger = logging.getLogger("megaindex")
 
@@ -141,21 +139,8 @@ def get_attribute(self: Any, name: str) -> Any:
         begin, end = sidecar.settings["documents"]
         self.indices = np.arange(begin, end, dtype=np.int32)
     else:
-        vars(self).update(_map(request, sidecar))
+        vars(self).update(request.open(sidecar))
     return vars(self)[name]
-
-
-def _map(request: DatasetRequest, sidecar: Sidecar) -> Arrays:
-    """The arrays that ``sidecar`` was found to describe, built again if they were damaged."""
-    assert request.files is not None
-    try:
-        return map_arrays(request.files, sidecar)
-    except (FormatError, MissingFile) as error:
-        logger.warning("%s", error)
-        again, _ = request.find_or_build()
-        if (again.corpus, again.arrays) != (sidecar.corpus, sidecar.arrays):
-            raise
-        return map_arrays(request.files, again)
 
 
 def length(self: Any) -> int:

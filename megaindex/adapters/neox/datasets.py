@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from megaindex._types import I64
+from megaindex.adapters.array_requests import as_range
 from megaindex.adapters.neox import batches, group
 from megaindex.adapters.neox.files import mapped
 from megaindex.adapters.neox.framework import framework
-from megaindex.adapters.neox.samples import NeoxSamples, Pairs, Texts, as_range
+from megaindex.adapters.neox.samples import NeoxSamples, Pairs, Texts
 from megaindex.adapters.reports import NEOX, ServedDataset
 from megaindex.errors import InvalidArgument, MissingFile
 

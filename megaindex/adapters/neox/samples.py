@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,10 +12,9 @@ import numpy as np
 from megaindex._types import I32, IntArray
 from megaindex.adapters.neox import group
 from megaindex.adapters.neox.arrays import (
-    CutDocuments,
-    DocumentSource,
     NeoxRequest,
-    WholeDocuments,
+    PackedRequest,
+    WholeDocumentsRequest,
     base_name,
     files_of,
 )
@@ -57,7 +56,7 @@ class NeoxSamples:
     """How the final epoch is shuffled."""
     reshuffles: bool = False
     """Whether sample n of n is the first of a second epoch, in an order of its own."""
-    _requests: dict[int, NeoxRequest] = field(default_factory=dict)
+    _requests: dict[int, NeoxRequest[Any]] = field(default_factory=dict)
     _fetched: dict[int, Fetched] = field(default_factory=dict)
     _epochs: dict[int, NeoxDataset | NeoxPairwiseDataset] = field(default_factory=dict)
 
@@ -99,7 +98,7 @@ class NeoxSamples:
                 f"pack_impl packed, got {self.pack_impl}; leave it out of install()"
             )
 
-    def request(self, epoch: int = 0) -> NeoxRequest:
+    def request(self, epoch: int = 0) -> NeoxRequest[Any]:
         """What is asked for the arrays of an epoch."""
         if epoch not in self._requests:
             self.seq_length = check_setting("seq_length", self.seq_length)
@@ -141,7 +140,7 @@ class NeoxSamples:
         """Without what is opened again from the files."""
         return {**vars(self), "_requests": {}, "_epochs": {}}
 
-    def make_request(self, epoch: int) -> NeoxRequest:
+    def make_request(self, epoch: int) -> NeoxRequest[Any]:
         """See `request`."""
         raise NotImplementedError
 
@@ -153,13 +152,16 @@ class NeoxSamples:
 
     def request_of(
         self,
-        source: DocumentSource,
+        kind: type[NeoxRequest[Any]],
         epoch: int,
         mark: str,
         corpora: list[IndexedDataset],
+        *,
+        texts: Sequence[IndexedDataset],
+        make_order: Callable[[], Any],
         **settings: Any,
-    ) -> NeoxRequest:
-        """The request for an epoch's arrays, under GPT-NeoX's name and ``mark``."""
+    ) -> NeoxRequest[Any]:
+        """Build the request for an epoch's arrays, under GPT-NeoX's name and ``mark``."""
         seed = self.epoch_seed(epoch)
         base = base_name(
             self.data_prefix, self.name, self.requested, self.seq_length, seed, self.pack_impl
@@ -171,9 +173,10 @@ class NeoxSamples:
             "seed": seed,
             **settings,
         }
-        return NeoxRequest(
+        return kind(
             files=files_of(base + mark),
-            source=source,
+            texts=texts,
+            make_order=make_order,
             settings=decide,
             stamp=[number for corpus in corpora for number in group.stamp_of(corpus)],
         )
@@ -198,7 +201,7 @@ class Texts(NeoxSamples):
         """Of all documents, those that take no part among them."""
         return count_tokens(self.text.sequence_lengths, self._chosen(as_neox_counts=False))
 
-    def make_request(self, epoch: int) -> NeoxRequest:
+    def make_request(self, epoch: int) -> NeoxRequest[Any]:
         if self.requested is None and self.num_epochs is None:
             raise InvalidArgument(
                 f"{self.name}: neither samples nor epochs are asked for; give one of them"
@@ -240,13 +243,15 @@ class Texts(NeoxSamples):
     def _first_index(self) -> Index:
         return self.epoch(0).index
 
-    def _cut(self, epoch: int) -> NeoxRequest:
+    def _cut(self, epoch: int) -> NeoxRequest[Any]:
         chosen = self._chosen(as_neox_counts=False)
         return self.request_of(
-            CutDocuments(self.text, partial(self._cut_order, chosen, self.epoch_seed(epoch))),
+            PackedRequest,
             epoch,
             ("_ac" if self.allow_chopped else "") + self.policy.mark,
             [self.text],
+            texts=[self.text],
+            make_order=partial(self._cut_order, chosen, self.epoch_seed(epoch)),
             documents=documents_setting(chosen),
             num_epochs=self.num_epochs,
             **self.policy.final_epoch,
@@ -272,7 +277,7 @@ class Texts(NeoxSamples):
         check_total(name, order.total_tokens)
         return order
 
-    def _whole(self, epoch: int) -> NeoxRequest:
+    def _whole(self, epoch: int) -> NeoxRequest[Any]:
         labels = self.companions["label"]
         order = replace(self.whole_documents, label_dataset=labels)
         num_samples = order.check_num_samples(self.requested)
@@ -283,10 +288,12 @@ class Texts(NeoxSamples):
         )  # fmt: skip
         corpora = [self.text] if labels is None else [self.text, labels]
         return self.request_of(
-            WholeDocuments(corpora[:1], make_order),
+            WholeDocumentsRequest,
             epoch,
             ("_ac" if self.allow_chopped else "") + ("_exact" if self.exact else ""),
             corpora,
+            texts=[self.text],
+            make_order=make_order,
             documents=documents_setting(chosen),
             allow_chopped=self.allow_chopped,
             labels=labels is not None,
@@ -299,23 +306,6 @@ class Texts(NeoxSamples):
         return select_documents(
             len(self.text), self.text.path_prefix, framework_rules("neox"), documents=self.documents
         )
-
-
-def as_range(ids: IntArray) -> range | IntArray:
-    """Ids as GPT-NeoX gives them; where they follow one another, what takes no memory."""
-    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not ids.size:
-        return ids
-    first = int(ids[0])
-    if int(ids[-1]) - first != ids.size - 1:
-        return ids
-    for begin in range(0, ids.size, _COUNTING.size):
-        part = ids[begin : begin + _COUNTING.size]
-        if (part - _COUNTING[: part.size] != first + begin).any():
-            return ids
-    return range(first, first + ids.size)
-
-
-_COUNTING = np.arange(1 << 15, dtype=np.int32)
 
 
 def packing_index(
@@ -348,7 +338,7 @@ class Pairs(NeoxSamples):
         assert pos is not None
         return int(pos.sequence_lengths.sum(dtype=np.int64))
 
-    def make_request(self, epoch: int) -> NeoxRequest:
+    def make_request(self, epoch: int) -> NeoxRequest[Any]:
         order = self.whole_documents
         num_samples = order.check_num_samples(self.requested)
         (pos, pos_labels, _), (neg, neg_labels, _) = self._sides()
@@ -358,10 +348,12 @@ class Pairs(NeoxSamples):
             pos_labels=pos_labels, neg_labels=neg_labels, exact=self.exact,
         )  # fmt: skip
         return self.request_of(
-            WholeDocuments([pos, neg], make_order),
+            WholeDocumentsRequest,
             epoch,
             "_exact" if self.exact else "",
             [corpus for corpus in (pos, neg, pos_labels, neg_labels) if corpus is not None],
+            texts=[pos, neg],
+            make_order=make_order,
             allow_chopped=self.allow_chopped,
             labels=pos_labels is not None,
         )
