@@ -310,9 +310,9 @@ def test_one_of_many_draws_a_blend(
 ) -> None:
     weights = blend_module.normalized([3.0, 1.0, 2.0, 0.5])
     drawn = count_calls(monkeypatch, blend_module, "fill_blend")
-    draws = blend_module._Draws("greedy", weights)
+    rule = blend_module._BlendRule("greedy", weights)
     with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda _: draws._draw(1000, str(tmp_path)), range(16)))
+        made = list(pool.map(lambda _: rule._draw(1000, str(tmp_path)), range(16)))
     source, sample = np.zeros(1000, np.uint8), np.zeros(1000, np.int64)
     megaindex.helpers.build_blending_indices(source, sample, weights, 4, 1000, False)
     for one in made:

@@ -13,7 +13,7 @@ import numpy as np
 
 from megaindex._types import I32
 from megaindex.adapters.array_requests import FrameworkArrayRequest, as_range
-from megaindex.adapters.megatron.batches import why_sample_by_sample
+from megaindex.adapters.megatron.batches import unbatched_reason
 from megaindex.adapters.megatron.core import core
 from megaindex.adapters.megatron.indexed_dataset import mapped
 from megaindex.adapters.reports import MEGATRON, on_rank_0
@@ -55,7 +55,7 @@ class LowLevelCorpus:
         self._fingerprint: str | None = None
         self._lengths: I32 | None = None
 
-    def learn(self, facts: Mapping[str, Any]) -> None:
+    def take_facts(self, facts: Mapping[str, Any]) -> None:
         """Take what a sidecar tells of files with this stamp."""
         self._num_sequences = facts["sequences"]
 
@@ -188,7 +188,7 @@ class DatasetRequest(FrameworkArrayRequest):
             corpus=self.corpus.fingerprint,
             stamp=self.corpus.stamp,
             facts=self.corpus.facts,
-            learn=self.corpus.learn,
+            learn=self.corpus.take_facts,
         )
 
     def check(self, arrays: Arrays) -> None:
@@ -277,7 +277,7 @@ def build_document_sample_shuffle_indices(self: Any) -> tuple[Any, ...]:
     if isinstance(self.indices, DatasetRequest):  # made by the builder, which fills the arrays in
         return None, None, None
     name = f"{self.dataset_path} ({self.index_split.name})"
-    reason = why_left(type(self), self.config)
+    reason = unsupported_reason(type(self), self.config)
     if reason is not None:
         MEGATRON.leave(type(self).__name__, name, reason)
         original = core().originals["GPTDataset", "_build_document_sample_shuffle_indices"]
@@ -304,7 +304,7 @@ def build_document_sample_shuffle_indices(self: Any) -> tuple[Any, ...]:
         cache=None if request.files is None else str(request.files),
     )
     log_as_megatron([(samples, epochs)])
-    reason = why_sample_by_sample(type(self), type(self.dataset), self.config)
+    reason = unbatched_reason(type(self), type(self.dataset), self.config)
     if reason is not None:
         MEGATRON.leave("reading", type(self).__name__, reason)
     return tuple(arrays[name] for name in ARRAYS)
@@ -326,13 +326,13 @@ def log_as_megatron(sizes: Iterable[tuple[int, int]]) -> None:
         theirs.info("%s", "\n".join(lines))
 
 
-def why_left(cls: type, config: Any) -> str | None:
+def unsupported_reason(cls: type, config: Any) -> str | None:
     """Why Megatron's own code builds the arrays of this class; None where megaindex does.
 
     Raises:
         InvalidArgument: the class cannot have the final epoch that `install` was told.
     """
-    reason = why_unlooked(config)
+    reason = unchecked_cache_reason(config)
     if reason is not None:
         return reason
     for method in ("_get_num_epochs", "_get_num_tokens_per_epoch"):
@@ -347,7 +347,7 @@ def why_left(cls: type, config: Any) -> str | None:
     return None
 
 
-def why_unlooked(config: Any) -> str | None:
+def unchecked_cache_reason(config: Any) -> str | None:
     """Why Megatron's own code reads the caches, without looking, as it is asked to; None where it
     does not."""
     for name in ("fast_cache_load", "defer_npy_index_mmap"):

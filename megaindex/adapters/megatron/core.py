@@ -34,7 +34,7 @@ STANDALONE: dict[str, dict[str, Callable[..., Any]]] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Names:
+class ReleaseNames:
     """What the releases call the same thing."""
 
     is_object_storage_path: str
@@ -43,11 +43,11 @@ class Names:
     """The keyword by which `_get_size_per_split_per_dataset` is told to ask for a surplus."""
 
 
-NAMES = {
-    (0, 12): Names(
+RELEASE_NAMES = {
+    (0, 12): ReleaseNames(
         is_object_storage_path="is_s3_path", object_storage_config="s3_config", surplus="margin"
     ),
-    (0, 13): Names(
+    (0, 13): ReleaseNames(
         is_object_storage_path="is_object_storage_path",
         object_storage_config="object_storage_config",
         surplus="surplus",
@@ -57,7 +57,7 @@ NAMES = {
 
 
 @dataclass(kw_only=True)
-class Core:
+class MegatronCore:
     """``megatron.core.datasets``, and its own functions as they were before anything was patched.
 
     ``originals`` has them by class and name: ``originals["GPTDataset", "__getitem__"]``; functions
@@ -71,7 +71,7 @@ class Core:
     builder: ModuleType
     originals: dict[tuple[str, str], Callable[..., Any]]
     version: str
-    names: Names
+    names: ReleaseNames
     policy: Policy = field(default_factory=functools.partial(make_policy, "megatron", *[None] * 3))
     """As `install` was last told."""
 
@@ -93,7 +93,7 @@ class Core:
 
 
 @functools.cache
-def core() -> Core:
+def core() -> MegatronCore:
     """megatron-core's dataset modules.
 
     Raises:
@@ -133,7 +133,7 @@ def core() -> Core:
         if callable(function) or isinstance(function, staticmethod)
     }
     originals["", SIZES] = getattr(builder, SIZES)
-    return Core(
+    return MegatronCore(
         helpers=helpers,
         indexed_dataset=indexed,
         gpt_dataset=gpt,
@@ -145,7 +145,7 @@ def core() -> Core:
     )
 
 
-def _version() -> tuple[str, Names]:
+def _version() -> tuple[str, ReleaseNames]:
     """The release of megatron-core, looked up before the modules that the older ones lack.
 
     Raises:
@@ -165,8 +165,8 @@ def _version() -> tuple[str, Names]:
             "megatron-core %s is newer than megaindex knows, which was tested with %s; compare a "
             "first run with and without the adapter (docs/megatron.md, Verify)", version, served,
         )  # fmt: skip
-    known = max(first for first in NAMES if release is None or first <= release)
-    return version, NAMES[known]
+    known = max(first for first in RELEASE_NAMES if release is None or first <= release)
+    return version, RELEASE_NAMES[known]
 
 
 def _read_version() -> str:

@@ -33,7 +33,7 @@ def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
     bound = inspect.signature(original).bind(self, *args, **kwargs)
     bound.apply_defaults()
     settings = {name: value for name, value in bound.arguments.items() if name != "self"}
-    reason = why_left(settings)
+    reason = unsupported_reason(settings)
     if reason is not None:
         original(self, *args, **kwargs)
         MEGATRON.leave("IndexedDataset", str(settings["path_prefix"]), reason)
@@ -42,7 +42,7 @@ def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
     _open(self)
 
 
-def why_left(settings: dict[str, Any]) -> str | None:
+def unsupported_reason(settings: dict[str, Any]) -> str | None:
     """Why Megatron's own code serves a dataset of these settings; None where megaindex does.
 
     With the multi-storage client Megatron opens local files through it; the files are the same.
@@ -56,21 +56,21 @@ def why_left(settings: dict[str, Any]) -> str | None:
     return None
 
 
-def open_later(cls: Any, path_prefix: str, mmap: bool) -> Any:
+def open_lazily(cls: Any, path_prefix: str, mmap: bool) -> Any:
     """An IndexedDataset whose files are opened when they are first needed."""
     dataset = cls.__new__(cls)
     vars(dataset).update(_defaults(), path_prefix=path_prefix, mmap=mmap)
-    _waiting.add(dataset)
+    _deferred.add(dataset)
     return dataset
 
 
-_waiting: weakref.WeakSet[Any] = weakref.WeakSet()
+_deferred: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def open_now() -> None:
+def open_deferred() -> None:
     """Open every dataset that is still waiting, before Megatron's class loses the methods that
     would do it."""
-    for dataset in list(_waiting):
+    for dataset in list(_deferred):
         if DEFERRED[0] in vars(dataset):
             continue
         try:
@@ -78,7 +78,7 @@ def open_now() -> None:
         except Exception:  # one that cannot be read any more must not keep the others from it
             logger.warning("%s: left unopened", dataset.path_prefix, exc_info=True)
             dataset.index = dataset.bin_reader = None  # Megatron's __del__ expects them
-    _waiting.clear()
+    _deferred.clear()
 
 
 @functools.cache
@@ -93,19 +93,19 @@ def _defaults() -> dict[str, Any]:
     }
 
 
-def get_attribute(self: Any, name: str) -> Any:
-    """``IndexedDataset.__getattr__``: opens a dataset made by `open_later`."""
+def open_on_access(self: Any, name: str) -> Any:
+    """``IndexedDataset.__getattr__``: opens a dataset made by `open_lazily`."""
     if name in DEFERRED and "path_prefix" in vars(self):
         _open(self)
         return vars(self)[name]
     raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-def delete(self: Any) -> None:
+def close_nothing(self: Any) -> None:
     """``IndexedDataset.__del__``: mappings end with their last view, descriptors are not kept."""
 
 
-def get(self: Any, idx: Any, offset: Any = 0, length: Any = None) -> Any:
+def read_range(self: Any, idx: Any, offset: Any = 0, length: Any = None) -> Any:
     """``IndexedDataset.get``, within the sequence."""
     reader = mapped(self)
     if reader is None or not self.mmap:

@@ -38,7 +38,7 @@ _KNOWN = {
 }  # fmt: skip
 
 
-class Identifiers(dict[str, Any]):
+class DatasetIdentifiers(dict[str, Any]):
     """``unique_identifiers`` of a dataset, with the JSON they were written as.
 
     They do not change once a dataset is made: its files are named by them.
@@ -48,7 +48,7 @@ class Identifiers(dict[str, Any]):
     description: str
 
 
-class Maker:
+class DatasetFactory:
     """Makes the GPTDatasets of one split, which differ only in corpus and number of samples.
 
     The first is made by Megatron's own constructor; the others are copies of it. Their
@@ -82,7 +82,7 @@ class Maker:
         samples = "null" if num_samples is None else str(num_samples)
         description = f"{begin}{json.dumps(path)}{middle}{samples}{end}"
         digest = hashlib.md5(description.encode(), usedforsecurity=False).hexdigest()
-        identifiers = Identifiers(self._identifiers)
+        identifiers = DatasetIdentifiers(self._identifiers)
         identifiers["dataset_path"], identifiers["num_samples"] = path, num_samples
         identifiers.description = description
         directory = self._directory or cache_directory(self._config, path, self._cls)
@@ -111,25 +111,25 @@ class Maker:
 _waiting: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def fill_in_later(dataset: Any, request: DatasetRequest, sidecar: Sidecar) -> None:
+def defer_arrays(dataset: Any, request: DatasetRequest, sidecar: Sidecar) -> None:
     """Let ``dataset`` map its arrays when they are first asked for."""
     vars(dataset)[_PENDING] = request, sidecar
     _waiting.add(dataset)
 
 
-def fill_in_now() -> None:
+def load_deferred_arrays() -> None:
     """Complete every dataset that is still waiting, before Megatron's classes lose the methods that
     would do it."""
     for dataset in list(_waiting):
         try:
-            vars(dataset).update(get_state(dataset))
+            vars(dataset).update(get_complete_state(dataset))
         except Exception:  # one that cannot be read any more must not keep the others from it
             logger.warning("%s: left incomplete", dataset.dataset_path, exc_info=True)
         vars(dataset).pop(_PENDING, None)
     _waiting.clear()
 
 
-def get_attribute(self: Any, name: str) -> Any:
+def get_deferred_array(self: Any, name: str) -> Any:
     """``GPTDataset.__getattr__``: called only for what is not there yet."""
     pending = vars(self).get(_PENDING)
     if pending is None or name not in (*ARRAYS, "indices"):
@@ -143,7 +143,7 @@ def get_attribute(self: Any, name: str) -> Any:
     return vars(self)[name]
 
 
-def length(self: Any) -> int:
+def count_samples(self: Any) -> int:
     """``GPTDataset.__len__``."""
     if _PENDING in vars(self):
         _, sidecar = vars(self)[_PENDING]
@@ -152,7 +152,7 @@ def length(self: Any) -> int:
     return original(self)
 
 
-def get_state(self: Any) -> dict[str, Any]:
+def get_complete_state(self: Any) -> dict[str, Any]:
     """``GPTDataset.__getstate__``: complete, for processes that know nothing of megaindex."""
     if _PENDING in vars(self):
         for name in (*ARRAYS, "indices"):

@@ -80,7 +80,7 @@ def iterate_cyclic(self: Any) -> Iterator[list[int]]:
 def _build_low_level_dataset(dataset_path: str, config: Any) -> Any:
     """``GPTDataset.build_low_level_dataset`` with the IndexedDataset of this module."""
     theirs = class_of("GPTDataset").build_low_level_dataset(dataset_path, config)
-    is_left = indexed_dataset.why_left(vars(theirs)) is not None
+    is_left = indexed_dataset.unsupported_reason(vars(theirs)) is not None
     if is_left or indexed_dataset.mapped(theirs) is not None:
         return theirs
     return load_class("IndexedDataset")(dataset_path, mmap=config.mmap_bin_files)
@@ -90,23 +90,23 @@ METHODS.update(
     {
         "IndexedDataset": {
             "initialize": indexed_dataset.initialize,
-            "get": indexed_dataset.get,
-            "__getattr__": indexed_dataset.get_attribute,
-            "__del__": indexed_dataset.delete,
+            "get": indexed_dataset.read_range,
+            "__getattr__": indexed_dataset.open_on_access,
+            "__del__": indexed_dataset.close_nothing,
         },
         "IndexedDatasetBuilder": {"add_document": indexed_dataset.add_document},
         "_IndexWriter": {"write": indexed_dataset.write_index},
         "GPTDataset": {
             "_build_document_sample_shuffle_indices": arrays.build_document_sample_shuffle_indices,
-            "__getattr__": lazy_datasets.get_attribute,
-            "__getstate__": lazy_datasets.get_state,
-            "__len__": lazy_datasets.length,
-            "__getitem__": batches.get_item,
-            "__getitems__": batches.get_items,
+            "__getattr__": lazy_datasets.get_deferred_array,
+            "__getstate__": lazy_datasets.get_complete_state,
+            "__len__": lazy_datasets.count_samples,
+            "__getitem__": batches.read_gpt_sample,
+            "__getitems__": batches.read_gpt_samples,
         },
         "BlendedDataset": {
             "_build_indices": blend.build_indices,
-            "__getitems__": batches.get_items_of_blend,
+            "__getitems__": batches.read_blend_samples,
         },
         "BlendedMegatronDatasetBuilder": {
             "_build_megatron_datasets_parallel": builder.build_megatron_datasets_parallel,
@@ -118,14 +118,21 @@ METHODS.update(
 STANDALONE["GPTDataset"] = {"build_low_level_dataset": _build_low_level_dataset}
 
 
+def __getattr__(name: str) -> Any:
+    """Return megaindex's subclass of a class of Megatron's, for use without `install`."""
+    if name not in METHODS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return load_class(name)
+
+
 SAMPLERS = {
     "MegatronPretrainingSampler": iterate_single,
     "MegatronPretrainingRandomSampler": iterate_cyclic,
 }
 
 _patches = Patches()
-_of_policy = Patches()
-_waiting: list[Callable[[], None]] = []
+_policy_patches = Patches()
+_pending_imports: list[Callable[[], None]] = []
 """Cancel what is to be done when a module is imported."""
 
 
@@ -154,17 +161,17 @@ def install(
     """
     policy = make_policy("megatron", variance_buffer, separate_final_epoch, final_epoch_threshold)
     _install_classes()
-    _of_policy.undo()
+    _policy_patches.undo()
     core().policy = policy
     if policy.variance_buffer is not None:
-        _of_policy.replace(core().builder, SIZES, blend.sizes_per_dataset)
+        _policy_patches.replace(core().builder, SIZES, blend.sizes_per_dataset)
     if policy.final_epoch:
         gpt = core().gpt_dataset
         values = (policy.row.separate_final_epoch, _threshold(policy))
         for key, value in zip(KEYS, values, strict=True):
-            _of_policy.replace(gpt.GPTDatasetConfig, key, value)
-        named = partial(_named_by, gpt.GPTDataset._key_config_attributes)
-        _of_policy.replace(gpt.GPTDataset, "_key_config_attributes", staticmethod(named))
+            _policy_patches.replace(gpt.GPTDatasetConfig, key, value)
+        named = partial(_key_attributes, gpt.GPTDataset._key_config_attributes)
+        _policy_patches.replace(gpt.GPTDataset, "_key_config_attributes", staticmethod(named))
     MEGATRON.begin(f"megatron-core {core().version}", str(policy))
 
 
@@ -172,7 +179,7 @@ def _threshold(policy: Policy) -> float | None:
     return policy.final_epoch.get("final_epoch_threshold")
 
 
-def _named_by(original: Callable[[], list[str]]) -> list[str]:
+def _key_attributes(original: Callable[[], list[str]]) -> list[str]:
     """``GPTDataset._key_config_attributes``, by which Megatron names files, with what tells another
     final epoch from Megatron's own."""
     return [*original(), *KEYS]
@@ -185,22 +192,24 @@ def _install_classes() -> None:
         for method, replacement in methods.items():
             _patches.replace(class_of(name), method, as_attribute(method, replacement))
     modules = core()
-    _patches.replace(modules.blended_dataset, "json", blend.Json(modules.blended_dataset.json))
-    for owner, name, ours in list(_helpers(modules.helpers)):
+    _patches.replace(
+        modules.blended_dataset, "json", blend.DescriptionJson(modules.blended_dataset.json)
+    )
+    for owner, name, ours in list(_helper_places(modules.helpers)):
         _patches.replace(owner, name, ours)
-    _waiting.extend(after_import(module, _patch_samplers) for module in MODULES)
+    _pending_imports.extend(after_import(module, _patch_samplers) for module in MODULES)
 
 
 def uninstall() -> None:
     """Put back everything that `install` replaced; datasets made since go on working, but for
     those whose files are gone."""
     try:
-        indexed_dataset.open_now()
-        lazy_datasets.fill_in_now()
+        indexed_dataset.open_deferred()
+        lazy_datasets.load_deferred_arrays()
     finally:
-        while _waiting:
-            _waiting.pop()()
-        _of_policy.undo()
+        while _pending_imports:
+            _pending_imports.pop()()
+        _policy_patches.undo()
         _patches.undo()
         if core.cache_info().currsize:
             core().policy = make_policy("megatron", None, None, None)
@@ -212,7 +221,7 @@ def is_installed() -> bool:
     return bool(_patches)
 
 
-def _helpers(theirs: ModuleType) -> Iterator[tuple[ModuleType, str, object]]:
+def _helper_places(theirs: ModuleType) -> Iterator[tuple[ModuleType, str, object]]:
     """Megatron's helper functions, there and in every module that imported one by name."""
     ours = {id(getattr(theirs, name)): getattr(megaindex.helpers, name) for name in _names(theirs)}
     for module in list(sys.modules.values()):

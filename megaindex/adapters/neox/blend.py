@@ -13,11 +13,9 @@ from typing import Any, Literal
 import numpy as np
 
 from megaindex._types import F64, I64, DatasetIndex
-from megaindex.adapters.neox import batches
-from megaindex.adapters.neox.batches import BatchRows
-from megaindex.adapters.neox.datasets import is_plain_text
+from megaindex.adapters.neox.datasets import BatchRows, is_plain_text, join_batches
 from megaindex.adapters.neox.framework import framework
-from megaindex.adapters.neox.samples import Texts
+from megaindex.adapters.neox.samples import NeoxTextSamples
 from megaindex.adapters.reports import NEOX
 from megaindex.cache.cache import fetch
 from megaindex.cache.fingerprint import entry_key
@@ -49,18 +47,18 @@ def init_blend(self: Any, datasets: Sequence[Any], weights: Sequence[float]) -> 
     self._exact = framework().exact
     sizes = np.array([len(dataset) for dataset in datasets], np.int64)
     if self._exact and all(_is_asked_for_epochs(dataset) for dataset in datasets):
-        draws = _Draws("exhaustive", sizes)
+        rule = _BlendRule("exhaustive", sizes)
     else:
-        draws = _Draws("greedy", normalized(weights))
-    drawn = draws.first(int(sizes.sum()), _directory_of(datasets[0]))
+        rule = _BlendRule("greedy", normalized(weights))
+    drawn = rule.first(int(sizes.sum()), _directory_of(datasets[0]))
     end = _end(drawn, sizes) if self._exact else drawn.source.size
-    vars(self)[_DRAWN] = drawn
+    vars(self)[_ARRAYS] = drawn
     self.dataset_index, self.dataset_sample_index = drawn.source[:end], drawn.sample[:end]
     self.size = end
     _report(self, weights, drawn, time.perf_counter() - started)
 
 
-def _report(self: Any, weights: Sequence[float], drawn: _Drawn, seconds: float) -> None:
+def _report(self: Any, weights: Sequence[float], drawn: _BlendArrays, seconds: float) -> None:
     """Record the blend, and print the lines of GPT-NeoX that logs are searched for."""
     show = framework().print_line
     show(f"> elapsed time for building blendable dataset indices: {seconds:.2f} (sec)")
@@ -80,12 +78,12 @@ def _report(self: Any, weights: Sequence[float], drawn: _Drawn, seconds: float) 
         seconds=seconds,
         cache=drawn.entry,
     )
-    if type(self).__getitem__ is not get_item:
+    if type(self).__getitem__ is not read_blend_sample:
         NEOX.leave("reading", kind, f"{kind} has a __getitem__ of its own")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Drawn:
+class _BlendArrays:
     """The first draws of a blend, read-only."""
 
     source: DatasetIndex
@@ -97,7 +95,7 @@ class _Drawn:
     was_built: bool = True
     """By this process; else they were found there."""
 
-    def first(self, size: int) -> _Drawn:
+    def first(self, size: int) -> _BlendArrays:
         """The first of them, without a copy."""
         if size == self.source.size:
             return self
@@ -107,7 +105,7 @@ class _Drawn:
 
 
 @dataclass(frozen=True, eq=False)
-class _Draws:
+class _BlendRule:
     """What decides the draws of a blend: those of training, validation and test are often equal,
     but for their number."""
 
@@ -115,18 +113,18 @@ class _Draws:
     values: F64 | I64
     """See `fill_blend`."""
 
-    def first(self, size: int, directory: str | None) -> _Drawn:
+    def first(self, size: int, directory: str | None) -> _BlendArrays:
         """So many draws: of the blend before, if it has them; many of them kept in ``directory``,
         from which every process of the machine then maps them."""
-        global _drawn_last  # noqa: PLW0603
+        global _last_arrays  # noqa: PLW0603
         key = (self.rule, self.values.tobytes())
-        known = _drawn_last[1]() if _drawn_last is not None and _drawn_last[0] == key else None
+        known = _last_arrays[1]() if _last_arrays is not None and _last_arrays[0] == key else None
         if known is None or known.source.size < size:
             known = self._draw(size, directory)
-            _drawn_last = key, weakref.ref(known)
+            _last_arrays = key, weakref.ref(known)
         return known.first(size)
 
-    def _draw(self, size: int, directory: str | None) -> _Drawn:
+    def _draw(self, size: int, directory: str | None) -> _BlendArrays:
         if directory is not None and size >= _WORTH_KEEPING:
             try:
                 return self._fetch(size, os.path.join(directory, FOLDER))
@@ -137,9 +135,9 @@ class _Draws:
         arrays: dict[str, Any] = memory.arrays
         for array in arrays.values():
             array.flags.writeable = False
-        return _Drawn(**arrays)
+        return _BlendArrays(**arrays)
 
-    def _fetch(self, size: int, folder: str) -> _Drawn:
+    def _fetch(self, size: int, folder: str) -> _BlendArrays:
         values = exact_values(self.values)
         parameters = {"order": "neox blend", "rule": self.rule, "values": values, "size": size}
         built = []
@@ -148,11 +146,11 @@ class _Draws:
             self._build(size, sink)
             built.append(True)
 
-        arrays: Any = fetch(folder, parameters, build, expected=self._held(size))
+        arrays: Any = fetch(folder, parameters, build, expected=self._array_types(size))
         entry = os.path.join(folder, entry_key(parameters))
-        return _Drawn(**arrays, entry=entry, was_built=bool(built))
+        return _BlendArrays(**arrays, entry=entry, was_built=bool(built))
 
-    def _held(self, size: int) -> dict[str, tuple[tuple[int], str]]:
+    def _array_types(self, size: int) -> dict[str, tuple[tuple[int], str]]:
         source = "uint8" if self.values.size <= _MOST_IN_UINT8 else "int16"
         counts = (self.values.size,)
         return {
@@ -162,15 +160,15 @@ class _Draws:
         }
 
     def _build(self, size: int, sink: Sink) -> None:
-        held = self._held(size)
-        source, sample, counts = (sink.allocate(name, *held[name]) for name in held)
+        types = self._array_types(size)
+        source, sample, counts = (sink.allocate(name, *types[name]) for name in types)
         counts[...] = fill_blend(self.rule, self.values, source, sample)
-        for name in held:
+        for name in types:
             sink.done(name)
 
 
-_drawn_last: tuple[tuple[str, bytes], weakref.ref[_Drawn]] | None = None
-_DRAWN = "_megaindex_drawn"
+_last_arrays: tuple[tuple[str, bytes], weakref.ref[_BlendArrays]] | None = None
+_ARRAYS = "_megaindex_drawn"
 FOLDER = "megaindex-blends"
 """Beside the arrays of a blend's first dataset; a cache as `megaindex.build_index` has."""
 _WORTH_KEEPING = 1 << 16  # draws: they take longer than to open a file
@@ -206,21 +204,21 @@ def reshuffles(self: Any) -> bool:
     )
 
 
-def get_item(self: Any, idx: int) -> Any:
+def read_blend_sample(self: Any, idx: int) -> Any:
     """``__getitem__``."""
-    texts = _texts_of(self)
+    texts = _text_reader_of(self)
     rows = None if texts is None else texts.read([idx])
     return _read(self, [idx])[0] if rows is None else {"text": rows[0]}
 
 
-def get_items(self: Any, ids: Sequence[int]) -> list[Any]:
+def read_blend_samples(self: Any, ids: Sequence[int]) -> list[Any]:
     """``__getitems__``: the samples of a batch, those of each dataset read together.
 
     One by one where a subclass has a ``__getitem__`` of its own.
     """
-    if type(self).__getitem__ is not get_item:
+    if type(self).__getitem__ is not read_blend_sample:
         return [self[idx] for idx in ids]
-    texts = _texts_of(self)
+    texts = _text_reader_of(self)
     rows = None if texts is None else texts.read(ids)
     return _read(self, ids) if rows is None else BatchRows({"text": rows}, len(ids))
 
@@ -245,11 +243,11 @@ def _read(self: Any, ids: Sequence[int]) -> list[Any]:
         at = np.flatnonzero(source == number)
         asked = (sample[at] + epochs[at] * len(dataset)).tolist()
         parts.append((at, _read_from(dataset, asked)))
-    return batches.joined(parts, wanted.size)
+    return join_batches(parts, wanted.size)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Texts:
+class _TextReader:
     """All sources of a blend of text alone, read by one call."""
 
     index: BlendedIndex
@@ -266,27 +264,27 @@ class _Texts:
         return rows
 
 
-_TEXTS = "_megaindex_texts"
+_READER = "_megaindex_texts"
 
 
-def _texts_of(self: Any) -> _Texts | None:
+def _text_reader_of(self: Any) -> _TextReader | None:
     """What reads a blend as a whole; None where each of its datasets reads for itself."""
     known = self.__dict__
-    if _TEXTS not in known:
-        known[_TEXTS] = _make_texts(self)
-    texts: _Texts | None = known[_TEXTS]
+    if _READER not in known:
+        known[_READER] = _make_text_reader(self)
+    texts: _TextReader | None = known[_READER]
     return texts
 
 
-def _make_texts(self: Any) -> _Texts | None:
+def _make_text_reader(self: Any) -> _TextReader | None:
     if not all(map(is_plain_text, self.datasets)):
         return None
-    samples: list[Texts] = [dataset.megaindex for dataset in self.datasets]
+    samples: list[NeoxTextSamples] = [dataset.megaindex for dataset in self.datasets]
     if len({(one.seq_length, one.exact) for one in samples}) > 1:
         return None
-    return _Texts(
+    return _TextReader(
         index=BlendedIndex(
-            indices=tuple(one.later_index() for one in samples),
+            indices=tuple(one.lazy_index() for one in samples),
             dataset_index=self.dataset_index,
             dataset_sample_index=self.dataset_sample_index,
         ),
@@ -294,9 +292,9 @@ def _make_texts(self: Any) -> _Texts | None:
     )
 
 
-def get_state(self: Any) -> dict[str, Any]:
+def get_blend_state(self: Any) -> dict[str, Any]:
     """``__getstate__``: without what reads its datasets together."""
-    return {name: value for name, value in vars(self).items() if name not in (_TEXTS, _DRAWN)}
+    return {name: value for name, value in vars(self).items() if name not in (_READER, _ARRAYS)}
 
 
 def _is_asked_for_epochs(dataset: Any) -> bool:
@@ -311,7 +309,7 @@ def _read_from(dataset: Any, ids: list[int]) -> list[Any]:
     return [dataset[idx] for idx in ids]
 
 
-def _end(drawn: _Drawn, sizes: I64) -> int:
+def _end(drawn: _BlendArrays, sizes: I64) -> int:
     """The blend's length before it asks for a sample that a dataset does not have."""
     if (drawn.counts <= sizes).all():
         return int(drawn.source.size)

@@ -16,7 +16,7 @@ _PACKAGE = "megatron.data"
 
 
 @dataclass(kw_only=True)
-class Framework:
+class NeoxFramework:
     """The modules of ``megatron.data``."""
 
     package: ModuleType
@@ -57,7 +57,7 @@ class Framework:
 
 
 @functools.cache
-def framework() -> Framework:
+def framework() -> NeoxFramework:
     """GPT-NeoX's data modules.
 
     Raises:
@@ -81,4 +81,4 @@ def framework() -> Framework:
             f"{_PACKAGE} cannot be imported ({error}); put a checkout of GPT-NeoX on PYTHONPATH, "
             "and install what it needs"
         ) from error
-    return Framework(package=package, **modules)
+    return NeoxFramework(package=package, **modules)

@@ -1,9 +1,9 @@
 """The datasets that GPT-NeoX builds in one go: corpora opened once, arrays fetched together.
 
 GPT-NeoX makes three datasets of every source, one after another, and opens its corpus for each.
-While one of its functions that do so runs, corpora are shared by path, and index arrays are only
-noted; when it returns, those of one directory are looked up by one listing, what is missing is
-built by one process and recorded together, and all are reported at once.
+While one of its functions that do so runs, corpora are shared by path, and requests for index
+arrays are collected; when it returns, those of one directory are looked up by one listing, missing
+arrays are built by one process and recorded together, and all are reported at once.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class GroupMember(Protocol):
 
     def fetch(self, epoch: int = 0) -> Fetched: ...
 
-    def take(self, fetched: Fetched) -> None: ...
+    def set_fetched(self, fetched: Fetched) -> None: ...
 
 
 @dataclass(kw_only=True)
@@ -77,7 +77,7 @@ class DatasetGroup:
                 requests, directory, _CLAIM, partial(_report_building, len(requests))
             )
             for samples, one in zip(members, fetched, strict=True):
-                samples.take(one)
+                samples.set_fetched(one)
         seconds = (time.perf_counter() - started) / max(1, len(self.asked))
         for report, asked in itertools.groupby(self.asked, operator.itemgetter(1)):
             report([dataset for dataset, _ in asked], seconds)
@@ -93,7 +93,7 @@ _current: contextvars.ContextVar[DatasetGroup | None] = contextvars.ContextVar(
 )
 
 
-def shared(path: str, open_corpus: Callable[[], Any]) -> Any:
+def open_shared(path: str, open_corpus: Callable[[], Any]) -> Any:
     """GPT-NeoX's indexed dataset, opened unless the group has done so; None is not kept."""
     group = _current.get()
     corpus = None if group is None else group.corpora.get(path)
@@ -104,7 +104,7 @@ def shared(path: str, open_corpus: Callable[[], Any]) -> Any:
     return corpus
 
 
-def is_open() -> bool:
+def is_active() -> bool:
     """Whether corpora are shared now."""
     return _current.get() is not None
 
@@ -119,7 +119,7 @@ def stamp_of(corpus: IndexedDataset) -> list[int]:
     return group.stamps[path]
 
 
-def fetch_soon(dataset: Any, report: Report) -> None:
+def fetch_in_group(dataset: Any, report: Report) -> None:
     """Fetch the arrays of a dataset's first epoch: at the end of the group, or at once where there
     is none. ``report`` is called then."""
     samples: GroupMember = dataset.megaindex

@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 import megaindex.helpers
-from megaindex.adapters.neox import batches, blend, datasets, files, group, loaders
+from megaindex.adapters.neox import blend, datasets, files, group, loaders
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.patching import Patches
 from megaindex.adapters.policy import Policy, make_policy
@@ -19,44 +19,44 @@ from megaindex.adapters.reports import NEOX
 METHODS: dict[tuple[str, str], dict[str, Callable[..., Any]]] = {
     ("gpt2_dataset", "GPT2Dataset"): {
         "__init__": datasets.init_gpt2,
-        "__getattr__": datasets.get_attribute,
-        "__getstate__": datasets.get_state,
-        "__len__": datasets.length,
-        "__getitem__": datasets.get_item,
-        "__getitems__": datasets.get_items,
+        "__getattr__": datasets.get_deferred,
+        "__getstate__": datasets.get_complete_state,
+        "__len__": datasets.count_samples,
+        "__getitem__": datasets.read_sample,
+        "__getitems__": datasets.read_samples,
     },
     ("pairwise_dataset", "PairwiseDataset"): {
         "__init__": datasets.init_pairwise,
-        "__getattr__": datasets.get_attribute,
-        "__getstate__": datasets.get_state,
-        "__len__": datasets.length,
-        "__getitem__": datasets.get_item,
-        "__getitems__": datasets.get_items,
+        "__getattr__": datasets.get_deferred,
+        "__getstate__": datasets.get_complete_state,
+        "__len__": datasets.count_samples,
+        "__getitem__": datasets.read_sample,
+        "__getitems__": datasets.read_samples,
     },
     ("blendable_dataset", "BlendableDataset"): {
         "__init__": blend.init_blend,
-        "__getstate__": blend.get_state,
-        "__getitem__": blend.get_item,
-        "__getitems__": blend.get_items,
+        "__getstate__": blend.get_blend_state,
+        "__getitem__": blend.read_blend_sample,
+        "__getitems__": blend.read_blend_samples,
     },
     ("indexed_dataset", "MMapIndexedDataset"): {
         "_do_init": files.open_mapped,
-        "__getitem__": files.get_item,
-        "get": files.get,
+        "__getitem__": files.read_sequence,
+        "get": files.read_range,
     },
     ("indexed_dataset", "IndexedDataset"): {
         "read_index": files.open_legacy_index,
-        "__getitem__": files.get_item,
-        "get": files.get,
+        "__getitem__": files.read_sequence,
+        "get": files.read_range,
     },
-    ("indexed_dataset", "IndexedCachedDataset"): {"__getitem__": files.get_item},
+    ("indexed_dataset", "IndexedCachedDataset"): {"__getitem__": files.read_sequence},
     ("samplers", "DistributedBatchSampler"): {"__iter__": loaders.iterate_batches},
 }
 FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     ("indexed_dataset", "make_dataset"): files.make_dataset,
     ("data_utils", "compile_helper"): loaders.compile_helper,
     ("data_utils", "cycle"): loaders.cycle,
-    ("data_utils", "make_data_loader"): batches.make_data_loader,
+    ("data_utils", "make_data_loader"): loaders.make_data_loader,
     ("data_utils", "shift_and_wrap_data_loaders"): loaders.shift_and_wrap_data_loaders,
     ("data_utils", "build_the_dataset"): loaders.build_the_dataset,
     ("data_utils", "build_train_valid_test_datasets"): group.grouped(
@@ -100,7 +100,7 @@ def install(
     if exact and variance_buffer is None:
         variance_buffer = "exact"
     policy = make_policy("neox", variance_buffer, separate_final_epoch, final_epoch_threshold)
-    _put_back()
+    _restore()
     neox = framework()
     neox.exact, neox.policy = exact, policy
     for (module, cls), methods in METHODS.items():
@@ -122,11 +122,11 @@ def install(
 
 def uninstall() -> None:
     """Put back what `install` replaced. Make datasets anew: those made meanwhile need what was."""
-    _put_back()
+    _restore()
     NEOX.end()
 
 
-def _put_back() -> None:
+def _restore() -> None:
     datasets.complete_all()
     _patches.undo()
     framework.cache_clear()

@@ -120,7 +120,7 @@ class NeoxSamples:
         """Whether the arrays of the first epoch are known to be there."""
         return 0 in self._fetched
 
-    def take(self, fetched: Fetched) -> None:
+    def set_fetched(self, fetched: Fetched) -> None:
         """Arrays of the first epoch that were fetched together with others."""
         self._fetched.setdefault(0, fetched)
 
@@ -187,7 +187,7 @@ class NeoxSamples:
 
 
 @dataclass(kw_only=True)
-class Texts(NeoxSamples):
+class NeoxTextSamples(NeoxSamples):
     """Of a GPT2Dataset."""
 
     documents: range | IntArray
@@ -199,14 +199,18 @@ class Texts(NeoxSamples):
 
     def tokens(self) -> int:
         """Of all documents, those that take no part among them."""
-        return count_tokens(self.text.sequence_lengths, self._chosen(as_neox_counts=False))
+        return count_tokens(
+            self.text.sequence_lengths, self._chosen_documents(as_neox_counts=False)
+        )
 
     def make_request(self, epoch: int) -> NeoxRequest[Any]:
         if self.requested is None and self.num_epochs is None:
             raise InvalidArgument(
                 f"{self.name}: neither samples nor epochs are asked for; give one of them"
             )
-        return self._cut(epoch) if self.pack_impl == "packed" else self._whole(epoch)
+        if self.pack_impl == "packed":
+            return self._packed_request(epoch)
+        return self._whole_documents_request(epoch)
 
     def open(self, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> NeoxDataset:
         """The samples of an epoch, with their companions."""
@@ -226,7 +230,7 @@ class Texts(NeoxSamples):
             index, self.text, **{f"{name}_dataset": d for name, d in self.companions.items()}
         )
 
-    def later_index(self) -> LazyIndex:
+    def lazy_index(self) -> LazyIndex:
         """The index of the first epoch, its arrays mapped when a sample is located."""
         facts = self.fetch().sidecar.facts
         return LazyIndex(
@@ -243,21 +247,21 @@ class Texts(NeoxSamples):
     def _first_index(self) -> Index:
         return self.epoch(0).index
 
-    def _cut(self, epoch: int) -> NeoxRequest[Any]:
-        chosen = self._chosen(as_neox_counts=False)
+    def _packed_request(self, epoch: int) -> NeoxRequest[Any]:
+        chosen = self._chosen_documents(as_neox_counts=False)
         return self.request_of(
             PackedRequest,
             epoch,
             ("_ac" if self.allow_chopped else "") + self.policy.mark,
             [self.text],
             texts=[self.text],
-            make_order=partial(self._cut_order, chosen, self.epoch_seed(epoch)),
+            make_order=partial(self._packed_order, chosen, self.epoch_seed(epoch)),
             documents=documents_setting(chosen),
             num_epochs=self.num_epochs,
             **self.policy.final_epoch,
         )
 
-    def _cut_order(self, chosen: range | I32, seed: int) -> ShuffledOrder:
+    def _packed_order(self, chosen: range | I32, seed: int) -> ShuffledOrder:
         name = f"{self.data_prefix} ({self.name})"
         if chosen == range(len(self.text)):
             tokens = self.text.num_tokens
@@ -277,11 +281,11 @@ class Texts(NeoxSamples):
         check_total(name, order.total_tokens)
         return order
 
-    def _whole(self, epoch: int) -> NeoxRequest[Any]:
+    def _whole_documents_request(self, epoch: int) -> NeoxRequest[Any]:
         labels = self.companions["label"]
         order = replace(self.whole_documents, label_dataset=labels)
         num_samples = order.check_num_samples(self.requested)
-        chosen = self._chosen(as_neox_counts=not self.exact)
+        chosen = self._chosen_documents(as_neox_counts=not self.exact)
         make_order = partial(
             packing_order, self.text, chosen, order, sequence_length=self.seq_length,
             seed=self.epoch_seed(epoch), num_samples=num_samples,
@@ -299,7 +303,7 @@ class Texts(NeoxSamples):
             labels=labels is not None,
         )
 
-    def _chosen(self, *, as_neox_counts: bool) -> range | I32:
+    def _chosen_documents(self, *, as_neox_counts: bool) -> range | I32:
         """The documents; GPT-NeoX's packings of whole documents count them from 0."""
         if len(self.documents) and as_neox_counts:
             return range(len(self.documents))
@@ -326,7 +330,7 @@ def packing_index(
 
 
 @dataclass(kw_only=True)
-class Pairs(NeoxSamples):
+class NeoxPairSamples(NeoxSamples):
     """Of a PairwiseDataset."""
 
     sides: Mapping[str, list[IndexedDataset | None]]
