@@ -24,7 +24,7 @@ _COUNTING = np.arange(1 << 15, dtype=np.int32)
 
 
 class FrameworkArrayRequest(abc.ABC):
-    """One set of arrays: its files, what decides it, and how it is built."""
+    """A request for one set of arrays, which can be looked up, built and mapped."""
 
     __slots__ = ()
 

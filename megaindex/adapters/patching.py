@@ -15,7 +15,7 @@ _ABSENT: Any = object()
 
 
 class Patches:
-    """What was replaced, so that all of it can be put back; true while there is any."""
+    """Replacements that can be undone together; true while there are any."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -30,13 +30,13 @@ class Patches:
         self._undo.append(partial(_restore, owner, name, before))
 
     def replace_module(self, name: str, module: ModuleType) -> None:
-        """Let ``import name`` give another module."""
+        """Make ``import name`` give another module."""
         before = sys.modules.get(name, _ABSENT)
         sys.modules[name] = module
         self._undo.append(partial(_restore_module, name, before))
 
     def undo(self) -> None:
-        """Put everything back, the last first."""
+        """Undo the replacements in reverse order."""
         while self._undo:
             self._undo.pop()()
 
@@ -56,10 +56,10 @@ def _restore_module(name: str, before: Any) -> None:
 
 
 def after_import(name: str, callback: Callable[[ModuleType], None]) -> Callable[[], None]:
-    """Call ``callback(module)`` once the module ``name`` is there: now, or when it is imported.
+    """Call ``callback(module)`` when the module ``name`` is imported, or now if it was.
 
     Returns:
-        A function that takes the order back.
+        A function that cancels the call.
     """
     if name in sys.modules:
         callback(sys.modules[name])
@@ -70,7 +70,7 @@ def after_import(name: str, callback: Callable[[ModuleType], None]) -> Callable[
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module as the other finders do, and wraps its loader."""
+    """A finder that asks the other finders for one module and wraps its loader."""
 
     def __init__(self, name: str, callback: Callable[[ModuleType], None]) -> None:
         self._name = name
@@ -84,7 +84,7 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != self._name:
             return None
-        self.withdraw()  # so that the search below goes past here
+        self.withdraw()  # so that the search below does not come back here
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
             spec.loader = _Loader(spec.loader, self._callback)

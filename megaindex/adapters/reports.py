@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 logger = logging.getLogger("megaindex")
 
-_MOST_DEFERRED = 4  # blends whose records are put off: each keeps its corpora open
+_MOST_DEFERRED = 4  # blends whose records are deferred: each keeps its corpora open
 
 
 class ServedDataset(NamedTuple):
@@ -29,12 +29,12 @@ class ServedDataset(NamedTuple):
     served_by: str
     """``megaindex``, or the framework."""
     how: str
-    """``built`` or ``opened``; of what was left to the framework the reason."""
+    """``built`` or ``opened``; or the reason for which it was left to the framework."""
     samples: int | None = None
     epochs: int | None = None
     seconds: float | None = None
     cache: str | None = None
-    """What the names of its files begin with; None where there are none."""
+    """Common prefix of the names of its files; None where it has no files."""
 
     def __str__(self) -> str:
         if self.served_by != "megaindex":
@@ -90,7 +90,7 @@ class Reports:
         self._deferred: list[Callable[[], list[ServedDataset]]] = []
 
     def begin(self, framework_version: str, settings: str) -> None:
-        """Start an empty record, and say that megaindex is active."""
+        """Start an empty record, and log that megaindex is active."""
         from megaindex import __version__
 
         before = self.active
@@ -100,13 +100,13 @@ class Reports:
         self._announce()
 
     def end(self) -> None:
-        """Forget everything."""
+        """Clear the record."""
         self.active = None
         self._was_announced = False
         self._clear()
 
     def recorded(self) -> list[ServedDataset]:
-        """All records, the oldest first."""
+        """Return all records, the oldest first."""
         self._record_deferred(0)
         return list(self.rows.values())
 
@@ -115,7 +115,7 @@ class Reports:
         self._deferred.clear()
 
     def _record_deferred(self, but: int) -> None:
-        """Make the records that were put off, all but the last so many."""
+        """Make the deferred records except the last ``but``."""
         while len(self._deferred) > but:
             for row in self._deferred.pop(0)():
                 self.rows[row.kind, row.name, ""] = row
@@ -134,8 +134,8 @@ class Reports:
     def serve_together(self, make_rows: Callable[[], list[ServedDataset]], summary: str) -> None:
         """Record datasets that were made at once, in one log record of several lines.
 
-        The records of a thousand datasets take as long as a tenth of opening them, so they are put
-        off until somebody reads them.
+        The records of a thousand datasets take as long as a tenth of opening them, so they are
+        deferred until they are read.
         """
         self._deferred.append(make_rows)
         self._record_deferred(_MOST_DEFERRED)
@@ -144,7 +144,7 @@ class Reports:
             self._log("\n".join(f"megaindex: {line}" for line in lines))
 
     def leave(self, kind: str, name: str, reason: str) -> None:
-        """Record, and say once, that the framework's own code serves a dataset."""
+        """Record, and log once, that the framework's own code serves a dataset."""
         key = kind, name, reason
         if key in self.rows:
             return
@@ -161,7 +161,7 @@ class Reports:
         return (self._show is not None or logger.isEnabledFor(logging.INFO)) and on_rank_0()
 
     def _log(self, text: str) -> None:
-        if self.active is not None:  # classes that are used without `install` say nothing of it
+        if self.active is not None:  # False for classes that are used without `install`
             self._announce()
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s", text)
@@ -170,7 +170,7 @@ class Reports:
 
 
 def on_rank_0() -> bool:
-    """Whether this process is rank 0 of its job, and not a worker of a DataLoader."""
+    """Return whether this process is rank 0 of its job, and not a worker of a DataLoader."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "distributed"):
         if torch.utils.data.get_worker_info() is not None:

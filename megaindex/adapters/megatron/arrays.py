@@ -39,9 +39,13 @@ from megaindex.index.orders.framework import ShuffledOrder
 from megaindex.index.request import check_total
 from megaindex.validation import check_setting
 
+ARRAYS = ("document_index", "sample_index", "shuffle_index")
+FINAL_EPOCH_ATTRIBUTES = ("megaindex_separate_final_epoch", "megaindex_final_epoch_threshold")
+"""Attributes of a config that distinguish arrays of another final epoch."""
+
 
 class LowLevelCorpus:
-    """A low-level dataset as far as its indices depend on it, read only where that is needed.
+    """The part of a low-level dataset that its indices depend on, read when it is needed.
 
     Sizes and times of the two files stand for their content while they are those that a sidecar
     has recorded; otherwise the lengths are read and hashed.
@@ -56,7 +60,7 @@ class LowLevelCorpus:
         self._lengths: I32 | None = None
 
     def take_facts(self, facts: Mapping[str, Any]) -> None:
-        """Take what a sidecar tells of files with this stamp."""
+        """Take the facts of a sidecar whose files have this stamp."""
         self._num_sequences = facts["sequences"]
 
     def facts(self) -> dict[str, Any]:
@@ -70,7 +74,7 @@ class LowLevelCorpus:
 
     @property
     def lengths(self) -> I32:
-        """int32[sequences], every one of them checked."""
+        """int32[sequences], all of them checked."""
         if self._lengths is None:
             reader = mapped(self.dataset)
             if reader is not None:
@@ -79,7 +83,7 @@ class LowLevelCorpus:
         return self._lengths
 
     def fingerprint(self) -> str:
-        """32 hex digits; of the lengths alone where there are no local files."""
+        """Return 32 hex digits; of the lengths alone where the files are not local."""
         if self._fingerprint is None:
             reader = mapped(self.dataset)
             self._fingerprint = (
@@ -88,13 +92,6 @@ class LowLevelCorpus:
                 else corpus_fingerprint(reader)
             )
         return self._fingerprint
-
-
-logger = logging.getLogger("megaindex")
-
-ARRAYS = ("document_index", "sample_index", "shuffle_index")
-KEYS = ("megaindex_separate_final_epoch", "megaindex_final_epoch_threshold")
-"""Attributes of a config that tell arrays of another final epoch from Megatron's own."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -110,16 +107,16 @@ class DatasetRequest(FrameworkArrayRequest):
     extra: int
     drop_last_partial: bool
     row: FrameworkRules
-    """Megatron's order, with the final epoch as `install` was told."""
+    """Megatron's order, with the final epoch of `install`."""
     final_epoch: dict[str, Any]
-    """What of that is not Megatron's own."""
+    """The settings of it that are not Megatron's own."""
     name: str
-    """Of the dataset, for messages."""
+    """Name of the dataset in messages."""
     description: str
     files: ArrayFiles | None
 
     def fill(self, sink: framework.Sink, threads: int | None = None) -> None:
-        """Build the arrays into ``sink``, with all threads or so many."""
+        """Build the arrays into ``sink`` with so many threads, or with `num_threads`."""
         order = self.order()
         if len(order.documents) == 0:
             _fill_without_documents(sink)
@@ -127,7 +124,7 @@ class DatasetRequest(FrameworkArrayRequest):
             framework.build(order, self.corpus.lengths, sink, threads)
 
     def order(self) -> ShuffledOrder:
-        """The request with its epochs counted.
+        """Return the order of the samples, with its epochs counted.
 
         Raises:
             InvalidArgument: samples are asked of documents without a token, or too many.
@@ -198,7 +195,7 @@ class DatasetRequest(FrameworkArrayRequest):
 
 
 def _fill_without_documents(sink: framework.Sink) -> None:
-    """One epoch of no documents: no sample."""
+    """Fill the arrays of one epoch without documents or samples."""
     for name, shape, dtype in (
         ("document_index", (0,), "int32"),
         ("sample_index", (1, 2), "int32"),
@@ -209,12 +206,12 @@ def _fill_without_documents(sink: framework.Sink) -> None:
 
 
 def request_of(self: Any, corpus: LowLevelCorpus) -> DatasetRequest:
-    """What a GPTDataset asks for.
+    """Return the request for a GPTDataset's arrays.
 
     Raises:
-        InvalidArgument: its files would not be told from those of Megatron's own policy.
+        InvalidArgument: its files would have the names of those of Megatron's own policy.
     """
-    if core().policy.final_epoch and KEYS[0] not in self.unique_identifiers:
+    if core().policy.final_epoch and FINAL_EPOCH_ATTRIBUTES[0] not in self.unique_identifiers:
         raise InvalidArgument(
             f"{type(self).__name__} names its files without the attributes that GPTDataset names "
             f"them by, so separate_final_epoch {core().policy.row.separate_final_epoch} cannot be "
@@ -236,7 +233,7 @@ def request_of(self: Any, corpus: LowLevelCorpus) -> DatasetRequest:
 
 
 def settings_of(config: Any, split: Any) -> dict[str, Any]:
-    """The part of a request that is the same for all datasets of a split."""
+    """Return the part of a request that is the same for all datasets of a split."""
     return {
         "sequence_length": check_setting("sequence_length", config.sequence_length),
         "seed": check_setting("seed", config.random_seed, "random_seed"),
@@ -250,14 +247,14 @@ def settings_of(config: Any, split: Any) -> dict[str, Any]:
 
 
 def cache_directory(config: Any, path_prefix: str | None, cls: type) -> str | None:
-    """Where Megatron keeps the arrays of a dataset; None where it keeps them in memory."""
+    """Return the directory of a dataset's arrays; None where Megatron keeps them in memory."""
     if config.path_to_cache is not None or config.mock or path_prefix is None:
         return config.path_to_cache or None
     return os.path.join(path_prefix, "cache", f"{cls.__name__}_indices")
 
 
 def files_of(directory: str | None, base: str) -> ArrayFiles | None:
-    """Megatron's names of the files of one dataset."""
+    """Return Megatron's names of the files of one dataset."""
     if directory is None:
         return None
     path = f"{directory}/{base}"
@@ -311,7 +308,7 @@ def build_document_sample_shuffle_indices(self: Any) -> tuple[Any, ...]:
 
 
 def epochs_in(entries: int, documents: int) -> int:
-    """Epochs that a document_index of so many entries holds."""
+    """Return the number of epochs in a document_index of so many entries."""
     return entries // documents if documents else 1
 
 
@@ -327,10 +324,10 @@ def log_as_megatron(sizes: Iterable[tuple[int, int]]) -> None:
 
 
 def unsupported_reason(cls: type, config: Any) -> str | None:
-    """Why Megatron's own code builds the arrays of this class; None where megaindex does.
+    """Return the reason for which Megatron's own code builds the arrays of this class, or None.
 
     Raises:
-        InvalidArgument: the class cannot have the final epoch that `install` was told.
+        InvalidArgument: the class cannot have the final epoch of `install`.
     """
     reason = unchecked_cache_reason(config)
     if reason is not None:
@@ -348,8 +345,7 @@ def unsupported_reason(cls: type, config: Any) -> str | None:
 
 
 def unchecked_cache_reason(config: Any) -> str | None:
-    """Why Megatron's own code reads the caches, without looking, as it is asked to; None where it
-    does not."""
+    """Return the reason for which Megatron's own code maps caches unchecked, or None."""
     for name in ("fast_cache_load", "defer_npy_index_mmap"):
         if getattr(config, name, False):
             return f"{name} has Megatron map the cache unchecked"

@@ -39,7 +39,7 @@ def read_gpt_sample(self: Any, idx: int | None) -> Any:
 
 
 def _is_bare(self: Any, idx: int | None) -> bool:
-    """Whether the fields of a sample are its tokens, and what is the same for all samples."""
+    """Return whether only the tokens of a sample differ from those of other samples."""
     config = self.config
     return (
         idx is not None
@@ -51,7 +51,7 @@ def _is_bare(self: Any, idx: int | None) -> bool:
 
 
 def _bare_sample(self: Any, text: npt.NDArray[Any]) -> dict[str, torch.Tensor]:
-    """What Megatron's code makes of tokens without padding, which it looks for three times."""
+    """Return Megatron's fields of tokens without padding, which it searches three times."""
     tokens = torch.from_numpy(text).long()
     if not self.masks_and_position_ids_are_cached:
         size = tokens.numel() - 1
@@ -98,7 +98,7 @@ _num_read: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def _are_positions(ids: Sequence[Any], length: int) -> bool:
-    """Padding (None) and places counted from the end are left to ``__getitem__``."""
+    """Return whether all ids count from 0; ``__getitem__`` takes None (padding) and others."""
     return all(i is not None and 0 <= i < length for i in ids)
 
 
@@ -115,8 +115,8 @@ _READING_METHODS = ("__getitem__", "_query_document_sample_shuffle_indices")
 
 
 def unbatched_reason(cls: type, low_level: type, config: Any) -> str | None:
-    """Why samples are read one by one, through the dataset's own ``__getitem__``; None where
-    batches are read at once."""
+    """Return the reason for which samples are read one by one through the dataset's own
+    ``__getitem__``; None where batches are read at once."""
     if not config.mmap_bin_files:
         return "mmap_bin_files is off"
     # Megatron-LM main counts empty documents in cu_seqlens, which our fields leave out
@@ -146,7 +146,7 @@ def _share_settings(datasets: Sequence[Any]) -> bool:
 
 
 class _Reader:
-    """Reads samples of alike GPTDatasets with all fields of Megatron's."""
+    """A reader of samples of GPTDatasets of equal settings, with all of Megatron's fields."""
 
     def __init__(self, top: Any, datasets: Sequence[Any]) -> None:
         config = datasets[0].config

@@ -30,22 +30,23 @@ from megaindex.cache.framework_files.array_files import (
     ArrayFiles,
     Arrays,
     Identity,
-    Sidecar,
 )
 from megaindex.cache.framework_files.sidecar import find_arrays, map_arrays
 from megaindex.cache.framework_files.writer import ArrayWriter
 from megaindex.errors import FormatError
 from megaindex.helpers import build_blending_indices, build_exhaustive_blending_indices
 
+logger = logging.getLogger("megaindex")
+
 CountedDraws = tuple[Arrays, list[int]]
-"""The arrays of a blend, and how many draws there are of each source."""
+"""The arrays of a blend, and the number of draws of each source."""
 BLEND_ARRAYS = ("dataset_index", "dataset_sample_index")
 _COMPARED = 1_000_000  # draws of found arrays that are compared with our own
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlendDraw:
-    """What is drawn from how many sources."""
+    """The weights and the size that decide the draws of a blend."""
 
     weights: list[Any]
     """Normalised weights, or, without a size, the samples of each source."""
@@ -56,7 +57,7 @@ class BlendDraw:
         return int(sum(self.weights)) if self.size is None else int(self.size)
 
     def first(self, count: int) -> tuple[I16, I64]:
-        """The first ``count`` draws, int16 and int64."""
+        """Return the first ``count`` draws, int16 and int64."""
         dataset_index: I16 = np.zeros(count, np.int16)
         dataset_sample_index: I64 = np.zeros(count, np.int64)
         build_blending_indices(
@@ -65,7 +66,7 @@ class BlendDraw:
         return dataset_index, dataset_sample_index
 
     def arrays_and_counts(self) -> CountedDraws:
-        """All draws, and how many there are of each source."""
+        """Return all draws, and their number for each source."""
         if self.size is not None:
             drawn = self.first(self.num_samples)
         else:
@@ -80,10 +81,10 @@ class BlendDraw:
         return counted
 
     def check(self, arrays: Arrays) -> None:
-        """Whether arrays that Megatron wrote are this draw.
+        """Check that arrays that Megatron wrote hold these draws.
 
         Raises:
-            FormatError: they are not.
+            FormatError: they do not.
         """
         which, sample = (arrays[name] for name in BLEND_ARRAYS)
         shape = (self.num_samples,)
@@ -108,8 +109,8 @@ class BlendDraw:
 def expected_draws(
     config: Any, sizes: Sequence[Any], split: Sequence[Any]
 ) -> list[BlendDraw | None]:
-    """What the blend of each split will ask for, as Megatron's builder works it out; None where
-    there is no blend, or its weights are the sizes of its sources."""
+    """Return the draws that Megatron's builder will request for the blend of each split; None
+    without a blend, or where its weights are the sizes of its sources."""
     return [
         None if share is None or size is None else _expected_draw(config, number, size)
         for number, (size, share) in enumerate(zip(sizes, split, strict=True))
@@ -123,16 +124,15 @@ def _expected_draw(config: Any, number: int, size: int) -> BlendDraw | None:
     weights = _normalized(blend[1])
     exact = core().policy.variance_buffer == "exact"
     total = size if exact else sum(math.ceil(size * weight) for weight in weights)
-    return BlendDraw(
-        weights=_normalized(weights), size=total
-    )  # once by the builder, once by the blend
+    # normalized once by the builder, and again by the blend
+    return BlendDraw(weights=_normalized(weights), size=total)
 
 
 def sizes_per_dataset(
     normalized_weights: Sequence[float], target_size_per_split: Sequence[int], **surplus: float
 ) -> list[list[int]]:
-    """``_get_size_per_split_per_dataset`` under a variance buffer: for each dataset what each split
-    asks of it, with a surplus where Megatron asks for its own.
+    """``_get_size_per_split_per_dataset`` under a variance buffer: for each dataset the samples
+    that each split requests, with a surplus where Megatron requests its own.
 
     Exactly, a blend is as long as was asked, and its length is the sum of what is drawn.
     """
@@ -155,43 +155,40 @@ def _normalized(weights: Sequence[float]) -> list[float]:
 
 
 class BackgroundDraws:
-    """Draws in a thread of its own, from `start` on."""
+    """Draws of several blends, made in a thread that `start` starts."""
 
     def __init__(self, draws: Sequence[BlendDraw | None]) -> None:
         self._draws = draws
-        self._begun: list[tuple[BlendDraw, Future[CountedDraws]]] = []
+        self._started: list[tuple[BlendDraw, Future[CountedDraws]]] = []
 
     def start(self) -> None:
-        """Begin to draw, unless that was done."""
-        if self._begun:
+        """Start the thread, unless it was started."""
+        if self._started:
             return
         draws = [draw for draw in self._draws if draw is not None]
         pool = ThreadPoolExecutor(1, "megaindex-draw")
-        self._begun = [(draw, pool.submit(draw.arrays_and_counts)) for draw in draws]
+        self._started = [(draw, pool.submit(draw.arrays_and_counts)) for draw in draws]
         pool.shutdown(wait=False)
 
     def pass_to_blends(self, columns: Sequence[Sequence[Any]]) -> None:
-        """Let the blends of these datasets, a column for each split, have the draws."""
+        """Pass the draws to the blends of these datasets, a column for each split."""
         for column in columns:
-            if self._begun and column and column[0] is not None:
-                _started_draws[column[0]] = self._begun
+            if self._started and column and column[0] is not None:
+                _started_draws[column[0]] = self._started
 
 
 _started_draws: weakref.WeakKeyDictionary[Any, list[tuple[BlendDraw, Future[CountedDraws]]]] = (
     weakref.WeakKeyDictionary()
 )
-"""What was begun for the blend that has this dataset first."""
+"""Draws that were started, by the first dataset of their blend."""
 
 
 def draws_for(draw: BlendDraw, datasets: Sequence[Any]) -> Callable[[], CountedDraws]:
-    """What makes the draws from ``datasets``, or waits for those that were begun ahead."""
-    for begun, made in _started_draws.pop(datasets[0], []):
-        if begun == draw:
+    """Return a function that makes the draws from ``datasets``, or waits for started ones."""
+    for known, made in _started_draws.pop(datasets[0], []):
+        if known == draw:
             return made.result
     return draw.arrays_and_counts
-
-
-logger = logging.getLogger("megaindex")
 
 
 def build_indices(self: Any) -> tuple[Any, Any]:
@@ -229,7 +226,7 @@ def build_indices(self: Any) -> tuple[Any, Any]:
 def _cached(
     self: Any, draw: BlendDraw, make: Callable[[], CountedDraws]
 ) -> tuple[CountedDraws, str, str]:
-    """The draws, whether they were opened or built, and what their files' names begin with."""
+    """Return the draws, ``opened`` or ``built``, and the common prefix of their files' names."""
     directory = self.config.path_to_cache
     base = f"{self.unique_description_hash}-{type(self).__name__}-{self.split.name}"
     files = _files(os.path.join(directory, base))
@@ -262,22 +259,19 @@ def _find(files: ArrayFiles, draw: BlendDraw) -> CountedDraws | None:
     sidecar = find_arrays(files, _identity(draw, known), check)
     if sidecar is None:
         return None
-    return map_arrays(files, sidecar), _counts_in(sidecar, files, draw)
+    mapped_arrays = map_arrays(files, sidecar)
+    drawn: list[int] | None = sidecar.facts.get("drawn")
+    return mapped_arrays, draw.counts(mapped_arrays["dataset_index"]) if drawn is None else drawn
 
 
 def _identity(draw: BlendDraw, facts: Mapping[str, Any]) -> Identity:
-    """Of draws, which depend on no corpus."""
+    """Return the identity of draws, which do not depend on a corpus."""
     weights = [float(weight) for weight in draw.weights]
     return Identity(
         settings=lambda: {"weights": weights, "size": draw.size},
         corpus=str,
         facts=lambda: facts,
     )
-
-
-def _counts_in(sidecar: Sidecar, files: ArrayFiles, draw: BlendDraw) -> list[int]:
-    drawn: list[int] | None = sidecar.facts.get("drawn")
-    return draw.counts(map_arrays(files, sidecar)["dataset_index"]) if drawn is None else drawn
 
 
 def _files(path: str, *, with_marker: bool = True) -> ArrayFiles:
@@ -306,7 +300,7 @@ def _extend_overdrawn(self: Any, counts: list[int]) -> None:
 
 
 class DescriptionJson:
-    """Stands in for the module ``json`` where a blend is named.
+    """A replacement for the module ``json`` where a blend is named.
 
     The description of a blend holds those of its datasets, each of which was written already:
     they are moved in by eight spaces instead of being written again.

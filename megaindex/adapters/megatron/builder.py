@@ -56,7 +56,7 @@ def _build(
     split: Sequence[Any],
     sizes_per_dataset: Sequence[Any],
 ) -> list[list[Any]]:
-    """For each split its datasets, which open no file before they are read."""
+    """Return the datasets of each split, which open their files when they are read."""
     started = time.perf_counter()
     draws = expected_draws(self.config, self.sizes, split) if len(prefixes) > 1 else []
     background = BackgroundDraws(draws)
@@ -106,7 +106,7 @@ def _records(
 
 
 def _size_of(sidecar: Sidecar) -> tuple[int, int]:
-    """Samples and epochs of arrays of a range of documents."""
+    """Return the samples and epochs of arrays of a range of documents."""
     begin, end = sidecar.settings["documents"]
     samples, entries = (
         int(sidecar.arrays[name][1][0]) for name in ("shuffle_index", "document_index")
@@ -117,8 +117,8 @@ def _size_of(sidecar: Sidecar) -> tuple[int, int]:
 def _check_enough(
     self: Any, columns: Sequence[Sequence[Any]], split: Sequence[Any], asked: Sequence[Any]
 ) -> None:
-    """Refuse a blend by size that is shorter than what is asked of it, where no surplus or less
-    than the draws may be built.
+    """Refuse a blend by size that is shorter than requested, where no surplus or less than
+    the draws may be built.
 
     Raises:
         InvalidArgument: one epoch of all sources holds fewer samples.
@@ -152,7 +152,7 @@ def _make(
     prefixes: Sequence[str],
     sizes: Sequence[Any],
 ) -> list[list[tuple[Any, DatasetRequest] | None]]:
-    """For each corpus and split a dataset, and the request for its arrays."""
+    """Return, for each corpus and split, a dataset and the request for its arrays."""
     low_level = _patched("IndexedDataset", core().indexed_dataset.IndexedDataset)
     made = []
     for prefix, asked in zip(prefixes, sizes, strict=True):
@@ -188,8 +188,8 @@ def _factories(
 def _fetch_arrays(
     pairs: Sequence[tuple[Any, DatasetRequest]], directory: str | None, background: BackgroundDraws
 ) -> tuple[list[DatasetRequest], list[Sidecar], list[bool]]:
-    """Find or build the arrays of all datasets; the requests, what is known of their arrays, and
-    which were built."""
+    """Find or build the arrays of all datasets; return the requests, the sidecars of their arrays,
+    and which were built."""
     requests = [request for _, request in pairs]
     if directory is None:  # every corpus has its own
         fetched = [request.fetch() for request in requests]
@@ -221,7 +221,7 @@ def build_megatron_dataset_splits(
 
 
 def _open_all(datasets: list[Any]) -> list[Any]:
-    """The datasets of one corpus, ready to be read: putting that off pays for many of them."""
+    """Open the datasets of one corpus: deferring that pays only for many of them."""
     for dataset in datasets:
         if dataset is not None:
             _ = dataset.shuffle_index, dataset.dataset.index
@@ -242,13 +242,13 @@ def build_generic_dataset(
 
 
 def _patched(name: str, theirs: Any) -> Any:
-    """Megatron's class where it has the methods of megaindex, else the subclass that has them."""
+    """Return Megatron's class where it has megaindex's methods, else the subclass with them."""
     is_patched = all(vars(theirs).get(method) is ours for method, ours in METHODS[name].items())
     return theirs if is_patched else load_class(name)
 
 
 def coordinates(cls: Any, config: Any) -> bool:
-    """Whether datasets of this class agree among themselves who builds, so that no rank waits."""
+    """Return whether datasets of this class claim builds among themselves, without barriers."""
     if not isinstance(cls, type):
         return False
     build = getattr(cls, "_build_document_sample_shuffle_indices", None)
@@ -259,7 +259,7 @@ def coordinates(cls: Any, config: Any) -> bool:
 
 
 def _report_unserved(cls: Any, args: Sequence[Any]) -> None:
-    """Say that a class builds its arrays itself; those that ask megaindex for them say so there."""
+    """Report that a class builds its arrays itself, unless it requests them from megaindex."""
     owns = not isinstance(cls, type) or not (
         getattr(cls, "_build_indices", None) is blend.build_indices
         or getattr(cls, "_build_document_sample_shuffle_indices", None)

@@ -1,6 +1,6 @@
 """GPTDatasets of a blend, made without opening a file: each opens its own when it is first read.
 
-A blend of 500 sources over three splits is 1500 datasets. What they are is settled and checked when
+A blend of 500 sources over three splits is 1500 datasets. Their settings are checked when
 they are built; mapping 5,500 files can wait until the process that reads them needs them.
 """
 
@@ -29,7 +29,7 @@ from megaindex.cache.framework_files.array_files import Sidecar
 logger = logging.getLogger("megaindex")
 
 _PENDING = "_megaindex"
-_KNOWN = {
+_COPIED_ATTRIBUTES = {
     "dataset", "dataset_path", "indices", "num_samples", "index_split", "config",
     "unique_identifiers", "unique_description", "unique_description_hash", "_pad_token_id",
     "masks_and_position_ids_are_cacheable", "masks_and_position_ids_are_cached",
@@ -49,7 +49,7 @@ class DatasetIdentifiers(dict[str, Any]):
 
 
 class DatasetFactory:
-    """Makes the GPTDatasets of one split, which differ only in corpus and number of samples.
+    """A factory of the GPTDatasets of one split, which differ in corpus and number of samples.
 
     The first is made by Megatron's own constructor; the others are copies of it. Their
     descriptions, by which Megatron names the files, are one text with two values put in.
@@ -67,7 +67,7 @@ class DatasetFactory:
         self._common = {
             name: vars(marks)[name] for name in vars(marks).keys() - {*ARRAYS, "indices"}
         }
-        self.is_possible = vars(marks).keys() <= _KNOWN
+        self.is_possible = vars(marks).keys() <= _COPIED_ATTRIBUTES
         begin, rest = marks.unique_description.split(json.dumps("\0path"))
         middle, end = rest.split(json.dumps("\0samples"))
         self._pieces = begin, middle, end
@@ -76,7 +76,7 @@ class DatasetFactory:
     def make(
         self, corpus: LowLevelCorpus, path: str, num_samples: int | None
     ) -> tuple[Any, DatasetRequest]:
-        """A dataset, and the request for its arrays."""
+        """Return a dataset and the request for its arrays."""
         num_samples = None if num_samples is None else int(num_samples)
         begin, middle, end = self._pieces
         samples = "null" if num_samples is None else str(num_samples)
@@ -112,14 +112,13 @@ _waiting: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def defer_arrays(dataset: Any, request: DatasetRequest, sidecar: Sidecar) -> None:
-    """Let ``dataset`` map its arrays when they are first asked for."""
+    """Have ``dataset`` map its arrays when they are first accessed."""
     vars(dataset)[_PENDING] = request, sidecar
     _waiting.add(dataset)
 
 
 def load_deferred_arrays() -> None:
-    """Complete every dataset that is still waiting, before Megatron's classes lose the methods that
-    would do it."""
+    """Complete every deferred dataset, before Megatron's classes lose the methods that do it."""
     for dataset in list(_waiting):
         try:
             vars(dataset).update(get_complete_state(dataset))
@@ -130,7 +129,7 @@ def load_deferred_arrays() -> None:
 
 
 def get_deferred_array(self: Any, name: str) -> Any:
-    """``GPTDataset.__getattr__``: called only for what is not there yet."""
+    """``GPTDataset.__getattr__``: called for attributes that are not set yet."""
     pending = vars(self).get(_PENDING)
     if pending is None or name not in (*ARRAYS, "indices"):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -153,7 +152,7 @@ def count_samples(self: Any) -> int:
 
 
 def get_complete_state(self: Any) -> dict[str, Any]:
-    """``GPTDataset.__getstate__``: complete, for processes that know nothing of megaindex."""
+    """``GPTDataset.__getstate__``: complete, for processes without megaindex."""
     if _PENDING in vars(self):
         for name in (*ARRAYS, "indices"):
             getattr(self, name)

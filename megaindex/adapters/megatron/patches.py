@@ -1,4 +1,4 @@
-"""Megatron's names and methods that megaindex replaces, as one table, and how they are put back.
+"""The table of Megatron's names and methods that megaindex replaces; `install`, `uninstall`.
 
 Methods are replaced on Megatron's own classes, so a class that was imported before, or that
 inherits from one of them, has them too.
@@ -21,7 +21,7 @@ from megaindex.adapters.megatron import (
     indexed_dataset,
     lazy_datasets,
 )
-from megaindex.adapters.megatron.arrays import KEYS
+from megaindex.adapters.megatron.arrays import FINAL_EPOCH_ATTRIBUTES
 from megaindex.adapters.megatron.core import (
     METHODS,
     SIZES,
@@ -35,7 +35,7 @@ from megaindex.adapters.patching import Patches, after_import
 from megaindex.adapters.policy import Policy, make_policy
 from megaindex.adapters.reports import MEGATRON
 
-MODULES = ("megatron.training.datasets.data_samplers", "megatron.legacy.data.data_samplers")
+SAMPLER_MODULES = ("megatron.training.datasets.data_samplers", "megatron.legacy.data.data_samplers")
 
 
 def iterate_single(self: Any) -> Iterator[list[int]]:
@@ -78,7 +78,7 @@ def iterate_cyclic(self: Any) -> Iterator[list[int]]:
 
 
 def _build_low_level_dataset(dataset_path: str, config: Any) -> Any:
-    """``GPTDataset.build_low_level_dataset`` with the IndexedDataset of this module."""
+    """``GPTDataset.build_low_level_dataset`` with megaindex's IndexedDataset."""
     theirs = class_of("GPTDataset").build_low_level_dataset(dataset_path, config)
     is_left = indexed_dataset.unsupported_reason(vars(theirs)) is not None
     if is_left or indexed_dataset.mapped(theirs) is not None:
@@ -133,7 +133,7 @@ SAMPLERS = {
 _patches = Patches()
 _policy_patches = Patches()
 _pending_imports: list[Callable[[], None]] = []
-"""Cancel what is to be done when a module is imported."""
+"""Functions that cancel replacements in modules that were not imported yet."""
 
 
 def install(
@@ -143,7 +143,7 @@ def install(
     final_epoch_threshold: float | None = None,
 ) -> None:
     """Put megaindex under ``megatron.core.datasets``; a second call only changes the settings, for
-    datasets that are made from then on.
+    datasets that are made afterwards.
 
     Args:
         variance_buffer: what each source of a blend is asked for, as a multiple of its share: a
@@ -168,7 +168,7 @@ def install(
     if policy.final_epoch:
         gpt = core().gpt_dataset
         values = (policy.row.separate_final_epoch, _threshold(policy))
-        for key, value in zip(KEYS, values, strict=True):
+        for key, value in zip(FINAL_EPOCH_ATTRIBUTES, values, strict=True):
             _policy_patches.replace(gpt.GPTDatasetConfig, key, value)
         named = partial(_key_attributes, gpt.GPTDataset._key_config_attributes)
         _policy_patches.replace(gpt.GPTDataset, "_key_config_attributes", staticmethod(named))
@@ -180,9 +180,9 @@ def _threshold(policy: Policy) -> float | None:
 
 
 def _key_attributes(original: Callable[[], list[str]]) -> list[str]:
-    """``GPTDataset._key_config_attributes``, by which Megatron names files, with what tells another
-    final epoch from Megatron's own."""
-    return [*original(), *KEYS]
+    """``GPTDataset._key_config_attributes``, by which Megatron names files, and the settings of the
+    final epoch."""
+    return [*original(), *FINAL_EPOCH_ATTRIBUTES]
 
 
 def _install_classes() -> None:
@@ -197,12 +197,11 @@ def _install_classes() -> None:
     )
     for owner, name, ours in list(_helper_places(modules.helpers)):
         _patches.replace(owner, name, ours)
-    _pending_imports.extend(after_import(module, _patch_samplers) for module in MODULES)
+    _pending_imports.extend(after_import(module, _patch_samplers) for module in SAMPLER_MODULES)
 
 
 def uninstall() -> None:
-    """Put back everything that `install` replaced; datasets made since go on working, but for
-    those whose files are gone."""
+    """Undo `install`; datasets made since then keep working unless their files were removed."""
     try:
         indexed_dataset.open_deferred()
         lazy_datasets.load_deferred_arrays()
@@ -217,12 +216,12 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Whether `install` was called and not undone."""
+    """Return whether `install` was called and not undone."""
     return bool(_patches)
 
 
 def _helper_places(theirs: ModuleType) -> Iterator[tuple[ModuleType, str, object]]:
-    """Megatron's helper functions, there and in every module that imported one by name."""
+    """Yield Megatron's helper functions, there and in modules that imported one by name."""
     ours = {id(getattr(theirs, name)): getattr(megaindex.helpers, name) for name in _names(theirs)}
     for module in list(sys.modules.values()):
         if not getattr(module, "__name__", "").startswith("megatron."):

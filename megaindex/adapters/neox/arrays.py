@@ -41,7 +41,7 @@ class NeoxRequest(FrameworkArrayRequest, Generic[T]):
 
     files: ArrayFiles
     settings: Mapping[str, Any]
-    """What decides the arrays besides the corpora."""
+    """All values besides the corpora that the arrays depend on."""
     stamp: list[int]
     """Sizes and times of the corpora's files: they stand for the content while they are those that
     the sidecar has recorded."""
@@ -51,7 +51,7 @@ class NeoxRequest(FrameworkArrayRequest, Generic[T]):
     _order: T | None = None
 
     def order(self) -> T:
-        """The order of the samples, made when it is first needed, of corpora that were checked."""
+        """Return the order of the samples, made once from corpora that were checked."""
         if self._order is None:  # a cached_property has one lock for all builders
             for text in self.texts:
                 text.validate()
@@ -114,7 +114,7 @@ class PackedRequest(NeoxRequest[ShuffledOrder]):
 
 
 def _fingerprint(text: IndexedDataset) -> str:
-    """`corpus_fingerprint`: one for the datasets of all splits."""
+    """Return `corpus_fingerprint`, computed once for the datasets of all splits."""
     if text not in _fingerprints:
         _fingerprints[text] = corpus_fingerprint(text)
     return _fingerprints[text]
@@ -152,7 +152,7 @@ class WholeDocumentsRequest(NeoxRequest[PackingOrder]):
 
 
 def files_of(base: str) -> ArrayFiles:
-    """GPT-NeoX's names of one set of arrays, and of the sidecar beside them."""
+    """Return GPT-NeoX's names of one set of arrays, and that of the sidecar beside them."""
     return ArrayFiles(
         arrays={ours: f"{base}_{theirs}.npy" for ours, theirs in _NAMES.items()},
         sidecar=f"{base}{SUFFIX}",
@@ -162,5 +162,5 @@ def files_of(base: str) -> ArrayFiles:
 def base_name(
     data_prefix: str, name: str, num_samples: int | None, seq_length: int, seed: int, pack_impl: str
 ) -> str:
-    """What the names of a dataset's arrays begin with, allow_chopped's mark not included."""
+    """Return the common prefix of the names of a dataset's arrays, without allow_chopped's mark."""
     return f"{data_prefix}_{name}_indexmap_{num_samples}ns_{seq_length}sl_{seed}s_{pack_impl}pi"

@@ -35,8 +35,8 @@ def init_blend(self: Any, datasets: Sequence[Any], weights: Sequence[float]) -> 
     """``BlendableDataset.__init__``.
 
     As in GPT-NeoX the blend is as long as its datasets together, so towards its end it asks for
-    samples that a dataset does not have. Exactly, it ends before that; and where datasets are asked
-    for epochs instead of samples, each is served once in every epoch.
+    samples that a dataset does not have. Exactly, it ends before that; and where epochs instead of
+    samples are requested of the datasets, each is served once in every epoch.
     """
     if len(datasets) != len(weights) or not datasets:
         raise InvalidArgument(
@@ -89,14 +89,14 @@ class _BlendArrays:
     source: DatasetIndex
     sample: I64
     counts: I64
-    """How many each dataset has."""
+    """Number of draws of each dataset."""
     entry: str | None = None
-    """Where they are kept; None where they are not."""
+    """Cache entry of the draws; None where they are not kept."""
     was_built: bool = True
-    """By this process; else they were found there."""
+    """Whether this process built them; else the entry was found."""
 
     def first(self, size: int) -> _BlendArrays:
-        """The first of them, without a copy."""
+        """Return the first ``size`` draws, without a copy."""
         if size == self.source.size:
             return self
         source = self.source[:size]
@@ -106,16 +106,18 @@ class _BlendArrays:
 
 @dataclass(frozen=True, eq=False)
 class _BlendRule:
-    """What decides the draws of a blend: those of training, validation and test are often equal,
-    but for their number."""
+    """The rule and the values that decide the draws of a blend.
+
+    Those of training, validation and test are often equal but for their number.
+    """
 
     rule: Literal["greedy", "exhaustive"]
     values: F64 | I64
     """See `fill_blend`."""
 
     def first(self, size: int, directory: str | None) -> _BlendArrays:
-        """So many draws: of the blend before, if it has them; many of them kept in ``directory``,
-        from which every process of the machine then maps them."""
+        """Return the first ``size`` draws: those of the blend before, if it has as many; else new
+        ones, which are kept in ``directory`` if they are many, for all processes to map."""
         global _last_arrays  # noqa: PLW0603
         key = (self.rule, self.values.tobytes())
         known = _last_arrays[1]() if _last_arrays is not None and _last_arrays[0] == key else None
@@ -175,13 +177,13 @@ _WORTH_KEEPING = 1 << 16  # draws: they take longer than to open a file
 
 
 def _directory_of(dataset: Any) -> str | None:
-    """Where its index arrays are."""
+    """Return the directory of its index arrays."""
     samples = getattr(dataset, "megaindex", None)
     return None if samples is None else samples.request().directory
 
 
 def normalized(weights: Sequence[float]) -> F64:
-    """The weights that the blend compares, summed as GPT-NeoX does here.
+    """Return the weights that the blend compares, summed as GPT-NeoX does here.
 
     Raises:
         InvalidArgument: no positive sum, or a weight that is negative or not finite.
@@ -197,7 +199,7 @@ def normalized(weights: Sequence[float]) -> F64:
 
 
 def reshuffles(self: Any) -> bool:
-    """Whether all datasets go on in another order after their last sample."""
+    """Return whether all datasets continue in another order after their last sample."""
     return all(
         getattr(getattr(dataset, "megaindex", None), "reshuffles", False)
         for dataset in self.datasets
@@ -248,13 +250,13 @@ def _read(self: Any, ids: Sequence[int]) -> list[Any]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _TextReader:
-    """All sources of a blend of text alone, read by one call."""
+    """A reader of all sources of a blend of text alone by one call."""
 
     index: BlendedIndex
     reader: TokenReader
 
     def read(self, ids: Sequence[int]) -> I64 | None:
-        """The samples of a batch; None where the blend or a source does not hold one of them."""
+        """Return the samples of a batch; None where the blend or a source lacks one of them."""
         try:
             spans = self.index.locate(ids)
         except OutOfRange:
@@ -268,7 +270,7 @@ _READER = "_megaindex_texts"
 
 
 def _text_reader_of(self: Any) -> _TextReader | None:
-    """What reads a blend as a whole; None where each of its datasets reads for itself."""
+    """Return the reader of a blend as a whole; None where its datasets are read one by one."""
     known = self.__dict__
     if _READER not in known:
         known[_READER] = _make_text_reader(self)
@@ -293,7 +295,7 @@ def _make_text_reader(self: Any) -> _TextReader | None:
 
 
 def get_blend_state(self: Any) -> dict[str, Any]:
-    """``__getstate__``: without what reads its datasets together."""
+    """``__getstate__``: without the reader of all its datasets."""
     return {name: value for name, value in vars(self).items() if name not in (_READER, _ARRAYS)}
 
 
@@ -310,7 +312,7 @@ def _read_from(dataset: Any, ids: list[int]) -> list[Any]:
 
 
 def _end(drawn: _BlendArrays, sizes: I64) -> int:
-    """The blend's length before it asks for a sample that a dataset does not have."""
+    """Return the number of draws before one of a sample that a dataset does not have."""
     if (drawn.counts <= sizes).all():
         return int(drawn.source.size)
     end = int((drawn.sample >= sizes[drawn.source]).argmax())

@@ -275,7 +275,7 @@ def _check_policy(name: str) -> None:
     """Refuse settings that GPT-NeoX's own code does not know.
 
     Raises:
-        InvalidArgument: `install` was told of another final epoch.
+        InvalidArgument: `install` was given another final epoch.
     """
     policy = framework().policy
     if policy.final_epoch:

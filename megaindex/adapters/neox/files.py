@@ -68,9 +68,9 @@ class LegacyDataset(IndexedDataset):
 
 
 def mapped(dataset: Any) -> IndexedDataset | None:
-    """megaindex's own dataset under one of GPT-NeoX's; None under anybody else's, and for None.
+    """Return megaindex's dataset under one of GPT-NeoX's; None for other classes and for None.
 
-    A subclass that reads in its own way is somebody else's: reading under it would go past it.
+    Subclasses with their own reading methods are other classes, which must not be bypassed.
     """
     if dataset is None:
         return None
@@ -101,7 +101,7 @@ def _make(path: str, impl: str, skip_warmup: bool) -> Any:
 
 
 class _Index:
-    """What GPT-NeoX's ``MMapIndexedDataset.Index`` offers, over a mapping that its arrays own."""
+    """The interface of ``MMapIndexedDataset.Index``, over a mapping that its arrays own."""
 
     def __init__(self, reader: IndexedDataset) -> None:
         self.megaindex = reader

@@ -27,14 +27,14 @@ class NeoxFramework:
     samplers: ModuleType
     data_utils: ModuleType
     exact: bool = False
-    """Whether GPT-NeoX's modulo and its replays are off; see `install`."""
+    """Without GPT-NeoX's modulo and its replays; see `install`."""
     policy: Policy = field(default_factory=functools.partial(make_policy, "neox", *[None] * 3))
-    """What is asked of each source, and how its epochs are shuffled."""
+    """The samples requested of each source, and the shuffling of its epochs."""
     originals: dict[tuple[str, ...], Any] = field(default_factory=dict)
-    """What stood under (module, name) or (module, class, name); filled when it is replaced."""
+    """Replaced objects by (module, name) or (module, class, name)."""
 
     def is_own(self, dataset: Any) -> bool:
-        """Whether a low-level dataset is of GPT-NeoX's classes, or inherits from one of them."""
+        """Return whether a low-level dataset is of GPT-NeoX's classes or a subclass of one."""
         module = self.indexed_dataset
         return isinstance(dataset, (module.MMapIndexedDataset, module.IndexedDataset))
 
@@ -47,7 +47,7 @@ class NeoxFramework:
             print(text, flush=True)
 
     def original(self, *names: str) -> Any:
-        """GPT-NeoX's own function of that name."""
+        """Return GPT-NeoX's own function of that name."""
         if names in self.originals:
             return self.originals[names]
         owner: Any = getattr(self, names[0])
@@ -58,7 +58,7 @@ class NeoxFramework:
 
 @functools.cache
 def framework() -> NeoxFramework:
-    """GPT-NeoX's data modules.
+    """Return GPT-NeoX's data modules.
 
     Raises:
         InvalidArgument: they cannot be imported.

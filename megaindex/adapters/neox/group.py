@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 logger = logging.getLogger("megaindex")
 
 Report = Callable[[Sequence[Any], float], None]
-"""Takes datasets whose arrays were fetched, and the seconds that each of them took."""
+"""A function of datasets whose arrays were fetched and the seconds for each of them."""
 
 _CLAIM = "megaindex-neox"
-"""Of all groups in a directory: jobs that share some of their arrays do not build them twice."""
+"""The claim of all groups of a directory: jobs that share arrays do not build them twice."""
 
 
 class GroupMember(Protocol):
-    """The samples of a dataset, as far as a group fetches their arrays."""
+    """The interface of a dataset's samples that a group uses to fetch their arrays."""
 
     data_prefix: str
 
@@ -53,16 +53,16 @@ class GroupMember(Protocol):
 
 @dataclass(kw_only=True)
 class DatasetGroup:
-    """What was opened and asked for so far."""
+    """The corpora and requests collected so far."""
 
     corpora: dict[str, Any] = field(default_factory=dict)
     """GPT-NeoX's indexed datasets, by path."""
     stamps: dict[str, list[int]] = field(default_factory=dict)
     asked: list[tuple[Any, Report]] = field(default_factory=list)
-    """Datasets of GPT-NeoX's, with what reports them."""
+    """GPT-NeoX's datasets, with the functions that report them."""
 
     def fetch(self) -> None:
-        """Find or build all that was asked for and not fetched by itself since."""
+        """Find or build the requested arrays that were not fetched by themselves since."""
         started = time.perf_counter()
         directories: dict[str, list[GroupMember]] = defaultdict(list)
         for dataset, _ in self.asked:
@@ -94,7 +94,7 @@ _current: contextvars.ContextVar[DatasetGroup | None] = contextvars.ContextVar(
 
 
 def open_shared(path: str, open_corpus: Callable[[], Any]) -> Any:
-    """GPT-NeoX's indexed dataset, opened unless the group has done so; None is not kept."""
+    """Return GPT-NeoX's indexed dataset, opened once in a group; None is not kept."""
     group = _current.get()
     corpus = None if group is None else group.corpora.get(path)
     if corpus is None:
@@ -105,12 +105,12 @@ def open_shared(path: str, open_corpus: Callable[[], Any]) -> Any:
 
 
 def is_active() -> bool:
-    """Whether corpora are shared now."""
+    """Return whether corpora are shared now."""
     return _current.get() is not None
 
 
 def stamp_of(corpus: IndexedDataset) -> list[int]:
-    """`corpus_stamp`, asked for once in a group."""
+    """Return `corpus_stamp`, read once in a group."""
     group, path = _current.get(), corpus.path_prefix
     if group is None:
         return corpus_stamp(path)
@@ -120,8 +120,8 @@ def stamp_of(corpus: IndexedDataset) -> list[int]:
 
 
 def fetch_in_group(dataset: Any, report: Report) -> None:
-    """Fetch the arrays of a dataset's first epoch: at the end of the group, or at once where there
-    is none. ``report`` is called then."""
+    """Fetch the arrays of a dataset's first epoch at the end of the group, or at once outside
+    a group. ``report`` is called then."""
     samples: GroupMember = dataset.megaindex
     samples.request()
     group = _current.get()
@@ -134,7 +134,7 @@ def fetch_in_group(dataset: Any, report: Report) -> None:
 
 
 def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of ``data_utils`` whose datasets are one group."""
+    """Make the datasets of a function of ``data_utils`` one group."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -37,7 +37,7 @@ def make_data_loader(dataset: Any, neox_args: Any) -> Any:
         and not hasattr(dataset, "megaindex")
         and not hasattr(dataset, "datasets")
     ):
-        reason = "it is none of GPT2Dataset, PairwiseDataset and BlendableDataset"
+        reason = "its class is not GPT2Dataset, PairwiseDataset or BlendableDataset"
         NEOX.leave("dataset", type(dataset).__name__, reason)
     loader = framework().original("data_utils", "make_data_loader")(dataset, neox_args)
     if getattr(loader, "collate_fn", None) is torch.utils.data.default_collate:

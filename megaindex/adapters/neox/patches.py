@@ -1,4 +1,4 @@
-"""Which names of GPT-NeoX are replaced by what, and how they are put back."""
+"""The table of GPT-NeoX's names that megaindex replaces; `install` and `uninstall`."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def install(
 ) -> None:
     """Put megaindex under GPT-NeoX's ``megatron.data``; see `megaindex.adapters.neox`.
 
-    A second call only changes the settings, for datasets that are made from then on.
+    A second call only changes the settings, for datasets that are made afterwards.
 
     Args:
         exact: the changes of `megaindex.adapters.neox`. It implies variance_buffer ``"exact"``,
@@ -121,7 +121,7 @@ def install(
 
 
 def uninstall() -> None:
-    """Put back what `install` replaced. Make datasets anew: those made meanwhile need what was."""
+    """Undo `install`. Make datasets anew: those made under it need its replacements."""
     _restore()
     NEOX.end()
 
@@ -133,14 +133,14 @@ def _restore() -> None:
 
 
 def _functions(policy: Policy) -> dict[tuple[str, str], Callable[..., Any]]:
-    """What is replaced under a policy: GPT-NeoX's own surplus stays where none is given."""
+    """Return the replaced functions; GPT-NeoX's own surplus stays where no buffer is given."""
     return FUNCTIONS if policy.variance_buffer is None else {**FUNCTIONS, **BUFFER_FUNCTIONS}
 
 
 def _places_of(original: Any, home: ModuleType, name: str) -> list[tuple[ModuleType, str]]:
-    """Where GPT-NeoX has a function of its own: its home, and modules that imported it."""
+    """Return the modules and names of a function: its home, and where it was imported."""
     if getattr(original, "__module__", None) != home.__name__:
-        return [(home, name)]  # of the standard library: everybody else keeps it
+        return [(home, name)]  # of the standard library: other programs keep it
     return [
         (module, alias)
         for module_name, module in list(sys.modules.items())

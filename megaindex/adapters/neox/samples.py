@@ -53,7 +53,7 @@ class NeoxSamples:
     requested: int | None
     """Samples asked for; None where epochs are."""
     policy: Policy
-    """How the final epoch is shuffled."""
+    """The shuffling of the final epoch."""
     reshuffles: bool = False
     """Whether sample n of n is the first of a second epoch, in an order of its own."""
     _requests: dict[int, NeoxRequest[Any]] = field(default_factory=dict)
@@ -66,12 +66,12 @@ class NeoxSamples:
         return int(self.fetch().sidecar.arrays["shuffle_index"][1][0])
 
     def tokens(self) -> int:
-        """Tokens of the documents, as GPT-NeoX counts its epochs by them."""
+        """Return the tokens of the documents by which GPT-NeoX counts its epochs."""
         raise NotImplementedError
 
     def epochs_as_neox_counts(self, num_epochs: int) -> int:
-        """The number in GPT-NeoX's line ``total number of epochs``, which it works out as for
-        pack_impl packed in every packing."""
+        """Return the number in GPT-NeoX's line ``total number of epochs``, which it computes for
+        every packing as for packed."""
         tokens = 0 if self.pack_impl == "packed" else self.tokens()
         if self.requested is None or tokens == 0:
             return num_epochs
@@ -99,7 +99,7 @@ class NeoxSamples:
             )
 
     def request(self, epoch: int = 0) -> NeoxRequest[Any]:
-        """What is asked for the arrays of an epoch."""
+        """Return the request for the arrays of an epoch."""
         if epoch not in self._requests:
             self.seq_length = check_setting("seq_length", self.seq_length)
             self.seed = check_setting("seed", self.seed)
@@ -121,11 +121,11 @@ class NeoxSamples:
         return 0 in self._fetched
 
     def set_fetched(self, fetched: Fetched) -> None:
-        """Arrays of the first epoch that were fetched together with others."""
+        """Take arrays of the first epoch that were fetched together with others."""
         self._fetched.setdefault(0, fetched)
 
     def epoch(self, number: int) -> NeoxDataset | NeoxPairwiseDataset:
-        """The samples of an epoch."""
+        """Return the samples of an epoch."""
         opened = self._epochs.get(number)
         if opened is None:
             sidecar = self.fetch(number).sidecar
@@ -137,17 +137,17 @@ class NeoxSamples:
         return opened
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is opened again from the files."""
+        """Return the attributes that are not read again from the files."""
         return {**vars(self), "_requests": {}, "_epochs": {}}
 
     def make_request(self, epoch: int) -> NeoxRequest[Any]:
-        """See `request`."""
+        """Build the request for the arrays of an epoch."""
         raise NotImplementedError
 
     def open(
         self, arrays: Mapping[str, Any], facts: Mapping[str, Any]
     ) -> NeoxDataset | NeoxPairwiseDataset:
-        """The samples that these arrays make."""
+        """Return the samples that these arrays make."""
         raise NotImplementedError
 
     def request_of(
@@ -182,13 +182,13 @@ class NeoxSamples:
         )
 
     def epoch_seed(self, epoch: int) -> int:
-        """The first epoch is GPT-NeoX's own."""
+        """Return the seed of an epoch; the first is GPT-NeoX's own."""
         return (self.seed + epoch) % 2**32
 
 
 @dataclass(kw_only=True)
 class NeoxTextSamples(NeoxSamples):
-    """Of a GPT2Dataset."""
+    """The samples of a GPT2Dataset."""
 
     documents: range | IntArray
     """Sequence ids."""
@@ -198,7 +198,7 @@ class NeoxTextSamples(NeoxSamples):
     """Labels, rewards and references."""
 
     def tokens(self) -> int:
-        """Of all documents, those that take no part among them."""
+        """Return the tokens of all documents, those that take no part included."""
         return count_tokens(
             self.text.sequence_lengths, self._chosen_documents(as_neox_counts=False)
         )
@@ -213,7 +213,7 @@ class NeoxTextSamples(NeoxSamples):
         return self._whole_documents_request(epoch)
 
     def open(self, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> NeoxDataset:
-        """The samples of an epoch, with their companions."""
+        """Return the samples of an epoch, with labels, rewards and references."""
         index: Index = (
             ArrayIndex(
                 order="neox",
@@ -231,7 +231,7 @@ class NeoxTextSamples(NeoxSamples):
         )
 
     def lazy_index(self) -> LazyIndex:
-        """The index of the first epoch, its arrays mapped when a sample is located."""
+        """Return the index of the first epoch, its arrays mapped when a sample is located."""
         facts = self.fetch().sidecar.facts
         return LazyIndex(
             name=f"{self.data_prefix} ({self.name})",
@@ -304,7 +304,7 @@ class NeoxTextSamples(NeoxSamples):
         )
 
     def _chosen_documents(self, *, as_neox_counts: bool) -> range | I32:
-        """The documents; GPT-NeoX's packings of whole documents count them from 0."""
+        """Return the documents; GPT-NeoX's packings of whole documents count them from 0."""
         if len(self.documents) and as_neox_counts:
             return range(len(self.documents))
         return select_documents(
@@ -315,7 +315,7 @@ class NeoxTextSamples(NeoxSamples):
 def packing_index(
     samples: NeoxSamples, arrays: Mapping[str, Any], facts: Mapping[str, Any], text: IndexedDataset
 ) -> PackingIndex:
-    """The index that arrays of whole documents make, read with the lengths of ``text``."""
+    """Return the index of arrays of whole documents, read with the lengths of ``text``."""
     return PackingIndex(
         order="neox",
         pack_impl=samples.whole_documents.pack_impl,
@@ -331,13 +331,13 @@ def packing_index(
 
 @dataclass(kw_only=True)
 class NeoxPairSamples(NeoxSamples):
-    """Of a PairwiseDataset."""
+    """The samples of a PairwiseDataset."""
 
     sides: Mapping[str, list[IndexedDataset | None]]
     """Text, labels and references of pos and neg."""
 
     def tokens(self) -> int:
-        """Of the side pos."""
+        """Return the tokens of the side pos."""
         pos = self.sides["pos"][0]
         assert pos is not None
         return int(pos.sequence_lengths.sum(dtype=np.int64))
@@ -363,7 +363,7 @@ class NeoxPairSamples(NeoxSamples):
         )
 
     def open(self, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> NeoxPairwiseDataset:
-        """The two sides."""
+        """Return the samples of both sides."""
         pos, neg = (
             NeoxDataset(
                 packing_index(self, arrays, facts, text),
