@@ -16,7 +16,8 @@ def lazy_exports(package: str) -> None:
     """Give a package the names of its stub, and ``__all__``."""
     module = sys.modules[package]
     with open(f"{module.__path__[0]}/__init__.pyi", encoding="utf-8") as stub:
-        lines = [line.split() for line in stub]
+        text = stub.read().replace("(\n", "")  # a long line is divided after its bracket
+    lines = [line.split() for line in text.splitlines()]
     homes = {words[3]: words[1] for words in lines if words[:1] == ["from"]}
     module.__dict__["_homes"] = homes
     own = [words[0][:-1] for words in lines if words and words[0].endswith(":")]  # __version__

@@ -104,6 +104,8 @@ FACADES = {
     for name in ("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".adapters", ".helpers")
 }
 
+FRAMEWORKS = ("megatron", "neox")
+
 
 def imported_from(source: str) -> set[tuple[str, str]]:
     """(module, name) of everything that a text imports of megaindex; of a module itself, ""."""
@@ -121,7 +123,10 @@ def is_public(home: str, name: str) -> bool:
     return not name or name in getattr(module, "__all__", vars(module))
 
 
-@pytest.mark.parametrize("facade", sorted(FACADES - {"megaindex.helpers"}))
+@pytest.mark.parametrize(
+    "facade",
+    sorted(FACADES - {"megaindex.helpers"} | {f"megaindex.adapters.{n}" for n in FRAMEWORKS}),
+)
 def test_every_public_name_resolves_and_is_listed(facade: str) -> None:
     module = importlib.import_module(facade)
     stub = (Path(module.__path__[0]) / "__init__.pyi").read_text()
@@ -132,6 +137,8 @@ def test_every_public_name_resolves_and_is_listed(facade: str) -> None:
     for home, name in imported_from(stub):
         if "torch" in home or home.endswith("neox_dataset"):
             pytest.importorskip("torch")
+        if home.endswith("megatron.patches"):  # whose classes derive from Megatron's
+            pytest.importorskip("megatron.core")
         value = getattr(module, name)
         assert value is getattr(importlib.import_module(home), name)
     with pytest.raises(AttributeError, match="has no attribute 'other'"):

@@ -40,7 +40,7 @@ class SampleSource:
         return self._samples[record_key.__index__()]
 
     def __repr__(self) -> str:
-        """What grain compares when a checkpoint is loaded."""
+        """Return the text that grain compares when a checkpoint is loaded."""
         return f"SampleSource({len(self)} samples, {self._fingerprint!r})"
 
 

@@ -15,7 +15,7 @@ _ABSENT: Any = object()
 
 
 class Patches:
-    """What was replaced, so that all of it can be put back; true while there is any."""
+    """Replacements that can be undone together; true while there are any."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -27,54 +27,54 @@ class Patches:
         """Set an attribute of a module or a class; one that it only inherits is put into it."""
         before = vars(owner).get(name, _ABSENT)
         setattr(owner, name, value)
-        self._undo.append(partial(_set_back, owner, name, before))
+        self._undo.append(partial(_restore, owner, name, before))
 
     def replace_module(self, name: str, module: ModuleType) -> None:
-        """Let ``import name`` give another module."""
+        """Make ``import name`` give another module."""
         before = sys.modules.get(name, _ABSENT)
         sys.modules[name] = module
-        self._undo.append(partial(_import_again, name, before))
+        self._undo.append(partial(_restore_module, name, before))
 
     def undo(self) -> None:
-        """Put everything back, the last first."""
+        """Undo the replacements in reverse order."""
         while self._undo:
             self._undo.pop()()
 
 
-def _set_back(owner: Any, name: str, before: object) -> None:
+def _restore(owner: Any, name: str, before: object) -> None:
     if before is _ABSENT:
         delattr(owner, name)
     else:
         setattr(owner, name, before)
 
 
-def _import_again(name: str, before: Any) -> None:
+def _restore_module(name: str, before: Any) -> None:
     if before is _ABSENT:
         sys.modules.pop(name, None)
     else:
         sys.modules[name] = before
 
 
-def after_import(name: str, then: Callable[[ModuleType], None]) -> Callable[[], None]:
-    """Call ``then(module)`` once the module ``name`` is there: now, or when it is imported.
+def after_import(name: str, callback: Callable[[ModuleType], None]) -> Callable[[], None]:
+    """Call ``callback(module)`` when the module ``name`` is imported, or now if it was.
 
     Returns:
-        A function that takes the order back.
+        A function that cancels the call.
     """
     if name in sys.modules:
-        then(sys.modules[name])
+        callback(sys.modules[name])
         return lambda: None
-    finder = _Finder(name, then)
+    finder = _Finder(name, callback)
     sys.meta_path.insert(0, finder)
     return finder.withdraw
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds one module as the other finders do, and wraps its loader."""
+    """A finder that asks the other finders for one module and wraps its loader."""
 
-    def __init__(self, name: str, then: Callable[[ModuleType], None]) -> None:
+    def __init__(self, name: str, callback: Callable[[ModuleType], None]) -> None:
         self._name = name
-        self._then = then
+        self._callback = callback
 
     def find_spec(
         self,
@@ -84,10 +84,10 @@ class _Finder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if fullname != self._name:
             return None
-        self.withdraw()  # so that the search below goes past here
+        self.withdraw()  # so that the search below does not come back here
         spec = importlib.util.find_spec(fullname)
         if spec is not None and spec.loader is not None:
-            spec.loader = _Loader(spec.loader, self._then)
+            spec.loader = _Loader(spec.loader, self._callback)
         return spec
 
     def withdraw(self) -> None:
@@ -96,13 +96,15 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    def __init__(self, loader: importlib.abc.Loader, then: Callable[[ModuleType], None]) -> None:
+    def __init__(
+        self, loader: importlib.abc.Loader, callback: Callable[[ModuleType], None]
+    ) -> None:
         self._loader = loader
-        self._then = then
+        self._callback = callback
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: ModuleType) -> None:
         self._loader.exec_module(module)
-        self._then(module)
+        self._callback(module)

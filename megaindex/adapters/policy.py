@@ -20,7 +20,7 @@ from megaindex.validation import check_buffer
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What is asked of each source, and how its epochs are shuffled."""
+    """The samples requested of each source, and the shuffling of its epochs."""
 
     variance_buffer: float | Literal["exact"] | None
     """None: what the framework applies."""
@@ -29,7 +29,7 @@ class Policy:
 
     @functools.cached_property
     def final_epoch(self) -> dict[str, Any]:
-        """What decides the arrays besides the framework's own settings; empty where nothing."""
+        """Settings of the final epoch that differ from the framework's, by name."""
         if self.row == framework_rules(self.row.order):
             return {}
         settings: dict[str, Any] = {"separate_final_epoch": self.row.separate_final_epoch}
@@ -39,19 +39,19 @@ class Policy:
 
     @functools.cached_property
     def mark(self) -> str:
-        """What the final epoch adds to the names of arrays; empty where it is the framework's."""
+        """Suffix of the names of arrays; empty where the final epoch is the framework's."""
         values = self.final_epoch.values()
         return "_".join(["", "final", *map(str, values)]) if values else ""
 
     def enlarged(self, num_samples: int | None) -> int | None:
-        """Samples asked of a path that is in no blend: of it alone a number is a surplus."""
+        """Return the samples requested of a path outside a blend, with a numeric buffer."""
         buffer = self.variance_buffer
         if num_samples is None or buffer is None or isinstance(buffer, str):
             return num_samples
         return math.ceil(num_samples * buffer)
 
     def requests(self, num_samples: int, weights: Sequence[float], blend_weights: F64) -> list[int]:
-        """Samples asked of each source of a blend.
+        """Return the samples requested of each source of a blend.
 
         Args:
             num_samples: samples asked of the blend.
@@ -69,12 +69,12 @@ class Policy:
         return drawn
 
     def __str__(self) -> str:
-        """For a log line: what is not the framework's own, each after a comma."""
-        said: dict[str, Any] = {}
+        """Return the settings that differ from the framework's, each after a comma."""
+        changed: dict[str, Any] = {}
         if self.variance_buffer is not None:
-            said["variance_buffer"] = self.variance_buffer
-        said.update(self.final_epoch)
-        return "".join(f", {name} {value}" for name, value in said.items())
+            changed["variance_buffer"] = self.variance_buffer
+        changed.update(self.final_epoch)
+        return "".join(f", {name} {value}" for name, value in changed.items())
 
 
 def make_policy(

@@ -12,15 +12,11 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
-
-from megaindex.cache.claim import build_once
+from typing import Any, NamedTuple
 
 logger = logging.getLogger("megaindex")
 
-_PUT_OFF = 4  # blends whose records are put off: each keeps its corpora open
-
-T = TypeVar("T")
+_MOST_DEFERRED = 4  # blends whose records are deferred: each keeps its corpora open
 
 
 class ServedDataset(NamedTuple):
@@ -33,12 +29,12 @@ class ServedDataset(NamedTuple):
     served_by: str
     """``megaindex``, or the framework."""
     how: str
-    """``built`` or ``opened``; of what was left to the framework the reason."""
+    """``built`` or ``opened``; or the reason for which it was left to the framework."""
     samples: int | None = None
     epochs: int | None = None
     seconds: float | None = None
     cache: str | None = None
-    """What the names of its files begin with; None where there are none."""
+    """Common prefix of the names of its files; None where it has no files."""
 
     def __str__(self) -> str:
         if self.served_by != "megaindex":
@@ -90,38 +86,38 @@ class Reports:
         self.active: str | None = None
         self.rows: dict[tuple[str, str, str], ServedDataset] = {}
         self._show = show
-        self._is_announced = False
-        self._later: list[Callable[[], list[ServedDataset]]] = []
+        self._was_announced = False
+        self._deferred: list[Callable[[], list[ServedDataset]]] = []
 
     def begin(self, framework_version: str, settings: str) -> None:
-        """Start an empty record, and say that megaindex is active."""
+        """Start an empty record, and log that megaindex is active."""
         from megaindex import __version__
 
         before = self.active
         self.active = f"megaindex {__version__} is active under {framework_version}{settings}"
         self._clear()
-        self._is_announced = self._is_announced and self.active == before
+        self._was_announced = self._was_announced and self.active == before
         self._announce()
 
     def end(self) -> None:
-        """Forget everything."""
+        """Clear the record."""
         self.active = None
-        self._is_announced = False
+        self._was_announced = False
         self._clear()
 
     def recorded(self) -> list[ServedDataset]:
-        """All records, the oldest first."""
-        self._write_down(0)
+        """Return all records, the oldest first."""
+        self._record_deferred(0)
         return list(self.rows.values())
 
     def _clear(self) -> None:
         self.rows.clear()
-        self._later.clear()
+        self._deferred.clear()
 
-    def _write_down(self, but: int) -> None:
-        """Make the records that were put off, all but the last so many."""
-        while len(self._later) > but:
-            for row in self._later.pop(0)():
+    def _record_deferred(self, but: int) -> None:
+        """Make the deferred records except the last ``but``."""
+        while len(self._deferred) > but:
+            for row in self._deferred.pop(0)():
                 self.rows[row.kind, row.name, ""] = row
 
     def serve(self, kind: str, name: str, how: str, **facts: Any) -> None:
@@ -132,40 +128,40 @@ class Reports:
         """Record datasets that megaindex serves, in one log record of a line for each."""
         for row in rows:
             self.rows[row.kind, row.name, ""] = row
-        if self._is_heard():
-            self._say("\n".join(f"megaindex: {row}" for row in rows))
+        if self._is_logged():
+            self._log("\n".join(f"megaindex: {row}" for row in rows))
 
     def serve_together(self, make_rows: Callable[[], list[ServedDataset]], summary: str) -> None:
         """Record datasets that were made at once, in one log record of several lines.
 
-        The records of a thousand datasets take as long as a tenth of opening them, so they are put
-        off until somebody reads them.
+        The records of a thousand datasets take as long as a tenth of opening them, so they are
+        deferred until they are read.
         """
-        self._later.append(make_rows)
-        self._write_down(_PUT_OFF)
-        if self._is_heard():
+        self._deferred.append(make_rows)
+        self._record_deferred(_MOST_DEFERRED)
+        if self._is_logged():
             lines = [*map(str, make_rows()), summary]
-            self._say("\n".join(f"megaindex: {line}" for line in lines))
+            self._log("\n".join(f"megaindex: {line}" for line in lines))
 
     def leave(self, kind: str, name: str, reason: str) -> None:
-        """Record, and say once, that the framework's own code serves a dataset."""
+        """Record, and log once, that the framework's own code serves a dataset."""
         key = kind, name, reason
         if key in self.rows:
             return
         self.rows[key] = row = ServedDataset(self.framework, kind, name, self.framework, reason)
-        if self._is_heard():
-            self._say(f"megaindex: {row}")
+        if self._is_logged():
+            self._log(f"megaindex: {row}")
 
     def _announce(self) -> None:
-        if not self._is_announced and self._is_heard():
-            self._is_announced = True
-            self._say(str(self.active))
+        if not self._was_announced and self._is_logged():
+            self._was_announced = True
+            self._log(str(self.active))
 
-    def _is_heard(self) -> bool:
+    def _is_logged(self) -> bool:
         return (self._show is not None or logger.isEnabledFor(logging.INFO)) and on_rank_0()
 
-    def _say(self, text: str) -> None:
-        if self.active is not None:  # classes that are used without `install` say nothing of it
+    def _log(self, text: str) -> None:
+        if self.active is not None:  # False for classes that are used without `install`
             self._announce()
         if logger.isEnabledFor(logging.INFO):
             logger.info("%s", text)
@@ -173,20 +169,8 @@ class Reports:
             self._show(text)
 
 
-def find_or_build(
-    directory: str, name: str, find: Callable[[], T | None], build: Callable[[], T]
-) -> tuple[T, str]:
-    """`build_once`, and whether its result was ``opened`` or ``built`` by this process."""
-
-    def opened() -> tuple[T, str] | None:
-        found = find()
-        return None if found is None else (found, "opened")
-
-    return build_once(directory, name, opened, lambda: (build(), "built"))
-
-
 def on_rank_0() -> bool:
-    """Whether this process is rank 0 of its job, and not a worker of a DataLoader."""
+    """Return whether this process is rank 0 of its job, and not a worker of a DataLoader."""
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "distributed"):
         if torch.utils.data.get_worker_info() is not None:

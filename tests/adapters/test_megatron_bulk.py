@@ -37,7 +37,7 @@ def test_draws_are_made_ahead(
     threads: list[str] = []
     make = blend_module.BlendDraw.arrays_and_counts
 
-    def noted(self: blend_module.BlendDraw) -> blend_module.Drawn:
+    def noted(self: blend_module.BlendDraw) -> blend_module.CountedDraws:
         threads.append(threading.current_thread().name)
         return make(self)
 
@@ -52,7 +52,7 @@ def test_draws_are_made_ahead(
         ours = build(core, SIZES, tmp_path / "ours", **config)
     assert len(threads) == (2 if per_split else 3)
     assert all(name.startswith("megaindex-draw") for name in threads)
-    assert not blend_module._left
+    assert not blend_module._started_draws
     assert_equal(samples(ours), samples(build(core, SIZES, tmp_path / "theirs", **config)))
 
 

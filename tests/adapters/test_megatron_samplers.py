@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import megaindex.adapters.megatron as adapter
-from megaindex.adapters.megatron.patches import MODULES, iterate_cyclic, iterate_single
+from megaindex.adapters.megatron.patches import SAMPLER_MODULES, iterate_cyclic, iterate_single
 
 
 class Dataset:
@@ -127,10 +127,10 @@ def test_cyclic(
 def test_samplers_are_patched_when_they_are_imported(
     megatron_datasets: Any, monkeypatch: pytest.MonkeyPatch, already: bool
 ) -> None:
-    module = ModuleType(MODULES[0])
+    module = ModuleType(SAMPLER_MODULES[0])
     module.MegatronPretrainingSampler = type("Sampler", (), {"__iter__": single})  # type: ignore[attr-defined]
     if already:
-        monkeypatch.setitem(sys.modules, MODULES[0], module)
+        monkeypatch.setitem(sys.modules, SAMPLER_MODULES[0], module)
     finders = list(sys.meta_path)
     adapter.install()
     try:

@@ -23,8 +23,8 @@ from neox_running import SIZES, arguments, batches, loaders_of, texts
 import megaindex.adapters.neox as adapter
 import megaindex.helpers
 from megaindex import adapters
+from megaindex.adapters.array_requests import as_range
 from megaindex.adapters.neox import blend as blend_module
-from megaindex.adapters.neox.samples import as_range
 from megaindex.cache.fingerprint import canonical_json
 from megaindex.errors import FormatError
 from megaindex.format import dataset as reader
@@ -310,9 +310,9 @@ def test_one_of_many_draws_a_blend(
 ) -> None:
     weights = blend_module.normalized([3.0, 1.0, 2.0, 0.5])
     drawn = count_calls(monkeypatch, blend_module, "fill_blend")
-    draws = blend_module._Draws("greedy", weights)
+    rule = blend_module._BlendRule("greedy", weights)
     with ThreadPoolExecutor(8) as pool:
-        made = list(pool.map(lambda _: draws._draw(1000, str(tmp_path)), range(16)))
+        made = list(pool.map(lambda _: rule._draw(1000, str(tmp_path)), range(16)))
     source, sample = np.zeros(1000, np.uint8), np.zeros(1000, np.int64)
     megaindex.helpers.build_blending_indices(source, sample, weights, 4, 1000, False)
     for one in made:

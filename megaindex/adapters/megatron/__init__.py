@@ -10,32 +10,6 @@ installed. Without touching Megatron, the classes here are its own with the meth
 ``from megaindex.adapters.megatron import GPTDataset, BlendedMegatronDatasetBuilder``.
 """
 
-from __future__ import annotations
+from megaindex._lazy import lazy_exports
 
-from typing import Any
-
-_FUNCTIONS = ("install", "is_installed", "uninstall")
-
-__all__ = [
-    "BlendedDataset",
-    "BlendedMegatronDatasetBuilder",
-    "GPTDataset",
-    "IndexedDataset",
-    "IndexedDatasetBuilder",
-    "install",
-    "is_installed",
-    "uninstall",
-]
-
-
-def __getattr__(name: str) -> Any:  # Megatron and torch are loaded only for what needs them
-    if name in _FUNCTIONS:
-        from megaindex.adapters.megatron import patches
-
-        return getattr(patches, name)
-    if name in __all__:
-        from megaindex.adapters.megatron import core, patches
-
-        del patches  # whose import registers the methods
-        return core.load_class(name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+lazy_exports(__name__)

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from megaindex._types import I32
-from megaindex.adapters.megatron.batches import why_sample_by_sample
+from megaindex.adapters.array_requests import FrameworkArrayRequest, as_range
+from megaindex.adapters.megatron.batches import unbatched_reason
 from megaindex.adapters.megatron.core import core
 from megaindex.adapters.megatron.indexed_dataset import mapped
-from megaindex.adapters.reports import MEGATRON, find_or_build, on_rank_0
+from megaindex.adapters.reports import MEGATRON, on_rank_0
 from megaindex.arithmetic import epochs_for
 from megaindex.cache.fingerprint import (
     array_checksum,
@@ -28,11 +29,8 @@ from megaindex.cache.framework_files.array_files import (
     ArrayFiles,
     Arrays,
     Identity,
-    Listing,
-    Sidecar,
 )
-from megaindex.cache.framework_files.sidecar import find_arrays, map_arrays
-from megaindex.cache.framework_files.writer import ArrayWriter
+from megaindex.cache.framework_files.sidecar import map_arrays
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import check_arrays
 from megaindex.index.frameworks import FrameworkRules, check_total, count_tokens
@@ -40,9 +38,13 @@ from megaindex.index.orders import framework
 from megaindex.index.orders.framework import ShuffledOrder
 from megaindex.validation import check_setting
 
+ARRAYS = ("document_index", "sample_index", "shuffle_index")
+FINAL_EPOCH_ATTRIBUTES = ("megaindex_separate_final_epoch", "megaindex_final_epoch_threshold")
+"""Attributes of a config that distinguish arrays of another final epoch."""
+
 
 class LowLevelCorpus:
-    """A low-level dataset as far as its indices depend on it, read only where that is needed.
+    """The part of a low-level dataset that its indices depend on, read when it is needed.
 
     Sizes and times of the two files stand for their content while they are those that a sidecar
     has recorded; otherwise the lengths are read and hashed.
@@ -56,8 +58,8 @@ class LowLevelCorpus:
         self._fingerprint: str | None = None
         self._lengths: I32 | None = None
 
-    def learn(self, facts: Mapping[str, Any]) -> None:
-        """Take what a sidecar tells of files with this stamp."""
+    def take_facts(self, facts: Mapping[str, Any]) -> None:
+        """Take the facts of a sidecar whose files have this stamp."""
         self._num_sequences = facts["sequences"]
 
     def facts(self) -> dict[str, Any]:
@@ -71,7 +73,7 @@ class LowLevelCorpus:
 
     @property
     def lengths(self) -> I32:
-        """int32[sequences], every one of them checked."""
+        """int32[sequences], all of them checked."""
         if self._lengths is None:
             reader = mapped(self.dataset)
             if reader is not None:
@@ -80,7 +82,7 @@ class LowLevelCorpus:
         return self._lengths
 
     def fingerprint(self) -> str:
-        """32 hex digits; of the lengths alone where there are no local files."""
+        """Return 32 hex digits; of the lengths alone where the files are not local."""
         if self._fingerprint is None:
             reader = mapped(self.dataset)
             self._fingerprint = (
@@ -91,16 +93,9 @@ class LowLevelCorpus:
         return self._fingerprint
 
 
-logger = logging.getLogger("megaindex")
-
-ARRAYS = ("document_index", "sample_index", "shuffle_index")
-KEYS = ("megaindex_separate_final_epoch", "megaindex_final_epoch_threshold")
-"""Attributes of a config that tell arrays of another final epoch from Megatron's own."""
-
-
 @dataclass(kw_only=True, slots=True)
-class DatasetRequest:
-    """One GPTDataset's arrays: what is asked for, of which corpus, and where they are kept."""
+class DatasetRequest(FrameworkArrayRequest):
+    """The request for one GPTDataset's arrays."""
 
     corpus: LowLevelCorpus
     documents: range | I32 | tuple[float, float]
@@ -111,33 +106,16 @@ class DatasetRequest:
     extra: int
     drop_last_partial: bool
     row: FrameworkRules
-    """Megatron's order, with the final epoch as `install` was told."""
+    """Megatron's order, with the final epoch of `install`."""
     final_epoch: dict[str, Any]
-    """What of that is not Megatron's own."""
+    """The settings of it that are not Megatron's own."""
     name: str
-    """Of the dataset, for messages."""
+    """Name of the dataset in messages."""
     description: str
     files: ArrayFiles | None
 
-    def find(self, listing: Listing | None = None) -> Sidecar | None:
-        assert self.files is not None
-        return find_arrays(self.files, self.identity, self.check, listing)
-
-    def build(self) -> Sidecar:
-        """Build the arrays and publish them."""
-        assert self.files is not None
-        with ArrayWriter(self.files) as writer:
-            self.fill(writer)
-            return writer.publish(self.identity, self.description)
-
-    def find_or_build(self) -> tuple[Sidecar, str]:
-        """Look the arrays up, or let one process build them; and whether they were ``opened`` or
-        ``built``."""
-        directory, name = os.path.split(str(self.files))
-        return find_or_build(directory, name, self.find, self.build)
-
     def fill(self, sink: framework.Sink, threads: int | None = None) -> None:
-        """Build the arrays into ``sink``, with all threads or so many."""
+        """Build the arrays into ``sink`` with so many threads, or with `num_threads`."""
         order = self.order()
         if len(order.documents) == 0:
             _fill_without_documents(sink)
@@ -145,7 +123,7 @@ class DatasetRequest:
             framework.build(order, self.corpus.lengths, sink, threads)
 
     def order(self) -> ShuffledOrder:
-        """The request with its epochs counted.
+        """Return the order of the samples, with its epochs counted.
 
         Raises:
             InvalidArgument: samples are asked of documents without a token, or too many.
@@ -200,30 +178,23 @@ class DatasetRequest:
         return sum(self.corpus.stamp[:1])
 
     @property
-    def content(self) -> None:
-        """Not known: corpora are opened one by one."""
-        return None
-
-    @property
     def identity(self) -> Identity:
-        """What the arrays depend on."""
         return Identity(
             settings=self._settings,
             corpus=self.corpus.fingerprint,
             stamp=self.corpus.stamp,
             facts=self.corpus.facts,
-            learn=self.corpus.learn,
+            learn=self.corpus.take_facts,
         )
 
     def check(self, arrays: Arrays) -> None:
-        """Raise FormatError if these, which Megatron wrote, are not the arrays."""
         order = self.order()
         if len(order.documents):
             check_arrays(order, self.corpus.lengths, **arrays)
 
 
 def _fill_without_documents(sink: framework.Sink) -> None:
-    """One epoch of no documents: no sample."""
+    """Fill the arrays of one epoch without documents or samples."""
     for name, shape, dtype in (
         ("document_index", (0,), "int32"),
         ("sample_index", (1, 2), "int32"),
@@ -234,12 +205,12 @@ def _fill_without_documents(sink: framework.Sink) -> None:
 
 
 def request_of(self: Any, corpus: LowLevelCorpus) -> DatasetRequest:
-    """What a GPTDataset asks for.
+    """Return the request for a GPTDataset's arrays.
 
     Raises:
-        InvalidArgument: its files would not be told from those of Megatron's own policy.
+        InvalidArgument: its files would have the names of those of Megatron's own policy.
     """
-    if core().policy.final_epoch and KEYS[0] not in self.unique_identifiers:
+    if core().policy.final_epoch and FINAL_EPOCH_ATTRIBUTES[0] not in self.unique_identifiers:
         raise InvalidArgument(
             f"{type(self).__name__} names its files without the attributes that GPTDataset names "
             f"them by, so separate_final_epoch {core().policy.row.separate_final_epoch} cannot be "
@@ -248,7 +219,7 @@ def request_of(self: Any, corpus: LowLevelCorpus) -> DatasetRequest:
     documents = np.asarray(self.indices)
     return DatasetRequest(
         corpus=corpus,
-        documents=_as_range(documents),
+        documents=as_range(documents) if documents.size else range(0),
         num_samples=None if self.num_samples is None else int(self.num_samples),
         name=str(self.dataset_path),
         description=self.unique_description,
@@ -261,7 +232,7 @@ def request_of(self: Any, corpus: LowLevelCorpus) -> DatasetRequest:
 
 
 def settings_of(config: Any, split: Any) -> dict[str, Any]:
-    """The part of a request that is the same for all datasets of a split."""
+    """Return the part of a request that is the same for all datasets of a split."""
     return {
         "sequence_length": check_setting("sequence_length", config.sequence_length),
         "seed": check_setting("seed", config.random_seed, "random_seed"),
@@ -275,14 +246,14 @@ def settings_of(config: Any, split: Any) -> dict[str, Any]:
 
 
 def cache_directory(config: Any, path_prefix: str | None, cls: type) -> str | None:
-    """Where Megatron keeps the arrays of a dataset; None where it keeps them in memory."""
+    """Return the directory of a dataset's arrays; None where Megatron keeps them in memory."""
     if config.path_to_cache is not None or config.mock or path_prefix is None:
         return config.path_to_cache or None
     return os.path.join(path_prefix, "cache", f"{cls.__name__}_indices")
 
 
 def files_of(directory: str | None, base: str) -> ArrayFiles | None:
-    """Megatron's names of the files of one dataset."""
+    """Return Megatron's names of the files of one dataset."""
     if directory is None:
         return None
     path = f"{directory}/{base}"
@@ -302,7 +273,7 @@ def build_document_sample_shuffle_indices(self: Any) -> tuple[Any, ...]:
     if isinstance(self.indices, DatasetRequest):  # made by the builder, which fills the arrays in
         return None, None, None
     name = f"{self.dataset_path} ({self.index_split.name})"
-    reason = why_left(type(self), self.config)
+    reason = unsupported_reason(type(self), self.config)
     if reason is not None:
         MEGATRON.leave(type(self).__name__, name, reason)
         original = core().originals["GPTDataset", "_build_document_sample_shuffle_indices"]
@@ -314,8 +285,9 @@ def build_document_sample_shuffle_indices(self: Any) -> tuple[Any, ...]:
         request.fill(memory)
         arrays, how = memory.arrays, "built"
     else:
-        sidecar, how = request.find_or_build()
-        arrays = map_arrays(request.files, sidecar)
+        fetched = request.fetch()
+        arrays = map_arrays(request.files, fetched.sidecar)
+        how = "built" if fetched.was_built else "opened"
     samples = int(arrays["shuffle_index"].size)
     epochs = epochs_in(int(arrays["document_index"].size), len(self.indices))
     MEGATRON.serve(
@@ -328,14 +300,14 @@ def build_document_sample_shuffle_indices(self: Any) -> tuple[Any, ...]:
         cache=None if request.files is None else str(request.files),
     )
     log_as_megatron([(samples, epochs)])
-    reason = why_sample_by_sample(type(self), type(self.dataset), self.config)
+    reason = unbatched_reason(type(self), type(self.dataset), self.config)
     if reason is not None:
         MEGATRON.leave("reading", type(self).__name__, reason)
     return tuple(arrays[name] for name in ARRAYS)
 
 
 def epochs_in(entries: int, documents: int) -> int:
-    """Epochs that a document_index of so many entries holds."""
+    """Return the number of epochs in a document_index of so many entries."""
     return entries // documents if documents else 1
 
 
@@ -350,13 +322,13 @@ def log_as_megatron(sizes: Iterable[tuple[int, int]]) -> None:
         theirs.info("%s", "\n".join(lines))
 
 
-def why_left(cls: type, config: Any) -> str | None:
-    """Why Megatron's own code builds the arrays of this class; None where megaindex does.
+def unsupported_reason(cls: type, config: Any) -> str | None:
+    """Return the reason for which Megatron's own code builds the arrays of this class, or None.
 
     Raises:
-        InvalidArgument: the class cannot have the final epoch that `install` was told.
+        InvalidArgument: the class cannot have the final epoch of `install`.
     """
-    reason = why_unlooked(config)
+    reason = unchecked_cache_reason(config)
     if reason is not None:
         return reason
     for method in ("_get_num_epochs", "_get_num_tokens_per_epoch"):
@@ -371,19 +343,9 @@ def why_left(cls: type, config: Any) -> str | None:
     return None
 
 
-def why_unlooked(config: Any) -> str | None:
-    """Why Megatron's own code reads the caches, without looking, as it is asked to; None where it
-    does not."""
+def unchecked_cache_reason(config: Any) -> str | None:
+    """Return the reason for which Megatron's own code maps caches unchecked, or None."""
     for name in ("fast_cache_load", "defer_npy_index_mmap"):
         if getattr(config, name, False):
             return f"{name} has Megatron map the cache unchecked"
     return None
-
-
-def _as_range(documents: I32) -> range | I32:
-    if documents.size == 0:
-        return range(0)
-    first = int(documents[0])
-    if np.array_equal(documents, np.arange(first, first + documents.size)):
-        return range(first, first + documents.size)
-    return np.ascontiguousarray(documents, np.int32)

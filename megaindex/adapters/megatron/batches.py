@@ -23,7 +23,7 @@ from megaindex.loader.batch import SampleOptions
 from megaindex.loader.torch_dataset import GPTDataset
 
 
-def get_item(self: Any, idx: int | None) -> Any:
+def read_gpt_sample(self: Any, idx: int | None) -> Any:
     """``GPTDataset.__getitem__``, with a loss mask of its own for every sample.
 
     Megatron keeps the mask of the first sample for all others after having cleared it where that
@@ -39,7 +39,7 @@ def get_item(self: Any, idx: int | None) -> Any:
 
 
 def _is_bare(self: Any, idx: int | None) -> bool:
-    """Whether the fields of a sample are its tokens, and what is the same for all samples."""
+    """Return whether only the tokens of a sample differ from those of other samples."""
     config = self.config
     return (
         idx is not None
@@ -51,7 +51,7 @@ def _is_bare(self: Any, idx: int | None) -> bool:
 
 
 def _bare_sample(self: Any, text: npt.NDArray[Any]) -> dict[str, torch.Tensor]:
-    """What Megatron's code makes of tokens without padding, which it looks for three times."""
+    """Return Megatron's fields of tokens without padding, which it searches three times."""
     tokens = torch.from_numpy(text).long()
     if not self.masks_and_position_ids_are_cached:
         size = tokens.numel() - 1
@@ -67,25 +67,25 @@ def _bare_sample(self: Any, text: npt.NDArray[Any]) -> dict[str, torch.Tensor]:
     }
 
 
-def get_items(self: Any, ids: Sequence[Any]) -> list[Any]:
+def read_gpt_samples(self: Any, ids: Sequence[Any]) -> list[Any]:
     """``GPTDataset.__getitems__``."""
     reader = _reader_of(self, [self])
-    if reader is None or not _are_places(ids, len(self)):
+    if reader is None or not _are_positions(ids, len(self)):
         return [self[i] for i in ids]
     return reader.read(ids)
 
 
-def get_items_of_blend(self: Any, ids: Sequence[Any]) -> list[Any]:
+def read_blend_samples(self: Any, ids: Sequence[Any]) -> list[Any]:
     """``BlendedDataset.__getitems__``.
 
     Reading from all sources at once needs all of them open, which is a wait before the first batch
     and memory that few samples are worth: until about every source was read, each is by itself.
     """
     is_plain = core().is_plain(type(self), "BlendedDataset", "__getitem__")
-    if not is_plain or not _are_places(ids, len(self)):
+    if not is_plain or not _are_positions(ids, len(self)):
         return [self[i] for i in ids]
-    _read_before[self] = _read_before.get(self, 0) + len(ids)
-    if _read_before[self] <= _EACH_BY_ITSELF * len(self.datasets):
+    _num_read[self] = _num_read.get(self, 0) + len(ids)
+    if _num_read[self] <= _READ_SINGLY * len(self.datasets):
         return [self[i] for i in ids]
     reader = _reader_of(self, self.datasets)
     if reader is None:
@@ -93,12 +93,12 @@ def get_items_of_blend(self: Any, ids: Sequence[Any]) -> list[Any]:
     return reader.read(ids)
 
 
-_EACH_BY_ITSELF = 2  # samples for each source: 86 % of equally weighted ones were read by then
-_read_before: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_READ_SINGLY = 2  # samples for each source: 86 % of equally weighted ones were read by then
+_num_read: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
-def _are_places(ids: Sequence[Any], length: int) -> bool:
-    """Padding (None) and places counted from the end are left to ``__getitem__``."""
+def _are_positions(ids: Sequence[Any], length: int) -> bool:
+    """Return whether all ids count from 0; ``__getitem__`` takes None (padding) and others."""
     return all(i is not None and 0 <= i < length for i in ids)
 
 
@@ -107,23 +107,23 @@ _readers: weakref.WeakKeyDictionary[Any, _Reader | None] = weakref.WeakKeyDictio
 
 def _reader_of(self: Any, datasets: Sequence[Any]) -> _Reader | None:
     if self not in _readers:
-        _readers[self] = _Reader(self, datasets) if _all_alike(datasets) else None
+        _readers[self] = _Reader(self, datasets) if _share_settings(datasets) else None
     return _readers[self]
 
 
-_READ_A_SAMPLE = ("__getitem__", "_query_document_sample_shuffle_indices")
+_READING_METHODS = ("__getitem__", "_query_document_sample_shuffle_indices")
 
 
-def why_sample_by_sample(cls: type, low_level: type, config: Any) -> str | None:
-    """Why samples are read one by one, through the dataset's own ``__getitem__``; None where
-    batches are read at once."""
+def unbatched_reason(cls: type, low_level: type, config: Any) -> str | None:
+    """Return the reason for which samples are read one by one through the dataset's own
+    ``__getitem__``; None where batches are read at once."""
     if not config.mmap_bin_files:
         return "mmap_bin_files is off"
     # Megatron-LM main counts empty documents in cu_seqlens, which our fields leave out
     if getattr(config, "inter_document_masking", False):
         return "inter_document_masking is on"
     for base, owner, methods in (
-        ("GPTDataset", cls, _READ_A_SAMPLE),
+        ("GPTDataset", cls, _READING_METHODS),
         ("IndexedDataset", low_level, ("__getitem__", "get")),
     ):
         for method in methods:
@@ -132,11 +132,11 @@ def why_sample_by_sample(cls: type, low_level: type, config: Any) -> str | None:
     return None
 
 
-def _all_alike(datasets: Sequence[Any]) -> bool:
+def _share_settings(datasets: Sequence[Any]) -> bool:
     config = datasets[0].config
     return all(
         isinstance(dataset, core().gpt_dataset.GPTDataset)
-        and why_sample_by_sample(type(dataset), type(dataset.dataset), config) is None
+        and unbatched_reason(type(dataset), type(dataset.dataset), config) is None
         and dataset.config is config
         and dataset._pad_token_id == datasets[0]._pad_token_id
         and dataset.shuffle_index is not None
@@ -146,7 +146,7 @@ def _all_alike(datasets: Sequence[Any]) -> bool:
 
 
 class _Reader:
-    """Reads samples of alike GPTDatasets with all fields of Megatron's."""
+    """A reader of samples of GPTDatasets of equal settings, with all of Megatron's fields."""
 
     def __init__(self, top: Any, datasets: Sequence[Any]) -> None:
         config = datasets[0].config

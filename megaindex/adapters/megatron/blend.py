@@ -20,31 +20,33 @@ from typing import Any, cast
 import numpy as np
 
 from megaindex._types import I16, I64, IntArray
-from megaindex.adapters.megatron.arrays import why_unlooked
+from megaindex.adapters.megatron.arrays import unchecked_cache_reason
 from megaindex.adapters.megatron.core import SIZES, core
-from megaindex.adapters.megatron.lazy_datasets import Identifiers
-from megaindex.adapters.reports import MEGATRON, find_or_build
+from megaindex.adapters.megatron.lazy_datasets import DatasetIdentifiers
+from megaindex.adapters.reports import MEGATRON
+from megaindex.cache.claim import build_once
 from megaindex.cache.framework_files.array_files import (
     SUFFIX,
     ArrayFiles,
     Arrays,
     Identity,
-    Sidecar,
 )
 from megaindex.cache.framework_files.sidecar import find_arrays, map_arrays
 from megaindex.cache.framework_files.writer import ArrayWriter
 from megaindex.errors import FormatError
 from megaindex.helpers import build_blending_indices, build_exhaustive_blending_indices
 
-Drawn = tuple[Arrays, list[int]]
-"""The arrays of a blend, and how many draws there are of each source."""
-DRAWN = ("dataset_index", "dataset_sample_index")
+logger = logging.getLogger("megaindex")
+
+CountedDraws = tuple[Arrays, list[int]]
+"""The arrays of a blend, and the number of draws of each source."""
+BLEND_ARRAYS = ("dataset_index", "dataset_sample_index")
 _COMPARED = 1_000_000  # draws of found arrays that are compared with our own
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlendDraw:
-    """What is drawn from how many sources."""
+    """The weights and the size that decide the draws of a blend."""
 
     weights: list[Any]
     """Normalised weights, or, without a size, the samples of each source."""
@@ -55,7 +57,7 @@ class BlendDraw:
         return int(sum(self.weights)) if self.size is None else int(self.size)
 
     def first(self, count: int) -> tuple[I16, I64]:
-        """The first ``count`` draws, int16 and int64."""
+        """Return the first ``count`` draws, int16 and int64."""
         dataset_index: I16 = np.zeros(count, np.int16)
         dataset_sample_index: I64 = np.zeros(count, np.int64)
         build_blending_indices(
@@ -63,15 +65,15 @@ class BlendDraw:
         )
         return dataset_index, dataset_sample_index
 
-    def arrays_and_counts(self) -> Drawn:
-        """All draws, and how many there are of each source."""
+    def arrays_and_counts(self) -> CountedDraws:
+        """Return all draws, and their number for each source."""
         if self.size is not None:
             drawn = self.first(self.num_samples)
         else:
             drawn = np.zeros(self.num_samples, np.int16), np.zeros(self.num_samples, np.int64)
             sizes = [int(size) for size in self.weights]
             build_exhaustive_blending_indices(*drawn, sizes, len(sizes))
-        arrays: Arrays = dict(zip(DRAWN, drawn, strict=True))
+        arrays: Arrays = dict(zip(BLEND_ARRAYS, drawn, strict=True))
         return arrays, self.counts(drawn[0])
 
     def counts(self, dataset_index: IntArray) -> list[int]:
@@ -79,12 +81,12 @@ class BlendDraw:
         return counted
 
     def check(self, arrays: Arrays) -> None:
-        """Whether arrays that Megatron wrote are this draw.
+        """Check that arrays that Megatron wrote hold these draws.
 
         Raises:
-            FormatError: they are not.
+            FormatError: they do not.
         """
-        which, sample = (arrays[name] for name in DRAWN)
+        which, sample = (arrays[name] for name in BLEND_ARRAYS)
         shape = (self.num_samples,)
         if which.dtype != np.int16 or sample.dtype != np.int64 or not which.shape == sample.shape:
             raise FormatError(f"must be int16 and int64, are {which.dtype} and {sample.dtype}")
@@ -107,31 +109,30 @@ class BlendDraw:
 def expected_draws(
     config: Any, sizes: Sequence[Any], split: Sequence[Any]
 ) -> list[BlendDraw | None]:
-    """What the blend of each split will ask for, as Megatron's builder works it out; None where
-    there is no blend, or its weights are the sizes of its sources."""
+    """Return the draws that Megatron's builder will request for the blend of each split; None
+    without a blend, or where its weights are the sizes of its sources."""
     return [
-        None if share is None or size is None else _expected(config, number, size)
+        None if share is None or size is None else _expected_draw(config, number, size)
         for number, (size, share) in enumerate(zip(sizes, split, strict=True))
     ]
 
 
-def _expected(config: Any, number: int, size: int) -> BlendDraw | None:
+def _expected_draw(config: Any, number: int, size: int) -> BlendDraw | None:
     blend = config.blend or config.blend_per_split[number]
     if blend is None or blend[1] is None:
         return None
     weights = _normalized(blend[1])
     exact = core().policy.variance_buffer == "exact"
     total = size if exact else sum(math.ceil(size * weight) for weight in weights)
-    return BlendDraw(
-        weights=_normalized(weights), size=total
-    )  # once by the builder, once by the blend
+    # normalized once by the builder, and again by the blend
+    return BlendDraw(weights=_normalized(weights), size=total)
 
 
 def sizes_per_dataset(
     normalized_weights: Sequence[float], target_size_per_split: Sequence[int], **surplus: float
 ) -> list[list[int]]:
-    """``_get_size_per_split_per_dataset`` under a variance buffer: for each dataset what each split
-    asks of it, with a surplus where Megatron asks for its own.
+    """``_get_size_per_split_per_dataset`` under a variance buffer: for each dataset the samples
+    that each split requests, with a surplus where Megatron requests its own.
 
     Exactly, a blend is as long as was asked, and its length is the sum of what is drawn.
     """
@@ -153,44 +154,41 @@ def _normalized(weights: Sequence[float]) -> list[float]:
     return normalized
 
 
-class Ahead:
-    """Draws in a thread of its own, from `start` on."""
+class BackgroundDraws:
+    """Draws of several blends, made in a thread that `start` starts."""
 
     def __init__(self, draws: Sequence[BlendDraw | None]) -> None:
         self._draws = draws
-        self._begun: list[tuple[BlendDraw, Future[Drawn]]] = []
+        self._started: list[tuple[BlendDraw, Future[CountedDraws]]] = []
 
     def start(self) -> None:
-        """Begin to draw, unless that was done."""
-        if self._begun:
+        """Start the thread, unless it was started."""
+        if self._started:
             return
         draws = [draw for draw in self._draws if draw is not None]
         pool = ThreadPoolExecutor(1, "megaindex-draw")
-        self._begun = [(draw, pool.submit(draw.arrays_and_counts)) for draw in draws]
+        self._started = [(draw, pool.submit(draw.arrays_and_counts)) for draw in draws]
         pool.shutdown(wait=False)
 
-    def leave_for(self, columns: Sequence[Sequence[Any]]) -> None:
-        """Let the blends of these datasets, a column for each split, have the draws."""
+    def pass_to_blends(self, columns: Sequence[Sequence[Any]]) -> None:
+        """Pass the draws to the blends of these datasets, a column for each split."""
         for column in columns:
-            if self._begun and column and column[0] is not None:
-                _left[column[0]] = self._begun
+            if self._started and column and column[0] is not None:
+                _started_draws[column[0]] = self._started
 
 
-_left: weakref.WeakKeyDictionary[Any, list[tuple[BlendDraw, Future[Drawn]]]] = (
+_started_draws: weakref.WeakKeyDictionary[Any, list[tuple[BlendDraw, Future[CountedDraws]]]] = (
     weakref.WeakKeyDictionary()
 )
-"""What was begun for the blend that has this dataset first."""
+"""Draws that were started, by the first dataset of their blend."""
 
 
-def maker_of(draw: BlendDraw, datasets: Sequence[Any]) -> Callable[[], Drawn]:
-    """What makes the draws from ``datasets``, or waits for those that were begun ahead."""
-    for begun, made in _left.pop(datasets[0], []):
-        if begun == draw:
+def draws_for(draw: BlendDraw, datasets: Sequence[Any]) -> Callable[[], CountedDraws]:
+    """Return a function that makes the draws from ``datasets``, or waits for started ones."""
+    for known, made in _started_draws.pop(datasets[0], []):
+        if known == draw:
             return made.result
     return draw.arrays_and_counts
-
-
-logger = logging.getLogger("megaindex")
 
 
 def build_indices(self: Any) -> tuple[Any, Any]:
@@ -202,7 +200,7 @@ def build_indices(self: Any) -> tuple[Any, Any]:
     megaindex stops at its start, as it always did, and not in the middle.
     """
     kind, name = type(self).__name__, f"{self.split.name} of {len(self.datasets)} datasets"
-    reason = why_unlooked(self.config)
+    reason = unchecked_cache_reason(self.config)
     if reason is not None:
         MEGATRON.leave(kind, name, reason)
         dataset_index, dataset_sample_index = core().originals["BlendedDataset", "_build_indices"](
@@ -211,7 +209,7 @@ def build_indices(self: Any) -> tuple[Any, Any]:
         return dataset_index, dataset_sample_index
     started = time.perf_counter()
     draw = BlendDraw(weights=list(self.weights), size=self.size)
-    make = maker_of(draw, self.datasets)
+    make = draws_for(draw, self.datasets)
     if self.config.path_to_cache:
         (arrays, counts), how, cache = _cached(self, draw, make)
     else:
@@ -225,17 +223,20 @@ def build_indices(self: Any) -> tuple[Any, Any]:
     return arrays["dataset_index"], arrays["dataset_sample_index"]
 
 
-def _cached(self: Any, draw: BlendDraw, make: Callable[[], Drawn]) -> tuple[Drawn, str, str]:
-    """The draws, whether they were opened or built, and what their files' names begin with."""
+def _cached(
+    self: Any, draw: BlendDraw, make: Callable[[], CountedDraws]
+) -> tuple[CountedDraws, str, str]:
+    """Return the draws, ``opened`` or ``built``, and the common prefix of their files' names."""
     directory = self.config.path_to_cache
     base = f"{self.unique_description_hash}-{type(self).__name__}-{self.split.name}"
     files = _files(os.path.join(directory, base))
     beyond = _files(os.path.join(directory, f"{base}-overdrawn"), with_marker=False)
 
-    def find() -> Drawn | None:
-        return _find(files, draw) or _find(beyond, draw)
+    def find() -> tuple[CountedDraws, str] | None:
+        found = _find(files, draw) or _find(beyond, draw)
+        return None if found is None else (found, "opened")
 
-    def build() -> Drawn:
+    def build() -> tuple[CountedDraws, str]:
         arrays, counts = make()
         fits = all(n <= len(dataset) for n, dataset in zip(counts, self.datasets, strict=True))
         with ArrayWriter(files if fits else beyond) as writer:
@@ -243,12 +244,12 @@ def _cached(self: Any, draw: BlendDraw, make: Callable[[], Drawn]) -> tuple[Draw
                 writer.allocate(name, array.shape, array.dtype.name)[...] = array
                 writer.seal(name)
             writer.publish(_identity(draw, {"drawn": counts}), self.unique_description)
-        return arrays, counts
+        return (arrays, counts), "built"
 
-    return *find_or_build(directory, base, find, build), str(files)
+    return *build_once(directory, base, find, build), str(files)
 
 
-def _find(files: ArrayFiles, draw: BlendDraw) -> Drawn | None:
+def _find(files: ArrayFiles, draw: BlendDraw) -> CountedDraws | None:
     known: dict[str, Any] = {}
 
     def check(arrays: Arrays) -> None:
@@ -258,11 +259,13 @@ def _find(files: ArrayFiles, draw: BlendDraw) -> Drawn | None:
     sidecar = find_arrays(files, _identity(draw, known), check)
     if sidecar is None:
         return None
-    return map_arrays(files, sidecar), _counts_in(sidecar, files, draw)
+    mapped_arrays = map_arrays(files, sidecar)
+    drawn: list[int] | None = sidecar.facts.get("drawn")
+    return mapped_arrays, draw.counts(mapped_arrays["dataset_index"]) if drawn is None else drawn
 
 
 def _identity(draw: BlendDraw, facts: Mapping[str, Any]) -> Identity:
-    """Of draws, which depend on no corpus."""
+    """Return the identity of draws, which do not depend on a corpus."""
     weights = [float(weight) for weight in draw.weights]
     return Identity(
         settings=lambda: {"weights": weights, "size": draw.size},
@@ -271,14 +274,9 @@ def _identity(draw: BlendDraw, facts: Mapping[str, Any]) -> Identity:
     )
 
 
-def _counts_in(sidecar: Sidecar, files: ArrayFiles, draw: BlendDraw) -> list[int]:
-    drawn: list[int] | None = sidecar.facts.get("drawn")
-    return draw.counts(map_arrays(files, sidecar)["dataset_index"]) if drawn is None else drawn
-
-
 def _files(path: str, *, with_marker: bool = True) -> ArrayFiles:
     return ArrayFiles(
-        arrays={name: f"{path}-{name}.npy" for name in DRAWN},
+        arrays={name: f"{path}-{name}.npy" for name in BLEND_ARRAYS},
         sidecar=f"{path}{SUFFIX}",
         marker=f"{path}-description.txt" if with_marker else None,
     )
@@ -301,8 +299,8 @@ def _extend_overdrawn(self: Any, counts: list[int]) -> None:
     self.datasets = datasets
 
 
-class Json:
-    """Stands in for the module ``json`` where a blend is named.
+class DescriptionJson:
+    """A replacement for the module ``json`` where a blend is named.
 
     The description of a blend holds those of its datasets, each of which was written already:
     they are moved in by eight spaces instead of being written again.
@@ -318,7 +316,7 @@ class Json:
     def dumps(value: Any, *, indent: int, default: Callable[[Any], Any]) -> str:
         """``json.dumps`` of a blend's identifiers."""
         datasets = value.get("datasets", ())
-        if not datasets or not all(isinstance(d, Identifiers) for d in datasets):
+        if not datasets or not all(isinstance(d, DatasetIdentifiers) for d in datasets):
             return json.dumps(value, indent=indent, default=default)
         outer = json.dumps({**value, "datasets": None}, indent=indent, default=default)
         newline = "\n" + 2 * indent * " "

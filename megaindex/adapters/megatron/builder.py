@@ -12,21 +12,19 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, cast
 
-from megaindex.adapters.megatron import arrays, blend
+from megaindex.adapters.megatron import arrays, blend, indexed_dataset
 from megaindex.adapters.megatron.arrays import (
     DatasetRequest,
     LowLevelCorpus,
     epochs_in,
     log_as_megatron,
-    why_left,
-    why_unlooked,
+    unchecked_cache_reason,
+    unsupported_reason,
 )
-from megaindex.adapters.megatron.batches import why_sample_by_sample
-from megaindex.adapters.megatron.blend import Ahead, expected_draws
+from megaindex.adapters.megatron.batches import unbatched_reason
+from megaindex.adapters.megatron.blend import BackgroundDraws, expected_draws
 from megaindex.adapters.megatron.core import METHODS, core, is_built_here, load_class
-from megaindex.adapters.megatron.indexed_dataset import open_later
-from megaindex.adapters.megatron.indexed_dataset import why_left as why_corpus_is_left
-from megaindex.adapters.megatron.lazy_datasets import Maker, fill_in_later
+from megaindex.adapters.megatron.lazy_datasets import DatasetFactory, defer_arrays
 from megaindex.adapters.reports import MEGATRON, ServedDataset
 from megaindex.cache.framework_files.array_files import Sidecar
 from megaindex.cache.framework_files.group import ArrayRequest, fetch_together, uncollected
@@ -41,43 +39,42 @@ def build_megatron_datasets_parallel(
     """``BlendedMegatronDatasetBuilder._build_megatron_datasets_parallel``."""
     if not is_built_here(self.is_built_on_rank) and coordinates(self.cls, self.config):
         return [[None] * len(prefixes) for _ in split]
-    makers = _makers(self, prefixes, split)
-    if makers is None:
+    factories = _factories(self, prefixes, split)
+    if factories is None:
         original = core().originals[_CLASS, "_build_megatron_datasets_parallel"]
         columns = cast("list[list[Any]]", original(self, prefixes, split, sizes_per_dataset))
-        _check_enough(self, columns, split, sizes_per_dataset)
-        return columns
-    columns = _build(self, makers, prefixes, split, sizes_per_dataset)
+    else:
+        columns = _build(self, factories, prefixes, split, sizes_per_dataset)
     _check_enough(self, columns, split, sizes_per_dataset)
     return columns
 
 
 def _build(
     self: Any,
-    makers: Sequence[Maker | None],
+    factories: Sequence[DatasetFactory | None],
     prefixes: Sequence[str],
     split: Sequence[Any],
     sizes_per_dataset: Sequence[Any],
 ) -> list[list[Any]]:
-    """For each split its datasets, which open no file before they are read."""
+    """Return the datasets of each split, which open their files when they are read."""
     started = time.perf_counter()
     draws = expected_draws(self.config, self.sizes, split) if len(prefixes) > 1 else []
-    ahead = Ahead(draws)
+    background = BackgroundDraws(draws)
     with uncollected():
-        made = _make(self, makers, prefixes, sizes_per_dataset)
+        made = _make(self, factories, prefixes, sizes_per_dataset)
         pairs = [pair for row in made for pair in row if pair is not None]
-    made_of = _fill_in(pairs, self.config.path_to_cache, ahead)
+    made_of = _fetch_arrays(pairs, self.config.path_to_cache, background)
     what = "a blend" if len(prefixes) > 1 else prefixes[0]
     _report(made_of, what, time.perf_counter() - started)
     if pairs:
         kind, low_level = type(pairs[0][0]), type(pairs[0][0].dataset)
-        reason = why_sample_by_sample(kind, low_level, self.config)
+        reason = unbatched_reason(kind, low_level, self.config)
         if reason is not None:
             MEGATRON.leave("reading", kind.__name__, reason)
     columns = [
         [None if pair is None else pair[0] for pair in column] for column in zip(*made, strict=True)
     ]
-    ahead.leave_for(columns)
+    background.pass_to_blends(columns)
     return columns
 
 
@@ -109,7 +106,7 @@ def _records(
 
 
 def _size_of(sidecar: Sidecar) -> tuple[int, int]:
-    """Samples and epochs of arrays of a range of documents."""
+    """Return the samples and epochs of arrays of a range of documents."""
     begin, end = sidecar.settings["documents"]
     samples, entries = (
         int(sidecar.arrays[name][1][0]) for name in ("shuffle_index", "document_index")
@@ -120,8 +117,8 @@ def _size_of(sidecar: Sidecar) -> tuple[int, int]:
 def _check_enough(
     self: Any, columns: Sequence[Sequence[Any]], split: Sequence[Any], asked: Sequence[Any]
 ) -> None:
-    """Refuse a blend by size that is shorter than what is asked of it, where no surplus or less
-    than the draws may be built.
+    """Refuse a blend by size that is shorter than requested, where no surplus or less than
+    the draws may be built.
 
     Raises:
         InvalidArgument: one epoch of all sources holds fewer samples.
@@ -150,57 +147,61 @@ def _check_enough(
 
 
 def _make(
-    builder: Any, makers: Sequence[Maker | None], prefixes: Sequence[str], sizes: Sequence[Any]
+    builder: Any,
+    factories: Sequence[DatasetFactory | None],
+    prefixes: Sequence[str],
+    sizes: Sequence[Any],
 ) -> list[list[tuple[Any, DatasetRequest] | None]]:
-    """For each corpus and split a dataset, and the request for its arrays."""
+    """Return, for each corpus and split, a dataset and the request for its arrays."""
     low_level = _patched("IndexedDataset", core().indexed_dataset.IndexedDataset)
     made = []
     for prefix, asked in zip(prefixes, sizes, strict=True):
-        corpus = LowLevelCorpus(open_later(low_level, prefix, builder.config.mmap_bin_files))
+        corpus = LowLevelCorpus(
+            indexed_dataset.open_lazily(low_level, prefix, builder.config.mmap_bin_files)
+        )
         made.append(
             [
-                None if maker is None else maker.make(corpus, prefix, size)
-                for maker, size in zip(makers, asked, strict=True)
+                None if factory is None else factory.make(corpus, prefix, size)
+                for factory, size in zip(factories, asked, strict=True)
             ]
         )
     return made
 
 
-def _makers(self: Any, prefixes: Sequence[str], split: Sequence[Any]) -> list[Maker | None] | None:
-    """For each split what makes its datasets; None where Megatron's own code has to."""
-    config, module = self.config, core().builder
+def _factories(
+    self: Any, prefixes: Sequence[str], split: Sequence[Any]
+) -> list[DatasetFactory | None] | None:
+    """Return a factory of the datasets of each split; None where Megatron's own code makes them."""
+    config = self.config
     plain = self.cls is _patched("GPTDataset", core().gpt_dataset.GPTDataset)
-    local: dict[str, Any] = {}
     if not plain or not coordinates(self.cls, config):
-        return None  # each dataset says why
-    left = next((p for p in prefixes if why_corpus_is_left({**local, "path_prefix": p})), None)
-    if left is not None:
+        return None  # each dataset reports the reason
+    if any(indexed_dataset.unsupported_reason({"path_prefix": prefix}) for prefix in prefixes):
         return None
-    makers = [
-        None if share is None else Maker(self.cls, config, name, share)
-        for name, share in zip(module.Split, split, strict=True)
+    factories = [
+        None if share is None else DatasetFactory(self.cls, config, name, share)
+        for name, share in zip(core().builder.Split, split, strict=True)
     ]
-    return makers if all(maker is None or maker.is_possible for maker in makers) else None
+    return factories if all(one is None or one.is_possible for one in factories) else None
 
 
-def _fill_in(
-    pairs: Sequence[tuple[Any, DatasetRequest]], directory: str | None, ahead: Ahead
+def _fetch_arrays(
+    pairs: Sequence[tuple[Any, DatasetRequest]], directory: str | None, background: BackgroundDraws
 ) -> tuple[list[DatasetRequest], list[Sidecar], list[bool]]:
-    """Find or build the arrays of all datasets; the requests, what is known of their arrays, and
-    which were built."""
+    """Find or build the arrays of all datasets; return the requests, the sidecars of their arrays,
+    and which were built."""
     requests = [request for _, request in pairs]
     if directory is None:  # every corpus has its own
-        results = [request.find_or_build() for request in requests]
-        sidecars, built = [s for s, _ in results], [how == "built" for _, how in results]
+        fetched = [request.fetch() for request in requests]
     else:
         names = "".join(str(request.files) for request in requests)
         key = f"{hashlib.md5(names.encode(), usedforsecurity=False).hexdigest()}-megaindex-blend"
         with_files = cast("Sequence[ArrayRequest]", requests)  # those of a directory have them
-        fetched = fetch_together(with_files, directory, key, lambda _: ahead.start())
-        sidecars, built = [one.sidecar for one in fetched], [one.was_built for one in fetched]
+        fetched = fetch_together(with_files, directory, key, lambda _: background.start())
+    sidecars, built = [one.sidecar for one in fetched], [one.was_built for one in fetched]
     with uncollected():
         for (dataset, request), sidecar in zip(pairs, sidecars, strict=True):
-            fill_in_later(dataset, request, sidecar)
+            defer_arrays(dataset, request, sidecar)
     return requests, sidecars, built
 
 
@@ -211,16 +212,16 @@ def build_megatron_dataset_splits(
     original = core().originals[_CLASS, "_build_megatron_dataset_splits"]
     if synchronize_ranks and dataset_path is not None:  # a path in no blend: those have theirs
         sizes = [core().policy.enlarged(size) for size in sizes]
-    makers = None if dataset_path is None else _makers(self, [dataset_path], split)
-    if makers is not None and dataset_path is not None and is_built_here(self.is_built_on_rank):
-        datasets = [column[0] for column in _build(self, makers, [dataset_path], split, [sizes])]
-        return _opened(datasets)
+    factories = None if dataset_path is None else _factories(self, [dataset_path], split)
+    if factories is not None and dataset_path is not None and is_built_here(self.is_built_on_rank):
+        datasets = [column[0] for column in _build(self, factories, [dataset_path], split, [sizes])]
+        return _open_all(datasets)
     wait = synchronize_ranks and not coordinates(self.cls, self.config)
     return cast("list[Any]", original(self, dataset_path, split, sizes, wait))
 
 
-def _opened(datasets: list[Any]) -> list[Any]:
-    """The datasets of one corpus, ready to be read: putting that off pays for many of them."""
+def _open_all(datasets: list[Any]) -> list[Any]:
+    """Open the datasets of one corpus: deferring that pays only for many of them."""
     for dataset in datasets:
         if dataset is not None:
             _ = dataset.shuffle_index, dataset.dataset.index
@@ -235,30 +236,30 @@ def build_generic_dataset(
         cls = _patched("BlendedDataset", cls)
     if coordinates(cls, args[-1] if args else None):
         return cls(*args) if is_built_here(is_built_on_rank) else None
-    _leave(cls, args)
+    _report_unserved(cls, args)
     original = core().originals[_CLASS, "build_generic_dataset"]
     return original(cls, is_built_on_rank, synchronize_ranks, *args)
 
 
 def _patched(name: str, theirs: Any) -> Any:
-    """Megatron's class where it has the methods of megaindex, else the subclass that has them."""
+    """Return Megatron's class where it has megaindex's methods, else the subclass with them."""
     is_patched = all(vars(theirs).get(method) is ours for method, ours in METHODS[name].items())
     return theirs if is_patched else load_class(name)
 
 
 def coordinates(cls: Any, config: Any) -> bool:
-    """Whether datasets of this class agree among themselves who builds, so that no rank waits."""
+    """Return whether datasets of this class claim builds among themselves, without barriers."""
     if not isinstance(cls, type):
         return False
     build = getattr(cls, "_build_document_sample_shuffle_indices", None)
     if build is arrays.build_document_sample_shuffle_indices:
-        return why_left(cls, config) is None
+        return unsupported_reason(cls, config) is None
     is_blend = getattr(cls, "_build_indices", None) is blend.build_indices
-    return is_blend and build is None and why_unlooked(config) is None
+    return is_blend and build is None and unchecked_cache_reason(config) is None
 
 
-def _leave(cls: Any, args: Sequence[Any]) -> None:
-    """Say that a class builds its arrays itself; those that ask megaindex for them say so there."""
+def _report_unserved(cls: Any, args: Sequence[Any]) -> None:
+    """Report that a class builds its arrays itself, unless it requests them from megaindex."""
     owns = not isinstance(cls, type) or not (
         getattr(cls, "_build_indices", None) is blend.build_indices
         or getattr(cls, "_build_document_sample_shuffle_indices", None)

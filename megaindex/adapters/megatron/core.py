@@ -22,42 +22,42 @@ logger = logging.getLogger("megaindex")
 _PACKAGE = "megatron.core.datasets"
 
 SIZES = "_get_size_per_split_per_dataset"
-"""The builder's function that works out what is asked of each source."""
+"""The builder's function that computes the samples requested of each source."""
 OLDEST, NEWEST = (0, 12), (0, 20)
 """Releases of megatron-core that are served; NEWEST is Megatron-LM main of 2026-08."""
 
 
 METHODS: dict[str, dict[str, Callable[..., Any]]] = {}
-"""megaindex's methods by Megatron's class and method, which the module ``classes`` registers."""
+"""megaindex's methods by Megatron's class and method, which the module ``patches`` registers."""
 STANDALONE: dict[str, dict[str, Callable[..., Any]]] = {}
 """Methods that the subclasses of `load_class` have besides."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Names:
-    """What the releases call the same thing."""
+class ReleaseNames:
+    """Names that differ between releases."""
 
     is_object_storage_path: str
     object_storage_config: str
     surplus: str
-    """The keyword by which `_get_size_per_split_per_dataset` is told to ask for a surplus."""
+    """The keyword of `_get_size_per_split_per_dataset` that requests a surplus."""
 
 
-NAMES = {
-    (0, 12): Names(
+RELEASE_NAMES = {
+    (0, 12): ReleaseNames(
         is_object_storage_path="is_s3_path", object_storage_config="s3_config", surplus="margin"
     ),
-    (0, 13): Names(
+    (0, 13): ReleaseNames(
         is_object_storage_path="is_object_storage_path",
         object_storage_config="object_storage_config",
         surplus="surplus",
     ),
 }
-"""By the first release that has them."""
+"""The names by the first release that has them."""
 
 
 @dataclass(kw_only=True)
-class Core:
+class MegatronCore:
     """``megatron.core.datasets``, and its own functions as they were before anything was patched.
 
     ``originals`` has them by class and name: ``originals["GPTDataset", "__getitem__"]``; functions
@@ -71,20 +71,19 @@ class Core:
     builder: ModuleType
     originals: dict[tuple[str, str], Callable[..., Any]]
     version: str
-    names: Names
+    names: ReleaseNames
     policy: Policy = field(default_factory=functools.partial(make_policy, "megatron", *[None] * 3))
-    """As `install` was last told."""
+    """The settings of the last `install`."""
 
     def is_object_storage_path(self, path: str) -> bool:
-        """Whether Megatron reads this path from an object store."""
+        """Return whether Megatron reads this path from an object store."""
         return bool(getattr(self.indexed_dataset, self.names.is_object_storage_path)(path))
 
     def is_plain(self, cls: type, base: str, *names: str) -> bool:
-        """Whether a class has these methods of Megatron's class ``base`` from Megatron or from
-        here, not from a subclass of the user's own.
+        """Return whether a class has these methods of Megatron's class ``base`` from Megatron or
+        from megaindex, not from a subclass of the user's.
 
-        Functions are compared, not what they say of themselves: one that wraps Megatron's says the
-        same.
+        Functions are compared, not their names: one that wraps Megatron's has the same name.
         """
         return all(
             getattr(cls, name, None) in (self.originals.get((base, name)), METHODS[base].get(name))
@@ -93,8 +92,8 @@ class Core:
 
 
 @functools.cache
-def core() -> Core:
-    """megatron-core's dataset modules.
+def core() -> MegatronCore:
+    """Return megatron-core's dataset modules.
 
     Raises:
         InvalidArgument: megatron-core cannot be imported, or is of a release that is not served.
@@ -133,7 +132,7 @@ def core() -> Core:
         if callable(function) or isinstance(function, staticmethod)
     }
     originals["", SIZES] = getattr(builder, SIZES)
-    return Core(
+    return MegatronCore(
         helpers=helpers,
         indexed_dataset=indexed,
         gpt_dataset=gpt,
@@ -145,8 +144,8 @@ def core() -> Core:
     )
 
 
-def _version() -> tuple[str, Names]:
-    """The release of megatron-core, looked up before the modules that the older ones lack.
+def _version() -> tuple[str, ReleaseNames]:
+    """Return the release of megatron-core, read before modules that older releases lack.
 
     Raises:
         InvalidArgument: it is older than what is served.
@@ -165,12 +164,12 @@ def _version() -> tuple[str, Names]:
             "megatron-core %s is newer than megaindex knows, which was tested with %s; compare a "
             "first run with and without the adapter (docs/megatron.md, Verify)", version, served,
         )  # fmt: skip
-    known = max(first for first in NAMES if release is None or first <= release)
-    return version, NAMES[known]
+    known = max(first for first in RELEASE_NAMES if release is None or first <= release)
+    return version, RELEASE_NAMES[known]
 
 
 def _read_version() -> str:
-    """The version that megatron-core names; read from its file where it cannot be imported, as the
+    """Return megatron-core's version, read from its file where the package cannot be imported, as
     older releases without their dependencies."""
     name = "megatron.core.package_info"
     try:
@@ -194,7 +193,7 @@ def _text(release: tuple[int, int]) -> str:
 
 
 def is_built_here(is_built_on_rank: Callable[[], bool]) -> bool:
-    """Whether this process is to have the dataset."""
+    """Return whether this process builds the dataset."""
     distributed = importlib.import_module("torch.distributed")
     return not distributed.is_initialized() or bool(is_built_on_rank())
 
@@ -203,7 +202,7 @@ _STATIC = {"build_generic_dataset", "build_low_level_dataset"}
 
 
 def class_of(name: str) -> Any:
-    """Megatron's class of that name."""
+    """Return Megatron's class of that name."""
     modules = core()
     for module in (
         modules.indexed_dataset,
@@ -218,13 +217,13 @@ def class_of(name: str) -> Any:
 
 
 def as_attribute(method: str, replacement: Callable[..., Any]) -> Any:
-    """What is put into a class to make ``replacement`` its method."""
+    """Return the class attribute that makes ``replacement`` a method."""
     return staticmethod(replacement) if method in _STATIC else replacement
 
 
 @functools.cache
 def load_class(name: str) -> Any:
-    """A subclass of Megatron's class with megaindex's methods, for use without `install`.
+    """Return a subclass of Megatron's class with megaindex's methods, for use without `install`.
 
     Of the same name, since Megatron names its cache files by it.
     """

@@ -2,8 +2,8 @@
 
 Opened with the checks of `megaindex.IndexedDataset`; what is read outlives the dataset; no
 descriptor stays open; and a range outside its sequence raises instead of giving the tokens that
-follow. Everything else than plain local files (object stores, the fast cache load, which skips the
-header) is left to Megatron's own code.
+follow. Object stores, and the fast cache load, which skips the
+header, are left to Megatron's own code.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
     bound = inspect.signature(original).bind(self, *args, **kwargs)
     bound.apply_defaults()
     settings = {name: value for name, value in bound.arguments.items() if name != "self"}
-    reason = why_left(settings)
+    reason = unsupported_reason(settings)
     if reason is not None:
         original(self, *args, **kwargs)
         MEGATRON.leave("IndexedDataset", str(settings["path_prefix"]), reason)
@@ -42,8 +42,8 @@ def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
     _open(self)
 
 
-def why_left(settings: dict[str, Any]) -> str | None:
-    """Why Megatron's own code serves a dataset of these settings; None where megaindex does.
+def unsupported_reason(settings: dict[str, Any]) -> str | None:
+    """Return the reason for which Megatron's own code serves a dataset of these settings, or None.
 
     With the multi-storage client Megatron opens local files through it; the files are the same.
     """
@@ -56,21 +56,20 @@ def why_left(settings: dict[str, Any]) -> str | None:
     return None
 
 
-def open_later(cls: Any, path_prefix: str, mmap: bool) -> Any:
-    """An IndexedDataset whose files are opened when they are first needed."""
+def open_lazily(cls: Any, path_prefix: str, mmap: bool) -> Any:
+    """Return an IndexedDataset whose files are opened when they are first needed."""
     dataset = cls.__new__(cls)
     vars(dataset).update(_defaults(), path_prefix=path_prefix, mmap=mmap)
-    _waiting.add(dataset)
+    _deferred.add(dataset)
     return dataset
 
 
-_waiting: weakref.WeakSet[Any] = weakref.WeakSet()
+_deferred: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def open_now() -> None:
-    """Open every dataset that is still waiting, before Megatron's class loses the methods that
-    would do it."""
-    for dataset in list(_waiting):
+def open_deferred() -> None:
+    """Open every deferred dataset, before Megatron's class loses the methods that open it."""
+    for dataset in list(_deferred):
         if DEFERRED[0] in vars(dataset):
             continue
         try:
@@ -78,12 +77,12 @@ def open_now() -> None:
         except Exception:  # one that cannot be read any more must not keep the others from it
             logger.warning("%s: left unopened", dataset.path_prefix, exc_info=True)
             dataset.index = dataset.bin_reader = None  # Megatron's __del__ expects them
-    _waiting.clear()
+    _deferred.clear()
 
 
 @functools.cache
 def _defaults() -> dict[str, Any]:
-    """What the constructor would set, in this version of megatron-core."""
+    """Return the attributes that the constructor sets in this version of megatron-core."""
     parameters = inspect.signature(core().originals["IndexedDataset", "initialize"]).parameters
     known = {"multimodal": False, core().names.object_storage_config: None}
     return {
@@ -93,19 +92,19 @@ def _defaults() -> dict[str, Any]:
     }
 
 
-def get_attribute(self: Any, name: str) -> Any:
-    """``IndexedDataset.__getattr__``: opens a dataset made by `open_later`."""
+def open_on_access(self: Any, name: str) -> Any:
+    """``IndexedDataset.__getattr__``: opens a dataset made by `open_lazily`."""
     if name in DEFERRED and "path_prefix" in vars(self):
         _open(self)
         return vars(self)[name]
     raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-def delete(self: Any) -> None:
+def close_nothing(self: Any) -> None:
     """``IndexedDataset.__del__``: mappings end with their last view, descriptors are not kept."""
 
 
-def get(self: Any, idx: Any, offset: Any = 0, length: Any = None) -> Any:
+def read_range(self: Any, idx: Any, offset: Any = 0, length: Any = None) -> Any:
     """``IndexedDataset.get``, within the sequence."""
     reader = mapped(self)
     if reader is None or not self.mmap:
@@ -114,7 +113,7 @@ def get(self: Any, idx: Any, offset: Any = 0, length: Any = None) -> Any:
 
 
 def mapped(dataset: Any) -> IndexedDataset | None:
-    """megaindex's own dataset under a Megatron one; None where Megatron's code serves it."""
+    """Return megaindex's dataset under a Megatron one; None where Megatron's code serves it."""
     return getattr(getattr(dataset, "index", None), "megaindex", None)
 
 
@@ -130,7 +129,7 @@ def _open(self: Any) -> None:
 
 
 class _Index:
-    """What Megatron's ``_IndexReader`` offers, over one mapping that its arrays own."""
+    """The interface of Megatron's ``_IndexReader``, over one mapping that its arrays own."""
 
     def __init__(self, reader: IndexedDataset) -> None:
         self.megaindex = reader
@@ -153,10 +152,10 @@ class _Index:
 
 @functools.cache
 def _bin_reader_class() -> Any:
-    """A subclass of Megatron's reader of mapped files, since users ask with isinstance."""
+    """Return a subclass of Megatron's reader of mapped files, since users test isinstance."""
 
     class MappedBinReader(core().indexed_dataset._MMapBinReader):  # type: ignore[misc]
-        """Reads from a mapping that the arrays it returns own."""
+        """A reader of a mapping that the arrays it returns own."""
 
         def __init__(self, data: npt.NDArray[np.uint8], path_prefix: str) -> None:
             self._data = data

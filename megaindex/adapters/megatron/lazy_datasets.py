@@ -1,6 +1,6 @@
 """GPTDatasets of a blend, made without opening a file: each opens its own when it is first read.
 
-A blend of 500 sources over three splits is 1500 datasets. What they are is settled and checked when
+A blend of 500 sources over three splits is 1500 datasets. Their settings are checked when
 they are built; mapping 5,500 files can wait until the process that reads them needs them.
 """
 
@@ -24,14 +24,12 @@ from megaindex.adapters.megatron.arrays import (
     settings_of,
 )
 from megaindex.adapters.megatron.core import core
-from megaindex.cache.framework_files.array_files import Arrays, Sidecar
-from megaindex.cache.framework_files.sidecar import map_arrays
-from megaindex.errors import FormatError, MissingFile
+from megaindex.cache.framework_files.array_files import Sidecar
 
 logger = logging.getLogger("megaindex")
 
 _PENDING = "_megaindex"
-_KNOWN = {
+_COPIED_ATTRIBUTES = {
     "dataset", "dataset_path", "indices", "num_samples", "index_split", "config",
     "unique_identifiers", "unique_description", "unique_description_hash", "_pad_token_id",
     "masks_and_position_ids_are_cacheable", "masks_and_position_ids_are_cached",
@@ -40,7 +38,7 @@ _KNOWN = {
 }  # fmt: skip
 
 
-class Identifiers(dict[str, Any]):
+class DatasetIdentifiers(dict[str, Any]):
     """``unique_identifiers`` of a dataset, with the JSON they were written as.
 
     They do not change once a dataset is made: its files are named by them.
@@ -50,8 +48,8 @@ class Identifiers(dict[str, Any]):
     description: str
 
 
-class Maker:
-    """Makes the GPTDatasets of one split, which differ only in corpus and number of samples.
+class DatasetFactory:
+    """A factory of the GPTDatasets of one split, which differ in corpus and number of samples.
 
     The first is made by Megatron's own constructor; the others are copies of it. Their
     descriptions, by which Megatron names the files, are one text with two values put in.
@@ -69,7 +67,7 @@ class Maker:
         self._common = {
             name: vars(marks)[name] for name in vars(marks).keys() - {*ARRAYS, "indices"}
         }
-        self.is_possible = vars(marks).keys() <= _KNOWN
+        self.is_possible = vars(marks).keys() <= _COPIED_ATTRIBUTES
         begin, rest = marks.unique_description.split(json.dumps("\0path"))
         middle, end = rest.split(json.dumps("\0samples"))
         self._pieces = begin, middle, end
@@ -78,13 +76,13 @@ class Maker:
     def make(
         self, corpus: LowLevelCorpus, path: str, num_samples: int | None
     ) -> tuple[Any, DatasetRequest]:
-        """A dataset, and the request for its arrays."""
+        """Return a dataset and the request for its arrays."""
         num_samples = None if num_samples is None else int(num_samples)
         begin, middle, end = self._pieces
         samples = "null" if num_samples is None else str(num_samples)
         description = f"{begin}{json.dumps(path)}{middle}{samples}{end}"
         digest = hashlib.md5(description.encode(), usedforsecurity=False).hexdigest()
-        identifiers = Identifiers(self._identifiers)
+        identifiers = DatasetIdentifiers(self._identifiers)
         identifiers["dataset_path"], identifiers["num_samples"] = path, num_samples
         identifiers.description = description
         directory = self._directory or cache_directory(self._config, path, self._cls)
@@ -113,26 +111,25 @@ class Maker:
 _waiting: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def fill_in_later(dataset: Any, request: DatasetRequest, sidecar: Sidecar) -> None:
-    """Let ``dataset`` map its arrays when they are first asked for."""
+def defer_arrays(dataset: Any, request: DatasetRequest, sidecar: Sidecar) -> None:
+    """Have ``dataset`` map its arrays when they are first accessed."""
     vars(dataset)[_PENDING] = request, sidecar
     _waiting.add(dataset)
 
 
-def fill_in_now() -> None:
-    """Complete every dataset that is still waiting, before Megatron's classes lose the methods that
-    would do it."""
+def load_deferred_arrays() -> None:
+    """Complete every deferred dataset, before Megatron's classes lose the methods that do it."""
     for dataset in list(_waiting):
         try:
-            vars(dataset).update(get_state(dataset))
+            vars(dataset).update(get_complete_state(dataset))
         except Exception:  # one that cannot be read any more must not keep the others from it
             logger.warning("%s: left incomplete", dataset.dataset_path, exc_info=True)
         vars(dataset).pop(_PENDING, None)
     _waiting.clear()
 
 
-def get_attribute(self: Any, name: str) -> Any:
-    """``GPTDataset.__getattr__``: called only for what is not there yet."""
+def get_deferred_array(self: Any, name: str) -> Any:
+    """``GPTDataset.__getattr__``: called for attributes that are not set yet."""
     pending = vars(self).get(_PENDING)
     if pending is None or name not in (*ARRAYS, "indices"):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -141,24 +138,11 @@ def get_attribute(self: Any, name: str) -> Any:
         begin, end = sidecar.settings["documents"]
         self.indices = np.arange(begin, end, dtype=np.int32)
     else:
-        vars(self).update(_map(request, sidecar))
+        vars(self).update(request.open(sidecar))
     return vars(self)[name]
 
 
-def _map(request: DatasetRequest, sidecar: Sidecar) -> Arrays:
-    """The arrays that ``sidecar`` was found to describe, built again if they were damaged."""
-    assert request.files is not None
-    try:
-        return map_arrays(request.files, sidecar)
-    except (FormatError, MissingFile) as error:
-        logger.warning("%s", error)
-        again, _ = request.find_or_build()
-        if (again.corpus, again.arrays) != (sidecar.corpus, sidecar.arrays):
-            raise
-        return map_arrays(request.files, again)
-
-
-def length(self: Any) -> int:
+def count_samples(self: Any) -> int:
     """``GPTDataset.__len__``."""
     if _PENDING in vars(self):
         _, sidecar = vars(self)[_PENDING]
@@ -167,8 +151,8 @@ def length(self: Any) -> int:
     return original(self)
 
 
-def get_state(self: Any) -> dict[str, Any]:
-    """``GPTDataset.__getstate__``: complete, for processes that know nothing of megaindex."""
+def get_complete_state(self: Any) -> dict[str, Any]:
+    """``GPTDataset.__getstate__``: complete, for processes without megaindex."""
     if _PENDING in vars(self):
         for name in (*ARRAYS, "indices"):
             getattr(self, name)

@@ -1,4 +1,4 @@
-"""Megatron's names and methods that megaindex replaces, as one table, and how they are put back.
+"""The table of Megatron's names and methods that megaindex replaces; `install`, `uninstall`.
 
 Methods are replaced on Megatron's own classes, so a class that was imported before, or that
 inherits from one of them, has them too.
@@ -21,7 +21,7 @@ from megaindex.adapters.megatron import (
     indexed_dataset,
     lazy_datasets,
 )
-from megaindex.adapters.megatron.arrays import KEYS
+from megaindex.adapters.megatron.arrays import FINAL_EPOCH_ATTRIBUTES
 from megaindex.adapters.megatron.core import (
     METHODS,
     SIZES,
@@ -35,7 +35,7 @@ from megaindex.adapters.patching import Patches, after_import
 from megaindex.adapters.policy import Policy, make_policy
 from megaindex.adapters.reports import MEGATRON
 
-MODULES = ("megatron.training.datasets.data_samplers", "megatron.legacy.data.data_samplers")
+SAMPLER_MODULES = ("megatron.training.datasets.data_samplers", "megatron.legacy.data.data_samplers")
 
 
 def iterate_single(self: Any) -> Iterator[list[int]]:
@@ -78,9 +78,9 @@ def iterate_cyclic(self: Any) -> Iterator[list[int]]:
 
 
 def _build_low_level_dataset(dataset_path: str, config: Any) -> Any:
-    """``GPTDataset.build_low_level_dataset`` with the IndexedDataset of this module."""
+    """``GPTDataset.build_low_level_dataset`` with megaindex's IndexedDataset."""
     theirs = class_of("GPTDataset").build_low_level_dataset(dataset_path, config)
-    is_left = indexed_dataset.why_left(vars(theirs)) is not None
+    is_left = indexed_dataset.unsupported_reason(vars(theirs)) is not None
     if is_left or indexed_dataset.mapped(theirs) is not None:
         return theirs
     return load_class("IndexedDataset")(dataset_path, mmap=config.mmap_bin_files)
@@ -90,23 +90,23 @@ METHODS.update(
     {
         "IndexedDataset": {
             "initialize": indexed_dataset.initialize,
-            "get": indexed_dataset.get,
-            "__getattr__": indexed_dataset.get_attribute,
-            "__del__": indexed_dataset.delete,
+            "get": indexed_dataset.read_range,
+            "__getattr__": indexed_dataset.open_on_access,
+            "__del__": indexed_dataset.close_nothing,
         },
         "IndexedDatasetBuilder": {"add_document": indexed_dataset.add_document},
         "_IndexWriter": {"write": indexed_dataset.write_index},
         "GPTDataset": {
             "_build_document_sample_shuffle_indices": arrays.build_document_sample_shuffle_indices,
-            "__getattr__": lazy_datasets.get_attribute,
-            "__getstate__": lazy_datasets.get_state,
-            "__len__": lazy_datasets.length,
-            "__getitem__": batches.get_item,
-            "__getitems__": batches.get_items,
+            "__getattr__": lazy_datasets.get_deferred_array,
+            "__getstate__": lazy_datasets.get_complete_state,
+            "__len__": lazy_datasets.count_samples,
+            "__getitem__": batches.read_gpt_sample,
+            "__getitems__": batches.read_gpt_samples,
         },
         "BlendedDataset": {
             "_build_indices": blend.build_indices,
-            "__getitems__": batches.get_items_of_blend,
+            "__getitems__": batches.read_blend_samples,
         },
         "BlendedMegatronDatasetBuilder": {
             "_build_megatron_datasets_parallel": builder.build_megatron_datasets_parallel,
@@ -118,15 +118,22 @@ METHODS.update(
 STANDALONE["GPTDataset"] = {"build_low_level_dataset": _build_low_level_dataset}
 
 
+def __getattr__(name: str) -> Any:
+    """Return megaindex's subclass of a class of Megatron's, for use without `install`."""
+    if name not in METHODS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return load_class(name)
+
+
 SAMPLERS = {
     "MegatronPretrainingSampler": iterate_single,
     "MegatronPretrainingRandomSampler": iterate_cyclic,
 }
 
 _patches = Patches()
-_of_policy = Patches()
-_waiting: list[Callable[[], None]] = []
-"""Cancel what is to be done when a module is imported."""
+_policy_patches = Patches()
+_pending_imports: list[Callable[[], None]] = []
+"""Functions that cancel replacements in modules that were not imported yet."""
 
 
 def install(
@@ -136,7 +143,7 @@ def install(
     final_epoch_threshold: float | None = None,
 ) -> None:
     """Put megaindex under ``megatron.core.datasets``; a second call only changes the settings, for
-    datasets that are made from then on.
+    datasets that are made afterwards.
 
     Args:
         variance_buffer: what each source of a blend is asked for, as a multiple of its share: a
@@ -154,17 +161,17 @@ def install(
     """
     policy = make_policy("megatron", variance_buffer, separate_final_epoch, final_epoch_threshold)
     _install_classes()
-    _of_policy.undo()
+    _policy_patches.undo()
     core().policy = policy
     if policy.variance_buffer is not None:
-        _of_policy.replace(core().builder, SIZES, blend.sizes_per_dataset)
+        _policy_patches.replace(core().builder, SIZES, blend.sizes_per_dataset)
     if policy.final_epoch:
         gpt = core().gpt_dataset
         values = (policy.row.separate_final_epoch, _threshold(policy))
-        for key, value in zip(KEYS, values, strict=True):
-            _of_policy.replace(gpt.GPTDatasetConfig, key, value)
-        named = partial(_named_by, gpt.GPTDataset._key_config_attributes)
-        _of_policy.replace(gpt.GPTDataset, "_key_config_attributes", staticmethod(named))
+        for key, value in zip(FINAL_EPOCH_ATTRIBUTES, values, strict=True):
+            _policy_patches.replace(gpt.GPTDatasetConfig, key, value)
+        named = partial(_key_attributes, gpt.GPTDataset._key_config_attributes)
+        _policy_patches.replace(gpt.GPTDataset, "_key_config_attributes", staticmethod(named))
     MEGATRON.begin(f"megatron-core {core().version}", str(policy))
 
 
@@ -172,10 +179,10 @@ def _threshold(policy: Policy) -> float | None:
     return policy.final_epoch.get("final_epoch_threshold")
 
 
-def _named_by(original: Callable[[], list[str]]) -> list[str]:
-    """``GPTDataset._key_config_attributes``, by which Megatron names files, with what tells another
-    final epoch from Megatron's own."""
-    return [*original(), *KEYS]
+def _key_attributes(original: Callable[[], list[str]]) -> list[str]:
+    """``GPTDataset._key_config_attributes``, by which Megatron names files, and the settings of the
+    final epoch."""
+    return [*original(), *FINAL_EPOCH_ATTRIBUTES]
 
 
 def _install_classes() -> None:
@@ -185,22 +192,23 @@ def _install_classes() -> None:
         for method, replacement in methods.items():
             _patches.replace(class_of(name), method, as_attribute(method, replacement))
     modules = core()
-    _patches.replace(modules.blended_dataset, "json", blend.Json(modules.blended_dataset.json))
-    for owner, name, ours in list(_helpers(modules.helpers)):
+    _patches.replace(
+        modules.blended_dataset, "json", blend.DescriptionJson(modules.blended_dataset.json)
+    )
+    for owner, name, ours in list(_helper_places(modules.helpers)):
         _patches.replace(owner, name, ours)
-    _waiting.extend(after_import(module, _patch_samplers) for module in MODULES)
+    _pending_imports.extend(after_import(module, _patch_samplers) for module in SAMPLER_MODULES)
 
 
 def uninstall() -> None:
-    """Put back everything that `install` replaced; datasets made since go on working, but for
-    those whose files are gone."""
+    """Undo `install`; datasets made since then keep working unless their files were removed."""
     try:
-        indexed_dataset.open_now()
-        lazy_datasets.fill_in_now()
+        indexed_dataset.open_deferred()
+        lazy_datasets.load_deferred_arrays()
     finally:
-        while _waiting:
-            _waiting.pop()()
-        _of_policy.undo()
+        while _pending_imports:
+            _pending_imports.pop()()
+        _policy_patches.undo()
         _patches.undo()
         if core.cache_info().currsize:
             core().policy = make_policy("megatron", None, None, None)
@@ -208,12 +216,12 @@ def uninstall() -> None:
 
 
 def is_installed() -> bool:
-    """Whether `install` was called and not undone."""
+    """Return whether `install` was called and not undone."""
     return bool(_patches)
 
 
-def _helpers(theirs: ModuleType) -> Iterator[tuple[ModuleType, str, object]]:
-    """Megatron's helper functions, there and in every module that imported one by name."""
+def _helper_places(theirs: ModuleType) -> Iterator[tuple[ModuleType, str, object]]:
+    """Yield Megatron's helper functions, there and in modules that imported one by name."""
     ours = {id(getattr(theirs, name)): getattr(megaindex.helpers, name) for name in _names(theirs)}
     for module in list(sys.modules.values()):
         if not getattr(module, "__name__", "").startswith("megatron."):

@@ -22,6 +22,6 @@ its epochs are shuffled. With ``install(exact=True)`` these change:
   another; such arrays have names that end in ``_exact``
 """
 
-from megaindex.adapters.neox.patches import install, uninstall
+from megaindex._lazy import lazy_exports
 
-__all__ = ["install", "uninstall"]
+lazy_exports(__name__)

@@ -13,11 +13,9 @@ from typing import Any, Literal
 import numpy as np
 
 from megaindex._types import F64, I64, DatasetIndex
-from megaindex.adapters.neox import batches
-from megaindex.adapters.neox.batches import BatchRows
-from megaindex.adapters.neox.datasets import is_plain_text
+from megaindex.adapters.neox.datasets import BatchRows, is_plain_text, join_batches
 from megaindex.adapters.neox.framework import framework
-from megaindex.adapters.neox.samples import Texts
+from megaindex.adapters.neox.samples import NeoxTextSamples
 from megaindex.adapters.reports import NEOX
 from megaindex.cache.cache import fetch
 from megaindex.errors import InvalidArgument, OutOfRange, StorageError
@@ -36,8 +34,8 @@ def init_blend(self: Any, datasets: Sequence[Any], weights: Sequence[float]) -> 
     """``BlendableDataset.__init__``.
 
     As in GPT-NeoX the blend is as long as its datasets together, so towards its end it asks for
-    samples that a dataset does not have. Exactly, it ends before that; and where datasets are asked
-    for epochs instead of samples, each is served once in every epoch.
+    samples that a dataset does not have. Exactly, it ends before that; and where epochs instead of
+    samples are requested of the datasets, each is served once in every epoch.
     """
     if len(datasets) != len(weights) or not datasets:
         raise InvalidArgument(
@@ -48,18 +46,18 @@ def init_blend(self: Any, datasets: Sequence[Any], weights: Sequence[float]) -> 
     self._exact = framework().exact
     sizes = np.array([len(dataset) for dataset in datasets], np.int64)
     if self._exact and all(_is_asked_for_epochs(dataset) for dataset in datasets):
-        draws = _Draws("exhaustive", sizes)
+        rule = _BlendRule("exhaustive", sizes)
     else:
-        draws = _Draws("greedy", normalized(weights))
-    drawn = draws.first(int(sizes.sum()), _directory_of(datasets[0]))
+        rule = _BlendRule("greedy", normalized(weights))
+    drawn = rule.first(int(sizes.sum()), _directory_of(datasets[0]))
     end = _end(drawn, sizes) if self._exact else drawn.source.size
-    vars(self)[_DRAWN] = drawn
+    vars(self)[_ARRAYS] = drawn
     self.dataset_index, self.dataset_sample_index = drawn.source[:end], drawn.sample[:end]
     self.size = end
     _report(self, weights, drawn, time.perf_counter() - started)
 
 
-def _report(self: Any, weights: Sequence[float], drawn: _Drawn, seconds: float) -> None:
+def _report(self: Any, weights: Sequence[float], drawn: _BlendArrays, seconds: float) -> None:
     """Record the blend, and print the lines of GPT-NeoX that logs are searched for."""
     show = framework().print_line
     show(f"> elapsed time for building blendable dataset indices: {seconds:.2f} (sec)")
@@ -79,25 +77,25 @@ def _report(self: Any, weights: Sequence[float], drawn: _Drawn, seconds: float) 
         seconds=seconds,
         cache=drawn.entry,
     )
-    if type(self).__getitem__ is not get_item:
+    if type(self).__getitem__ is not read_blend_sample:
         NEOX.leave("reading", kind, f"{kind} has a __getitem__ of its own")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Drawn:
+class _BlendArrays:
     """The first draws of a blend, read-only."""
 
     source: DatasetIndex
     sample: I64
     counts: I64
-    """How many each dataset has."""
+    """Number of draws of each dataset."""
     entry: str | None = None
-    """Where they are kept; None where they are not."""
+    """Cache entry of the draws; None where they are not kept."""
     was_built: bool = True
-    """By this process; else they were found there."""
+    """Whether this process built them; else the entry was found."""
 
-    def first(self, size: int) -> _Drawn:
-        """The first of them, without a copy."""
+    def first(self, size: int) -> _BlendArrays:
+        """Return the first ``size`` draws, without a copy."""
         if size == self.source.size:
             return self
         source = self.source[:size]
@@ -106,26 +104,28 @@ class _Drawn:
 
 
 @dataclass(frozen=True, eq=False)
-class _Draws:
-    """What decides the draws of a blend: those of training, validation and test are often equal,
-    but for their number."""
+class _BlendRule:
+    """The rule and the values that decide the draws of a blend.
+
+    Those of training, validation and test are often equal but for their number.
+    """
 
     rule: Literal["greedy", "exhaustive"]
     values: F64 | I64
     """See `fill_blend`."""
 
-    def first(self, size: int, directory: str | None) -> _Drawn:
-        """So many draws: of the blend before, if it has them; many of them kept in ``directory``,
-        from which every process of the machine then maps them."""
-        global _drawn_last  # noqa: PLW0603
+    def first(self, size: int, directory: str | None) -> _BlendArrays:
+        """Return the first ``size`` draws: those of the blend before, if it has as many; else new
+        ones, which are kept in ``directory`` if they are many, for all processes to map."""
+        global _last_arrays  # noqa: PLW0603
         key = (self.rule, self.values.tobytes())
-        known = _drawn_last[1]() if _drawn_last is not None and _drawn_last[0] == key else None
+        known = _last_arrays[1]() if _last_arrays is not None and _last_arrays[0] == key else None
         if known is None or known.source.size < size:
             known = self._draw(size, directory)
-            _drawn_last = key, weakref.ref(known)
+            _last_arrays = key, weakref.ref(known)
         return known.first(size)
 
-    def _draw(self, size: int, directory: str | None) -> _Drawn:
+    def _draw(self, size: int, directory: str | None) -> _BlendArrays:
         if directory is not None and size >= _WORTH_KEEPING:
             try:
                 return self._fetch(size, os.path.join(directory, FOLDER))
@@ -136,9 +136,9 @@ class _Draws:
         arrays: dict[str, Any] = memory.arrays
         for array in arrays.values():
             array.flags.writeable = False
-        return _Drawn(**arrays)
+        return _BlendArrays(**arrays)
 
-    def _fetch(self, size: int, folder: str) -> _Drawn:
+    def _fetch(self, size: int, folder: str) -> _BlendArrays:
         values = exact_values(self.values)
         parameters = {"order": "neox blend", "rule": self.rule, "values": values, "size": size}
         built = []
@@ -148,10 +148,10 @@ class _Draws:
             built.append(True)
 
         arrays: Any
-        arrays, entry = fetch(folder, lambda: parameters, build, self._held(size))
-        return _Drawn(**arrays, entry=entry, was_built=bool(built))
+        arrays, entry = fetch(folder, lambda: parameters, build, self._array_types(size))
+        return _BlendArrays(**arrays, entry=entry, was_built=bool(built))
 
-    def _held(self, size: int) -> dict[str, tuple[tuple[int], str]]:
+    def _array_types(self, size: int) -> dict[str, tuple[tuple[int], str]]:
         source = "uint8" if self.values.size <= _MOST_IN_UINT8 else "int16"
         counts = (self.values.size,)
         return {
@@ -161,28 +161,28 @@ class _Draws:
         }
 
     def _build(self, size: int, sink: Sink) -> None:
-        held = self._held(size)
-        source, sample, counts = (sink.allocate(name, *held[name]) for name in held)
+        types = self._array_types(size)
+        source, sample, counts = (sink.allocate(name, *types[name]) for name in types)
         counts[...] = fill_blend(self.rule, self.values, source, sample)
-        for name in held:
+        for name in types:
             sink.seal(name)
 
 
-_drawn_last: tuple[tuple[str, bytes], weakref.ref[_Drawn]] | None = None
-_DRAWN = "_megaindex_drawn"
+_last_arrays: tuple[tuple[str, bytes], weakref.ref[_BlendArrays]] | None = None
+_ARRAYS = "_megaindex_drawn"
 FOLDER = "megaindex-blends"
 """Beside the arrays of a blend's first dataset; a cache as `megaindex.build_index` has."""
 _WORTH_KEEPING = 1 << 16  # draws: they take longer than to open a file
 
 
 def _directory_of(dataset: Any) -> str | None:
-    """Where its index arrays are."""
+    """Return the directory of its index arrays."""
     samples = getattr(dataset, "megaindex", None)
     return None if samples is None else samples.request().directory
 
 
 def normalized(weights: Sequence[float]) -> F64:
-    """The weights that the blend compares, summed as GPT-NeoX does here.
+    """Return the weights that the blend compares, summed as GPT-NeoX does here.
 
     Raises:
         InvalidArgument: no positive sum, or a weight that is negative or not finite.
@@ -198,28 +198,28 @@ def normalized(weights: Sequence[float]) -> F64:
 
 
 def reshuffles(self: Any) -> bool:
-    """Whether all datasets go on in another order after their last sample."""
+    """Return whether all datasets continue in another order after their last sample."""
     return all(
         getattr(getattr(dataset, "megaindex", None), "reshuffles", False)
         for dataset in self.datasets
     )
 
 
-def get_item(self: Any, idx: int) -> Any:
+def read_blend_sample(self: Any, idx: int) -> Any:
     """``__getitem__``."""
-    texts = _texts_of(self)
+    texts = _text_reader_of(self)
     rows = None if texts is None else texts.read([idx])
     return _read(self, [idx])[0] if rows is None else {"text": rows[0]}
 
 
-def get_items(self: Any, ids: Sequence[int]) -> list[Any]:
+def read_blend_samples(self: Any, ids: Sequence[int]) -> list[Any]:
     """``__getitems__``: the samples of a batch, those of each dataset read together.
 
     One by one where a subclass has a ``__getitem__`` of its own.
     """
-    if type(self).__getitem__ is not get_item:
+    if type(self).__getitem__ is not read_blend_sample:
         return [self[idx] for idx in ids]
-    texts = _texts_of(self)
+    texts = _text_reader_of(self)
     rows = None if texts is None else texts.read(ids)
     return _read(self, ids) if rows is None else BatchRows({"text": rows}, len(ids))
 
@@ -244,18 +244,18 @@ def _read(self: Any, ids: Sequence[int]) -> list[Any]:
         at = np.flatnonzero(source == number)
         asked = (sample[at] + epochs[at] * len(dataset)).tolist()
         parts.append((at, _read_from(dataset, asked)))
-    return batches.joined(parts, wanted.size)
+    return join_batches(parts, wanted.size)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Texts:
-    """All sources of a blend of text alone, read by one call."""
+class _TextReader:
+    """A reader of all sources of a blend of text alone by one call."""
 
     index: BlendedIndex
     reader: TokenReader
 
     def read(self, ids: Sequence[int]) -> I64 | None:
-        """The samples of a batch; None where the blend or a source does not hold one of them."""
+        """Return the samples of a batch; None where the blend or a source lacks one of them."""
         try:
             spans = self.index.locate(ids)
         except OutOfRange:
@@ -265,27 +265,27 @@ class _Texts:
         return rows
 
 
-_TEXTS = "_megaindex_texts"
+_READER = "_megaindex_texts"
 
 
-def _texts_of(self: Any) -> _Texts | None:
-    """What reads a blend as a whole; None where each of its datasets reads for itself."""
+def _text_reader_of(self: Any) -> _TextReader | None:
+    """Return the reader of a blend as a whole; None where its datasets are read one by one."""
     known = self.__dict__
-    if _TEXTS not in known:
-        known[_TEXTS] = _make_texts(self)
-    texts: _Texts | None = known[_TEXTS]
+    if _READER not in known:
+        known[_READER] = _make_text_reader(self)
+    texts: _TextReader | None = known[_READER]
     return texts
 
 
-def _make_texts(self: Any) -> _Texts | None:
+def _make_text_reader(self: Any) -> _TextReader | None:
     if not all(map(is_plain_text, self.datasets)):
         return None
-    samples: list[Texts] = [dataset.megaindex for dataset in self.datasets]
+    samples: list[NeoxTextSamples] = [dataset.megaindex for dataset in self.datasets]
     if len({(one.seq_length, one.exact) for one in samples}) > 1:
         return None
-    return _Texts(
+    return _TextReader(
         index=BlendedIndex(
-            indices=tuple(one.later_index() for one in samples),
+            indices=tuple(one.lazy_index() for one in samples),
             dataset_index=self.dataset_index,
             dataset_sample_index=self.dataset_sample_index,
         ),
@@ -293,9 +293,9 @@ def _make_texts(self: Any) -> _Texts | None:
     )
 
 
-def get_state(self: Any) -> dict[str, Any]:
-    """``__getstate__``: without what reads its datasets together."""
-    return {name: value for name, value in vars(self).items() if name not in (_TEXTS, _DRAWN)}
+def get_blend_state(self: Any) -> dict[str, Any]:
+    """``__getstate__``: without the reader of all its datasets."""
+    return {name: value for name, value in vars(self).items() if name not in (_READER, _ARRAYS)}
 
 
 def _is_asked_for_epochs(dataset: Any) -> bool:
@@ -310,8 +310,8 @@ def _read_from(dataset: Any, ids: list[int]) -> list[Any]:
     return [dataset[idx] for idx in ids]
 
 
-def _end(drawn: _Drawn, sizes: I64) -> int:
-    """The blend's length before it asks for a sample that a dataset does not have."""
+def _end(drawn: _BlendArrays, sizes: I64) -> int:
+    """Return the number of draws before one of a sample that a dataset does not have."""
     if (drawn.counts <= sizes).all():
         return int(drawn.source.size)
     end = int((drawn.sample >= sizes[drawn.source]).argmax())

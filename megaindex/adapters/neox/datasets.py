@@ -15,12 +15,14 @@ from typing import Any
 import numpy as np
 
 from megaindex._types import I64
-from megaindex.adapters.neox import batches, group
+from megaindex.adapters.array_requests import as_range
+from megaindex.adapters.neox import group
 from megaindex.adapters.neox.files import mapped
 from megaindex.adapters.neox.framework import framework
-from megaindex.adapters.neox.samples import NeoxSamples, Pairs, Texts, as_range
+from megaindex.adapters.neox.samples import NeoxPairSamples, NeoxSamples, NeoxTextSamples
 from megaindex.adapters.reports import NEOX, ServedDataset
 from megaindex.errors import InvalidArgument, MissingFile
+from megaindex.loader.neox_dataset import Rows
 
 logger = logging.getLogger("megaindex")
 
@@ -46,7 +48,7 @@ def init_gpt2(
     """``GPT2Dataset.__init__``."""
     companions = {"label": label_dataset, "reward": reward_dataset, "ref": ref_dataset}
     given = [dataset for dataset in companions.values() if dataset is not None]
-    check_there(data_prefix, indexed_dataset)
+    check_exists(data_prefix, indexed_dataset)
     text = mapped(indexed_dataset)
     left = indexed_dataset if text is None else next((d for d in given if mapped(d) is None), None)
     if text is None or left is not None:
@@ -74,7 +76,7 @@ def init_gpt2(
         )
     _start(
         self,
-        Texts(
+        NeoxTextSamples(
             name=name,
             data_prefix=data_prefix,
             documents=as_range(np.asarray(documents)),
@@ -118,7 +120,7 @@ def init_pairwise(
         "pos": (pos_indexed_dataset, pos_label_dataset, pos_ref_dataset),
         "neg": (neg_indexed_dataset, neg_label_dataset, neg_ref_dataset),
     }
-    check_there(pos_data_prefix, pos_indexed_dataset)
+    check_exists(pos_data_prefix, pos_indexed_dataset)
     if neg_indexed_dataset is None:
         raise MissingFile(f"{name}: the neg side of {pos_data_prefix} is not there; check its path")
     given = [dataset for side in sides.values() for dataset in side if dataset is not None]
@@ -148,7 +150,7 @@ def init_pairwise(
         raise InvalidArgument(f"{name}: pairs are not cut; pack_impl packed is not for them")
     _start(
         self,
-        Pairs(
+        NeoxPairSamples(
             name=name,
             data_prefix=pos_data_prefix,
             requested=num_samples,
@@ -170,7 +172,7 @@ def _start(self: Any, samples: NeoxSamples, build_index_mappings: bool) -> None:
     self.megaindex = samples
     if build_index_mappings:
         _incomplete.add(self)
-        group.fetch_soon(self, _report)
+        group.fetch_in_group(self, _report)
 
 
 def _report(made: Sequence[Any], seconds: float) -> None:
@@ -200,7 +202,7 @@ def _report(made: Sequence[Any], seconds: float) -> None:
     framework().print_line("\n".join(lines))
     NEOX.serve_each(rows)
     for kind in {type(dataset): None for dataset in made}:
-        if kind.__getitem__ is not get_item:
+        if kind.__getitem__ is not read_sample:
             reason = f"{kind.__name__} has a __getitem__ of its own"
             NEOX.leave("reading", kind.__name__, reason)
 
@@ -215,7 +217,7 @@ _LENGTHS = {"shuffle_idx_len": -1, "sample_idx_len": 0}
 _incomplete: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
-def get_attribute(self: Any, name: str) -> Any:
+def get_deferred(self: Any, name: str) -> Any:
     """``__getattr__``, called for what is not there yet: arrays and lengths."""
     if self in _incomplete:
         samples: NeoxSamples = self.megaindex
@@ -231,7 +233,7 @@ def get_attribute(self: Any, name: str) -> Any:
     raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
-def get_state(self: Any) -> dict[str, Any]:
+def get_complete_state(self: Any) -> dict[str, Any]:
     """``__getstate__``: complete, for processes that know nothing of megaindex."""
     if self in _incomplete:
         for name in (*_ARRAYS, *_LENGTHS):
@@ -243,13 +245,13 @@ def complete_all() -> None:
     """Give every dataset what it lacks, before GPT-NeoX's classes lose the methods that would."""
     for dataset in list(_incomplete):
         try:
-            get_state(dataset)
+            get_complete_state(dataset)
         except Exception:  # noqa: PERF203 one that is unreadable must not stop the others
             logger.warning("%s: left incomplete", dataset.name, exc_info=True)
     _incomplete.clear()
 
 
-def check_there(prefix: str, dataset: Any) -> None:
+def check_exists(prefix: str, dataset: Any) -> None:
     """Refuse the None that GPT-NeoX has for a pair that is not there.
 
     Raises:
@@ -273,7 +275,7 @@ def _check_policy(name: str) -> None:
     """Refuse settings that GPT-NeoX's own code does not know.
 
     Raises:
-        InvalidArgument: `install` was told of another final epoch.
+        InvalidArgument: `install` was given another final epoch.
     """
     policy = framework().policy
     if policy.final_epoch:
@@ -283,7 +285,7 @@ def _check_policy(name: str) -> None:
         )
 
 
-def length(self: Any) -> int:
+def count_samples(self: Any) -> int:
     """``__len__``: GPT-NeoX leaves out the last sample, exact does not."""
     samples: NeoxSamples | None = getattr(self, "megaindex", None)
     if samples is None:
@@ -291,7 +293,7 @@ def length(self: Any) -> int:
     return samples.num_samples if samples.exact else max(0, samples.num_samples - 1)
 
 
-def get_item(self: Any, idx: int) -> Any:
+def read_sample(self: Any, idx: int) -> Any:
     """``__getitem__``."""
     if getattr(self, "megaindex", None) is None:
         name = _name(self)
@@ -299,24 +301,60 @@ def get_item(self: Any, idx: int) -> Any:
     return _read(self, [idx])[0]
 
 
-def get_items(self: Any, ids: Sequence[int]) -> list[Any]:
+def read_samples(self: Any, ids: Sequence[int]) -> list[Any]:
     """``__getitems__``: the samples of a batch, read together.
 
     One by one where there is nothing of ours to read, or a subclass has a ``__getitem__`` of its
     own, which a batch must not go past.
     """
-    if getattr(self, "megaindex", None) is None or type(self).__getitem__ is not get_item:
+    if getattr(self, "megaindex", None) is None or type(self).__getitem__ is not read_sample:
         return [self[idx] for idx in ids]
     return _read(self, ids)
+
+
+class BatchRows(list[Rows]):
+    """The samples of a batch, the rows of ``whole``: arrays [n, S + 1] by name.
+
+    PyTorch's DataLoader asks a dataset for a list of samples and stacks them again; ``collate``
+    takes the arrays instead.
+    """
+
+    def __init__(self, whole: Rows, count: int) -> None:
+        super().__init__(
+            [{name: values[k] for name, values in whole.items()} for k in range(count)]
+        )
+        self.whole = whole
+
+
+def join_batches(parts: Sequence[tuple[I64, Sequence[Any]]], count: int) -> list[Any]:
+    """Return the samples of a batch of which each part has those at its positions."""
+    if len(parts) == 1:
+        only = parts[0][1]
+        return only if isinstance(only, BatchRows) else list(only)
+    wholes = [(at, part.whole) for at, part in parts if isinstance(part, BatchRows)]
+    if len(wholes) == len(parts) and len({tuple(whole) for _, whole in wholes}) == 1:
+        together = {
+            name: np.empty((count, values.shape[1]), values.dtype)
+            for name, values in wholes[0][1].items()
+        }
+        for at, whole in wholes:
+            for name, values in whole.items():
+                together[name][at] = values
+        return BatchRows(together, count)
+    rows: list[Any] = [None] * count
+    for at, part in parts:
+        for position, row in zip(at.tolist(), part, strict=True):
+            rows[position] = row
+    return rows
 
 
 def is_plain_text(dataset: Any) -> bool:
     """Whether samples are tokens of cut documents and nothing else, read as they are here."""
     samples = getattr(dataset, "megaindex", None)
     return (
-        isinstance(samples, Texts)
-        and type(dataset).__getitem__ is get_item
-        and getattr(type(dataset), "__getitems__", None) is get_items
+        isinstance(samples, NeoxTextSamples)
+        and type(dataset).__getitem__ is read_sample
+        and getattr(type(dataset), "__getitems__", None) is read_samples
         and samples.pack_impl == "packed"
         and all(companion is None for companion in samples.companions.values())
     )
@@ -326,24 +364,24 @@ def _read(self: Any, ids: Sequence[int]) -> list[Any]:
     samples: NeoxSamples = self.megaindex
     wanted: I64 = np.asarray(ids, np.int64)
     if not samples.exact:
-        wanted = _instead(self, wanted)
+        wanted = _substitute(self, wanted)
     if not samples.reshuffles:
-        return batches.BatchRows(samples.epoch(0).read(wanted), wanted.size)
+        return BatchRows(samples.epoch(0).read(wanted), wanted.size)
     epochs, within = np.divmod(wanted, samples.num_samples)
     parts = []
     for epoch in np.unique(epochs).tolist():
         at = np.flatnonzero(epochs == epoch)
-        parts.append((at, batches.BatchRows(samples.epoch(epoch).read(within[at]), at.size)))
-    return batches.joined(parts, wanted.size)
+        parts.append((at, BatchRows(samples.epoch(epoch).read(within[at]), at.size)))
+    return join_batches(parts, wanted.size)
 
 
-def _instead(self: Any, ids: I64) -> I64:
+def _substitute(self: Any, ids: I64) -> I64:
     """The samples that GPT-NeoX serves for ``ids``: others where it finds none.
 
     It takes an id beyond its samples modulo its length; and where the last sample of
     pack_until_overflow has no document after it, the first sample.
     """
-    samples, size = self.megaindex.num_samples, length(self)
+    samples, size = self.megaindex.num_samples, count_samples(self)
     if size < 1:
         return ids
     served = np.where((ids >= 0) & (ids >= samples), ids % size, ids)

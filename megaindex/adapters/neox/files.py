@@ -68,15 +68,15 @@ class LegacyDataset(IndexedDataset):
 
 
 def mapped(dataset: Any) -> IndexedDataset | None:
-    """megaindex's own dataset under one of GPT-NeoX's; None under anybody else's, and for None.
+    """Return megaindex's dataset under one of GPT-NeoX's; None for other classes and for None.
 
-    A subclass that reads in its own way is somebody else's: reading under it would go past it.
+    Subclasses with their own reading methods are other classes, which must not be bypassed.
     """
     if dataset is None:
         return None
     reader = _reader(dataset)
     kind = type(dataset)
-    reads_as_we_do = getattr(kind, "get", None) is get and kind.__getitem__ is get_item
+    reads_as_we_do = getattr(kind, "get", None) is read_range and kind.__getitem__ is read_sequence
     return reader if isinstance(reader, IndexedDataset) and reads_as_we_do else None
 
 
@@ -84,7 +84,7 @@ def make_dataset(path: str, impl: str, skip_warmup: bool = False) -> Any:
     """``indexed_dataset.make_dataset``: ``infer`` and ``lazy`` open their files too, and what is
     mapped is shared by the datasets of a group."""
     if impl == "mmap":
-        return group.shared(path, partial(_make, path, impl, skip_warmup))
+        return group.open_shared(path, partial(_make, path, impl, skip_warmup))
     return _make(path, impl, skip_warmup)
 
 
@@ -101,7 +101,7 @@ def _make(path: str, impl: str, skip_warmup: bool) -> Any:
 
 
 class _Index:
-    """What GPT-NeoX's ``MMapIndexedDataset.Index`` offers, over a mapping that its arrays own."""
+    """The interface of ``MMapIndexedDataset.Index``, over a mapping that its arrays own."""
 
     def __init__(self, reader: IndexedDataset) -> None:
         self.megaindex = reader
@@ -149,12 +149,12 @@ def open_legacy_index(self: Any, path: str) -> None:
     self.doc_idx = reader.document_indices
 
 
-def get_item(self: Any, idx: Any) -> Any:
+def read_sequence(self: Any, idx: Any) -> Any:
     """``__getitem__``: a sequence, or a list of them."""
     return _reader(self)[idx]
 
 
-def get(self: Any, idx: Any, offset: int = 0, length: int | None = None) -> Any:
+def read_range(self: Any, idx: Any, offset: int = 0, length: int | None = None) -> Any:
     """``get``, within the sequence."""
     return _reader(self).get(idx, offset, length)
 

@@ -16,7 +16,7 @@ _PACKAGE = "megatron.data"
 
 
 @dataclass(kw_only=True)
-class Framework:
+class NeoxFramework:
     """The modules of ``megatron.data``."""
 
     package: ModuleType
@@ -27,14 +27,14 @@ class Framework:
     samplers: ModuleType
     data_utils: ModuleType
     exact: bool = False
-    """Whether GPT-NeoX's modulo and its replays are off; see `install`."""
+    """Without GPT-NeoX's modulo and its replays; see `install`."""
     policy: Policy = field(default_factory=functools.partial(make_policy, "neox", *[None] * 3))
-    """What is asked of each source, and how its epochs are shuffled."""
+    """The samples requested of each source, and the shuffling of its epochs."""
     originals: dict[tuple[str, ...], Any] = field(default_factory=dict)
-    """What stood under (module, name) or (module, class, name); filled when it is replaced."""
+    """Replaced objects by (module, name) or (module, class, name)."""
 
     def is_own(self, dataset: Any) -> bool:
-        """Whether a low-level dataset is of GPT-NeoX's classes, or inherits from one of them."""
+        """Return whether a low-level dataset is of GPT-NeoX's classes or a subclass of one."""
         module = self.indexed_dataset
         return isinstance(dataset, (module.MMapIndexedDataset, module.IndexedDataset))
 
@@ -47,7 +47,7 @@ class Framework:
             print(text, flush=True)
 
     def original(self, *names: str) -> Any:
-        """GPT-NeoX's own function of that name."""
+        """Return GPT-NeoX's own function of that name."""
         if names in self.originals:
             return self.originals[names]
         owner: Any = getattr(self, names[0])
@@ -57,8 +57,8 @@ class Framework:
 
 
 @functools.cache
-def framework() -> Framework:
-    """GPT-NeoX's data modules.
+def framework() -> NeoxFramework:
+    """Return GPT-NeoX's data modules.
 
     Raises:
         InvalidArgument: they cannot be imported.
@@ -81,4 +81,4 @@ def framework() -> Framework:
             f"{_PACKAGE} cannot be imported ({error}); put a checkout of GPT-NeoX on PYTHONPATH, "
             "and install what it needs"
         ) from error
-    return Framework(package=package, **modules)
+    return NeoxFramework(package=package, **modules)

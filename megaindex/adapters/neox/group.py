@@ -1,9 +1,9 @@
 """The datasets that GPT-NeoX builds in one go: corpora opened once, arrays fetched together.
 
 GPT-NeoX makes three datasets of every source, one after another, and opens its corpus for each.
-While one of its functions that do so runs, corpora are shared by path, and index arrays are only
-noted; when it returns, those of one directory are looked up by one listing, what is missing is
-built by one process and recorded together, and all are reported at once.
+While one of its functions that do so runs, corpora are shared by path, and requests for index
+arrays are collected; when it returns, those of one directory are looked up by one listing, missing
+arrays are built by one process and recorded together, and all are reported at once.
 """
 
 from __future__ import annotations
@@ -30,39 +30,39 @@ if TYPE_CHECKING:
 logger = logging.getLogger("megaindex")
 
 Report = Callable[[Sequence[Any], float], None]
-"""Takes datasets whose arrays were fetched, and the seconds that each of them took."""
+"""A function of datasets whose arrays were fetched and the seconds for each of them."""
 
 _CLAIM = "megaindex-neox"
-"""Of all groups in a directory: jobs that share some of their arrays do not build them twice."""
+"""The claim of all groups of a directory: jobs that share arrays do not build them twice."""
 
 
 class GroupMember(Protocol):
-    """The samples of a dataset, as far as a group fetches their arrays."""
+    """The interface of a dataset's samples that a group uses to fetch their arrays."""
 
     data_prefix: str
 
     @property
     def is_fetched(self) -> bool: ...
 
-    def request(self, epoch: int = 0) -> NeoxRequest: ...
+    def request(self, epoch: int = 0) -> NeoxRequest[Any]: ...
 
     def fetch(self, epoch: int = 0) -> Fetched: ...
 
-    def take(self, fetched: Fetched) -> None: ...
+    def set_fetched(self, fetched: Fetched) -> None: ...
 
 
 @dataclass(kw_only=True)
 class DatasetGroup:
-    """What was opened and asked for so far."""
+    """The corpora and requests collected so far."""
 
     corpora: dict[str, Any] = field(default_factory=dict)
     """GPT-NeoX's indexed datasets, by path."""
     stamps: dict[str, list[int]] = field(default_factory=dict)
     asked: list[tuple[Any, Report]] = field(default_factory=list)
-    """Datasets of GPT-NeoX's, with what reports them."""
+    """GPT-NeoX's datasets, with the functions that report them."""
 
     def fetch(self) -> None:
-        """Find or build all that was asked for and not fetched by itself since."""
+        """Find or build the requested arrays that were not fetched by themselves since."""
         started = time.perf_counter()
         directories: dict[str, list[GroupMember]] = defaultdict(list)
         for dataset, _ in self.asked:
@@ -77,7 +77,7 @@ class DatasetGroup:
                 requests, directory, _CLAIM, partial(_report_building, len(requests))
             )
             for samples, one in zip(members, fetched, strict=True):
-                samples.take(one)
+                samples.set_fetched(one)
         seconds = (time.perf_counter() - started) / max(1, len(self.asked))
         for report, asked in itertools.groupby(self.asked, operator.itemgetter(1)):
             report([dataset for dataset, _ in asked], seconds)
@@ -93,8 +93,8 @@ _current: contextvars.ContextVar[DatasetGroup | None] = contextvars.ContextVar(
 )
 
 
-def shared(path: str, open_corpus: Callable[[], Any]) -> Any:
-    """GPT-NeoX's indexed dataset, opened unless the group has done so; None is not kept."""
+def open_shared(path: str, open_corpus: Callable[[], Any]) -> Any:
+    """Return GPT-NeoX's indexed dataset, opened once in a group; None is not kept."""
     group = _current.get()
     corpus = None if group is None else group.corpora.get(path)
     if corpus is None:
@@ -104,13 +104,13 @@ def shared(path: str, open_corpus: Callable[[], Any]) -> Any:
     return corpus
 
 
-def is_open() -> bool:
-    """Whether corpora are shared now."""
+def is_active() -> bool:
+    """Return whether corpora are shared now."""
     return _current.get() is not None
 
 
 def stamp_of(corpus: IndexedDataset) -> list[int]:
-    """`corpus_stamp`, asked for once in a group."""
+    """Return `corpus_stamp`, read once in a group."""
     group, path = _current.get(), corpus.path_prefix
     if group is None:
         return corpus_stamp(path)
@@ -119,9 +119,9 @@ def stamp_of(corpus: IndexedDataset) -> list[int]:
     return group.stamps[path]
 
 
-def fetch_soon(dataset: Any, report: Report) -> None:
-    """Fetch the arrays of a dataset's first epoch: at the end of the group, or at once where there
-    is none. ``report`` is called then."""
+def fetch_in_group(dataset: Any, report: Report) -> None:
+    """Fetch the arrays of a dataset's first epoch at the end of the group, or at once outside
+    a group. ``report`` is called then."""
     samples: GroupMember = dataset.megaindex
     samples.request()
     group = _current.get()
@@ -134,7 +134,7 @@ def fetch_soon(dataset: Any, report: Report) -> None:
 
 
 def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of ``data_utils`` whose datasets are one group."""
+    """Make the datasets of a function of ``data_utils`` one group."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -10,13 +10,39 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from megaindex.adapters.neox import blend, files, group
-from megaindex.adapters.neox.datasets import check_there
+from megaindex.adapters.neox.datasets import BatchRows, check_exists
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.reports import NEOX
 from megaindex.errors import InvalidArgument
 from megaindex.index.blending import request_weights
 
 logger = logging.getLogger("megaindex")
+
+
+def collate(samples: Sequence[Any]) -> Any:
+    """Return what PyTorch's default does, without a copy where samples were read at once."""
+    import torch
+
+    if isinstance(samples, BatchRows):
+        return {name: torch.from_numpy(values) for name, values in samples.whole.items()}
+    return torch.utils.data.default_collate(list(samples))
+
+
+def make_data_loader(dataset: Any, neox_args: Any) -> Any:
+    """``data_utils.make_data_loader``: GPT-NeoX's own, with that collation."""
+    import torch
+
+    if (
+        dataset is not None
+        and not hasattr(dataset, "megaindex")
+        and not hasattr(dataset, "datasets")
+    ):
+        reason = "its class is not GPT2Dataset, PairwiseDataset or BlendableDataset"
+        NEOX.leave("dataset", type(dataset).__name__, reason)
+    loader = framework().original("data_utils", "make_data_loader")(dataset, neox_args)
+    if getattr(loader, "collate_fn", None) is torch.utils.data.default_collate:
+        loader.collate_fn = collate
+    return loader
 
 
 def iterate_batches(self: Any) -> Iterator[list[int]]:
@@ -63,10 +89,10 @@ def cycle(loader: Any) -> Iterator[Any]:
     if start is None:
         reason = "itertools.cycle keeps its batches: its batch sampler has no start_iter"
         NEOX.leave("cycle", type(loader).__name__, reason)
-    return itertools.cycle(loader) if start is None else _again_and_again(loader, start)
+    return itertools.cycle(loader) if start is None else _repeat(loader, start)
 
 
-def _again_and_again(loader: Any, start: int) -> Iterator[Any]:
+def _repeat(loader: Any, start: int) -> Iterator[Any]:
     sampler, exact = loader.batch_sampler, framework().exact
     while True:
         sampler.start_iter = start
@@ -138,15 +164,15 @@ def build_the_dataset(*args: Any, **kwargs: Any) -> Any:
     """
     original = framework().original("data_utils", "build_the_dataset")
     given = _signature(original).bind(*args, **kwargs).arguments if args else kwargs
-    opens = given.get("data_impl") == "mmap" and group.is_open()
+    opens = given.get("data_impl") == "mmap" and group.is_active()
     for name in _PREFIXES[given.get("dataset_impl") == "pairwise"]:
         path = given.get(name)
         if path is None:
             continue
         if opens:  # GPT-NeoX is given the same
-            check_there(path, files.make_dataset(path, "mmap", given["skip_warmup"]))
+            check_exists(path, files.make_dataset(path, "mmap", given["skip_warmup"]))
         else:
-            _check_exists(path)
+            _check_pair(path)
     return original(*args, **kwargs)
 
 
@@ -165,7 +191,7 @@ def build_train_valid_test_datasets(*args: Any, **kwargs: Any) -> Any:
     """
     original = framework().original("data_utils", "build_train_valid_test_datasets")
     bound = _signature(original).bind(*args, **kwargs)
-    _check_exists(bound.arguments["data_prefix"])
+    _check_pair(bound.arguments["data_prefix"])
     name = "train_valid_test_num_samples"
     bound.arguments[name] = [framework().policy.enlarged(n) for n in bound.arguments[name]]
     return original(*bound.args, **bound.kwargs)
@@ -179,6 +205,6 @@ def build_weighted_datasets(*args: Any, **kwargs: Any) -> Any:
 _signature = functools.cache(inspect.signature)
 
 
-def _check_exists(path: str) -> None:
+def _check_pair(path: str) -> None:
     if not framework().indexed_dataset.IndexedDataset.exists(path):
-        check_there(path, None)
+        check_exists(path, None)

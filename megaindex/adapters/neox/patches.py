@@ -1,4 +1,4 @@
-"""Which names of GPT-NeoX are replaced by what, and how they are put back."""
+"""The table of GPT-NeoX's names that megaindex replaces; `install` and `uninstall`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 import megaindex.helpers
-from megaindex.adapters.neox import batches, blend, datasets, files, group, loaders
+from megaindex.adapters.neox import blend, datasets, files, group, loaders
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.patching import Patches
 from megaindex.adapters.policy import Policy, make_policy
@@ -19,44 +19,44 @@ from megaindex.adapters.reports import NEOX
 METHODS: dict[tuple[str, str], dict[str, Callable[..., Any]]] = {
     ("gpt2_dataset", "GPT2Dataset"): {
         "__init__": datasets.init_gpt2,
-        "__getattr__": datasets.get_attribute,
-        "__getstate__": datasets.get_state,
-        "__len__": datasets.length,
-        "__getitem__": datasets.get_item,
-        "__getitems__": datasets.get_items,
+        "__getattr__": datasets.get_deferred,
+        "__getstate__": datasets.get_complete_state,
+        "__len__": datasets.count_samples,
+        "__getitem__": datasets.read_sample,
+        "__getitems__": datasets.read_samples,
     },
     ("pairwise_dataset", "PairwiseDataset"): {
         "__init__": datasets.init_pairwise,
-        "__getattr__": datasets.get_attribute,
-        "__getstate__": datasets.get_state,
-        "__len__": datasets.length,
-        "__getitem__": datasets.get_item,
-        "__getitems__": datasets.get_items,
+        "__getattr__": datasets.get_deferred,
+        "__getstate__": datasets.get_complete_state,
+        "__len__": datasets.count_samples,
+        "__getitem__": datasets.read_sample,
+        "__getitems__": datasets.read_samples,
     },
     ("blendable_dataset", "BlendableDataset"): {
         "__init__": blend.init_blend,
-        "__getstate__": blend.get_state,
-        "__getitem__": blend.get_item,
-        "__getitems__": blend.get_items,
+        "__getstate__": blend.get_blend_state,
+        "__getitem__": blend.read_blend_sample,
+        "__getitems__": blend.read_blend_samples,
     },
     ("indexed_dataset", "MMapIndexedDataset"): {
         "_do_init": files.open_mapped,
-        "__getitem__": files.get_item,
-        "get": files.get,
+        "__getitem__": files.read_sequence,
+        "get": files.read_range,
     },
     ("indexed_dataset", "IndexedDataset"): {
         "read_index": files.open_legacy_index,
-        "__getitem__": files.get_item,
-        "get": files.get,
+        "__getitem__": files.read_sequence,
+        "get": files.read_range,
     },
-    ("indexed_dataset", "IndexedCachedDataset"): {"__getitem__": files.get_item},
+    ("indexed_dataset", "IndexedCachedDataset"): {"__getitem__": files.read_sequence},
     ("samplers", "DistributedBatchSampler"): {"__iter__": loaders.iterate_batches},
 }
 FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
     ("indexed_dataset", "make_dataset"): files.make_dataset,
     ("data_utils", "compile_helper"): loaders.compile_helper,
     ("data_utils", "cycle"): loaders.cycle,
-    ("data_utils", "make_data_loader"): batches.make_data_loader,
+    ("data_utils", "make_data_loader"): loaders.make_data_loader,
     ("data_utils", "shift_and_wrap_data_loaders"): loaders.shift_and_wrap_data_loaders,
     ("data_utils", "build_the_dataset"): loaders.build_the_dataset,
     ("data_utils", "build_train_valid_test_datasets"): group.grouped(
@@ -80,7 +80,7 @@ def install(
 ) -> None:
     """Put megaindex under GPT-NeoX's ``megatron.data``; see `megaindex.adapters.neox`.
 
-    A second call only changes the settings, for datasets that are made from then on.
+    A second call only changes the settings, for datasets that are made afterwards.
 
     Args:
         exact: the changes of `megaindex.adapters.neox`. It implies variance_buffer ``"exact"``,
@@ -100,7 +100,7 @@ def install(
     if exact and variance_buffer is None:
         variance_buffer = "exact"
     policy = make_policy("neox", variance_buffer, separate_final_epoch, final_epoch_threshold)
-    _put_back()
+    _restore()
     neox = framework()
     neox.exact, neox.policy = exact, policy
     for (module, cls), methods in METHODS.items():
@@ -121,26 +121,26 @@ def install(
 
 
 def uninstall() -> None:
-    """Put back what `install` replaced. Make datasets anew: those made meanwhile need what was."""
-    _put_back()
+    """Undo `install`. Make datasets anew: those made under it need its replacements."""
+    _restore()
     NEOX.end()
 
 
-def _put_back() -> None:
+def _restore() -> None:
     datasets.complete_all()
     _patches.undo()
     framework.cache_clear()
 
 
 def _functions(policy: Policy) -> dict[tuple[str, str], Callable[..., Any]]:
-    """What is replaced under a policy: GPT-NeoX's own surplus stays where none is given."""
+    """Return the replaced functions; GPT-NeoX's own surplus stays where no buffer is given."""
     return FUNCTIONS if policy.variance_buffer is None else {**FUNCTIONS, **BUFFER_FUNCTIONS}
 
 
 def _places_of(original: Any, home: ModuleType, name: str) -> list[tuple[ModuleType, str]]:
-    """Where GPT-NeoX has a function of its own: its home, and modules that imported it."""
+    """Return the modules and names of a function: its home, and where it was imported."""
     if getattr(original, "__module__", None) != home.__name__:
-        return [(home, name)]  # of the standard library: everybody else keeps it
+        return [(home, name)]  # of the standard library: other programs keep it
     return [
         (module, alias)
         for module_name, module in list(sys.modules.items())

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -12,10 +12,9 @@ import numpy as np
 from megaindex._types import I32, IntArray
 from megaindex.adapters.neox import group
 from megaindex.adapters.neox.arrays import (
-    CutDocuments,
-    DocumentSource,
     NeoxRequest,
-    WholeDocuments,
+    PackedRequest,
+    WholeDocumentsRequest,
     base_name,
     files_of,
 )
@@ -59,10 +58,10 @@ class NeoxSamples:
     requested: int | None
     """Samples asked for; None where epochs are."""
     policy: Policy
-    """How the final epoch is shuffled."""
+    """The shuffling of the final epoch."""
     reshuffles: bool = False
     """Whether sample n of n is the first of a second epoch, in an order of its own."""
-    _requests: dict[int, NeoxRequest] = field(default_factory=dict)
+    _requests: dict[int, NeoxRequest[Any]] = field(default_factory=dict)
     _fetched: dict[int, Fetched] = field(default_factory=dict)
     _epochs: dict[int, NeoxDataset | NeoxPairwiseDataset] = field(default_factory=dict)
 
@@ -72,12 +71,12 @@ class NeoxSamples:
         return int(self.fetch().sidecar.arrays["shuffle_index"][1][0])
 
     def tokens(self) -> int:
-        """Tokens of the documents, as GPT-NeoX counts its epochs by them."""
+        """Return the tokens of the documents by which GPT-NeoX counts its epochs."""
         raise NotImplementedError
 
     def epochs_as_neox_counts(self, num_epochs: int) -> int:
-        """The number in GPT-NeoX's line ``total number of epochs``, which it works out as for
-        pack_impl packed in every packing."""
+        """Return the number in GPT-NeoX's line ``total number of epochs``, which it computes for
+        every packing as for packed."""
         tokens = 0 if self.pack_impl == "packed" else self.tokens()
         if self.requested is None or tokens == 0:
             return num_epochs
@@ -104,8 +103,8 @@ class NeoxSamples:
                 f"pack_impl packed, got {self.pack_impl}; leave it out of install()"
             )
 
-    def request(self, epoch: int = 0) -> NeoxRequest:
-        """What is asked for the arrays of an epoch."""
+    def request(self, epoch: int = 0) -> NeoxRequest[Any]:
+        """Return the request for the arrays of an epoch."""
         if epoch not in self._requests:
             self.seq_length = check_setting("seq_length", self.seq_length)
             self.seed = check_setting("seed", self.seed)
@@ -126,12 +125,12 @@ class NeoxSamples:
         """Whether the arrays of the first epoch are known to be there."""
         return 0 in self._fetched
 
-    def take(self, fetched: Fetched) -> None:
-        """Arrays of the first epoch that were fetched together with others."""
+    def set_fetched(self, fetched: Fetched) -> None:
+        """Take arrays of the first epoch that were fetched together with others."""
         self._fetched.setdefault(0, fetched)
 
     def epoch(self, number: int) -> NeoxDataset | NeoxPairwiseDataset:
-        """The samples of an epoch."""
+        """Return the samples of an epoch."""
         opened = self._epochs.get(number)
         if opened is None:
             sidecar = self.fetch(number).sidecar
@@ -143,28 +142,31 @@ class NeoxSamples:
         return opened
 
     def __getstate__(self) -> dict[str, Any]:
-        """Without what is opened again from the files."""
+        """Return the attributes that are not read again from the files."""
         return {**vars(self), "_requests": {}, "_epochs": {}}
 
-    def make_request(self, epoch: int) -> NeoxRequest:
-        """See `request`."""
+    def make_request(self, epoch: int) -> NeoxRequest[Any]:
+        """Build the request for the arrays of an epoch."""
         raise NotImplementedError
 
     def open(
         self, arrays: Mapping[str, Any], facts: Mapping[str, Any]
     ) -> NeoxDataset | NeoxPairwiseDataset:
-        """The samples that these arrays make."""
+        """Return the samples that these arrays make."""
         raise NotImplementedError
 
     def request_of(
         self,
-        source: DocumentSource,
+        kind: type[NeoxRequest[Any]],
         epoch: int,
         mark: str,
         corpora: list[IndexedDataset],
+        *,
+        texts: Sequence[IndexedDataset],
+        make_order: Callable[[], Any],
         **settings: Any,
-    ) -> NeoxRequest:
-        """The request for an epoch's arrays, under GPT-NeoX's name and ``mark``."""
+    ) -> NeoxRequest[Any]:
+        """Build the request for an epoch's arrays, under GPT-NeoX's name and ``mark``."""
         seed = self.epoch_seed(epoch)
         base = base_name(
             self.data_prefix, self.name, self.requested, self.seq_length, seed, self.pack_impl
@@ -176,21 +178,22 @@ class NeoxSamples:
             "seed": seed,
             **settings,
         }
-        return NeoxRequest(
+        return kind(
             files=files_of(base + mark),
-            source=source,
+            texts=texts,
+            make_order=make_order,
             settings=decide,
             stamp=[number for corpus in corpora for number in group.stamp_of(corpus)],
         )
 
     def epoch_seed(self, epoch: int) -> int:
-        """The first epoch is GPT-NeoX's own."""
+        """Return the seed of an epoch; the first is GPT-NeoX's own."""
         return (self.seed + epoch) % 2**32
 
 
 @dataclass(kw_only=True)
-class Texts(NeoxSamples):
-    """Of a GPT2Dataset."""
+class NeoxTextSamples(NeoxSamples):
+    """The samples of a GPT2Dataset."""
 
     documents: range | IntArray
     """Sequence ids."""
@@ -200,18 +203,22 @@ class Texts(NeoxSamples):
     """Labels, rewards and references."""
 
     def tokens(self) -> int:
-        """Of all documents, those that take no part among them."""
-        return count_tokens(self.text.sequence_lengths, self._chosen(as_neox_counts=False))
+        """Return the tokens of all documents, those that take no part included."""
+        return count_tokens(
+            self.text.sequence_lengths, self._chosen_documents(as_neox_counts=False)
+        )
 
-    def make_request(self, epoch: int) -> NeoxRequest:
+    def make_request(self, epoch: int) -> NeoxRequest[Any]:
         if self.requested is None and self.num_epochs is None:
             raise InvalidArgument(
                 f"{self.name}: neither samples nor epochs are asked for; give one of them"
             )
-        return self._cut(epoch) if self.pack_impl == "packed" else self._whole(epoch)
+        if self.pack_impl == "packed":
+            return self._packed_request(epoch)
+        return self._whole_documents_request(epoch)
 
     def open(self, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> NeoxDataset:
-        """The samples of an epoch, with their companions."""
+        """Return the samples of an epoch, with labels, rewards and references."""
         index: Index = (
             ArrayIndex(
                 order="neox",
@@ -228,8 +235,8 @@ class Texts(NeoxSamples):
             index, self.text, **{f"{name}_dataset": d for name, d in self.companions.items()}
         )
 
-    def later_index(self) -> LazyIndex:
-        """The index of the first epoch, its arrays mapped when a sample is located."""
+    def lazy_index(self) -> LazyIndex:
+        """Return the index of the first epoch, its arrays mapped when a sample is located."""
         facts = self.fetch().sidecar.facts
         return LazyIndex(
             name=f"{self.data_prefix} ({self.name})",
@@ -245,19 +252,21 @@ class Texts(NeoxSamples):
     def _first_index(self) -> Index:
         return self.epoch(0).index
 
-    def _cut(self, epoch: int) -> NeoxRequest:
-        chosen = self._chosen(as_neox_counts=False)
+    def _packed_request(self, epoch: int) -> NeoxRequest[Any]:
+        chosen = self._chosen_documents(as_neox_counts=False)
         return self.request_of(
-            CutDocuments(self.text, partial(self._cut_order, chosen, self.epoch_seed(epoch))),
+            PackedRequest,
             epoch,
             ("_ac" if self.allow_chopped else "") + self.policy.mark,
             [self.text],
+            texts=[self.text],
+            make_order=partial(self._packed_order, chosen, self.epoch_seed(epoch)),
             documents=documents_setting(chosen),
             num_epochs=self.num_epochs,
             **self.policy.final_epoch,
         )
 
-    def _cut_order(self, chosen: range | I32, seed: int) -> ShuffledOrder:
+    def _packed_order(self, chosen: range | I32, seed: int) -> ShuffledOrder:
         name = f"{self.data_prefix} ({self.name})"
         if chosen == range(len(self.text)):
             tokens = self.text.num_tokens
@@ -277,28 +286,30 @@ class Texts(NeoxSamples):
         check_total(name, order.total_tokens)
         return order
 
-    def _whole(self, epoch: int) -> NeoxRequest:
+    def _whole_documents_request(self, epoch: int) -> NeoxRequest[Any]:
         labels = self.companions["label"]
         order = replace(self.whole_documents, label_dataset=labels)
         num_samples = order.check_num_samples(self.requested)
-        chosen = self._chosen(as_neox_counts=not self.exact)
+        chosen = self._chosen_documents(as_neox_counts=not self.exact)
         make_order = partial(
             packing_order, self.text, chosen, order, sequence_length=self.seq_length,
             seed=self.epoch_seed(epoch), num_samples=num_samples,
         )  # fmt: skip
         corpora = [self.text] if labels is None else [self.text, labels]
         return self.request_of(
-            WholeDocuments(corpora[:1], make_order),
+            WholeDocumentsRequest,
             epoch,
             ("_ac" if self.allow_chopped else "") + ("_exact" if self.exact else ""),
             corpora,
+            texts=[self.text],
+            make_order=make_order,
             documents=documents_setting(chosen),
             allow_chopped=self.allow_chopped,
             labels=labels is not None,
         )
 
-    def _chosen(self, *, as_neox_counts: bool) -> range | I32:
-        """The documents; GPT-NeoX's packings of whole documents count them from 0."""
+    def _chosen_documents(self, *, as_neox_counts: bool) -> range | I32:
+        """Return the documents; GPT-NeoX's packings of whole documents count them from 0."""
         if len(self.documents) and as_neox_counts:
             return range(len(self.documents))
         return select_documents(
@@ -306,27 +317,10 @@ class Texts(NeoxSamples):
         )
 
 
-def as_range(ids: IntArray) -> range | IntArray:
-    """Ids as GPT-NeoX gives them; where they follow one another, what takes no memory."""
-    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not ids.size:
-        return ids
-    first = int(ids[0])
-    if int(ids[-1]) - first != ids.size - 1:
-        return ids
-    for begin in range(0, ids.size, _COUNTING.size):
-        part = ids[begin : begin + _COUNTING.size]
-        if (part - _COUNTING[: part.size] != first + begin).any():
-            return ids
-    return range(first, first + ids.size)
-
-
-_COUNTING = np.arange(1 << 15, dtype=np.int32)
-
-
 def packing_index(
     samples: NeoxSamples, arrays: Mapping[str, Any], facts: Mapping[str, Any], text: IndexedDataset
 ) -> PackingIndex:
-    """The index that arrays of whole documents make, read with the lengths of ``text``."""
+    """Return the index of arrays of whole documents, read with the lengths of ``text``."""
     return PackingIndex(
         order="neox",
         pack_impl=samples.whole_documents.pack_impl,
@@ -341,19 +335,19 @@ def packing_index(
 
 
 @dataclass(kw_only=True)
-class Pairs(NeoxSamples):
-    """Of a PairwiseDataset."""
+class NeoxPairSamples(NeoxSamples):
+    """The samples of a PairwiseDataset."""
 
     sides: Mapping[str, list[IndexedDataset | None]]
     """Text, labels and references of pos and neg."""
 
     def tokens(self) -> int:
-        """Of the side pos."""
+        """Return the tokens of the side pos."""
         pos = self.sides["pos"][0]
         assert pos is not None
         return int(pos.sequence_lengths.sum(dtype=np.int64))
 
-    def make_request(self, epoch: int) -> NeoxRequest:
+    def make_request(self, epoch: int) -> NeoxRequest[Any]:
         order = self.whole_documents
         num_samples = order.check_num_samples(self.requested)
         (pos, pos_labels, _), (neg, neg_labels, _) = self._sides()
@@ -363,16 +357,18 @@ class Pairs(NeoxSamples):
             pos_labels=pos_labels, neg_labels=neg_labels, exact=self.exact,
         )  # fmt: skip
         return self.request_of(
-            WholeDocuments([pos, neg], make_order),
+            WholeDocumentsRequest,
             epoch,
             "_exact" if self.exact else "",
             [corpus for corpus in (pos, neg, pos_labels, neg_labels) if corpus is not None],
+            texts=[pos, neg],
+            make_order=make_order,
             allow_chopped=self.allow_chopped,
             labels=pos_labels is not None,
         )
 
     def open(self, arrays: Mapping[str, Any], facts: Mapping[str, Any]) -> NeoxPairwiseDataset:
-        """The two sides."""
+        """Return the samples of both sides."""
         pos, neg = (
             NeoxDataset(
                 packing_index(self, arrays, facts, text),

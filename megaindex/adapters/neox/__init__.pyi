@@ -1,0 +1,2 @@
+from megaindex.adapters.neox.patches import install as install
+from megaindex.adapters.neox.patches import uninstall as uninstall
