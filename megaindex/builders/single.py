@@ -39,8 +39,14 @@ from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.orders.framework import Memory, ShuffledOrder
 from megaindex.index.orders.neox_documents import PackingIndex, PackingOrder
 from megaindex.index.orders.window import WindowIndex
-from megaindex.index.request import check_one_sample, check_total, epochs_asked
-from megaindex.validation import DEFAULT_SEED, check_setting, setting_or_none
+from megaindex.validation import (
+    DEFAULT_SEED,
+    check_one_sample,
+    check_setting,
+    check_total,
+    epochs_asked,
+    setting_or_none,
+)
 
 
 def build_packing(

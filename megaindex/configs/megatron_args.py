@@ -334,7 +334,9 @@ def _flags(words: Sequence[str]) -> dict[str, list[str]]:
 
 @cache
 def _arguments() -> frozenset[str]:
-    text = resources.files("megaindex.configs").joinpath("megatron_arguments.txt").read_text("utf-8")
+    text = (
+        resources.files("megaindex.configs").joinpath("megatron_arguments.txt").read_text("utf-8")
+    )
     return frozenset(line for line in text.splitlines() if not line.startswith("#"))
 
 

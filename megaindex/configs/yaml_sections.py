@@ -154,7 +154,7 @@ class Section:
             raise self.error(name, "true or false")
         return value
 
-    def whole(self, name: str) -> int | None:
+    def integer(self, name: str) -> int | None:
         """A whole number, None where there is none; also as text such as 250B."""
         from megaindex.configs.batch_schedule import parse_count
 

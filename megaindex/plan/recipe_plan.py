@@ -11,7 +11,7 @@ from rich.text import Text
 
 from megaindex.arithmetic import ceil_div
 from megaindex.console import FittedTable, TableColumn, answer_panel, print_view, spaced, warning
-from megaindex.recipe.layout import Itinerary, PlannedStage
+from megaindex.recipe.layout import PlannedStage, RecipeLayout
 from megaindex.recipe.recipe import Recipe, Rounds
 
 if TYPE_CHECKING:
@@ -126,7 +126,7 @@ class RecipePlan:
         return plain
 
 
-def make_recipe_plan(itinerary: Itinerary) -> RecipePlan:
+def make_recipe_plan(itinerary: RecipeLayout) -> RecipePlan:
     """The plan of a recipe that was laid out."""
     recipe = itinerary.recipe
     rounds = itinerary.evaluation or Rounds(count=0, batches=0, samples=0, masked=0, available=0)
@@ -180,7 +180,7 @@ def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
     )
 
 
-def _draws(itinerary: Itinerary) -> tuple[StageDraw, ...]:
+def _draws(itinerary: RecipeLayout) -> tuple[StageDraw, ...]:
     """Rows of all stages; ``reached`` is how far each source was read by the stages before."""
     reached = [0] * len(itinerary.sizes)
     rows: list[StageDraw] = []
@@ -193,7 +193,9 @@ def _draws(itinerary: Itinerary) -> tuple[StageDraw, ...]:
     return tuple(rows)
 
 
-def _stage_draws(itinerary: Itinerary, stage: PlannedStage, reached: list[int]) -> list[StageDraw]:
+def _stage_draws(
+    itinerary: RecipeLayout, stage: PlannedStage, reached: list[int]
+) -> list[StageDraw]:
     recipe, mixed = itinerary.recipe, stage.mixed
     end = stage.first_sample + stage.num_samples
     rows = []
@@ -218,7 +220,9 @@ def _stage_draws(itinerary: Itinerary, stage: PlannedStage, reached: list[int]) 
     return rows
 
 
-def _first_beyond(itinerary: Itinerary, stage: PlannedStage, stream: int, fresh: int) -> int | None:
+def _first_beyond(
+    itinerary: RecipeLayout, stage: PlannedStage, stream: int, fresh: int
+) -> int | None:
     """The step in which a stream is drawn beyond its first ``fresh`` samples of the stage."""
     if stage.counts[stream] <= fresh:
         return None
@@ -228,12 +232,12 @@ def _first_beyond(itinerary: Itinerary, stage: PlannedStage, stream: int, fresh:
     return itinerary.recipe.batch.iterations_within(position)
 
 
-def _totals(itinerary: Itinerary) -> tuple[SourceTotal, ...]:
+def _totals(itinerary: RecipeLayout) -> tuple[SourceTotal, ...]:
     rows = zip(
         itinerary.recipe.sources,
         itinerary.sizes,
         itinerary.drawn(),
-        itinerary.reads_to(),
+        itinerary.samples_needed(),
         strict=True,
     )
     return tuple(
@@ -252,7 +256,7 @@ def _totals(itinerary: Itinerary) -> tuple[SourceTotal, ...]:
     )
 
 
-def _warnings(itinerary: Itinerary, plan: RecipePlan) -> Iterator[str]:
+def _warnings(itinerary: RecipeLayout, plan: RecipePlan) -> Iterator[str]:
     recipe = itinerary.recipe
     if plan.stopped_by:
         yield (
@@ -292,7 +296,7 @@ def _padding_text(padding: Padding, parallel: int | None) -> str:
     return f"{padding.micro_batches} micro batches of padding only"
 
 
-def _short_stages(itinerary: Itinerary) -> Iterator[str]:
+def _short_stages(itinerary: RecipeLayout) -> Iterator[str]:
     """Stages that end before the samples they were to have, because batches are whole."""
     recipe, position = itinerary.recipe, 0
     stages = {stage.name: {s.source for s in stage.streams} for stage in recipe.stages}

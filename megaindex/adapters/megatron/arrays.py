@@ -38,8 +38,7 @@ from megaindex.index.array_index import check_arrays
 from megaindex.index.frameworks import FrameworkRules, count_tokens
 from megaindex.index.orders import framework
 from megaindex.index.orders.framework import ShuffledOrder
-from megaindex.index.request import check_total
-from megaindex.validation import check_setting
+from megaindex.validation import check_setting, check_total
 
 
 class LowLevelCorpus:

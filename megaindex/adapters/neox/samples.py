@@ -32,10 +32,9 @@ from megaindex.index.frameworks import count_tokens, framework_rules, select_doc
 from megaindex.index.order_settings import NeoxDocumentsOrder
 from megaindex.index.orders.framework import ShuffledOrder
 from megaindex.index.orders.neox_documents import PackingIndex
-from megaindex.index.request import check_one_sample, check_total
 from megaindex.index.spans import Index
 from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset
-from megaindex.validation import check_integer, check_setting
+from megaindex.validation import check_integer, check_one_sample, check_setting, check_total
 
 _EPOCHS_KEPT = 2  # of which samples are read at the same time
 
