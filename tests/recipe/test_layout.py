@@ -280,7 +280,7 @@ def test_a_recipe_that_cannot_be_is_refused(change: dict[str, object], says: str
         (lambda: Stream(source="a", choose=1, repeat=Fraction(1)), "repeat and choose exclude"),
         (lambda: stage_of("s", {}, None), "has no stream"),
         (lambda: RecipeStage(name="s", streams=(Stream(source="a"), Stream(source="a"))),
-         "draws twice from a"),
+         "source a is listed twice; list it once"),
         (lambda: RecipeStage(name="s", streams=(Stream(source="a"),
                                                 Stream(source="b", proportion=Fraction(1)))),
          "a has no proportion and b has one"),
