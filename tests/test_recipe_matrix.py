@@ -90,14 +90,14 @@ def stages(draw: st.DrawFn, prefix: str, names: tuple[str, ...], constant: bool)
 
 def check_no_repeat(opened: OpenRecipe, walk: Walk) -> None:
     """Each source gave its samples 0, 1, 2, ..., and no place of it twice in an epoch."""
-    limits = {c.name: c.max_epochs or 1 for c in opened.itinerary.recipe.sources}
+    limits = {c.name: c.max_epochs or 1 for c in opened.layout.recipe.sources}
     for source in opened.sources:
         name, per_epoch = source.corpus.name, source.size.samples
         samples = [k for which, k in walk.served if which == name]
         assert samples == list(range(len(samples)))
         if not samples:
             continue
-        if opened.itinerary.recipe.exhaustion != "repeat":
+        if opened.layout.recipe.exhaustion != "repeat":
             assert len(samples) <= per_epoch * limits[name]
         spans = source.index(len(samples)).locate(np.array(samples))
         first = spans.row_splits[:-1]
@@ -124,16 +124,16 @@ def changed(
     sources: tuple[RecipeSource, ...],
 ) -> OpenRecipe | None:
     """The run with another stage from here on, which may draw from a new source; its past kept."""
-    recipe = opened.itinerary.recipe
-    if walk.consumed == 0 or opened.itinerary.samples_masked:
+    recipe = opened.layout.recipe
+    if walk.consumed == 0 or opened.layout.samples_masked:
         return None
     stage = data.draw(stages(name, tuple(s.name for s in sources), recipe.batch.is_constant))
     new = opened_or_none(
-        amend(opened.itinerary, consumed_samples=walk.consumed, stages=[stage],
+        amend(opened.layout, consumed_samples=walk.consumed, stages=[stage],
               sources=[s for s in sources if s not in recipe.sources])
     )  # fmt: skip
     if new is not None:
-        check_past(opened.itinerary, new.itinerary, walk.consumed)
+        check_past(opened.layout, new.layout, walk.consumed)
         assert origins(new, list(range(walk.consumed))) == walk.served
     return new
 
@@ -167,9 +167,7 @@ def test_any_run_changed_in_any_way(folder: Path, policy: Exhaustion, data: st.D
         walk.go(opened, data.draw(st.sampled_from(CLUSTERS)), data.draw(st.integers(1, 6)))
         opened = changed(data, opened, walk, f"changed {number}", sources) or opened
     walk.go(opened, data.draw(st.sampled_from(CLUSTERS)), 10_000)
-    assert walk.consumed == opened.itinerary.num_samples
-    drawn = dict(
-        zip([s.corpus.name for s in opened.sources], opened.itinerary.drawn(), strict=True)
-    )
+    assert walk.consumed == opened.layout.num_samples
+    drawn = dict(zip([s.corpus.name for s in opened.sources], opened.layout.drawn(), strict=True))
     assert drawn == {name: [s for s, _ in walk.served].count(name) for name in drawn}
     check_no_repeat(opened, walk)

@@ -27,7 +27,7 @@ class Walk:
     def go(self, opened: OpenRecipe, cluster: tuple[int, int], steps: int) -> None:
         """Up to ``steps`` steps on a cluster, every row of every rank checked."""
         ranks, micro = cluster
-        itinerary, batch = opened.itinerary, opened.itinerary.recipe.batch
+        layout, batch = opened.layout, opened.layout.recipe.batch
         samplers = [self._sampler(opened, rank, ranks, micro) for rank in range(ranks)]
         rounds = zip(*samplers, strict=True)  # every rank has equally many micro batches
         reader = MappedTokens(opened.datasets)
@@ -45,12 +45,12 @@ class Walk:
                 ids += [i for i in together if i is not None]
                 masked += together.count(None)
             if not ids:  # the run is over
-                assert self.consumed == itinerary.num_samples
+                assert self.consumed == layout.num_samples
                 return
             assert sorted(ids) == list(range(self.consumed, self.consumed + size - masked))
-            assert masked in (0, itinerary.samples_masked)
+            assert masked in (0, layout.samples_masked)
             self._account(opened, sorted(ids), samplers[0].state_dict())
-            assert masked == 0 or self.consumed == itinerary.num_samples
+            assert masked == 0 or self.consumed == layout.num_samples
 
     def _sampler(self, opened: OpenRecipe, rank: int, ranks: int, micro: int) -> MicroBatchSampler:
         sampler = MicroBatchSampler(
@@ -58,8 +58,8 @@ class Walk:
             micro_batch_size=micro,
             data_parallel_rank=rank,
             data_parallel_size=ranks,
-            global_batch_size=opened.itinerary.recipe.batch,
-            tail="pad" if opened.itinerary.samples_masked else "drop",
+            global_batch_size=opened.layout.recipe.batch,
+            tail="pad" if opened.layout.samples_masked else "drop",
         )
         if self.state is not None:
             sampler.load_state_dict(self.state)
@@ -70,7 +70,7 @@ class Walk:
         self.consumed += len(ids)
         self.state = state
         assert state["consumed_samples"] == self.consumed == len(self.served)
-        rows = SourceProgress(opened.itinerary).totals(self.consumed)
+        rows = SourceProgress(opened.layout).totals(self.consumed)
         counts = {row.source: row.samples for row in rows}
         assert counts == {name: [s for s, _ in self.served].count(name) for name in counts}
 

@@ -252,7 +252,7 @@ def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> AuditStrea
         FormatError, StorageError: a source cannot be read.
     """
     opened = open_recipe(recipe)
-    bounds, past = step_bounds(recipe.batch, consumed_samples, opened.itinerary.num_samples)
+    bounds, past = step_bounds(recipe.batch, consumed_samples, opened.layout.num_samples)
     return AuditStream(
         index=opened.index,
         sources=tuple(
@@ -266,7 +266,7 @@ def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> AuditStrea
         ),
         step_bounds=bounds,
         past_steps=past,
-        masked_rows=opened.itinerary.samples_masked,
+        masked_rows=opened.layout.samples_masked,
         order="epoch",
         micro_batch_size=recipe.micro_batch_size,
         data_parallel_size=recipe.data_parallel_size,

@@ -34,7 +34,7 @@ from megaindex.index.spans import Index
 from megaindex.index.staged_index import StagedIndex
 from megaindex.io.json_files import is_size
 from megaindex.io.paths import absolute, check_local
-from megaindex.recipe.layout import Itinerary, resolve_recipe
+from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
 from megaindex.recipe.recipe import Recipe, rounds_of
 from megaindex.recipe.source import RecipeSource
@@ -184,7 +184,7 @@ class OpenSource:
 class OpenRecipe:
     """A recipe whose sources are open: ``index`` locates every sample of the run."""
 
-    itinerary: Itinerary
+    layout: RecipeLayout
     sources: tuple[OpenSource, ...]
     validation_cache: ValidationCache
     validation: OpenSource | None = None
@@ -223,10 +223,10 @@ class OpenRecipe:
 
     @cached_property
     def index(self) -> StagedIndex:
-        ends = self.itinerary.reads_to()
+        ends = self.layout.samples_needed()
         return StagedIndex(
             sources=tuple(s.index(end) for s, end in zip(self.sources, ends, strict=True)),
-            stages=tuple(stage.mixed for stage in self.itinerary.stages),
+            stages=tuple(stage.mixed for stage in self.layout.stages),
         )
 
 
@@ -246,15 +246,13 @@ def open_recipe(recipe: Recipe, *, cache_dir: str | os.PathLike[str] | None = No
     sources = tuple(_open(corpus, recipe, cache) for corpus in recipe.sources)
     evaluation = recipe.evaluation
     validation = None if evaluation is None else _open(evaluation.source, recipe, cache)
-    itinerary = _evaluated(
+    layout = _evaluated(
         resolve_recipe(recipe, [source.size for source in sources]),
         None if validation is None else validation.size,
     )
     opened = [*sources, *([] if validation is None else [validation])]
     cache.keep([d for s in opened for d in (s.dataset, s.targets) if d is not None])
-    return OpenRecipe(
-        itinerary=itinerary, sources=sources, validation_cache=cache, validation=validation
-    )
+    return OpenRecipe(layout=layout, sources=sources, validation_cache=cache, validation=validation)
 
 
 def _paths(recipe: Recipe) -> list[str]:
@@ -268,7 +266,7 @@ def _companion(corpus: RecipeSource) -> str | None:
     return corpus.labels or corpus.loss_mask
 
 
-def plan_recipe(recipe: Recipe) -> Itinerary:
+def plan_recipe(recipe: Recipe) -> RecipeLayout:
     """Lay a recipe out; sources without files are taken by their tokens.
 
     Raises:
@@ -281,19 +279,19 @@ def plan_recipe(recipe: Recipe) -> Itinerary:
     )
 
 
-def _evaluated(itinerary: Itinerary, validation: SourceSize | None) -> Itinerary:
+def _evaluated(layout: RecipeLayout, validation: SourceSize | None) -> RecipeLayout:
     """With its evaluations counted."""
-    recipe = itinerary.recipe
+    recipe = layout.recipe
     if recipe.evaluation is None or validation is None:
-        return itinerary
+        return layout
     rounds = rounds_of(
         recipe.evaluation,
         validation.samples,
-        itinerary.num_steps,
+        layout.num_steps,
         recipe.batch.final,
         rows=recipe.rows_per_round,
     )
-    return replace(itinerary, evaluation=rounds, validation=validation)
+    return replace(layout, evaluation=rounds, validation=validation)
 
 
 def _size(corpus: RecipeSource, recipe: Recipe) -> SourceSize:

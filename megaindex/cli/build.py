@@ -62,7 +62,7 @@ def _build_recipe(options: argparse.Namespace) -> None:
         kept = f"results of the checks are in {options.cache_dir}"
     print(
         f"{options.recipe}: {index.num_samples:,} samples of {index.sequence_length} tokens in "
-        f"{opened.itinerary.num_steps:,} steps, from {len(opened.sources)} source(s) of "
+        f"{opened.layout.num_steps:,} steps, from {len(opened.sources)} source(s) of "
         f"{index.tokens_per_epoch:,} tokens, in {seconds:.2f} s; computed as they are read, "
         f"{kept}"
     )

@@ -6,13 +6,16 @@ import difflib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from functools import cache
-from importlib import resources
 from typing import Any
 
-from megaindex.configs.adapter_line import settings_in_comments
 from megaindex.configs.megatron_versions import IGNORED, NOTES, PROGRAMS, REFUSED, version_of
-from megaindex.configs.settings import Settings, merged, replaced_by
+from megaindex.configs.settings import (
+    Settings,
+    argument_names,
+    merged,
+    replaced_by,
+    settings_in_comments,
+)
 from megaindex.configs.shell import Script, is_unknown
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.index.frameworks import DEFAULT_SPLIT
@@ -227,11 +230,11 @@ class _Reader:
                 self._ignored.append(flag)
                 if flag in NOTES:
                     self._notes.append(f"{flag} {NOTES[flag]}")
-            elif flag[2:] not in _arguments():
+            elif flag[2:] not in argument_names("megatron"):
                 self._unknown(flag)
 
     def _unknown(self, flag: str) -> None:
-        near = difflib.get_close_matches(flag[2:], _arguments(), 1, _CLOSE)
+        near = difflib.get_close_matches(flag[2:], argument_names("megatron"), 1, _CLOSE)
         hint = f"; did you mean --{near[0]}?" if near else ""
         if self._known and near and "--" + near[0] in _HONOURED:
             raise InvalidArgument(f"{flag} is not an argument of Megatron-LM{hint}")
@@ -330,14 +333,6 @@ def _flags(words: Sequence[str]) -> dict[str, list[str]]:
         current = [value] if equals else []
         flags[name] = current
     return flags
-
-
-@cache
-def _arguments() -> frozenset[str]:
-    text = (
-        resources.files("megaindex.configs").joinpath("megatron_arguments.txt").read_text("utf-8")
-    )
-    return frozenset(line for line in text.splitlines() if not line.startswith("#"))
 
 
 def _exact_epochs(found: Mapping[str, Any]) -> dict[str, Any]:

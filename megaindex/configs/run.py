@@ -1,6 +1,6 @@
-"""What a plan takes: one training run, complete and validated.
+"""One training run, complete and validated.
 
-`megaindex.configs.settings.resolve` makes a `Run` from loose settings; code can also write one:
+`megaindex.configs.run_builder.resolve` makes a `Run` from loose settings; code can also write one:
 
 >>> Run(order="neox", sequence_length=2048, data=Data(train=(Source(tokens=2113896210),)),
 ...     batch=BatchSchedule.constant(128), target=Target(kind="epochs", value=Fraction(1)))
@@ -16,7 +16,7 @@ from typing import Literal
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.megatron_versions import DEFAULT_VERSION, Version, find_version
 from megaindex.errors import InvalidArgument
-from megaindex.index.frameworks import DEFAULT_SPLIT, FrameworkRules
+from megaindex.index.frameworks import FrameworkRules
 from megaindex.index.order_settings import NeoxDocumentsOrder, Order, order_of
 from megaindex.validation import (
     DEFAULT_SEED,
@@ -183,9 +183,7 @@ class Run:
         """Samples that the loaders of all ranks read at once: a micro batch each, or a global batch
         where these sizes are not known.
         """
-        if self.micro_batch_size is None or self.data_parallel_size is None:
-            return self.batch.final
-        return self.micro_batch_size * self.data_parallel_size
+        return self.unit or self.batch.final
 
     @property
     def row(self) -> FrameworkRules:
@@ -284,16 +282,3 @@ def _check_sources(sources: tuple[Source, ...], split: str) -> None:
     weights = [source.weight for source in sources]
     if any(weight is None for weight in weights) and any(w is not None for w in weights):
         raise InvalidArgument(f"{split} data: give every source a weight, or none")
-
-
-__all__ = [
-    "DEFAULT_SPLIT",
-    "BatchSchedule",
-    "Buffer",
-    "Data",
-    "Evaluation",
-    "Run",
-    "Source",
-    "Tail",
-    "Target",
-]

@@ -5,8 +5,13 @@ Each reader fills the `Settings` it finds and leaves the rest None; `merged` lay
 
 from __future__ import annotations
 
+import ast
+import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import cache
+from importlib import resources
 from typing import Any
 
 from megaindex.configs.batch_schedule import parse_count
@@ -193,3 +198,54 @@ def replaced_by(over: Settings) -> set[str]:
 def flag_of(name: str) -> str:
     """Return the name that users know a field by: the planner's flag, or GPT-NeoX's key."""
     return name if name == "train_epochs" else "--" + name.replace("_", "-")
+
+
+@cache
+def argument_names(framework: str) -> frozenset[str]:
+    """Return the names of all arguments that a framework has."""
+    file = resources.files("megaindex.configs").joinpath(f"{framework}_arguments.txt")
+    lines = file.read_text("utf-8").splitlines()
+    return frozenset(line for line in lines if not line.startswith("#"))
+
+
+ADAPTERS = {"neox": "megaindex.adapters.neox", "megatron": "megaindex.adapters.megatron"}
+"""Modules of the adapters by the order of their framework."""
+_LINE = re.compile(r"^\s*#\s*megaindex\.adapters\.(\w+)\.install\((.*)\)\s*$", re.MULTILINE)
+_PLANNED = ("variance_buffer", "separate_final_epoch", "final_epoch_threshold")
+
+
+def adapter_call(order: str, settings: Mapping[str, Any]) -> str:
+    """Return a call such as ``megaindex.adapters.neox.install(variance_buffer="exact")``."""
+    given = ", ".join(f"{name}={json.dumps(value)}" for name, value in settings.items())
+    return f"{ADAPTERS[order]}.install({given})"
+
+
+def settings_in_comments(text: str, order: str, where: str) -> dict[str, Any]:
+    """Return the settings of the adapter calls in the comments of a configuration.
+
+    Raises:
+        InvalidArgument: a call of another framework's adapter, or with settings that no plan takes.
+    """
+    found: dict[str, Any] = {}
+    for framework, arguments in _LINE.findall(text):
+        said = _keywords(arguments)
+        if said is None or framework != order or set(said) - set(_PLANNED):
+            raise InvalidArgument(
+                f"{where}: the comment megaindex.adapters.{framework}.install({arguments}) is not "
+                f"planned; of the {order} adapter {', '.join(_PLANNED)} are: remove it"
+            )
+        found |= said
+    if "variance_buffer" in found:
+        found["variance_buffer"] = str(found["variance_buffer"])
+    return found
+
+
+def _keywords(arguments: str) -> dict[str, Any] | None:
+    try:
+        call = ast.parse(f"_({arguments})", mode="eval").body
+        assert isinstance(call, ast.Call)
+        names = [keyword.arg or "" for keyword in call.keywords]
+        values = [ast.literal_eval(keyword.value) for keyword in call.keywords]
+    except (SyntaxError, ValueError, AssertionError):
+        return None
+    return None if call.args else dict(zip(names, values, strict=True))

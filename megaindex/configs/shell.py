@@ -30,6 +30,7 @@ ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)(\+?)=(\(?)")
 _MAX_NESTING = 40  # compound commands within each other
 _ENDS = frozenset(";&|()\n")
 _RESERVED = frozenset(["then", "elif", "else", "fi", "do", "done", "esac", "}"])
+_DOCUMENT = re.compile(r"<<-?\s*(['\"\\]?)(\w+)\1")
 _REDIRECTION = re.compile(r"(?:\d*|&)(?:>>?|<>?)(?:\||&(?:\d+-?|-))?")
 
 
@@ -281,7 +282,7 @@ def _tokens(text: str) -> Iterator[Word | str]:
             yield "\n"
             begun = True
             continue
-        if match := re.compile(r"<<-?\s*(['\"\\]?)(\w+)\1").match(text, at):
+        if match := _DOCUMENT.match(text, at):
             pending.append(match[2])
             at = match.end()
             continue
@@ -400,7 +401,7 @@ _MAX_CALL_DEPTH = 8
 _NESTED = 16  # texts run by texts: bash -c, source, functions
 _MOST_EXPANDED = 1 << 22  # characters that all expansions of a script add, and
 _COST = 100  # for each of them
-_MOST_STEPS = 100_000  # commands, those of loops each time
+_MOST_STEPS = 10_000  # commands, those of loops each time
 _LONGEST_SUM = 400  # characters; the parser of Python has no limit of its own to nesting
 _EXPANSION = re.compile(
     rf"\$\(\((?P<sum>.{{0,{_LONGEST_SUM}}}?)\)\)(?!\))"
@@ -423,12 +424,7 @@ _OPERATORS: dict[type[ast.AST], Callable[[int, int], int]] = {
     ast.NotEq: operator.ne,
 }
 _COMPARISONS = {
-    "-eq": operator.eq,
-    "-ne": operator.ne,
-    "-lt": operator.lt,
-    "-le": operator.le,
-    "-gt": operator.gt,
-    "-ge": operator.ge,
+    f"-{name}": getattr(operator, name) for name in ("eq", "ne", "lt", "le", "gt", "ge")
 }
 
 
@@ -578,9 +574,8 @@ class Script:
             held = self.variables.get(name, "") if append else ""
             assignments.append((name, (held if isinstance(held, str) else held[0]) + value))
             words = words[1:]
-        if (words and bare(words[0]) in ("[", "[[", "test", "!")) or bare(
-            words[0] if words else []
-        ).startswith("(("):
+        first = bare(words[0]) if words else ""
+        if first in ("[", "[[", "test", "!") or first.startswith("(("):
             return self._test(words)
         command = [field for word in words for field in self._fields(word)]
         if not command:
@@ -662,13 +657,9 @@ class Script:
         if bare(words[0]).startswith("(("):
             value = self._value_of_sum(bare(words[0])[2:-2], 0)
             return None if value is None else value != 0
-        operands = [
-            self._operand(word) for word in words if bare(word) not in ("[", "[[", "]", "]]")
-        ]
-        raw = [bare(word) for word in words if bare(word) not in ("[", "[[", "]", "]]")]
-        if operands and operands[0] == "test":
-            operands, raw = operands[1:], raw[1:]
-        return self._either(operands, raw)
+        words = words[1:] if bare(words[0]) == "test" else words
+        words = [word for word in words if bare(word) not in ("[", "[[", "]", "]]")]
+        return self._either([self._operand(word) for word in words], [bare(word) for word in words])
 
     def _either(self, operands: Sequence[str], raw: Sequence[str]) -> bool | None:
         """Operands joined by or, by and, or one test; ``raw`` tells operators from operands."""
@@ -706,10 +697,9 @@ class Script:
 
     def _operand(self, word: Word) -> str:
         """A word of a test: one text, where variables that are not set are empty."""
-        parts = [text if quote == "'" else self._expand(text) for text, quote in word]
         return "".join(
-            part if quote == "'" else _EXPANSION.sub(_empty, part)
-            for part, (_, quote) in zip(parts, word, strict=True)
+            text if quote == "'" else _EXPANSION.sub(_empty, self._expand(text))
+            for text, quote in word
         )
 
     def _appended(self, name: str, append: str, items: list[str]) -> list[str]:
@@ -799,7 +789,7 @@ class Script:
 
 
 def is_unknown(text: str) -> bool:
-    """Whether a word holds an expansion that could not be made."""
+    """Return True if a word holds an expansion that could not be made."""
     return "$" in text or "`" in text
 
 

@@ -129,7 +129,7 @@ class Section:
             if key not in names:
                 near = difflib.get_close_matches(str(key), names, 1)
                 hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(names)}"
-                raise InvalidArgument(f"{self.where}: {key} is no setting here{hint}")
+                raise InvalidArgument(f"{self.where}: unknown setting {key}{hint}")
 
     def section(self, name: str, *, default: Mapping[str, Any] | None = None) -> Section:
         """A mapping inside this one."""
@@ -154,7 +154,7 @@ class Section:
             raise self.error(name, "true or false")
         return value
 
-    def whole(self, name: str) -> int | None:
+    def integer(self, name: str) -> int | None:
         """A whole number, None where there is none; also as text such as 250B."""
         from megaindex.configs.batch_schedule import parse_count
 

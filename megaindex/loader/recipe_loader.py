@@ -30,7 +30,7 @@ from megaindex.loader.samplers import EvaluationSampler, MicroBatchSampler
 from megaindex.loader.source_progress import SourceProgress
 from megaindex.loader.targets import source_targets, targets_of, targets_of_sources
 from megaindex.recipe.amend import check_past
-from megaindex.recipe.layout import Itinerary, resolve_recipe
+from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
 from megaindex.recipe.recipe import Recipe
 from megaindex.recipe.recipe_file import recipe_of, to_mapping
@@ -79,7 +79,7 @@ class StoredRecipe:
             consumed_samples=loader.integer("consumed_samples"),
         )
 
-    def itinerary(self) -> Itinerary:
+    def layout(self) -> RecipeLayout:
         """The run as it was laid out.
 
         Raises:
@@ -172,7 +172,7 @@ class RecipeLoader:
         **loading: Any,
     ) -> None:
         check_content(content)
-        recipe = opened.itinerary.recipe
+        recipe = opened.layout.recipe
         self._opened = opened
         self._contents = _contents_of(opened, content)
         self._facts = {
@@ -193,7 +193,7 @@ class RecipeLoader:
             num_samples=opened.index.num_samples,
             **self._ranks,
             global_batch_size=recipe.batch,
-            tail="pad" if opened.itinerary.samples_masked else "drop",
+            tail="pad" if opened.layout.samples_masked else "drop",
         )
         self._recorder = Recorder(opened.fingerprints)
         self._loader = Loader(
@@ -206,7 +206,7 @@ class RecipeLoader:
             content=None,
             **loading,
         )
-        self.ledger = SourceProgress(opened.itinerary)
+        self.ledger = SourceProgress(opened.layout)
         """The samples served from each source, at any number of consumed samples."""
 
     @property
@@ -232,7 +232,7 @@ class RecipeLoader:
         Raises:
             InvalidArgument: the recipe has no evaluation.
         """
-        source, rounds = self._opened.validation, self._opened.itinerary.evaluation
+        source, rounds = self._opened.validation, self._opened.layout.evaluation
         if source is None or rounds is None:
             raise InvalidArgument("the recipe has no evaluation; give it one, with a source")
         sampler = EvaluationSampler(num_samples=rounds.samples, **self._ranks)
@@ -254,7 +254,7 @@ class RecipeLoader:
         return {
             "version": VERSION,
             # as text: the order of its stages and sources counts, that of JSON's keys does not
-            "recipe": yaml.safe_dump(to_mapping(self._opened.itinerary.recipe), sort_keys=False),
+            "recipe": yaml.safe_dump(to_mapping(self._opened.layout.recipe), sort_keys=False),
             "sources": [
                 {
                     "name": name,
@@ -288,7 +288,7 @@ class RecipeLoader:
             theirs = {name: facts["content"] for name, facts in stored.sources.items()}
             check_contents(theirs, self._contents, allow)
         if "past" not in allow:
-            check_past(stored.itinerary(), self._opened.itinerary, stored.consumed_samples)
+            check_past(stored.layout(), self._opened.layout, stored.consumed_samples)
         receipt = stored.loader.get("receipt")
         loader = {**stored.loader, "receipt": self._receipt(receipt, stored.sources)}
         others = set(allow) - {"past", "content", "targets"}
@@ -299,7 +299,7 @@ class RecipeLoader:
     def _numbers_in(self, stored: StoredRecipe) -> IntArray:
         """Of each source, its number in the recipe of the state; new ones come after those."""
         theirs = {name: number for number, name in enumerate(stored.sources)}
-        names = [source.name for source in self._opened.itinerary.recipe.sources]
+        names = [source.name for source in self._opened.layout.recipe.sources]
         return np.array([theirs.get(name, len(theirs) + k) for k, name in enumerate(names)])
 
     def _check_sources(self, stored: StoredRecipe, fact: str) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from megaindex._types import I64
 from megaindex.errors import OutOfRange
-from megaindex.recipe.layout import Itinerary
+from megaindex.recipe.layout import RecipeLayout
 from megaindex.validation import check_integer
 
 
@@ -27,15 +27,15 @@ class ProgressRow:
 class SourceProgress:
     """Counts of a run at any sample, past or future, from its plan: nothing is kept while it runs.
 
-    >>> progress = SourceProgress(opened.itinerary)
+    >>> progress = SourceProgress(opened.layout)
     >>> progress.totals(loader.consumed_samples)      # rows of all sources
     """
 
-    def __init__(self, itinerary: Itinerary) -> None:
-        self._plan = itinerary
-        self._before = np.zeros((len(itinerary.stages) + 1, len(itinerary.sizes)), np.int64)
-        for number, stage in enumerate(itinerary.stages):
-            drawn = stage.mixed.drawn(stage.num_samples, len(itinerary.sizes))
+    def __init__(self, layout: RecipeLayout) -> None:
+        self._plan = layout
+        self._before = np.zeros((len(layout.stages) + 1, len(layout.sizes)), np.int64)
+        for number, stage in enumerate(layout.stages):
+            drawn = stage.mixed.drawn(stage.num_samples, len(layout.sizes))
             self._before[number + 1] = self._before[number] + drawn
 
     def totals(self, consumed_samples: int) -> list[ProgressRow]:

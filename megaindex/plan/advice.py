@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 from megaindex.arithmetic import final_epoch
-from megaindex.configs.adapter_line import ADAPTERS, adapter_call
 from megaindex.configs.run import Run
+from megaindex.configs.settings import ADAPTERS, adapter_call
 from megaindex.index.frameworks import DEFAULT_SPLIT, framework_rules
 from megaindex.plan.export import adapter_settings
 from megaindex.plan.model import BufferEffect, Plan, Row, epochs_text

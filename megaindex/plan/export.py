@@ -11,8 +11,8 @@ import shlex
 from collections.abc import Iterator
 from typing import Any
 
-from megaindex.configs.adapter_line import ADAPTERS, adapter_call
 from megaindex.configs.run import Run
+from megaindex.configs.settings import ADAPTERS, adapter_call
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import SPLITS, Split
 from megaindex.index.order_settings import order_of

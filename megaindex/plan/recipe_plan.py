@@ -11,7 +11,7 @@ from rich.text import Text
 
 from megaindex.arithmetic import ceil_div
 from megaindex.console import FittedTable, TableColumn, answer_panel, print_view, spaced, warning
-from megaindex.recipe.layout import Itinerary, PlannedStage
+from megaindex.recipe.layout import PlannedStage, RecipeLayout
 from megaindex.recipe.recipe import Recipe, Rounds
 
 if TYPE_CHECKING:
@@ -125,29 +125,29 @@ class RecipePlan:
         return plain
 
 
-def make_recipe_plan(itinerary: Itinerary) -> RecipePlan:
+def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
     """Return the plan of a recipe that was laid out."""
-    recipe = itinerary.recipe
-    rounds = itinerary.evaluation or Rounds(count=0, batches=0, samples=0, masked=0, available=0)
-    samples, parallel = itinerary.num_samples, recipe.data_parallel_size
-    rows = samples + itinerary.samples_masked
-    last = rows - recipe.batch.samples_after(max(0, itinerary.num_steps - 1))
+    recipe = layout.recipe
+    rounds = layout.evaluation or Rounds(count=0, batches=0, samples=0, masked=0, available=0)
+    samples, parallel = layout.num_samples, recipe.data_parallel_size
+    rows = samples + layout.samples_masked
+    last = rows - recipe.batch.samples_after(max(0, layout.num_steps - 1))
     plan = RecipePlan(
-        train_iters=itinerary.num_steps,
+        train_iters=layout.num_steps,
         samples_consumed=samples,
         tokens_consumed=samples * recipe.sequence_length,
-        samples_masked=itinerary.samples_masked,
+        samples_masked=layout.samples_masked,
         sequence_length=recipe.sequence_length,
         batch_schedule=recipe.batch.stages,
         samples_per_rank=None if parallel is None else rows // parallel,
         exhaustion=recipe.exhaustion,
-        stopped_by=itinerary.stopped_by,
+        stopped_by=layout.stopped_by,
         evaluation_rounds=rounds.count,
         evaluation_batches=rounds.batches,
         evaluation_samples=rounds.samples,
         evaluation_masked=rounds.masked,
         evaluation_available=rounds.available,
-        padding=_padding(recipe, last, itinerary.samples_masked),
+        padding=_padding(recipe, last, layout.samples_masked),
         evaluation_padding=_padding(recipe, rounds.samples + rounds.masked, rounds.masked),
         stages=tuple(
             StageTotal(
@@ -156,13 +156,13 @@ def make_recipe_plan(itinerary: Itinerary) -> RecipePlan:
                 samples_wanted=end.wanted,
                 samples=end.samples,
             )
-            for end in itinerary.ends
+            for end in layout.ends
         ),
-        draws=_draws(itinerary),
-        sources=_totals(itinerary),
+        draws=_draws(layout),
+        sources=_totals(layout),
         warnings=(),
     )
-    return replace(plan, warnings=tuple(_warnings(itinerary, plan)))
+    return replace(plan, warnings=tuple(_warnings(layout, plan)))
 
 
 def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
@@ -179,12 +179,12 @@ def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
     )
 
 
-def _draws(itinerary: Itinerary) -> tuple[StageDraw, ...]:
+def _draws(layout: RecipeLayout) -> tuple[StageDraw, ...]:
     """Rows of all stages; ``reached`` is how far each source was read by the stages before."""
-    reached = [0] * len(itinerary.sizes)
+    reached = [0] * len(layout.sizes)
     rows: list[StageDraw] = []
-    for stage in itinerary.stages:
-        rows += _stage_draws(itinerary, stage, reached)
+    for stage in layout.stages:
+        rows += _stage_draws(layout, stage, reached)
         for source, begin, count in zip(
             stage.mixed.sources, stage.mixed.begins, stage.counts, strict=True
         ):
@@ -192,13 +192,13 @@ def _draws(itinerary: Itinerary) -> tuple[StageDraw, ...]:
     return tuple(rows)
 
 
-def _stage_draws(itinerary: Itinerary, stage: PlannedStage, reached: list[int]) -> list[StageDraw]:
-    recipe, mixed = itinerary.recipe, stage.mixed
+def _stage_draws(layout: RecipeLayout, stage: PlannedStage, reached: list[int]) -> list[StageDraw]:
+    recipe, mixed = layout.recipe, stage.mixed
     end = stage.first_sample + stage.num_samples
     rows = []
     streams = zip(mixed.sources, mixed.begins, stage.counts, strict=True)
     for stream, (source, begin, count) in enumerate(streams):
-        per_epoch = itinerary.sizes[source].samples
+        per_epoch = layout.sizes[source].samples
         fresh = max(0, per_epoch - begin) if begin >= reached[source] else 0
         rows.append(
             StageDraw(
@@ -211,28 +211,28 @@ def _stage_draws(itinerary: Itinerary, stage: PlannedStage, reached: list[int]) 
                 tokens=count * recipe.sequence_length,
                 epochs_begin=begin / per_epoch,
                 epochs_end=(begin + count) / per_epoch,
-                first_repeat=_first_beyond(itinerary, stage, stream, fresh),
+                first_repeat=_first_beyond(layout, stage, stream, fresh),
             )
         )
     return rows
 
 
-def _first_beyond(itinerary: Itinerary, stage: PlannedStage, stream: int, fresh: int) -> int | None:
+def _first_beyond(layout: RecipeLayout, stage: PlannedStage, stream: int, fresh: int) -> int | None:
     """The step in which a stream is drawn beyond its first ``fresh`` samples of the stage."""
     if stage.counts[stream] <= fresh:
         return None
     limits = [stage.num_samples] * len(stage.mixed.sources)
     limits[stream] = fresh
     position = stage.first_sample + stage.mixing.longest(limits, stage.num_samples)
-    return itinerary.recipe.batch.iterations_within(position)
+    return layout.recipe.batch.iterations_within(position)
 
 
-def _totals(itinerary: Itinerary) -> tuple[SourceTotal, ...]:
+def _totals(layout: RecipeLayout) -> tuple[SourceTotal, ...]:
     rows = zip(
-        itinerary.recipe.sources,
-        itinerary.sizes,
-        itinerary.drawn(),
-        itinerary.reads_to(),
+        layout.recipe.sources,
+        layout.sizes,
+        layout.drawn(),
+        layout.samples_needed(),
         strict=True,
     )
     return tuple(
@@ -251,17 +251,17 @@ def _totals(itinerary: Itinerary) -> tuple[SourceTotal, ...]:
     )
 
 
-def _warnings(itinerary: Itinerary, plan: RecipePlan) -> Iterator[str]:
-    recipe = itinerary.recipe
+def _warnings(layout: RecipeLayout, plan: RecipePlan) -> Iterator[str]:
+    recipe = layout.recipe
     if plan.stopped_by:
         yield (
             f"the run stops on all ranks after step {plan.train_iters - 1}: {plan.stopped_by} is "
             "exhausted; raise its max_epochs, or choose another exhaustion policy than "
             f"{plan.exhaustion}"
         )
-    sizes = list(zip(recipe.sources, itinerary.sizes, strict=True))
-    if recipe.evaluation is not None and itinerary.validation is not None:
-        sizes.append((recipe.evaluation.source, itinerary.validation))
+    sizes = list(zip(recipe.sources, layout.sizes, strict=True))
+    if recipe.evaluation is not None and layout.validation is not None:
+        sizes.append((recipe.evaluation.source, layout.validation))
     for source, size in sizes:
         if size.cut_tokens >= _NOTICEABLE * size.tokens:
             yield (
@@ -270,7 +270,7 @@ def _warnings(itinerary: Itinerary, plan: RecipePlan) -> Iterator[str]:
                 f"({size.cut_tokens / size.tokens:.1%}) in no sample; raise sequence_length, or "
                 "use long_documents split"
             )
-    yield from _short_stages(itinerary)
+    yield from _short_stages(layout)
     for name, padding in (
         ("the last batch", plan.padding),
         ("the last batch of evaluation", plan.evaluation_padding),
@@ -291,11 +291,11 @@ def _padding_text(padding: Padding, parallel: int | None) -> str:
     return f"{padding.micro_batches} micro batches of padding only"
 
 
-def _short_stages(itinerary: Itinerary) -> Iterator[str]:
+def _short_stages(layout: RecipeLayout) -> Iterator[str]:
     """Stages that end before the samples they were to have, because batches are whole."""
-    recipe, position = itinerary.recipe, 0
+    recipe, position = layout.recipe, 0
     stages = {stage.name: {s.source for s in stage.streams} for stage in recipe.stages}
-    for end in itinerary.ends:
+    for end in layout.ends:
         position += end.samples
         sources = stages.pop(end.stage)
         missing = end.wanted - end.samples

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from megaindex.configs.adapter_line import adapter_call
+from megaindex.configs.settings import adapter_call
 from megaindex.console import (
     FittedTable,
     Prose,

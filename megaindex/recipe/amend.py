@@ -10,14 +10,14 @@ from typing import Any
 
 from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
-from megaindex.recipe.layout import Itinerary, PlannedStage, first_samples
+from megaindex.recipe.layout import PlannedStage, RecipeLayout, first_samples
 from megaindex.recipe.recipe import Recipe, RecipeStage
 from megaindex.recipe.source import RecipeSource
 from megaindex.validation import check_integer
 
 
 def amend(
-    itinerary: Itinerary,
+    layout: RecipeLayout,
     *,
     consumed_samples: int,
     stages: Sequence[RecipeStage],
@@ -29,7 +29,7 @@ def amend(
     up for what it lagged behind before, and each source reads on, so nothing repeats or is lost.
 
     Args:
-        itinerary: the run as it was planned.
+        layout: the run as it was planned.
         consumed_samples: samples that all ranks together were served, whole steps.
         stages: what follows.
         sources: sources that are new.
@@ -38,18 +38,18 @@ def amend(
         InvalidArgument: the samples consumed are no whole steps of the run, or names collide.
     """
     consumed_samples = check_integer("consumed_samples", consumed_samples)
-    recipe, batch = itinerary.recipe, itinerary.recipe.batch
+    recipe, batch = layout.recipe, layout.recipe.batch
     steps = batch.iterations_within(consumed_samples)
-    beyond = consumed_samples > itinerary.num_samples
+    beyond = consumed_samples > layout.num_samples
     if beyond or batch.samples_after(steps) != consumed_samples:
         raise InvalidArgument(
             f"consumed_samples {consumed_samples} is not the end of a step of the run, which has "
-            f"{itinerary.num_samples} samples; {steps} steps consume {batch.samples_after(steps)}"
+            f"{layout.num_samples} samples; {steps} steps consume {batch.samples_after(steps)}"
         )
     kept = [
-        _as_far_as(stage, itinerary, consumed_samples)
+        _as_far_as(stage, layout, consumed_samples)
         for stage in recipe.stages
-        if _first_sample(itinerary, stage.name) < consumed_samples
+        if _first_sample(layout, stage.name) < consumed_samples
     ]
     if not stages:
         raise InvalidArgument("stages must hold at least one stage: what follows from there on")
@@ -61,7 +61,7 @@ def amend(
     )
 
 
-def check_past(old: Itinerary, new: Itinerary, consumed_samples: int) -> None:
+def check_past(old: RecipeLayout, new: RecipeLayout, consumed_samples: int) -> None:
     """Refuse a new plan that would have served other samples before ``consumed_samples``.
 
     Raises:
@@ -82,25 +82,25 @@ def check_past(old: Itinerary, new: Itinerary, consumed_samples: int) -> None:
         )
 
 
-def _first_sample(itinerary: Itinerary, name: str) -> int:
+def _first_sample(layout: RecipeLayout, name: str) -> int:
     """Where a stage begins; beyond the run where it was never reached."""
-    begins = [stage.first_sample for stage in itinerary.stages if stage.name == name]
-    return min(begins, default=itinerary.num_samples)
+    begins = [stage.first_sample for stage in layout.stages if stage.name == name]
+    return min(begins, default=layout.num_samples)
 
 
-def _as_far_as(stage: RecipeStage, itinerary: Itinerary, end: int) -> RecipeStage:
+def _as_far_as(stage: RecipeStage, layout: RecipeLayout, end: int) -> RecipeStage:
     """The stage, ended by its number of steps where the run has not got to its end."""
-    batch, first = itinerary.recipe.batch, _first_sample(itinerary, stage.name)
-    length = sum(piece.num_samples for piece in itinerary.stages if piece.name == stage.name)
+    batch, first = layout.recipe.batch, _first_sample(layout, stage.name)
+    length = sum(piece.num_samples for piece in layout.stages if piece.name == stage.name)
     steps = batch.iterations_within(min(end, first + length), first)
     kept = replace(stage, length=Target(kind="iterations", value=Fraction(steps)))
-    if end < first + length and itinerary.recipe.exhaustion == "redistribute":
+    if end < first + length and layout.recipe.exhaustion == "redistribute":
         # its shares were lowered for its whole length, and must stay so
         return replace(kept, planned_samples=stage.planned_samples or length)
     return kept
 
 
-def _facts(stage: PlannedStage, plan: Itinerary) -> tuple[Any, ...]:
+def _facts(stage: PlannedStage, plan: RecipeLayout) -> tuple[Any, ...]:
     """All that decides what a stage serves; sources by name, since their numbers may move."""
     mixed, recipe = stage.mixed, plan.recipe
     mixing = {f.name: getattr(mixed.mixing, f.name) for f in fields(mixed.mixing)}

@@ -59,7 +59,7 @@ class StageEnd:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Itinerary:
+class RecipeLayout:
     """The run from its first sample to its last."""
 
     recipe: Recipe
@@ -90,7 +90,7 @@ class Itinerary:
                 total[source] += count
         return total
 
-    def reads_to(self) -> list[int]:
+    def samples_needed(self) -> list[int]:
         """One past the last sample of each source that the run reads, 0 where it reads none."""
         ends = [0] * len(self.sizes)
         for stage in self.stages:
@@ -114,7 +114,7 @@ _KEYS = {"iterations": "steps", "samples": "samples", "tokens": "tokens", "epoch
 """Of a stage's length, as recipes have them."""
 
 
-def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> Itinerary:
+def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> RecipeLayout:
     """Lay a recipe out.
 
     Args:
@@ -131,35 +131,35 @@ def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> Itinerary:
                 f"source {source.name} holds {size.tokens} tokens, not one sample of "
                 f"{recipe.sequence_length}; leave it out, or lower sequence_length"
             )
-    route = _Route(recipe, tuple(sizes))
+    builder = _LayoutBuilder(recipe, tuple(sizes))
     for stage in recipe.stages:
-        route.travel(stage, is_last=stage is recipe.stages[-1])
-        if route.stopped_by:
+        builder.add_stage(stage, is_last=stage is recipe.stages[-1])
+        if builder.stopped_by:
             break
-    stages = tuple(route.stages)
-    if route.stopped_by:  # on all ranks together: after the last batch that can be filled
-        route.step = recipe.batch.iterations_within(route.position)
-        route.masked = 0
-        stages = first_samples(stages, recipe.batch.samples_after(route.step))
+    stages = tuple(builder.stages)
+    if builder.stopped_by:  # on all ranks together: after the last batch that can be filled
+        builder.step = recipe.batch.iterations_within(builder.position)
+        builder.masked = 0
+        stages = first_samples(stages, recipe.batch.samples_after(builder.step))
     if not stages:
         raise InvalidArgument(
-            f"source {route.stopped_by} allows no whole batch, so the run makes no step; raise its "
-            "max_epochs or max_fraction, or choose another exhaustion policy"
+            f"source {builder.stopped_by} allows no whole batch, so the run makes no step; raise "
+            "its max_epochs or max_fraction, or choose another exhaustion policy"
         )
-    return Itinerary(
+    return RecipeLayout(
         recipe=recipe,
         sizes=tuple(sizes),
         stages=stages,
-        num_steps=route.step,
-        samples_masked=route.masked,
-        ends=tuple(route.ends),
-        stopped_by=route.stopped_by,
+        num_steps=builder.step,
+        samples_masked=builder.masked,
+        ends=tuple(builder.ends),
+        stopped_by=builder.stopped_by,
     )
 
 
 @dataclass
-class _Route:
-    """Where the run has got to while its stages are laid out."""
+class _LayoutBuilder:
+    """The stages laid out so far, and the position of the run and of each source."""
 
     recipe: Recipe
     sizes: tuple[SourceSize, ...]
@@ -185,7 +185,7 @@ class _Route:
         share = (source.max_epochs or Fraction(1)) * (source.max_fraction or Fraction(1))
         return int(self.sizes[i].samples * share)
 
-    def travel(self, stage: RecipeStage, *, is_last: bool) -> None:
+    def add_stage(self, stage: RecipeStage, *, is_last: bool) -> None:
         """Append what the run draws in a stage, in pieces where a source is exhausted on the way.
 
         The draws of a piece begin anew: what a stream lagged behind before is not made up for.

@@ -35,8 +35,8 @@ def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
     top = Section(os.fspath(path), load_mapping(path, "--nanotron-config"))
     tokens, folder = top.section("tokens"), Path(path).parent
     micro, steps = _needed(tokens, "micro_batch_size"), _needed(tokens, "train_steps")
-    accumulation = tokens.whole("batch_accumulation_per_replica") or 1
-    parallel = top.section("parallelism", default={}).whole("dp") or 1
+    accumulation = tokens.integer("batch_accumulation_per_replica") or 1
+    parallel = top.section("parallelism", default={}).integer("dp") or 1
     begins, blends = _stages(top)
     ends = [*begins[1:], steps]
     names = list(dict.fromkeys(name for blend in blends for name in blend))
@@ -87,19 +87,20 @@ def _names(top: Section) -> list[str]:
 def _seed(top: Section) -> int:
     """That of the first stage's data, as Nanotron's loader takes it."""
     data = _sections(top)[0].section("data", default={})
-    seed = data.whole("seed")
+    seed = data.integer("seed")
     return _SEED if seed is None else seed
 
 
 def _stages(top: Section) -> tuple[list[int], list[dict[str, Fraction]]]:
     """First step and blend of each stage."""
     begins, blends = [], []
-    length = top.section("tokens").whole("sequence_length")
+    length = top.section("tokens").integer("sequence_length")
     for section in _sections(top):
-        if section.whole("sequence_length") not in (None, length):
+        own = section.integer("sequence_length")
+        if own not in (None, length):
             raise InvalidArgument(
-                f"{section.where}.sequence_length: {section.whole('sequence_length')} differs from "
-                f"that of tokens, {length}; a run has one, in Nanotron too"
+                f"{section.where}.sequence_length: {own} differs from that of tokens, {length}; a "
+                "run has one, in Nanotron too"
             )
         begins.append(_needed(section, "start_training_step") - 1)
         dataset = section.section("data").section("dataset")
@@ -149,4 +150,4 @@ def _blend(dataset: Section) -> dict[str, Fraction]:
 
 
 def _needed(section: Section, name: str) -> int:
-    return check_between(section.called(name), section.whole(name), 1)
+    return check_between(section.called(name), section.integer(name), 1)

@@ -7,7 +7,10 @@ A `Recipe` says what is trained on, in words of samples, steps and epochs;
 >>> Recipe(
 ...     sequence_length=2048,
 ...     batch=BatchSchedule.constant(256),
-...     sources=(Corpus(name="web", path="data/web"), Corpus(name="code", path="data/code")),
+...     sources=(
+...         RecipeSource(name="web", path="data/web"),
+...         RecipeSource(name="code", path="data/code"),
+...     ),
 ...     stages=(
 ...         RecipeStage(
 ...             name="stable",
@@ -199,7 +202,7 @@ class RecipeStage:
         names = [stream.source for stream in self.streams]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise InvalidArgument(f"{where}: draws twice from {', '.join(twice)}; once is enough")
+            raise InvalidArgument(f"{where}: source {twice[0]} is listed twice; list it once")
         by_share = [stream.proportion is not None for stream in self.streams]
         if any(by_share) and not all(by_share):
             raise InvalidArgument(

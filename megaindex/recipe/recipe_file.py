@@ -84,14 +84,14 @@ def recipe_of(content: Mapping[str, Any], name: str, folder: Path) -> Recipe:
     """
     top = Section(name, content)
     top.known(*_TOP)
-    length = top.whole("sequence_length")
+    length = top.integer("sequence_length")
     if length is None:
         raise InvalidArgument(
             f"{name}: sequence_length is missing: tokens per sample, such as 2048"
         )
     sizes, schedule = _batch(top.section("batch"), length)
     sources, stages = top.section("sources"), top.section("stages")
-    seed = top.whole("seed")
+    seed = top.integer("seed")
     more: dict[str, Any] = {
         key: check_choice(top.called(key), top.values[key], choices)
         for key, choices in (("tail", TAILS), ("exhaustion", EXHAUSTIONS))
@@ -118,10 +118,10 @@ def _batch(section: Section, length: int) -> tuple[BatchSizes, BatchSchedule]:
         raise section.error("rampup", "three whole numbers: start, increment, samples")
     settings = Settings(
         seq_length=length,
-        micro_batch_size=section.whole("micro_batch_size"),
-        data_parallel_size=section.whole("data_parallel_size"),
-        gradient_accumulation_steps=section.whole("gradient_accumulation_steps"),
-        global_batch_size=section.whole("global_batch_size"),
+        micro_batch_size=section.integer("micro_batch_size"),
+        data_parallel_size=section.integer("data_parallel_size"),
+        gradient_accumulation_steps=section.integer("gradient_accumulation_steps"),
+        global_batch_size=section.integer("global_batch_size"),
         batch_schedule=section.text("schedule") or None,
         rampup_batch_size=None if ramp is None else tuple(ramp),
     )
@@ -154,7 +154,7 @@ def _source(key: str, sources: Section, folder: Path, *, called: str = "") -> Re
         packed=section.flag("packed", True),
         max_epochs=section.fraction("max_epochs"),
         max_fraction=section.fraction("max_fraction"),
-        tokens=section.whole("tokens"),
+        tokens=section.integer("tokens"),
         **paths,
         **words,
     )
@@ -173,16 +173,16 @@ def _stage(name: str, section: Section) -> RecipeStage:
         name=name,
         streams=tuple(_stream(source, mix) for source, _ in mix.items()),
         length=_length(section, given[0]) if given else None,
-        first_step=section.whole("first_step"),
-        planned_samples=section.whole("planned_samples"),
-        epoch_size=section.whole("epoch_size"),
+        first_step=section.integer("first_step"),
+        planned_samples=section.integer("planned_samples"),
+        epoch_size=section.integer("epoch_size"),
         weighting=_weighting(section.section("weights")) if "weights" in section.values else None,
         **words,
     )
 
 
 def _length(section: Section, name: str) -> Target:
-    value = section.fraction(name) if name == "epochs" else section.whole(name)
+    value = section.fraction(name) if name == "epochs" else section.integer(name)
     if value is None:
         raise section.error(name, "a number")
     return Target(kind=_LENGTHS[name], value=Fraction(value))
@@ -199,7 +199,7 @@ def _stream(source: str, mix: Section) -> Stream:
         source=source,
         proportion=section.fraction("proportion"),
         repeat=section.fraction("repeat"),
-        choose=section.whole("choose"),
+        choose=section.integer("choose"),
         restart=section.flag("restart", False),
     )
 
@@ -222,12 +222,12 @@ def _evaluation(top: Section, folder: Path) -> RecipeEvaluation | None:
             "as under sources"
         )
     everything = section.values.get("iterations", "all") == "all"
-    interval = section.whole("interval")
+    interval = section.integer("interval")
     return RecipeEvaluation(
         source=_source("source", section, folder, called="validation"),
         interval=RecipeEvaluation.interval if interval is None else interval,
-        iterations=None if everything else section.whole("iterations"),
-        batch_size=section.whole("batch_size"),
+        iterations=None if everything else section.integer("iterations"),
+        batch_size=section.integer("batch_size"),
     )
 
 

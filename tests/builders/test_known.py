@@ -56,7 +56,7 @@ def test_the_second_process_takes_what_the_first_one_learned(
         open_recipe(recipe)
     second = open_recipe(recipe, cache_dir=tmp_path / "cache")
     assert second.fingerprints == first.fingerprints
-    assert second.itinerary.num_steps == first.itinerary.num_steps == 50
+    assert second.layout.num_steps == first.layout.num_steps == 50
     ids = np.arange(first.index.num_samples)
     for one, other in zip(first.index.locate(ids), second.index.locate(ids), strict=True):
         np.testing.assert_array_equal(one, other)

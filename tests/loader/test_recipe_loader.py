@@ -150,7 +150,7 @@ def test_a_changed_recipe_keeps_its_past_and_its_receipt(folder: Path) -> None:
     served(before, 4 * 3)
     state = before.state_dict()
     more = RecipeSource(name="web2", path=str(folder / "web"))
-    changed = amend(old.itinerary, consumed_samples=48, sources=[more],
+    changed = amend(old.layout, consumed_samples=48, sources=[more],
                     stages=[stage("new", 3, web=1, web2=1, qa=1)])  # fmt: skip
     new = open_recipe(changed)
     after = RecipeLoader(new, micro_batch_size=2)
@@ -159,7 +159,7 @@ def test_a_changed_recipe_keeps_its_past_and_its_receipt(folder: Path) -> None:
     keys = fingerprint_keys(new.fingerprints)
     assert after.recorder.receipt == planned_receipt(new.index, 0, 84, keys)
     rows = after.ledger.totals(after.consumed_samples)
-    assert [row.samples for row in rows] == new.itinerary.drawn()
+    assert [row.samples for row in rows] == new.layout.drawn()
     assert rows[-1].source == "web2"
     assert rows[-1].samples > 0
 
@@ -209,7 +209,7 @@ def test_an_evaluation_scores_each_sample_once(
                           packed=False, loss_mask=str(folder / "qa_mask"))  # fmt: skip
     evaluation = RecipeEvaluation(source=source, iterations=iterations)
     opened = open_recipe(replace(recipe_of(folder), evaluation=evaluation))
-    rounds = opened.itinerary.evaluation
+    rounds = opened.layout.evaluation
     assert rounds is not None
     assert rounds.samples == (40 if iterations is None else 24)
     rows: list[list[int]] = []
@@ -245,7 +245,7 @@ def test_padding_never_reaches_the_loss(folder: Path) -> None:
     """29 samples in batches of 12: the last batch has 7 rows of padding."""
     one = replace(stage("one", 1, web=1, qa=1), length=Target(kind="samples", value=Fraction(29)))
     opened = open_recipe(replace(recipe_of(folder, one), tail="pad"))
-    assert opened.itinerary.samples_masked == 7
+    assert opened.layout.samples_masked == 7
     counts = []
     for rank in range(3):
         loader = RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=3,

@@ -65,14 +65,14 @@ def test_the_past_of_a_changed_run_is_the_same(folder: Path, batching: str, step
     old = open_recipe(recipe)
     consumed = recipe.batch.samples_after(steps)
     changed = amend(
-        old.itinerary, consumed_samples=consumed,
+        old.layout, consumed_samples=consumed,
         stages=[stage("even", 20, batching, a=1, b=1, c=1), stage("last", 5, c=1)],
         sources=[RecipeSource(name="c", path=str(folder / "c"))],
     )  # fmt: skip
     new = open_recipe(changed)
-    check_past(old.itinerary, new.itinerary, consumed)
+    check_past(old.layout, new.layout, consumed)
     assert receipt_of(old, consumed) == receipt_of(new, consumed)
-    assert new.itinerary.num_steps == steps + 25
+    assert new.layout.num_steps == steps + 25
     source, sample = new.index.origin(np.arange(new.index.num_samples))
     for number in range(3):
         mine = sample[source == number]
@@ -81,15 +81,15 @@ def test_the_past_of_a_changed_run_is_the_same(folder: Path, batching: str, step
 
 def test_a_change_of_the_past_is_refused(folder: Path) -> None:
     recipe = recipe_of(folder, stage("one", 30, a=9, b=1))
-    old = open_recipe(recipe).itinerary
+    old = open_recipe(recipe).layout
     for other in (
         recipe_of(folder, stage("one", 30, a=8, b=1)),
         replace(recipe, seed=4),
         recipe_of(folder, stage("one", 2, a=9, b=1), stage("two", 30, a=1)),
     ):
         with pytest.raises(InvalidArgument, match="stage one: the new recipe serves other samples"):
-            check_past(old, open_recipe(other).itinerary, 20)
-    check_past(old, open_recipe(recipe_of(folder, stage("one", 90, a=9, b=1))).itinerary, 20)
+            check_past(old, open_recipe(other).layout, 20)
+    check_past(old, open_recipe(recipe_of(folder, stage("one", 90, a=9, b=1))).layout, 20)
     with pytest.raises(InvalidArgument, match="consumed_samples 41 is not the end of a step"):
         amend(old, consumed_samples=41, stages=[stage("x", 1, a=1)])
     with pytest.raises(InvalidArgument, match="is not the end of a step of the run, which has"):
@@ -101,9 +101,9 @@ def test_the_ledger_counts_what_was_served(folder: Path) -> None:
         folder, stage("one", 12, "random", a=2, b=1), stage("two", 10, b=1), stage("three", 4, a=1)
     )
     opened = open_recipe(recipe)
-    ledger, total = SourceProgress(opened.itinerary), opened.index.num_samples
+    ledger, total = SourceProgress(opened.layout), opened.index.num_samples
     source, _ = opened.index.origin(np.arange(total))
-    bounds = np.cumsum([s.num_samples for s in opened.itinerary.stages])
+    bounds = np.cumsum([s.num_samples for s in opened.layout.stages])
     for consumed in range(total + 1):
         served = np.bincount(source[:consumed], minlength=2)
         rows = ledger.totals(consumed)

@@ -19,7 +19,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.index import mixing as mixing_module
 from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.index.staged_index import StagedIndex
-from megaindex.recipe.layout import Itinerary, resolve_recipe
+from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
 from megaindex.recipe.recipe import Recipe, RecipeStage, Stream, Weighting
 from megaindex.recipe.source import RecipeSource
@@ -75,18 +75,18 @@ def recipe_of(
     return Recipe(stages=tuple(stages), sources=tuple(sources), **settings)  # type: ignore[arg-type]
 
 
-def served(itinerary: Itinerary) -> list[tuple[int, int]]:
+def served(layout: RecipeLayout) -> list[tuple[int, int]]:
     """(source, sample of it) of every sample of the run, through the index."""
     index = StagedIndex(
-        sources=tuple(Numbered(max(1, end)) for end in itinerary.reads_to()),
-        stages=tuple(stage.mixed for stage in itinerary.stages),
+        sources=tuple(Numbered(max(1, end)) for end in layout.samples_needed()),
+        stages=tuple(stage.mixed for stage in layout.stages),
     )
-    assert index.num_samples == itinerary.num_samples
+    assert index.num_samples == layout.num_samples
     spans = index.locate(np.arange(index.num_samples))
     return list(zip(spans.source.tolist(), spans.offset.tolist(), strict=True))
 
 
-def resolved(recipe: Recipe, sizes: tuple[SourceSize, ...]) -> Itinerary | None:
+def resolved(recipe: Recipe, sizes: tuple[SourceSize, ...]) -> RecipeLayout | None:
     """None where a stage is too short for a batch, or runs out of all its sources."""
     try:
         return resolve_recipe(recipe, sizes)
@@ -130,23 +130,23 @@ def test_sources_are_read_on_without_gap_or_repeat(
 ) -> None:
     """Whatever the stages: the draws of each source are its samples 0, 1, 2, ... in order."""
     recipe, sizes = given_recipe
-    itinerary = resolved(recipe, sizes)
-    if itinerary is None:
+    layout = resolved(recipe, sizes)
+    if layout is None:
         return
-    rows = served(itinerary)
-    for source, count in enumerate(itinerary.drawn()):
+    rows = served(layout)
+    for source, count in enumerate(layout.drawn()):
         samples = [sample for which, sample in rows if which == source]
         assert samples == list(range(count))
         if recipe.exhaustion != "repeat":
             assert count <= sizes[source].samples
-    assert itinerary.num_samples + itinerary.samples_masked == recipe.batch.samples_after(
-        itinerary.num_steps
+    assert layout.num_samples + layout.samples_masked == recipe.batch.samples_after(
+        layout.num_steps
     )
-    assert itinerary.samples_masked < 4
-    if itinerary.stopped_by:
-        assert itinerary.samples_masked == 0
-        left = sizes[recipe.number(itinerary.stopped_by)].samples
-        left -= itinerary.drawn()[recipe.number(itinerary.stopped_by)]
+    assert layout.samples_masked < 4
+    if layout.stopped_by:
+        assert layout.samples_masked == 0
+        left = sizes[recipe.number(layout.stopped_by)].samples
+        left -= layout.drawn()[recipe.number(layout.stopped_by)]
         assert left < 8  # less than the batch that stopped it, and one that was not full
 
 
@@ -173,8 +173,8 @@ def test_a_reweighting_starts_its_deficits_anew() -> None:
     """After 90/10 a 50/50 stage draws evenly at once; it owes the small source nothing."""
     stages = [stage_of("one", {"a": 9, "b": 1}, steps(200)),
               stage_of("two", {"a": 1, "b": 1}, steps(200))]  # fmt: skip
-    itinerary = resolve_recipe(recipe_of(stages, corpora(2)), sizes_of([10_000, 10_000]))
-    rows = served(itinerary)
+    layout = resolve_recipe(recipe_of(stages, corpora(2)), sizes_of([10_000, 10_000]))
+    rows = served(layout)
     assert [which for which, _ in rows[800:840]].count(1) == 20
     first = [sample for which, sample in rows[:800] if which == 1]
     assert next(sample for which, sample in rows[800:] if which == 1) == len(first) == 80
@@ -197,15 +197,15 @@ def test_exhaustion_is_a_policy_known_before_the_run(policy: str) -> None:
         with pytest.raises(InvalidArgument, match=r"source b is exhausted in step 5, after the 10"):
             resolve_recipe(recipe, sizes)
         return
-    itinerary = resolve_recipe(recipe, sizes)
+    layout = resolve_recipe(recipe, sizes)
     if policy == "stop":
-        assert (itinerary.num_steps, itinerary.stopped_by) == (5, "b")
-        assert itinerary.drawn() == [10, 10]
+        assert (layout.num_steps, layout.stopped_by) == (5, "b")
+        assert layout.drawn() == [10, 10]
     elif policy == "continue":
-        assert [stage.without for stage in itinerary.stages] == [(), ("b",)]
-        assert itinerary.drawn() == [30, 10]
+        assert [stage.without for stage in layout.stages] == [(), ("b",)]
+        assert layout.drawn() == [30, 10]
     else:
-        assert itinerary.drawn() == [20, 20]
+        assert layout.drawn() == [20, 20]
 
 
 def test_limits_are_shared_out_where_asked() -> None:
@@ -214,9 +214,9 @@ def test_limits_are_shared_out_where_asked() -> None:
     a, b, c = corpora(3, max_epochs=Fraction(100))
     limited = replace(b, max_epochs=Fraction(5, 2), max_fraction=Fraction(1, 2))
     recipe = recipe_of(stages, [a, limited, c], exhaustion="redistribute")
-    itinerary = resolve_recipe(recipe, sizes_of([100, 20, 100]))
-    assert itinerary.drawn() == [90, 25, 45]
-    assert [which for which, _ in served(itinerary)].count(1) == 25
+    layout = resolve_recipe(recipe, sizes_of([100, 20, 100]))
+    assert layout.drawn() == [90, 25, 45]
+    assert [which for which, _ in served(layout)].count(1) == 25
     short = replace(
         recipe, sources=(replace(a, max_epochs=None), limited, replace(c, max_epochs=None))
     )
@@ -230,8 +230,8 @@ def test_counts_of_streams_are_exact_after_an_epoch_of_the_mixture() -> None:
     stage = RecipeStage(name="one", streams=streams, batching="random",
                         length=Target(kind="epochs", value=Fraction(2)))  # fmt: skip
     recipe = recipe_of([stage], corpora(3), batch=BatchSchedule.constant(1))
-    itinerary = resolve_recipe(recipe, sizes_of([9, 30, 5]))
-    assert itinerary.drawn() == [2 * 22, 2 * 7, 2 * 5]
+    layout = resolve_recipe(recipe, sizes_of([9, 30, 5]))
+    assert layout.drawn() == [2 * 22, 2 * 7, 2 * 5]
 
 
 def test_weights_by_size_flatten_with_alpha() -> None:
@@ -280,7 +280,7 @@ def test_a_recipe_that_cannot_be_is_refused(change: dict[str, object], says: str
         (lambda: Stream(source="a", choose=1, repeat=Fraction(1)), "repeat and choose exclude"),
         (lambda: stage_of("s", {}, None), "has no stream"),
         (lambda: RecipeStage(name="s", streams=(Stream(source="a"), Stream(source="a"))),
-         "draws twice from a"),
+         "source a is listed twice; list it once"),
         (lambda: RecipeStage(name="s", streams=(Stream(source="a"),
                                                 Stream(source="b", proportion=Fraction(1)))),
          "a has no proportion and b has one"),

@@ -15,7 +15,7 @@ from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import BLOCK
-from megaindex.recipe.layout import Itinerary, resolve_recipe
+from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
 from megaindex.recipe.nanotron_yaml import read_nanotron
 from megaindex.recipe.recipe import Recipe, RecipeStage, Stream
@@ -24,7 +24,7 @@ from megaindex.recipe.source import RecipeSource
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/nanotron.json").read_text())
 
 
-def itinerary_of(case: dict[str, Any]) -> Itinerary:
+def layout_of(case: dict[str, Any]) -> RecipeLayout:
     count = len(case["stages"][0]["weights"])
     stages = []
     for number, stage in enumerate(case["stages"]):
@@ -49,10 +49,10 @@ def itinerary_of(case: dict[str, Any]) -> Itinerary:
 def test_stages_share_out_alike_and_read_on_alike(case: dict[str, Any]) -> None:
     """Counts of each stage within a sample of its weights, here and there; both read every source
     on from where the stage before left it."""
-    itinerary = itinerary_of(case)
+    layout = layout_of(case)
     next_sample = np.zeros(len(case["stages"][0]["weights"]), np.int64)
     theirs_next = next_sample.copy()
-    for stage, planned in zip(case["stages"], itinerary.stages, strict=True):
+    for stage, planned in zip(case["stages"], layout.stages, strict=True):
         weights = np.array([weight or 0 for weight in stage["weights"]])
         exact = weights / weights.sum() * planned.num_samples
         theirs = np.bincount(stage["source"], minlength=weights.size)
@@ -73,7 +73,7 @@ def test_stages_share_out_alike_and_read_on_alike(case: dict[str, Any]) -> None:
 
 def test_where_the_shares_divide_evenly_the_counts_are_equal() -> None:
     case = GOLDEN["stages"][1]
-    counts = [list(stage.counts) for stage in itinerary_of(case).stages]
+    counts = [list(stage.counts) for stage in layout_of(case).stages]
     assert counts == [np.bincount(stage["source"]).tolist() for stage in case["stages"]]
     assert counts == [[144, 16], [80, 80]]
 

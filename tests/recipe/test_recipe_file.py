@@ -126,8 +126,8 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
     ("old", "new", "says"),
     [
         ("sequence_length: 2048", "", "sequence_length is missing"),
-        ("seed: 7", "sed: 7", "sed is no setting here; did you mean seed"),
-        ("batch: {micro", "batch: {mikro", "run.yaml: batch: mikro_batch_size is no setting here"),
+        ("seed: 7", "sed: 7", "unknown setting sed; did you mean seed"),
+        ("batch: {micro", "batch: {mikro", "run.yaml: batch: unknown setting mikro_batch_size"),
         ("steps: 1000\n    mix: {web: 0.7", "steps: ten\n    mix: {web: 0.7",
          r"run.yaml: stages.stable.steps: 'ten' is not a whole number"),
         ("web: 0.7", "web: heavy", r"stages.stable.mix.web must be a number such as 2, 0.7"),

@@ -160,11 +160,11 @@ def change(world: World) -> None:
         sources=sources, stages=(_stage(world, "one", names),), seed=world.random.randint(0, 99),
     )  # fmt: skip
     old = open_recipe(recipe)
-    steps = world.random.randint(1, old.itinerary.num_steps)
+    steps = world.random.randint(1, old.layout.num_steps)
     consumed = recipe.batch.samples_after(steps)
-    changed = amend(old.itinerary, consumed_samples=consumed, stages=[_stage(world, "two", names)])
+    changed = amend(old.layout, consumed_samples=consumed, stages=[_stage(world, "two", names)])
     new = open_recipe(changed)
-    check_past(old.itinerary, new.itinerary, consumed)
+    check_past(old.layout, new.layout, consumed)
     before, after = (rows_of(opened.index, *opened.datasets) for opened in (old, new))
     assert np.array_equal(before[:consumed], after[:consumed])
     source, sample = new.index.origin(np.arange(new.index.num_samples))

@@ -89,7 +89,7 @@ def test_damage_of_a_pair_is_in_its_report(recipe: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "where", "found"),
     [
-        ("steps: 2", "stops: 2", "stages.one", "stops is no setting here"),
+        ("steps: 2", "stops: 2", "stages.one", "unknown setting stops"),
         ("steps: 2", "steps: two", "", ""),
         ("steps: 2", "steps: 2, steps: 3", "the file", "steps is given twice"),
         ("mix: {web: 0.5, chat: 0.5}", "mix: {}", "stage one", "has no stream"),
