@@ -109,7 +109,7 @@ def _wait_for(
 
 
 def load_entry(entry: Path, expected: Shapes | None = None) -> dict[str, IntArray] | None:
-    """Return the arrays of an entry; None where there is none, or a damaged one, which is removed.
+    """Return the arrays of an entry, or None; a damaged entry is removed.
 
     Raises:
         StorageError: it cannot be read.

@@ -200,7 +200,7 @@ def map_npy(path: str) -> tuple[IntArray, int]:
     """Return the array in a file, read-only, and the bytes of its header; pickles are not loaded.
 
     Raises:
-        MissingFile: there is no such file.
+        MissingFile: the file does not exist.
         FormatError: it is not one whole array of an integer type that indices have.
     """
     try:

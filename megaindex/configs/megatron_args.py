@@ -110,7 +110,7 @@ def _training(script: Script, source: str) -> list[str]:
     """The command that trains.
 
     Raises:
-        InvalidArgument: there is none, or there are several.
+        InvalidArgument: none was found, or several.
     """
     commands = [
         words

@@ -234,7 +234,7 @@ def _blend(config: Mapping[str, Any], split: str, paths: Sequence[Any]) -> tuple
 def _companions(
     config: Mapping[str, Any], side: str, paths: Mapping[str, Sequence[Any]]
 ) -> dict[str, tuple[tuple[str, ...], ...]] | None:
-    """Labels, rejected texts and their labels, of each split; empty where there are none."""
+    """Return labels, rejected texts and their labels of each split, empty if not given."""
     if config.get("pack_impl", "packed") == "packed":
         return None  # they follow the text and decide nothing
     found = {}

@@ -155,7 +155,7 @@ class Section:
         return value
 
     def integer(self, name: str) -> int | None:
-        """A whole number, None where there is none; also as text such as 250B."""
+        """Return an integer, given as such or as text such as 250B; None if it is missing."""
         from megaindex.configs.batch_schedule import parse_count
 
         value = self.values.get(name)

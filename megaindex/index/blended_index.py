@@ -91,7 +91,7 @@ class Tables(Generic[Entry]):
     def holding(self, sources: IntArray) -> tuple[Any, I32 | None]:
         """A table that holds these sources, and the place of each; None where it is its number.
 
-        Numbers that are no source's stay as they are, for the kernel to refuse.
+        Numbers outside the sources stay as they are, for the kernel to refuse.
         """
         table, slots = self._state
         if slots is None:

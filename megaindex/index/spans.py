@@ -228,7 +228,7 @@ def check_range(index: Index, begin: int, end: int) -> tuple[int, int]:
 
     Raises:
         OutOfRange: the index does not hold samples begin ... end - 1.
-        InvalidArgument: they are no integers.
+        InvalidArgument: they are not integers.
     """
     begin, end = check_integer("begin", begin), check_integer("end", end)
     if not 0 <= begin <= end <= index.num_samples:

@@ -35,7 +35,7 @@ def amend(
         sources: sources that are new.
 
     Raises:
-        InvalidArgument: the samples consumed are no whole steps of the run, or names collide.
+        InvalidArgument: the samples consumed are not whole steps of the run, or names collide.
     """
     consumed_samples = check_integer("consumed_samples", consumed_samples)
     recipe, batch = layout.recipe, layout.recipe.batch

@@ -114,7 +114,7 @@ def _stages(top: Section) -> tuple[list[int], list[dict[str, Fraction]]]:
 
 
 def _blend(dataset: Section) -> dict[str, Fraction]:
-    """Folders of a stage, as written, and their weights; equal ones where there are none."""
+    """Return the folders of a stage, as written, and their weights, by default equal."""
     if dataset.values.get("dataset_max_tokens") is not None:
         raise InvalidArgument(
             f"{dataset.where}.dataset_max_tokens: a limit on tokens has no counterpart here; write "

@@ -103,7 +103,7 @@ def find_sources(
     Raises:
         MissingFile: an input is not there, or a folder holds no file of a known name.
         FormatError: a file is empty, or is not packed as its name says.
-        InvalidArgument: there is no input, one is a pipe or a device, or the name of a file does
+        InvalidArgument: no input was found, one is a pipe or a device, or the name of a file does
             not tell its format.
     """
     if form is not None and form not in FORMATS:

@@ -50,7 +50,7 @@ def verify_recipe(path: str) -> Report:
 
 def pairs_of_recipe(path: str) -> tuple[list[str], list[str]]:
     """Prefixes of the pairs that a recipe names and that are there: of tokens, and of labels and
-    masks. There are none where the recipe cannot be read, which its report says."""
+    masks. Empty if the recipe cannot be read, which its report says."""
     try:
         recipe = read_recipe(path)
     except InvalidArgument:

@@ -264,7 +264,7 @@ def load_sidecar(path: str) -> SidecarFile:
 
     Raises:
         StorageError: it cannot be read.
-        ValueError and the others of `UNREADABLE`: it is no sidecar.
+        ValueError and the others of `UNREADABLE`: it is not a sidecar.
     """
     if os.path.islink(path):
         raise ValueError("it is a symbolic link")

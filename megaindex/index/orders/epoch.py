@@ -332,7 +332,7 @@ class EpochIndex(BlockOrder):
 
     @cached_property
     def _lengths(self) -> I32:
-        """Of the documents of one epoch; a copy only where they are no range."""
+        """Of the documents of one epoch; a copy unless they are a range."""
         if isinstance(self.documents, range):
             return self.sequence_lengths[self.documents.start : self.documents.stop]
         return self.sequence_lengths[self.documents]

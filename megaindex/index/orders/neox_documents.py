@@ -129,7 +129,7 @@ def documents_taking_part(
 
 
 def check_some_take_part(name: str, order: PackingOrder) -> None:
-    """Refuses to look for samples where there are none.
+    """Refuse documents of which none takes part.
 
     Raises:
         InvalidArgument: no document takes part.

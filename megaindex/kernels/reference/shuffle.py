@@ -95,7 +95,7 @@ def sort_by_sample(shuffle_index: U32, samples: int, begin: int, out: U64) -> No
     and 1 << 32 | 1.
 
     Raises:
-        InvalidArgument: an entry is no sample, or the same as another: the array is damaged.
+        InvalidArgument: an entry is not a sample, or equals another: the array is damaged.
     """
     here = [(int(sample), k) for k, sample in enumerate(shuffle_index[begin : begin + out.size])]
     for sample, k in here:

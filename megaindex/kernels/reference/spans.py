@@ -87,7 +87,7 @@ def blended_spans(
         (source, document, offset, length, row_splits): as `array_spans`, and int32 sources.
 
     Raises:
-        InvalidArgument: there is no such source or sample, or the arrays are damaged.
+        InvalidArgument: a source or sample does not exist, or the arrays are damaged.
     """
     parts = []
     for source, sample in zip(which.tolist(), samples, strict=True):
