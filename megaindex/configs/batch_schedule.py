@@ -47,7 +47,7 @@ class BatchSchedule:
         return cls(stages=((0, check_setting("global_batch_size", size)),))
 
     def check_multiple_of(self, rows: int) -> None:
-        """Refuse a batch size that is not a multiple of the rows of one micro batch on every rank."""
+        """Refuse batch sizes that are not multiples of the rows of one micro batch on all ranks."""
         for _, size in self.stages:
             if size % rows:
                 raise InvalidArgument(
