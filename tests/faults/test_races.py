@@ -60,9 +60,12 @@ def test_a_killed_builder_is_replaced(folder: Path, count: int) -> None:
 
 @pytest.mark.parametrize("count", MANY)
 def test_a_frozen_builder_is_replaced_and_goes_on_without_harm(folder: Path, count: int) -> None:
-    """When it wakes up its temporaries are gone and the entry is there: it takes that."""
+    """When it wakes up its temporaries are gone and the entry is there: it takes that.
+
+    Small arrays are written while they are built, so it may notice before its build has ended.
+    """
     race = Race(folder, folder / "cache", count, stale_after=2.0, during=frozen)
-    check(race, race.run(), builds=range(2, 4), served=count)
+    check(race, race.run(), builds=range(1, 4), served=count)
 
 
 @pytest.mark.parametrize("count", [5, pytest.param(64, marks=pytest.mark.slow)])
