@@ -199,14 +199,14 @@ DEVIATIONS = (
         "is then zeroed in it: where a padded sample comes first, every later one is without loss "
         "at the same places",
         ours="each sample has its own loss mask",
-        test="tests/loader/test_fields.py",
+        test="tests/loader/test_batch.py",
     ),
     Deviation(
         case="a sample that only fills up a batch (index None)",
         framework=_CORE,
         theirs="reads sample 0 and zeroes its loss mask",
         ours="reads nothing: tokens, labels and loss mask are 0",
-        test="tests/loader/test_fields.py",
+        test="tests/loader/test_batch.py",
     ),
     Deviation(
         case="megatron.data under megaindex.adapters.neox: samples that are not there",
