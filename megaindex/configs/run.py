@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import cached_property
 from typing import Literal
 
 from megaindex.configs.batch_schedule import BatchSchedule
@@ -162,8 +163,9 @@ class Run:
         make_plain(self, "sequence_length", "seed", "consumed_samples", optional=factors)
         phases = tuple(check_integer("a phase", phase) for phase in self.phases)
         object.__setattr__(self, "phases", phases)
-        object.__setattr__(self, "order", order_of(self.order))
-        if self.version is None and self.row.order == "megatron":
+        order = order_of(self.order)
+        object.__setattr__(self, "order", order)
+        if self.version is None and order.name == "megatron":
             object.__setattr__(self, "version", find_version(DEFAULT_VERSION))
         self.batch.check_multiple_of((self.micro_batch_size or 1) * (self.data_parallel_size or 1))
         if self.variance_buffer is not None:
@@ -185,7 +187,7 @@ class Run:
         """
         return self.unit or self.batch.final
 
-    @property
+    @cached_property
     def row(self) -> FrameworkRules:
         """The rules of the order, with its settings and those of the framework's release."""
         row = order_of(self.order).row
