@@ -21,7 +21,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from megaindex._types import I32
+from megaindex._types import I32, IntArray
 from megaindex.arithmetic import (
     INT32_MAX,
     INT64_MAX,
@@ -339,6 +339,23 @@ def check_total(name: str, tokens: int) -> None:
         raise InvalidArgument(
             f"{name}: the epochs asked for hold {tokens} tokens, more than 2**63 - 1; ask for fewer"
         )
+
+
+_COUNTING = np.arange(1 << 15, dtype=np.int32)
+
+
+def as_range(ids: IntArray) -> range | IntArray:
+    """Return consecutive ids as a range, which takes no memory, and others as they are."""
+    if ids.ndim != 1 or ids.dtype.kind not in "iu" or not ids.size:
+        return ids
+    first = int(ids[0])
+    if int(ids[-1]) - first != ids.size - 1:
+        return ids
+    for begin in range(0, ids.size, _COUNTING.size):
+        part = ids[begin : begin + _COUNTING.size]
+        if (part - _COUNTING[: part.size] != first + begin).any():
+            return ids
+    return range(first, first + ids.size)
 
 
 def _as_ids(documents: npt.ArrayLike) -> I32:

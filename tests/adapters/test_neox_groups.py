@@ -23,11 +23,11 @@ from neox_running import SIZES, arguments, batches, loaders_of, texts
 import megaindex.adapters.neox as adapter
 import megaindex.helpers
 from megaindex import adapters
-from megaindex.adapters.array_requests import as_range
 from megaindex.adapters.neox import blend as blend_module
 from megaindex.cache.fingerprint import canonical_json
 from megaindex.errors import FormatError
 from megaindex.format import dataset as reader
+from megaindex.index.frameworks import as_range
 from megaindex.index.orders import framework as shuffled
 
 ARRAYS = ("document_index", "sample_index", "shuffle_index")

@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from megaindex._types import I32
-from megaindex.adapters.array_requests import FrameworkArrayRequest, as_range
 from megaindex.adapters.megatron.batches import unbatched_reason
 from megaindex.adapters.megatron.core import core
 from megaindex.adapters.megatron.indexed_dataset import mapped
@@ -30,10 +29,11 @@ from megaindex.cache.framework_files.array_files import (
     Arrays,
     Identity,
 )
+from megaindex.cache.framework_files.group import ArrayRequest
 from megaindex.cache.framework_files.sidecar import map_arrays
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import check_arrays
-from megaindex.index.frameworks import FrameworkRules, check_total, count_tokens
+from megaindex.index.frameworks import FrameworkRules, as_range, check_total, count_tokens
 from megaindex.index.orders import framework
 from megaindex.index.orders.framework import ShuffledOrder
 from megaindex.validation import check_setting
@@ -94,7 +94,7 @@ class LowLevelCorpus:
 
 
 @dataclass(kw_only=True, slots=True)
-class DatasetRequest(FrameworkArrayRequest):
+class DatasetRequest(ArrayRequest):
     """The request for one GPTDataset's arrays."""
 
     corpus: LowLevelCorpus

@@ -27,7 +27,7 @@ from megaindex.adapters.megatron.core import METHODS, core, is_built_here, load_
 from megaindex.adapters.megatron.lazy_datasets import DatasetFactory, defer_arrays
 from megaindex.adapters.reports import MEGATRON, ServedDataset
 from megaindex.cache.framework_files.array_files import Sidecar
-from megaindex.cache.framework_files.group import ArrayRequest, fetch_together, uncollected
+from megaindex.cache.framework_files.group import fetch_together, uncollected
 from megaindex.errors import InvalidArgument
 
 _CLASS = "BlendedMegatronDatasetBuilder"
@@ -196,8 +196,7 @@ def _fetch_arrays(
     else:
         names = "".join(str(request.files) for request in requests)
         key = f"{hashlib.md5(names.encode(), usedforsecurity=False).hexdigest()}-megaindex-blend"
-        with_files = cast("Sequence[ArrayRequest]", requests)  # those of a directory have them
-        fetched = fetch_together(with_files, directory, key, lambda _: background.start())
+        fetched = fetch_together(requests, directory, key, lambda _: background.start())
     sidecars, built = [one.sidecar for one in fetched], [one.was_built for one in fetched]
     with uncollected():
         for (dataset, request), sidecar in zip(pairs, sidecars, strict=True):

@@ -12,7 +12,6 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import xxhash
 
-from megaindex.adapters.array_requests import FrameworkArrayRequest
 from megaindex.arithmetic import ceil_div
 from megaindex.builders.single import order_parameters
 from megaindex.cache.fingerprint import canonical_json, corpus_fingerprint
@@ -22,6 +21,7 @@ from megaindex.cache.framework_files.array_files import (
     Arrays,
     Identity,
 )
+from megaindex.cache.framework_files.group import ArrayRequest
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import check_arrays
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 @dataclass(kw_only=True, eq=False)
-class NeoxRequest(FrameworkArrayRequest, Generic[T]):
+class NeoxRequest(ArrayRequest, Generic[T]):
     """The request for the arrays of one epoch of a dataset."""
 
     files: ArrayFiles

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 
 from megaindex._types import I64
-from megaindex.adapters.array_requests import as_range
 from megaindex.adapters.neox import group
 from megaindex.adapters.neox.files import mapped
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.neox.samples import NeoxPairSamples, NeoxSamples, NeoxTextSamples
 from megaindex.adapters.reports import NEOX, ServedDataset
 from megaindex.errors import InvalidArgument, MissingFile
+from megaindex.index.frameworks import as_range
 from megaindex.loader.neox_dataset import Rows
 
 logger = logging.getLogger("megaindex")

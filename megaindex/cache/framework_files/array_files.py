@@ -206,17 +206,6 @@ def state_of(status: os.stat_result) -> FileState:
     return [status.st_size, status.st_mtime_ns, status.st_ino]
 
 
-def check_unchanged(files: ArrayFiles, sidecar: Sidecar) -> None:
-    """Look whether these are still the files that a sidecar, found by a listing, was written for.
-
-    Raises:
-        MissingFile: one was removed.
-        FormatError: one was replaced or written to.
-    """
-    if states_of(files.arrays) != sidecar.files:
-        raise changed(files)
-
-
 def changed(files: ArrayFiles) -> FormatError:
     """Return the error for files that are not those that were recorded."""
     return FormatError(

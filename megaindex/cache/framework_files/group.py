@@ -1,13 +1,18 @@
-"""Sets of arrays of one directory that are asked for together: looked up at once, built at once."""
+"""Requests for sets of index arrays under a framework's file names, alone or many together.
+
+Those of one directory are looked up at once and built at once.
+"""
 
 from __future__ import annotations
 
+import abc
 import contextlib
 import gc
+import logging
+import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Protocol
 
 from megaindex.arithmetic import ceil_div
 from megaindex.cache.claim import build_once
@@ -21,52 +26,19 @@ from megaindex.cache.framework_files.array_files import (
 from megaindex.cache.framework_files.sidecar import (
     find_arrays,
     make_sets_durable_later,
+    map_arrays,
     record_accepted,
 )
 from megaindex.cache.framework_files.writer import ArrayWriter, write_together
+from megaindex.errors import FormatError, MissingFile
 from megaindex.index.orders.framework import Sink
 from megaindex.kernels import num_threads
+
+logger = logging.getLogger("megaindex")
 
 _WORTH_A_THREAD = 1 << 18  # bytes of an .idx: 13,000 documents
 _WORTH_LISTING = 20  # names for each set: looking for its files by themselves takes longer
 _TOGETHER = 64  # most sets that are recorded in one file
-
-
-class ArrayRequest(Protocol):
-    """One set of arrays that is asked for."""
-
-    @property
-    def files(self) -> ArrayFiles:
-        """Where the framework keeps them."""
-        ...
-
-    @property
-    def description(self) -> str:
-        """Text of the file that marks them as complete, where the framework has one."""
-        ...
-
-    @property
-    def identity(self) -> Identity:
-        """What they depend on."""
-        ...
-
-    @property
-    def corpus_nbytes(self) -> int:
-        """Bytes of what is read to build them."""
-        ...
-
-    @property
-    def content(self) -> object:
-        """Requests of equal content have equal arrays; None where that is not known."""
-        ...
-
-    def check(self, arrays: Arrays) -> None:
-        """Raise FormatError if these, which the framework wrote, are not the arrays."""
-        ...
-
-    def fill(self, sink: Sink, threads: int) -> None:
-        """Build the arrays with so many threads."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -76,6 +48,88 @@ class Fetched:
     sidecar: Sidecar
     was_built: bool
     """By this process; else they were found."""
+
+
+class ArrayRequest(abc.ABC):
+    """A request for one set of arrays, which can be looked up, built and mapped."""
+
+    __slots__ = ()
+
+    files: ArrayFiles | None
+    """None where the framework keeps the arrays in memory; they cannot be fetched then."""
+    description: str
+    """Text of the file by which the framework marks the arrays as complete."""
+
+    @property
+    @abc.abstractmethod
+    def identity(self) -> Identity:
+        """The settings and the corpora that the arrays depend on."""
+
+    @property
+    @abc.abstractmethod
+    def corpus_nbytes(self) -> int:
+        """Bytes of the .idx files that are read to build the arrays."""
+
+    @property
+    def content(self) -> object:
+        """Equal for requests of equal arrays; None where that is not known."""
+        return None
+
+    @abc.abstractmethod
+    def fill(self, sink: Sink, threads: int) -> None:
+        """Build the arrays with so many threads."""
+
+    @abc.abstractmethod
+    def check(self, arrays: Arrays) -> None:
+        """Raise FormatError if these, which the framework wrote, are not the arrays."""
+
+    @property
+    def directory(self) -> str:
+        """The directory of the files."""
+        return os.path.dirname(str(self.files)) or "."
+
+    def fetch(self) -> Fetched:
+        """Look the arrays up, or let one process build them.
+
+        Raises:
+            FormatError: files that the framework wrote are not the arrays of this request.
+            StorageError: the directory cannot be written, or another builder takes too long.
+        """
+        name = os.path.basename(str(self.files))
+        return build_once(self.directory, name, self._find, self._build)
+
+    def find(self, listing: Listing | None = None) -> Sidecar | None:
+        """Return the sidecar of the arrays; None where they have to be built: see `find_arrays`."""
+        return find_arrays(self._kept_files(), self.identity, self.check, listing)
+
+    def open(self, sidecar: Sidecar) -> Arrays:
+        """Map the arrays that ``sidecar`` describes; build them again if they were damaged."""
+        files = self._kept_files()
+        try:
+            return map_arrays(files, sidecar)
+        except (FormatError, MissingFile) as error:
+            logger.warning("%s", error)
+            again = self.fetch().sidecar
+            if (again.corpus, again.arrays) != (sidecar.corpus, sidecar.arrays):
+                raise
+            return map_arrays(files, again)
+
+    def writer(self, listing: Listing | None = None) -> ArrayWriter:
+        """Return a writer of the files."""
+        return ArrayWriter(self._kept_files(), listing)
+
+    def _find(self) -> Fetched | None:
+        sidecar = self.find()
+        return None if sidecar is None else Fetched(sidecar, was_built=False)
+
+    def _build(self) -> Fetched:
+        with self.writer() as writer:
+            self.fill(writer, num_threads())
+            return Fetched(writer.publish(self.identity, self.description), was_built=True)
+
+    def _kept_files(self) -> ArrayFiles:
+        assert self.files is not None
+        return self.files
 
 
 def fetch_together(
@@ -134,15 +188,11 @@ def _listing(requests: Sequence[ArrayRequest], directory: str) -> Iterator[Listi
         make_sets_durable_later(listing.verified[begin : begin + _TOGETHER])
 
 
-def _find(request: ArrayRequest, listing: Listing | None) -> Sidecar | None:
-    return find_arrays(request.files, request.identity, request.check, listing)
-
-
 def _find_all(requests: Sequence[ArrayRequest], directory: str) -> list[Fetched] | None:
     found = []
     with uncollected(), _listing(requests, directory) as listing:
         for request in requests:
-            sidecar = _find(request, listing)
+            sidecar = request.find(listing)
             if sidecar is None:
                 return None
             found.append(Fetched(sidecar, was_built=False))
@@ -153,7 +203,7 @@ def _build_missing(
     requests: Sequence[ArrayRequest], directory: str, before_building: Callable[[int], object]
 ) -> list[Fetched]:
     with _listing(requests, directory) as listing:
-        sidecars = [_find(request, listing) for request in requests]
+        sidecars = [request.find(listing) for request in requests]
     missing = [number for number, sidecar in enumerate(sidecars) if sidecar is None]
     before_building(len(missing))
     # Python's lock is held for most of the work on a small corpus: threads would only wait for it.
@@ -198,6 +248,4 @@ def _build(
             request.fill(writer, threads)
             last = content, dict(writer.arrays)
 
-    return write_together(
-        [(ArrayWriter(r.files, listing), r.identity, r.description) for r in requests], fill
-    )
+    return write_together([(r.writer(listing), r.identity, r.description) for r in requests], fill)

@@ -335,7 +335,7 @@ def find_arrays(
     ``check`` looks at arrays that have no sidecar, or other files than it was written for, and
     raises FormatError if they are not those that ``identity`` asks for. With a ``listing`` of their
     directory no file is looked at but sidecars: files that were written to since are left to
-    `check_unchanged`; and what is accepted is not recorded, but noted in ``listing.accepted``.
+    `map_arrays`; and what is accepted is not recorded, but noted in ``listing.accepted``.
 
     Raises:
         FormatError: arrays that megaindex did not write belong to another corpus or are damaged.
