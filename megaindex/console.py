@@ -1,7 +1,4 @@
-"""Tables, colours and progress bars for terminals and pipes.
-
-One bar is shown at a time: work that begins while another bar is shown has none.
-"""
+"""Tables and colours for terminals and pipes."""
 
 from __future__ import annotations
 
@@ -10,12 +7,9 @@ import re
 import shutil
 import sys
 import textwrap
-import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.cells import cell_len
@@ -26,12 +20,8 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from megaindex.io.filesystem import Progress, ignore
-
 if TYPE_CHECKING:
     from typing import Literal, TextIO
-
-    from rich.progress import Progress as Display
 
 
 _PIPED_WIDTH = 110
@@ -323,140 +313,3 @@ def _shared(lists: Iterable[Sequence[str]]) -> list[str]:
     """The beginning that all of the lists have."""
     levels = zip(*lists, strict=False)
     return [level[0] for level in itertools.takewhile(lambda each: len(set(each)) == 1, levels)]
-
-
-Bar = Callable[[int], Progress]
-"""Function of the total number of bytes; returns the one to call with each number copied."""
-
-
-def silent(_total: int) -> Progress:
-    """No bar."""
-    return ignore
-
-
-def on_terminal() -> bool:
-    """Return True if stderr is a terminal; services may have no stderr."""
-    return sys.stderr is not None and not sys.stderr.closed and sys.stderr.isatty()
-
-
-@contextmanager
-def copying(what: str) -> Iterator[Bar]:
-    """Yield the `Bar` for a copy, or `silent` off a terminal."""
-    if not on_terminal():
-        yield silent
-        return
-    from rich.progress import DownloadColumn, TransferSpeedColumn
-
-    with _display(what, DownloadColumn(), TransferSpeedColumn()) as display:
-        task = display.add_task(what)
-
-        def begin(total: int) -> Progress:
-            display.update(task, total=total)
-            return lambda count: display.advance(task, count)
-
-        yield begin
-
-
-@contextmanager
-def counting(what: str, total: int) -> Iterator[Progress]:
-    """Yield the function to call with each number of tasks done, out of ``total``."""
-    if not on_terminal():
-        yield ignore
-        return
-    from rich.progress import MofNCompleteColumn
-
-    with _display(what, MofNCompleteColumn()) as display:
-        task = display.add_task(what, total=total)
-        yield lambda count: display.advance(task, count)
-
-
-@contextmanager
-def counting_samples() -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a function of samples counted and samples to count; None off a terminal.
-
-    The bar appears with its first call.
-    """
-    if not on_terminal():
-        yield None
-        return
-    with ExitStack() as stack:
-
-        @cache
-        def update() -> Callable[..., None]:
-            display = stack.enter_context(_display("counting samples"))
-            return partial(display.update, display.add_task("counting samples"))
-
-        yield lambda done, total: update()(completed=done, total=total)
-
-
-@contextmanager
-def polling(
-    under_way: Callable[[], int], progress: Progress, seconds: float = 1.0
-) -> Iterator[Progress]:
-    """Move `progress` on while tasks run elsewhere; yield the `Progress` of those that have ended.
-
-    Progress never goes back, though a task that lost its worker does.
-
-    Args:
-        under_way: returns the bytes that unfinished tasks have behind them; called every so many
-            `seconds`, by a thread.
-    """
-    if progress is ignore:
-        yield ignore
-        return
-    ended = told = 0
-    over = threading.Event()
-    lock = threading.Lock()
-
-    def tell(now: int) -> None:
-        nonlocal told
-        if now > told:
-            progress(now - told)
-            told = now
-
-    def poll() -> None:
-        while not over.wait(seconds):
-            now = under_way()
-            with lock:
-                tell(ended + now)
-
-    def add(nbytes: int) -> None:
-        nonlocal ended
-        with lock:
-            ended += nbytes
-            tell(ended)
-
-    thread = threading.Thread(target=poll, name="megaindex-progress", daemon=True)
-    try:
-        thread.start()
-        yield add
-    finally:
-        over.set()
-        with suppress(RuntimeError):  # Ctrl-C inside start(): it cannot be joined
-            thread.join()
-
-
-@contextmanager
-def _display(what: str, *columns: Any) -> Iterator[Display]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    display = Progress(
-        TextColumn(what),
-        BarColumn(),
-        *columns,
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    alone = _shown.acquire(blocking=False)
-    if alone:
-        display.start()
-    try:
-        yield display
-    finally:
-        if alone:
-            display.stop()
-            _shown.release()
-
-
-_shown = threading.Lock()

@@ -29,7 +29,7 @@ LAYERS = [
     {"index"},
     {"format", "kernels", "helpers"},
     {"objects"},
-    {"io", "engine", "_types", "arithmetic", "validation", "console"},
+    {"io", "engine", "_types", "arithmetic", "validation", "console", "progress"},
     {"errors", "_lazy"},
 ]
 LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
@@ -207,7 +207,9 @@ def test_kernels_know_neither_python_nor_files() -> None:
             assert banned not in header.read_text(), f"{header.name} includes {banned}"
 
 
-@pytest.mark.parametrize("module", ["megaindex", "megaindex.errors"])
+@pytest.mark.parametrize(
+    "module", ["megaindex", "megaindex.errors", "megaindex.progress", "megaindex.cli.options"]
+)
 def test_importing_the_package_loads_nothing_heavy(module: str) -> None:
     code = (
         f"import sys, {module}; "
@@ -219,7 +221,7 @@ def test_importing_the_package_loads_nothing_heavy(module: str) -> None:
     assert result.stdout.strip() == "[]"
 
 
-def test_reading_and_building_load_neither_torch_nor_numba(tmp_path: Path) -> None:
+def test_reading_and_building_load_no_heavy_package(tmp_path: Path) -> None:
     if os.environ.get("MEGAINDEX_NO_NATIVE") == "1":
         pytest.skip("without the native core, Numba builds")
     code = f"""
@@ -229,7 +231,7 @@ with megaindex.IndexedDatasetWriter({str(tmp_path / "c")!r}) as writer:
         writer.add_document(range(40))
 index = megaindex.build_index({str(tmp_path / "c")!r}, sequence_length=16, seed=1)
 assert index.num_samples == 22 and megaindex.backend() == "native"
-print(sorted({{'numba', 'torch'}} & set(sys.modules)))
+print(sorted({{'numba', 'rich', 'torch', 'yaml'}} & set(sys.modules)))
 """
     result = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

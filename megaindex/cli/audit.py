@@ -13,8 +13,8 @@ from megaindex.cli.options import Parser, add_flags
 from megaindex.cli.plan import add_run_arguments, recipe_of, settings_of
 from megaindex.configs.batch_schedule import parse_count
 from megaindex.configs.run_builder import resolve
-from megaindex.console import counting_samples
 from megaindex.errors import InvalidArgument
+from megaindex.progress import counting_samples
 
 
 def main(arguments: Sequence[str]) -> int:

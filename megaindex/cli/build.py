@@ -142,7 +142,7 @@ def _build_one(path: str, options: argparse.Namespace) -> None:
 
 def _build_many(paths: Sequence[str], options: argparse.Namespace, engine: Engine) -> None:
     from megaindex.builders.many import build_many
-    from megaindex.console import counting
+    from megaindex.progress import counting
 
     settings = _settings(options)
     start = time.perf_counter()

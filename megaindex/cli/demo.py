@@ -27,7 +27,6 @@ from megaindex.builders import build_index
 from megaindex.cli.options import Parser
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Data, Run, Source, Target
-from megaindex.console import counting
 from megaindex.errors import InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Index, Spans
@@ -37,6 +36,7 @@ from megaindex.loader.samplers import MicroBatchSampler
 from megaindex.loader.token_readers import MappedTokens
 from megaindex.plan.plan import make_plan
 from megaindex.plan.render import plan_view
+from megaindex.progress import counting
 from megaindex.tokenize.byte_level import END_OF_DOCUMENT, text_files, write_byte_corpus
 
 if TYPE_CHECKING:

@@ -27,8 +27,8 @@ _FORMATS = {
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    from megaindex.console import copying
     from megaindex.imports.flat import import_pair
+    from megaindex.progress import copying
 
     start = time.perf_counter()
     with copying("importing") as bar:

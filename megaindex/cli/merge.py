@@ -11,8 +11,8 @@ from megaindex.cli.options import Parser, add_flags, refuse_weights
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    from megaindex.console import copying
     from megaindex.corpus.merge import merge
+    from megaindex.progress import copying
 
     start = time.perf_counter()
     refuse_weights("merge", options.inputs)

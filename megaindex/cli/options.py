@@ -9,8 +9,6 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from megaindex.errors import InvalidArgument
-from megaindex.format.header import DIALECTS
-from megaindex.index.frameworks import FRAMEWORK_RULES, SPLITS, parse_split
 from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting
 
 if TYPE_CHECKING:
@@ -31,6 +29,8 @@ class Parser(argparse.ArgumentParser):
                 for part in value.split(","):  # one for each source
                     check_epochs(flag, part)
             elif name == "split" and value is not None:
+                from megaindex.index.frameworks import parse_split
+
                 parse_split(value, options.order or "megatron", flag)
         return options
 
@@ -47,17 +47,14 @@ _FLAGS: dict[str, dict[str, Any]] = {
     },
     "--seq-length": {"type": int, "metavar": "S", "help": "tokens per sample"},
     "--seed": {"type": int, "help": f"default: {DEFAULT_SEED}"},
-    "--order": {"metavar": "ORDER", "help": f"{', '.join(FRAMEWORK_RULES)}; default: megatron"},
     "--epochs": {"metavar": "E", "help": "such as 1, 1.5 or 3/2"},
     "--num-samples": {"type": int, "metavar": "N", "help": "samples of the index"},
     "--variance-buffer": {"metavar": "B", "help": "of a blend: a number >= 1, or exact"},
     "--split": {"metavar": "a,b,c", "help": "such as 969,30,1; default: all documents"},
-    "--subset": {"default": "train", "choices": SPLITS, "help": "default: train"},
     "--cache-dir": {
         "metavar": "DIR",
         "help": "keep the index arrays there",
     },
-    "--dialect": {"default": "megatron", "choices": DIALECTS, "help": "dtype codes"},
     "--overwrite": {"action": "store_true", "help": "replace what is there"},
     "--json": {"action": "store_true", "help": "one JSON object"},
 }
@@ -66,7 +63,24 @@ _FLAGS: dict[str, dict[str, Any]] = {
 def add_flags(parser: argparse._ActionsContainer, *flags: str, **changes: Any) -> None:
     """Add flags that several verbs have; ``changes`` replace arguments of `add_argument`."""
     for flag in flags:
-        parser.add_argument(flag, **(_FLAGS[flag] | changes))
+        parser.add_argument(flag, **(_shared_arguments(flag) | changes))
+
+
+def _shared_arguments(flag: str) -> dict[str, Any]:
+    """Arguments of `add_argument`; tables, which load NumPy, are imported for flags that list them."""
+    if flag == "--order":
+        from megaindex.index.frameworks import FRAMEWORK_RULES
+
+        return {"metavar": "ORDER", "help": f"{', '.join(FRAMEWORK_RULES)}; default: megatron"}
+    if flag == "--subset":
+        from megaindex.index.frameworks import SPLITS
+
+        return {"default": "train", "choices": SPLITS, "help": "default: train"}
+    if flag == "--dialect":
+        from megaindex.format.header import DIALECTS
+
+        return {"default": "megatron", "choices": DIALECTS, "help": "dtype codes"}
+    return _FLAGS[flag]
 
 
 def refuse_others(

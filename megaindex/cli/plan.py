@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 def main(arguments: Sequence[str]) -> int:
     """0 for a plan, 1 where ``--check`` found repeated or unseen data."""
     options = _parser().parse_args(arguments)
-    from megaindex.console import counting_samples
     from megaindex.plan.export import export_settings
     from megaindex.plan.plan import make_plan
     from megaindex.plan.render import print_plan
+    from megaindex.progress import counting_samples
 
     recipe = recipe_of(options)
     if recipe is not None:

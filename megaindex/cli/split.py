@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_intermixed_args(arguments)
-    from megaindex.console import copying
     from megaindex.corpus.split import split
+    from megaindex.progress import copying
 
     start = time.perf_counter()
     with copying("splitting") as bar:

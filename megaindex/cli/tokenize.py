@@ -26,7 +26,7 @@ _UNITS = {"": 0, "k": 10, "m": 20, "g": 30}
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    from megaindex.console import copying
+    from megaindex.progress import copying
     from megaindex.tokenize import tokenize
 
     start = time.perf_counter()

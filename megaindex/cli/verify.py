@@ -90,7 +90,7 @@ def _verify(options: argparse.Namespace) -> bool:
 
 def _report(check: Check) -> Report:
     """Of one thing, checked by this process, with a bar of the bytes that it reads."""
-    from megaindex.console import copying, silent
+    from megaindex.progress import copying, silent
 
     with copying("reading") as bar:
         return check.run(bar if check.full else silent)
@@ -98,7 +98,7 @@ def _report(check: Check) -> Report:
 
 def _reports(to_do: Sequence[Check], engine: Engine) -> list[Report]:
     """Of all of them, in order, whichever is done first."""
-    from megaindex.console import counting
+    from megaindex.progress import counting
     from megaindex.verify.verify import Check
 
     reports: dict[int, Report] = {}
@@ -145,8 +145,8 @@ def _table(report: Report) -> FittedTable:
 
 
 def _repair(options: argparse.Namespace) -> None:
-    from megaindex.console import copying
     from megaindex.corpus.repair import repair
+    from megaindex.progress import copying
 
     if len(options.paths) != 1:
         raise InvalidArgument(f"--repair takes one PATH, got {len(options.paths)}")

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from megaindex.console import Bar, silent
 from megaindex.corpus.outputs import WriteResult, check_outputs, checked_outcome
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.header import DtypeTable, code_of_dtype, get_dialect
 from megaindex.format.pair import MappedPair, PairSink, map_pair, pair_paths
 from megaindex.format.writer import append_pair
+from megaindex.progress import Bar, silent
 
 
 def merge(

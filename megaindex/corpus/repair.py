@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.console import Bar, silent
 from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.format.dataset import IndexedDataset
 from megaindex.format.header import (
@@ -44,6 +43,7 @@ from megaindex.format.pair import (
 from megaindex.format.validate import bound_end_fault, bound_faults
 from megaindex.io.mapping import map_readonly
 from megaindex.io.paths import check_file, refuse_zero_byte
+from megaindex.progress import Bar, silent
 
 _CHUNK = 1 << 17
 _CHUNK_TOKENS = 1 << 20

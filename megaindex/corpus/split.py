@@ -8,13 +8,13 @@ from itertools import pairwise
 
 import numpy as np
 
-from megaindex.console import Bar, silent
 from megaindex.corpus.merge import check_documents
 from megaindex.corpus.outputs import WriteResult, check_outputs, checked_outcome
 from megaindex.errors import InvalidArgument
 from megaindex.format.pair import MappedPair, PairSink, map_pair, pair_paths
 from megaindex.format.writer import append_documents
 from megaindex.io.filesystem import Progress
+from megaindex.progress import Bar, silent
 
 Documents = tuple[int, int]
 """First document of a part, and the first behind it."""

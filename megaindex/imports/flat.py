@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.console import Bar, silent
 from megaindex.corpus.outputs import WriteResult, check_outputs, checked_outcome
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDatasetWriter
@@ -17,6 +16,7 @@ from megaindex.format.cast import CHUNK, token_array
 from megaindex.format.header import DtypeTable, code_of_dtype, get_dialect
 from megaindex.format.pair import IndexSpool, PairSink, pair_paths
 from megaindex.io.mapping import map_readonly
+from megaindex.progress import Bar, silent
 
 _LONGEST = np.iinfo(np.int32).max  # lengths are int32 in the .idx
 Chunks = Callable[[], Iterator[npt.NDArray[np.int64]]]

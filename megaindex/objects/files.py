@@ -28,7 +28,6 @@ from typing import Any, TypeVar
 import xxhash
 from xxhash import xxh3_64_intdigest
 
-from megaindex.console import copying
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.json_files import read_object
 from megaindex.io.os_errors import as_storage_error, storage_error
@@ -45,6 +44,7 @@ from megaindex.io.paths import (
 from megaindex.io.pread import DescriptorCache, RangeReader
 from megaindex.io.threads import map_interruptibly
 from megaindex.objects.store import fill
+from megaindex.progress import copying
 
 logger = logging.getLogger(__name__)
 

@@ -7,13 +7,13 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from megaindex.console import Bar, polling, silent
 from megaindex.corpus.merge import merge
 from megaindex.corpus.outputs import check_outputs, checked_outcome
 from megaindex.engine import Engine, open_engine
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.pair import check_not_a_half
 from megaindex.io.paths import check_local
+from megaindex.progress import Bar, polling, silent
 from megaindex.tokenize.encode import Task, encode_part
 from megaindex.tokenize.inputs import find_sources
 from megaindex.tokenize.parts import cut

@@ -27,13 +27,13 @@ from megaindex.cache.framework_files.sidecar import (
     load_sidecar,
 )
 from megaindex.cache.npy import map_npy
-from megaindex.console import Bar
 from megaindex.corpus.discover import entries
 from megaindex.errors import FormatError
 from megaindex.format.header import Fault
 from megaindex.index.array_index import rising_rows
 from megaindex.io.json_files import Damaged
 from megaindex.io.os_errors import as_storage_error
+from megaindex.progress import Bar
 from megaindex.verify.report import Collector, Report, Severity
 
 Located = tuple[str, Fault, int]

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from megaindex.console import Bar
 from megaindex.format.header import (
     HEADER_BYTES,
     DtypeTable,
@@ -36,6 +35,7 @@ from megaindex.io.mapping import map_readonly
 from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import FileInfo, is_remote, odd_kind
 from megaindex.objects.files import local_copy, open_binary, stat_path
+from megaindex.progress import Bar
 from megaindex.verify.report import Collector, Report
 
 _I64 = npt.NDArray[np.int64]

@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from megaindex.console import Bar, silent
 from megaindex.corpus.discover import Subject, subjects
 from megaindex.errors import InvalidArgument
 from megaindex.format.header import get_dialect
+from megaindex.progress import Bar, silent
 from megaindex.validation import check_between
 from megaindex.verify.arrays import (
     verify_arrays,

@@ -154,7 +154,7 @@ def test_ctrl_c_while_modules_are_imported(
 
 
 def test_progress_needs_no_stderr(monkeypatch: pytest.MonkeyPatch) -> None:
-    from megaindex.console import copying, counting, silent
+    from megaindex.progress import copying, counting, silent
 
     monkeypatch.setattr(sys, "stderr", None)
     with copying("merging") as bar, counting("building", 3) as count:

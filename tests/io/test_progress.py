@@ -7,7 +7,7 @@ import io
 import pytest
 from terminals import Terminal, stderr_as
 
-from megaindex.console import copying
+from megaindex.progress import copying
 
 
 @pytest.mark.parametrize(("stream", "shown"), [(Terminal(), True), (io.StringIO(), False)])
