@@ -89,7 +89,7 @@ _RANGES = {
          "data_parallel_size", "gradient_accumulation_steps", "global_batch_size", "world_size",
          "tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size",
          "interval", "eval_interval", "eval_global_batch_size", "eval_micro_batch_size",
-         "train_epochs", "points"),
+         "train_epochs", "points", "workers"),
         (1, INT64_MAX),
     ),
     **dict.fromkeys(

@@ -142,6 +142,8 @@ EPOCHS = (api("epochs"), command("plan", "--epochs"), command("build", "--epochs
 SPLIT = (api("split"), command("plan", "--split"), command("build", "--split"),
          command("extend", "--split"), megatron("--split"), neox("split"))  # fmt: skip
 BUFFER = (blend("variance_buffer"), run("variance_buffer"), command("plan", "--variance-buffer"))
+ORDER = (api("order"), blend("order"), run("order"), command("plan", "--order"),
+         command("build", "--order"), command("extend", "--order"))  # fmt: skip
 NOT_COUNTS = "must be at least 1, got 0"
 CASES = [
     (LENGTH, 0, "must be from 1 to 2147483646, got 0"),
@@ -158,6 +160,9 @@ CASES = [
     (EPOCHS, "0", "must be a positive number such as 1, 1.5 or 3/2, got '0'"),
     (SPLIT, "1,2,3,4", "must be up to three non-negative numbers with a positive sum"),
     (SPLIT, "0,0,0", "must be up to three non-negative numbers with a positive sum"),
+    (ORDER, "newx", "must be one of megatron, neox, megatron-legacy, paddlenlp, epoch, window, "
+     "got 'newx'"),
+    ((command("build", "--workers"),), 0, NOT_COUNTS),
     (BUFFER, 0.5, "must be a number >= 1 or exact, got 0.5"),
     ((loader("data_parallel_rank"), loader("data_parallel_rank", RandomAccessSampler)), 2,
      "must be 0 or 1, got 2"),

@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from megaindex.errors import InvalidArgument
-from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting
+from megaindex.validation import DEFAULT_SEED, check_choice, check_epochs, check_setting
 
 if TYPE_CHECKING:
     from megaindex.engine import Engine
@@ -28,6 +28,10 @@ class Parser(argparse.ArgumentParser):
             elif name in ("epochs", "more_epochs") and value is not None:
                 for part in value.split(","):  # one for each source
                     check_epochs(flag, part)
+            elif name == "order" and value is not None:
+                from megaindex.index.frameworks import FRAMEWORK_RULES
+
+                check_choice(flag, value, tuple(FRAMEWORK_RULES))
             elif name == "split" and value is not None:
                 from megaindex.index.frameworks import parse_split
 
@@ -67,7 +71,7 @@ def add_flags(parser: argparse._ActionsContainer, *flags: str, **changes: Any) -
 
 
 def _shared_arguments(flag: str) -> dict[str, Any]:
-    """Arguments of `add_argument`; tables, which load NumPy, are imported for flags that list them."""
+    """Return the arguments of `add_argument`; tables load NumPy, so only flags that list one do."""
     if flag == "--order":
         from megaindex.index.frameworks import FRAMEWORK_RULES
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 import itertools
 import math
 import re
-import reprlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -229,11 +228,7 @@ def framework_rules(order: str) -> FrameworkRules:
     Raises:
         InvalidArgument: no such order.
     """
-    try:
-        return FRAMEWORK_RULES[order]
-    except (KeyError, TypeError):  # a list cannot be looked up
-        names = ", ".join(FRAMEWORK_RULES)
-        raise InvalidArgument(f"order must be one of {names}, got {reprlib.repr(order)}") from None
+    return FRAMEWORK_RULES[check_choice("order", order, tuple(FRAMEWORK_RULES))]
 
 
 def parse_split(split: str, order: str = "", name: str = "split") -> list[float]:
