@@ -153,13 +153,20 @@ def corpus_fingerprint(dataset: HasLengths) -> str:
 
     The tokens themselves are not read: a corpus rewritten with equal lengths keeps its indices,
     and its indices keep serving whatever tokens it holds. `content_fingerprint` reads them.
+    Computed once for a dataset.
     """
-    digest = xxhash.xxh3_128()
-    sizes = (dataset.nbytes, dataset.index_nbytes, dataset.sequence_lengths.size)
-    digest.update(np.array(sizes, "<i8").tobytes())
-    digest.update(array_bytes(dataset.sequence_lengths))
-    digest.update(array_bytes(dataset.document_indices))
-    return digest.hexdigest()
+    found = _fingerprints.get(dataset)
+    if found is None:
+        digest = xxhash.xxh3_128()
+        sizes = (dataset.nbytes, dataset.index_nbytes, dataset.sequence_lengths.size)
+        digest.update(np.array(sizes, "<i8").tobytes())
+        digest.update(array_bytes(dataset.sequence_lengths))
+        digest.update(array_bytes(dataset.document_indices))
+        found = _fingerprints[dataset] = digest.hexdigest()
+    return found
+
+
+_fingerprints: WeakKeyDictionary[HasLengths, str] = WeakKeyDictionary()
 
 
 def content_fingerprint(dataset: Content, *, whole: bool = False) -> str:

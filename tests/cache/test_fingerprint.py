@@ -11,7 +11,12 @@ import pytest
 from corpora import write_corpus
 
 from megaindex.cache import fingerprint as module
-from megaindex.cache.fingerprint import CHUNK_BYTES, CHUNKS, content_fingerprint
+from megaindex.cache.fingerprint import (
+    CHUNK_BYTES,
+    CHUNKS,
+    content_fingerprint,
+    corpus_fingerprint,
+)
 from megaindex.errors import StorageError
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
 
@@ -101,3 +106,18 @@ def test_a_file_that_was_replaced_is_refused(tmp_path: Path) -> None:
     os.replace(tmp_path / "other.bin", tmp_path / "c.bin")
     with pytest.raises(StorageError, match="changed since it was opened"):
         content_fingerprint(dataset)
+
+
+def test_lengths_of_an_open_dataset_are_hashed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prefix = write_corpus(tmp_path / "c", [5, 9, 2]).path_prefix
+    hashed: list[int] = []
+    real = module.array_bytes
+    monkeypatch.setattr(module, "array_bytes", lambda array: (hashed.append(1), real(array))[1])
+    dataset = IndexedDataset(prefix)
+    first = corpus_fingerprint(dataset)
+    assert corpus_fingerprint(dataset) == first
+    assert len(hashed) == 2  # lengths and bounds
+    assert corpus_fingerprint(IndexedDataset(prefix)) == first
+    assert len(hashed) == 4

@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
-from weakref import WeakKeyDictionary
 
 import numpy as np
 import xxhash
@@ -85,7 +84,7 @@ class PackedRequest(NeoxRequest[ShuffledOrder]):
 
     def corpus(self) -> str:
         self.texts[0].validate()
-        return _fingerprint(self.texts[0])
+        return corpus_fingerprint(self.texts[0])
 
     def facts(self) -> Mapping[str, Any]:
         order = self.order()
@@ -113,21 +112,11 @@ class PackedRequest(NeoxRequest[ShuffledOrder]):
         check_arrays(self.order(), self.texts[0].sequence_lengths, **arrays)
 
 
-def _fingerprint(text: IndexedDataset) -> str:
-    """Return `corpus_fingerprint`, computed once for the datasets of all splits."""
-    if text not in _fingerprints:
-        _fingerprints[text] = corpus_fingerprint(text)
-    return _fingerprints[text]
-
-
-_fingerprints: WeakKeyDictionary[IndexedDataset, str] = WeakKeyDictionary()
-
-
 class WholeDocumentsRequest(NeoxRequest[PackingOrder]):
     """The request for arrays of the packings of whole documents."""
 
     def corpus(self) -> str:
-        corpora = [_fingerprint(text) for text in self.texts]
+        corpora = [corpus_fingerprint(text) for text in self.texts]
         parts = {"corpora": corpora, **order_parameters(self.order())}
         return xxhash.xxh3_128_hexdigest(canonical_json(parts).encode())
 
