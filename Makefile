@@ -43,7 +43,7 @@ bench: $(VENV)/.test-installed
 
 # MATRIX_VERSIONS="0.15.3 0.16.1" for those alone
 matrix: $(VENV)/.test-installed
-	$(BIN)/python tests/matrix.py $(VENV)/megatron-core $(MATRIX_VERSIONS)
+	$(BIN)/python tests/robustness/matrix.py $(VENV)/megatron-core $(MATRIX_VERSIONS)
 
 docs-sample: $(VENV)/.test-installed
 	$(BIN)/python docs/audit_sample.py
@@ -52,20 +52,20 @@ slow: $(VENV)/.test-installed
 	$(BIN)/python -m pytest -m slow
 
 sanitize: $(VENV)/.test-installed
-	BIN=$(BIN) sh tests/sanitize/run.sh
+	BIN=$(BIN) sh tests/robustness/sanitize/run.sh
 
 # FUZZ_SECONDS for each target
 fuzz: $(VENV)/.test-installed
 	$(PIP) -r requirements/fuzz.txt
-	BIN=$(BIN) sh tests/fuzz/run.sh $(or $(FUZZ_SECONDS),60)
+	BIN=$(BIN) sh tests/robustness/fuzz/run.sh $(or $(FUZZ_SECONDS),60)
 
 # Random operations against a model, for SOAK_SECONDS
 soak: $(VENV)/.test-installed
-	$(BIN)/python tests/soak --seconds $(or $(SOAK_SECONDS),3600)
+	$(BIN)/python tests/robustness/soak --seconds $(or $(SOAK_SECONDS),3600)
 
 # A process that ends, or a call that fails, at every place where files change
 faults: $(VENV)/.test-installed
-	$(BIN)/python tests/faults
+	$(BIN)/python tests/robustness/faults
 
 $(VENV)/bin/python:
 	@$(PYTHON) -m venv $(VENV)

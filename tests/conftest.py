@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, settings
-from ray_clusters import ray_cluster
+from support.ray_clusters import ray_cluster
 
 from megaindex.kernels import load
 

@@ -15,8 +15,8 @@ pytest.importorskip("torch")
 if os.environ.get("MEGAINDEX_SANITIZE") == "1":
     pytest.skip("torch does not run under the sanitizers", allow_module_level=True)
 
-import compatibility_runs as runs
-from command_line import cli
+from support import compatibility_runs as runs
+from support.command_line import cli
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "compatibility.json").read_text())
 

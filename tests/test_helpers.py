@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
-from megatron_dataset import megatron_dataset
+from support.corpora import write_corpus
+from support.megatron_dataset import megatron_dataset
 
 import megaindex.helpers as ours
 from megaindex.errors import InvalidArgument

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import yaml
-from command_line import cli
-from corpora import write_corpus
+from support.command_line import cli
+from support.corpora import write_corpus
 
 import megaindex
 from megaindex.audit.streams import stream_of_index

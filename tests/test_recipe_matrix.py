@@ -10,10 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpora import write_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from walking import Walk, origins
+from support.corpora import write_corpus
+from support.walking import Walk, origins
 
 from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.configs.batch_schedule import BatchSchedule

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import cli
-from corpora import write_corpus
+from support.command_line import cli
+from support.corpora import write_corpus
 
 from megaindex.builders.recipe import open_recipe
 from megaindex.errors import FormatError, InvalidArgument

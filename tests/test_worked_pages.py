@@ -7,7 +7,7 @@ import warnings
 from pathlib import Path
 
 import pytest
-from worked_pages import DOCS, PAGES, run_page
+from support.worked_pages import DOCS, PAGES, run_page
 
 
 @pytest.mark.parametrize("name", PAGES)

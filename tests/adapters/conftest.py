@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from megatron_blends import one_process, write_corpora
+from support.megatron_blends import one_process, write_corpora
 
 from megaindex.cache.framework_files import sidecar as sidecar_file
 
@@ -37,7 +37,7 @@ def neox(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The stand-in for GPT-NeoX, as ``megatron``."""
     if os.environ.get("MEGAINDEX_SANITIZE") == "1":
         pytest.skip("torch does not run under the sanitizers")
-    import neox_stand_in
+    from support import neox_stand_in
 
     import megaindex.adapters.neox as adapter
 

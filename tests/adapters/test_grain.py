@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
+from support.corpora import write_corpus
 
 import megaindex
 from megaindex.adapters.grain import BatchSource, SampleSource

@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from megatron_blends import (
+from support.megatron_blends import (
     SOURCES,
     assert_equal,
     build,

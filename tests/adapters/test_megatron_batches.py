@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from megatron_blends import assert_equal, build, files, installed, samples
+from support.megatron_blends import assert_equal, build, files, installed, samples
 
 SPLIT = {"split": "60,20,20"}
 SIZES = (60, 9, 5)

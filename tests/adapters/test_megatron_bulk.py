@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import write_corpus
-from megatron_blends import assert_equal, build, installed, samples
+from support.corpora import write_corpus
+from support.megatron_blends import assert_equal, build, installed, samples
 
 from megaindex.adapters.megatron import blend as blend_module
 from megaindex.cache.framework_files import group as array_group

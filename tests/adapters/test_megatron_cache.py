@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
-from megatron_blends import (
+from support.corpora import write_corpus
+from support.megatron_blends import (
     assert_equal,
     build,
     files,
@@ -21,7 +21,7 @@ from megatron_blends import (
     places,
     samples,
 )
-from megatron_dataset import Tokenizer
+from support.megatron_dataset import Tokenizer
 
 import megaindex
 from megaindex.errors import FormatError, InvalidArgument

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from megatron_blends import build, installed
+from support.megatron_blends import build, installed
 
 import megaindex.adapters.megatron as adapter
 from megaindex.cli import main

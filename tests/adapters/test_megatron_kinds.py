@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from megatron_blends import assert_equal, build, files, flat, installed, places, samples
+from support.megatron_blends import assert_equal, build, files, flat, installed, places, samples
 
 from megaindex.format import IndexedDatasetWriter
 

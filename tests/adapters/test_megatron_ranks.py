@@ -10,7 +10,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from megatron_blends import build, files, places
+from support.megatron_blends import build, files, places
 
 WEIGHTS = [1.0, 2.0, 3.0, 2.0, 1.0]
 CONFIG = {"split": "60,20,20", "mid_level_dataset_surplus": 1.0}

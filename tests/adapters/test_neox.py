@@ -8,11 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import neox_stand_in
 import numpy as np
 import pytest
-from neox_corpora import GOLDEN, write_corpus_and_companions
-from neox_running import SIZES, arguments, batches, dataset_of, loaders_of, pair_of
+from support import neox_stand_in
+from support.neox_corpora import GOLDEN, write_corpus_and_companions
+from support.neox_running import SIZES, arguments, batches, dataset_of, loaders_of, pair_of
 
 import megaindex.adapters.neox as adapter
 import megaindex.helpers

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import neox_stand_in
 import numpy as np
 import pytest
-from neox_corpora import GOLDEN
-from neox_running import SIZES, arguments, batches, dataset_of, loaders_of, pair_of, texts
+from support import neox_stand_in
+from support.neox_corpora import GOLDEN
+from support.neox_running import SIZES, arguments, batches, dataset_of, loaders_of, pair_of, texts
 
 import megaindex.adapters.neox as adapter
 from megaindex.errors import OutOfRange

@@ -8,11 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import neox_stand_in
 import numpy as np
 import pytest
 import torch
-from neox_running import SIZES, arguments, batches, loaders_of, texts
+from support import neox_stand_in
+from support.neox_running import SIZES, arguments, batches, loaders_of, texts
 
 import megaindex.adapters.neox as adapter
 from megaindex.errors import OutOfRange

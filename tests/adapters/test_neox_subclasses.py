@@ -7,11 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import neox_stand_in
 import numpy as np
 import pytest
-from neox_corpora import GOLDEN, write_pair
-from neox_running import ADDED, SIZES, adding, arguments, loaders_of, pair_of
+from support import neox_stand_in
+from support.neox_corpora import GOLDEN, write_pair
+from support.neox_running import ADDED, SIZES, adding, arguments, loaders_of, pair_of
 
 import megaindex.adapters.neox as adapter
 

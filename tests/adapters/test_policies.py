@@ -7,15 +7,15 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-import neox_stand_in
 import numpy as np
 import pytest
-from corpora import write_corpus
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from megatron_blends import assert_equal, build, files, places, samples
-from neox_running import arguments, batches, loaders_of
-from planning import plan_json
+from support import neox_stand_in
+from support.corpora import write_corpus
+from support.megatron_blends import assert_equal, build, files, places, samples
+from support.neox_running import arguments, batches, loaders_of
+from support.planning import plan_json
 
 import megaindex
 import megaindex.adapters.megatron

@@ -9,12 +9,12 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import neox_stand_in
 import numpy as np
 import pytest
 import torch
-from megatron_blends import assert_equal, build, installed, places, samples
-from neox_running import adding, arguments, batches, dataset_of, loaders_of
+from support import neox_stand_in
+from support.megatron_blends import assert_equal, build, installed, places, samples
+from support.neox_running import adding, arguments, batches, dataset_of, loaders_of
 
 import megaindex
 import megaindex.adapters.megatron

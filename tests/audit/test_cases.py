@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import cli
+from support.command_line import cli
 
 from megaindex import build_index
 from megaindex.audit.report import Audit, audit, shares

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import cli
-from corpora import write_corpus
-from megatron_dataset import Tokenizer
-from permissions import closed
+from support.command_line import cli
+from support.corpora import write_corpus
+from support.megatron_dataset import Tokenizer
+from support.permissions import closed
 
 from megaindex import build_index
 from megaindex.audit.diff import compare

@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from auditing import as_plain, brute_force
-from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
+from support.auditing import as_plain, brute_force
+from support.corpora import write_corpus
 
 from megaindex import InvalidArgument, MegatronOrder, build_index
 from megaindex.audit import exposure as exposure_module

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import cli
-from corpora import write_corpus
+from support.command_line import cli
+from support.corpora import write_corpus
 
 from megaindex import InvalidArgument, OutOfRange
 from megaindex.audit.lookup import documents_of, steps_of

@@ -14,8 +14,8 @@ from xml.etree import ElementTree
 
 import numpy as np
 import pytest
-from command_line import cli
-from corpora import write_corpus
+from support.command_line import cli
+from support.corpora import write_corpus
 
 from megaindex.audit import audit, stream_of_run
 

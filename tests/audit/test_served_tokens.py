@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from auditing import as_plain, brute_force
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.auditing import as_plain, brute_force
 
 from megaindex import build_index
 from megaindex.audit.exposure import count_exposure

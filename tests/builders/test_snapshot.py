@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
+from support.corpora import write_corpus
 
 import megaindex
 from megaindex.cache import fingerprint as records

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
+from support.corpora import write_corpus
 
 from megaindex.cache import fingerprint as module
 from megaindex.cache.fingerprint import (

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import xxhash
-from corpora import write_corpus
+from support.corpora import write_corpus
 
 import megaindex
 from megaindex.cache.cache import map_array

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from corpora import write_corpus
+from support.corpora import write_corpus
 
 RUN = ("--seq-length", "8", "--micro-batch-size", "1", "--data-parallel-size", "1")
 VERBS = {

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import cli
-from corpora import write_corpus
-from terminals import Terminal
+from support.command_line import cli
+from support.corpora import write_corpus
+from support.terminals import Terminal
 
 from megaindex.cli import main
 from megaindex.console import FittedTable, ShortNames, TableColumn, distinct, elided

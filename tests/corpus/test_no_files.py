@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpora import write_corpus
+from support.corpora import write_corpus
 
 from megaindex.corpus.inspect import PairDescription, inspect
 from megaindex.corpus.merge import merge

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
+from support.corpora import write_corpus
 
 import megaindex
 from megaindex.cli import main

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
+from support.corpora import write_corpus
 
 from megaindex.cli import main
 from megaindex.corpus.merge import merge

@@ -7,9 +7,9 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
-from corpora import write_corpus
-from engine_builds import content, settings
-from ray_clusters import quiet
+from support.corpora import write_corpus
+from support.engine_builds import content, settings
+from support.ray_clusters import quiet
 
 from megaindex.builders.many import BuildTask
 from megaindex.engine import Engine, open_engine

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from corpora import write_corpus
-from engine_builds import Struck, build_struck, content, settings
-from ray_clusters import quiet
+from support.corpora import write_corpus
+from support.engine_builds import Struck, build_struck, content, settings
+from support.ray_clusters import quiet
 
 from megaindex.builders.many import BuildTask, build_many
 from megaindex.cli import main

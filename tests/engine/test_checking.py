@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpora import write_corpus
-from ray_clusters import quiet
+from support.corpora import write_corpus
+from support.ray_clusters import quiet
 
 import megaindex
 from megaindex.cli import main

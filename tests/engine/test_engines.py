@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 import pytest
-from engine_tasks import (
+from support.engine_tasks import (
     Deadly,
     Raising,
     all_tidied,

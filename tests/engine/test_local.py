@@ -15,7 +15,7 @@ import time
 from pathlib import Path
 
 import pytest
-from engine_tasks import Raising, all_tidied, refuse, square, until
+from support.engine_tasks import Raising, all_tidied, refuse, square, until
 
 from megaindex.engine import local, open_engine
 from megaindex.errors import EngineError, InvalidArgument, MissingFile
@@ -42,7 +42,7 @@ def test_iterators_may_be_left_open() -> None:
 
 SCRIPT = """
 import sys
-from engine_tasks import note_and_sleep
+from support.engine_tasks import note_and_sleep
 from megaindex.cli.streams import guarded
 from megaindex.engine import open_engine
 
@@ -82,7 +82,7 @@ def test_no_process_outlives_the_one_it_works_for(tmp_path: Path, number: int) -
 
 
 PLAIN = """
-from engine_tasks import square
+from support.engine_tasks import square
 from megaindex.engine import open_engine
 
 print("began")

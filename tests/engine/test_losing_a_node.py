@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from engine_builds import Struck, build_struck, content, settings
-from engine_tasks import runs_a_task, until
-from ray_clusters import add_node, quiet, ray_cluster
+from support.engine_builds import Struck, build_struck, content, settings
+from support.engine_tasks import runs_a_task, until
+from support.ray_clusters import add_node, quiet, ray_cluster
 
 import megaindex
 from megaindex.builders.many import BuildTask

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import write_corpus
-from engine_tasks import Deadly, all_tidied, linger, square, survive, until
-from ray_clusters import quiet
+from support.corpora import write_corpus
+from support.engine_tasks import Deadly, all_tidied, linger, square, survive, until
+from support.ray_clusters import quiet
 
 import megaindex
 from megaindex.cli import main
@@ -134,7 +134,7 @@ def test_a_missing_ray_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
 
 SCRIPT = """
 import sys
-from engine_tasks import note_and_sleep
+from support.engine_tasks import note_and_sleep
 from megaindex.cli.streams import guarded
 from megaindex.engine import open_engine
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tokenizing import TEXTS, names, pair, run, train_bpe, write_jsonl
+from support.tokenizing import TEXTS, names, pair, run, train_bpe, write_jsonl
 
 from megaindex.engine import Engine
 from megaindex.errors import FormatError

@@ -2,8 +2,8 @@
 
     python tests/golden/make_checkpoints.py > tests/golden/checkpoints.json
 
-Run at commit ef98f65 (version 0.1.0) with this file and tests/checkpoint_runs.py beside it. Paths
-of the sources are written as /corpora/….
+Run at commit ef98f65 (version 0.1.0) with this file and tests/support/checkpoint_runs.py beside
+it. Paths of the sources are written as /corpora/….
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import checkpoint_runs as runs
+from support import checkpoint_runs as runs
 
 
 def main() -> None:

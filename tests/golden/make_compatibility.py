@@ -3,7 +3,7 @@
     python tests/golden/make_compatibility.py
 
 Run again only where a format, a key or a figure changes on purpose, and read the difference. The
-cases are in tests/compatibility_runs.py; the file names the commit that it was made of.
+cases are in tests/support/compatibility_runs.py; the file names the commit that it was made of.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import compatibility_runs as runs
+from support import compatibility_runs as runs
 
 import megaindex
 

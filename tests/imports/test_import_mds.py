@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mds_writing import write_mds
+from support.mds_writing import write_mds
 
 from megaindex.cli import main
 from megaindex.errors import FormatError, InvalidArgument, MissingFile

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
+from support.corpora import write_corpus
 
 import megaindex
 from megaindex import MegatronOrder, NeoxOrder

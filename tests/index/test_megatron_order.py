@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
-from megatron_dataset import megatron_dataset
+from support.corpora import write_corpus
+from support.megatron_dataset import megatron_dataset
 
 import megaindex
 from megaindex.format import IndexedDataset

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
-from neox_corpora import GOLDEN, write_corpus_and_companions, write_pair
+from support.corpora import write_corpus
+from support.neox_corpora import GOLDEN, write_corpus_and_companions, write_pair
 
 import megaindex
 from megaindex.builders.single import build_pairs

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from terminals import Terminal, stderr_as
+from support.terminals import Terminal, stderr_as
 
 from megaindex.progress import copying
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from command_line import cli
-from corpora import write_corpus
+from support.command_line import cli
+from support.corpora import write_corpus
 
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import num_threads

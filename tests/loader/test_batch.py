@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
-from megatron_dataset import EOD, Tokenizer, megatron_dataset
+from support.corpora import write_corpus
+from support.megatron_dataset import EOD, Tokenizer, megatron_dataset
 
 import megaindex
 from megaindex.cache.fingerprint import corpus_fingerprint

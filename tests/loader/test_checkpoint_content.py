@@ -17,8 +17,8 @@ import pytest
 
 pytest.importorskip("torch")
 
-import checkpoint_runs as runs
-from checkpoint_runs import RANKS, S
+from support import checkpoint_runs as runs
+from support.checkpoint_runs import RANKS, S
 
 import megaindex
 from megaindex.builders.recipe import open_recipe

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("torch")
 
-import checkpoint_runs as runs
+from support import checkpoint_runs as runs
 
 from megaindex.builders import recipe as known_module
 from megaindex.cache.fingerprint import _checksum, stamps_of

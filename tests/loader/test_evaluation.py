@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
+from support.corpora import write_corpus
 
 import megaindex
 from megaindex.cache.fingerprint import corpus_fingerprint

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
-from megatron_dataset import EOD, megatron_dataset
+from support.corpora import write_corpus
+from support.megatron_dataset import EOD, megatron_dataset
 
 import megaindex
 from megaindex.format import IndexedDataset

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from support.corpora import write_corpus
 
 import megaindex
 from megaindex.builders.recipe import OpenRecipe, open_recipe

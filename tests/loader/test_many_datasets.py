@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpora import write_corpus
-from open_files import open_below
+from support.corpora import write_corpus
+from support.open_files import open_below
 
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Spans

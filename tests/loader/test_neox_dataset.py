@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from neox_corpora import GOLDEN, write_corpus_and_companions, write_pair
+from support.neox_corpora import GOLDEN, write_corpus_and_companions, write_pair
 
 import megaindex
 from megaindex import NeoxDocumentsOrder

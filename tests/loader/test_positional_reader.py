@@ -13,10 +13,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
-from open_files import open_below
+from support.corpora import write_corpus
+from support.open_files import open_below
 
 from megaindex._types import I64
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, OutOfRange, StorageError

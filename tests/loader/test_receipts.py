@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
+from support.corpora import write_corpus
 
 import megaindex
 from megaindex.cache.fingerprint import corpus_fingerprint

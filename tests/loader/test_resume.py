@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
+from support.corpora import write_corpus
 
 from megaindex.index.block_receipts import planned_receipt
 from megaindex.index.receipts import Receipt, fingerprint_keys
 
 torch = pytest.importorskip("torch")
 
-import rank_process  # noqa: E402
-from rank_process import GLOBAL_BATCH, Launch  # noqa: E402
+from support import rank_process  # noqa: E402
+from support.rank_process import GLOBAL_BATCH, Launch  # noqa: E402
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def processes(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["rank_process"])
+    context.set_forkserver_preload(["support.rank_process"])
     return context
 
 

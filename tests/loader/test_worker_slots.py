@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from corpora import write_corpus
+from support.corpora import write_corpus
 from torch.utils.data import DataLoader
 
 import megaindex

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
-from object_server import Proxy, proxy_before, request, s3_server, set_environment, upload
+from support.corpora import write_corpus
+from support.object_server import Proxy, proxy_before, request, s3_server, set_environment, upload
 
 from megaindex.objects import store as library
 

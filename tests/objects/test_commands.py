@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
-from object_server import Proxy, request, upload
+from support.corpora import write_corpus
+from support.object_server import Proxy, request, upload
 
 from megaindex.builders.recipe import open_recipe
 from megaindex.cli import main

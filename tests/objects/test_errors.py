@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from object_server import ACCESS_KEY, SECRET_KEY, Proxy, proxy_before, request
+from support.object_server import ACCESS_KEY, SECRET_KEY, Proxy, proxy_before, request
 
 from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import InvalidArgument, MissingFile, StorageError

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from corpora import write_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from object_server import Proxy, request, slow_to_send, upload
+from support.corpora import write_corpus
+from support.object_server import Proxy, request, slow_to_send, upload
 from torch.utils.data import DataLoader
 
 import megaindex

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from object_server import Proxy, request, upload
-from terminals import Terminal, stderr_as
+from support.corpora import write_corpus
+from support.object_server import Proxy, request, upload
+from support.terminals import Terminal, stderr_as
 
 import megaindex
 from megaindex.cache.fingerprint import CHUNK_BYTES, CHUNKS, content_fingerprint, corpus_fingerprint

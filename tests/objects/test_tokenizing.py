@@ -10,8 +10,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from object_server import Proxy, request
-from tokenizing import TEXTS, pair, run, write_jsonl
+from support.object_server import Proxy, request
+from support.tokenizing import TEXTS, pair, run, write_jsonl
 
 from megaindex.cli import main
 from megaindex.errors import FormatError, MissingFile, StorageError

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
-from planning import plan_json
+from support.corpora import write_corpus
+from support.planning import plan_json
 
 from megaindex.builders import build_index
 from megaindex.configs.run import Source

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpora import write_corpus
-from planning import cli, plan_json
+from support.corpora import write_corpus
+from support.planning import cli, plan_json
 
 import megaindex
 from megaindex.index.frameworks import LeftOver

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from planning import cli, plan_json
+from support.planning import cli, plan_json
 
 CASE = [
     "--tokens-per-epoch", 2113896210, "--seq-length", 2048, "--micro-batch-size", 16,

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
-from planning import cli
+from support.corpora import write_corpus
+from support.planning import cli
 
 from megaindex.errors import MegaIndexError
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
+from support.corpora import write_corpus
 
 from megaindex.audit.streams import stream_of_run
 from megaindex.configs.neox_yaml import read_neox

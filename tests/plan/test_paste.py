@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
-from megatron_dataset import Tokenizer
-from planning import cli, plan_json
+from support.corpora import write_corpus
+from support.megatron_dataset import Tokenizer
+from support.planning import cli, plan_json
 
 from megaindex.configs.megatron_args import read_megatron
 from megaindex.configs.neox_yaml import read_neox

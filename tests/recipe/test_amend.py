@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from corpora import write_corpus
 from hypothesis import given
 from hypothesis import strategies as st
+from support.corpora import write_corpus
 
 from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.configs.batch_schedule import BatchSchedule

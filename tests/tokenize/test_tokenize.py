@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from tokenizing import (
+from support.tokenizing import (
     TEXTS,
     encoder_of,
     names,

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from tokenizing import names, pair, run, train_bpe, write_jsonl
+from support.tokenizing import names, pair, run, train_bpe, write_jsonl
 
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, StorageError
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizing import names, pair, run, write_jsonl
+from support.tokenizing import names, pair, run, write_jsonl
 
 from megaindex.errors import FormatError, InvalidArgument, StorageError
 from megaindex.tokenize import run as run_module

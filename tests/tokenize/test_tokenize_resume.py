@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizing import names, pair, run, train_bpe, write_jsonl
+from support.tokenizing import names, pair, run, train_bpe, write_jsonl
 
 from megaindex.errors import EngineError, FormatError, StorageError
 from megaindex.format import IndexedDataset

@@ -11,9 +11,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from array_sets import files_of, fill
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.array_sets import files_of, fill
 
 from megaindex.cache.framework_files import sidecar as sidecar_file
 from megaindex.cache.framework_files.array_files import Identity

@@ -1,0 +1,60 @@
+"""The fuzz targets without a fuzzer: their seeds, and some thousand blind mutations of them."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[2]
+TARGETS = ["pair", "legacy", "entry", "sidecar"]
+TARGETS += ["megatron", "neox", "recipe", "nanotron", "settings", "native"]
+NO_NATIVE = os.environ.get("MEGAINDEX_NO_NATIVE") == "1"
+
+
+def fuzz(target: str, runs: int, folder: Path) -> int:
+    """Executions that a target survived; in a process with limits of its own."""
+    command = [sys.executable, str(HERE), target, "--blind", "--runs", str(runs)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "MEGAINDEX_NUM_THREADS": "2"}
+    environment["OPENBLAS_NUM_THREADS"] = "1"  # its threads take address space, which is bounded
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    count = re.search(r"(\d+) executions, blind, 0 failures", done.stdout)
+    assert count is not None, done.stdout
+    return int(count[1])
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_survives_its_seeds_and_mutations(target: str, tmp_path: Path) -> None:
+    if target == "native" and NO_NATIVE:
+        pytest.skip("installed without the native core")
+    assert fuzz(target, 2000, tmp_path) == 2000
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_target_survives_many_mutations(target: str, tmp_path: Path) -> None:
+    if target == "native" and NO_NATIVE:
+        pytest.skip("installed without the native core")
+    assert fuzz(target, 100_000, tmp_path) == 100_000
+
+
+def test_every_native_function_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    if NO_NATIVE:
+        pytest.skip("installed without the native core")
+    monkeypatch.syspath_prepend(str(HERE))
+    from native_targets import CALLS
+
+    from megaindex.kernels import _native
+
+    functions = {name for name in dir(_native) if callable(getattr(_native, name))}
+    functions = {name for name in functions if not isinstance(getattr(_native, name), type)}
+    assert functions == set(CALLS), "give each function of the native core a generator of calls"

@@ -1,0 +1,30 @@
+#!/bin/sh
+# The native core under the address and undefined-behaviour sanitizers: first its headers driven
+# from C++, then its Python binding through the kernel tests (numpy only: no torch, no peer).
+set -eu
+cd "$(dirname "$0")/../../.."
+BIN=${BIN:-.venv/bin}
+CXX=${CXX:-g++}
+build=$(mktemp -d)
+trap 'rm -rf "$build"' EXIT
+flags="-g -O1 -fsanitize=address,undefined -fno-sanitize-recover=all"
+
+echo "sanitize: headers"
+$CXX -std=c++17 $flags -ffp-contract=off -Wall -Wextra -Icsrc tests/robustness/sanitize/driver.cpp \
+    -o "$build/driver" -pthread
+"$build/driver"
+
+echo "sanitize: data races between the threads of one kernel"
+$CXX -std=c++17 -g -O1 -fsanitize=thread -ffp-contract=off -Icsrc tests/robustness/sanitize/driver.cpp \
+    -o "$build/races" -pthread
+"$build/races"
+
+echo "sanitize: binding"
+MEGAINDEX_DEV=1 MEGAINDEX_CXXFLAGS="$flags" MEGAINDEX_LDFLAGS="-fsanitize=address,undefined" \
+    "$BIN/python" setup.py -q build --build-base "$build/tmp" --build-lib "$build/lib" 2>/dev/null
+# leaks are not looked for: CPython keeps memory until the end on purpose
+MEGAINDEX_SANITIZE=1 MEGAINDEX_TEST_EXAMPLES=${MEGAINDEX_TEST_EXAMPLES:-20} \
+    PYTHONPATH="$build/lib" \
+    LD_PRELOAD="$($CXX -print-file-name=libasan.so) $($CXX -print-file-name=libstdc++.so)" \
+    ASAN_OPTIONS=detect_leaks=0 \
+    "$BIN/pytest" tests/kernels tests/robustness/sanitize -q -p no:cacheprovider -k "not numba"

@@ -1,0 +1,23 @@
+"""Random operations against a model: builds, kills, full disks, resumed and changed runs."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from robustness.soak.operations import OPERATIONS
+from robustness.soak.running import soak
+
+# From Python 3.12 on, forking warns once anything has started a thread.
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_nothing_diverges(tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture) -> None:
+    """``make soak`` does the same for an hour."""
+    caplog.set_level(logging.CRITICAL, "megaindex")
+    counts = soak(tmp_path, seed, operations=300)
+    assert counts["operations"] == 300
+    assert all(counts[operation.__name__] for operation in OPERATIONS)
+    assert counts["  of which killed"] > 0
