@@ -1,23 +1,76 @@
-"""The pages in docs/ show what their commands print."""
+"""The examples of README.md and docs/ run, and print what the pages show."""
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import re
 import warnings
 from pathlib import Path
 
 import pytest
-from support.worked_pages import DOCS, PAGES, run_page
+from support.worked_pages import DOCS, PAGES, ROOT, run_page
+
+from megaindex.cli import VERBS
+
+_EXTRAS = {
+    "grain": "import grain",
+    "torch": "megaindex.loader import",
+    "obstore": "s3://",
+    "pyarrow": ".parquet from-parquet",
+}
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_shows_what_its_commands_print(name: str, tmp_path: Path) -> None:
-    text = (DOCS / name).read_text()
-    assert "```console\n$ " in text
-    if "import grain" in text:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            pytest.importorskip("grain")
+def test_examples_of_a_page(name: str, tmp_path: Path) -> None:
     if os.environ.get("MEGAINDEX_SANITIZE") == "1":
         pytest.skip("torch and grain do not run under the sanitizers")
+    text = (ROOT / name).read_text()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for module, words in _EXTRAS.items():
+            if words in text:
+                pytest.importorskip(module)
     assert run_page(text, tmp_path) == text
+
+
+def _anchor(heading: str) -> str:
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(p.name for p in DOCS.glob("*.md"))])
+def test_links_lead_to_pages_and_headings(page: str) -> None:
+    source = ROOT / page if (ROOT / page).exists() else DOCS / page
+    for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", source.read_text()):
+        path, _, anchor = link.partition("#")
+        target = source.parent / path if path else source
+        assert target.exists(), link
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)
+            assert anchor in map(_anchor, headings), link
+
+
+def test_the_index_names_every_page() -> None:
+    index = (DOCS / "index.md").read_text()
+    for page in DOCS.glob("*.md"):
+        assert page.name == "index.md" or f"]({page.name})" in index, page.name
+
+
+def test_pages_import_from_the_public_packages() -> None:
+    public = re.compile(
+        r"megaindex(\.(plan|recipe|loader|corpus|audit|helpers|adapters(\.\w+)?))?$"
+    )
+    for page in (ROOT / "README.md", *DOCS.glob("*.md")):
+        for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
+            for module in re.findall(r"^(?:from|import) (megaindex[\w.]*)", code, re.MULTILINE):
+                assert public.match(module), f"{page.name}: {module}"
+
+
+def test_the_reference_names_every_verb_and_variable() -> None:
+    reference = (DOCS / "reference.md").read_text()
+    for verb in VERBS:
+        assert f"`{verb}`" in reference, verb
+    package = Path(importlib.util.find_spec("megaindex").origin).parent  # type: ignore[union-attr]
+    for source in (*package.rglob("*.py"), ROOT / "setup.py"):
+        for variable in re.findall(r'"(MEGAINDEX_[A-Z_]+)"', source.read_text()):
+            assert variable in reference, variable
