@@ -16,9 +16,9 @@ from megaindex.cli import VERBS
 _NEEDED = {
     "grain": "import grain",
     "matplotlib": "write_page(",
-    "obstore": "s3://",
     "pyarrow": "import pyarrow",
     "streaming": "write_mds(",
+    "tokenizers": "train_bpe(",
     "torch": "megaindex.loader import",
 }
 
