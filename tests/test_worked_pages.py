@@ -40,7 +40,9 @@ def _anchor(heading: str) -> str:
     return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", *(p.name for p in DOCS.glob("*.md"))])
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", *(p.name for p in DOCS.glob("*.md"))]
+)
 def test_links_lead_to_pages_and_headings(page: str) -> None:
     source = ROOT / page if (ROOT / page).exists() else DOCS / page
     for link in re.findall(r"\]\((?!https?:)([^)\s]+)\)", source.read_text()):

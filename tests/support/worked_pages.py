@@ -63,7 +63,9 @@ def run_page(text: str, folder: Path) -> str:
         if setup:
             _execute(setup, names)
         elif language == "console":
-            lines = "".join(f"$ {command}\n{_run(command, shown)}" for command, shown in _commands(body))
+            lines = "".join(
+                f"$ {command}\n{_run(command, shown)}" for command, shown in _commands(body)
+            )
             return f"```console\n{lines}```"
         elif language:
             named = re.match(r"# (\S+\.\w+)\n", body)
