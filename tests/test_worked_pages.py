@@ -60,16 +60,6 @@ def test_the_index_names_every_page() -> None:
         assert page.name == "index.md" or f"]({page.name})" in index, page.name
 
 
-def test_pages_import_from_the_public_packages() -> None:
-    public = re.compile(
-        r"megaindex(\.(plan|recipe|loader|corpus|audit|helpers|adapters(\.\w+)?))?$"
-    )
-    for page in (ROOT / "README.md", *DOCS.glob("*.md")):
-        for code in re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL):
-            for module in re.findall(r"^(?:from|import) (megaindex[\w.]*)", code, re.MULTILINE):
-                assert public.match(module), f"{page.name}: {module}"
-
-
 def test_the_reference_names_every_verb_and_variable() -> None:
     reference = (DOCS / "reference.md").read_text()
     for verb in VERBS:
