@@ -1,4 +1,4 @@
-"""Where the frameworks are wrong and megaindex gives the exact answer or an error, as data.
+"""The cases in which megaindex deliberately differs from a framework, as data.
 
 ``python docs/compatibility.py`` prints docs/compatibility.md; a test keeps the file equal.
 """
@@ -19,9 +19,9 @@ class Deviation:
     theirs: str
     ours: str
     test: str
-    """Where it is shown."""
+    """The test that shows it."""
     issue: str = ""
-    """Where it was reported, if it was."""
+    """The issue in which it was reported, if any."""
 
 
 _CORE = "megatron-core 0.16.1"
@@ -52,7 +52,7 @@ DEVIATIONS = (
     Deviation(
         case="lengths or ids that do not fit int32, or are not integers",
         framework=f"{_CORE}, GPT-NeoX",
-        theirs="cast without a check",
+        theirs="converted without a check",
         ours="InvalidArgument",
         test="tests/test_helpers.py",
     ),
@@ -74,7 +74,7 @@ DEVIATIONS = (
     Deviation(
         case="weights that are negative, infinite or not a number",
         framework=f"{_CORE}, GPT-NeoX",
-        theirs="drawn by whatever the comparison gives",
+        theirs="drawn or not, depending on comparisons with them",
         ours="InvalidArgument",
         test="tests/test_helpers.py",
     ),
@@ -107,7 +107,7 @@ DEVIATIONS = (
         test="tests/index/test_frameworks.py",
     ),
     Deviation(
-        case="samples asked for that the index does not hold",
+        case="sample numbers beyond the index",
         framework="GPT-NeoX",
         theirs="the blend serves index modulo length, with a printed warning",
         ours="OutOfRange",
@@ -146,7 +146,7 @@ DEVIATIONS = (
     Deviation(
         case="the last sample of pack_until_overflow",
         framework="GPT-NeoX",
-        theirs="has no document after it: sample 0 is served in its place, or, where it is sample "
+        theirs="no document follows it: sample 0 is served in its place, or, where it is sample "
         "0, a RecursionError",
         ours="the document it began with",
         test="tests/loader/test_neox_dataset.py",
@@ -209,7 +209,7 @@ DEVIATIONS = (
         test="tests/loader/test_batch.py",
     ),
     Deviation(
-        case="megatron.data under megaindex.adapters.neox: samples that are not there",
+        case="megatron.data under megaindex.adapters.neox: sample numbers beyond the dataset",
         framework="GPT-NeoX",
         theirs="another one is served, by index modulo length, with a printed warning",
         ours="the same, logged once; with exact=True OutOfRange, and blends end before it",
@@ -226,7 +226,7 @@ DEVIATIONS = (
         test="tests/adapters/test_neox_exact.py",
     ),
     Deviation(
-        case="… samples asked of a weighted source, and the length of a dataset",
+        case="… samples requested of a weighted source, and the length of a dataset",
         framework="GPT-NeoX",
         theirs="⌈N·w·1.005⌉, which may build an epoch more (issue 1164) and is not always enough; "
         "a dataset counts one sample less than it has",
@@ -235,14 +235,14 @@ DEVIATIONS = (
         test="tests/adapters/test_neox_exact.py",
     ),
     Deviation(
-        case="… a pair that is not there",
+        case="… a missing pair",
         framework="GPT-NeoX",
         theirs="AttributeError of None; a run without the labels or rewards that were named",
         ours="MissingFile",
         test="tests/adapters/test_neox.py",
     ),
     Deviation(
-        case="… a part of less than one sample, of which none is asked for",
+        case="… a part of less than one sample, of which none is requested",
         framework="GPT-NeoX",
         theirs="ValueError: __len__() should return >= 0",
         ours="empty",
@@ -288,22 +288,22 @@ DEVIATIONS = (
     Deviation(
         case="a damaged .idx: truncated, over-long, pointers outside the .bin, negative lengths",
         framework=f"{_CORE}, GPT-NeoX",
-        theirs="read as it is; views die with the dataset",
+        theirs="read without a check; views are invalid once the dataset is deleted",
         ours="FormatError naming file, rule and value; views outlive the dataset",
         test="tests/format/",
     ),
     Deviation(
         case="a blend that draws more of a source than was built",
         framework=_CORE,
-        theirs="IndexError; the remedy it names is a guess at mid_level_dataset_surplus",
-        ours="under the adapter the source is built as long as it is drawn",
+        theirs="IndexError; the message suggests to try another mid_level_dataset_surplus",
+        ours="under the adapter as much of the source is built as is drawn",
         test="tests/adapters/test_megatron_cache.py",
         issue="NVIDIA/Megatron-LM#705",
     ),
     Deviation(
         case="a part of a split without tokens",
         framework=_CORE,
-        theirs="counts epochs of nothing for ever where samples are asked of it, else reads "
+        theirs="an endless loop if samples are requested of it, else it reads "
         "outside of its arrays",
         ours="under the adapter InvalidArgument, else no sample",
         test="tests/adapters/test_megatron_cache.py",
@@ -329,7 +329,7 @@ DEVIATIONS = (
     Deviation(
         case="IndexedDataset.get beyond the end of its sequence",
         framework=_CORE,
-        theirs="gives the tokens of the next one",
+        theirs="returns the tokens of the next one",
         ours="OutOfRange",
         test="tests/adapters/test_megatron_cases.py",
     ),
@@ -359,25 +359,25 @@ DEVIATIONS = (
 
 
 def compatibility_page() -> str:
-    """docs/compatibility.md."""
+    """Return the text of docs/compatibility.md."""
     lines = [
         "# Compatibility",
         "",
         "Generated by `python docs/compatibility.py` from the data the code runs on.",
         "",
-        "## What differs between the frameworks",
+        "## Differences between the frameworks",
         "",
         *_dialect_table(),
         "",
-        "`request` is the expression for the samples asked of a source of weight w for N samples "
-        "under buffer B: megatron ⌈⌈N·w⌉·B⌉, neox ⌈N·w·B⌉, paddlenlp ⌈N·w·B⌉ + 20 with two or more "
-        "sources, exact what the blend draws.",
+        "`request` is the expression for the samples requested of a source of weight w for N "
+        "samples under buffer B: megatron ⌈⌈N·w⌉·B⌉, neox ⌈N·w·B⌉, paddlenlp ⌈N·w·B⌉ + 20 with two "
+        "or more sources, exact what the blend draws.",
         "",
-        "## Where megaindex gives another answer, on purpose",
+        "## Where megaindex deliberately gives another answer",
         "",
-        "On every other input the arrays are equal to the bit, dtype included.",
+        "On every other input the arrays are equal bit for bit, dtype included.",
         "",
-        "| case | framework | what it does | megaindex | shown in | reported |",
+        "| case | framework | the framework | megaindex | test | reported |",
         "|---|---|---|---|---|---|",
     ]
     lines += [

@@ -1,47 +1,32 @@
-"""The README says what the commands print."""
+"""README.md: what its examples need besides running, see test_worked_pages.py."""
 
 from __future__ import annotations
 
 import re
-from pathlib import Path
+import runpy
 
-import pytest
+from support.worked_pages import DOCS, ROOT
 
-from megaindex.cli import VERBS, main
+from megaindex.cli import VERBS
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
-
-
-COMMAND = """
-plan --tokens-per-epoch 2113896210 --seq-length 2048 --micro-batch-size 4 --data-parallel-size 8
---gradient-accumulation-steps 4 --epochs 1 --order neox
-"""
+README = (ROOT / "README.md").read_text()
 
 
-def test_the_printed_plan_is_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
-    """The block of GPT-NeoX issue 1164, but for the width of a terminal."""
-    assert main(COMMAND.split()) == 0
-    printed = capsys.readouterr().out
-    block = README.split("with `--order neox`:\n\n```\n")[1].split("\n```")[0]
-
-    def words(text: str) -> list[str]:
-        return re.sub(r"[─━│╭╮╰╯]", " ", text).split()
-
-    assert words(block) == words(printed)
+def test_every_verb_exists() -> None:
+    verbs = re.findall(r"(?:`|\$ )megaindex ([\w-]+)", README)
+    assert {"plan", "audit"} <= set(verbs) <= set(VERBS)
 
 
-def test_the_recipe_prints_its_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    recipe = tmp_path / "run.yaml"
-    recipe.write_text(README.split("```yaml\n")[1].split("```")[0])
-    assert main(["plan", "--recipe", str(recipe)]) == 0
-    printed = capsys.readouterr().out
-    block = README.split("when it begins to repeat:\n\n```\n")[1].split("\n```")[0]
-    lines = [line.strip() for line in printed.strip().splitlines()]
-    assert [line.strip() for line in block.splitlines()] == lines
+def test_both_pictures_show_the_same() -> None:
+    """The dark one is the light one in other colours."""
+    light, dark = (DOCS / f"audit-exposure{kind}.svg" for kind in ("", "-dark"))
+    restyled = runpy.run_path(str(DOCS / "audit_sample.py"))["dark"]
+    assert restyled(light.read_text()) == dark.read_text()
+    for picture in (light, dark):
+        assert f"docs/{picture.name}" in README
 
 
-def test_every_verb_and_file_it_names_exists() -> None:
-    for verb in re.findall(r"megaindex (\w+) ", README):
-        assert verb in VERBS or verb in ("decides", "is", "and", "installs")
-    for link in re.findall(r"\]\(([\w/.-]+)\)", README):
-        assert (Path(__file__).parents[1] / link).exists(), link
+def test_the_first_result_is_on_the_first_screen() -> None:
+    """The answer of the plan, train_iters, is in the first 25 lines."""
+    first = README.splitlines()[:25]
+    assert any(line.startswith(" │ train_iters 8063") for line in first)

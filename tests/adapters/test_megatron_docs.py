@@ -1,4 +1,4 @@
-"""docs/megatron.md: what it shows can be run as it is written."""
+"""The examples of docs/megatron.md run as written."""
 
 from __future__ import annotations
 
