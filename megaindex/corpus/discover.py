@@ -46,9 +46,8 @@ def subjects(path: str | os.PathLike[str]) -> list[Subject]:
         InvalidArgument: the file is of another kind, or the folder holds no subject.
     """
     text = plain(os.fspath(path))
-    for suffix in (".idx", ".bin"):
-        if text.endswith(suffix) and not os.path.isdir(text):
-            return [Subject(kind="pair", path=text.removesuffix(suffix))]
+    if text.endswith((".idx", ".bin")) and not os.path.isdir(text):
+        return [Subject(kind="pair", path=text[:-4])]
     is_folder = is_remote(text) and names_folder(text)
     if not is_folder and (_is_there(text, ".idx") or _is_there(text, ".bin")):
         return [Subject(kind="pair", path=text)]
@@ -84,7 +83,7 @@ def _in_folder(folder: Path) -> list[Subject]:
         return [Subject(kind="cache entry", path=str(folder))]
     with as_storage_error(str(folder), "cannot list"):
         names = sorted(os.listdir(folder))
-    found = list(_pairs(folder, names))
+    found = [_pair(str(folder / name)) for name in names if name.endswith(".idx")]
     if any(_ENTRY_NAME.fullmatch(name) or name.startswith("tmp.") for name in names):
         found.append(Subject(kind="cache", path=str(folder)))
     found += _snapshots_and_sidecars(folder, names)
@@ -97,11 +96,7 @@ def _in_folder(folder: Path) -> list[Subject]:
 
 def _in_bucket(url: str) -> list[Subject]:
     """Return the pairs of a folder in an object store, where caches and recipes are not kept."""
-    found = [
-        Subject(kind="pair", path=each.removesuffix(".idx"))
-        for each in list_remote(url)
-        if each.endswith(".idx")
-    ]
+    found = [_pair(each) for each in list_remote(url) if each.endswith(".idx")]
     if not found:
         raise MissingFile(
             f"{url}: neither a pair ({url}.idx, {url}.bin) nor a folder with an .idx right in it; "
@@ -110,10 +105,8 @@ def _in_bucket(url: str) -> list[Subject]:
     return found
 
 
-def _pairs(folder: Path, names: list[str]) -> Iterator[Subject]:
-    for name in names:
-        if name.endswith(".idx"):
-            yield Subject(kind="pair", path=str(folder / name.removesuffix(".idx")))
+def _pair(path: str) -> Subject:
+    return Subject(kind="pair", path=path.removesuffix(".idx"))
 
 
 def _snapshots_and_sidecars(folder: Path, names: list[str]) -> Iterator[Subject]:

@@ -178,9 +178,8 @@ def from_damaged_index(path_prefix: str, dialect: str, eod: int | None, bar: Bar
     arrays = index_arrays(index, header)
     if len(arrays.lengths) < header.num_sequences:
         raise InvalidArgument(
-            f"{idx_path}: holds {len(arrays.lengths)} of {header.num_sequences} lengths; where the "
-            f"other sequences end is not certain; move it away and give --dtype and --eod to cut "
-            f"the .bin anew"
+            f"{idx_path}: holds {len(arrays.lengths)} of {header.num_sequences} lengths; move it "
+            f"away, and rebuild it from the .bin with --dtype and --eod"
         )
     pointers = _compared(arrays, dtype.itemsize, os.stat(bin_path).st_size, idx_path)
     if pointers.inside < header.num_sequences:

@@ -120,19 +120,19 @@ def _files(path: str, leave_out: set[str]) -> list[str]:
         there = list_remote(path)
         if not there:
             raise MissingFile(f"{path}: does not exist; check the bucket, the key and the endpoint")
-        return _chosen(path, there, [_by_name(url) is not None for url in there])
+        return _chosen(path, there, [url for url in there if _by_name(url)])
     path = os.path.abspath(path)  # tasks may run in another working directory
     if not os.path.isdir(path):
         return [path]
     with as_storage_error(path, "cannot list the folder"):
         files = sorted(f for f in Path(path).iterdir() if str(f) not in leave_out)
-    return _chosen(path, list(map(str, files)), [_is_text(f) for f in files])
+    wanted = [str(file) for file in files if _by_name(str(file)) and file.is_file()]
+    return _chosen(path, list(map(str, files)), wanted)
 
 
-def _chosen(path: str, there: Sequence[str], is_text: Sequence[bool]) -> list[str]:
+def _chosen(path: str, there: Sequence[str], found: list[str]) -> list[str]:
     """Return the files of a folder that are read; warn of the others."""
-    found = [each for each, wanted in zip(there, is_text, strict=True) if wanted]
-    skipped = [each for each, wanted in zip(there, is_text, strict=True) if not wanted]
+    skipped = sorted(set(there) - set(found))
     if found and skipped:
         logger.warning(
             "%s: %d files and folders in it are skipped, first %s: of a folder, only files that "
@@ -205,10 +205,6 @@ def _compression(start: bytes) -> str:
         return "gzip"
     skippable = start[1:] == b"\x2a\x4d\x18" and 0x50 <= start[0] <= 0x5F  # written by pzstd
     return "zstd" if start == b"\x28\xb5\x2f\xfd" or skippable else ""
-
-
-def _is_text(file: Path) -> bool:
-    return _by_name(str(file)) is not None and file.is_file()
 
 
 def _by_name(path: str) -> str | None:

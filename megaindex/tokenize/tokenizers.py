@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import xxhash
 
@@ -105,7 +105,7 @@ def load(file: TokenizerFile) -> Tokenizer:
             f"{file.path}: changed since the run began ({now.fingerprint}, was "
             f"{file.fingerprint}); restore it, or start again"
         )
-    return load_sentencepiece(file) if file.library == "sentencepiece" else load_tokenizers(file)
+    return SentencePiece(file) if file.library == "sentencepiece" else HuggingFace(file)
 
 
 @contextmanager
@@ -141,7 +141,11 @@ class Bytes:
 class HuggingFace:
     """A tokenizer.json, as in transformers' fast tokenizers, without truncation and padding."""
 
-    def __init__(self, loaded: Any, file: TokenizerFile) -> None:
+    def __init__(self, file: TokenizerFile) -> None:
+        from tokenizers import Tokenizer
+
+        with _readable(file, "the tokenizers library"):
+            loaded = Tokenizer.from_file(file.path)
         loaded.no_truncation()  # a tokenizer.json may turn both on
         loaded.no_padding()
         self._loaded = loaded
@@ -169,7 +173,11 @@ class HuggingFace:
 class SentencePiece:
     """A SentencePiece model, without begin and end tokens."""
 
-    def __init__(self, loaded: Any) -> None:
+    def __init__(self, file: TokenizerFile) -> None:
+        import sentencepiece
+
+        with _readable(file, "SentencePiece"):
+            loaded = sentencepiece.SentencePieceProcessor(model_file=file.path)
         self._loaded = loaded
         self.vocab_size: int = loaded.get_piece_size()
         self.largest_id: int = self.vocab_size - 1
@@ -188,30 +196,16 @@ class SentencePiece:
         return ids
 
 
-def load_tokenizers(file: TokenizerFile) -> HuggingFace:
-    from tokenizers import Tokenizer
-
+@contextmanager
+def _readable(file: TokenizerFile, library: str) -> Iterator[None]:
+    """Raise FormatError for an error of the library, which may be of any type."""
     try:
-        loaded = Tokenizer.from_file(file.path)
-    except Exception as error:  # the library raises nothing more precise
+        yield
+    except Exception as error:
         raise FormatError(
-            f"{file.path}: cannot be read by the tokenizers library: {error}; pass a "
-            f"tokenizer.json, a SentencePiece .model, or bytes"
-        ) from error
-    return HuggingFace(loaded, file)
-
-
-def load_sentencepiece(file: TokenizerFile) -> SentencePiece:
-    import sentencepiece
-
-    try:
-        loaded = sentencepiece.SentencePieceProcessor(model_file=file.path)
-    except (RuntimeError, OSError) as error:
-        raise FormatError(
-            f"{file.path}: cannot be read by SentencePiece: {error}; pass a tokenizer.json, a "
+            f"{file.path}: cannot be read by {library}: {error}; pass a tokenizer.json, a "
             f"SentencePiece .model, or bytes"
         ) from error
-    return SentencePiece(loaded)
 
 
 def _configured_eos(path: str) -> str | None:
