@@ -41,8 +41,8 @@ def _parser() -> argparse.ArgumentParser:
         "paths",
         metavar="PATH",
         nargs="+",
-        help="prefix of a pair or its URL (s3://, gs://, az://), an .idx or .bin, a cache entry, "
-        "or a folder of these",
+        help="prefixes of pairs, or URLs (s3://, gs://, az://); an .idx or .bin, a cache entry, or "
+        "a folder of these",
     )
     add_flags(parser, "--json")
     return parser

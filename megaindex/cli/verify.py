@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PATH",
         nargs="+",
         help="prefix of a pair, an .idx or .bin, a cache or its entry, recipe, snapshot, sidecar, "
-        "or a folder of these; also the URL (s3://, gs://, az://) of a pair or folder of pairs",
+        "or a folder of these; also URLs (s3://, gs://, az://) of pairs or folders of pairs",
     )
     add("--full", action="store_true", help="read every byte, not only the .idx")
     add("--vocab-size", type=int, metavar="N", help="with --full: token ids must be below N")

@@ -131,7 +131,7 @@ def test_the_command_line(prefix: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--step", 1, "--document", 1], "two look-ups"),
+        (["--step", 1, "--document", 1], "--step and --document exclude each other"),
         (["--rank", 1], "--rank needs --step"),
         (["--source", 1], "--source needs --document"),
         (["--step", 1, "--html", "x"], "--html shows the audit"),
