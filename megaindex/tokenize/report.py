@@ -73,7 +73,7 @@ class Tokenized:
         """Return the lines that the command prints: one for each pair, then one for the run."""
         said = []
         for pair, empty in zip(self.pairs, self.empty, strict=True):
-            without = f" ({empty:,} documents have none)" if empty else ""
+            without = f", {empty:,} documents without any" if empty else ""
             said.append(
                 f"{pair.path_prefix}: {pair.documents:,} documents, {pair.tokens:,} "
                 f"tokens{without}, {pair.dtype}, {pair.nbytes / 1e6:,.1f} MB"
