@@ -1,4 +1,4 @@
-"""``python -m benchmarks``: one run of everything, a table, and JSON beside it."""
+"""``python -m benchmarks``: run all benchmarks, print a table and write JSON."""
 
 from __future__ import annotations
 
@@ -174,7 +174,7 @@ def _loading(options: argparse.Namespace, directory: Path) -> Iterator[Job]:
 
 
 def _roofline(rows: list[Comparison]) -> dict[int, tuple[float, float]]:
-    """Seconds to copy each output's bytes into fresh and into reused memory."""
+    """Return the seconds to copy each output's bytes into fresh and into reused memory."""
     copies = {}
     for nbytes in {row.output_bytes for row in rows}:
         source, target = np.ones(nbytes, np.uint8), np.empty(nbytes, np.uint8)

@@ -1,6 +1,6 @@
-"""BlendedMegatronDatasetBuilder on blends and on a single corpus, with the adapter and without.
+"""Benchmark of BlendedMegatronDatasetBuilder on blends and one corpus, with and without adapter.
 
-Both sides run the same lines of megatron-core in one process, in turn, on one set of files.
+Both sides run the same code of megatron-core alternately in one process on the same files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _MEAN_TOKENS = 1000
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """Corpora of equally many documents, and the ratios asked of the parts of opening them."""
+    """Corpora of equal numbers of documents, with the required ratio of each measured part."""
 
     sources: int
     documents: int
@@ -56,7 +56,7 @@ PARTS = {
 
 
 def compare(case: Case, part: str, directory: Path, rounds: int) -> Comparison:
-    """Seconds of a part of opening: see `PARTS`."""
+    """Time a part of opening, one of `PARTS`."""
     prefixes = _corpora(directory, case.sources, case.documents)
     samples = case.sources * case.documents * case.epochs * _MEAN_TOKENS // SEQUENCE_LENGTH
     cache = directory / f"cache-of-{case.sources}-{case.documents}"
@@ -111,7 +111,7 @@ def _alternate(
             gc.collect()
             with installed_or_not(adapter, installed):
                 elapsed = run()
-            if number:  # the first run of each side warms it up
+            if number:  # the first run of each side is a warm-up
                 side.append(elapsed)
     return seconds
 
@@ -123,7 +123,7 @@ def _corpora(directory: Path, sources: int, documents: int) -> list[str]:
         folder, Shape(name="c0", documents=documents, mean_tokens=_MEAN_TOKENS, epochs=1)
     )
     prefixes = [str(first)]
-    for number in range(1, sources):  # alike, which makes no difference to the work
+    for number in range(1, sources):  # equal content costs the same
         prefix = folder / f"c{number}"
         if not prefix.with_suffix(".idx").exists():
             with open(prefix.with_suffix(".bin"), "wb") as file:
@@ -138,7 +138,7 @@ def _build(prefixes: list[str], samples: int, cache: Path) -> list[Any]:
 
     from benchmarks import peer
 
-    if not dist.is_initialized():  # a blend asks for its rank
+    if not dist.is_initialized():  # a blend queries its rank
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     weights = np.random.default_rng(20260101).lognormal(0, 0.5, len(prefixes)).tolist()
     config = peer.GPTDatasetConfig(
@@ -152,7 +152,7 @@ def _build(prefixes: list[str], samples: int, cache: Path) -> list[Any]:
         eod_mask_loss=False,
         create_attention_mask=False,
         path_to_cache=str(cache),
-        mid_level_dataset_surplus=0.05,  # else Megatron refuses: a source is drawn beyond its end
+        mid_level_dataset_surplus=0.05,  # Megatron refuses to draw a source beyond its end
     )
     sizes = [samples, samples // 50, samples // 500]
     builder = peer.BlendedMegatronDatasetBuilder(peer.GPTDataset, sizes, lambda: True, config)
@@ -161,7 +161,7 @@ def _build(prefixes: list[str], samples: int, cache: Path) -> list[Any]:
 
 
 def _check_equal(build: Callable[[], list[Any]], empty: Callable[[], None], cache: Path) -> None:
-    """Files byte by byte, and samples of every split, of a cold build."""
+    """Check that the files and samples of every split of a cold build are equal."""
 
     def outcome(installed: bool) -> tuple[dict[str, bytes], list[Any]]:
         empty()

@@ -1,4 +1,4 @@
-"""Numba against the native core on one thread: how much a machine without a compiler loses."""
+"""Benchmark of the Numba backend against the native core on one thread."""
 
 from __future__ import annotations
 

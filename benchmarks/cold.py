@@ -1,4 +1,4 @@
-"""Random reads of a corpus that is not in memory, against GPTDataset under a DataLoader."""
+"""Benchmark of random reads of a corpus outside the page cache, against GPTDataset."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _libc.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 def compare(
     reader: str, workers: int, directory: Path, rounds: int, *, as_it_is: bool = False
 ) -> Comparison:
-    """Seconds for the same samples, each side with a cold file; answers checked batch by batch.
+    """Time the same samples on both sides with a cold file; every batch is compared.
 
-    At each page fault the kernel reads around, as much as the device is set to: up to megabytes
-    for a sample of 4 KB. Unless ``as_it_is``, the peer's mapping is spared that (MADV_RANDOM): it
-    does not ask for it itself, and it is the best that page faults can do.
+    At each page fault the kernel reads ahead up to megabytes for a sample of 4 KB. Unless
+    ``as_it_is``, the peer's mapping gets MADV_RANDOM, the best case of page faults, which the peer
+    does not set itself.
     """
     prefix = write_corpus(directory)
     sides = _Sides(prefix, directory)
     samples = 128 if as_it_is else 1024
-    stayed = 0.0  # share of the pages in memory before a run
+    stayed = 0.0  # largest share of pages in memory before a run
     ours: list[float] = []
     peer: list[float] = []
     for number in range(rounds + 1):
@@ -68,7 +68,7 @@ def compare(
 
 
 def describe_device(directory: Path) -> str:
-    """What the device gives: in sequence, and the share of pages that stay in memory regardless."""
+    """Return the sequential read rate, and the share of pages that cannot be dropped."""
     prefix = write_corpus(directory)
     resident = make_cold(prefix)
     buffer = bytearray(8 << 20)
@@ -84,7 +84,7 @@ def describe_device(directory: Path) -> str:
 
 @cache
 def write_corpus(directory: Path) -> Path:
-    """A corpus of random tokens: zeros or a sparse file would not be read from the device."""
+    """Write a corpus of random tokens; a sparse file would not be read from the device."""
     prefix = directory / "cold"
     rng = np.random.default_rng(1)
     drawn = rng.lognormal(np.log(_MEAN_TOKENS) - 0.5, 1.0, _NBYTES // 2 // _MEAN_TOKENS)
@@ -108,9 +108,9 @@ def write_corpus(directory: Path) -> Path:
 
 
 def make_cold(prefix: Path) -> float:
-    """Drop the pages of the .bin from memory; the share that stayed.
+    """Drop the pages of the .bin from memory and return the share that stayed.
 
-    Pages that are in a process's page table are not dropped, so those of this process go first.
+    Pages in a process's page table are not dropped, so those of this process are unmapped first.
     """
     _advise(prefix, mmap.MADV_DONTNEED)
     with open(f"{prefix}.bin", "rb") as file:
@@ -137,7 +137,7 @@ class _Sides:
         self._theirs = peer.megatron_index(
             peer.open_megatron(prefix), None, SEQUENCE_LENGTH, 1, directory / "peer-cache"
         )
-        # four megabytes a sample, on by default, that neither side is to be measured by
+        # four megabytes a sample, on by default, on neither side
         self._theirs.config.create_attention_mask = False
 
     def ours(self, batches: list[list[int]], reader: str) -> Iterator[Any]:
@@ -165,7 +165,7 @@ def _advise(prefix: Path, advice: int) -> None:
 def _timed(
     prefix: Path, begin: Callable[[], Iterator[Any]], advice: int
 ) -> tuple[float, list[int]]:
-    """Seconds from the first batch on, whose workers have then started, and sums of the tokens."""
+    """Return the seconds after the first batch, when workers have started, and sums of tokens."""
     make_cold(prefix)
     _advise(prefix, advice)
     batches = begin()

@@ -1,4 +1,4 @@
-"""Corpora of billions of tokens that take no room: real .idx files over sparse .bin files."""
+"""Corpora of billions of tokens: real .idx files with sparse .bin files."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy as np
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """Documents of a corpus, and how often they are read."""
+    """Number and lengths of a corpus's documents, and epochs."""
 
     name: str
     documents: int
@@ -21,7 +21,7 @@ class Shape:
     lognormal: bool = True
 
     def lengths(self) -> np.ndarray:
-        """int32[documents], at least 1, drawn once from a fixed seed."""
+        """Draw lengths from a fixed seed: int32[documents], at least 1."""
         if not self.lognormal:
             return np.full(self.documents, self.mean_tokens, np.int32)
         sigma = 1.0
@@ -45,7 +45,7 @@ SHAPES = {
 
 
 def write_sparse(directory: Path, shape: Shape) -> Path:
-    """Prefix of the corpus in ``directory``, written if it is not there yet."""
+    """Write the corpus in ``directory`` unless it exists, and return its prefix."""
     prefix = directory / shape.name
     if prefix.with_suffix(".idx").exists():
         return prefix
@@ -57,7 +57,7 @@ def write_sparse(directory: Path, shape: Shape) -> Path:
 
 
 def write_index(prefix: Path, lengths: np.ndarray) -> None:
-    """The .idx of documents of these lengths, of uint16 tokens."""
+    """Write the .idx of uint16 documents of these lengths."""
     pointers = np.zeros(lengths.size, np.int64)
     np.cumsum(lengths[:-1], dtype=np.int64, out=pointers[1:])
     with open(prefix.with_suffix(".tmp"), "wb") as file:

@@ -1,7 +1,7 @@
-"""Batches of megatron-core's datasets under PyTorch's DataLoader, with the adapter and without.
+"""Benchmark of megatron-core's datasets under PyTorch's DataLoader, with and without adapter.
 
-The DataLoader is made as Megatron's ``build_pretraining_data_loader`` makes it: a batch sampler,
-the default collate function, persistent workers.
+The DataLoader has the settings of Megatron's ``build_pretraining_data_loader``: a batch sampler,
+the default collate function and persistent workers.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from benchmarks.timing import Comparison, installed_or_not, timed_after
 
 MICRO_BATCH = 8
 WARM_UP = 16  # batches: worker processes start, files are opened, pages come in
-ASKED = {0: 5.0, 2: 2.0}  # by workers
+ASKED = {0: 5.0, 2: 2.0}  # with workers
 
 
 def compare(
     directory: Path, rounds: int, *, length: int, sources: int, workers: int, mask: bool = False
 ) -> Comparison:
-    """Seconds for the same batches; those of the first are compared."""
+    """Time the same batches on both sides; the first are compared."""
     prefixes = [str(write_corpus(directory, sources, k)) for k in range(sources)]
     samples = int(0.9 * sum(Path(f"{p}.bin").stat().st_size // 2 for p in prefixes)) // length
     count = min(WARM_UP + (64 if mask else 400), samples // MICRO_BATCH)

@@ -1,4 +1,4 @@
-"""From the prefixes of a blend's corpora, its indices built before, to the first batch."""
+"""Benchmark of the time from the prefixes of a blend with built indices to the first batch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_SAMPLES = 20_000
 
 
 def compare(directory: Path, rounds: int) -> Comparison:
-    """Both sides with a warm cache of their own; the first 64 batches must be equal."""
+    """Time both sides with warm caches; the first 64 batches must be equal."""
     prefixes = _write(directory)
     weights = np.random.default_rng(2).lognormal(0, 0.5, SOURCES).tolist()
     batches = np.arange(64 * MICRO_BATCH).reshape(-1, MICRO_BATCH).tolist()
@@ -56,13 +56,13 @@ def compare(directory: Path, rounds: int) -> Comparison:
 
 
 def _first(batches: Any) -> Any:
-    """The first batch, and what it came from: ending that is not part of the work."""
+    """Return the first batch and its iterator, whose end is not timed."""
     return next(batches), batches
 
 
 @cache
 def _write(directory: Path) -> list[str]:
-    """Small corpora, no two alike."""
+    """Write small, distinct corpora."""
     prefixes = []
     for number in range(SOURCES):
         rng = np.random.default_rng(number)
@@ -84,7 +84,7 @@ def _megatron(prefixes: list[str], weights: list[float], cache_directory: Path) 
 
     from benchmarks import peer
 
-    if not distributed.is_initialized():  # the builder asks which rank this is
+    if not distributed.is_initialized():  # the builder queries the rank
         distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -1,4 +1,4 @@
-"""The whole index: document, sample and shuffle arrays, built and saved by both sides."""
+"""Benchmark of building and saving document, sample and shuffle arrays."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def compare(name: str, directory: Path, rounds: int) -> Comparison:
 
 
 def memory(name: str, directory: Path) -> dict[str, float]:
-    """Peak memory of each side in a process of its own, beyond the arrays themselves."""
+    """Print the peak memory of each side, in a process of its own, without the arrays."""
     report = {}
     for side in ("ours", "peer"):
         command = [sys.executable, "-m", "benchmarks.index_build", side, name, str(directory)]

@@ -1,4 +1,4 @@
-"""Single kernels against megatron-core's compiled ones: answers first, then times."""
+"""Benchmark of single kernels against megatron-core's compiled ones, after a check of results."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def sample_index(name: str, directory: Path, rounds: int) -> Comparison:
 
     shape = SHAPES[name]
     dataset = megaindex.IndexedDataset(write_sparse(directory, shape))
-    lengths = dataset.sequence_lengths.copy()  # as GPTDataset gives them to its kernel
+    lengths = dataset.sequence_lengths.copy()  # the dtypes that GPTDataset passes
     documents = np.empty(shape.documents * shape.epochs, np.int32)
     state = active().seed_state(1)
     active().shuffled_documents(state, None, 0, shape.epochs, documents, num_threads())
@@ -55,7 +55,7 @@ def sample_index(name: str, directory: Path, rounds: int) -> Comparison:
 
 
 def shuffle(rounds: int, size: int = 40_000_000) -> Comparison:
-    """RandomState.shuffle, which is what the peer spends most of its time in."""
+    """Time the legacy shuffle against RandomState.shuffle, the largest cost of the peer."""
 
     def ours() -> np.ndarray:
         out = np.empty(size, np.int32)

@@ -1,4 +1,4 @@
-"""Warm reads of one process: batches of samples, against GPTDataset under a DataLoader."""
+"""Benchmark of warm reads in one process, against GPTDataset under a DataLoader."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Batches = list[list[int]]
 def compare(
     directory: Path, rounds: int, *, length: int, sources: int, ours: str, workers: int
 ) -> Comparison:
-    """Seconds for the same samples, collated on both sides; the first batches are compared.
+    """Time the same collated samples on both sides; the first batches are compared.
 
     ``ours`` is "buffers", batches in reused buffers without a DataLoader, or "DataLoader".
     """
@@ -53,7 +53,7 @@ def compare(
 
 
 def against_memcpy(directory: Path, rounds: int, *, length: int) -> Comparison:
-    """Tokens and labels of located batches, against a copy of as many bytes in reused buffers."""
+    """Time reading located batches against a copy of the same number of bytes."""
     sides = _sides(directory, length, 1)
     rows = sides.micro_batch
     spans = [sides.index.locate(batch) for batch in sides.batches(64 if length > 10_000 else 400)]
@@ -90,7 +90,7 @@ class _Sides:
         prefixes = [str(write_corpus(directory, sources, k)) for k in range(sources)]
         datasets = [megaindex.IndexedDataset(prefix) for prefix in prefixes]
         tokens = sum(dataset.num_tokens for dataset in datasets)
-        # within one epoch of each source, whatever the surplus
+        # within one epoch of each source
         samples = int(0.9 * tokens) // length
         settings: dict[str, Any] = {"sequence_length": length, "seed": SEED}
         weights = [1.0] * sources
@@ -143,7 +143,7 @@ def _check(sides: _Sides, ours: str, batches: Batches) -> None:
 
 @cache
 def write_corpus(directory: Path, sources: int, number: int) -> Path:
-    """Part ``number`` of some 32 M random tokens, or more where a part is still a long sample."""
+    """Write part ``number`` of about 32 M random tokens, or of more if a sample is long."""
     prefix = directory / f"loading-{sources}-{number}"
     rng = np.random.default_rng(number)
     left = max(1 << 25, sources * 300_000) // sources

@@ -1,4 +1,4 @@
-"""A hundred shards merged into one pair: time and memory, against megatron-core's builder."""
+"""Benchmark of merging a hundred shards, time and memory, against megatron-core's builder."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ MEAN_TOKENS = 1250
 def compare(directory: Path, rounds: int) -> Comparison:
     """Check that both files are equal, then time both sides.
 
-    Ours syncs the pair to disk before it gets its name. Megatron's builder leaves that to the
-    kernel, so its files are synced here.
+    megaindex syncs the pair to disk before it publishes it; the files of Megatron's builder are
+    synced here.
     """
     shards = _shards(directory)
     ours, theirs = str(directory / "merged"), str(directory / "merged-by-megatron")
@@ -55,7 +55,7 @@ def compare(directory: Path, rounds: int) -> Comparison:
 
 
 def memory(directory: Path) -> dict[str, dict[str, float]]:
-    """Peak memory of each side in a process of its own, as a share of the merged pair."""
+    """Print the peak memory of each side, in a process of its own, as a share of the pair."""
     report = {}
     for side in ("ours", "peer"):
         command = [sys.executable, "-m", "benchmarks.merge", side, str(directory)]
@@ -65,7 +65,7 @@ def memory(directory: Path) -> dict[str, dict[str, float]]:
 
 
 def _shards(directory: Path) -> list[str]:
-    """Prefixes of the shards, written if they are not there yet."""
+    """Write the shards unless they exist, and return their prefixes."""
     generator = np.random.default_rng(20260101)
     prefixes = []
     for number in range(SHARDS):
@@ -81,7 +81,7 @@ def _shards(directory: Path) -> list[str]:
 
 
 def _merge_with_megatron(output: str, shards: list[str]) -> None:
-    """What Megatron's tools/merge_datasets.py does."""
+    """Merge as Megatron's tools/merge_datasets.py."""
     from benchmarks import peer
 
     builder = peer.IndexedDatasetBuilder(output + ".bin", np.uint16)
@@ -99,7 +99,7 @@ def _measure(side: str, directory: Path) -> None:
     else:
         from benchmarks import peer
 
-        assert peer.IndexedDatasetBuilder  # importing it is not part of the work
+        assert peer.IndexedDatasetBuilder  # imported before the measurement
         with PeakMemory() as peak:
             _merge_with_megatron(output, shards)
     outputs = sum(os.path.getsize(output + suffix) for suffix in (".bin", ".idx"))

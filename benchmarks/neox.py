@@ -1,9 +1,8 @@
-"""GPT-NeoX's own data loaders over 50 sources × 3 splits, with the adapter installed and without.
+"""Benchmark of GPT-NeoX's data loaders over 50 sources × 3 splits, with and without adapter.
 
-Both sides run the same lines of a GPT-NeoX checkout in one process, in turn, on one set of files:
-``build_train_valid_test_data_loaders`` and the loaders that it returns. Its data modules are real,
-its compiled helpers too; the packages they import for a GPU cluster are replaced by stubs of one
-process.
+Both sides run the same code of a GPT-NeoX checkout alternately in one process on the same files:
+``build_train_valid_test_data_loaders`` and the loaders that it returns. Data modules and compiled
+helpers are GPT-NeoX's; packages for GPU clusters are replaced by stubs.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ SEQUENCE_LENGTH = 2048
 BATCH = 4
 STEPS = 20_000  # about one in six samples of the sources
 READ = 4000  # samples
-_SYNCED_AFTER = 3.0  # seconds: megaindex brings what it built to the disk in the background
+_SYNCED_AFTER = 3.0  # seconds, for the background sync of megaindex
 GOALS = {"cold": 5.0, "warm": 10.0, "samples": 3.0, "batches": 3.0}
 WHAT = {
     "cold": "build",
@@ -50,7 +49,7 @@ WHAT = {
 
 
 def missing(checkout: str | None) -> str | None:
-    """A sentence that says what there is to give before this can run; None where it can."""
+    """Return the missing requirement of this benchmark, or None."""
     if checkout is None:
         return "neox: skipped; give --neox the path of a GPT-NeoX checkout"
     data = Path(checkout) / "megatron" / "data"
@@ -62,7 +61,7 @@ def missing(checkout: str | None) -> str | None:
 
 
 def compare(what: str, checkout: str, directory: Path, rounds: int) -> Comparison:
-    """One of `WHAT`, in a process of its own: megatron-core has the same package name."""
+    """Run one of `WHAT` in a process of its own, since megatron-core has the same package name."""
     command = [sys.executable, "-m", "benchmarks.neox", what, checkout, str(directory), str(rounds)]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     return Comparison(**json.loads(done.stdout))
@@ -75,14 +74,14 @@ def main() -> None:
     parser.add_argument("directory", type=Path, help="where the corpora go")
     parser.add_argument("rounds", type=int)
     options = parser.parse_args()
-    with _said_to_nobody() as out:
+    with _redirected_output() as out:
         row = _compare(options.what, options.checkout, options.directory, options.rounds)
         print(json.dumps(row), file=out)
 
 
 @contextlib.contextmanager
-def _said_to_nobody() -> Iterator[Any]:
-    """Both sides print to a file, as a run's log; the stream is what was the standard output."""
+def _redirected_output() -> Iterator[Any]:
+    """Send the output of both sides to a file; yield the former standard output."""
     sys.stdout.flush()
     with os.fdopen(os.dup(1), "w") as out, tempfile.TemporaryFile() as log:
         os.dup2(log.fileno(), 1)
@@ -122,13 +121,13 @@ def _alternate(measure: Callable[[], float], rounds: int) -> dict[bool, list[flo
             os.sync()
             with installed_or_not(adapter, installed):
                 elapsed = measure()
-            if number:  # the first run of each side warms it up
+            if number:  # the first run of each side is a warm-up
                 seconds[installed].append(elapsed)
     return seconds
 
 
 class _Run:
-    """A run's settings, and what is measured of it: seconds."""
+    """Settings of a run, and its measured parts in seconds."""
 
     def __init__(self, utils: Any, directory: Path) -> None:
         self._utils = utils
@@ -176,7 +175,7 @@ class _Run:
         return timed(lambda: [dataset[number]["text"].size for number in end])
 
     def batches(self, workers: int) -> float:
-        """The second half of so many batches: the first opens what is opened when it is read."""
+        """Time the second half of the batches; the first half opens files."""
         loader = self._build(num_workers=workers)["train"]
         iterator = iter(loader)
         for _ in range(READ // BATCH):
@@ -184,7 +183,7 @@ class _Run:
         return timed(lambda: [next(iterator)["text"].shape for _ in range(READ // BATCH)])
 
     def check_equal(self) -> None:
-        """Files byte by byte, batches of every loader, and samples across the blends."""
+        """Check that files, batches of every loader and samples of the blends are equal."""
         with installed_or_not(adapter, False):
             theirs = self._outcome()
         with installed_or_not(adapter, True):
@@ -220,13 +219,13 @@ class _Run:
 
 
 def _halves(size: int) -> tuple[range, range]:
-    """Samples spread over those of a run, READ to begin with and READ others."""
+    """Return 2 × READ samples spread over a run: those of the warm-up and those measured."""
     step = max(1, size // (2 * READ))
     return range(0, READ * step, step), range(READ * step, 2 * READ * step, step)
 
 
 def _corpora(folder: Path) -> list[str]:
-    """Documents of other lengths in each, over the same tokens."""
+    """Write corpora that share tokens and differ in the lengths of documents."""
     prefixes = [folder / f"c{number}" for number in range(SOURCES)]
     if not folder.exists():
         folder.mkdir(parents=True)
@@ -242,7 +241,7 @@ def _corpora(folder: Path) -> list[str]:
 
 
 def _data_utils(checkout: str) -> Any:
-    """GPT-NeoX's ``megatron.data.data_utils``, in a process group of one, on a CPU."""
+    """Import GPT-NeoX's ``megatron.data.data_utils`` in a process group of one CPU rank."""
     import torch
 
     def print_rank_0(*message: object) -> None:

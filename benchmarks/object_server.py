@@ -1,7 +1,7 @@
-"""A store on the loopback device: HEAD and ranged GET of the files of a folder, after a pause.
+"""Object store on the loopback device: HEAD and ranged GET of a folder's files, with a delay.
 
-``python -m benchmarks.object_server FOLDER SECONDS`` prints its port. It does as little as it can,
-so that the clients are what is measured; the tests use a whole S3 server.
+``python -m benchmarks.object_server FOLDER SECONDS`` prints its port. It is minimal, so that the
+clients dominate the measurement; the tests use a complete S3 server.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 
 @contextmanager
 def served(folder: Path, latency: float) -> Iterator[int]:
-    """The port of a server in a process of its own."""
+    """Run a server in a process of its own and yield its port."""
     command = [sys.executable, "-m", "benchmarks.object_server", str(folder), str(latency)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None

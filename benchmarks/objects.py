@@ -1,4 +1,4 @@
-"""Random samples of a corpus in an object store, against s3fs, on one loopback server."""
+"""Benchmark of random samples of a corpus in an object store, against s3fs."""
 
 from __future__ import annotations
 
@@ -25,12 +25,11 @@ Peer = Literal["one by one", "batch by batch"]
 
 
 def compare(peer: Peer, latency: float, directory: Path, rounds: int) -> Comparison:
-    """Seconds for the same samples; every batch of both sides is compared with the file first.
+    """Time the same samples on both sides; every batch is first compared with the file.
 
     Args:
-        peer: how s3fs reads: each document's part of a sample by itself (``cat_file``), or those
-            of a batch together (``cat_ranges``).
-        latency: seconds that the server waits before it answers.
+        peer: call of s3fs: ``cat_file`` for each range, or ``cat_ranges`` for those of a batch.
+        latency: delay of the server in seconds.
     """
     samples = 512 if peer == "batch by batch" or not latency else 128
     write_corpus(directory)
@@ -61,7 +60,7 @@ def compare(peer: Peer, latency: float, directory: Path, rounds: int) -> Compari
 
 @cache
 def write_corpus(directory: Path) -> Path:
-    """A corpus of random tokens, in the folder that is served as a bucket."""
+    """Write a corpus of random tokens to the folder served as a bucket."""
     folder = directory / _BUCKET
     folder.mkdir()
     rng = np.random.default_rng(1)
@@ -76,7 +75,7 @@ def write_corpus(directory: Path) -> Path:
 
 @contextlib.contextmanager
 def _environment(port: int, directory: Path) -> Iterator[None]:
-    """Both sides find server and credentials there; no proxy is between."""
+    """Set server and credentials for both sides, without a proxy."""
     before = dict(os.environ)
     for name in [name for name in os.environ if "proxy" in name.lower()]:
         del os.environ[name]
@@ -103,7 +102,7 @@ class _Sides:
 
         from megaindex.objects import store as library
 
-        library._this.clients.clear()  # of the server before
+        library._this.clients.clear()  # of the previous server
         self._local = megaindex.IndexedDataset(str(write_corpus(directory)))
         self._remote = megaindex.IndexedDataset(f"s3://{_BUCKET}/corpus")
         self._index = megaindex.build_index(

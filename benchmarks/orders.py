@@ -1,4 +1,4 @@
-"""Our own orders: the first batch of a run, the bijection, and receipts."""
+"""Benchmark of the orders of megaindex: first batch, bijection, receipts and `locate`."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ BATCH = 512
 
 
 def first_batch(directory: Path, rounds: int) -> Comparison:
-    """Order epoch from opening the files to the first batch located, against the peer's index.
+    """Time order epoch from opening files to locating the first batch, against the peer's index.
 
-    The orders differ on purpose, so what is checked is that the batch holds whole samples, none of
-    whose tokens another of its samples holds.
+    The orders differ, so only a property is checked: the batch holds whole, disjoint samples.
     """
     from benchmarks import peer
 
@@ -60,12 +59,12 @@ def _check_batch(spans: object, lengths: np.ndarray) -> None:
     order = np.lexsort((offset, document))
     same = document[order][1:] == document[order][:-1]
     overlap = (offset + length)[order][:-1] - offset[order][1:]
-    if (overlap[same] > 1).any():  # neighbours share the token of the shifted label
+    if (overlap[same] > 1).any():  # adjacent samples share the token of the shifted label
         raise SystemExit("order epoch: tokens of the first batch are served twice")
 
 
 def bijection(rounds: int, size: int = 40_000_000) -> Comparison:
-    """A permutation of 40 M documents, against numpy's shuffle of as many."""
+    """Time a permutation of 40 M documents against NumPy's shuffle."""
     native, key = load("native"), np.array([1, 2], np.uint64)
     out = np.empty(size, np.int32)
 
@@ -91,8 +90,7 @@ def bijection(rounds: int, size: int = 40_000_000) -> Comparison:
 
 
 def receipts(name: str, order: str, directory: Path, rounds: int) -> Comparison:
-    """The receipt of an epoch: by all threads, in the order in which samples are found fastest,
-    against one thread in the order of training."""
+    """Time the receipt of an epoch by all threads against one thread in the training order."""
     index = _one_epoch(name, order, directory)
     keys = fingerprint_keys(["0123456789abcdef" * 2])
     end = index.num_samples
@@ -122,7 +120,7 @@ def receipts(name: str, order: str, directory: Path, rounds: int) -> Comparison:
 
 
 def locate(name: str, order: str, directory: Path, rounds: int) -> Comparison:
-    """Samples anywhere in an epoch located in one call, against one call each."""
+    """Time locating random samples of an epoch in one call, against one call each."""
     index = _one_epoch(name, order, directory)
     ids = np.random.default_rng(1).integers(0, index.num_samples, BATCH)
 

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.overlap``: does a GPU wait for its batches?
+"""``python -m benchmarks.overlap``: time that a GPU waits for batches.
 
-A step multiplies matrices for some milliseconds. It is timed with one batch that stays on the
-device (the least a step can take), with a `Loader` that copies ahead, and with megatron-core's
-GPTDataset in a DataLoader. All sides serve the same samples; their first batches are compared.
+A step multiplies matrices for some milliseconds. It is timed with a batch that stays on the device
+(the lower bound), with a `Loader` that copies ahead, and with megatron-core's GPTDataset in a
+DataLoader. All sides serve the same samples; their first batches are compared.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class _Bench:
         )
 
     def run(self) -> dict[str, float]:
-        """Seconds of a step with each side; the sides take turns."""
+        """Return the seconds of a step with each side, measured alternately."""
         sides: dict[str, Callable[[], Iterator[Batch]]] = {
             "resident batch": self._resident,
             "Loader, copied ahead": self._loader,
@@ -103,7 +103,7 @@ class _Bench:
         return {name: statistics.median(measured) for name, measured in seconds.items()}
 
     def _steps(self, batches: Iterator[Batch]) -> float:
-        """Seconds of a step, after one that is not measured."""
+        """Return the seconds of a step, after a warm-up."""
         self._compute(next(batches))
         self._wait()
         start = time.perf_counter()
@@ -113,7 +113,7 @@ class _Bench:
         return (time.perf_counter() - start) / (self._options.steps - 1)
 
     def _compute(self, batch: Batch) -> torch.Tensor:
-        """Work that depends on the batch and asks the host for nothing."""
+        """Run work that depends on the batch and does not synchronize with the host."""
         state = self._weight * batch["loss_mask"].mean() + batch["tokens"].sum() % 2
         for _ in range(self._options.products):
             state = torch.tanh(state @ self._weight)

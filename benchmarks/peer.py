@@ -1,4 +1,4 @@
-"""megatron-core as a user runs it: GPTDataset with a cache directory."""
+"""The peer: megatron-core's GPTDataset with a cache directory."""
 
 from __future__ import annotations
 
@@ -76,8 +76,8 @@ def megatron_blend(
     *,
     with_mask: bool = False,
 ) -> Any:
-    """The train split of several corpora, or of one, from the cache where it was built before."""
-    if not torch.distributed.is_initialized():  # a blend asks for its rank
+    """Return the train split of one or several corpora, from the cache if it is built."""
+    if not torch.distributed.is_initialized():  # a blend queries its rank
         store = torch.distributed.HashStore()
         torch.distributed.init_process_group("gloo", store=store, rank=0, world_size=1)
     config = GPTDatasetConfig(

@@ -1,4 +1,4 @@
-"""Many datasets built into one cache: by a plain loop, by processes of this machine, and by Ray."""
+"""Benchmark of building many datasets into one cache: in a loop, in local processes, with Ray."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ EPOCHS = 4
 def compare(name: str, workers: int, directory: Path, rounds: int) -> Comparison:
     """Check that every file of both caches is equal, then time both sides, each into a new cache.
 
-    A Ray cluster is started before and stays; processes of the local engine are part of each run.
-    The loop gives every dataset all cores, a worker its share of them.
+    A Ray cluster is started before the measurement; starting local processes is part of each run.
+    In the loop a dataset has all cores, in a worker its share of them.
     """
     paths = _corpora(directory)
     with open_engine(name, workers=workers) as engine:
@@ -60,7 +60,7 @@ def _settings(cache: Path) -> BuildSettings:
 
 
 def _corpora(directory: Path) -> list[str]:
-    """Prefixes of corpora that differ in their number of documents, and so in their content."""
+    """Return the prefixes of corpora that differ in their number of documents."""
     shapes = (
         Shape(name=f"scaling-{i:03}", documents=DOCUMENTS + i, mean_tokens=1000, epochs=EPOCHS)
         for i in range(DATASETS)
@@ -72,7 +72,7 @@ _numbers = itertools.count()
 
 
 def _seconds(run: Callable[[Path], None], directory: Path) -> float:
-    """Of one run into a cache of its own, which is removed afterwards."""
+    """Time one run into a new cache, which is removed afterwards."""
     cache = directory / f"cache-{next(_numbers)}"
     try:
         return timed(lambda: run(cache))
@@ -81,13 +81,13 @@ def _seconds(run: Callable[[Path], None], directory: Path) -> float:
 
 
 def _remove(cache: Path) -> None:
-    """Also while entries are marked in the background as synced."""
+    """Remove a cache, also while entries are marked as synced in the background."""
     while cache.exists():
         shutil.rmtree(cache, ignore_errors=True)
 
 
 def _check(run: Callable[[Path], None], paths: list[str], directory: Path) -> int:
-    """Bytes of the cache that both sides make; ends the benchmark where they differ."""
+    """Return the bytes of the cache; exit if those of both sides differ."""
     ours, loop = directory / "checked-ours", directory / "checked-loop"
     run(ours)
     _loop(paths, loop)

@@ -1,8 +1,8 @@
-"""``python -m benchmarks.simulation``: the start of a run of 10 trillion tokens on 16,384 ranks.
+"""``python -m benchmarks.simulation``: start of a run of 10 trillion tokens on 16,384 ranks.
 
-What one machine does is measured here, on both sides; what a cluster adds is simulated, event by
-event: every rank asks a metadata service for its files and storage servers for its tokens, and
-waits in their queues. The assumptions are the fields of `Cluster` and `Corpora`.
+The work of one machine is measured on both sides; a discrete-event simulation adds the cluster:
+every rank queues at a metadata service for its files and at storage servers for its tokens. The
+assumptions are the fields of `Cluster` and `Corpora`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from megaindex.index.blending import DivisorDraws
 
 @dataclass(frozen=True, kw_only=True)
 class Corpora:
-    """What is trained on."""
+    """Assumed corpora."""
 
     sources: int = 1000
     documents: int = 10_000_000
@@ -40,13 +40,13 @@ class Corpora:
 
     @property
     def samples(self) -> int:
-        """Of one epoch of all sources."""
+        """Samples of one epoch of all sources."""
         return self.sources * (self.documents * self.mean_tokens // self.sequence_length)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cluster:
-    """Where it is trained."""
+    """Assumed cluster."""
 
     ranks: int = 16_384
     ranks_per_node: int = 8
@@ -73,7 +73,7 @@ class Cluster:
 
 @dataclass(frozen=True, kw_only=True)
 class Rates:
-    """Seconds, measured on this machine with both cores."""
+    """Measured seconds on this machine."""
 
     index: tuple[float, float]
     """A document of an array index, built and saved: ours, megatron-core's."""
@@ -91,7 +91,7 @@ class Rates:
 
 @dataclass(frozen=True, kw_only=True)
 class Way:
-    """One way to start the run."""
+    """A way to start the run, as work of each rank."""
 
     name: str
     before: float
@@ -127,7 +127,7 @@ def main() -> None:
 
 
 def measure(directory: Path) -> Rates:
-    """Answers are compared with the peer's before anything is timed."""
+    """Measure the rates, after a comparison of results with the peer's."""
     built = index_build.compare("10B", directory, 1)
     drawn = kernels.greedy("lognormal", 1000, 1)
     shape = SHAPES["10B"]
@@ -154,7 +154,7 @@ def _divisor_seconds() -> float:
 
 
 def _least(work: Callable[[], object]) -> float:
-    """Seconds of the fastest of five runs."""
+    """Return the seconds of the fastest of five runs."""
     seconds = []
     for _ in range(5):
         begin = time.perf_counter()
@@ -164,7 +164,7 @@ def _least(work: Callable[[], object]) -> float:
 
 
 def ways(rates: Rates, corpora: Corpora, cluster: Cluster) -> list[Way]:
-    """What each rank has to do, from what the programs do on one machine."""
+    """Return the work of each rank for each way, derived from the programs on one machine."""
     documents = corpora.sources * corpora.documents
     # document_index, sample_index and shuffle_index of one epoch; the blend's two arrays
     arrays = 4 * documents + 12 * corpora.samples
@@ -223,10 +223,10 @@ def ways(rates: Rates, corpora: Corpora, cluster: Cluster) -> list[Way]:
 
 
 def start(way: Way, corpora: Corpora, cluster: Cluster) -> dict[str, float]:
-    """Simulated seconds until ranks have their first batch: the median one, and the last."""
+    """Return the simulated seconds to the first batch of the median and of the last rank."""
     generator = np.random.default_rng(1)
     askers = cluster.nodes if way.names_by_node else cluster.ranks
-    # the service answers one name after another, and takes them from all askers in turn
+    # the service answers one name at a time, round-robin over ranks
     last_name = (way.names - 1) * askers + np.arange(askers)
     looked_up = np.maximum(last_name / cluster.metadata_rate, way.names * cluster.lookup_latency)
     if way.names_by_node:
@@ -251,7 +251,7 @@ def start(way: Way, corpora: Corpora, cluster: Cluster) -> dict[str, float]:
 def _first_batches(
     ready: np.ndarray, corpora: Corpora, cluster: Cluster, generator: np.random.Generator
 ) -> np.ndarray:
-    """When each rank has read a sample: its runs, from servers that take one read at a time."""
+    """Return the time at which each rank has read a sample from servers of one read at a time."""
     nbytes = corpora.sequence_length * corpora.token_bytes
     runs = 1 + generator.poisson(corpora.sequence_length / corpora.mean_tokens, ready.size)
     servers = np.zeros(cluster.storage_servers)

@@ -1,4 +1,4 @@
-"""Fair timing of two sides: each once unmeasured, then in turn; medians of what was measured."""
+"""Alternating timing of two sides after a warm-up of each, reported as medians."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Seconds of both sides for the same work."""
+    """Measured seconds of both sides for the same work."""
 
     what: str
     ours: list[float]
@@ -29,7 +29,7 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """How many times faster ours is: the ratio of medians."""
+        """Return the speed-up of ours: the ratio of medians."""
         return statistics.median(self.peer) / statistics.median(self.ours)
 
     def nanoseconds(self, side: list[float]) -> float:
@@ -39,7 +39,7 @@ class Comparison:
 def alternate(
     ours: Callable[[], object], peer: Callable[[], object], rounds: int
 ) -> tuple[list[float], list[float]]:
-    """Seconds of ``rounds`` runs of each side, after one unmeasured run of each."""
+    """Time ``rounds`` alternating runs of each side, after a warm-up of each."""
     ours()
     peer()
     seconds: tuple[list[float], list[float]] = ([], [])
@@ -50,16 +50,16 @@ def alternate(
 
 
 def timed(run: Callable[[], object]) -> float:
-    os.sync()  # what an earlier run left to be written is not this one's work
+    os.sync()  # write-back of the previous run
     start = time.perf_counter()
     result = run()
     seconds = time.perf_counter() - start
-    del result  # freeing is not part of the work
+    del result  # freeing is not timed
     return seconds
 
 
 def timed_after(batches: Iterator[Any], warm_up: int) -> float:
-    """Seconds for all but the first ``warm_up`` batches."""
+    """Return the seconds for all but the first ``warm_up`` batches."""
     for _ in itertools.islice(batches, warm_up):
         pass
     start = time.perf_counter()
@@ -70,7 +70,7 @@ def timed_after(batches: Iterator[Any], warm_up: int) -> float:
 
 @contextmanager
 def installed_or_not(adapter: Any, wanted: bool) -> Iterator[None]:
-    """One side of a comparison: with the adapter module installed, or without."""
+    """Run one side of a comparison, with or without the adapter module installed."""
     if wanted:
         adapter.install()
     try:
@@ -80,9 +80,9 @@ def installed_or_not(adapter: Any, wanted: bool) -> Iterator[None]:
 
 
 class PeakMemory:
-    """Peak of this process's anonymous memory inside a ``with``, in bytes above its start.
+    """Peak of this process's anonymous memory inside ``with``, in bytes above its start.
 
-    Pages of mapped files do not count: they are the input, or an output that is already in place.
+    Pages of mapped files, the inputs and outputs, do not count.
     """
 
     def __enter__(self) -> PeakMemory:

@@ -1,7 +1,7 @@
-"""Raw text to a pair: time and memory, against the loop of Megatron's preprocess_data.py.
+"""Benchmark of tokenizing, time and memory, against the loop of Megatron's preprocess_data.py.
 
-That loop is a multiprocessing pool whose processes encode a line at a time, around megatron-core's
-builder. Both sides have the same tokenizer, as many processes, and the same input.
+That loop is a multiprocessing pool that encodes a line at a time, with megatron-core's builder.
+Both sides have the same tokenizer, number of processes and input.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.timing import Comparison, alternate
-from megaindex.tokenize.byte_level import text_files
+from megaindex.cli.demo import text_files
 
 WORKERS = len(os.sched_getaffinity(0))
 TEXT_BYTES = 16 << 20
@@ -33,8 +33,8 @@ def compare(what: str, directory: Path, rounds: int) -> Comparison:
     """Check that both files are equal, then time both sides.
 
     Args:
-        what: "text", sources tokenized with a BPE, where the library takes nearly all the time; or
-            a number of short documents as bytes, where what is around the library does.
+        what: "text", source files tokenized with a BPE, where the library dominates; or a number of
+            short documents as bytes, where the work around the library dominates.
     """
     text, tokenizer = _input(what, directory)
     name = "byte level" if tokenizer == "bytes" else f"BPE of {VOCABULARY:,}"
@@ -63,7 +63,7 @@ def compare(what: str, directory: Path, rounds: int) -> Comparison:
 
 
 def figures(directory: Path) -> list[str]:
-    """Peak memory and processor time of each side with all its processes."""
+    """Print peak memory and processor time of each side with all its processes."""
     lines = []
     for what in ("text", *map(str, SHORT_DOCUMENTS)):
         said = []
@@ -77,7 +77,7 @@ def figures(directory: Path) -> list[str]:
 
 
 def _run_ours(output: str, text: Path, tokenizer: str, part_size: str) -> None:
-    """The command, its start included; the peer's pool forks what is imported here."""
+    """Run the command, including its start; the peer's pool forks this process."""
     command = [
         sys.executable, "-m", "megaindex", "tokenize", output, str(text), "--tokenizer", tokenizer,
         "--eod", "0", "--part-size", part_size, "--workers", str(WORKERS), "--overwrite",
@@ -86,7 +86,7 @@ def _run_ours(output: str, text: Path, tokenizer: str, part_size: str) -> None:
 
 
 def _run_peer(output: str, text: Path, tokenizer: str) -> None:
-    """What tools/preprocess_data.py does; then synced, as ours is."""
+    """Run the loop of tools/preprocess_data.py, then sync as megaindex does."""
     from benchmarks import peer
 
     builder = peer.IndexedDatasetBuilder(output + ".bin", np.uint16)
@@ -128,14 +128,14 @@ def _check_equal(ours: str, theirs: str) -> None:
 
 
 def _input(what: str, directory: Path) -> tuple[Path, str]:
-    """The text and its tokenizer."""
+    """Write the text and its tokenizer."""
     if what == "text":
         return _text(directory), str(_tokenizer(directory))
     return _short(directory, int(what)), "bytes"
 
 
 def _text(directory: Path) -> Path:
-    """Text that every machine has: the sources of Python, in documents of some thousand bytes."""
+    """Return the source files of Python's standard library, in documents of some thousand bytes."""
     path = directory / "text.jsonl"
     if path.exists():
         return path
@@ -178,8 +178,9 @@ def _tokenizer(directory: Path) -> Path:
 
 
 class _PeakOfAll:
-    """Peak of the anonymous memory of this process and its descendants, in bytes above what this
-    process had at the start; pages that processes share count once."""
+    """Peak of the anonymous memory of this process and its descendants, in bytes above its start.
+
+    Pages shared by processes count once."""
 
     def __enter__(self) -> _PeakOfAll:
         self.bytes = 0
@@ -199,7 +200,7 @@ class _PeakOfAll:
 
 
 def _anonymous(pid: int) -> int:
-    """A process that ends meanwhile counts for nothing."""
+    """Return the anonymous memory of a process, 0 if it has ended."""
     try:
         status = Path(f"/proc/{pid}/smaps_rollup").read_text()
         children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
@@ -218,7 +219,7 @@ def _measure(side: str, what: str, directory: Path) -> None:
     if side == "peer":
         from benchmarks import peer
 
-        assert peer.IndexedDatasetBuilder  # importing it is not part of the work
+        assert peer.IndexedDatasetBuilder  # imported before the measurement
     start = sum(os.times()[:4])
     with _PeakOfAll() as peak:
         if side == "ours":

@@ -1,4 +1,4 @@
-"""Public names of a package, imported from the modules that define them when they are first used.
+"""Lazy public names of a package: each is imported from its defining module on first use.
 
 A package lists its public names once, in the stub ``__init__.pyi`` that type checkers read:
 
@@ -13,7 +13,7 @@ from types import ModuleType
 
 
 def lazy_exports(package: str) -> None:
-    """Give a package the names of its stub, and ``__all__``."""
+    """Define the names listed in a package's stub, and ``__all__``, on the imported package."""
     module = sys.modules[package]
     with open(f"{module.__path__[0]}/__init__.pyi", encoding="utf-8") as stub:
         text = stub.read().replace("(\n", "")  # a long line is divided after its bracket

@@ -1,4 +1,4 @@
-"""Names of the array types that kernels take and give."""
+"""Type aliases of the arrays that kernels take and return."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ F64: TypeAlias = NDArray[np.float64]
 IntArray: TypeAlias = NDArray[Any]
 DatasetIndex: TypeAlias = NDArray[np.int16] | NDArray[np.uint8]
 
-# tokens of the .bin in its dtype, and of the .idx int64 pointers in bytes and int32 lengths
+# tokens of the .bin; int64 pointers (bytes) and int32 lengths (tokens) of the .idx
 TokenSource: TypeAlias = tuple[NDArray[Any], I64, I32]
 
 # shuffle_index, sample_index, document_index, lengths and the extra token, as for array_spans

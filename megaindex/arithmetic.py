@@ -17,18 +17,18 @@ INT64_MAX = 2**63 - 1
 
 
 def ceil_div(numerator: int, denominator: int) -> int:
-    """Quotient rounded up, exact for integers of any size."""
+    """Return the quotient rounded up, exact for integers of any size."""
     return -(-numerator // denominator)
 
 
 def samples_in(
     tokens: int, sequence_length: int, extra: int = 1, *, drop_last_partial: bool = True
 ) -> int:
-    """Samples that ``tokens`` tokens hold, read one after another.
+    """Return the number of samples in ``tokens`` consecutive tokens.
 
-    With ``drop_last_partial=False`` a last, shorter sample counts too. megatron-core counts that
-    case in float32 and is wrong from 2**24 tokens on: 16777218 tokens at S = 2048 hold 8193
-    samples, it says 8192.
+    With ``drop_last_partial=False`` a last, shorter sample counts too. megatron-core computes that
+    case in float32, which is wrong from 2**24 tokens on: for 16777218 tokens at S = 2048 it
+    returns 8192 instead of 8193.
     """
     available = max(0, tokens - extra)
     if drop_last_partial:
@@ -37,14 +37,14 @@ def samples_in(
 
 
 def tokens_for(num_samples: int, sequence_length: int, extra: int = 1) -> int:
-    """Tokens that ``num_samples`` samples read, shared ones counted once."""
+    """Return the tokens that ``num_samples`` samples read, shared ones counted once."""
     return num_samples * sequence_length + extra
 
 
 def epochs_for(
     num_samples: int, tokens_per_epoch: int, sequence_length: int, extra: int = 1
 ) -> int:
-    """Least number of epochs, at least one, that hold ``num_samples`` samples."""
+    """Return the least number of epochs, at least one, that hold ``num_samples`` samples."""
     needed = tokens_for(num_samples, sequence_length, extra)
     return max(1, ceil_div(needed, tokens_per_epoch))
 
@@ -52,10 +52,10 @@ def epochs_for(
 def epochs_built(
     exact: int | None, num_samples: int, tokens_per_epoch: int, sequence_length: int, extra: int = 1
 ) -> int:
-    """Epochs that hold the samples; ``exact`` of them where the user says so.
+    """Return ``exact`` if it is given, else the least number of epochs that hold the samples.
 
     Raises:
-        InvalidArgument: so many epochs, the last one needed, do not hold ``num_samples``.
+        InvalidArgument: ``exact`` epochs hold too few samples, or the last of them is not needed.
     """
     if exact is None:
         return epochs_for(num_samples, tokens_per_epoch, sequence_length, extra)
@@ -63,8 +63,8 @@ def epochs_built(
     most = samples_in(exact * tokens_per_epoch, sequence_length, extra)
     if not least <= num_samples <= most:
         raise InvalidArgument(
-            f"exact_num_epochs={exact}: so many epochs hold {most} samples, and all but the last "
-            f"{least}; num_samples must lie between, got {num_samples}"
+            f"exact_num_epochs={exact}: num_samples must be from {least} to {most}, the samples of "
+            f"{exact - 1} and of {exact} epochs, got {num_samples}"
         )
     return exact
 
@@ -77,7 +77,7 @@ def samples_for_epochs(
     *,
     carry_left_over: bool = True,
 ) -> int:
-    """Samples of ``epochs`` epochs, which may be a fraction.
+    """Return the number of samples in ``epochs`` epochs, which may be a fraction.
 
     With ``carry_left_over`` a sample may span two epochs, as in the framework orders:
     ``floor((E*T - extra) / S)``. Without, each epoch drops its own left-over:
@@ -92,13 +92,13 @@ def samples_for_epochs(
 
 @dataclass(frozen=True, kw_only=True)
 class FinalEpoch:
-    """Whether the last of several epochs is shuffled apart, and where its samples begin."""
+    """Decision to shuffle the last epoch apart from the others, with its sample counts."""
 
     apart: bool
     samples_before: int
     """Samples of all epochs but the last."""
     samples_from: int
-    """Samples asked of the last epoch."""
+    """Samples taken from the last epoch."""
     samples_per_epoch: int
 
 
@@ -112,9 +112,11 @@ def final_epoch(
     policy: str = "auto",
     threshold: float = 0.80,
 ) -> FinalEpoch:
-    """Megatron's rule: apart if the last epoch gives fewer than int(threshold * samples per epoch).
+    """Apply Megatron's rule for shuffling the last epoch apart.
 
-    ``policy`` is ``auto`` (that rule), ``always`` or ``never``. One epoch is never apart.
+    The last epoch is shuffled apart if fewer than ``int(threshold * samples_per_epoch)`` of its
+    samples are used. ``policy`` is ``auto`` (that rule), ``always`` or ``never``; a single epoch
+    is never apart.
     """
     before = samples_in((num_epochs - 1) * tokens_per_epoch, sequence_length, extra)
     per_epoch = samples_in(tokens_per_epoch, sequence_length, extra)
@@ -130,15 +132,15 @@ def final_epoch(
 
 
 def global_batch_size(micro_batch: int, data_parallel: int, accumulation: int) -> int:
-    """Samples of one iteration: micro batch x data-parallel size x accumulation steps."""
+    """Return the samples of one iteration."""
     return micro_batch * data_parallel * accumulation
 
 
 def iterations_for(samples: int, batch: int, tail: str) -> int:
-    """Iterations that ``samples`` samples make under the tail policy drop, pad or wrap."""
+    """Return the iterations in ``samples`` samples under the tail policy drop, pad or wrap."""
     return samples // batch if tail == "drop" else ceil_div(samples, batch)
 
 
 def shuffle_dtype(num_samples: int) -> str:
-    """Both frameworks: uint32 below 2**32 - 2 samples, else int64."""
+    """Return the dtype of Megatron's and NeoX's shuffle_index: uint32 below 2**32 - 2 samples."""
     return "int64" if num_samples >= 2**32 - 2 else "uint32"

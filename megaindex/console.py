@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 
 _PIPED_WIDTH = 110
 _GAP = 3  # between two columns
-_LEAST_NAME = 16  # characters that names in tables are cut to, where they are longer
+_LEAST_NAME = 16  # least characters of a shortened name in a table
 _LINE_NAME = 40
 
 
 def print_view(view: RenderableType, file: TextIO | None = None) -> None:
-    """Print, to stdout by default, without blanks at the ends of lines."""
+    """Print to a file, stdout by default, without trailing blanks."""
     out = file or sys.stdout
     console = Console(file=out, width=None if out.isatty() else _PIPED_WIDTH, highlight=False)
     with console.capture() as text:
@@ -40,7 +40,7 @@ def print_view(view: RenderableType, file: TextIO | None = None) -> None:
 
 
 def print_lines(lines: Iterable[str], file: TextIO | None = None) -> None:
-    """Print lines of text, to stdout by default; on a terminal wrapped between words."""
+    """Print lines to a file, stdout by default; on a terminal long lines are wrapped."""
     out = file or sys.stdout
     width = shutil.get_terminal_size().columns if out.isatty() else None
     for line in lines:
@@ -53,34 +53,34 @@ def print_lines(lines: Iterable[str], file: TextIO | None = None) -> None:
             width,
             initial_indent=indent,
             subsequent_indent=f"{indent}    ",
-            break_long_words=False,  # a path stays one word, to be copied
+            break_long_words=False,  # a path can be copied
             break_on_hyphens=False,
         )
         print("\n".join(wrapped), file=out)
 
 
 def percent(share: float) -> str:
-    """Return two decimals, and never 0 or 100 for a share that is only close to it."""
+    """Format a share with two decimals; only exact 0 and 1 are shown as 0.00% and 100.00%."""
     if 0 < share < 0.00005:
         return "<0.01%"
     return ">99.99%" if 0.99995 <= share < 1 - 1e-12 else f"{share:.2%}"
 
 
 def spaced(parts: Sequence[RenderableType]) -> RenderableType:
-    """The parts one below the other, a blank line between them."""
+    """Return the parts one below the other, separated by blank lines."""
     lines = [item for part in parts for item in (part, Text())]
     return Padding(Group(*lines[:-1]), (0, 1), expand=False)
 
 
 def answer_panel(*lines: RenderableType) -> RenderableType:
-    """The frame that a plan begins with."""
+    """Return the frame at the top of a plan."""
     return Panel(
         Group(*lines), box=box.ROUNDED, border_style="green", title="plan", title_align="left"
     )
 
 
 def warning(text: str) -> RenderableType:
-    """A line that begins with an exclamation mark."""
+    """Return a paragraph that begins with an exclamation mark."""
     grid = Table.grid(padding=(0, 1))
     grid.add_row(Text("!", "bold yellow"), Prose(text, "yellow"))
     return grid
@@ -88,7 +88,7 @@ def warning(text: str) -> RenderableType:
 
 @dataclass(frozen=True)
 class Prose:
-    """Text that is wrapped between words; a word longer than a line is cut in its middle."""
+    """Text wrapped between words; a word longer than a line has its middle replaced by …."""
 
     text: str
     style: str = ""
@@ -104,19 +104,19 @@ class Prose:
 
 @dataclass(frozen=True)
 class TableColumn:
-    """A column of a `FittedTable`; its cells stay on one line, unless it is one of words."""
+    """A column of a `FittedTable`; only cells of kind ``words`` are wrapped."""
 
     name: str
     kind: Literal["number", "note", "label", "name", "words"] = "number"
-    """label and name say what a row is about, and a name may be cut in its middle; a note stands
-    on the left; words are wrapped between words."""
+    """``number`` is aligned right, the others left; ``label`` and ``name`` identify a row and are
+    repeated when the table is divided; a ``name`` may be shortened."""
 
     @property
     def is_label(self) -> bool:
         return self.kind in ("label", "name")
 
     def least(self, cells: Sequence[str]) -> int:
-        """Characters that the column needs."""
+        """Return the least width in characters."""
         if self.kind == "words":
             words = (word for cell in (self.name, *cells) for word in cell.split())
             return max(map(cell_len, words), default=0)
@@ -124,17 +124,16 @@ class TableColumn:
         return min(whole, max(_LEAST_NAME, cell_len(self.name))) if self.kind == "name" else whole
 
     def whole(self, cells: Sequence[str]) -> int:
-        """Characters of its longest cell."""
+        """Return the width of the longest cell in characters."""
         return max(map(cell_len, (self.name, *cells)))
 
 
 class FittedTable:
-    """A table that is never wider than the console and breaks no word.
+    """A table that is never wider than the console and never breaks a word.
 
-    A column given by its name alone is one of numbers.
-
-    Where its columns do not fit side by side, words are wrapped and names cut; then the columns of
-    numbers are divided among several tables, each with the labels; then every row is a list.
+    A column given as a string holds numbers. If the columns do not fit side by side, words are
+    wrapped and names shortened; if that is not enough, the other columns are divided among several
+    tables, each with the labels; as a last resort every row becomes a list.
     """
 
     def __init__(self, *columns: TableColumn | str) -> None:
@@ -143,7 +142,7 @@ class FittedTable:
         self._styles: list[str] = []
 
     def add_row(self, *cells: str, style: str = "") -> None:
-        """Append a row; the style is that of its first cell."""
+        """Append a row; ``style`` applies to its first cell."""
         assert len(cells) == len(self.columns)
         self._rows.append(cells)
         self._styles.append(style)
@@ -162,7 +161,7 @@ class FittedTable:
         for i in (i for i, column in enumerate(self.columns) if column.kind == "name"):
             least = min(each[i] for each in widths)
             for each in widths:
-                each[i] = least  # a name is cut alike in all tables
+                each[i] = least  # the same short name in all tables
         for number, (block, each) in enumerate(zip(blocks, widths, strict=True)):
             if number:
                 yield Text()
@@ -175,7 +174,7 @@ class FittedTable:
         return self.columns[column].least(self._cells(column))
 
     def _blocks(self, width: int) -> list[list[int]] | None:
-        """Columns of each table; None where not even one fits beside the labels."""
+        """Return the columns of each table, or None if one does not fit beside the labels."""
         labels = [i for i, column in enumerate(self.columns) if column.is_label]
         block, blocks = list(labels), []
         if _total([self._least(i) for i in range(len(self.columns))]) <= width:
@@ -192,9 +191,9 @@ class FittedTable:
         return [*blocks, block]
 
     def _table(self, block: Sequence[int], widths: Mapping[int, int], *, complete: bool) -> Table:
-        """Some of the columns, without the rows that are empty there unless it is ``complete``."""
+        """Build a table of some columns; unless ``complete``, empty rows are left out."""
         labels = [i for i in block if self.columns[i].is_label]
-        complete = complete or any("" in self._cells(i) for i in labels)  # others continue a row
+        complete = complete or any("" in self._cells(i) for i in labels)  # continued rows
         table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
         for i in block:
             column = self.columns[i]
@@ -214,7 +213,7 @@ class FittedTable:
         return table
 
     def _widths(self, block: Sequence[int], width: int) -> dict[int, int]:
-        """Of each column: the widest give way, down to what they need."""
+        """Return the width of each column, the widest reduced first."""
         widths = {i: self.columns[i].whole(self._cells(i)) for i in block}
         while (over := _total(widths.values()) - width) > 0:
             spare = {i: widths[i] for i in block if widths[i] > self._least(i)}
@@ -224,7 +223,6 @@ class FittedTable:
         return widths
 
     def _list(self) -> RenderableType:
-        """Each row as lines of a column's name and its cell."""
         names = max(cell_len(column.name) for column in self.columns)
         lines: list[RenderableType] = []
         for row, style in zip(self._rows, self._styles, strict=True):
@@ -239,13 +237,12 @@ class FittedTable:
 
 
 def _total(widths: Iterable[int]) -> int:
-    """Characters of a table with columns of these widths."""
     widths = list(widths)
     return sum(widths) + _GAP * (len(widths) - 1)
 
 
 def elided(text: str, width: int) -> str:
-    """The text with its middle replaced by … where it is longer than ``width``."""
+    """Return the text, its middle replaced by … if it is longer than ``width``."""
     if cell_len(text) <= width:
         return text
     head = (width - 1) // 3
@@ -253,7 +250,7 @@ def elided(text: str, width: int) -> str:
 
 
 def distinct(names: Sequence[str], width: int) -> dict[str, str]:
-    """Each name cut to ``width``; names that would look alike are numbered."""
+    """Map each name to a form of at most ``width`` characters; equal forms are numbered."""
     found: dict[str, str] = {}
     for number, name in enumerate(dict.fromkeys(names), 1):
         short = elided(name, width)
@@ -265,15 +262,15 @@ def distinct(names: Sequence[str], width: int) -> dict[str, str]:
 
 @dataclass(frozen=True)
 class ShortNames:
-    """Paths without the folder that all of them lie in, and without a common ``_text_document``."""
+    """Paths without their common folder and without a common end such as ``_text_document``."""
 
     common: str
-    """Common part that was cut, such as ``/data/*_text_document``; empty: nothing."""
+    """The common part, such as ``/data/*_text_document``, or empty."""
     names: Mapping[str, str]
 
     @classmethod
     def of(cls, paths: Iterable[str]) -> ShortNames:
-        """Of the paths of a plan; one path alone stays whole."""
+        """Shorten the paths of a plan; a single path is kept."""
         different = [path for path in dict.fromkeys(paths) if path]
         if len(different) < 2:
             return cls("", {path: path for path in different})
@@ -291,11 +288,11 @@ class ShortNames:
         return self.names.get(path, path)
 
     def cut(self, path: str) -> str:
-        """The short name, to stand in a line."""
+        """Return the short name with at most 40 characters."""
         return elided(self.name(path), _LINE_NAME)
 
     def text(self, text: str) -> str:
-        """A sentence with the short names."""
+        """Replace the paths in a sentence by their short names."""
         if not self.common:
             return text
         longest = sorted(self.names, key=len, reverse=True)
@@ -305,11 +302,10 @@ class ShortNames:
         )
 
     def note(self) -> list[RenderableType]:
-        """A line that says what the names lack."""
+        """Return a line with the common part, if there is one."""
         return [Prose(f"sources: {self.common}", "dim")] if self.common else []
 
 
 def _shared(lists: Iterable[Sequence[str]]) -> list[str]:
-    """The beginning that all of the lists have."""
     levels = zip(*lists, strict=False)
     return [level[0] for level in itertools.takewhile(lambda each: len(set(each)) == 1, levels)]

@@ -7,8 +7,8 @@ _END_SHOWN = 1000
 class MegaIndexError(Exception):
     """Base class of the exceptions of megaindex.
 
-    `str` leaves out the middle of a message of more than 4,000 characters, which a value that it
-    quotes can be; ``args`` holds the whole.
+    `str` leaves out the middle of a message of more than 4,000 characters (a message may quote a
+    long value); ``args`` holds the whole message.
     """
 
     def __str__(self) -> str:
@@ -29,7 +29,7 @@ class FormatError(MegaIndexError, ValueError):
 
 
 class OutOfRange(MegaIndexError, IndexError):
-    """A sample, sequence or token outside what exists was asked for."""
+    """A requested sample, sequence or token does not exist."""
 
 
 class StorageError(MegaIndexError, OSError):
@@ -41,4 +41,4 @@ class MissingFile(StorageError, FileNotFoundError):
 
 
 class EngineError(MegaIndexError, RuntimeError):
-    """What runs the tasks of a command cannot be reached, or keeps losing one of them."""
+    """The engine that runs a command's tasks cannot be reached, or a task failed repeatedly."""

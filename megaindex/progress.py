@@ -1,7 +1,7 @@
 """Progress bars on stderr, on a terminal only.
 
-One bar is shown at a time: work that begins while another bar is shown has none. Every reader of
-corpora imports this module, so it loads rich only for a bar.
+One bar is shown at a time; work that begins while another bar is shown displays none. rich is
+imported only for a bar, since every reader of corpora imports this module.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Display
 
 Bar = Callable[[int], Progress]
-"""Function of the total number of bytes; returns the one to call with each number copied."""
+"""Function of the total number of bytes; it returns a function to call with each number copied."""
 
 
 def silent(_total: int) -> Progress:
-    """No bar."""
+    """Return a function that shows nothing."""
     return ignore
 
 
@@ -34,7 +34,7 @@ def on_terminal() -> bool:
 
 @contextmanager
 def copying(what: str) -> Iterator[Bar]:
-    """Yield the `Bar` for a copy, or `silent` off a terminal."""
+    """Yield the `Bar` for a copy, or `silent` if stderr is not a terminal."""
     if not on_terminal():
         yield silent
         return
@@ -65,7 +65,7 @@ def counting(what: str, total: int) -> Iterator[Progress]:
 
 @contextmanager
 def counting_samples() -> Iterator[Callable[[int, int], None] | None]:
-    """Yield a function of samples counted and samples to count; None off a terminal.
+    """Yield a function of (samples counted, total samples), or None if stderr is not a terminal.
 
     The bar appears with its first call.
     """
@@ -86,38 +86,41 @@ def counting_samples() -> Iterator[Callable[[int, int], None] | None]:
 def polling(
     under_way: Callable[[], int], progress: Progress, seconds: float = 1.0
 ) -> Iterator[Progress]:
-    """Move `progress` on while tasks run elsewhere; yield the `Progress` of those that have ended.
+    """Advance `progress` while tasks run in other processes.
 
-    Progress never goes back, though a task that lost its worker does.
+    Progress never decreases, not even when a task loses its worker and starts again.
 
     Args:
-        under_way: returns the bytes that unfinished tasks have behind them; called every so many
-            `seconds`, by a thread.
+        under_way: returns the bytes that unfinished tasks have processed; called by a thread
+            every `seconds`.
+
+    Yields:
+        The `Progress` to call with the bytes of each finished task.
     """
     if progress is ignore:
         yield ignore
         return
-    ended = told = 0
+    ended = reported = 0
     over = threading.Event()
     lock = threading.Lock()
 
-    def tell(now: int) -> None:
-        nonlocal told
-        if now > told:
-            progress(now - told)
-            told = now
+    def report(now: int) -> None:
+        nonlocal reported
+        if now > reported:
+            progress(now - reported)
+            reported = now
 
     def poll() -> None:
         while not over.wait(seconds):
             now = under_way()
             with lock:
-                tell(ended + now)
+                report(ended + now)
 
     def add(nbytes: int) -> None:
         nonlocal ended
         with lock:
             ended += nbytes
-            tell(ended)
+            report(ended)
 
     thread = threading.Thread(target=poll, name="megaindex-progress", daemon=True)
     try:
@@ -125,7 +128,7 @@ def polling(
         yield add
     finally:
         over.set()
-        with suppress(RuntimeError):  # Ctrl-C inside start(): it cannot be joined
+        with suppress(RuntimeError):  # a thread cannot be joined after Ctrl-C inside start()
             thread.join()
 
 

@@ -1,12 +1,11 @@
 """Conversion and checks of arguments, and of the fields of checkpoints.
 
-An integer of NumPy wraps where Python's grows, a check computed in it wraps alike, and JSON takes
-none; a float32 makes what it is multiplied by one too. So each entrance goes on with what these
-functions return, not with what it was given. All of them raise InvalidArgument, which names the
-value as its user does: ``sequence_length``, ``--seq-length``, ``run.yaml: sequence_length``.
+Public functions convert NumPy and other number-like arguments to Python numbers here, since NumPy
+integers overflow, JSON cannot encode them and float32 spreads through arithmetic. The checks raise
+InvalidArgument with the user's name of the value, ``name``: ``sequence_length``, ``--seq-length``
+or ``run.yaml: sequence_length``.
 
-A checkpoint passes through JSON, torch's pickles and hands. What is wrong in it is a FormatError
-that names the field, the rule and the value, however long or deep that is.
+A wrong field of a checkpoint raises FormatError with the field, the rule and the value.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ from megaindex.arithmetic import INT32_MAX, INT64_MAX
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError
 
 DEFAULT_SEED = 1234
-"""Of Megatron-LM, GPT-NeoX and megaindex."""
+"""Default seed of Megatron-LM, GPT-NeoX and megaindex."""
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 100
 
 
 def check_integer(name: str, value: object, *, flags: bool = True) -> int:
-    """The plain int that ``value`` is, which 1.0 and "1" are not; nor, as in files, True and False
-    without ``flags``."""
+    """Return an integer as a Python int; 1.0, "1" and, without ``flags``, bools are refused."""
     with contextlib.suppress(TypeError):
         if flags or not isinstance(value, bool):
             return int(operator.index(value))  # type: ignore[arg-type]
@@ -41,7 +39,7 @@ def check_integer(name: str, value: object, *, flags: bool = True) -> int:
 
 
 def setting_or_none(setting: str, value: object | None, name: str = "") -> int | None:
-    """As `check_setting`, where None says that nothing was given."""
+    """Return None for None, else the result of `check_setting`."""
     return None if value is None else check_setting(setting, value, name)
 
 
@@ -51,8 +49,9 @@ def make_plain(
     optional: Sequence[str] = (),
     called: Callable[[str], str] = str,
 ) -> None:
-    """Put plain integers in place of these fields of a frozen dataclass that is being made; of the
-    optional ones None stays. ``called`` gives the user's word for a field.
+    """Replace fields of a frozen dataclass by checked Python ints, in its ``__post_init__``.
+
+    An ``optional`` field may be None. ``called`` returns the user's name of a field.
     """
     for name in (*names, *optional):
         value = getattr(settings, name)
@@ -69,7 +68,10 @@ def check_between(
     most_is: str = "",
     error: type[MegaIndexError] = InvalidArgument,
 ) -> int:
-    """The plain int that ``value`` is, from ``least`` to ``most``, which may need a word."""
+    """Return an integer from ``least`` to ``most`` as a Python int.
+
+    ``most_is`` explains the upper bound in the message.
+    """
     number = check_integer(name, value)
     if not least <= number <= most:
         last = "2**32 - 1" if most == 2**32 - 1 else most
@@ -97,32 +99,32 @@ _RANGES = {
         (0, INT64_MAX),
     ),
 }  # fmt: skip
-"""Bounds of integers by their names, in Python, on command lines and in files alike."""
+"""Bounds of integer settings, the same in Python, on command lines and in files."""
 
 
 def check_setting(setting: str, value: object, name: str = "") -> int:
-    """The plain int that ``value`` is, in the range of the setting; its user calls it ``name``."""
+    """Return an integer as a Python int, checked against the range of ``setting`` if it has one."""
     bounds = _RANGES.get(setting)
     word = name or setting
     return check_integer(word, value) if bounds is None else check_between(word, value, *bounds)
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> Any:
-    """One of these words."""
+    """Return ``value`` if it is one of ``choices``."""
     if not isinstance(value, str) or value not in choices:
         raise InvalidArgument(f"{name} must be one of {', '.join(choices)}, got {shown(value)}")
     return value
 
 
 def check_flag(name: str, value: object) -> bool:
-    """True or False; numbers are neither."""
-    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):  # also NumPy's
+    """Return a bool of Python or NumPy as a Python bool; numbers are refused."""
+    if isinstance(value, bool) or type(value).__name__ in ("bool", "bool_"):  # names of NumPy
         return bool(value)
     raise InvalidArgument(f"{name} must be True or False, got {shown(value)}")
 
 
 def check_share(name: str, value: object) -> float:
-    """A number from 0 to 1."""
+    """Return a number from 0 to 1 as a Python float."""
     number = check_number(name, value)
     if not 0 <= number <= 1:
         raise InvalidArgument(f"{name} must be from 0 to 1, got {number}")
@@ -130,7 +132,7 @@ def check_share(name: str, value: object) -> float:
 
 
 def check_number(name: str, value: object) -> float:
-    """The plain, finite float that ``value`` is."""
+    """Return a finite number as a Python float."""
     try:
         number = math.nan if isinstance(value, (str, bytes)) else float(value)  # type: ignore[arg-type]
     except (TypeError, ValueError, OverflowError):
@@ -143,7 +145,7 @@ def check_number(name: str, value: object) -> float:
 
 
 def check_buffer(name: str, value: object) -> float | Literal["exact"]:
-    """A variance buffer: a finite number from 1, or ``"exact"``."""
+    """Return a variance buffer: a finite number from 1, or ``"exact"``."""
     if isinstance(value, str):
         if value == "exact":
             return "exact"
@@ -152,11 +154,13 @@ def check_buffer(name: str, value: object) -> float | Literal["exact"]:
             number = check_number(name, value)
             if number >= 1:
                 return number
-    raise InvalidArgument(f"{name} must be a number >= 1 or exact, got {shown(value)}; 1.0 is none")
+    raise InvalidArgument(
+        f"{name} must be a number >= 1 or exact, got {shown(value)}; 1.0 adds no samples"
+    )
 
 
 def check_exact(name: str, value: object) -> int | float | Fraction:
-    """A finite number as plain as it is exact: integers stay such, and fractions."""
+    """Return a finite number without loss: a Python int, float or Fraction."""
     number = check_number(name, value)
     if isinstance(value, Fraction):
         return Fraction(int(value.numerator), int(value.denominator))
@@ -164,19 +168,18 @@ def check_exact(name: str, value: object) -> int | float | Fraction:
 
 
 def check_weight(name: str, value: object) -> int | float | Fraction:
-    """The weight of a source, as plain as it is exact."""
+    """Return the positive weight of a source without loss: a Python int, float or Fraction."""
     with contextlib.suppress(InvalidArgument):
         weight = check_exact(name, value)
         if weight > 0:
             return weight
     raise InvalidArgument(
-        f"{name} must be positive and finite, got {shown(value)}; leave out a source that is not "
-        "used"
+        f"{name} must be positive and finite, got {shown(value)}; leave out a source with weight 0"
     )
 
 
 def check_weights(name: str, values: Sequence[object], count: int) -> list[Any]:
-    """The weights of ``count`` sources."""
+    """Return the weights of ``count`` sources, each checked by `check_weight`."""
     if len(values) != count:
         raise InvalidArgument(
             f"{name} must be {count} numbers, one for each source, got {len(values)}"
@@ -187,7 +190,7 @@ def check_weights(name: str, values: Sequence[object], count: int) -> list[Any]:
 
 
 def check_fraction(name: str, value: object) -> Fraction:
-    """The fraction that ``value`` is as written: of the float 0.1 a tenth."""
+    """Return the fraction that the decimal form of ``value`` denotes: for the float 0.1, 1/10."""
     if isinstance(value, Fraction):
         return Fraction(int(value.numerator), int(value.denominator))
     try:
@@ -204,7 +207,7 @@ def check_fraction(name: str, value: object) -> Fraction:
 
 
 def check_epochs(name: str, value: object) -> Fraction:
-    """A number of epochs, exactly as it is written: ``1.5``, ``"3/2"`` or ``2``."""
+    """Return a positive number of epochs exactly as written: ``1.5``, ``"3/2"`` or ``2``."""
     try:
         epochs = parse_fraction(str(value))
     except ValueError:
@@ -217,7 +220,7 @@ def check_epochs(name: str, value: object) -> Fraction:
 
 
 def read_number(text: str) -> float | str:
-    """The float that a text is; another text stays as it is, for a check to refuse."""
+    """Return the float in a text, or the text itself for a later check to refuse."""
     try:
         return float(text)
     except ValueError:
@@ -225,10 +228,10 @@ def read_number(text: str) -> float | str:
 
 
 def parse_fraction(text: str) -> Fraction:
-    """``1.5``, ``3/2`` or ``2`` exactly.
+    """Return ``1.5``, ``3/2`` or ``2`` exactly.
 
     Raises:
-        ValueError: not a number, or with an exponent that would take all memory to write out.
+        ValueError: not a number, or an exponent so long that the integer would fill the memory.
     """
     if len(text.lower().partition("e")[2]) > 4:
         raise ValueError(f"{text!r} has an exponent of more than four characters")
@@ -239,10 +242,10 @@ def parse_fraction(text: str) -> Fraction:
 
 
 def shown(value: object) -> str:
-    """A value in a message, cut where it is long or deep."""
+    """Return the representation of a value for a message, shortened if it is long or nested."""
     try:
         return _SHORT.repr(value)
-    except ValueError:  # Python writes no integer of more than 4300 digits
+    except ValueError:  # of an integer with more than 4300 digits
         return f"a value of type {type(value).__name__} that is too long to write"
 
 
@@ -251,7 +254,7 @@ _HEX = frozenset("0123456789abcdefABCDEF")
 
 @dataclass(frozen=True)
 class CheckpointReader:
-    """Reader of the fields of a mapping in a checkpoint; a wrong field is a FormatError.
+    """Reader of the fields of a mapping in a checkpoint; wrong fields raise FormatError.
 
     ``what`` names the mapping in messages: ``the state of a sampler``.
     """
@@ -267,7 +270,7 @@ class CheckpointReader:
                 raise self.error("its keys must be text", key)
 
     def error(self, rule: str, value: object) -> FormatError:
-        """Return the error of a value that breaks a rule."""
+        """Return the FormatError for a value that breaks a rule."""
         return FormatError(
             f"not {self.what}: {rule}, got {shown(value)}; take it from an intact checkpoint"
         )
@@ -282,7 +285,7 @@ class CheckpointReader:
         return self.values[name]
 
     def checked(self, name: str, rule: str, is_right: Callable[[Any], bool]) -> Any:
-        """Return the value of a field for which ``is_right`` is true."""
+        """Return the value of a field, checked by the predicate ``is_right``."""
         value = self.field(name, rule)
         if not is_right(value):
             raise self.error(f"{name} {rule}", value)
@@ -297,10 +300,7 @@ class CheckpointReader:
             )
 
     def integer(self, name: str, *, least: int = 0, most: int = INT64_MAX) -> int:
-        """Return an integer within these bounds; True and False are refused.
-
-        Integers of NumPy are accepted: pickled states may hold those that a sampler was given.
-        """
+        """Return an integer within these bounds; bools are refused, NumPy integers accepted."""
         rule = f"must be a whole number from {least} to {most}"
         value = self.field(name, rule)
         try:
@@ -335,8 +335,8 @@ def _is_hash(value: object) -> bool:
 
 
 def differ(theirs: object, ours: object) -> bool:
-    """Return True where a checkpoint's value differs from the present one."""
+    """Return True if a checkpoint's value differs from the present one."""
     try:
         return bool(theirs != ours)
-    except (ValueError, RuntimeError):  # of arrays, and of what has no end
+    except (ValueError, RuntimeError):  # arrays, and recursive containers
         return True

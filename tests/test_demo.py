@@ -10,7 +10,7 @@ from support.corpora import write_corpus
 
 import megaindex
 from megaindex.cli import main
-from megaindex.cli.demo import walk_ranks
+from megaindex.cli.demo import read_all_ranks
 
 
 def text_tree(root: Path) -> None:
@@ -20,7 +20,7 @@ def text_tree(root: Path) -> None:
         path.write_text(f"# module {k}\n" + "x = 1\n" * (50 * k % 700))
 
 
-def test_the_demo_proves_one_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo_checks_one_epoch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text_tree(tmp_path / "text")
     for _ in range(2):  # a second run replaces what the first one left
         status = main(
@@ -30,22 +30,22 @@ def test_the_demo_proves_one_epoch(tmp_path: Path, capsys: pytest.CaptureFixture
         out, err = capsys.readouterr()
         assert status == 0, err
         assert "train_iters" in out
-        assert "proof: one epoch is one epoch" in out
+        assert "check of one epoch" in out
         assert "tokens served twice or more" in out
         assert "built by" in out
         assert "from the cache" in out
 
 
-def test_the_proof_notices_what_is_wrong(tmp_path: Path) -> None:
+def test_counts_show_repeats_and_other_tokens(tmp_path: Path) -> None:
     dataset = write_corpus(tmp_path / "c", [30, 50, 9], np.uint16)
     index = megaindex.build_index(dataset, sequence_length=8, seed=1, epochs=2)
     common = {"micro_batch_size": 1, "data_parallel_size": 2, "vocabulary": 100}
     one = megaindex.build_index(dataset, sequence_length=8, seed=1)
-    served = walk_ranks(one, dataset, num_samples=10, **common)
+    served = read_all_ranks(one, dataset, num_samples=10, **common)
     assert served.matches(dataset)
     assert served.times_token.max() == 1
     assert served.times_token.sum() == 80
-    twice = walk_ranks(index, dataset, num_samples=22, **common)
+    twice = read_all_ranks(index, dataset, num_samples=22, **common)
     assert twice.times_token.max() == 2  # two epochs repeat tokens
     other = write_corpus(tmp_path / "d", [50, 30, 9], np.uint16)
     served.times_token[:] = 0

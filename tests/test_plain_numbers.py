@@ -171,7 +171,7 @@ def test_products_do_not_wrap_and_limits_hold(corpus: IndexedDataset, kind: N) -
 @pytest.mark.parametrize(
     "wrong", [np.float64(3), 3.0, float("nan"), "3", np.array([3]), np.bool_()]
 )
-def test_what_is_no_integer_is_refused_everywhere(corpus: IndexedDataset, wrong: Any) -> None:
+def test_non_integers_are_refused_everywhere(corpus: IndexedDataset, wrong: Any) -> None:
     build = {"sequence_length": 16, "seed": 1}
     for name in (*build, "num_samples", "add_extra_token"):
         with pytest.raises(InvalidArgument, match=f"{name} must be an integer, got "):
@@ -188,7 +188,7 @@ def test_what_is_no_integer_is_refused_everywhere(corpus: IndexedDataset, wrong:
 
 
 @pytest.mark.parametrize("wrong", [float("nan"), float("inf"), "2", None, 10**400, [2], 1e300])
-def test_what_is_no_number_is_refused(corpus: IndexedDataset, wrong: Any) -> None:
+def test_non_numbers_are_refused(corpus: IndexedDataset, wrong: Any) -> None:
     for settings in (
         {"num_samples": 9, "weights": [wrong, 1]},
         {"num_samples": 9, "weights": [1, 1], "variance_buffer": wrong},
@@ -202,7 +202,7 @@ def test_what_is_no_number_is_refused(corpus: IndexedDataset, wrong: Any) -> Non
             megaindex.build_blend([corpus] * 2, sequence_length=16, seed=1, **settings)
 
 
-def test_numbers_keep_what_they_are() -> None:
+def test_numbers_keep_their_type() -> None:
     assert check_exact("x", np.int8(100)) == 100
     assert type(check_exact("x", np.int8(1))) is int
     assert check_fraction("x", 0.1) == check_fraction("x", np.float64(0.1)) == Fraction(1, 10)
@@ -216,7 +216,7 @@ def test_numbers_keep_what_they_are() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_index_goes_on_and_is_walked_the_same(corpus: IndexedDataset, kind: N) -> None:
+def test_extended_and_iterated_indices_are_the_same(corpus: IndexedDataset, kind: N) -> None:
     def build(seed: int) -> Any:
         return megaindex.build_index(corpus, sequence_length=16, seed=seed)
 
@@ -382,7 +382,7 @@ def test_a_loader_of_such_numbers_goes_on(corpus: IndexedDataset, kind: N) -> No
     assert_plain(PositionalOptions(threads=kind(3), merge_gap=kind(9), bytes_in_flight=kind(9)))
 
 
-def test_what_a_loader_does_not_take_is_refused(corpus: IndexedDataset) -> None:
+def test_invalid_loader_arguments_are_refused(corpus: IndexedDataset) -> None:
     pytest.importorskip("torch")
     from megaindex.loader import Loader, PositionalOptions
     from megaindex.loader.batch import SampleOptions

@@ -116,10 +116,10 @@ def test_labels_must_fit_their_corpus(run_file: Path) -> None:
     [
         (
             ("--recipe", "run.yaml", "--epochs", "1"),
-            "--recipe describes the whole run, --epochs too",
+            "--recipe describes the whole run, so does --epochs",
         ),
         (("--recipe", "none.yaml"), "none.yaml does not exist"),
-        (("--recipe", "run.yaml", "--nanotron-config", "x"), "--nanotron-config too"),
+        (("--recipe", "run.yaml", "--nanotron-config", "x"), "so does --nanotron-config"),
     ],
 )
 def test_a_recipe_stands_alone(

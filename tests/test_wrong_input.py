@@ -64,7 +64,7 @@ def test_the_binding_takes_arrays_only() -> None:
         ({"order": ["megatron"]}, r"order must be one of .*, got \['megatron'\]"),
     ],
 )
-def test_what_only_looks_right_is_refused(
+def test_arguments_of_wrong_kinds_are_refused(
     tmp_path: Path, arguments: dict[str, Any], message: str
 ) -> None:
     corpus = write_corpus(tmp_path / "c", [90, 40])
@@ -79,7 +79,7 @@ def test_a_path_is_read_with_the_frameworks_dtype_codes(tmp_path: Path) -> None:
     assert index.num_samples == 6
 
 
-def test_many_that_find_one_damaged_entry_all_get_it_whole(tmp_path: Path) -> None:
+def test_processes_that_share_a_damaged_entry_get_it_rebuilt(tmp_path: Path) -> None:
     corpus = write_corpus(tmp_path / "c", np.full(200, 37))
     expected = megaindex.build_index(corpus, sequence_length=16, seed=1).sample_index
     settings = {"sequence_length": 16, "seed": 1, "cache_dir": tmp_path / "cache"}
@@ -93,13 +93,13 @@ def test_many_that_find_one_damaged_entry_all_get_it_whole(tmp_path: Path) -> No
                 np.testing.assert_array_equal(future.result().sample_index, expected)
 
 
-def test_the_demo_leaves_what_is_not_its_own(
+def test_the_demo_refuses_a_folder_of_other_files(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "cache").mkdir()
     (tmp_path / "cache/mine").write_text("keep")
     for arguments, reason in (
-        (["--dir", str(tmp_path)], "must be empty, new, or of an earlier demo"),
+        (["--dir", str(tmp_path)], "must be new, empty or written by an earlier demo"),
         (["--dir", str(tmp_path / "cache/mine")], "cannot use it for the demo"),
         (["--max-tokens", "0"], "--max-tokens must be at least 1"),
         (["--root", "/no/such/folder"], "must be a folder"),
@@ -179,7 +179,7 @@ def test_weights_are_refused_where_prefixes_are_taken(
     assert main([verb, *flag, "0.5", "a", "1", "b", *more]) == 0
 
 
-def test_directories_are_spoken_of_where_something_is_written(
+def test_directories_are_named_for_writes_only(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = ["--seq-length", "8", "--cache-dir", str(tmp_path)]

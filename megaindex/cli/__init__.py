@@ -1,6 +1,6 @@
-"""``megaindex <verb>``: each verb is a module of this package with a ``main(arguments)``.
+"""The ``megaindex`` command: each verb is a module of this package with a ``main(arguments)``.
 
-``main`` returns the exit status, and raises errors.
+``main`` returns the exit status and raises errors; the module's docstring begins its ``--help``.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from megaindex.cli.streams import BAD_INPUT, guarded
 from megaindex.errors import InvalidArgument
 
 VERBS = {
-    "plan": ("megaindex.cli.plan", "train_iters and epochs, before anything is built"),
-    "build": ("megaindex.cli.build", "build the index arrays of a dataset into a cache"),
-    "audit": ("megaindex.cli.audit", "how often each token and document is seen, and when"),
-    "diff-order": ("megaindex.cli.diff_order", "where two orders differ, how much, and why"),
-    "extend": ("megaindex.cli.extend", "go past a run's planned end without reordering its past"),
-    "tokenize": ("megaindex.cli.tokenize", "make .bin/.idx pairs of JSONL, text or Parquet"),
-    "merge": ("megaindex.cli.merge", "put .bin/.idx pairs one behind the other"),
-    "split": ("megaindex.cli.split", "cut a .bin/.idx pair into several, between documents"),
-    "import": ("megaindex.cli.import_", "make a pair from another format, linked where possible"),
-    "verify": ("megaindex.cli.verify", "check pairs and caches; what is broken, what repairs it"),
-    "inspect": ("megaindex.cli.inspect", "what a pair or a cache entry is"),
-    "demo": ("megaindex.cli.demo", "one epoch of a real corpus, planned, built, read and proven"),
+    "plan": ("megaindex.cli.plan", "compute train_iters, epochs and coverage of a run"),
+    "build": ("megaindex.cli.build", "build the index arrays of datasets into a cache"),
+    "audit": ("megaindex.cli.audit", "report how often, and when, documents and tokens are seen"),
+    "diff-order": ("megaindex.cli.diff_order", "report where two orders differ, and why"),
+    "extend": ("megaindex.cli.extend", "continue a run past its planned end, its past unchanged"),
+    "tokenize": ("megaindex.cli.tokenize", "tokenize JSONL, text or Parquet files into a pair"),
+    "merge": ("megaindex.cli.merge", "concatenate .bin/.idx pairs"),
+    "split": ("megaindex.cli.split", "split a .bin/.idx pair between documents"),
+    "import": ("megaindex.cli.import_", "convert token files of other systems, linked if possible"),
+    "verify": ("megaindex.cli.verify", "check pairs, caches and recipes, and repair a pair"),
+    "inspect": ("megaindex.cli.inspect", "describe pairs and cache entries"),
+    "demo": ("megaindex.cli.demo", "plan, build, read and check one epoch of a real corpus"),
 }
 
 
@@ -36,7 +36,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    """Imports what the verb needs, which takes time enough for a Ctrl-C."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(_usage())
         return 0
@@ -53,7 +52,7 @@ def _run(arguments: Sequence[str]) -> int:
 
 
 def _version() -> str:
-    """Return the version, the backend and, without the native core, the reason."""
+    """Return the version, the backend and, if the native core is missing, the reason."""
     import textwrap
 
     from megaindex import __version__
@@ -72,4 +71,4 @@ def _version() -> str:
 
 def _usage() -> str:
     lines = "\n".join(f"  {verb:<11} {text}" for verb, (_, text) in VERBS.items())
-    return f"usage: megaindex <verb> [options]\n\n{lines}\n\nmegaindex <verb> --help explains each."
+    return f"usage: megaindex <verb> [options]\n\n{lines}\n\nmegaindex <verb> --help lists options."

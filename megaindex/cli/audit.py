@@ -1,4 +1,6 @@
-"""``megaindex audit``: how often each document and token of a run is seen, and when."""
+"""Report how often each document and token of a run was and will be seen, and when.
+
+--consumed-samples divides past from future. --step or --document looks up samples instead."""
 
 from __future__ import annotations
 
@@ -29,36 +31,31 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="megaindex audit",
-        description="how often each document and token of a run was and will be seen, and when; "
-        "--consumed-samples divides past from future",
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="megaindex audit", description=__doc__, allow_abbrev=False)
     add_run_arguments(parser)
     built = parser.add_argument_group("index")
     add_flags(built, "--subset", "--cache-dir")
     look_up = parser.add_argument_group("look-up (in place of the audit)")
-    look_up.add_argument("--step", type=int, metavar="K", help="what step K serves, from 0")
-    look_up.add_argument("--rank", type=int, metavar="R", help="… to this data-parallel rank")
-    look_up.add_argument("--document", type=int, metavar="ID", help="when it is served")
-    look_up.add_argument("--source", type=int, metavar="K", help="… of this source, from 0")
+    look_up.add_argument("--step", type=int, metavar="K", help="documents of step K, from 0")
+    look_up.add_argument("--rank", type=int, metavar="R", help="with --step: data-parallel rank")
+    look_up.add_argument("--document", type=int, metavar="ID", help="steps of this document")
+    look_up.add_argument("--source", type=int, metavar="K", help="with --document: source, from 0")
     output = parser.add_argument_group("output")
     add_flags(output, "--json")
-    output.add_argument("--html", metavar="FILE", help="a page with plots, in one file")
+    output.add_argument("--html", metavar="FILE", help="write a page with plots to one file")
     output.add_argument(
-        "--points", type=int, default=400, metavar="N", help="of the curves, at most; default 400"
+        "--points", type=int, default=400, metavar="N", help="most points of a curve; default: 400"
     )
     return parser
 
 
 def _check(options: argparse.Namespace) -> None:
     if options.step is not None and options.document is not None:
-        raise InvalidArgument("--step and --document are two look-ups; give one of them")
+        raise InvalidArgument("--step and --document exclude each other; give one of them")
     if options.rank is not None and options.step is None:
-        raise InvalidArgument("--rank belongs to --step; give the step as well")
+        raise InvalidArgument("--rank needs --step; give the step as well")
     if options.source is not None and options.document is None:
-        raise InvalidArgument("--source belongs to --document; give the document as well")
+        raise InvalidArgument("--source needs --document; give the document as well")
     if options.html and (options.step is not None or options.document is not None):
         raise InvalidArgument("--html shows the audit, not a look-up; leave one of them out")
 
@@ -73,7 +70,7 @@ def _stream(options: argparse.Namespace) -> AuditStream:
             )
     if options.subset != "train":
         raise InvalidArgument(
-            f"--subset {options.subset}: a recipe has training data only; leave it out"
+            f"--subset {options.subset}: a recipe has training data only; leave --subset out"
         )
     consumed = parse_count(options.consumed_samples or "0", "--consumed-samples")
     return stream_of_recipe(recipe, consumed_samples=consumed)

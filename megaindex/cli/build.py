@@ -1,4 +1,4 @@
-"""``megaindex build``: index arrays of datasets, built into a cache or found there."""
+"""Build the index arrays of datasets into a cache, or open them if they are there."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex build", description=__doc__)
-    add_flags(parser, "--recipe", help="open and lay out a whole run instead")
+    add_flags(parser, "--recipe", help="open, check and lay out the sources of a run instead")
     add_flags(parser, "--data-path", "--seq-length", "--split", "--subset", "--cache-dir")
     parser.add_argument("--data-paths-file", metavar="FILE", help="more prefixes, one a line")
     add_flags(parser, "--seed", default=DEFAULT_SEED)
@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _build_recipe(options: argparse.Namespace) -> None:
-    """Every source is opened and checked; orders of recipes are computed, no arrays are kept."""
+    """Open and check every source of a recipe; its orders are computed, no arrays are stored."""
     from megaindex.builders.recipe import open_recipe
     from megaindex.recipe.recipe_file import read_recipe
 
@@ -57,13 +57,13 @@ def _build_recipe(options: argparse.Namespace) -> None:
     opened = open_recipe(read_recipe(options.recipe), cache_dir=options.cache_dir)
     index = opened.index
     seconds = time.perf_counter() - start
-    kept = "nothing to keep"
+    kept = "nothing is stored"
     if options.cache_dir is not None:
         kept = f"results of the checks are in {options.cache_dir}"
     print(
         f"{options.recipe}: {index.num_samples:,} samples of {index.sequence_length} tokens in "
         f"{opened.layout.num_steps:,} steps, from {len(opened.sources)} source(s) of "
-        f"{index.tokens_per_epoch:,} tokens, in {seconds:.2f} s; computed as they are read, "
+        f"{index.tokens_per_epoch:,} tokens, in {seconds:.2f} s; samples are computed on access, "
         f"{kept}"
     )
     for source, fingerprint in zip(opened.sources, opened.fingerprints, strict=True):
@@ -71,7 +71,6 @@ def _build_recipe(options: argparse.Namespace) -> None:
 
 
 def _build(options: argparse.Namespace) -> None:
-    """One dataset is built by this process, several by an engine."""
     for name in ("seq_length", "cache_dir"):
         if getattr(options, name) is None:
             raise InvalidArgument(f"--{name.replace('_', '-')} is missing, or give --recipe")
@@ -84,7 +83,6 @@ def _build(options: argparse.Namespace) -> None:
 
 
 def _paths(options: argparse.Namespace) -> list[str]:
-    """Each dataset that is named, once."""
     paths = list(options.data_path or ())
     refuse_weights("build", paths)
     if options.data_paths_file is not None:
@@ -107,7 +105,7 @@ def _lines(file: str) -> list[str]:
                 f"{file}: not a text file: {error}; write one prefix a line"
             ) from None
     if not any(paths):
-        raise FormatError(f"{file}: names no dataset; write one prefix a line")
+        raise FormatError(f"{file}: must name at least one dataset; write one prefix a line")
     return [path for path in paths if path]
 
 
@@ -169,5 +167,5 @@ def _summary(built: Sequence[Built], length: int, how: str, options: argparse.Na
 
 def _where(options: argparse.Namespace) -> str:
     if options.order in ("epoch", "window"):
-        return "computed as it is read, nothing to keep"
+        return "samples computed on access, nothing stored"
     return f"in {options.cache_dir}"

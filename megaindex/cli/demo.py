@@ -1,7 +1,7 @@
-"""``megaindex demo``: one epoch of a real corpus, planned, built, read and checked.
+"""Plan, build, read and check one epoch of a real corpus.
 
-The corpus is text that every machine has: the Python standard library and the installed packages,
-one token per byte.
+The corpus is the text of the Python standard library and of the installed packages, one token per
+byte.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import shutil
 import sys
 import sysconfig
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
@@ -24,11 +24,11 @@ from rich.table import Table
 
 from megaindex._types import I64, U8
 from megaindex.builders import build_index
-from megaindex.cli.options import Parser
+from megaindex.cli.options import Parser, add_flags
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Data, Run, Source, Target
 from megaindex.errors import InvalidArgument, MegaIndexError
-from megaindex.format import IndexedDataset
+from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.index.spans import Index, Spans
 from megaindex.io.os_errors import as_storage_error
 from megaindex.kernels import backend
@@ -37,7 +37,7 @@ from megaindex.loader.token_readers import MappedTokens
 from megaindex.plan.plan import make_plan
 from megaindex.plan.render import plan_view
 from megaindex.progress import counting
-from megaindex.tokenize.byte_level import END_OF_DOCUMENT, text_files, write_byte_corpus
+from megaindex.tokenize.tokenizers import END_OF_DOCUMENT
 
 if TYPE_CHECKING:
     from megaindex.builders import BuiltIndex
@@ -46,24 +46,24 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ServedCounts:
-    """Counts of what all ranks together read."""
+    """Samples and tokens that all ranks together read."""
 
     times_sample: U8
-    """uint8[num_samples]: how often each sample was served."""
+    """Times that each sample was served: uint8[num_samples]."""
     times_token: U8
-    """uint8[tokens in the .bin]: how often each token was among the first S of a served sample."""
+    """Times that each token of the .bin was an input, one of the first S of a served sample."""
     token_counts: I64
-    """int64[vocabulary]: how often each token id was among them, as read."""
+    """Times that each token id was read as an input: int64[vocabulary]."""
 
     def matches(self, dataset: IndexedDataset) -> bool:
-        """Return True if the ids that were read are those of the tokens to be served."""
+        """Return True if the ids read are those of the tokens at the served positions."""
         expected = np.bincount(
             dataset.tokens[self.times_token > 0].astype(np.int64), minlength=self.token_counts.size
         )
         return bool(np.array_equal(expected, self.token_counts))
 
 
-def walk_ranks(
+def read_all_ranks(
     index: Index,
     dataset: IndexedDataset,
     *,
@@ -73,14 +73,7 @@ def walk_ranks(
     vocabulary: int,
     progress: Callable[[int], None] = lambda _: None,
 ) -> ServedCounts:
-    """Read the batches of every rank and count samples and tokens.
-
-    Raises:
-        InvalidArgument: the pointers of the dataset are not multiples of its token size.
-    """
-    itemsize = dataset.dtype.itemsize
-    if (dataset.sequence_pointers % itemsize).any():
-        raise InvalidArgument(f"{dataset.path_prefix}: pointers do not fall between tokens")
+    """Read the batches of every rank and count samples and tokens."""
     times_sample = np.zeros(index.num_samples, np.uint8)
     times_token = np.zeros(dataset.tokens.size, np.uint8)
     token_counts = np.zeros(vocabulary, np.int64)
@@ -107,7 +100,7 @@ def walk_ranks(
 
 
 def _count_tokens(times: U8, dataset: IndexedDataset, spans: Spans, sequence_length: int) -> None:
-    """Add one for every token that the samples feed as input."""
+    """Add one to the count of every token that the samples have as an input."""
     length = spans.input_lengths(sequence_length)
     first = dataset.sequence_pointers[spans.document] // dataset.dtype.itemsize + spans.offset
     for begin, end in zip(first.tolist(), (first + length).tolist(), strict=True):
@@ -129,11 +122,24 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex demo", description=__doc__)
-    parser.add_argument("--dir", default="demo-data", help="where corpus and cache go")
-    parser.add_argument("--max-tokens", type=int, default=64_000_000, metavar="T")
-    parser.add_argument("--seq-length", type=int, default=2048, metavar="S")
-    parser.add_argument("--root", action="append", help="text below these folders instead")
+    add = parser.add_argument
+    add("--dir", default="demo-data", help="folder of corpus and cache; default: demo-data")
+    add(
+        "--max-tokens",
+        type=int,
+        default=64_000_000,
+        metavar="T",
+        help="size of the corpus at most; default: 64000000",
+    )
+    add_flags(parser, "--seq-length", default=2048, help="tokens per sample; default: 2048")
+    add("--root", action="append", help="text below this folder instead")
     return parser
+
+
+def text_files(roots: Iterable[str], suffixes: tuple[str, ...]) -> list[Path]:
+    """Return the distinct regular files with one of the suffixes below ``roots``, sorted."""
+    paths = (path for root in roots for path in Path(root).rglob("*"))
+    return sorted({path.resolve() for path in paths if path.suffix in suffixes and path.is_file()})
 
 
 class _Demo:
@@ -148,11 +154,11 @@ class _Demo:
         dataset = IndexedDataset(self._prefix)
         plan = self._plan()
         index = self._build(dataset)
-        served = self._walk(index, dataset, plan)
-        self._prove(index, dataset, plan, served, files)
+        served = self._read(index, dataset, plan)
+        self._check(index, dataset, plan, served, files)
 
     def _claim_directory(self) -> None:
-        """A demo replaces what an earlier demo wrote, and nothing else."""
+        """Refuse a folder that holds anything but the files of an earlier demo."""
         directory = self._prefix.parent
         if self._options.max_tokens < 1:
             raise InvalidArgument(
@@ -165,8 +171,8 @@ class _Demo:
             directory.mkdir(parents=True, exist_ok=True)
             if any(directory.iterdir()) and not (directory / MARKER).exists():
                 raise InvalidArgument(
-                    f"--dir {directory}: must be empty, new, or of an earlier demo, since corpus "
-                    "and cache in it are replaced; name another folder"
+                    f"--dir {directory}: must be new, empty or written by an earlier demo, since "
+                    "its corpus and cache are replaced; choose another folder"
                 )
             (directory / MARKER).touch()
 
@@ -174,14 +180,25 @@ class _Demo:
         paths = sysconfig.get_paths()
         roots = self._options.root or [paths["stdlib"], paths["purelib"]]
         with self._step("1  corpus") as say:
-            files = text_files(roots, SUFFIXES)
+            files, total = [], 0
             limit = self._options.max_tokens
-            with counting("tokenizing", limit) as advance:
-                files = write_byte_corpus(
-                    self._prefix, files, max_tokens=limit, progress=advance, overwrite=True
-                )
-            dataset = IndexedDataset(self._prefix)
-            say(f"{len(files):,} files, {dataset.num_tokens:,} tokens in {self._prefix}.bin/.idx")
+            with (
+                counting("tokenizing", limit) as advance,
+                IndexedDatasetWriter(str(self._prefix), np.uint16, overwrite=True) as writer,
+            ):
+                for path in text_files(roots, SUFFIXES):
+                    try:
+                        text = path.read_bytes()
+                    except OSError:  # without permission
+                        continue
+                    size = len(text) + 1
+                    if text and total + size <= limit:
+                        ids = np.frombuffer(text, np.uint8)
+                        writer.add_document(np.append(ids, np.uint16(END_OF_DOCUMENT)))
+                        files.append(path)
+                        total += size
+                        advance(size)
+            say(f"{len(files):,} files, {total:,} tokens in {self._prefix}.bin/.idx")
         return files
 
     def _plan(self) -> Plan:
@@ -206,21 +223,21 @@ class _Demo:
         length = self._options.seq_length
         with self._step("3  index") as say:
             index = build_index(dataset, sequence_length=length, seed=SEED, order=ORDER)
-            say(f"order {ORDER}, {index.num_samples:,} samples, each computed when it is read")
+            say(f"order {ORDER}, {index.num_samples:,} samples, each computed on access")
         cache = Path(self._options.dir) / "cache"
-        shutil.rmtree(cache, ignore_errors=True)  # of an earlier demo: this one shows a build
+        shutil.rmtree(cache, ignore_errors=True)  # the cache of an earlier demo
         for step, how in (("   for Megatron", f"built by {backend()}"), ("", "from the cache")):
             with self._step(step) as say:
                 build_index(dataset, sequence_length=length, seed=SEED, cache_dir=cache)
-                say(f"order megatron, its three arrays bit for bit, {how}")
+                say(f"order megatron, the three arrays of Megatron bit for bit, {how}")
         return index
 
-    def _walk(self, index: BuiltIndex, dataset: IndexedDataset, plan: Plan) -> ServedCounts:
+    def _read(self, index: BuiltIndex, dataset: IndexedDataset, plan: Plan) -> ServedCounts:
         num_samples = plan.train_iters * plan.global_batch_size
         with self._step("4  read") as say:
             start = time.perf_counter()
             with counting("reading", num_samples) as advance:
-                served = walk_ranks(
+                served = read_all_ranks(
                     index,
                     dataset,
                     num_samples=num_samples,
@@ -234,7 +251,7 @@ class _Demo:
                 f"{rate:,.0f} M tokens/s")  # fmt: skip
         return served
 
-    def _prove(
+    def _check(
         self,
         index: BuiltIndex,
         dataset: IndexedDataset,
@@ -251,22 +268,22 @@ class _Demo:
             ("tokens served once", int((served.times_token == 1).sum()), consumed * S),
             ("tokens served twice or more", int((served.times_token > 1).sum()), 0),
             ("tokens left over", unseen.size, T - consumed * S),
-            ("tokens read that are not the corpus's", 0 if served.matches(dataset) else 1, 0),
+            ("token counts that differ from the corpus", int(not served.matches(dataset)), 0),
         ]
-        table = Table(title="proof: one epoch is one epoch", title_justify="left")
-        table.add_column("what")
+        table = Table(title="check of one epoch", title_justify="left")
+        table.add_column("count of")
         for column in ("counted", "expected"):
             table.add_column(column, justify="right", no_wrap=True)
         for what, counted, expected in facts:
             mark = "[green]" if counted == expected else "[red]"
             table.add_row(what, f"{mark}{counted:,}", f"{expected:,}")
         self._console.print(table)
-        self._where(index, dataset, consumed, unseen, files)
+        self._print_left_over(index, dataset, consumed, unseen, files)
         wrong = [what for what, counted, expected in facts if counted != expected]
         if wrong:
-            raise MegaIndexError(f"the epoch is not one epoch: {', '.join(wrong)}")
+            raise MegaIndexError(f"the check of one epoch failed: {', '.join(wrong)}")
 
-    def _where(
+    def _print_left_over(
         self,
         index: BuiltIndex,
         dataset: IndexedDataset,
@@ -274,7 +291,6 @@ class _Demo:
         unseen: np.ndarray,
         files: list[Path],
     ) -> None:
-        """Print the documents that hold the left-over tokens."""
         starts = dataset.sequence_pointers // dataset.dtype.itemsize
         owners = np.searchsorted(starts, unseen, side="right") - 1
         documents, tokens = np.unique(owners, return_counts=True)
@@ -291,13 +307,10 @@ class _Demo:
 
     @contextmanager
     def _step(self, name: str) -> Iterator[Callable[[str], None]]:
-        """Time the block and print it with the texts it passes to the yielded function."""
-        said: list[str] = []
+        """Time the block and print its name with the texts passed to the yielded function."""
+        texts: list[str] = []
         start = time.perf_counter()
-        yield said.append
+        yield texts.append
         seconds = time.perf_counter() - start
-        self._console.print(f"[bold]{name:<16}[/] {_duration(seconds):>8}  {'; '.join(said)}")
-
-
-def _duration(seconds: float) -> str:
-    return f"{1000 * seconds:.1f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
+        duration = f"{1000 * seconds:.1f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
+        self._console.print(f"[bold]{name:<16}[/] {duration:>8}  {'; '.join(texts)}")

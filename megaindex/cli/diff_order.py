@@ -1,4 +1,4 @@
-"""``megaindex diff-order``: where two orders differ, how much, and why."""
+"""Report where two orders differ, how much, and why; the exit status is 1 if they differ."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ _COMMON = ("data_path", "sequence_length", "epochs", "num_samples", "seed", "spl
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 where the orders are equal, 1 where they differ."""
+    """Return 0 if the orders are equal, 1 if they differ."""
     options = _parser().parse_args(arguments)
     sides = [*options.sides, *(side for side in (options.a, options.b) if side is not None)]
     if len(sides) != 2:
         raise InvalidArgument(
-            f"give two sides, such as order=megatron order=neox, or --a and --b; got {len(sides)}"
+            f"two sides are needed, got {len(sides)}; give e.g. order=megatron order=neox, or --a "
+            "and --b"
         )
     given = {name: getattr(options, name) for name in _COMMON}
     common = {name: value for name, value in given.items() if value is not None}
@@ -41,15 +42,15 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="megaindex diff-order",
-        description="where two orders differ, how much, and why; exit status 1 where they do",
+        description=__doc__,
         epilog="A and B: settings (order=neox,seed=1), a YAML or JSON file of settings, an entry "
         "of a megaindex cache, or a directory with the index arrays of Megatron or GPT-NeoX",
         allow_abbrev=False,
     )
-    parser.add_argument("sides", nargs="*", metavar="A B", help="what to compare")
-    parser.add_argument("--a", metavar="A", help="the first, in place of the position")
-    parser.add_argument("--b", metavar="B", help="the second")
-    common = parser.add_argument_group("settings of both sides, unless one says otherwise")
+    parser.add_argument("sides", nargs="*", metavar="A B", help="orders to compare, see below")
+    parser.add_argument("--a", metavar="A", help="first side, in place of the position")
+    parser.add_argument("--b", metavar="B", help="second side")
+    common = parser.add_argument_group("defaults of both sides")
     add_flags(common, "--data-path", nargs=None, help="prefix of .bin and .idx")
     add_flags(common, "--seq-length", dest="sequence_length")
     add_flags(common, "--epochs", "--num-samples", "--seed", "--split", "--order")

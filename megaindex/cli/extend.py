@@ -1,7 +1,7 @@
-"""``megaindex extend``: a run goes past its planned end, and its past stays as it was.
+"""Continue a run past its planned end without changing the samples that it has served.
 
-The first options say how the old run was planned; its index is built again and pinned up to the
-samples consumed. What it has not served follows, least-seen tokens first, then whole epochs.
+The index of the old run is built again from its settings and kept up to the samples consumed. The
+samples that it has not served follow, least-seen tokens first, then whole further epochs.
 """
 
 from __future__ import annotations
@@ -20,35 +20,6 @@ if TYPE_CHECKING:
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
-    _extend(options)
-    return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="megaindex extend", description=__doc__)
-    old = parser.add_argument_group("how the old run was planned")
-    blend = "prefix of .bin and .idx, or a blend: P P … or w P w P …"
-    add_flags(old, "--data-path", required=True, help=blend)
-    add_flags(old, "--seq-length", required=True)
-    add_flags(old, "--seed", default=DEFAULT_SEED)
-    add_flags(old, "--order", default="megatron")
-    length = old.add_mutually_exclusive_group(required=True)
-    add_flags(length, "--num-samples", help="that the run asked for: train_iters x batch")
-    add_flags(length, "--epochs", help="of one source, such as 1, 1.5 or 3/2")
-    add_flags(old, "--variance-buffer", "--split", "--subset")
-    old.add_argument(
-        "--consumed-samples", type=int, metavar="C", help="default: all samples planned"
-    )
-    more = parser.add_argument_group("how far it goes on").add_mutually_exclusive_group(
-        required=True
-    )
-    more.add_argument("--more-samples", type=int, metavar="N")
-    more.add_argument("--more-epochs", metavar="E", help="such as 1, 1.5 or 3/2")
-    add_flags(parser, "--json")
-    return parser
-
-
-def _extend(options: argparse.Namespace) -> None:
     from megaindex.builders.extend import extend_run
     from megaindex.configs.run_builder import parse_buffer
     from megaindex.configs.settings import parse_blend
@@ -74,6 +45,29 @@ def _extend(options: argparse.Namespace) -> None:
     )
     report = _report(options.order, run, paths)
     print(json.dumps(report) if options.json else _text(report))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="megaindex extend", description=__doc__)
+    old = parser.add_argument_group("settings of the old run")
+    blend = "prefix of .bin and .idx, or a blend: P P … or w P w P …"
+    add_flags(old, "--data-path", required=True, help=blend)
+    add_flags(old, "--seq-length", required=True)
+    add_flags(old, "--seed", default=DEFAULT_SEED)
+    add_flags(old, "--order", default="megatron")
+    length = old.add_mutually_exclusive_group(required=True)
+    add_flags(length, "--num-samples", help="samples of the run: train_iters x batch size")
+    add_flags(length, "--epochs", help="of one source, such as 1, 1.5 or 3/2")
+    add_flags(old, "--variance-buffer", "--split", "--subset")
+    old.add_argument(
+        "--consumed-samples", type=int, metavar="C", help="served so far; default: all planned"
+    )
+    more = parser.add_argument_group("extension").add_mutually_exclusive_group(required=True)
+    more.add_argument("--more-samples", type=int, metavar="N", help="samples to add")
+    more.add_argument("--more-epochs", metavar="E", help="epochs to add, such as 1, 1.5 or 3/2")
+    add_flags(parser, "--json")
+    return parser
 
 
 def _report(order: str, run: ExtendedRun, paths: Sequence[str]) -> dict[str, Any]:
@@ -112,7 +106,7 @@ def _report(order: str, run: ExtendedRun, paths: Sequence[str]) -> dict[str, Any
 
 
 def _source(path: str, served: int, index: Any) -> dict[str, Any]:
-    """Return a source's samples so far and after that: 0 where its index is the old one."""
+    """Return a source's samples before and after the extension; 0 if its index is unchanged."""
     _, rest, *epochs = getattr(index, "stages", (None, None))
     return {
         "data_path": path,
@@ -135,8 +129,8 @@ def _text(report: dict[str, Any]) -> str:
     lines = [
         f"order {report['order']}: {report['consumed_samples']:,} samples consumed, receipt "
         f"{receipt['receipt']} ({same})",
-        f"then {report['more_samples']:,} samples: {report['from_the_old_index']:,} that the old "
-        "index holds and did not serve, least-seen tokens first",
+        f"then {report['more_samples']:,} samples: {report['from_the_old_index']:,} unserved ones "
+        "of the old index, least-seen tokens first",
     ]
     lines += [
         f"then {epoch['samples']:,} samples of a further epoch"

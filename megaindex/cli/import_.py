@@ -1,7 +1,7 @@
-"""``megaindex import``: make a .bin/.idx pair of the token files of another system.
+"""Convert the token files of another system to a .bin/.idx pair.
 
-Where every byte of the input is a token, the .bin is a hard link to it, or a symbolic link across
-file systems; elsewhere the tokens are copied. The line that is printed says which.
+If the input holds nothing but tokens, the .bin is a hard link to it, or a symbolic link across file
+systems; otherwise the tokens are copied. The printed line names the method.
 """
 
 from __future__ import annotations
@@ -48,18 +48,25 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex import", description=__doc__)
     formats = parser.add_subparsers(dest="format", required=True, metavar="FORMAT")
-    of = {name: formats.add_parser(name, help=text) for name, text in _FORMATS.items()}
+    of = {
+        name: formats.add_parser(name, help=text, description=f"Import {text}.")
+        for name, text in _FORMATS.items()
+    }
     for one in of.values():
-        one.add_argument("source", metavar="IN")
+        one.add_argument("source", metavar="IN", help="the input")
         one.add_argument("output", metavar="OUT", help="prefix of the .bin and .idx")
-        one.add_argument("--dtype", help="token type of the pair; default: as stored")
+        one.add_argument("--dtype", metavar="T", help="token type of the pair; default: as stored")
         add_flags(one, "--dialect", "--overwrite")
     for name in ("nanotron", "numpy", "tntidx"):
-        of[name].add_argument("--copy", action="store_true", help="copy where a link would do")
+        of[name].add_argument("--copy", action="store_true", help="copy the tokens, do not link")
     for name in ("mds", "parquet"):
-        of[name].add_argument("--column", help="default: tokens or input_ids, or the only one")
+        of[name].add_argument(
+            "--column", help="column of tokens; default: tokens, input_ids or the only one"
+        )
     for name in ("numpy", "mds"):
-        of[name].add_argument("--stored-dtype", help="token type of raw bytes, such as uint16")
+        of[name].add_argument(
+            "--stored-dtype", metavar="T", help="token type of raw bytes, such as uint16"
+        )
     documents = of["numpy"].add_mutually_exclusive_group(required=True)
     documents.add_argument("--separator", type=int, metavar="ID", help="id that ends a document")
     documents.add_argument("--boundaries", metavar="FILE", help=".npy of document ends in tokens")

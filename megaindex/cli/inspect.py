@@ -1,4 +1,4 @@
-"""``megaindex inspect``: what a pair, a cache entry or a set of arrays is."""
+"""Describe pairs, cache entries, snapshots and sets of index arrays."""
 
 from __future__ import annotations
 
@@ -41,7 +41,8 @@ def _parser() -> argparse.ArgumentParser:
         "paths",
         metavar="PATH",
         nargs="+",
-        help="prefixes of .bin and .idx, or URLs (s3://, gs://, az://); .idx, entries, folders",
+        help="prefixes of pairs, or URLs (s3://, gs://, az://); an .idx or .bin, a cache entry, or "
+        "a folder of these",
     )
     add_flags(parser, "--json")
     return parser
@@ -59,30 +60,28 @@ def _pair_facts(pair: PairDescription) -> Iterator[tuple[str, str]]:
     yield "files", f".idx {pair.index_nbytes:,} bytes, .bin {bin_size}"
     if pair.format != "MMIDIDX":
         known = {"TNTIDX": "TNTIDX, the old cached/lazy format; `megaindex import` reads it"}
-        yield "format", known.get(pair.format, "no Megatron index")
+        yield "format", known.get(pair.format, "not a Megatron index")
         return
     yield from _dtype_facts(pair)
-    yield (
-        "holds",
-        (f"{pair.documents:,} documents, {pair.sequences:,} sequences, {pair.tokens:,} tokens"),
-    )
+    holds = f"{pair.documents:,} documents, {pair.sequences:,} sequences, {pair.tokens:,} tokens"
+    yield "holds", holds
     yield "empty", f"{pair.empty_documents:,} documents, {pair.empty_sequences:,} sequences"
     yield "lengths", f"{pair.shortest:,} to {pair.longest:,} tokens"
     order = "rising, with gaps or overlaps" if pair.rising else "in any order"
-    yield "layout", "one sequence behind the other" if pair.contiguous else f"pointers {order}"
+    yield "layout", "contiguous sequences" if pair.contiguous else f"pointers {order}"
     yield "modes", "one for each sequence: multimodal" if pair.has_modes else "none"
     for path in pair.companions:
-        yield "beside it", path
+        yield "companion", path
 
 
 def _dtype_facts(pair: PairDescription) -> Iterator[tuple[str, str]]:
-    """One line where the dialects agree; else what each makes of the file."""
+    """Yield one line if the dialects agree, else one line for each."""
     guesses = pair.dialects
     if all(guess.possible for guess in guesses) and len({guess.dtype for guess in guesses}) == 1:
         yield "dtype", f"{guesses[0].dtype}, code {pair.dtype_code} in every dialect"
         return
     for guess in guesses:
-        verdict = guess.dtype if guess.possible else "not it"
+        verdict = guess.dtype if guess.possible else "ruled out"
         yield guess.dialect, f"code {pair.dtype_code}: {verdict}; {guess.reason}"
 
 
@@ -94,7 +93,7 @@ def _entry_facts(entry: EntryDescription) -> Iterator[tuple[str, str]]:
         yield "array", f"{name}: {array['dtype']} [{shape}], {array['bytes']:,} bytes"
     if entry.arrays:
         yield "bytes", f"{entry.nbytes:,}"
-        synced = "synced to disk" if entry.durable else "verified by its first reader after a boot"
+        synced = "synced to disk" if entry.durable else "verified on first use after a reboot"
         yield "written", f"under boot {entry.boot_id}, {synced}"
 
 

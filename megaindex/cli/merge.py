@@ -1,4 +1,4 @@
-"""``megaindex merge``: put .bin/.idx pairs one behind the other."""
+"""Concatenate .bin/.idx pairs into one pair."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex merge", description=__doc__)
     parser.add_argument("output", metavar="OUT", help="prefix of the merged .bin and .idx")
-    parser.add_argument("inputs", metavar="IN", nargs="+", help="prefixes, in the order wanted")
-    parser.add_argument("--dtype", help="widen all tokens to this type, such as int32")
+    parser.add_argument("inputs", metavar="IN", nargs="+", help="prefixes, in order")
+    parser.add_argument("--dtype", metavar="T", help="widen all tokens to this type, such as int32")
     add_flags(parser, "--dialect", "--overwrite")
     return parser

@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 
 class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, and that checks values under the names of their flags."""
+    """A parser with one-line errors that checks common settings under the names of their flags."""
 
     def parse_args(self, *arguments: Any, **more: Any) -> Any:
-        """The options; raises InvalidArgument for one that breaks its rule."""
+        """Return the options; raise InvalidArgument for one that breaks its rule."""
         options = super().parse_args(*arguments, **more)
         for name, value in vars(options).items():
             flag = "--" + name.replace("_", "-").replace("sequence", "seq")
@@ -43,35 +43,32 @@ class Parser(argparse.ArgumentParser):
 
 
 _FLAGS: dict[str, dict[str, Any]] = {
-    "--recipe": {"metavar": "FILE", "help": "the whole run in one YAML file"},
+    "--recipe": {"metavar": "FILE", "help": "recipe of the whole run, a YAML file"},
     "--data-path": {
         "nargs": "+",
         "metavar": "P",
         "help": "prefixes of .bin and .idx, or URLs (s3://, gs://, az://)",
     },
     "--seq-length": {"type": int, "metavar": "S", "help": "tokens per sample"},
-    "--seed": {"type": int, "help": f"default: {DEFAULT_SEED}"},
+    "--seed": {"type": int, "metavar": "N", "help": f"default: {DEFAULT_SEED}"},
     "--epochs": {"metavar": "E", "help": "such as 1, 1.5 or 3/2"},
     "--num-samples": {"type": int, "metavar": "N", "help": "samples of the index"},
     "--variance-buffer": {"metavar": "B", "help": "of a blend: a number >= 1, or exact"},
     "--split": {"metavar": "a,b,c", "help": "such as 969,30,1; default: all documents"},
-    "--cache-dir": {
-        "metavar": "DIR",
-        "help": "keep the index arrays there",
-    },
-    "--overwrite": {"action": "store_true", "help": "replace what is there"},
-    "--json": {"action": "store_true", "help": "one JSON object"},
+    "--cache-dir": {"metavar": "DIR", "help": "folder of the index arrays"},
+    "--overwrite": {"action": "store_true", "help": "replace existing files"},
+    "--json": {"action": "store_true", "help": "print one JSON object"},
 }
 
 
 def add_flags(parser: argparse._ActionsContainer, *flags: str, **changes: Any) -> None:
-    """Add flags that several verbs have; ``changes`` replace arguments of `add_argument`."""
+    """Add shared flags; ``changes`` replace arguments of `add_argument`."""
     for flag in flags:
         parser.add_argument(flag, **(_shared_arguments(flag) | changes))
 
 
 def _shared_arguments(flag: str) -> dict[str, Any]:
-    """Return the arguments of `add_argument`; tables load NumPy, so only flags that list one do."""
+    """Return the arguments of `add_argument`; only flags that list a table import NumPy."""
     if flag == "--order":
         from megaindex.index.frameworks import FRAMEWORK_RULES
 
@@ -83,7 +80,11 @@ def _shared_arguments(flag: str) -> dict[str, Any]:
     if flag == "--dialect":
         from megaindex.format.header import DIALECTS
 
-        return {"default": "megatron", "choices": DIALECTS, "help": "dtype codes"}
+        return {
+            "default": "megatron",
+            "choices": DIALECTS,
+            "help": "framework that defines the dtype codes of the .idx; default: megatron",
+        }
     return _FLAGS[flag]
 
 
@@ -93,37 +94,32 @@ def refuse_others(
     flag: str,
     besides: Collection[str],
 ) -> None:
-    """Refuse options that `flag` would ignore.
-
-    Args:
-        flag: such as ``--repair``, which was given.
-        besides: names of the options that have a meaning with it.
+    """Refuse options that have no effect together with `flag`, such as ``--repair``.
 
     Raises:
-        InvalidArgument: another option has a value that is not its default.
+        InvalidArgument: an option other than `flag` and those named in `besides` is given.
     """
     own = flag.removeprefix("--").replace("-", "_")
     for name, value in vars(options).items():  # "paths" has no flag
         if name not in (own, "paths", *besides) and value != parser.get_default(name):
             other = f"--{name.replace('_', '-')}"
             raise InvalidArgument(
-                f"{other}: has no meaning with {flag}, which takes "
-                f"{', '.join(f'--{one}'.replace('_', '-') for one in besides)} and no other; leave "
-                "it out"
+                f"{other}: has no effect with {flag}, which takes only "
+                f"{', '.join(f'--{one}'.replace('_', '-') for one in besides)}; leave it out"
             )
 
 
 def refuse_weights(verb: str, words: Sequence[str]) -> None:
-    """Refuse ``w P w P …``, as `megaindex plan` and the frameworks take blends.
+    """Refuse a blend ``w P w P …``, as `megaindex plan` and the frameworks accept it.
 
     Raises:
-        InvalidArgument: every other word is a number, and no dataset has that name.
+        InvalidArgument: every other word is a number that names no dataset.
     """
     weights, paths = words[::2], words[1::2]
     if paths and len(weights) == len(paths) and all(map(_is_weight, weights)):
         raise InvalidArgument(
-            f"{words[0]} {words[1]}: megaindex {verb} takes prefixes without weights, which "
-            f"belong to megaindex plan; give {' '.join(paths[:3])}{' …' * (len(paths) > 3)}"
+            f"{words[0]} {words[1]}: megaindex {verb} takes prefixes without weights (weights are "
+            f"for megaindex plan); give {' '.join(paths[:3])}{' …' * (len(paths) > 3)}"
         )
 
 
@@ -136,13 +132,12 @@ def _is_weight(word: str) -> bool:
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add --engine, --workers and --address."""
-    group = parser.add_argument_group("where tasks run (results never depend on it)")
+    group = parser.add_argument_group("execution (results do not depend on it)")
     group.add_argument(
         "--engine",
         default="local",
         choices=("local", "ray"),
-        help="processes of this machine, or Ray; default: local",
+        help="processes on this machine, or Ray; default: local",
     )
     group.add_argument(
         "--workers", type=int, metavar="N", help="tasks at the same time; default: one per CPU"
@@ -150,12 +145,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--address",
         metavar="A",
-        help="of a running Ray cluster, such as auto or 10.0.0.1:6379; default: start one here",
+        help="running Ray cluster, such as auto or 10.0.0.1:6379; default: start one here",
     )
 
 
 def chosen_engine(options: argparse.Namespace) -> AbstractContextManager[Engine]:
-    """Return the engine that the flags name, a context manager."""
     from megaindex.engine import open_engine
 
     return open_engine(options.engine, workers=options.workers, address=options.address)

@@ -1,4 +1,4 @@
-"""``megaindex plan``: arguments in, table or JSON out."""
+"""Compute train_iters, epochs and coverage of a training run, exactly and ahead of time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 for a plan, 1 where ``--check`` found repeated or unseen data."""
+    """Return 0, or 1 if ``--check`` found repeated or unseen data."""
     options = _parser().parse_args(arguments)
     from megaindex.plan.export import export_settings
     from megaindex.plan.plan import make_plan
@@ -64,7 +64,7 @@ def _run_recipe(recipe: Recipe, options: argparse.Namespace) -> int:
 
 
 def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recipe | None:
-    """The recipe that --recipe or --nanotron-config names, if one of them is given.
+    """Return the recipe of --recipe or --nanotron-config, or None if neither is given.
 
     Settings named in ``besides`` may be given with it.
     """
@@ -81,7 +81,7 @@ def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recip
     ]
     if len(given) > 1 or others:
         one, other = [*(f"--{n.replace('_', '-')}" for n in given), *others][:2]
-        raise InvalidArgument(f"{one} describes the whole run, {other} too; give one of them")
+        raise InvalidArgument(f"{one} describes the whole run, so does {other}; give one of them")
     if given == ["recipe"]:
         from megaindex.recipe.recipe_file import read_recipe
 
@@ -92,7 +92,7 @@ def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recip
 
 
 def settings_of(options: argparse.Namespace) -> Settings:
-    """The flags of `add_run_arguments` laid over the framework's own settings."""
+    """Return the framework's settings, overridden by the flags of `add_run_arguments`."""
     if options.neox_config and options.megatron_args:
         raise InvalidArgument("--neox-config and --megatron-args exclude each other; give one")
     base = Settings()
@@ -104,20 +104,17 @@ def settings_of(options: argparse.Namespace) -> Settings:
         from megaindex.configs.megatron_args import read_megatron
 
         over = settings_of_flags(options)
-        base = read_megatron(options.megatron_args, script_args=script_args(options), over=over)
+        words: list[str] = options.script_args or []
+        if len(words) == 1:  # one quoted text
+            words = shlex.split(words[0])
+        base = read_megatron(options.megatron_args, script_args=words, over=over)
     elif options.script_args:
-        raise InvalidArgument("--script-args are those of a script: give --megatron-args too")
+        raise InvalidArgument("--script-args needs --megatron-args; give the script as well")
     return merged(base, settings_of_flags(options))
 
 
-def script_args(options: argparse.Namespace) -> Sequence[str]:
-    """Positional parameters of the launch script, given as words or as one quoted text."""
-    words: list[str] = options.script_args or []
-    return shlex.split(words[0]) if len(words) == 1 else words
-
-
 def settings_of_flags(options: argparse.Namespace) -> Settings:
-    """Return the settings that the flags themselves give."""
+    """Return the settings given by flags alone."""
     said = {
         f.name: getattr(options, f.name, None)
         for f in fields(Settings)
@@ -128,98 +125,98 @@ def settings_of_flags(options: argparse.Namespace) -> Settings:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog="megaindex plan",
-        description="train_iters, epochs and coverage of a training run, exactly and ahead of time",
-        allow_abbrev=False,
-    )
+    parser = Parser(prog="megaindex plan", description=__doc__, allow_abbrev=False)
     add_run_arguments(parser)
-    _add_output(parser.add_argument_group("output"))
+    group = parser.add_argument_group("output")
+    add = group.add_argument
+    add("--coverage", metavar="HOW", help="auto (default), exact, expected or none")
+    add("--blend-counts", metavar="HOW", help="auto (default), exact or bounds")
+    add_flags(group, "--json")
+    add("--print-config", metavar="F", help="print settings of neox or megatron")
+    add("--check", action="store_true", help="exit 1 on repeated or unseen data")
     return parser
 
 
 def add_run_arguments(parser: argparse.ArgumentParser) -> None:
-    """The flags that describe a run, which other verbs share."""
+    """Add the flags that describe a run, shared by plan and audit."""
     _add_data(parser.add_argument_group("data"))
     _add_batch(parser.add_argument_group("batch size"))
     _add_target(parser.add_argument_group("target (exactly one)"))
-    _add_rest(parser.add_argument_group("how it is built and served"))
+    _add_rest(parser.add_argument_group("order, evaluation and framework settings"))
 
 
 def _add_data(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add_flags(group, "--recipe")
-    group.add_argument("--nanotron-config", metavar="FILE", help="Nanotron's, with data_stages")
-    group.add_argument("--neox-config", nargs="+", metavar="FILE", help="NeoX files, merged")
-    group.add_argument("--megatron-args", metavar="ARGS", help="arguments, or a shell script")
-    group.add_argument("--script-args", nargs="+", metavar="W", help="the script's $1, $2, …")
-    group.add_argument("--framework-version", metavar="V", help="of Megatron-LM: 0.16.1, main")
+    add("--nanotron-config", metavar="FILE", help="Nanotron config with data_stages, in YAML")
+    add("--neox-config", nargs="+", metavar="FILE", help="GPT-NeoX configs, merged in order")
+    add("--megatron-args", metavar="ARGS", help="arguments of Megatron-LM, or its launch script")
+    add("--script-args", nargs="+", metavar="W", help="$1, $2, … of the script")
+    add("--framework-version", metavar="V", help="of Megatron-LM: 0.16.1 or main")
     blend = "P, P P … or w P w P …: prefixes of .bin and .idx, or URLs (s3://, gs://, az://)"
     add_flags(group, "--data-path", help=blend)
-    group.add_argument("--train-data-path", nargs="+", metavar="P", help="train data of its own")
-    group.add_argument("--valid-data-path", nargs="+", metavar="P")
-    group.add_argument("--test-data-path", nargs="+", metavar="P")
-    group.add_argument("--tokens-per-epoch", nargs="+", metavar="T", help="plan without files")
-    group.add_argument("--weights", nargs="+", metavar="w", help="one for each source")
+    for subset in ("train", "valid", "test"):
+        add(f"--{subset}-data-path", nargs="+", metavar="P", help=f"data of {subset} alone")
+    add("--tokens-per-epoch", nargs="+", metavar="T", help="tokens of each source, without files")
+    add("--weights", nargs="+", metavar="w", help="one for each source")
     add_flags(group, "--split", "--seq-length")
 
 
-def _add_batch(group: argparse._ArgumentGroup) -> None:
-    for flag, meaning in (
-        ("--micro-batch-size", "samples of one forward pass"),
-        ("--data-parallel-size", "model replicas"),
-        ("--gradient-accumulation-steps", "default 1"),
-        ("--global-batch-size", "samples of one iteration"),
-        ("--world-size", "GPUs, in place of the data-parallel size"),
-        ("--tensor-model-parallel-size", "default 1"),
-        ("--pipeline-model-parallel-size", "default 1"),
-        ("--context-parallel-size", "default 1"),
-    ):
+def _add_numbers(group: argparse._ArgumentGroup, **meanings: str) -> None:
+    for name, meaning in meanings.items():
+        flag = f"--{name.replace('_', '-')}"
         group.add_argument(flag, type=int, metavar="N", help=meaning)
-    group.add_argument(
-        "--batch-schedule", metavar="'0:768 250B:1536'", help="batch size from so many tokens on"
+
+
+def _add_batch(group: argparse._ArgumentGroup) -> None:
+    _add_numbers(
+        group,
+        micro_batch_size="samples of one forward pass on one rank",
+        data_parallel_size="number of model replicas",
+        gradient_accumulation_steps="default: 1",
+        global_batch_size="samples of one iteration",
+        world_size="number of GPUs, in place of the data-parallel size",
+        tensor_model_parallel_size="default: 1",
+        pipeline_model_parallel_size="default: 1",
+        context_parallel_size="default: 1",
     )
-    group.add_argument(
-        "--rampup-batch-size", nargs=3, type=int, metavar=("START", "INC", "SAMPLES")
-    )
+    add, ramp = group.add_argument, ("START", "INC", "SAMPLES")
+    add("--batch-schedule", metavar="'0:768 250B:1536'", help="batch size by tokens consumed")
+    add("--rampup-batch-size", nargs=3, type=int, metavar=ramp, help="as in Megatron-LM")
 
 
 def _add_target(group: argparse._ArgumentGroup) -> None:
-    add_flags(group, "--epochs", help="such as 1, 1.5 or 3/2; E,E,… one per source")
-    group.add_argument("--train-iters", type=int, metavar="I")
-    group.add_argument("--train-samples", metavar="N")
-    group.add_argument("--train-tokens", metavar="N", help="such as 300B")
+    add_flags(group, "--epochs", help="such as 1, 1.5 or 3/2; E,E,… one for each source")
+    group.add_argument("--train-iters", type=int, metavar="I", help="number of iterations")
+    group.add_argument("--train-samples", metavar="N", help="number of samples")
+    group.add_argument("--train-tokens", metavar="N", help="number of tokens, such as 300B")
 
 
 def _add_rest(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
     add_flags(group, "--order", "--variance-buffer", "--seed")
-    group.add_argument(
-        "--mid-level-dataset-surplus", metavar="X", help="Megatron-LM: its buffer - 1"
+    add("--mid-level-dataset-surplus", metavar="X", help="Megatron-LM: variance buffer - 1")
+    add("--tail", help="partial last batch: drop (default), pad or wrap")
+    _add_numbers(
+        group,
+        eval_interval="iterations between evaluations; default: 1000",
+        eval_iters="batches of one evaluation; default: 100",
+        eval_global_batch_size="default: as in training",
+        eval_micro_batch_size="default: as in training",
+        start_eval_at_iter="first iteration that evaluates",
     )
-    group.add_argument("--tail", help="of the last batch: drop (default), pad or wrap")
-    group.add_argument("--eval-interval", type=int, metavar="N", help="default 1000")
-    group.add_argument("--eval-iters", type=int, metavar="N", help="default 100")
-    group.add_argument("--eval-global-batch-size", type=int, metavar="N")
-    group.add_argument("--eval-micro-batch-size", type=int, metavar="N")
-    group.add_argument("--start-eval-at-iter", type=int, metavar="N")
     for flag, meaning in (
-        ("--skip-train", "Megatron-LM: evaluate once, train nothing"),
+        ("--skip-train", "Megatron-LM: evaluate once, without training"),
         ("--full-validation", "Megatron-LM: evaluate on the whole validation data"),
         ("--multiple-validation-sets", "Megatron-LM: evaluate on each source by itself"),
     ):
-        group.add_argument(flag, action="store_true", default=None, help=meaning)
-    group.add_argument("--dataloader-type", metavar="HOW", help="Megatron-LM: single or cyclic")
-    group.add_argument("--consumed-samples", metavar="N", help="of a run already under way")
-    group.add_argument("--phase-transition-iterations", nargs="+", type=int, metavar="N")
-    group.add_argument("--separate-final-epoch", metavar="HOW", help="auto, always or never")
-    group.add_argument("--final-epoch-threshold", type=float, metavar="X", help="default 0.8")
-    group.add_argument("--train-data-exact-num-epochs", type=int, metavar="E")
-    group.add_argument("--epochs-mixed", type=int, metavar="K", help="order epoch: shuffled as one")
-    group.add_argument("--left-over", metavar="HOW", help="order epoch: drop (default) or carry")
-
-
-def _add_output(group: argparse._ArgumentGroup) -> None:
-    group.add_argument("--coverage", metavar="HOW", help="exact, expected, none; default auto")
-    group.add_argument("--blend-counts", metavar="HOW", help="exact, bounds; default auto")
-    add_flags(group, "--json")
-    group.add_argument("--print-config", metavar="F", help="settings to paste: neox or megatron")
-    group.add_argument("--check", action="store_true", help="exit 1 on repeated or unseen data")
+        add(flag, action="store_true", default=None, help=meaning)
+    add("--dataloader-type", metavar="HOW", help="Megatron-LM: single or cyclic")
+    add("--consumed-samples", metavar="N", help="samples of a run served so far")
+    megatron = "as in Megatron-LM"
+    add("--phase-transition-iterations", nargs="+", type=int, metavar="N", help=megatron)
+    add("--separate-final-epoch", metavar="HOW", help="shuffle it apart: auto, always or never")
+    add("--final-epoch-threshold", type=float, metavar="X", help="default: 0.8")
+    add("--train-data-exact-num-epochs", type=int, metavar="E", help="epochs of the index")
+    add("--epochs-mixed", type=int, metavar="K", help="order epoch: epochs shuffled together")
+    add("--left-over", metavar="HOW", help="order epoch: drop (default) or carry")

@@ -1,4 +1,4 @@
-"""``megaindex split``: cut a .bin/.idx pair into several, between documents."""
+"""Split a .bin/.idx pair into several, between documents."""
 
 from __future__ import annotations
 
@@ -39,16 +39,18 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex split", description=__doc__)
-    parser.add_argument("source", metavar="IN", help="prefix of .bin and .idx")
-    parser.add_argument(
-        "outputs", metavar="OUT", nargs="+", help="a prefix for each part, or one with {} in it"
-    )
+    add = parser.add_argument
+    add("source", metavar="IN", help="prefix of .bin and .idx")
+    add("outputs", metavar="OUT", nargs="+", help="a prefix for each part, or one that contains {}")
     where = parser.add_mutually_exclusive_group(required=True)
-    where.add_argument("--at", metavar="D,D,…", help="documents at which a new part begins")
-    where.add_argument("--parts", type=int, metavar="N", help="as equal as whole documents allow")
+    where.add_argument("--at", metavar="D,D,…", help="first document of each part but the first")
+    where.add_argument("--parts", type=int, metavar="N", help="N parts of about equal size")
     where.add_argument("--documents", metavar="A:B,…", help="documents A to B - 1 of each part")
-    parser.add_argument(
-        "--by", default="tokens", choices=("tokens", "documents"), help="what --parts makes equal"
+    add(
+        "--by",
+        default="tokens",
+        choices=("tokens", "documents"),
+        help="measure of size for --parts; default: tokens",
     )
     add_flags(parser, "--dialect", "--overwrite")
     return parser

@@ -1,7 +1,7 @@
 """Standard streams, errors and exit statuses shared by the commands.
 
-A failure to print to standard output is an error of its own, not one of the verb's work; a failure
-to print to standard error is ignored.
+A failure to write to standard output raises an error of its own, distinct from errors of the verb;
+a failure to write to standard error is ignored.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from megaindex.io.os_errors import storage_error
 
 
 class StdoutClosed(Exception):
-    """The reader of standard output has closed it, as ``| head`` does."""
+    """Standard output was closed by its reader, as by ``| head``."""
 
 
 @contextlib.contextmanager
 def prepared_streams() -> Iterator[None]:
-    """Inside ``with`` both streams can be written to, whatever the command was started with.
+    """Make both standard streams writable inside ``with``, whatever state they were inherited in.
 
-    One that is missing or closed is written nowhere; characters that an encoding cannot say are
-    written as escapes. Printing raises StorageError where standard output is full, and
-    `StdoutClosed` where it is a closed pipe.
+    A missing or closed stream is replaced by the null device; characters that an encoding lacks
+    are escaped. Printing raises StorageError if standard output is full, and `StdoutClosed` if it
+    is a closed pipe.
     """
     _open_descriptors()
     with contextlib.ExitStack() as stack:
@@ -40,10 +40,12 @@ def prepared_streams() -> Iterator[None]:
 
 
 def _open_descriptors() -> None:
-    """Descriptors 0 to 2, where they are closed, would be given to the next files that are opened:
-    what is printed, here or in a library, would end up in a corpus."""
+    """Open closed descriptors 0 to 2 on the null device.
+
+    The next opened file would get such a descriptor, and printed text would end up in a corpus.
+    """
     while (lowest := os.open(os.devnull, os.O_RDWR)) < 3:
-        os.set_inheritable(lowest, True)  # by workers
+        os.set_inheritable(lowest, True)  # for worker processes
     os.close(lowest)
 
 
@@ -56,7 +58,7 @@ def _usable(stream: TextIO | None, stack: contextlib.ExitStack) -> TextIO:
 
 
 def _end(stream: TextIO) -> None:
-    """Flush, so that the interpreter does not fail with another status when it ends."""
+    """Flush now, since a failure at interpreter exit would change the exit status."""
     try:
         stream.flush()
     except OSError:
@@ -64,17 +66,17 @@ def _end(stream: TextIO) -> None:
 
 
 def _silence(stream: TextIO) -> None:
-    """Send what is still to come, and what is buffered, nowhere."""
-    with contextlib.suppress(OSError):  # a stream of another kind, without a descriptor
-        nowhere = os.open(os.devnull, os.O_WRONLY)
+    """Redirect buffered and further output to the null device."""
+    with contextlib.suppress(OSError):  # a stream without a descriptor
+        null = os.open(os.devnull, os.O_WRONLY)
         try:
-            os.dup2(nowhere, stream.fileno())
+            os.dup2(null, stream.fileno())
         finally:
-            os.close(nowhere)
+            os.close(null)
 
 
 class _Output:
-    """Standard output with typed failures, raised at each call, since argparse ignores them."""
+    """Standard output with typed errors, raised at every later call, since argparse drops them."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -107,7 +109,7 @@ class _Output:
 
 
 class _Messages:
-    """Standard error, whose failures are ignored."""
+    """Standard error with failures ignored."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -127,16 +129,15 @@ class _Messages:
 
 
 BAD_INPUT = 2
-_INTERRUPTED = 128 + 2  # as a shell says of a command that SIGINT ended
-_STDOUT_CLOSED = 128 + 13  # and SIGPIPE
+_INTERRUPTED = 128 + 2  # SIGINT, by the convention of shells
+_STDOUT_CLOSED = 128 + 13  # SIGPIPE
 
 
 def guarded(verb: str, body: Callable[[], int | None]) -> int:
-    """Run ``body`` with streams that can be written to.
+    """Run ``body`` with writable streams and return the exit status.
 
-    Returns:
-        What ``body`` returns, 0 for None; 2 after a MegaIndexError, also where standard output
-        cannot be written; 130 after Ctrl-C; 141 without a message if stdout is closed (SIGPIPE).
+    The status is the result of ``body`` (0 for None); 2 after a MegaIndexError, such as a failure
+    to write to standard output; 130 after Ctrl-C; 141 without a message if stdout is closed.
     """
     name = f"megaindex {verb}".rstrip()
     with prepared_streams():
@@ -148,7 +149,7 @@ def guarded(verb: str, body: Callable[[], int | None]) -> int:
         except StdoutClosed:
             return _STDOUT_CLOSED
         except MemoryError as error:
-            print(f"{name}: not enough memory: {error}; ask for less", file=sys.stderr)
+            print(f"{name}: not enough memory: {error}; use smaller settings", file=sys.stderr)
             return BAD_INPUT
         except KeyboardInterrupt:
             print(f"{name}: interrupted, nothing half-written was left", file=sys.stderr)
@@ -156,10 +157,9 @@ def guarded(verb: str, body: Callable[[], int | None]) -> int:
 
 
 def _printed(body: Callable[[], int | None]) -> int:
-    """The status of ``body``, once all that it printed is out."""
     try:
         status = body() or 0
-    except SystemExit:  # of --help
+    except SystemExit:  # raised by --help
         sys.stdout.flush()
         raise
     sys.stdout.flush()

@@ -1,9 +1,8 @@
-"""``megaindex tokenize``: make .bin/.idx pairs of raw text.
+"""Tokenize JSONL, text (plain, gzip or zstd) and Parquet files into a .bin/.idx pair.
 
-JSONL and text files (plain, gzip or zstd) and Parquet files become one pair, with the bytes that
-Megatron's preprocess_data.py writes for the same tokenizer and options. A run that was killed goes
-on when the same command is given again. Sentences are not split (--split-sentences there); a value
-that is a list of strings is taken as sentences that were split before.
+The bytes equal those of Megatron's preprocess_data.py with the same tokenizer and options. After an
+interruption the same command resumes the work. Sentences are not split (--split-sentences of
+Megatron); a list of strings is taken as sentences split before.
 """
 
 from __future__ import annotations
@@ -57,70 +56,80 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex tokenize", description=__doc__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "output",
         metavar="OUT",
-        help="prefix of the pair; of several keys, OUT_<key>_document are the prefixes",
+        help="prefix of the pair; with several --json-keys, OUT_<key>_document are the prefixes",
     )
-    parser.add_argument(
+    add(
         "inputs",
         metavar="IN",
         nargs="+",
         help="files, URLs (s3://, gs://, az://) or folders, in order",
     )
-    parser.add_argument(
+    add(
         "--tokenizer",
         required=True,
         metavar="T",
-        help="a tokenizer.json, a SentencePiece .model, a folder with one of them, or bytes",
+        help="a tokenizer.json, a SentencePiece .model, a folder with one of them, or bytes for "
+        "one token a byte",
     )
     _add_input_arguments(parser)
     _add_token_arguments(parser)
     add_engine_arguments(parser)
-    parser.add_argument("--megatron-names", action="store_true", help="OUT_<key>_document always")
-    add_flags(parser, "--overwrite", help="replace existing pairs, and OUT.bad.jsonl")
+    add("--megatron-names", action="store_true", help="use OUT_<key>_document for one key too")
+    add_flags(parser, "--overwrite", help="replace existing pairs and OUT.bad.jsonl")
     add_flags(parser, "--json")
     return parser
 
 
 def _add_input_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("inputs")
-    group.add_argument(
+    add = group.add_argument
+    add(
         "--format",
         choices=("jsonl", "lines", "files", "parquet"),
         help="text files: each line (lines) or each file (files) is a document; default: by name, "
         "with lines for .txt",
     )
-    group.add_argument(
-        "--json-keys", nargs="+", default=["text"], metavar="KEY", help="or columns; default: text"
+    add(
+        "--json-keys",
+        nargs="+",
+        default=["text"],
+        metavar="KEY",
+        help="keys of JSON objects, or Parquet columns, to tokenize; default: text",
     )
-    group.add_argument(
+    add(
         "--on-bad-line",
         default="stop",
         choices=("stop", "skip"),
-        help="skip counts bad lines and rows and writes them to OUT.bad.jsonl; default: stop",
+        help="skip leaves bad lines and rows out and lists them in OUT.bad.jsonl; default: stop",
     )
-    group.add_argument(
+    add(
         "--part-size",
         default="64M",
         metavar="N",
-        help="bytes of input for each task, such as 256M; the result does not depend on it",
+        help="bytes of input for each task (the result does not depend on it); default: 64M",
     )
 
 
 def _add_token_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("tokens")
-    group.add_argument(
-        "--append-eod", action="store_true", help="end documents with the tokenizer's own token"
+    add = group.add_argument
+    add(
+        "--append-eod",
+        action="store_true",
+        help="end documents with the end token that the tokenizer defines",
     )
-    group.add_argument("--eod", metavar="TOKEN|ID", help="end documents with this token")
-    group.add_argument(
+    add("--eod", metavar="TOKEN|ID", help="end documents with this token")
+    add(
         "--add-special-tokens",
         action=argparse.BooleanOptionalAction,
         default=True,
-        help="those of the template in a tokenizer.json; default: as Megatron, yes",
+        help="add the special tokens of a tokenizer.json's template; default: yes, as in Megatron",
     )
-    group.add_argument("--dtype", help="token type; default: as Megatron, by the vocabulary's size")
+    add("--dtype", metavar="T", help="token type; default: by vocabulary size, as in Megatron")
 
 
 def _print(made: Tokenized, seconds: float) -> None:
@@ -136,7 +145,7 @@ def _print(made: Tokenized, seconds: float) -> None:
 
 
 def _token(text: str | None) -> int | str | None:
-    """Digits are an id, all else the text of a token."""
+    """Convert digits to an id; keep the text of a token."""
     return int(text) if text is not None and text.isdecimal() else text
 
 

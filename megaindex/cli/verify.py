@@ -1,6 +1,6 @@
-"""``megaindex verify``: check pairs, caches and recipes.
+"""Check pairs, caches and recipes; report each broken rule with its place and its repair.
 
-What is broken is named, where, and what repairs it."""
+The exit status is 1 if anything was found."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _OF_REPAIR = ("dialect", "dtype", "eod")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """0 where nothing was found, 1 for findings."""
+    """Return 0 without findings, else 1."""
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.repair is None:
@@ -43,25 +43,27 @@ def main(arguments: Sequence[str]) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex verify", description=__doc__)
-    parser.add_argument(
+    add = parser.add_argument
+    add(
         "paths",
         metavar="PATH",
         nargs="+",
-        help="prefixes of .bin and .idx, or URLs (s3://, gs://, az://); .idx, entries, recipes, "
-        "snapshots, sidecars, folders, also of an object store",
+        help="prefix of a pair, an .idx or .bin, a cache or its entry, recipe, snapshot, sidecar, "
+        "or a folder of these; also URLs (s3://, gs://, az://) of pairs or folders of pairs",
     )
-    parser.add_argument("--full", action="store_true", help="read every byte, not only the .idx")
-    parser.add_argument("--vocab-size", type=int, metavar="N", help="token ids are below N; --full")
-    parser.add_argument("--eod", type=int, metavar="ID", help="documents end with this id; --full")
+    add("--full", action="store_true", help="read every byte, not only the .idx")
+    add("--vocab-size", type=int, metavar="N", help="with --full: token ids must be below N")
+    add("--eod", type=int, metavar="ID", help="with --full: documents must end with this token")
     add_flags(parser, "--dialect", "--json")
     add_engine_arguments(parser)
     repair = parser.add_argument_group("repair (in place of the check)")
     repair.add_argument(
         "--repair",
         metavar="OUT",
-        help="write OUT.idx from what is certain, beside a link of the .bin; the original stays",
+        help="write OUT.idx from the intact part of the pair, and OUT.bin as a link to its .bin; "
+        "the original is not changed",
     )
-    repair.add_argument("--dtype", metavar="T", help="token type, where the .idx is lost")
+    repair.add_argument("--dtype", metavar="T", help="token type, needed if the .idx is lost")
     return parser
 
 
@@ -69,7 +71,7 @@ def _verify(options: argparse.Namespace) -> bool:
     from megaindex.verify.verify import checks
 
     if options.dtype is not None:
-        raise InvalidArgument("--dtype belongs to --repair; the .idx says the type")
+        raise InvalidArgument("--dtype needs --repair; a check reads the type from the .idx")
     refuse_weights("verify", options.paths)
     to_do = checks(
         options.paths,
@@ -89,7 +91,6 @@ def _verify(options: argparse.Namespace) -> bool:
 
 
 def _report(check: Check) -> Report:
-    """Of one thing, checked by this process, with a bar of the bytes that it reads."""
     from megaindex.progress import copying, silent
 
     with copying("reading") as bar:
@@ -97,7 +98,6 @@ def _report(check: Check) -> Report:
 
 
 def _reports(to_do: Sequence[Check], engine: Engine) -> list[Report]:
-    """Of all of them, in order, whichever is done first."""
     from megaindex.progress import counting
     from megaindex.verify.verify import Check
 
@@ -117,8 +117,8 @@ def _print(reports: Sequence[Report]) -> None:
         depth = "every byte read" if report.full else "headers, sizes and entries"
         number = len(report.findings)
         verdict = f"{number or 'no'} finding{'' if number == 1 else 's'}"
-        told = f"{report.kind}, {counted or 'not readable'}; {depth}: {verdict}"
-        print_lines([f"{report.path}: {told}"])
+        amounts = counted or "not readable"
+        print_lines([f"{report.path}: {report.kind}, {amounts}; {depth}: {verdict}"])
         if report.findings:
             print_view(_table(report))
 

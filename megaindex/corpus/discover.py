@@ -1,5 +1,4 @@
-"""Discovery of what `verify` and `inspect` look at: pairs, cache entries, snapshots, arrays under
-a framework's names and recipes, each by its path or in a folder."""
+"""Discovery of the subjects of `verify` and `inspect` at a path or in a folder."""
 
 from __future__ import annotations
 
@@ -27,7 +26,7 @@ SubjectKind = Literal["pair", "cache entry", "cache", "snapshot", "framework arr
 
 @dataclass(frozen=True, kw_only=True)
 class Subject:
-    """Something to look at."""
+    """Something to verify or inspect."""
 
     kind: SubjectKind
     path: str
@@ -35,19 +34,20 @@ class Subject:
 
 
 def subjects(path: str | os.PathLike[str]) -> list[Subject]:
-    """Return what lies at `path`: a prefix, an .idx or .bin, an entry, a cache, a snapshot, a
-    sidecar, a recipe, or a folder of pairs and sidecars; of an object store, a pair or a folder of
-    pairs.
+    """Return the subjects at `path`.
+
+    Args:
+        path: prefix or half of a pair, cache entry, cache, snapshot, sidecar, recipe, or a folder
+            of pairs and sidecars; the URL of a pair or of a folder of pairs.
 
     Raises:
-        MissingFile: nothing is there.
-        StorageError: a recipe that is not a regular file, or what is there cannot be looked at.
-        InvalidArgument: a file that is not half of a pair, or a folder with nothing to look at.
+        MissingFile: nothing exists at `path`.
+        StorageError: a recipe is not a regular file, or the path cannot be read.
+        InvalidArgument: the file is of another kind, or the folder holds no subject.
     """
     text = plain(os.fspath(path))
-    for suffix in (".idx", ".bin"):
-        if text.endswith(suffix) and not os.path.isdir(text):
-            return [Subject(kind="pair", path=text.removesuffix(suffix))]
+    if text.endswith((".idx", ".bin")) and not os.path.isdir(text):
+        return [Subject(kind="pair", path=text[:-4])]
     is_folder = is_remote(text) and names_folder(text)
     if not is_folder and (_is_there(text, ".idx") or _is_there(text, ".bin")):
         return [Subject(kind="pair", path=text)]
@@ -60,11 +60,11 @@ def subjects(path: str | os.PathLike[str]) -> list[Subject]:
     if text.endswith(SUFFIX):
         return [_json_subject(text)]
     if text.endswith(_RECIPES):
-        check_file(text)  # a pipe would be waited for
+        check_file(text)  # opening a pipe would block
         return [Subject(kind="recipe", path=text)]
     raise InvalidArgument(
-        f"{text}: is neither an .idx nor a .bin, nor a recipe (.yaml) nor a sidecar (…{SUFFIX}); "
-        "give the prefix of a pair"
+        f"{text}: must be an .idx, a .bin, a recipe (.yaml) or a sidecar (…{SUFFIX}); give the "
+        "prefix of a pair"
     )
 
 
@@ -72,7 +72,7 @@ def _is_there(text: str, suffix: str) -> bool:
     try:
         return stat_path(text + suffix) is not None
     except StorageError as error:
-        # the name of a folder may be so long that no pair beside it can share it
+        # a folder's name may be too long for a pair of that name
         if error.errno == errno.ENAMETOOLONG and os.path.lexists(text):
             return False
         raise
@@ -83,7 +83,7 @@ def _in_folder(folder: Path) -> list[Subject]:
         return [Subject(kind="cache entry", path=str(folder))]
     with as_storage_error(str(folder), "cannot list"):
         names = sorted(os.listdir(folder))
-    found = list(_pairs(folder, names))
+    found = [_pair(str(folder / name)) for name in names if name.endswith(".idx")]
     if any(_ENTRY_NAME.fullmatch(name) or name.startswith("tmp.") for name in names):
         found.append(Subject(kind="cache", path=str(folder)))
     found += _snapshots_and_sidecars(folder, names)
@@ -95,12 +95,8 @@ def _in_folder(folder: Path) -> list[Subject]:
 
 
 def _in_bucket(url: str) -> list[Subject]:
-    """Pairs alone: caches and recipes lie on disks."""
-    found = [
-        Subject(kind="pair", path=each.removesuffix(".idx"))
-        for each in list_remote(url)
-        if each.endswith(".idx")
-    ]
+    """Return the pairs of a folder in an object store, where caches and recipes are not kept."""
+    found = [_pair(each) for each in list_remote(url) if each.endswith(".idx")]
     if not found:
         raise MissingFile(
             f"{url}: neither a pair ({url}.idx, {url}.bin) nor a folder with an .idx right in it; "
@@ -109,14 +105,12 @@ def _in_bucket(url: str) -> list[Subject]:
     return found
 
 
-def _pairs(folder: Path, names: list[str]) -> Iterator[Subject]:
-    for name in names:
-        if name.endswith(".idx"):
-            yield Subject(kind="pair", path=str(folder / name.removesuffix(".idx")))
+def _pair(path: str) -> Subject:
+    return Subject(kind="pair", path=path.removesuffix(".idx"))
 
 
 def _snapshots_and_sidecars(folder: Path, names: list[str]) -> Iterator[Subject]:
-    """Each file once, under the first of its names."""
+    """Yield each file once, by the first of its hard links."""
     seen = set()
     for path in (str(folder / name) for name in names if name.endswith(SUFFIX)):
         with as_storage_error(path, "cannot look at"):
@@ -132,7 +126,7 @@ def _json_subject(path: str) -> Subject:
 
 
 def entries(cache: str | os.PathLike[str]) -> list[Path]:
-    """Directories in a cache that bear the name of an entry."""
+    """Return the directories in a cache that are named as entries."""
     with as_storage_error(os.fspath(cache), "cannot list"):
         names = sorted(os.listdir(cache))
     return [Path(cache) / name for name in names if _ENTRY_NAME.fullmatch(name)]

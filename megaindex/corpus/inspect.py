@@ -1,4 +1,4 @@
-"""Description of a pair from its .idx, and the programs that may have written it.
+"""Description of pairs from their .idx, with the dialects they may have, and of cache entries.
 
 Codes 6 and 7 are float64 and float32 to Megatron and PaddleNLP, and the reverse to GPT-NeoX. A pair
 of code 6 whose pointers advance by 4 bytes a token is GPT-NeoX's.
@@ -41,7 +41,7 @@ from megaindex.verify.arrays import own_sets
 from megaindex.verify.recipe import pairs_of_recipe
 
 _WIDEST = 8  # bytes of a token
-_LOOKED_AT = 4096  # sequences
+_EXAMINED = 4096  # sequences, at most, to infer the width of tokens
 _CHUNK = 1 << 17
 _CLASSES = 32
 _LOWEST: npt.NDArray[np.int64] = np.concatenate(([0], 2 ** np.arange(_CLASSES - 1)))
@@ -49,13 +49,19 @@ _COMPANIONS = (".lsm", "-megaindex.json", ".metadata")
 
 
 def inspect(path: str | os.PathLike[str]) -> list[PairDescription | EntryDescription]:
-    """Describe what lies at `path`: a pair, a cache entry, a snapshot, a set of arrays, or each in
-    a folder; of a recipe the pairs that it names.
+    """Describe the pairs, cache entries, snapshots and sets of index arrays at a path.
+
+    Args:
+        path: prefix or half of a pair, cache entry, cache, snapshot, sidecar, a folder of these,
+            or a recipe, whose pairs are described.
+
+    Returns:
+        A description of each, in the order of names.
 
     Raises:
-        MissingFile: nothing is there.
+        MissingFile: nothing exists at `path`.
         StorageError: a file cannot be read.
-        InvalidArgument: `path` is nothing that can be described.
+        InvalidArgument: `path` is of no kind that can be described.
     """
     return [each for subject in subjects(path) for each in _described(subject)]
 
@@ -70,19 +76,19 @@ def _described(subject: Subject) -> list[PairDescription | EntryDescription]:
     if subject.kind == "snapshot":
         return [describe_snapshot(subject.path)]
     if subject.kind == "recipe":
-        read_recipe(subject.path)  # raises what is wrong with it
+        read_recipe(subject.path)  # raises if the recipe is invalid
         return [describe_pair(each) for pairs in pairs_of_recipe(subject.path) for each in pairs]
     return [describe_entry(entry) for entry in entries(subject.path)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairDescription:
-    """A .bin/.idx pair, as its .idx has it; `faults` says what speaks against that."""
+    """A .bin/.idx pair as described by its .idx."""
 
     path: str
     index_nbytes: int
     bin_nbytes: int | None
-    """None where the .bin is missing, or no file."""
+    """None if the .bin is missing or not a regular file."""
     format: str = "MMIDIDX"
     dtype_code: int | None = None
     dialects: tuple[DialectGuess, ...] = ()
@@ -91,7 +97,7 @@ class PairDescription:
     tokens: int = 0
     empty_sequences: int = 0
     empty_documents: int = 0
-    """Documents without any sequence."""
+    """Documents without sequences."""
     shortest: int = 0
     longest: int = 0
     histogram: tuple[tuple[int, int], ...] = ()
@@ -103,8 +109,9 @@ class PairDescription:
     """Pointers never decrease."""
     has_modes: bool = False
     companions: tuple[str, ...] = ()
-    """Files beside the pair that tell more about it."""
+    """Existing files with further information about the pair."""
     faults: tuple[str, ...] = ()
+    """Contradictions between the .idx, its size and the .bin."""
 
     def to_json(self) -> dict[str, Any]:
         return {"kind": "pair", **asdict(self)}
@@ -112,18 +119,18 @@ class PairDescription:
 
 @dataclass(frozen=True, kw_only=True)
 class EntryDescription:
-    """A cache entry, as its manifest has it, a set of arrays, as its sidecar has it, or a snapshot
-    of sources."""
+    """A cache entry as recorded in its manifest, a set of arrays as recorded in its sidecar, or a
+    snapshot of sources."""
 
     path: str
     kind: str = "cache entry"
     parameters: dict[str, Any] = field(default_factory=dict)
     arrays: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """dtype, shape and bytes of each."""
+    """dtype, shape and bytes of each array."""
     nbytes: int = 0
     boot_id: str = ""
     durable: bool = False
-    """Synced to disk, so that no later boot has to verify it."""
+    """True if the files were synced to disk, so that they need no check after a reboot."""
     faults: tuple[str, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -131,18 +138,14 @@ class EntryDescription:
 
 
 def describe_pair(path_prefix: str) -> PairDescription:
-    """All of it.
-
-    Raises:
-        MissingFile: the .idx does not exist.
-        StorageError: it cannot be read.
-    """
     bin_path, idx_path = pair_paths(path_prefix)
     bin_info, idx_info = stat_path(bin_path), stat_path(idx_path)
     odd = _odd(bin_info)
     bin_nbytes = None if bin_info is None or odd else bin_info.nbytes
     if idx_info is None:
-        raise MissingFile(f"{idx_path}: missing, although {bin_path} exists; it tells what that is")
+        raise MissingFile(
+            f"{idx_path}: missing, although {bin_path} exists; restore it, or see verify --repair"
+        )
     index = map_readonly(local_copy(idx_info))
     known: dict[str, Any] = {
         "path": path_prefix,
@@ -171,7 +174,6 @@ def describe_pair(path_prefix: str) -> PairDescription:
 
 
 def describe_entry(entry: Path) -> EntryDescription:
-    """Return what the manifest of a cache entry records."""
     try:
         manifest = read_manifest(entry)
     except FormatError as error:
@@ -191,7 +193,6 @@ def describe_entry(entry: Path) -> EntryDescription:
 
 
 def describe_snapshot(path: str) -> EntryDescription:
-    """Return the sources that a snapshot in a cache records."""
     try:
         with as_storage_error(path, "cannot read"):
             records = load_records(path)
@@ -202,7 +203,6 @@ def describe_snapshot(path: str) -> EntryDescription:
 
 
 def describe_sets(sidecar: str) -> list[EntryDescription]:
-    """Return what a sidecar records of each set that it belongs to."""
     try:
         file = load_sidecar(sidecar)
         return [_describe_set(files, file, name) for name, files in own_sets(sidecar, file)]
@@ -228,20 +228,19 @@ def _describe_set(files: ArrayFiles, file: SidecarFile, name: str) -> EntryDescr
 
 
 def _is_there(companion: str) -> bool:
-    """False too where it cannot be told: its name may be longer than those of the pair."""
-    with contextlib.suppress(StorageError):
+    with contextlib.suppress(StorageError):  # of a name that is too long
         return stat_path(companion) is not None
     return False
 
 
 def _odd(bin_info: FileInfo | None) -> tuple[str, ...]:
-    """Return the reasons not to use a .bin that is there."""
+    """Return a fault if the .bin is not a regular file."""
     if bin_info is None or is_remote(bin_info.path):
         return ()
     kind = odd_kind(bin_info.path)
     if not kind:
         return ()
-    return (f"the .bin is {kind}, not a regular file; put the file there, or a link to it",)
+    return (f"the .bin is {kind}, not a regular file; replace it by the file or a link to it",)
 
 
 def _sentences(fault: Fault | None) -> tuple[str, ...]:
@@ -249,35 +248,35 @@ def _sentences(fault: Fault | None) -> tuple[str, ...]:
 
 
 def _lengths(lengths: npt.NDArray[np.int32]) -> dict[str, Any]:
-    held = np.zeros(_CLASSES, dtype=np.int64)
+    counts = np.zeros(_CLASSES, dtype=np.int64)
     tokens, shortest, longest = 0, np.iinfo(np.int32).max, 0
     for start in range(0, len(lengths), _CHUNK):
-        sizes = lengths[start : start + _CHUNK].astype(np.int64).clip(0)  # negative ones are damage
+        sizes = lengths[start : start + _CHUNK].astype(np.int64).clip(0)  # damage may be negative
         # 0 is in class 0, 1 in class 1, 2 and 3 in class 2, …
         classes = np.searchsorted(_LOWEST, sizes, side="right") - 1
-        held += np.bincount(classes, minlength=_CLASSES)
+        counts += np.bincount(classes, minlength=_CLASSES)
         tokens += int(sizes.sum())
         shortest, longest = min(shortest, int(sizes.min())), max(longest, int(sizes.max()))
-    used = np.flatnonzero(held)
+    used = np.flatnonzero(counts)
     return {
         "sequences": len(lengths),
         "tokens": tokens,
-        "empty_sequences": int(held[0]),
+        "empty_sequences": int(counts[0]),
         "shortest": shortest if len(lengths) else 0,
         "longest": longest,
-        "histogram": tuple((int(_LOWEST[k]), int(held[k])) for k in used),
+        "histogram": tuple((int(_LOWEST[k]), int(counts[k])) for k in used),
     }
 
 
 def _layout(arrays: IndexArrays, bin_nbytes: int | None) -> dict[str, Any]:
-    """Return whether pointers rise, and whether each sequence begins where the one before ends."""
+    """Return the width of tokens, and whether sequences are contiguous and pointers rise."""
     itemsize = bytes_per_token(arrays, bin_nbytes)
     contiguous, rising = True, True
     before = end = 0
     for start in range(0, len(arrays.pointers), _CHUNK):
         begins = arrays.pointers[start : start + _CHUNK].astype(np.int64)
         sizes = arrays.lengths[start : start + len(begins)].astype(np.int64)
-        ends = begins + sizes * (itemsize or 0)  # wraps in damaged files only, and compares unequal
+        ends = begins + sizes * (itemsize or 0)  # overflows only in damaged files
         rising &= bool(begins[0] >= before and (begins[1:] >= begins[:-1]).all())
         contiguous &= bool(begins[0] == end and (begins[1:] == ends[:-1]).all())
         before, end = int(begins[-1]), int(ends[-1])
@@ -285,7 +284,7 @@ def _layout(arrays: IndexArrays, bin_nbytes: int | None) -> dict[str, Any]:
 
 
 def _repeated(bounds: npt.NDArray[np.int64]) -> int:
-    """Entries that equal the one before."""
+    """Count entries that equal the one before."""
     count = 0
     for start in range(0, len(bounds), _CHUNK):
         chunk = bounds[start : start + _CHUNK + 1]  # one more: the first of the next chunk
@@ -295,19 +294,20 @@ def _repeated(bounds: npt.NDArray[np.int64]) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class DialectGuess:
-    """The meaning of a pair in one dialect."""
+    """A pair as read in one dialect."""
 
     dialect: str
     dtype: str | None
-    """None where the dialect has no such code."""
+    """None if the dialect lacks the dtype code."""
     possible: bool
+    """False if the pair contradicts the dialect."""
     reason: str
 
 
 def guess_dialects(
     code: int, arrays: IndexArrays, bin_nbytes: int | None
 ) -> tuple[DialectGuess, ...]:
-    """Each dialect, whether the pair can be of it, and why."""
+    """Return for each dialect if the pair can be of it, and the reason."""
     itemsize = bytes_per_token(arrays, bin_nbytes)
     short = len(arrays.bounds) > 0 and 0 <= arrays.bounds[-1] < len(arrays.lengths)
     return tuple(_guess(dialect, code, itemsize, short) for dialect in DIALECTS.values())
@@ -332,18 +332,17 @@ def _guess(dialect: DtypeTable, code: int, itemsize: int | None, short: bool) ->
         dialect=dialect.name,
         dtype=None if dtype is None else str(dtype),
         possible=possible,
-        reason="; ".join(reasons) or "nothing speaks against it",
+        reason="; ".join(reasons) or "consistent with the pair",
     )
 
 
 def bytes_per_token(arrays: IndexArrays, bin_nbytes: int | None) -> int | None:
-    """From the first sequence that another one follows; None where the file does not tell.
+    """Infer the width of tokens from the first contiguous sequences; None if it is uncertain.
 
-    No token is wider than 8 bytes: where pointers advance by more, something lies in between, or
-    the file is damaged.
+    A width of more than 8 bytes means a gap between sequences, or damage.
     """
-    count = min(len(arrays.lengths), len(arrays.pointers), _LOOKED_AT)
-    # as Python's integers, which damage cannot make overflow
+    count = min(len(arrays.lengths), len(arrays.pointers), _EXAMINED)
+    # Python integers, since damaged values may overflow
     sizes, begins = arrays.lengths[:count].tolist(), arrays.pointers[:count].tolist()
     for size, begin, end in zip(sizes, begins, begins[1:], strict=False):
         if size > 0 and end > begin and (end - begin) % size == 0:

@@ -1,4 +1,4 @@
-"""Merge of .bin/.idx pairs, in memory that does not depend on their size."""
+"""Merge of .bin/.idx pairs in constant memory."""
 
 from __future__ import annotations
 
@@ -25,19 +25,26 @@ def merge(
     overwrite: bool = False,
     bar: Bar = silent,
 ) -> WriteResult:
-    """Write the documents of `inputs`, in their order, as the pair `output`.
+    """Concatenate pairs: write the documents of `inputs`, in their order, as the pair `output`.
 
-    The bytes are those of Megatron's merge_datasets.py, except that bytes of a .bin which belong
-    to no sequence are left behind (there they shift every later document). All inputs are checked
-    first; the output appears whole or not at all. One input at a time is open.
+    The bytes equal those of Megatron's merge_datasets.py, except that bytes of a .bin outside every
+    sequence are dropped (Megatron copies them, which shifts every later document). All inputs are
+    checked first; the output is published whole or not at all. One input at a time is open.
 
     Args:
-        dtype: widen all tokens to this type; None demands that the inputs have the same type.
-        dialect: whose dtype codes are read and written.
+        output: prefix of the new pair.
+        inputs: prefixes of the pairs.
+        dtype: token type to widen all tokens to; by default all inputs must have the same.
+        dialect: framework that defines the dtype codes of inputs and output: "megatron", "neox" or
+            "paddlenlp".
         overwrite: replace an existing pair.
+        bar: function of the total bytes that returns a function called with bytes copied.
+
+    Returns:
+        Documents, tokens, token type and bytes of the new pair, after a check of all its entries.
 
     Raises:
-        InvalidArgument: inputs do not go together, or the output is one of them.
+        InvalidArgument: inputs differ in token type or modes, or the output is one of them.
         FormatError: an input is damaged.
         StorageError: the output exists, or a file cannot be read or written.
     """
@@ -53,7 +60,7 @@ def merge(
         progress = bar(common.nbytes)
         for prefix in inputs:
             source = map_pair(prefix, dialect, multimodal=False)
-            source.check_everything()  # again: it may have changed since
+            source.check_everything()  # again, since it may have changed
             append_pair(source, sink, progress)
         sink.publish(code_of_dtype(common.dtype, table))
         return checked_outcome(output, dialect)
@@ -69,7 +76,7 @@ class Inputs:
     """Token type, modes and size of the inputs of a merge."""
 
     dtype: np.dtype[Any]
-    """Of the merged pair."""
+    """Token type of the merged pair."""
     multimodal: bool
     nbytes: int
     """Bytes of their sequences."""
@@ -80,22 +87,19 @@ class _Input:
     path_prefix: str
     dtype: np.dtype[Any]
     modes: bool | None
-    """None for a pair without sequences, which is of either kind."""
+    """None for a pair without sequences, which fits both."""
     nbytes: int
 
 
 def check_inputs(prefixes: Sequence[str], dialect: DtypeTable, dtype: Any | None) -> Inputs:
-    """Check every entry of every .idx, and that the pairs go together; constant memory each.
-
-    Args:
-        dtype: the token type to widen all to; None demands that they have the same.
+    """Check every entry of every .idx, and that the pairs can be merged.
 
     Raises:
         InvalidArgument: `prefixes` is empty, or inputs differ in token type or in having modes.
         FormatError: an input is damaged, or its documents do not cover its sequences.
     """
     if not prefixes:
-        raise InvalidArgument("inputs: there are none; give at least one pair")
+        raise InvalidArgument("inputs must name at least one pair, got none")
     found = [_checked_input(prefix, dialect) for prefix in prefixes]
     target = found[0].dtype if dtype is None else dialect.dtypes[code_of_dtype(dtype, dialect)]
     for one in found:
@@ -103,7 +107,7 @@ def check_inputs(prefixes: Sequence[str], dialect: DtypeTable, dtype: Any | None
             raise _mixed(found, one, dialect)
         if not holds_all(target, one.dtype):
             raise InvalidArgument(
-                f"{one.path_prefix}: holds {one.dtype}, not every value of which fits {target}; "
+                f"{one.path_prefix}: holds {one.dtype}, whose values do not all fit {target}; "
                 f"choose a wider dtype"
             )
     return Inputs(
@@ -112,23 +116,20 @@ def check_inputs(prefixes: Sequence[str], dialect: DtypeTable, dtype: Any | None
 
 
 def holds_all(target: np.dtype[Any], source: np.dtype[Any]) -> bool:
-    """Return whether `target` holds every value of `source` exactly."""
-    long_integer = source.kind in "iu" and source.itemsize == 8  # NumPy calls float64 safe for them
+    """Return True if `target` holds every value of `source` exactly."""
+    long_integer = source.kind in "iu" and source.itemsize == 8  # "safe" to float64 in NumPy
     return np.can_cast(source, target, "safe") and not (long_integer and target.kind == "f")
 
 
 def check_documents(pair: MappedPair) -> int:
-    """Check every entry of a pair whose documents must cover it; return its tokens.
-
-    InvalidArgument where the .bin is not on this machine, to be copied from.
-    """
-    _ = pair.tokens
+    """Check every entry of a pair whose documents must cover it, and return its tokens."""
+    _ = pair.tokens  # raises InvalidArgument if the .bin is not on this machine
     tokens = pair.check_everything()
     count = pair.header.num_sequences
     if pair.bounds[-1] != count:
         raise FormatError(
-            f"{pair.idx_path}: its documents end at sequence {pair.bounds[-1]} of {count}, and the "
-            f"rest belongs to none; merge the files it was made of instead"
+            f"{pair.idx_path}: its documents must end at sequence {count}, got "
+            f"{pair.bounds[-1]}; merge the files it was made of instead"
         )
     return tokens
 
@@ -154,7 +155,7 @@ def _mixed(found: list[_Input], other: _Input, dialect: DtypeTable) -> InvalidAr
     )
     return InvalidArgument(
         f"{other.path_prefix}: holds {other.dtype}, and {found[0].path_prefix} holds "
-        f"{found[0].dtype}; merged pairs have one token type; {remedy}"
+        f"{found[0].dtype}; pairs must have one token type; {remedy}"
     )
 
 
@@ -163,7 +164,7 @@ def _all_have_modes(found: list[_Input]) -> bool:
     without = [one.path_prefix for one in found if one.modes is False]
     if with_modes and without:
         raise InvalidArgument(
-            f"{with_modes[0]}: has sequence modes, and {without[0]} has none; merge multimodal "
-            f"pairs with one another only"
+            f"{with_modes[0]}: has sequence modes, unlike {without[0]}; merge multimodal pairs "
+            f"only with one another"
         )
     return bool(with_modes)

@@ -1,4 +1,4 @@
-"""Checks of outputs before work begins, and the result of a merge, split or import."""
+"""Checks of output paths, and the result of a merge, split, import or tokenization."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from megaindex.io.paths import refuse_zero_byte
 
 @dataclass(frozen=True, kw_only=True)
 class WriteResult:
-    """A pair that was written, after every entry of it was checked."""
+    """A pair that was written and checked."""
 
     path_prefix: str
     documents: int
     tokens: int
     dtype: str
     nbytes: int
-    """Of the .bin."""
+    """Bytes of the .bin."""
     how: str
-    """"copied", or what kind of link the .bin is."""
+    """"copied", or the kind of link that the .bin is."""
 
     def line(self, seconds: float) -> str:
-        """Documents, tokens, token type, how, and the rate."""
-        # the clock may not have moved
-        rate = self.nbytes / 1e6 / max(seconds, 1e-9)
+        """Return the line that the command prints."""
+        rate = self.nbytes / 1e6 / max(seconds, 1e-9)  # the clock may not have advanced
         return (
             f"{self.path_prefix}: {self.documents:,} documents, {self.tokens:,} tokens, "
             f"{self.dtype}, {self.how}, {self.nbytes / 1e6:,.1f} MB in {seconds:.2f} s "
@@ -38,7 +37,7 @@ class WriteResult:
 
 
 def checked_outcome(path_prefix: str, dialect: str, how: str = "copied") -> WriteResult:
-    """Open the pair, check every entry of its .idx and count it."""
+    """Check every entry of a written .idx and return its counts."""
     dataset = IndexedDataset(path_prefix, dialect=dialect)
     dataset.validate()
     return WriteResult(
@@ -52,11 +51,7 @@ def checked_outcome(path_prefix: str, dialect: str, how: str = "copied") -> Writ
 
 
 def check_outputs(outputs: Sequence[str], inputs: Iterable[str], *, overwrite: bool) -> None:
-    """Check that no output is an input, given twice, or there already.
-
-    Args:
-        outputs: prefixes of pairs.
-        inputs: paths of the files that are read.
+    """Check the prefixes of output pairs against each other and against the paths of input files.
 
     Raises:
         InvalidArgument: an output is an input or another output, or names half a pair; or a path
@@ -73,8 +68,8 @@ def check_outputs(outputs: Sequence[str], inputs: Iterable[str], *, overwrite: b
             real = os.path.realpath(path)
             if real in taken:
                 raise InvalidArgument(
-                    f"{path}: is an input, or another output, of the same call; choose another "
+                    f"{path}: is also an input or another output of this call; choose another "
                     f"prefix"
                 )
             taken.add(real)
-        AtomicFiles(pair_paths(prefix), overwrite=overwrite)  # looks for existing files
+        AtomicFiles(pair_paths(prefix), overwrite=overwrite)  # raises if a file exists

@@ -1,15 +1,14 @@
-"""Repair of an .idx from what is certain, into a new file.
+"""Repair of an .idx: a new one is written from the data that are certain.
 
-What is certain of a pair as every writer lays it out, sequences one behind the other from byte 0:
+All known writers lay sequences out contiguously from byte 0, which makes these cases certain; all
+others are refused with the reason.
 
-    intact             lost                 certain because
-    lengths, bounds    pointers             lengths add up to the .bin, all pointers left agree
-    lengths            pointers, bounds     as above, and as many sequences end with `eod` as the
-                                            header counts documents
-    all of the .idx    the end of the .bin  documents that lie before the cut are whole
-    the .bin           the .idx             only with `eod` and `dtype`: documents end with it
-
-Anything else is refused, with the reason.
+    intact             lost                 evidence
+    lengths, bounds    pointers             lengths add up to the .bin, the other pointers agree
+    lengths            pointers, bounds     also, as many sequences end with `eod` as the header
+                                            counts documents
+    all of the .idx    the end of the .bin  documents before the cut are whole
+    the .bin           the .idx             `dtype` is given, and `eod` ends every document
 """
 
 from __future__ import annotations
@@ -52,11 +51,13 @@ _LONGEST = np.iinfo(np.int32).max
 
 @dataclass(frozen=True, kw_only=True)
 class Repair:
-    """The result of a repair."""
+    """Result of `repair`."""
 
     path_prefix: str
     certain: tuple[str, ...]
+    """Data that were kept or recomputed, with the evidence."""
     lost: tuple[str, ...]
+    """Data that could not be recovered."""
     sequences: int
     documents: int
     link: str
@@ -72,19 +73,26 @@ def repair(
     eod: int | None = None,
     bar: Bar = silent,
 ) -> Repair:
-    """Write `output`.idx beside a link of the .bin, from what is certain of the damaged pair.
+    """Write a new .idx for a damaged pair, with a link to its .bin.
+
+    Only data that are certain are written; the damaged pair is not changed.
 
     Args:
-        path_prefix: the damaged pair; its .bin must be there.
+        path_prefix: prefix of the damaged pair, whose .bin must exist.
         output: another prefix; existing files are refused.
-        dialect: whose dtype codes the pair uses.
-        dtype: token type, where the .idx is lost.
-        eod: token id that ends every document, where the .idx or its document bounds are lost.
-        bar: told of bytes that are read.
+        dialect: framework that defines the dtype codes of the pair: "megatron", "neox" or
+            "paddlenlp".
+        dtype: token type, needed if the .idx is lost.
+        eod: token id that ends every document, needed if the .idx or its document bounds are lost.
+        bar: function of the total bytes that returns a function called with bytes read.
+
+    Returns:
+        Counts of the new pair, and the data recovered and lost.
 
     Raises:
-        InvalidArgument: nothing is broken, or nothing more is certain: says what is missing.
-        MissingFile, StorageError: a file is not regular, or cannot be read, linked or written.
+        InvalidArgument: the pair needs no repair, or its damage leaves the data uncertain.
+        MissingFile: the .bin is missing.
+        StorageError: a file is not regular, or cannot be read, linked or written.
     """
     source, target = os.fspath(path_prefix), os.fspath(output)
     refuse_zero_byte(source)
@@ -97,8 +105,8 @@ def repair(
         rebuilt = from_damaged_index(source, dialect, eod, bar)
     elif dtype is None or eod is None:
         raise InvalidArgument(
-            f"{idx_path}: missing; where documents end is certain only if the token type and the "
-            f"token that ends every document are given: add --dtype and --eod"
+            f"{idx_path}: missing; document ends are certain only with the token type and the "
+            f"token that ends every document; add --dtype and --eod"
         )
     else:
         code_of_dtype(dtype, get_dialect(dialect))
@@ -107,11 +115,7 @@ def repair(
 
 
 def _is_file(path: str) -> bool:
-    """Return whether a file is there.
-
-    Raises:
-        StorageError: something else is, or what is there cannot be told.
-    """
+    """Return True if a regular file exists; raise StorageError for anything else at the path."""
     try:
         check_file(path, "cannot look at it")
     except MissingFile:
@@ -149,13 +153,13 @@ def _fill(spool: IndexSpool, rebuilt: Rebuilt) -> None:
     for start in range(0, len(lengths), _CHUNK):
         part = slice(start, start + _CHUNK)
         spool.add_sequences(lengths[part].copy(), None if modes is None else modes[part].copy())
-    for start in range(1, len(rebuilt.bounds), _CHUNK):  # bound 0 is there already
+    for start in range(1, len(rebuilt.bounds), _CHUNK):  # the spool begins with bound 0
         spool.add_bounds(rebuilt.bounds[start : start + _CHUNK].astype(np.int64))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Rebuilt:
-    """Entries of an .idx whose sequences follow one another from byte 0."""
+    """Entries of an .idx of contiguous sequences from byte 0."""
 
     dtype: np.dtype[Any]
     lengths: npt.NDArray[np.int32]
@@ -166,7 +170,7 @@ class Rebuilt:
 
 
 def from_damaged_index(path_prefix: str, dialect: str, eod: int | None, bar: Bar) -> Rebuilt:
-    """Return what is certain of an .idx whose header and lengths are whole."""
+    """Rebuild an .idx whose header and lengths are intact."""
     bin_path, idx_path = pair_paths(path_prefix)
     index = map_readonly(idx_path)
     header = parse_header(index[:HEADER_BYTES].tobytes(), idx_path)
@@ -174,9 +178,8 @@ def from_damaged_index(path_prefix: str, dialect: str, eod: int | None, bar: Bar
     arrays = index_arrays(index, header)
     if len(arrays.lengths) < header.num_sequences:
         raise InvalidArgument(
-            f"{idx_path}: holds {len(arrays.lengths)} of {header.num_sequences} lengths; where the "
-            f"other sequences end is not certain; move it away and give --dtype and --eod to cut "
-            f"the .bin anew"
+            f"{idx_path}: holds {len(arrays.lengths)} of {header.num_sequences} lengths; move it "
+            f"away, and rebuild it from the .bin with --dtype and --eod"
         )
     pointers = _compared(arrays, dtype.itemsize, os.stat(bin_path).st_size, idx_path)
     if pointers.inside < header.num_sequences:
@@ -185,7 +188,7 @@ def from_damaged_index(path_prefix: str, dialect: str, eod: int | None, bar: Bar
     has_modes = index.size == header.modes_offset + header.num_sequences
     lost = _lost(header, index.size)
     if not lost and bounds is arrays.bounds and pointers.agreeing == header.num_sequences:
-        raise InvalidArgument(f"{path_prefix}: nothing is broken that a new .idx would mend")
+        raise InvalidArgument(f"{path_prefix}: has no damage that a new .idx would repair")
     return Rebuilt(
         dtype=dtype,
         lengths=arrays.lengths,
@@ -193,7 +196,7 @@ def from_damaged_index(path_prefix: str, dialect: str, eod: int | None, bar: Bar
         modes=arrays.modes if has_modes else None,
         certain=(
             "lengths, which add up to the bytes of the .bin",
-            f"pointers: {pointers.agreeing} are left and agree with the lengths, "
+            f"pointers: {pointers.agreeing} are intact and agree with the lengths, "
             f"{header.num_sequences - pointers.agreeing} are computed from them",
             how,
         ),
@@ -202,7 +205,7 @@ def from_damaged_index(path_prefix: str, dialect: str, eod: int | None, bar: Bar
 
 
 def from_tokens(bin_path: str, dtype: np.dtype[Any], eod: int, bar: Bar) -> Rebuilt:
-    """Return documents of one sequence each, cut behind every `eod`."""
+    """Rebuild an .idx of documents of one sequence each that end with `eod`."""
     data = map_readonly(bin_path)
     tokens = data[: data.size // dtype.itemsize * dtype.itemsize].view(dtype)
     progress = bar(tokens.nbytes)
@@ -214,17 +217,17 @@ def from_tokens(bin_path: str, dtype: np.dtype[Any], eod: int, bar: Bar) -> Rebu
     ends = np.concatenate(parts)
     lengths = np.diff(ends, prepend=0)
     if not len(ends):
-        raise InvalidArgument(f"{bin_path}: holds no token {eod}; check --eod and --dtype")
+        raise InvalidArgument(f"{bin_path}: does not contain token {eod}; check --eod and --dtype")
     if lengths.max() > _LONGEST:
         raise InvalidArgument(
-            f"{bin_path}: {lengths.max()} tokens lie between two of {eod}; documents have at most "
-            f"{_LONGEST}; check --eod and --dtype"
+            f"{bin_path}: a document must have at most {_LONGEST} tokens, got {lengths.max()} "
+            f"between two tokens {eod}; check --eod and --dtype"
         )
     rest = len(tokens) - int(ends[-1])
     lost = ["sequences inside documents, documents without tokens, and modes, if there were any"]
     if rest or data.size > tokens.nbytes:
         left = data.size - int(ends[-1]) * dtype.itemsize
-        lost.append(f"{left} bytes after the last token {eod}: a document that has no end")
+        lost.append(f"{left} bytes after the last token {eod}: a document without an end")
     return Rebuilt(
         dtype=dtype,
         lengths=lengths.astype(np.int32),
@@ -240,21 +243,22 @@ def _lost(header: IndexHeader, file_size: int) -> tuple[str, ...]:
         return ()
     if file_size < header.modes_offset:
         return ("modes of sequences, if there were any",)
-    return (f"{file_size - header.modes_offset} bytes after the arrays, which are no modes",)
+    return (f"{file_size - header.modes_offset} bytes after the arrays that are not modes",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Pointers:
     inside: int
-    """Sequences that end inside the .bin, if one lies behind the other from byte 0 on."""
+    """Contiguous sequences from byte 0 that end inside the .bin."""
     agreeing: int
-    """Pointers that say so too."""
+    """Pointers that equal the sum of the lengths before them."""
 
 
 def _compared(arrays: IndexArrays, itemsize: int, bin_nbytes: int, idx_path: str) -> _Pointers:
-    """Compare pointers with what the lengths add up to.
+    """Compare pointers with the sums of lengths.
 
-    A pointer of 0 further on, outside the .bin, or into a token is damage; all others must agree.
+    A pointer of 0 after the first, outside the .bin or inside a token counts as damaged; all others
+    must agree.
     """
     end = inside = agreeing = 0
     for start in range(0, len(arrays.lengths), _CHUNK):
@@ -262,8 +266,8 @@ def _compared(arrays: IndexArrays, itemsize: int, bin_nbytes: int, idx_path: str
         if (sizes < 0).any():
             number = start + int((sizes < 0).argmax())
             raise InvalidArgument(
-                f"{idx_path}: the length of sequence {number} is {arrays.lengths[number]}: lengths "
-                f"are damaged, and nothing is certain without them"
+                f"{idx_path}: sequence {number} has length {arrays.lengths[number]}: lengths are "
+                f"damaged, and without them the .idx cannot be rebuilt"
             )
         ends = np.cumsum(sizes) * itemsize + end
         begins = (ends - sizes * itemsize)[: len(arrays.pointers[start : start + _CHUNK])]
@@ -274,16 +278,16 @@ def _compared(arrays: IndexArrays, itemsize: int, bin_nbytes: int, idx_path: str
             i = int((differ & possible).argmax())
             raise InvalidArgument(
                 f"{idx_path}: sequence {start + i} begins at byte {pointers[i]}, and lengths add "
-                f"up to {begins[i]}: one of them is damaged, or sequences do not lie one behind "
-                f"the other; which is not certain"
+                f"up to {begins[i]}: a pointer or a length is damaged, or sequences are not "
+                f"contiguous; the .idx cannot be rebuilt"
             )
         agreeing += int((~differ).sum())
         inside += int((ends <= bin_nbytes).sum())
         end = int(ends[-1])
     if end < bin_nbytes:
         raise InvalidArgument(
-            f"{idx_path}: lengths add up to {end} bytes and the .bin has {bin_nbytes}; lengths may "
-            f"be damaged, or the .bin belongs to another .idx"
+            f"{idx_path}: lengths add up to {end} bytes and the .bin has {bin_nbytes}; lengths are "
+            f"damaged, or the .bin belongs to another .idx"
         )
     return _Pointers(inside=inside, agreeing=agreeing)
 
@@ -295,16 +299,16 @@ def _cut_short(
     pointers: _Pointers,
     idx_path: str,
 ) -> Rebuilt:
-    """Return the documents of a .bin that was cut short, as far as they are whole."""
+    """Rebuild the .idx of a truncated .bin from its whole documents."""
     if pointers.agreeing < header.num_sequences or not _bounds_are_sound(header, arrays):
         raise InvalidArgument(
-            f"{idx_path}: the .bin is cut short, and pointers or document bounds are damaged too; "
-            f"which documents are whole is not certain"
+            f"{idx_path}: the .bin is truncated, and pointers or document bounds are damaged too; "
+            f"the whole documents cannot be determined"
         )
     whole = 0  # documents
     for start in range(0, len(arrays.bounds), _CHUNK):
         whole += int((arrays.bounds[start : start + _CHUNK] <= pointers.inside).sum())
-    whole -= 1  # bound 0 is the beginning of the first
+    whole -= 1  # bound 0 begins the first document
     sequences = int(arrays.bounds[whole])
     documents = header.num_bounds - 1
     modes = arrays.modes[:sequences] if len(arrays.modes) == header.num_sequences else None
@@ -313,15 +317,15 @@ def _cut_short(
         lengths=arrays.lengths[:sequences],
         bounds=arrays.bounds[: whole + 1],
         modes=modes,
-        certain=(f"{whole} documents that lie whole before the end of the .bin",),
-        lost=(f"{documents - whole} documents, whose tokens the .bin does not hold",),
+        certain=(f"{whole} documents that are whole in the .bin",),
+        lost=(f"{documents - whole} documents beyond the end of the .bin",),
     )
 
 
 def _bounds_are_sound(header: IndexHeader, arrays: IndexArrays) -> bool:
     if len(arrays.bounds) < header.num_bounds:
         return False
-    dialect = get_dialect("megatron")  # the strict one: bounds must reach the last sequence
+    dialect = get_dialect("megatron")  # its bounds must reach the last sequence
     if bound_end_fault(arrays.bounds, header.num_sequences, dialect) is not None:
         return False
     return not any(True for _ in bound_faults(arrays.bounds, header.num_sequences))
@@ -337,26 +341,26 @@ def _bounds(
     bar: Bar,
 ) -> tuple[npt.NDArray[np.integer[Any]], str]:
     if _bounds_are_sound(header, arrays):
-        return arrays.bounds, "document bounds, which are whole"
+        return arrays.bounds, "document bounds, which are intact"
     if eod is None:
         raise InvalidArgument(
-            f"{idx_path}: document bounds are damaged or cut off; where documents end is certain "
-            f"only from the token that ends them: add --eod"
+            f"{idx_path}: document bounds are damaged or truncated; document ends are certain only "
+            f"with the token that ends every document; add --eod"
         )
     ends = np.concatenate(list(_sequences_with_end(arrays, bin_path, dtype, eod, bar)))
     if len(ends) != header.num_bounds - 1 or not len(ends) or ends[-1] != header.num_sequences:
         raise InvalidArgument(
             f"{idx_path}: {len(ends)} sequences end with token {eod}, and the header counts "
-            f"{header.num_bounds - 1} documents; where documents end is not certain"
+            f"{header.num_bounds - 1} documents; check --eod"
         )
-    how = f"document bounds: {len(ends)} sequences end with token {eod}, as many as the header says"
+    how = f"document bounds: {len(ends)} sequences end with token {eod}, the header's documents"
     return np.concatenate(([0], ends)), how
 
 
 def _sequences_with_end(
     arrays: IndexArrays, bin_path: str, dtype: np.dtype[Any], eod: int, bar: Bar
 ) -> Iterator[npt.NDArray[np.int64]]:
-    """Numbers, plus one, of the sequences whose last token is `eod`."""
+    """Yield the numbers, plus one, of the sequences whose last token is `eod`."""
     tokens = map_readonly(bin_path)
     tokens = tokens[: tokens.size // dtype.itemsize * dtype.itemsize].view(dtype)
     progress = bar(tokens.nbytes)

@@ -15,11 +15,12 @@ from megaindex.format.pair import MappedPair, PairSink, map_pair, pair_paths
 from megaindex.format.writer import append_documents
 from megaindex.io.filesystem import Progress
 from megaindex.progress import Bar, silent
+from megaindex.validation import check_between, check_choice
 
 Documents = tuple[int, int]
-"""First document of a part, and the first behind it."""
+"""First document of a part, and the first document after it."""
 
-_STEP = 1 << 14  # sequences between two token counts that are kept
+_STEP = 1 << 14  # sequences between two stored token counts
 
 
 def split(
@@ -31,19 +32,24 @@ def split(
     overwrite: bool = False,
     bar: Bar = silent,
 ) -> list[WriteResult]:
-    """Write parts of the pair `source` as pairs of their own; token type and modes are kept.
+    """Write parts of a pair as pairs of their own; token type and modes are kept.
 
-    The parts appear one after another, each whole; if one fails, those before it are removed
-    again.
+    Each part is published whole; if one fails, the others are removed again.
 
     Args:
+        source: prefix of the pair.
         outputs: a prefix for each part, or a single one with {} for the number of the part.
-        cut: the documents of each part, such as `lambda pair: cut_evenly(pair, 8, "tokens")`.
-        dialect: whose dtype codes the files use.
+        cut: function that returns the documents of each part, such as
+            `lambda pair: cut_evenly(pair, 8, "tokens")`.
+        dialect: framework that defines the dtype codes: "megatron", "neox" or "paddlenlp".
         overwrite: replace existing pairs.
+        bar: function of the total bytes that returns a function called with bytes copied.
+
+    Returns:
+        Documents, tokens and bytes of each part, after a check of all its entries.
 
     Raises:
-        InvalidArgument: the cuts do not fit the pair, or the outputs do not fit the cuts.
+        InvalidArgument: the parts do not fit the pair, or the outputs do not fit the parts.
         FormatError: the pair is damaged.
         StorageError: an output exists, or a file cannot be read or written.
     """
@@ -52,9 +58,9 @@ def split(
     parts = cut(pair)
     names = _names(outputs, len(parts))
     check_outputs(names, pair_paths(source), overwrite=overwrite)
-    # ranges may overlap or leave documents out, so that the bar's end is an estimate for them
+    # an estimate for ranges that overlap or leave documents out
     progress = bar(tokens * pair.dtype.itemsize)
-    # A pair whose few sequences happen to be none has no use for modes, and does not say.
+    # an .idx without sequences does not show whether it has modes
     multimodal = pair.modes is not None and pair.header.num_sequences > 0
     sinks: list[PairSink] = []
     try:
@@ -75,8 +81,8 @@ def _names(outputs: Sequence[str], count: int) -> list[str]:
         return [outputs[0].replace("{}", f"{number:0{width}}") for number in range(count)]
     if len(outputs) != count:
         raise InvalidArgument(
-            f"outputs: {len(outputs)} given for {count} parts; give one for each, or a single one "
-            f"with {{}} where the number of the part goes"
+            f"{count} parts need as many outputs, or one with {{}} for the number of the part, got "
+            f"{len(outputs)}"
         )
     return list(outputs)
 
@@ -91,46 +97,59 @@ def _write_part(pair: MappedPair, sink: PairSink, documents: Documents, progress
 
 
 def cut_at(pair: MappedPair, documents: Sequence[int]) -> list[Documents]:
-    """Parts that end and begin at the given documents: (3, 5) of 9 gives 0:3, 3:5 and 5:9."""
+    """Return parts that begin at document 0 and at the given documents.
+
+    Documents (3, 5) of 9 give the parts 0:3, 3:5 and 5:9.
+
+    Raises:
+        InvalidArgument: the documents do not rise within the pair.
+    """
     count = len(pair.bounds) - 1
     edges = [0, *documents, count]
     for left, right in pairwise(edges):
         if left >= right:
             raise InvalidArgument(
-                f"at={list(documents)}: must rise, within 1 to {count - 1}: {pair.idx_path} has "
-                f"{count} documents, and every part gets at least one"
+                f"first documents of parts must rise from at least 1 to at most {count - 1}, got "
+                f"{list(documents)}: {pair.idx_path} has {count} documents, and a part at least one"
             )
     return list(pairwise(edges))
 
 
 def cut_ranges(pair: MappedPair, ranges: Sequence[Documents]) -> list[Documents]:
-    """Explicit ranges, in any order; they may leave documents out, and may overlap."""
+    """Return explicit ranges [first, stop) of documents, which may overlap and leave some out.
+
+    Raises:
+        InvalidArgument: a range is empty or outside the pair.
+    """
     count = len(pair.bounds) - 1
     for first, stop in ranges:
         if not 0 <= first < stop <= count:
             raise InvalidArgument(
-                f"documents={first}:{stop}: must be a:b with 0 <= a < b <= {count}, the number of "
-                f"documents of {pair.idx_path}"
+                f"a range of documents a:b must have 0 <= a < b <= {count}, the number of "
+                f"documents of {pair.idx_path}, got {first}:{stop}"
             )
     return list(ranges)
 
 
 def cut_evenly(pair: MappedPair, parts: int, by: str) -> list[Documents]:
-    """Return parts with as equal a number of documents or tokens as whole documents allow.
+    """Return parts of about the same number of documents or tokens.
 
-    By tokens, cut k is where the tokens in front are nearest to k/parts of all: lengths 5, 1, 4, 2
-    in two parts give 0:2 and 2:4. Every part has at least one document.
+    By tokens, part k begins at the document before which the number of tokens is nearest to k/parts
+    of all: lengths 5, 1, 4, 2 in two parts give 0:2 and 2:4.
+
+    Args:
+        pair: the pair, as `split` passes it.
+        parts: number of parts, each of at least one document.
+        by: "tokens" or "documents".
+
+    Raises:
+        InvalidArgument: the pair has fewer documents than parts, or `by` is unknown.
     """
     count = len(pair.bounds) - 1
-    if not 1 <= parts <= count:
-        raise InvalidArgument(
-            f"parts={parts}: must be in 1..{count}: {pair.idx_path} has {count} documents, and "
-            f"every part gets at least one"
-        )
-    if by == "documents":
+    limit = f"the number of documents of {pair.idx_path}"
+    parts = check_between("the number of parts", parts, 1, count, most_is=limit)
+    if check_choice("by", by, ("tokens", "documents")) == "documents":
         return cut_at(pair, [k * count // parts for k in range(1, parts)])
-    if by != "tokens":
-        raise InvalidArgument(f"by={by!r}: must be tokens or documents")
     tokens = TokenCounts(pair)
 
     def scaled_tokens_before(document: int) -> int:
@@ -148,7 +167,7 @@ def cut_evenly(pair: MappedPair, parts: int, by: str) -> list[Documents]:
 
 
 class TokenCounts:
-    """Tokens before any sequence, from one pass: 8 bytes are kept for every 16,384 sequences."""
+    """Tokens before any sequence, from one pass; 8 bytes are stored for 16,384 sequences."""
 
     def __init__(self, pair: MappedPair) -> None:
         self._lengths = pair.lengths

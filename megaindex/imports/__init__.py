@@ -1,1 +1,1 @@
-"""Pairs from the token files of other systems: linked where their bytes allow, copied elsewhere."""
+"""Import of token files of other systems as pairs, linked if possible, otherwise copied."""

@@ -1,7 +1,8 @@
-"""Import of files that hold tokens and nothing between them."""
+"""Conversion of opened token files and streams of documents to pairs."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -24,26 +25,25 @@ Chunks = Callable[[], Iterator[npt.NDArray[np.int64]]]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FlatTokens:
-    """Tokens one behind the other in a file, from some byte to its end."""
+    """Consecutive tokens in a file, from some byte to its end."""
 
     path: str
     offset: int
-    """Bytes in front of the first token."""
+    """Bytes before the first token."""
     tokens: npt.NDArray[Any]
-    """All of them, as they are stored, mapped."""
+    """All tokens as stored, memory-mapped."""
     sequence_ends: Chunks
-    """Where sequences end, in tokens, rising to the number of tokens; in chunks, from the start at
-    each call."""
+    """Function that yields the ends of sequences in tokens, rising to the number of tokens."""
     document_bounds: Chunks | None = None
-    """Where documents end, in sequences; None makes each sequence a document."""
+    """Function that yields the ends of documents in sequences; None: a sequence is a document."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DocumentStream:
-    """All documents of an input."""
+    """Documents of an input, in batches."""
 
     dtype: np.dtype[Any]
-    """As stored."""
+    """Token type as stored."""
     nbytes: int
     """Bytes of the input."""
     batches: Iterator[Batch]
@@ -54,11 +54,11 @@ class Batch:
     """A few documents."""
 
     where: str
-    """File they come from, for messages."""
+    """Path of their file, for messages."""
     tokens: npt.NDArray[Any]
     lengths: npt.NDArray[np.int64]
     nbytes: int
-    """Bytes of the input that are done with them."""
+    """Bytes of the input, for progress."""
 
 
 def import_pair(
@@ -71,15 +71,22 @@ def import_pair(
     overwrite: bool = False,
     bar: Bar = silent,
 ) -> WriteResult:
-    """Write an opened input as the pair `output`, whole or not at all, then check every entry.
+    """Write an opened input as a pair, published whole or not at all.
 
     Args:
-        source: what one of the open_ functions of this package returned.
+        source: result of `open_nanotron`, `open_numpy`, `open_tntidx`, `open_mds` or
+            `open_columns`.
+        output: prefix of the new pair.
         dtype: token type of the pair; by default as stored, or int32 for uint32 in a dialect
             without a code for it. Tokens that do not fit are refused.
-        dialect: whose dtype codes to write.
-        copy: copy the tokens where a link would do.
+        dialect: framework that defines the dtype codes: "megatron", "neox" or "paddlenlp".
+        copy: copy the tokens even if a link is possible.
         overwrite: replace an existing pair.
+        bar: function of the total bytes that returns a function called with bytes done.
+
+    Returns:
+        Documents, tokens, token type and bytes of the pair, after a check of all its entries, and
+        the kind of its .bin: a link or a copy.
 
     Raises:
         InvalidArgument: tokens do not fit the type, or the dialect has no code for it.
@@ -101,34 +108,34 @@ def import_pair(
 
 
 def open_tokens(path: str, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    """Return the whole file as tokens; FormatError if a part of a token is left over."""
+    """Map a whole file as tokens; raise FormatError for a partial token at its end."""
     data = map_readonly(path)
     if data.size % dtype.itemsize:
         raise FormatError(
-            f"{path}: has {data.size} bytes, and tokens of {dtype} take {dtype.itemsize} each; the "
-            f"file is cut short, or holds another type"
+            f"{path}: its size must be a multiple of {dtype.itemsize} bytes, a token of {dtype}, "
+            f"got {data.size}; the file is truncated, or holds another type"
         )
     return data.view(dtype)
 
 
 def token_dtype(name: npt.DTypeLike) -> np.dtype[Any]:
-    """Return an integer type by name; InvalidArgument for any other."""
-    try:
+    """Return the NumPy integer type of a stored dtype; raise InvalidArgument for any other."""
+    with contextlib.suppress(TypeError):
         dtype = np.dtype(name)
-    except TypeError:
-        raise InvalidArgument(f"dtype={name!r}: not a NumPy dtype; give e.g. uint16") from None
-    if dtype.kind not in "iu":
-        raise InvalidArgument(f"dtype={name!r}: tokens are integers; give e.g. uint16")
-    return dtype
+        if dtype.kind in "iu":
+            return dtype
+    raise InvalidArgument(
+        f"stored dtype (--stored-dtype) must be a NumPy integer type such as uint16, got {name!r}"
+    )
 
 
 def target_dtype(
     flat: FlatTokens, asked: npt.DTypeLike | None, dialect: DtypeTable
 ) -> np.dtype[Any]:
-    """The token type of the pair: the one asked for, else the stored one, else its signed sibling.
+    """Return the token type of the pair: `asked`, else the stored type, else its signed one.
 
-    Megatron has no code for uint32; where every id is below 2^31 the bytes of uint32 and int32 are
-    the same. That takes one pass over the tokens.
+    The dialect of Megatron lacks uint32, whose bytes equal those of int32 if every id is below
+    2^31; that is checked in one pass over the tokens.
 
     Raises:
         InvalidArgument: the dialect has no code for the type, or an id does not fit it.
@@ -136,16 +143,16 @@ def target_dtype(
     stored = flat.tokens.dtype
     target = stored_or_sibling(stored, asked, dialect)
     if target == stored or not _same_bytes(stored, target):
-        return target  # what is converted is checked on the way
+        return target  # a conversion checks every token
     highest = np.iinfo(target).max
     for start in range(0, flat.tokens.size, CHUNK):
         chunk = flat.tokens[start : start + CHUNK]
         if int(chunk.max()) > highest:
             at = start + int((chunk > highest).argmax())
             raise InvalidArgument(
-                f"{flat.path}: token {at} is {flat.tokens[at]}, and {target} ends at {highest}; "
-                f"the {dialect.name} dialect has no code for {stored}; choose a wider dtype, or "
-                f"the paddlenlp dialect, which has one"
+                f"{flat.path}: token {at} is {flat.tokens[at]}, and {target} holds at most "
+                f"{highest}; the {dialect.name} dialect has no code for {stored}; choose a wider "
+                f"dtype, or the paddlenlp dialect, which has one"
             )
     return target
 
@@ -153,7 +160,7 @@ def target_dtype(
 def stored_or_sibling(
     stored: np.dtype[Any], asked: npt.DTypeLike | None, dialect: DtypeTable
 ) -> np.dtype[Any]:
-    """`asked`, else `stored` where the dialect has a code for it, else int32 for uint32."""
+    """Return `asked`, else `stored` if the dialect has a code for it, else int32 for uint32."""
     if asked is None:
         has_code = stored in dialect.dtypes.values()
         asked = stored if has_code or stored.kind != "u" else f"i{stored.itemsize}"
@@ -170,9 +177,9 @@ def write_flat(
     overwrite: bool,
     bar: Bar,
 ) -> str:
-    """Write the pair; returns how: "hard link", "symbolic link" or "copied".
+    """Write the pair and return "hard link", "symbolic link" or "copied".
 
-    The .bin is a link where all bytes of the file are tokens that `dtype` reads as they are.
+    The .bin is a link if the file holds nothing but tokens whose bytes `dtype` reads unchanged.
 
     Raises:
         InvalidArgument: a token does not fit `dtype`, or a sequence is too long for the format.
@@ -196,7 +203,7 @@ def write_flat(
 
 
 def _same_bytes(stored: np.dtype[Any], dtype: np.dtype[Any]) -> bool:
-    """Whether tokens known to fit need no conversion: equal types, or uint32 read as int32."""
+    """Return True if tokens that fit need no conversion: equal types, or uint32 as int32."""
     unsigned_as_signed = (stored.kind, dtype.kind) == ("u", "i")
     return stored == dtype or (unsigned_as_signed and stored.itemsize == dtype.itemsize)
 
@@ -216,7 +223,7 @@ def _copy_tokens(flat: FlatTokens, sink: PairSink, bar: Bar) -> None:
 
 
 def _fill(spool: IndexSpool, flat: FlatTokens) -> None:
-    """Lengths and document bounds; every end is checked against the one before it."""
+    """Write lengths and document bounds, with a check of every end."""
     before = 0
     for ends in flat.sequence_ends():
         lengths = np.diff(ends, prepend=before)
@@ -224,8 +231,8 @@ def _fill(spool: IndexSpool, flat: FlatTokens) -> None:
         if bad.any():
             i = int(bad.argmax())
             raise FormatError(
-                f"{flat.path}: sequence {spool.num_sequences + i} ends at token {ends[i]} and has "
-                f"{lengths[i]} tokens; lengths must be in 0..{_LONGEST}; check the boundaries"
+                f"{flat.path}: sequence {spool.num_sequences + i} ends at token {ends[i]}: lengths "
+                f"must be from 0 to {_LONGEST} tokens, got {lengths[i]}; check the boundaries"
             )
         before = int(ends[-1])
         first = spool.num_sequences
@@ -234,8 +241,8 @@ def _fill(spool: IndexSpool, flat: FlatTokens) -> None:
             spool.add_bounds(np.arange(first + 1, first + 1 + len(ends), dtype=np.int64))
     if before != flat.tokens.size:
         raise FormatError(
-            f"{flat.path}: holds {flat.tokens.size} tokens, and the last sequence ends at token "
-            f"{before}; both must agree; check that the boundaries belong to this file"
+            f"{flat.path}: the last sequence must end at token {flat.tokens.size}, the end of the "
+            f"file, got {before}; check that the boundaries belong to this file"
         )
     if flat.document_bounds is not None:
         for bounds in flat.document_bounds():
@@ -251,13 +258,6 @@ def write_stream(
     overwrite: bool,
     bar: Bar,
 ) -> None:
-    """Write the pair; every token is checked against its type.
-
-    Raises:
-        InvalidArgument: a token does not fit.
-        FormatError: the input is damaged.
-        StorageError: the pair exists, or cannot be written.
-    """
     target = stored_or_sibling(stream.dtype, dtype, dialect)
     progress = bar(stream.nbytes)
     with IndexedDatasetWriter(output, target, dialect=dialect.name, overwrite=overwrite) as writer:

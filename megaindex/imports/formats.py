@@ -1,4 +1,4 @@
-"""Open flat token files: of datatrove and Nanotron, of NumPy, and of Megatron's old format."""
+"""Flat token files of datatrove and Nanotron, of NumPy, and of Megatron's old format."""
 
 from __future__ import annotations
 
@@ -24,11 +24,17 @@ logger = logging.getLogger(__name__)
 def open_nanotron(path: str) -> FlatTokens:
     """Open a `.ds` file of datatrove's DocumentTokenizer, as Nanotron reads it.
 
-    `<path>.index` holds uint64 document ends, in tokens. With the size of the file, the last of
-    them says how wide tokens are: uint16 or uint32. A `<path>.loss` has no place in a pair.
+    `<path>.index` holds uint64 document ends in tokens; the last of them and the size of the file
+    determine the token type, uint16 or uint32. A loss mask `<path>.loss` is not imported.
+
+    Args:
+        path: path of the `.ds` file.
+
+    Returns:
+        The tokens and document ends, for `import_pair`.
 
     Raises:
-        MissingFile: the tokens or their index are not there.
+        MissingFile: the tokens or their index do not exist.
         FormatError: the two do not belong together.
     """
     index_path = f"{path}.index"
@@ -37,11 +43,11 @@ def open_nanotron(path: str) -> FlatTokens:
     count = int(ends[-1]) if ends.size else 0
     if nbytes not in (2 * count, 4 * count):
         raise FormatError(
-            f"{path}: has {nbytes} bytes, and {index_path} ends at token {count}: neither 2 nor 4 "
-            f"bytes a token; check that they belong together"
+            f"{path}: must have 2 or 4 bytes for each of the {count} tokens in {index_path}, got "
+            f"{nbytes} bytes; check that they belong together"
         )
     if os.path.exists(f"{path}.loss"):
-        logger.warning("%s.loss: the loss mask of the tokens is left behind", path)
+        logger.warning("%s.loss: the loss mask is not imported", path)
     dtype = np.dtype("<u4" if nbytes == 4 * count and count else "<u2")
     return FlatTokens(
         path=path, offset=0, tokens=open_tokens(path, dtype), sequence_ends=_in_chunks(ends)
@@ -59,30 +65,37 @@ def open_numpy(
 
     Args:
         path: `.npy`, or raw little-endian tokens of `stored_dtype`.
-        separator: the id that ends each document, kept as its last token. Tokens behind the last
+        stored_dtype: integer type of raw tokens, such as "uint16"; not for a `.npy`.
+        separator: id that ends each document, kept as its last token. Tokens after the last
             separator are a document too.
-        boundaries: a `.npy` of integers: where documents end, in tokens, with or without a 0 in
-            front. Exactly one of `separator` and `boundaries` is needed.
+        boundaries: path of a `.npy` of document ends in tokens, with or without a leading 0.
+            Exactly one of `separator` and `boundaries` is needed.
+
+    Returns:
+        The tokens and document ends, for `import_pair`.
 
     Raises:
-        MissingFile: a file is not there.
+        MissingFile: a file does not exist.
         FormatError: a file is not an array of integers in one dimension.
         InvalidArgument: `stored_dtype` is missing, or given for a `.npy`, or there is not exactly
             one of `separator` and `boundaries`.
     """
     if (separator is None) == (boundaries is None):
         raise InvalidArgument(
-            "separator, boundaries: give one of them, the id that ends each document or a .npy "
-            "file of document ends"
+            "exactly one of separator (id that ends each document) and boundaries (.npy file of "
+            "document ends) must be given"
         )
     if path.endswith(".npy"):
         if stored_dtype is not None:
             raise InvalidArgument(
-                f"stored_dtype={stored_dtype}: {path} says its own; leave it away"
+                f"{path}: a .npy file has a dtype of its own, got stored dtype (--stored-dtype) "
+                f"{stored_dtype}; leave it out"
             )
         tokens, offset = _map_npy(path)
     elif stored_dtype is None:
-        raise InvalidArgument(f"stored_dtype: {path} does not say its own; give e.g. uint16")
+        raise InvalidArgument(
+            f"{path}: raw tokens need a stored dtype (--stored-dtype); give e.g. uint16"
+        )
     else:
         tokens, offset = open_tokens(path, token_dtype(stored_dtype)), 0
     ends = _ends_at(tokens, separator) if boundaries is None else _in_chunks(_ends(boundaries))
@@ -90,7 +103,14 @@ def open_numpy(
 
 
 def open_tntidx(path_prefix: str, dialect: str) -> FlatTokens:
-    """Open a pair of --dataset-impl lazy or cached.
+    """Open a pair of Megatron's old format TNTIDX (--dataset-impl lazy or cached).
+
+    Args:
+        path_prefix: prefix of the `.bin` and `.idx`.
+        dialect: framework that defines the dtype codes: "megatron", "neox" or "paddlenlp".
+
+    Returns:
+        The tokens, sequence ends and document ends, for `import_pair`.
 
     Raises:
         FormatError: the pair is damaged, or its documents do not cover its sequences.
@@ -98,9 +118,8 @@ def open_tntidx(path_prefix: str, dialect: str) -> FlatTokens:
     pair = open_legacy(path_prefix, dialect=dialect)
     if pair.bounds[-1] != len(pair.sizes):
         raise FormatError(
-            f"{pair.idx_path}: its documents end at sequence {pair.bounds[-1]} of "
-            f"{len(pair.sizes)}, as in files that were merged; import the files it was made of and "
-            f"merge those"
+            f"{pair.idx_path}: its documents must end at sequence {len(pair.sizes)}, got "
+            f"{pair.bounds[-1]}, as after a merge; import the files it was made of and merge them"
         )
     return FlatTokens(
         path=pair.bin_path,
@@ -112,14 +131,14 @@ def open_tntidx(path_prefix: str, dialect: str) -> FlatTokens:
 
 
 def _map_npy(path: str) -> tuple[npt.NDArray[Any], int]:
-    """Return the integers of a .npy, mapped, and the bytes in front of them."""
+    """Map the integers of a .npy; return them and their offset in bytes."""
     check_local(path, "copy it to a disk")
     check_file(path)
     with as_storage_error(path, "cannot open"):
         try:
             array = np.load(path, mmap_mode="r", allow_pickle=False)
         except (ValueError, EOFError) as error:
-            raise FormatError(f"{path}: no readable .npy file: {error}; write it again") from error
+            raise FormatError(f"{path}: not a valid .npy file: {error}; write it again") from error
     if (
         not isinstance(array, np.memmap)
         or array.ndim != 1
@@ -127,8 +146,8 @@ def _map_npy(path: str) -> tuple[npt.NDArray[Any], int]:
         or not array.dtype.isnative
     ):
         raise FormatError(
-            f"{path}: holds {array.dtype} of shape {array.shape}, and must hold little-endian "
-            f"integers in one dimension; write it again so"
+            f"{path}: must hold little-endian integers in one dimension, got {array.dtype} of "
+            f"shape {array.shape}; write it again"
         )
     return array, int(array.offset)
 
@@ -136,7 +155,7 @@ def _map_npy(path: str) -> tuple[npt.NDArray[Any], int]:
 def _ends(path: str) -> npt.NDArray[np.int64]:
     bounds, _ = _map_npy(path)
     ends = bounds[1:] if bounds.size and bounds[0] == 0 else bounds
-    # a uint64 above 2^63 becomes negative, and is refused as such
+    # a uint64 above 2^63 becomes negative and is refused later
     return ends.view(np.int64) if ends.dtype.itemsize == 8 else ends.astype(np.int64)
 
 

@@ -1,11 +1,11 @@
-"""Import of MDS shards, as MosaicML Streaming and LLM-Foundry write them.
+"""MDS shards of MosaicML Streaming and LLM-Foundry.
 
-A folder holds index.json, which names the shards and the encoding of their columns. A shard is
+A folder holds index.json, which lists the shards and the encodings of their columns. A shard is
 
     uint32                  n, the number of samples
-    uint32 × (n + 1)        where each sample begins, and where the last ends, in bytes
-    JSON                    the columns once more
-    samples                 uint32 sizes of the columns without a fixed size; then the columns
+    uint32 × (n + 1)        begin of each sample, and end of the last, in bytes
+    JSON                    the columns again
+    samples                 uint32 sizes of the columns of variable size; then the columns
 """
 
 from __future__ import annotations
@@ -39,15 +39,18 @@ _REMEDY = "copy the shard again, or write it again"
 def open_mds(
     folder: str, column: str | None = None, stored_dtype: npt.DTypeLike | None = None
 ) -> DocumentStream:
-    """Open the samples of an MDS folder, shard by shard, each read once from front to end.
+    """Open the samples of an MDS folder, each a document.
 
     Args:
-        column: its name; by default `tokens` or `input_ids`, or the only column.
-        stored_dtype: token type of a `bytes` column, which does not say it; by default int64, the
-            convention of LLM-Foundry.
+        folder: folder with index.json and the shards, compressed or not.
+        column: column of tokens; by default `tokens` or `input_ids`, or the only column.
+        stored_dtype: token type of a `bytes` column; by default int64, as in LLM-Foundry.
+
+    Returns:
+        The documents, read shard by shard, for `import_pair`.
 
     Raises:
-        MissingFile: index.json or a shard is not there.
+        MissingFile: index.json or a shard does not exist.
         FormatError: index.json or a shard is damaged.
         InvalidArgument: no column fits, or the shards' compression is not installed.
     """
@@ -55,8 +58,8 @@ def open_mds(
     types = {shard.column.dtype for shard in shards}
     if len(types) != 1:
         raise FormatError(
-            f"{folder}: its shards hold {' and '.join(sorted(map(str, types))) or 'nothing'}; "
-            f"import a folder of shards with one token type"
+            f"{folder}: all shards must have one token type, got "
+            f"{' and '.join(sorted(map(str, types))) or 'no shards'}; import a folder of one type"
         )
     return DocumentStream(
         dtype=types.pop(),
@@ -86,13 +89,13 @@ def _shard(
 ) -> _Shard:
     if (entry["format"], entry["version"]) != ("mds", 2):
         raise FormatError(
-            f"{folder}: holds shards of format {entry['format']} version {entry['version']}, and "
-            f"only mds version 2 is known"
+            f"{folder}: shards must be of format mds version 2, got {entry['format']} version "
+            f"{entry['version']}; convert them first"
         )
-    raw, packed = entry["raw_data"], entry["zip_data"]
+    raw, compressed = entry["raw_data"], entry["zip_data"]
     path, compression = _inside(folder, raw["basename"]), None
-    if packed is not None and not os.path.exists(path):
-        path, compression = _inside(folder, packed["basename"]), str(entry["compression"])
+    if compressed is not None and not os.path.exists(path):
+        path, compression = _inside(folder, compressed["basename"]), str(entry["compression"])
     names, encodings = entry["column_names"], entry["column_encodings"]
     return _Shard(
         path=path,
@@ -111,12 +114,12 @@ def _size(entry: Any, name: str) -> int:
 
 
 def _inside(folder: str, name: Any) -> str:
-    """Return the path of a shard; merged indices name shards in folders below."""
+    """Return the path of a shard, which may lie in a subfolder."""
     if not isinstance(name, str) or "\0" in name:
         raise TypeError(f"basename must be the name of a file, found {name!r}")
     if os.path.isabs(name) or ".." in name.split("/"):
         raise FormatError(
-            f"{folder}/index.json: names the shard {name!r}, outside its folder; write it again"
+            f"{folder}/index.json: a shard must lie in its folder, got {name!r}; write it again"
         )
     return os.path.join(folder, name)
 
@@ -124,10 +127,10 @@ def _inside(folder: str, name: Any) -> str:
 @dataclass(frozen=True, kw_only=True)
 class _Shard:
     path: str
-    """Of the file to read, compressed or not."""
+    """Path of the file, compressed or not."""
     compression: str | None
     nbytes: int
-    """Uncompressed."""
+    """Uncompressed bytes."""
     samples: int
     column: MdsColumn
 
@@ -164,38 +167,36 @@ def _parse(stream: IO[bytes], shard: _Shard) -> Iterator[bytes]:
     (count,) = struct.unpack("<I", _exactly(stream, 4, shard))
     if count != shard.samples:
         raise FormatError(
-            f"{shard.path}: holds {count} samples, index.json says {shard.samples}; {_REMEDY}"
+            f"{shard.path}: must hold {shard.samples} samples, got {count}; {_REMEDY}"
         )
     ends = np.frombuffer(_exactly(stream, 4 * (count + 1), shard), "<u4").astype(np.int64)
     head = 4 + 4 * (count + 1)
     if ends[0] < head or (np.diff(ends) < 0).any() or ends[-1] != shard.nbytes:
         raise FormatError(
-            f"{shard.path}: its samples take bytes {ends[0]} to {ends[-1]}, and must rise from "
-            f"{head} or more to the end at {shard.nbytes}; {_REMEDY}"
+            f"{shard.path}: offsets of samples must rise from {head} or more to {shard.nbytes}, "
+            f"got {ends[0]} to {ends[-1]}; {_REMEDY}"
         )
     _exactly(stream, int(ends[0]) - head, shard)
     for size in np.diff(ends).tolist():
         yield _exactly(stream, size, shard)
-    if _read(stream, 1, shard):  # the end is also where gzip checks its checksum
-        raise FormatError(f"{shard.path}: goes on behind byte {shard.nbytes}; {_REMEDY}")
+    if _read(stream, 1, shard):  # gzip verifies its checksum at the end
+        raise FormatError(f"{shard.path}: must end at byte {shard.nbytes}; {_REMEDY}")
 
 
 def _exactly(stream: IO[bytes], size: int, shard: _Shard) -> bytes:
     data = _read(stream, size, shard)
     if len(data) < size:
-        raise FormatError(
-            f"{shard.path}: ends early: {shard.nbytes} bytes were expected; {_REMEDY}"
-        )
+        raise FormatError(f"{shard.path}: ends before byte {shard.nbytes}; {_REMEDY}")
     return data
 
 
 def _read(stream: IO[bytes], size: int, shard: _Shard) -> bytes:
     try:
         return stream.read(size)
-    except Exception as error:  # each decompressor has errors of its own
+    except Exception as error:  # decompressors raise errors of different types
         if isinstance(error, MemoryError) or getattr(error, "errno", None):
             raise
-        raise FormatError(f"{shard.path}: cannot be unpacked: {error}; {_REMEDY}") from error
+        raise FormatError(f"{shard.path}: cannot be decompressed: {error}; {_REMEDY}") from error
 
 
 def _open(shard: _Shard) -> Any:
@@ -209,8 +210,8 @@ def _open(shard: _Shard) -> Any:
         return bz2.open(shard.path, "rb")
     if kind != "zstd":
         raise InvalidArgument(
-            f"{shard.path}: is compressed with {kind}, and only zstd, gz and bz2 are known; "
-            f"unpack the shards first"
+            f"{shard.path}: compression must be zstd, gz or bz2, got {kind}; decompress the shards "
+            f"first"
         )
     try:
         import zstandard
@@ -223,25 +224,25 @@ def _open(shard: _Shard) -> Any:
 
 @dataclass(frozen=True, kw_only=True)
 class MdsColumn:
-    """Where the tokens are in a sample, and how they are encoded."""
+    """Position and encoding of the tokens in a sample."""
 
     name: str
     dtype: np.dtype[Any]
     size: int | None
     """Bytes, if the same in all samples."""
     num_sizes: int
-    """uint32 sizes at the front of each sample."""
+    """Number of uint32 sizes at the front of each sample."""
     sizes_before: int
-    """How many of them belong to columns in front of this one."""
+    """Number of them that belong to preceding columns."""
     bytes_before: int
-    """Bytes of the columns in front of this one that have a fixed size."""
+    """Bytes of preceding columns of fixed size."""
     dtype_in_data: bool = False
     """An ndarray whose type is stored with each sample."""
     shape_in_data: bool = False
     """An ndarray whose shape is stored with each sample."""
 
     def decode(self, sample: bytes, path: str) -> npt.NDArray[Any]:
-        """Return the tokens of a sample; FormatError if it is damaged."""
+        """Return the tokens of a sample; raise FormatError if it is damaged."""
         if len(sample) < 4 * self.num_sizes:
             raise self._damaged(path, f"a sample has {len(sample)} bytes")
         sizes = struct.unpack_from(f"<{self.num_sizes}I", sample)
@@ -249,7 +250,7 @@ class MdsColumn:
         size = sizes[self.sizes_before] if self.size is None else self.size
         data = sample[begin : begin + size]
         if len(data) < size:
-            raise self._damaged(path, f"{len(data)} of {size} bytes are there")
+            raise self._damaged(path, f"has {len(data)} of {size} bytes")
         if self.dtype_in_data:
             data = self._without_dtype(data, path)
         if self.shape_in_data:
@@ -271,15 +272,15 @@ class MdsColumn:
         return data[1:]
 
     def _without_shape(self, data: bytes, path: str) -> bytes:
-        """A byte says how many axes there are and how wide their lengths; then the lengths."""
+        """Remove the header: a byte of the number of axes and the width of lengths, and these."""
         axes, width = (data[0] >> 2, 1 << (data[0] & 3)) if data else (0, 1)
         length = int.from_bytes(data[1 : 1 + width], "little")
         values = data[1 + width :]
         if axes != 1 or length * self.dtype.itemsize != len(values):
             raise self._damaged(
                 path,
-                f"an array of {axes} axes and {len(values)} bytes says length {length}; token "
-                f"arrays have one axis",
+                f"an array has {axes} axes, length {length} and {len(values)} bytes; token arrays "
+                f"have one axis",
             )
         return values
 
@@ -297,16 +298,18 @@ def find_column(
     stored_dtype: npt.DTypeLike | None,
     folder: str,
 ) -> MdsColumn:
-    """The column called `wanted`, or a usual one, or the only one; InvalidArgument if none fits.
+    """Return the column `wanted`, by default a usual one or the only one.
 
-    TypeError where names, encodings and sizes are not what the writer of an index writes.
+    Raises:
+        InvalidArgument: no such column.
+        TypeError: names, encodings or sizes are of wrong types.
     """
     _check_lists(names, encodings, sizes)
     usual = names if len(names) == 1 else [name for name in _USUAL if name in names]
     name = wanted if wanted is not None else next(iter(usual), None)
     if name is None or name not in names:
         raise InvalidArgument(
-            f"{folder}: no column {name or 'of tokens'}; choose one of {', '.join(names)}"
+            f"{folder}: has no column {name or 'of tokens'}; choose one of {', '.join(names)}"
         )
     at = list(names).index(name)
     return MdsColumn(
@@ -332,9 +335,9 @@ def _check_lists(names: Any, encodings: Any, sizes: Any) -> None:
 
 
 def _encoding(encoding: str, stored_dtype: npt.DTypeLike | None, where: str) -> dict[str, Any]:
-    """Token type, and what is stored in front of each sample's tokens.
+    """Return the token type, and the parts of the header of each array, of an encoding.
 
-    "bytes"; "ndarray", any array; "ndarray:int32", of any length; "ndarray:int32:2048".
+    Encodings are "bytes", "ndarray", "ndarray:int32" and "ndarray:int32:2048".
     """
     kind, _, rest = encoding.partition(":")
     dtype, _, shape = rest.partition(":")
@@ -343,15 +346,18 @@ def _encoding(encoding: str, stored_dtype: npt.DTypeLike | None, where: str) -> 
     if kind == "ndarray" and not dtype:
         if stored_dtype is None:
             raise InvalidArgument(
-                f"stored_dtype: {where} may have another type in each sample; give the type "
-                f"of all, e.g. int32"
+                f"{where}: arrays may differ in type; give the stored dtype (--stored-dtype) of "
+                f"all, e.g. int32"
             )
         return {"dtype": token_dtype(stored_dtype), "dtype_in_data": True, "shape_in_data": True}
     if kind == "ndarray" and dtype in _DTYPE_BYTES and "," not in shape:
         if stored_dtype is not None and token_dtype(stored_dtype) != dtype:
-            raise InvalidArgument(f"stored_dtype={stored_dtype}: {where} says {dtype} itself")
+            raise InvalidArgument(
+                f"{where}: stored dtype (--stored-dtype) must be {dtype}, got {stored_dtype}; "
+                "leave it out"
+            )
         return {"dtype": np.dtype(dtype), "shape_in_data": not shape}
     raise InvalidArgument(
-        f"{where} is encoded as {encoding!r}; tokens are bytes or arrays with one axis and an "
-        f"integer type, such as ndarray:int32"
+        f"{where}: encoding must be bytes or an array of integers with one axis, such as "
+        f"ndarray:int32, got {encoding!r}; choose another column"
     )

@@ -20,17 +20,19 @@ _USUAL = ("tokens", "input_ids")
 
 
 def open_columns(path: str, column: str | None = None) -> DocumentStream:
-    """The token lists of a `.parquet`, `.arrow` or `.feather` file, or of all those in a folder.
-
-    Each row is a document. Files of a folder are taken in the order of their names. Arrow files may
-    be of the file or of the stream format.
+    """Open the token lists of Parquet or Arrow files; each row is a document.
 
     Args:
-        column: its name; by default `tokens` or `input_ids`, or the only column.
+        path: a `.parquet`, `.arrow` or `.feather` file, or a folder of them, read in the order of
+            their names. Arrow files may have the file or the stream format.
+        column: column of token lists; by default `tokens` or `input_ids`, or the only column.
+
+    Returns:
+        The documents, read in batches, for `import_pair`.
 
     Raises:
-        MissingFile: nothing is there.
-        StorageError: a pipe or a device is.
+        MissingFile: `path` does not exist, or the folder holds no such file.
+        StorageError: a pipe or a device.
         InvalidArgument: pyarrow is not installed, or the column does not exist.
         FormatError: a file cannot be read, or the column holds no lists of integers.
     """
@@ -58,19 +60,20 @@ def _require_pyarrow() -> None:
 
 def _files(path: str) -> list[str]:
     if stat_path(path) is None:
-        raise MissingFile(f"{path}: there is no such file or folder; check the path")
+        raise MissingFile(f"{path}: does not exist; check the path")
     if not os.path.isdir(path):
         return [path]
     suffixes = (".parquet", ".arrow", ".feather")
     with as_storage_error(path, "cannot list"):
         files = sorted(str(file) for file in Path(path).iterdir() if file.suffix in suffixes)
     if not files:
-        raise MissingFile(f"{path}: holds no file that ends in {' or '.join(suffixes)}")
+        raise MissingFile(
+            f"{path}: holds no file that ends in {' or '.join(suffixes)}; check the path"
+        )
     return files
 
 
 def _reader(path: str) -> tuple[Any, Iterator[Any]]:
-    """Return the schema, and record batches as they are read."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -95,7 +98,7 @@ def _usual_column(names: list[str], path: str) -> str:
     for name in names if len(names) == 1 else _USUAL:
         if name in names:
             return name
-    raise InvalidArgument(f"{path}: which column? it has {', '.join(names)}; name one")
+    raise InvalidArgument(f"{path}: column must be given, one of {', '.join(names)}")
 
 
 def _item_type(schema: Any, name: str, path: str) -> np.dtype[Any]:
@@ -109,7 +112,7 @@ def _item_type(schema: Any, name: str, path: str) -> np.dtype[Any]:
     lists = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
     if not any(is_list(kind) for is_list in lists) or not pa.types.is_integer(kind.value_type):
         raise FormatError(
-            f"{path}: column {name!r} holds {kind}, and must hold lists of integers; choose another"
+            f"{path}: column {name!r} must hold lists of integers, got {kind}; choose another"
         )
     dtype: np.dtype[Any] = np.dtype(kind.value_type.to_pandas_dtype())
     return dtype
@@ -122,8 +125,8 @@ def _batches(path: str, name: str, dtype: np.dtype[Any]) -> Iterator[Batch]:
     schema, records = _reader(path)
     if _item_type(schema, name, path) != dtype:
         raise FormatError(
-            f"{path}: column {name!r} holds {schema.field(name).type}, and lists of {dtype} in the "
-            f"files before; import them one at a time and merge with a dtype"
+            f"{path}: column {name!r} must hold lists of {dtype} as in the files before, got "
+            f"{schema.field(name).type}; import the files one at a time and merge with a dtype"
         )
     rows = 0
     try:

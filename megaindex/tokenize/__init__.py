@@ -1,13 +1,12 @@
-"""Raw text to .bin/.idx pairs: cut into parts, each tokenized on its own, then merged.
+"""Tokenization of raw text: inputs are divided into parts, tokenized one by one, then merged.
 
-inputs       the input files: format, packing, size and time
-settings     keys, tokenizer, end token and token type; tokenizers: from text to ids
-parts        inputs cut into tasks, each with a key of all that its result depends on
-reading      pieces of inputs to lines and rows; records: from those to texts
-encode       the task: a part to its pairs
-work_folder  finished parts by key, and the lock that one run at a time holds
-run          tasks to an engine, then all parts into the output; report: the result
-byte_level   text files as a corpus of bytes, without a tokenizer
+inputs       input files: format, compression, size and times
+settings     keys, tokenizer, end token and token type; tokenizers: text to ids
+parts        division of inputs into tasks, each with a key of all that its result depends on
+reading      lines and rows of a part; records: their texts
+encode       the task: tokenize one part
+work_folder  finished parts by key, and the lock of a run
+run          run all tasks and merge the parts; report: the result
 """
 
 from megaindex._lazy import lazy_exports

@@ -1,4 +1,4 @@
-"""Tokenize one part: a task that may run anywhere, and twice, and always writes the same bytes."""
+"""Tokenization of one part: a repeatable task that always writes the same bytes."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from megaindex.tokenize.tokenizers import Tokenizer, load, one_thread
 from megaindex.tokenize.work_folder import BadLines, Done, Heartbeat, WorkFolder, pair_bytes
 
 Encoded = tuple[list[Sequence[int]], list[int]]
-"""Ids of every text, and how many texts each document has."""
+"""Ids of every text, and the number of texts of each document."""
 
-_BATCH_BYTES = 1 << 18  # of text that is tokenized at once
+_BATCH_BYTES = 1 << 18  # text tokenized at once
 _BATCH_RECORDS = 4096
 
 
@@ -37,7 +37,7 @@ class Task:
     settings: TokenizeSettings
     folder: str
     stop: bool
-    """At the first bad line, rather than count it and go on."""
+    """Raise at the first bad line instead of counting it."""
 
     def __str__(self) -> str:
         first, others = self.part.pieces[0], len(self.part.pieces) - 1
@@ -47,7 +47,7 @@ class Task:
 
 
 def encode_part(task: Task) -> Done:
-    """Write the pairs of a part, one for each key, then what came of it; both whole or not at all.
+    """Write the pairs of a part, one for each key, then its result; each whole or not at all.
 
     Raises:
         FormatError: an input is damaged; with `stop`, a line or row is not a document.
@@ -56,13 +56,13 @@ def encode_part(task: Task) -> Done:
     folder = WorkFolder(task.folder)
     done = folder.read_done(task.part.key, len(task.settings.keys))
     if done is not None and not (task.stop and done.bad):
-        return done  # another run, or another worker that was taken for lost
+        return done  # by an earlier run, or by a worker that was considered lost
     with one_thread():
         return _Encoding(task, folder).run()
 
 
 class _Encoding:
-    """The counts of a part while it is written."""
+    """A part while it is tokenized, with its counts."""
 
     def __init__(self, task: Task, folder: WorkFolder) -> None:
         self._task = task
@@ -81,13 +81,13 @@ class _Encoding:
         lines = []
         with ExitStack() as opened:
             bad = opened.enter_context(BadLines(self._folder.bad(name)))
-            pulse = opened.enter_context(Heartbeat(self._folder.pulse(name)))
+            heartbeat = opened.enter_context(Heartbeat(self._folder.pulse(name)))
             writers = [
                 opened.enter_context(IndexedDatasetWriter(prefix, self._settings.dtype))
                 for prefix in prefixes
             ]
             for number, piece in enumerate(part.pieces):
-                lines.append(self._piece(number, piece, writers, bad, pulse))
+                lines.append(self._piece(number, piece, writers, bad, heartbeat))
         done = Done(
             key=part.key,
             attempt=attempt,
@@ -108,9 +108,9 @@ class _Encoding:
         piece: Piece,
         writers: Sequence[IndexedDatasetWriter],
         bad: BadLines,
-        pulse: Heartbeat,
+        heartbeat: Heartbeat,
     ) -> int:
-        """Returns its lines or rows."""
+        """Tokenize a piece and return its number of lines or rows."""
         reader = Reader(piece, self._settings.keys)
         for batch in _batches(reader):
             records = [one for one in batch if isinstance(one, Record)]
@@ -123,19 +123,19 @@ class _Encoding:
             for key, (ids, counts) in enumerate(kept):
                 self._write(key, writers[key], ids, counts)
             self._documents += len(kept[0][1])
-            pulse.beat(reader.done)
-        pulse.piece_done(piece.nbytes)
+            heartbeat.update(reader.done)
+        heartbeat.piece_done(piece.nbytes)
         self._blank += reader.blank
         return reader.count
 
     def _encoded(self, records: Sequence[Record]) -> tuple[list[Encoded], list[Refused]]:
-        """What each key has, and the records that the library refuses: found one by one."""
+        """Return the ids of each key, and the records refused by the library, found one by one."""
         keys = range(len(self._settings.keys))
         try:
             return [_encode(self._tokenizer, records, key) for key in keys], []
-        except MemoryError:  # no fault of the text
+        except MemoryError:
             raise
-        except Exception as error:  # whatever a library may raise
+        except Exception as error:  # libraries raise errors of any type
             if len(records) == 1:
                 reason = BadRecord("tokenizer", f"cannot be tokenized: {error}")
                 return [([], []) for _ in keys], [Refused(place=records[0].place, error=reason)]
@@ -172,15 +172,14 @@ class _Encoding:
 def lay_out(
     ids: Sequence[Sequence[int]], counts: Sequence[int], eod: int | None
 ) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    """Return documents as Megatron's tool lays them out.
+    """Lay out documents as Megatron's tools/preprocess_data.py.
 
-    A text without tokens makes no sequence; a document without any has neither sequences nor an end
-    token. Texts [5, 6], [], [7] of two documents with two texts and one, and the end token 9, give
+    A text without tokens becomes no sequence, and a document without tokens gets no end token:
+    texts [5, 6], [], [7] of two documents with two texts and one, and the end token 9, give
     5 6 9 7 9.
 
     Returns:
-        Tokens one behind the other; int64 lengths of their sequences; int64 sequences of each
-        document.
+        Consecutive tokens; lengths of their sequences; number of sequences of each document.
     """
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     owners = np.repeat(np.arange(len(counts)), counts)[lengths > 0]
@@ -208,7 +207,8 @@ def _encode(tokenizer: Tokenizer, records: Sequence[Record], key: int) -> Encode
 def _as_error(refused: Refused, piece: Piece, reader: Reader) -> FormatError:
     where = place_name(piece.source.format, reader.place(refused.place))
     return FormatError(
-        f"{piece.source.path}: {where}{refused.error.detail}; mend it, or pass --on-bad-line skip"
+        f"{piece.source.path}: {where}{refused.error.detail}; correct it, or pass --on-bad-line "
+        "skip"
     )
 
 

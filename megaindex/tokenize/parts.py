@@ -1,4 +1,4 @@
-"""Independent parts of inputs, and the row groups of Parquet files."""
+"""Division of inputs into independent parts, and row groups of Parquet files."""
 
 from __future__ import annotations
 
@@ -17,23 +17,22 @@ from megaindex.tokenize.settings import TokenizeSettings
 from megaindex.validation import check_between
 
 _ROWS = 256  # read at once
-PART_FORMAT = 2  # raise when the files of a part would mean something else
+PART_FORMAT = 2  # increase when the meaning of a part's files changes
 
 
 @dataclass(frozen=True, kw_only=True)
 class Piece:
-    """A stretch of one input.
+    """A range of one input: bytes of an uncompressed text file, or row groups of a Parquet file.
 
-    Of a plain JSONL or text file it is a range of bytes, and the piece owns the lines that begin in
-    it: with lines of 4 and 6 bytes, 0..5 owns both and 5..10 none. Of a Parquet file it is a range
-    of row groups. A packed file is one piece.
+    A range of bytes owns the lines that begin in it: with lines of 4 and 6 bytes, 0..5 owns both
+    and 5..10 neither. A compressed file is one piece.
     """
 
     source: InputFile
     begin: int
     end: int
     nbytes: int
-    """Of the input, for progress."""
+    """Bytes of the input, for progress."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +40,7 @@ class InputPart:
     """Pieces that are tokenized together, in their order."""
 
     key: str
-    """32 hex digits that stand for inputs, settings and tokenizer; not for who runs it."""
+    """Hash of inputs, settings and tokenizer: 32 hex digits."""
     pieces: tuple[Piece, ...]
 
     @property
@@ -52,8 +51,7 @@ class InputPart:
 def cut(
     sources: Sequence[InputFile], settings: TokenizeSettings, part_bytes: int
 ) -> list[InputPart]:
-    """Parts of about `part_bytes` each, in the order of the inputs: large files are cut, small ones
-    put together.
+    """Return parts of about `part_bytes` each: large files are divided, small ones combined.
 
     Raises:
         InvalidArgument: `part_bytes` is not positive, or a Parquet file lacks a column.
@@ -61,17 +59,17 @@ def cut(
     """
     part_bytes = check_between("part_bytes (--part-size)", part_bytes, 1)
     parts: list[InputPart] = []
-    waiting: list[Piece] = []
+    pending: list[Piece] = []
     nbytes = 0
     for source in sources:
         for piece in _pieces(source, settings, part_bytes):
-            waiting.append(piece)
+            pending.append(piece)
             nbytes += piece.nbytes
             if nbytes >= part_bytes:
-                parts.append(_part(waiting, settings))
-                waiting, nbytes = [], 0
-    if waiting:
-        parts.append(_part(waiting, settings))
+                parts.append(_part(pending, settings))
+                pending, nbytes = [], 0
+    if pending:
+        parts.append(_part(pending, settings))
     return parts
 
 
@@ -109,7 +107,7 @@ def _part(pieces: Sequence[Piece], settings: TokenizeSettings) -> InputPart:
 
 
 def row_groups(source: InputFile, keys: Sequence[str]) -> list[int]:
-    """Return the bytes of the columns `keys` in each row group, packed, at least 1.
+    """Return the compressed bytes of the columns `keys` in each row group, at least 1.
 
     Raises:
         FormatError: the file is not Parquet, has no rows, or a column holds no text.
@@ -125,7 +123,7 @@ def row_groups(source: InputFile, keys: Sequence[str]) -> list[int]:
 
 
 def rows_before(source: InputFile, row_group: int) -> int:
-    """Return the number of rows in the row groups in front of one."""
+    """Return the number of rows before a row group."""
     with _opened(source) as file:
         return sum(file.metadata.row_group(i).num_rows for i in range(row_group))
 
@@ -152,7 +150,7 @@ def rows(source: InputFile, keys: Sequence[str], begin: int, end: int) -> Iterat
 
 
 def from_row(row: tuple[Any, ...], keys: Sequence[str]) -> tuple[Text, ...]:
-    """Return the texts of a row; BadRecord, rule type or utf-8."""
+    """Return the texts of a row; raise BadRecord, rule type or utf-8."""
     return tuple(_text(value, key) for value, key in zip(row, keys, strict=True))
 
 
@@ -164,7 +162,7 @@ def _text(value: Any, key: str) -> Text:
 
 
 def _as_bytes(column: Any) -> Any:
-    """Not yet as text: invalid UTF-8 is the fault of one row, not of all."""
+    """Cast text to bytes, so that invalid UTF-8 fails for its row alone."""
     import pyarrow as pa
 
     if pa.types.is_dictionary(column.type):
@@ -177,13 +175,13 @@ def _check_columns(path: str, schema: Any, keys: Sequence[str]) -> None:
     for key in keys:
         if key not in schema.names:
             raise InvalidArgument(
-                f"{path}: has no column {key!r}; choose of {', '.join(schema.names)} with "
+                f"{path}: has no column {key!r}; choose from {', '.join(schema.names)} with "
                 f"--json-keys"
             )
         kind = schema.field(key).type
         if not _is_text(kind.value_type if _is_list(kind) else kind):
             raise FormatError(
-                f"{path}: column {key!r} holds {kind}, and must hold text, or lists of it; choose "
+                f"{path}: column {key!r} must hold text or lists of text, got {kind}; choose "
                 f"another with --json-keys"
             )
 
@@ -201,7 +199,7 @@ def _is_text(kind: Any) -> bool:
 
 
 def _is_one_of(kind: Any, *names: str) -> bool:
-    """Whether that is a type of one of these names; old versions of pyarrow do not know all."""
+    """Return True if a type has one of these names, some of which old versions of pyarrow lack."""
     import pyarrow as pa
 
     checks = (getattr(pa.types, f"is_{name}", None) for name in names)
@@ -209,8 +207,8 @@ def _is_one_of(kind: Any, *names: str) -> bool:
 
 
 def _size(group: Any, keys: Sequence[str]) -> int:
-    """Of nested columns the path begins with the key."""
     columns = (group.column(i) for i in range(group.num_columns))
+    # the path of a nested column begins with the key
     wanted = (c for c in columns if c.path_in_schema.split(".")[0] in keys)
     return max(1, sum(int(c.total_compressed_size) for c in wanted))
 
@@ -222,12 +220,12 @@ def _opened(source: InputFile) -> Any:
         import pyarrow.parquet as pq
     except ImportError:
         raise InvalidArgument(
-            f"{path}: Parquet files take pyarrow; pip install 'megaindex[parquet]'"
+            f"{path}: Parquet files need pyarrow; pip install 'megaindex[parquet]'"
         ) from None
     try:
         if not source.is_remote:
             return pq.ParquetFile(path)
-        # what a row group needs is asked for together, and not page by page
+        # pre_buffer reads a row group in few requests instead of page by page
         return pq.ParquetFile(pa.PythonFile(source.open(), mode="r"), pre_buffer=True)
     except (pa.ArrowException, OSError) as error:
         raise _unreadable(path, error) from error

@@ -1,7 +1,7 @@
-"""Records of a part, whatever its format, and bad lines in their place.
+"""Readers of the records and bad lines of a piece, for all formats.
 
-A line ends with a line feed, a carriage return or both, as in Python's text mode, in which
-Megatron's tool reads. A byte order mark at the beginning of a file is left out.
+A line ends with a line feed, a carriage return or both, as in Python's text mode, which Megatron's
+tool uses. A byte order mark at the beginning of a file is dropped.
 """
 
 from __future__ import annotations
@@ -23,22 +23,21 @@ from megaindex.tokenize.inputs import InputFile
 from megaindex.tokenize.parts import Piece
 from megaindex.tokenize.records import BadRecord, Record, Refused, Text, decoded, from_json
 
-_READ = 1 << 14  # packed bytes at a time: what they unpack to is in memory
-_LONGEST_WINDOW = 1 << 31  # zstd --long=31; the library stops at 1 << 27 unless told
+_READ = 1 << 14  # compressed bytes at a time; their decompressed form is in memory
+_LONGEST_WINDOW = 1 << 31  # zstd --long=31; the library's default limit is 1 << 27
 _BLOCK = 1 << 20
-_OBJECT_BLOCK = 16 << 20  # in memory; of an object four requests, which are under way together
-_SHORT = 1 << 16  # to look for the end of a line
+_OBJECT_BLOCK = 16 << 20  # four simultaneous requests of an object
+_SHORT = 1 << 16  # read size in search of the end of a line
 _OBJECT_SHORT = 1 << 18
-_UNPACKED = 1 << 16  # what lies between the line named and the damage, at most
+_UNPACKED = 1 << 16  # most bytes between the line named in an error and the damage
 _ENDS = b"\r\n"
 _END = re.compile(rb"\r\n?|\n")
 
 
 class Reader:
-    """Iterates over the records of a piece, one in memory at a time.
+    """Iterator over the records of a piece; it holds one record in memory.
 
-    Args:
-        keys: of the texts wanted; a text file has one text whatever the key.
+    ``keys`` selects the texts of JSON objects and rows; a line of a text file is one text.
     """
 
     def __init__(self, piece: Piece, keys: Sequence[str]) -> None:
@@ -46,12 +45,12 @@ class Reader:
         self._keys = keys
         self._lines = Lines(piece)
         self.count = 0
-        """Lines or rows so far, of whatever kind."""
+        """Lines or rows so far, blank and bad ones included."""
         self.blank = 0
 
     @property
     def done(self) -> int:
-        """Bytes of the input read so far; of Parquet files nothing is known before the end."""
+        """Bytes of the input read so far; 0 for a Parquet file."""
         return self._lines.done
 
     def __iter__(self) -> Iterator[Record | Refused]:
@@ -61,11 +60,14 @@ class Reader:
             yield from self._text()
 
     def place(self, place: int) -> int:
-        """Number of a line in its file, from 1, or of a row, from 0; reads what lies before it."""
+        """Return the number of a line in its file, from 1, or of a row, from 0.
+
+        The lines before the piece are read again to count them.
+        """
         source = self._piece.source
         if source.format == "parquet":
             return parts.rows_before(source, self._piece.begin) + place
-        if self._piece.begin == 0:  # packed files too, whose bytes tell nothing
+        if self._piece.begin == 0:  # always so for compressed files
             return place + 1
         return lines_before(source, self._lines.first_byte) + place + 1
 
@@ -104,7 +106,7 @@ class Reader:
 
 
 def place_name(form: str, number: int) -> str:
-    """Return a place as messages name it: "line 12", "row 11"; empty for a file of one document."""
+    """Return a prefix for messages: "line 12: ", "row 11: ", or "" for a file of one document."""
     return {"parquet": f"row {number}: ", "files": ""}.get(form, f"line {number}: ")
 
 
@@ -113,17 +115,16 @@ def _size(texts: tuple[Text, ...]) -> int:
 
 
 class Lines:
-    """Iterates over the lines of a piece, without their ends; a block and a line in memory.
+    """Iterator over the lines of a piece without their ends; it holds a block and a line in memory.
 
-    Raises, while it iterates:
-        FormatError: a packed file ends too early, is damaged, or holds nothing.
-        StorageError: the file cannot be read, or was changed.
+    Iteration raises FormatError for a truncated, damaged or empty compressed file, and StorageError
+    for a file that cannot be read or has changed.
     """
 
     def __init__(self, piece: Piece) -> None:
         self._piece = piece
         self.first_byte = piece.begin
-        """Where the first line that the piece owns begins; known once iteration has begun."""
+        """Offset of the first line that the piece owns; set by the first step of the iteration."""
         self.done = 0
         """Bytes of the input that have been read."""
 
@@ -148,7 +149,7 @@ class Lines:
             first = position == 0
             position += len(line)
             self.done = min(position, end) - begin
-            text = line.rstrip(_ENDS)  # the one at its end: a line holds no other
+            text = line.rstrip(_ENDS)
             yield text.removeprefix(codecs.BOM_UTF8) if first else text
             if position >= end:
                 return
@@ -177,8 +178,8 @@ class Lines:
                 yield text.removeprefix(codecs.BOM_UTF8) if count == 1 else text
         except (EOFError, gzip.BadGzipFile, zlib.error, zstd_error()) as error:
             raise FormatError(
-                f"{source.path}: the {source.compression} stream breaks off or is damaged behind "
-                f"line {count}: {error}; fetch or write the file again"
+                f"{source.path}: the {source.compression} stream is truncated or damaged after "
+                f"line {count}: {error}; copy or write the file again"
             ) from error
         if count == 0:
             raise FormatError(
@@ -188,11 +189,7 @@ class Lines:
 
 
 def lines_before(source: InputFile, offset: int) -> int:
-    """Return the number of lines in the first `offset` bytes of a file, which is read again for it.
-
-    Args:
-        offset: where a line begins.
-    """
+    """Read the first `offset` bytes of a file, up to the beginning of a line, and count lines."""
     count = 0
     size = _OBJECT_BLOCK if source.is_remote else _BLOCK
     after_return = False
@@ -206,9 +203,9 @@ def lines_before(source: InputFile, offset: int) -> int:
 
 
 def _skip_to_line(file: io.RawIOBase, piece: Piece) -> int:
-    """Return where the first line begins that begins in the piece, or its end or more.
+    """Return the offset of the first line that begins in the piece, or its end or more.
 
-    A long line from before is passed over in bounded memory, and no further than to the end.
+    The rest of a line that begins before the piece is skipped in bounded memory.
     """
     if piece.begin == 0:
         return 0
@@ -226,7 +223,7 @@ def _skip_to_line(file: io.RawIOBase, piece: Piece) -> int:
 
 
 def _blocks(file: io.RawIOBase, position: int, piece: Piece) -> Iterator[bytes]:
-    """Long ones up to the end of the piece, then short ones, of which few are needed."""
+    """Yield long blocks up to the end of the piece, then short ones to end its last line."""
     remote = piece.source.is_remote
     long, short = (_OBJECT_BLOCK, _OBJECT_SHORT) if remote else (_BLOCK, _SHORT)
     file.seek(position)
@@ -236,8 +233,8 @@ def _blocks(file: io.RawIOBase, position: int, piece: Piece) -> Iterator[bytes]:
 
 
 def _split(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    """Yield lines with their ends; no more blocks are taken than are needed."""
-    held: list[bytes] = []  # a line that may go on
+    """Yield lines with their ends; a further block is read only when it is needed."""
+    held: list[bytes] = []  # a line that may continue in the next block
     for block in blocks:
         if held and held[-1].endswith(b"\r") and not block.startswith(b"\n"):
             yield b"".join(held)
@@ -264,10 +261,9 @@ def _unpacked(file: io.BufferedReader[Any], compression: str) -> io.BufferedRead
 
 
 class ZstdStream(io.RawIOBase):
-    """Unpacks all frames of a file, one behind the other.
+    """Decompressor of all frames of a file; a truncated file raises EOFError.
 
-    The library's own reader takes the end of the file for the end of the data; a file that was
-    copied in part would pass for a whole one. Here that is an EOFError.
+    The library's own reader accepts the end of a truncated file as the end of the data.
     """
 
     def __init__(self, file: BinaryIO) -> None:
@@ -288,21 +284,20 @@ class ZstdStream(io.RawIOBase):
         return count
 
     def _unpack(self) -> bool:
-        """Unpack the next packed bytes; False at the end of the file."""
+        """Decompress the next bytes; return False at the end of the file."""
         packed = self._rest() or self._file.read(_READ)
         if not packed:
             if self._frame is not None and not self._frame.eof:
                 raise EOFError("the file ends within a frame")
             return False
         if self._frame is None or self._frame.eof:
-            self._frame = (
-                _zstandard().ZstdDecompressor(max_window_size=_LONGEST_WINDOW).decompressobj()
-            )
+            library = _zstandard()
+            self._frame = library.ZstdDecompressor(max_window_size=_LONGEST_WINDOW).decompressobj()
         self._ready = memoryview(self._frame.decompress(packed))
         return True
 
     def _rest(self) -> bytes:
-        """Return the bytes behind the end of a frame, with which the next one begins."""
+        """Return the bytes read beyond the end of a frame."""
         if self._frame is None or not self._frame.eof:
             return b""
         rest: bytes = self._frame.unused_data
@@ -316,13 +311,13 @@ def _zstandard() -> Any:
         import zstandard
     except ImportError:
         raise InvalidArgument(
-            "zstd files take the library zstandard; pip install 'megaindex[zstd]'"
+            "zstd files need the library zstandard; pip install 'megaindex[zstd]'"
         ) from None
     return zstandard
 
 
 def zstd_error() -> type[Exception]:
-    """Return the library's error for damaged data; EOFError where the library is missing."""
+    """Return the library's error for damaged data, or EOFError without the library."""
     try:
         error: type[Exception] = _zstandard().ZstdError
     except InvalidArgument:

@@ -1,4 +1,4 @@
-"""Texts of a document from the bytes of a line, and the rules that these can break."""
+"""Texts of a document, decoded from a line or row, and the errors of bad lines."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 Text = tuple[str, ...]
-"""The value of one key: the sequences of a document, one unless the value is a list."""
+"""The value of one key: one text, or the texts of a list, each of which becomes a sequence."""
 
 _parse = json.JSONDecoder().decode
-_SHOWN = 60  # characters of a value that a message repeats
+_SHOWN = 60  # most characters of a value in a message
 
 
 class BadRecord(Exception):
@@ -28,7 +28,7 @@ class Refused:
     """A line or row that is left out."""
 
     place: int
-    """As of a `Record`."""
+    """As in `Record`."""
     error: BadRecord
 
 
@@ -41,14 +41,13 @@ class Record:
     texts: tuple[Text, ...]
     """One for each key."""
     size: int
-    """Bytes it was made of."""
+    """Bytes of the line."""
 
 
 def from_json(raw: bytes, keys: Sequence[str]) -> tuple[Text, ...]:
     """Return the values of `keys` in a JSON object, each a string or a list of strings.
 
-    Accepts what Python's json accepts, as Megatron does: NaN, and of a key that is there twice the
-    last.
+    Python's json parses the line, as in Megatron: NaN is accepted, and the last of equal keys wins.
 
     Raises:
         BadRecord: rule utf-8, json, object, missing-key, type or surrogate.
@@ -58,26 +57,26 @@ def from_json(raw: bytes, keys: Sequence[str]) -> tuple[Text, ...]:
         found = _parse(text)
     except (ValueError, RecursionError) as error:
         raise BadRecord(
-            "json", f"is no JSON: {_reason(error)}; it begins {_excerpt(text)}"
+            "json", f"is not valid JSON: {_reason(error)}; it begins {_excerpt(text)}"
         ) from None
     if not isinstance(found, dict):
-        raise BadRecord("object", f"is no JSON object but {_excerpt(found)}")
+        raise BadRecord("object", f"must be a JSON object, got {_excerpt(found)}")
     return tuple(_value(found, key) for key in keys)
 
 
 def decoded(raw: bytes) -> str:
-    """Raises BadRecord, rule utf-8, naming the byte."""
+    """Decode UTF-8; raise BadRecord, rule utf-8, with the offset of the first bad byte."""
     try:
         return raw.decode()
     except UnicodeDecodeError as error:
         raise BadRecord(
             "utf-8",
-            f"is no UTF-8: byte 0x{raw[error.start]:02x} at {error.start} ({error.reason})",
+            f"is not valid UTF-8: byte 0x{raw[error.start]:02x} at {error.start} ({error.reason})",
         ) from None
 
 
 def _reason(error: Exception) -> str:
-    """Without the line, which to json is always 1."""
+    """Return the message without its line number, which is always 1."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg.removesuffix(' at')} at character {error.pos}"
     return str(error)
@@ -91,15 +90,15 @@ def _value(found: dict[str, Any], key: str) -> Text:
     texts = tuple(value) if isinstance(value, list) else (value,)
     for text in texts:
         if not isinstance(text, str):
-            kind = "neither a string nor a list of strings"
-            raise BadRecord("type", f"key {key!r} holds {_excerpt(value)}, {kind}")
+            rule = "must hold a string or a list of strings"
+            raise BadRecord("type", f"key {key!r} {rule}, got {_excerpt(value)}")
         if not text.isascii():
             _check_characters(text, key)
     return texts
 
 
 def _check_characters(text: str, key: str) -> None:
-    """JSON can write half a pair of surrogates, which no UTF-8 and no tokenizer has room for."""
+    """Refuse lone surrogates, which JSON can write and UTF-8 cannot encode."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

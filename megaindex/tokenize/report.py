@@ -1,4 +1,4 @@
-"""The result of a run, and the lines and rows that it left out."""
+"""Result of a tokenizing run, and the report of its bad lines and rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from megaindex.tokenize.parts import InputPart
 from megaindex.tokenize.reading import place_name
 from megaindex.tokenize.work_folder import Done, WorkFolder, not_written, read_bad_lines
 
-_FIRST = 10  # bad lines that are shown
+_FIRST = 10  # bad lines printed by the command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class BadLine:
     path: str
     format: str
     number: int
-    """Of the line, from 1; of the row of a Parquet file, from 0."""
+    """Number of the line, from 1, or of the row of a Parquet file, from 0."""
     rule: str
     detail: str
 
@@ -37,36 +37,40 @@ class BadLine:
 
 @dataclass(frozen=True, kw_only=True)
 class BadReport:
-    """All bad lines are in the file; the first are here."""
+    """The bad lines of a run."""
 
     path: str
+    """File that lists all of them."""
     count: int
     first: tuple[BadLine, ...]
+    """The first ten."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenized:
-    """The result of a run."""
+    """Result of `tokenize`."""
 
     pairs: tuple[WriteResult, ...]
-    """One for each key."""
+    """The pair of each key."""
     keys: tuple[str, ...]
     documents: int
+    """Documents of each pair."""
     empty: tuple[int, ...]
-    """Documents without a token, for each key; they are in the pair, as Megatron has them."""
+    """Documents without a token, for each key; they are in the pair, as in Megatron's."""
     blank_lines: int
+    """Blank lines skipped."""
     bad: BadReport | None
+    """Bad lines left out, if there were any."""
     input_bytes: int
-    """As the inputs lie there, packed or not."""
+    """Bytes of the inputs as stored."""
     parts: int
     resumed: int
     """Parts that an earlier run had finished."""
     new_tokens: int
-    """Of this run: without those of parts that an earlier one had finished, and those of an input
-    that is given twice once."""
+    """Tokens of all keys that this run produced; an input given twice counts once."""
 
     def lines(self, seconds: float) -> list[str]:
-        """What to print of a run that took so long: a line for each pair, then for all."""
+        """Return the lines that the command prints: one for each pair, then one for the run."""
         said = []
         for pair, empty in zip(self.pairs, self.empty, strict=True):
             without = f", {empty:,} documents without any" if empty else ""
@@ -76,7 +80,7 @@ class Tokenized:
             )
         rate = self.new_tokens / max(seconds, 1e-9)  # the clock may not have moved
         resumed = f", {self.resumed:,} of them from an earlier run" if self.resumed else ""
-        blank = f", {self.blank_lines:,} blank lines passed over" if self.blank_lines else ""
+        blank = f", {self.blank_lines:,} blank lines skipped" if self.blank_lines else ""
         plural = "" if self.parts == 1 else "s"
         said.append(
             f"  of {self.input_bytes / 1e6:,.1f} MB in {self.parts:,} part{plural}{resumed}{blank}"
@@ -97,7 +101,7 @@ def summed(
     input_bytes: int,
     fresh: set[str],
 ) -> Tokenized:
-    """Put together what came of all parts; `fresh` are the keys of those that this run did."""
+    """Sum the results of all parts; `fresh` holds the keys of those that this run tokenized."""
     once = {one.key: one for one in done}
     return Tokenized(
         pairs=pairs,
@@ -114,30 +118,28 @@ def summed(
 
 
 def bad_report_path(output: str) -> str:
-    """Return the path of the bad lines of a run with this output."""
     return f"{output}.bad.jsonl"
 
 
 def check_bad_report(output: str, inputs: Sequence[str], *, overwrite: bool) -> None:
-    """Refuse a report that would take the place of an input or, unless `overwrite`, of any file.
+    """Raise if the report of bad lines would replace an input or, unless `overwrite`, any file.
 
     Raises:
-        InvalidArgument: it is an input.
-        StorageError: it is there.
+        InvalidArgument: its path is that of an input.
+        StorageError: it exists.
     """
     path = bad_report_path(output)
     if os.path.realpath(path) in map(os.path.realpath, inputs):
         raise InvalidArgument(
-            f"{path}: is an input, and where bad lines of this call are reported; choose another "
-            f"prefix"
+            f"{path}: is both an input and the report of bad lines; choose another prefix"
         )
-    AtomicFiles([path], overwrite=overwrite)  # looks for an existing file
+    AtomicFiles([path], overwrite=overwrite)  # raises if the file exists
 
 
 def write_bad_report(
     output: str, parts: Sequence[InputPart], done: Sequence[Done], folder: WorkFolder
 ) -> BadReport | None:
-    """Write `<output>.bad.jsonl`, in the order of the inputs; without bad lines, remove it."""
+    """Write `<output>.bad.jsonl`, in the order of the inputs, or remove it without bad lines."""
     path = bad_report_path(output)
     count = sum(one.bad for one in done)
     if count == 0:
@@ -162,12 +164,12 @@ def write_bad_report(
 def _bad_lines(
     parts: Sequence[InputPart], done: Sequence[Done], folder: WorkFolder
 ) -> Iterator[BadLine]:
-    """Places in a file are those in its pieces, behind the lines of the pieces before."""
+    """Yield bad lines; their number in a file is the place in a piece plus the lines before it."""
     before = 0
     for part, one in zip(parts, done, strict=True):
         starts = []
         if len(one.lines) != len(part.pieces):
-            raise not_written(f"{folder.path}/{one.key}.json", "it counts lines of other pieces")
+            raise not_written(f"{folder.path}/{one.key}.json", "its pieces differ in number")
         for piece, lines in zip(part.pieces, one.lines, strict=True):
             before = before if piece.begin else 0
             starts.append(before)

@@ -1,4 +1,4 @@
-"""A tokenizing run: inputs, tasks, progress and assembly."""
+"""The function `tokenize`: divide the inputs into tasks, run them and merge their results."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from megaindex.tokenize.work_folder import (
     is_half_published,
     is_published,
 )
+from megaindex.validation import check_choice
 
 PART_BYTES = 1 << 26
 ON_BAD_LINE = ("stop", "skip")
@@ -60,12 +61,12 @@ def tokenize(
 ) -> Tokenized:
     """Write the documents of `inputs`, in their order, as .bin/.idx pairs.
 
-    The bytes are those of Megatron's tools/preprocess_data.py for the same tokenizer and options,
-    and depend neither on `part_bytes` nor on `engine`. Sentences are not split; a value that is a
-    list of strings is a document of as many sequences. Memory does not depend on the inputs, but
-    for their longest line. A pair appears whole or not at all. What a run that was killed has
-    finished lies in `<output>.parts`, and the same call goes on from there; parts of other inputs,
-    settings or tokenizers are done again.
+    The bytes equal those of Megatron's tools/preprocess_data.py with the same tokenizer and
+    options, and depend neither on `part_bytes` nor on `engine`. Sentences are not split; a list of
+    strings is a document of as many sequences. Memory depends only on the longest line. A pair is
+    published whole or not at all. An interrupted run leaves its finished parts in
+    `<output>.parts`, and the same call resumes from them; parts of other inputs, settings or
+    tokenizers are tokenized again.
 
     Args:
         output: prefix of the pair; with several keys, or `megatron_names`, the pairs are
@@ -73,31 +74,34 @@ def tokenize(
         inputs: files, objects of a store (URLs), or folders of them; JSONL, text (both plain, gzip
             or zstd) or Parquet.
         tokenizer: a tokenizer.json or SentencePiece model, a folder that holds one, or "bytes".
-        format: "jsonl", "lines", "files" or "parquet"; None goes by the files' names.
-        keys: of the JSON objects, or columns; one pair each.
-        eod: token or id behind each document; a token is given by its text.
-        append_eod: as `eod`, with the token that the tokenizer itself names.
-        add_special_tokens: let a tokenizer.json add the tokens that its template has, such as one
-            for the beginning, as Megatron does by default.
-        dtype: token type; by default uint16 for less than 65,500 tokens, else int32, as Megatron.
-        on_bad_line: "stop" at a line or row that is refused, or "skip", count and report it in
+        format: "jsonl", "lines", "files" or "parquet"; by default it follows from each suffix.
+        keys: keys of the JSON objects, or columns; each gets a pair.
+        eod: id, or text of the token, appended to each document.
+        append_eod: append the end token that the tokenizer defines.
+        add_special_tokens: add the special tokens of a tokenizer.json's template, such as a begin
+            token, as Megatron does by default.
+        dtype: token type; by default, as in Megatron, uint16 for a vocabulary of less than 65,500
+            tokens, else int32.
+        on_bad_line: "stop" raises at a bad line or row; "skip" leaves it out and lists it in
             `<output>.bad.jsonl`.
-        part_bytes: of input, for each task.
-        engine: where tasks run; by default processes of this machine, one for each CPU.
-        overwrite: replace existing pairs, and the report of bad lines beside them.
-        stage: given the name of a stage, a context manager that yields its progress bar.
+        part_bytes: bytes of input for each task.
+        engine: engine that runs the tasks; by default local processes, one for each CPU.
+        overwrite: replace existing pairs, and the report of bad lines.
+        stage: function of a stage's name that returns a context manager of its progress bar.
+
+    Returns:
+        Counts of documents, tokens and bad lines, and the pairs written.
 
     Raises:
         InvalidArgument: settings contradict the inputs, the tokenizer or one another, `output` is
-            no prefix, an input is a pipe, `<output>.parts` holds files of others, or a
-            library is missing.
-        FormatError: an input or the tokenizer is damaged or empty, there is no document, or with
-            "stop" a line is none.
+            not a new prefix, an input is a pipe, `<output>.parts` holds other files, or a library
+            is missing.
+        FormatError: an input or the tokenizer is damaged or empty, the inputs hold no document, or
+            a line is bad with "stop".
         StorageError: an output exists, an input changed, or a file cannot be read or written.
         EngineError: the tasks cannot be run.
     """
-    if on_bad_line not in ON_BAD_LINE:
-        raise InvalidArgument(f"on_bad_line must be stop or skip, got {on_bad_line!r}")
+    check_choice("on_bad_line", on_bad_line, ON_BAD_LINE)
     output = os.fspath(output)
     prefixes = _prefixes(output, keys, megatron_names)
     sources = find_sources(inputs, format, leave_out=(f"{output}.parts", bad_report_path(output)))
@@ -117,7 +121,7 @@ def tokenize(
             for part in parts
         ]
         done, fresh = _all_done(tasks, work, engine, stage)
-        for source in sources:  # those of parts that an earlier run finished, too
+        for source in sources:  # also those of parts that an earlier run finished
             source.check_unchanged()
         work.begin_merging(parts, overwrite=overwrite)
         report = write_bad_report(output, parts, done, work.folder)
@@ -127,7 +131,7 @@ def tokenize(
             if not (merging and is_published(prefix, sizes)):
                 ours = merging and is_half_published(prefix, sizes)
                 _merge(prefix, number, done, work.folder, overwrite or ours, stage)
-        work.is_over()
+        work.clear()
     outcomes = tuple(checked_outcome(prefix, "megatron") for prefix in prefixes)
     return summed(
         outcomes,
@@ -140,21 +144,19 @@ def tokenize(
 
 
 def _prefixes(output: str, keys: Sequence[str], megatron_names: bool) -> list[str]:
-    """InvalidArgument for what cannot name an output, before anything is looked at."""
     check_local(output, "write the pair to a disk and upload it with the store's own tool")
     check_not_a_half(output)
     if not output or output.endswith("/") or "\0" in output or os.path.exists(output):
-        what = "exists" if output and os.path.exists(output) else "is no prefix"
+        what = "exists" if output and os.path.exists(output) else "is not a prefix"
         raise InvalidArgument(
-            f"OUT={output!r}: {what}; OUT is the prefix of the pair, which gets .bin and .idx, and "
-            f"comes first, before the inputs"
+            f"OUT={output!r}: {what}; give the prefix of the new pair first, then the inputs"
         )
     if len(keys) == 1 and not megatron_names:
         return [output]
     for key in keys:
         if "/" in key or "\0" in key:
             raise InvalidArgument(
-                f"key {key!r}: becomes part of the name of a file, which holds no / and no NUL; "
+                f"key {key!r}: must not contain / or NUL, since it is part of a file name; "
                 f"tokenize it alone, without --megatron-names, or rename it in the inputs"
             )
     return [f"{output}_{key}_document" for key in keys]
@@ -163,12 +165,12 @@ def _prefixes(output: str, keys: Sequence[str], megatron_names: bool) -> list[st
 def _all_done(
     tasks: Sequence[Task], work: WorkLock, engine: Engine | None, stage: Stage
 ) -> tuple[list[Done], set[str]]:
-    """Return the result of every part, and the keys of those that no earlier run had finished."""
+    """Return the result of every part, and the keys of those tokenized now."""
     stop, pairs = tasks[0].stop, len(tasks[0].settings.keys)
     found = [work.folder.read_done(task.part.key, pairs) for task in tasks]
     done = {one.key: one for one in found if one is not None and not (stop and one.bad)}
-    work.tell_strangers({task.part.key for task in tasks})
-    # an input that is given twice is done once
+    work.warn_of_unused_parts({task.part.key for task in tasks})
+    # an input given twice is tokenized once
     todo = list({t.part.key: t for t in tasks if t.part.key not in done}.values())
     if todo:
         total = sum(task.part.nbytes for task in todo)
@@ -189,10 +191,10 @@ def _check_any(done: Sequence[Done], paths: Sequence[str], report: BadReport | N
     lines = sum(sum(one.lines) for one in done)
     blank, bad = sum(one.blank for one in done), sum(one.bad for one in done)
     others = f" and {len(paths) - 1:,} other inputs" if len(paths) > 1 else ""
-    why = "" if report is None else f"; all bad ones are in {report.path}, first {report.first[0]}"
+    listed = "" if report is None else f" ({report.path} lists them, first {report.first[0]})"
     raise FormatError(
         f"{paths[0]}{others}: no document in {lines:,} lines, of which {blank:,} are blank and "
-        f"{bad:,} bad; check inputs, format and keys{why}"
+        f"{bad:,} bad{listed}; check inputs, format and keys"
     )
 
 
@@ -205,5 +207,5 @@ def _merge(
     stage: Stage,
 ) -> None:
     pairs = [folder.pair(one.name, number) for one in done if one.documents]
-    with stage(f"putting {len(pairs):,} parts together") as bar:
+    with stage(f"merging {len(pairs):,} parts") as bar:
         merge(prefix, pairs, overwrite=overwrite, bar=bar)

@@ -1,6 +1,6 @@
 """Tokenizers: byte level, Hugging Face tokenizers and SentencePiece.
 
-| file | library | what is called | what of Megatron's it equals |
+| file | library | call | equal to Megatron's |
 |---|---|---|---|
 | tokenizer.json | tokenizers | `encode_batch(texts)` | AutoTokenizer's `(text).input_ids` |
 | *.model | sentencepiece | `encode(texts)` | `encode_as_ids(text)` |
@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import xxhash
 
@@ -24,17 +24,18 @@ from megaindex.errors import FormatError, InvalidArgument, StorageError
 from megaindex.io.json_files import read_object
 from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import check_local, open_regular
-from megaindex.tokenize.byte_level import END_OF_DOCUMENT
 
 BYTES = "bytes"
+END_OF_DOCUMENT = 256
+"""End token of the byte-level tokenizer."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerFile:
-    """A tokenizer identified by its content; small, so that it travels with every task."""
+    """A tokenizer identified by its content; small and picklable."""
 
     path: str
-    """Of its file; "bytes" for the built-in one."""
+    """Path of the file; "bytes" for the built-in one."""
     library: str
     """"tokenizers", "sentencepiece" or "bytes"."""
     fingerprint: str
@@ -46,28 +47,28 @@ class TokenizerFile:
 
 
 class Tokenizer(Protocol):
-    """A loaded tokenizer; one thread, no state that one text leaves for the next."""
+    """A loaded tokenizer: single-threaded, stateless between texts."""
 
     vocab_size: int
-    """As Megatron counts it to choose the token type."""
+    """Size by which Megatron chooses the token type."""
     largest_id: int
 
     @property
     def own_eod(self) -> int | None:
-        """The token that the tokenizer itself says ends a document."""
+        """The end token that the tokenizer defines."""
 
     def id_of(self, token: str) -> int | None:
         """Return the id of a token by its text; None if it is unknown."""
 
     def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
-        """Return ids of each text; raises what the library raises for a text it cannot encode."""
+        """Return the ids of each text; errors of the library are passed on."""
 
 
 def find_tokenizer(path: str | os.PathLike[str], *, add_special_tokens: bool) -> TokenizerFile:
     """Return the tokenizer at `path`: a file, a folder that holds one, or "bytes".
 
     Raises:
-        InvalidArgument: the library that it takes is not installed.
+        InvalidArgument: its library is not installed, or a folder holds no tokenizer.
         StorageError: the file cannot be read.
     """
     path = os.fspath(path)
@@ -89,7 +90,7 @@ def find_tokenizer(path: str | os.PathLike[str], *, add_special_tokens: bool) ->
 
 @functools.lru_cache(maxsize=1)
 def load(file: TokenizerFile) -> Tokenizer:
-    """Load it, once in a process.
+    """Load a tokenizer; the last one loaded is cached.
 
     Raises:
         FormatError: the file is not a tokenizer.
@@ -101,15 +102,15 @@ def load(file: TokenizerFile) -> Tokenizer:
     now = find_tokenizer(file.path, add_special_tokens=file.add_special_tokens)
     if now != file:
         raise StorageError(
-            f"{file.path}: is not the tokenizer that the run began with ({now.fingerprint}, was "
-            f"{file.fingerprint}); put it back, or begin anew"
+            f"{file.path}: changed since the run began ({now.fingerprint}, was "
+            f"{file.fingerprint}); restore it, or start again"
         )
-    return load_sentencepiece(file) if file.library == "sentencepiece" else load_tokenizers(file)
+    return SentencePiece(file) if file.library == "sentencepiece" else HuggingFace(file)
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep the libraries from starting threads of their own: tasks are the parallelism."""
+    """Keep the libraries from starting threads of their own, since tasks run in parallel."""
     name = "TOKENIZERS_PARALLELISM"
     before = os.environ.get(name)
     os.environ[name] = "false"
@@ -123,7 +124,7 @@ def one_thread() -> Iterator[None]:
 
 
 class Bytes:
-    """Token = byte of the UTF-8 text, 256 = end of document."""
+    """Byte-level tokenizer: ids 0 to 255 are bytes of the UTF-8 text, 256 ends a document."""
 
     vocab_size = END_OF_DOCUMENT + 1
     largest_id = END_OF_DOCUMENT
@@ -138,14 +139,18 @@ class Bytes:
 
 
 class HuggingFace:
-    """A tokenizer.json, as transformers' fast tokenizers run it, without truncation and padding."""
+    """A tokenizer.json, as in transformers' fast tokenizers, without truncation and padding."""
 
-    def __init__(self, loaded: Any, file: TokenizerFile) -> None:
-        loaded.no_truncation()  # a tokenizer.json may ask for both
+    def __init__(self, file: TokenizerFile) -> None:
+        from tokenizers import Tokenizer
+
+        with _readable(file, "the tokenizers library"):
+            loaded = Tokenizer.from_file(file.path)
+        loaded.no_truncation()  # a tokenizer.json may turn both on
         loaded.no_padding()
         self._loaded = loaded
         self._special = file.add_special_tokens
-        # without offsets, which nobody asks for; there since tokenizers 0.20
+        # tokenizers 0.20 added encode_batch_fast, which computes no offsets
         self._encode = getattr(loaded, "encode_batch_fast", loaded.encode_batch)
         self.vocab_size: int = loaded.get_vocab_size(with_added_tokens=True)
         self.largest_id: int = max(loaded.get_vocab(with_added_tokens=True).values(), default=-1)
@@ -166,9 +171,13 @@ class HuggingFace:
 
 
 class SentencePiece:
-    """A SentencePiece model; neither begin nor end of a sentence is added."""
+    """A SentencePiece model, without begin and end tokens."""
 
-    def __init__(self, loaded: Any) -> None:
+    def __init__(self, file: TokenizerFile) -> None:
+        import sentencepiece
+
+        with _readable(file, "SentencePiece"):
+            loaded = sentencepiece.SentencePieceProcessor(model_file=file.path)
         self._loaded = loaded
         self.vocab_size: int = loaded.get_piece_size()
         self.largest_id: int = self.vocab_size - 1
@@ -179,7 +188,7 @@ class SentencePiece:
         return found if found >= 0 else None
 
     def id_of(self, token: str) -> int | None:
-        found: int = self._loaded.piece_to_id(token)  # of the unknown token, for what is unknown
+        found: int = self._loaded.piece_to_id(token)  # id of <unk> for an unknown token
         return found if self._loaded.id_to_piece(found) == token else None
 
     def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
@@ -187,36 +196,20 @@ class SentencePiece:
         return ids
 
 
-def load_tokenizers(file: TokenizerFile) -> HuggingFace:
-    """Load a tokenizer.json; FormatError for any other file."""
-    from tokenizers import Tokenizer
-
+@contextmanager
+def _readable(file: TokenizerFile, library: str) -> Iterator[None]:
+    """Raise FormatError for an error of the library, which may be of any type."""
     try:
-        loaded = Tokenizer.from_file(file.path)
-    except Exception as error:  # the library raises nothing more precise
+        yield
+    except Exception as error:
         raise FormatError(
-            f"{file.path}: is no tokenizer that the tokenizers library can read: {error}; pass a "
-            f"tokenizer.json, a SentencePiece .model, or bytes"
+            f"{file.path}: cannot be read by {library}: {error}; pass a tokenizer.json, a "
+            f"SentencePiece .model, or bytes"
         ) from error
-    return HuggingFace(loaded, file)
-
-
-def load_sentencepiece(file: TokenizerFile) -> SentencePiece:
-    """Load a SentencePiece model; FormatError for any other file."""
-    import sentencepiece
-
-    try:
-        loaded = sentencepiece.SentencePieceProcessor(model_file=file.path)
-    except (RuntimeError, OSError) as error:
-        raise FormatError(
-            f"{file.path}: is no tokenizer that SentencePiece can read: {error}; pass a "
-            f"tokenizer.json, a SentencePiece .model, or bytes"
-        ) from error
-    return SentencePiece(loaded)
 
 
 def _configured_eos(path: str) -> str | None:
-    """Return the end token that the tokenizer_config.json beside a tokenizer.json names."""
+    """Return the end token of the tokenizer_config.json beside a tokenizer.json."""
     beside = os.path.join(os.path.dirname(path), "tokenizer_config.json")
     try:
         config = read_object(beside)
@@ -224,9 +217,10 @@ def _configured_eos(path: str) -> str | None:
         return None
     except (OSError, ValueError) as error:
         raise FormatError(
-            f"{beside}: must be a JSON object, but {error}; mend it, or move it away and pass --eod"
+            f"{beside}: must be a JSON object, but {error}; correct it, or move it away and pass "
+            "--eod"
         ) from error
-    for name in ("eos_token", "sep_token"):  # Megatron takes the second for want of the first
+    for name in ("eos_token", "sep_token"):  # in the order of Megatron
         token = config.get(name)
         token = token.get("content") if isinstance(token, dict) else token
         if isinstance(token, str):
@@ -252,5 +246,5 @@ def _version(library: str, path: str) -> str:
         return version(library)
     except PackageNotFoundError:
         raise InvalidArgument(
-            f"{path}: takes the library {library}; pip install 'megaindex[{library}]'"
+            f"{path}: needs the library {library}; pip install 'megaindex[{library}]'"
         ) from None

@@ -1,10 +1,10 @@
 """The work folder of a tokenizing run: its lock and its finished parts.
 
-For a part there are `<key>.<attempt>.0.bin/.idx` (and `.1`, … for further keys),
-`<key>.<attempt>.bad.jsonl` if it had bad lines, and `<key>.json`, put there last: a part is
-finished if that is there and the sizes it states are those of the pairs. Attempts have names of
-their own, so two workers at one part are not in each other's way. While a part is worked on,
-`<key>.<attempt>.pulse` says how far.
+A part has the files `<key>.<attempt>.0.bin/.idx` (and `.1`, … for further keys),
+`<key>.<attempt>.bad.jsonl` if it had bad lines, and `<key>.json`, written last: a part is finished
+if that file exists and the pairs have the sizes stated in it. Each attempt has a random name, so
+that two workers on one part do not collide. `<key>.<attempt>.pulse` holds the progress of an
+unfinished part.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from megaindex.tokenize.records import Refused
 
 logger = logging.getLogger("megaindex")
 
-_EMPTY_IDX = 42  # header and first bound: what every .idx has once
-_RANDOM = re.compile(r"[0-9a-f]{16}")  # behind .tmp. in the name of a temporary
+_EMPTY_IDX = 42  # bytes of the header and the first bound of an .idx
+_RANDOM = re.compile(r"[0-9a-f]{16}")  # end of a temporary file's name, after .tmp.
 MERGING = "merging.json"
 _BEAT_SECONDS = 1.0
 _ATTEMPT = re.compile(r"[0-9a-f]{8}")
@@ -52,16 +52,18 @@ _OURS = re.compile(
     r"|[0-9a-f]{32}\.[0-9a-f]{8}\.(pulse|(\d+\.(bin|idx)|bad\.jsonl)(\.tmp\.[0-9a-f]+)?)"
     r"|merging\.json(\.tmp\.[0-9a-f]+)?"
     r"|run\.claim(\.[0-9a-f]+(\.dead)?)?"
-    r"|\.nfs[0-9a-f]+"  # what a network file system makes of a file that is removed while open
+    r"|\.nfs[0-9a-f]+"  # NFS: a file removed while open
 )
 
 
 class WorkLock:
-    """Held inside ``with``; what another run left there is kept, what a dead one held is taken.
+    """Lock of an output and its work folder, held inside ``with``.
+
+    Finished parts of earlier runs are kept; the lock of a dead run is taken over.
 
     Raises, on entering:
-        InvalidArgument: the folder holds what no run made, or is not a folder.
-        StorageError: another run is at work on the same output, or the folder cannot be made.
+        InvalidArgument: the folder holds other files, or is not a folder.
+        StorageError: another run holds the lock, or the folder cannot be made.
     """
 
     def __init__(self, output: str) -> None:
@@ -71,7 +73,7 @@ class WorkLock:
         self._claim = Claim(self.folder.path, "run")
         self._claim_path = Path(self.folder.path, "run.claim")
         self._token: object = None
-        self._told = False
+        self._warned = False
 
     def __enter__(self) -> WorkLock:
         self.folder.check_own()
@@ -80,11 +82,11 @@ class WorkLock:
             contextlib.suppress(FileExistsError),
         ):
             os.mkdir(self.folder.path)
-        # one that died on another machine shows by then
+        # after that time a holder that died on another machine is recognized as dead
         deadline = time.monotonic() + 1.5 * STALE_AFTER
         try:
             self._take(deadline)
-        except BaseException:  # a Ctrl-C too: nobody waits for a run that did not begin
+        except BaseException:  # including Ctrl-C
             self._claim.give_up()
             raise
         return self
@@ -92,16 +94,15 @@ class WorkLock:
     def _take(self, deadline: float) -> None:
         try:
             while not self._claim.acquire():
-                self._tell_who_holds_it()
+                self._warn_of_holder()
                 self._claim.wait(deadline)
         except StorageError as error:
             holder = read_claim(self._claim_path)
             if holder is None:
                 raise
             raise StorageError(
-                f"{self._output}: another run is at work on it ({describe_holder(holder)}); let it "
-                "end, or "
-                f"choose another prefix"
+                f"{self._output}: another run is writing it ({describe_holder(holder)}); wait for "
+                "its end, or choose another prefix"
             ) from error
         self._claim.__enter__()
         self._token = token_of(read_claim(self._claim_path))
@@ -109,64 +110,62 @@ class WorkLock:
 
     def __exit__(self, *_: object) -> None:
         finished: set[str] = set()
-        with contextlib.suppress(StorageError):  # somebody took the folder away
+        with contextlib.suppress(StorageError):  # the folder was removed by others
             finished = self.folder.finished_keys()
         if not finished and not os.path.exists(self._merging):
-            self.is_over()  # what is left is of no use to the next run
+            self.clear()
         self._claim.__exit__()
         try:
             os.rmdir(self.folder.path)
         except OSError:
             if finished:
                 logger.warning(
-                    "%s: %d finished parts are kept there; give the same command again to go on "
-                    "from them, or delete the folder",
+                    "%s: %d finished parts are kept there; repeat the command to resume from them, "
+                    "or delete the folder",
                     self.folder.path,
                     len(finished),
                 )
 
-    def _tell_who_holds_it(self) -> None:
-        """Warn, once: the wait is of a minute and more."""
+    def _warn_of_holder(self) -> None:
+        """Warn once, since the wait may be longer than a minute."""
         holder = read_claim(self._claim_path)
-        if holder is not None and not holder_is_dead(holder) and not self._told:
-            self._told = True
+        if holder is not None and not holder_is_dead(holder) and not self._warned:
+            self._warned = True
             logger.warning(
-                "%s: another run holds it (%s); waiting up to %.0f seconds for it to end or to "
-                "show no sign of life",
+                "%s: another run is writing it (%s); waiting up to %.0f seconds for it to end or "
+                "to stop responding",
                 self._output,
                 describe_holder(holder),
                 1.5 * STALE_AFTER,
             )
 
-    def tell_strangers(self, keys: set[str]) -> None:
-        """Warn of finished parts that this run has no use for."""
-        strangers = self.folder.finished_keys() - keys
-        if strangers:
+    def warn_of_unused_parts(self, keys: set[str]) -> None:
+        """Warn of finished parts whose key is not in `keys`."""
+        unused = self.folder.finished_keys() - keys
+        if unused:
             logger.warning(
-                "%s: %d finished parts are of other inputs, settings or tokenizers than now; they "
-                "are not used, and go with the folder at the end",
+                "%s: %d finished parts are of other inputs, settings or tokenizers; they are not "
+                "used, and removed with the folder at the end",
                 self.folder.path,
-                len(strangers),
+                len(unused),
             )
 
     def begin_merging(self, parts: Sequence[InputPart], *, overwrite: bool) -> None:
-        """Note whether no output was there before, so that those found later are this run's."""
-        if self.is_merging(parts):  # as it was then
+        """Record that merging begins and no output exists: outputs found later are of this run."""
+        if self.is_merging(parts):
             return
         with as_storage_error(self._merging, "cannot write"), open(self._merging, "w") as file:
-            # with overwrite an old output could not be told from a new one
+            # with overwrite an old output looks like a new one
             json.dump({"parts": _digest(parts), "was_free": not overwrite}, file)
             file.flush()
             os.fsync(file.fileno())
 
     def is_merging(self, parts: Sequence[InputPart]) -> bool:
-        """Whether an earlier run had come to `begin_merging` with the same parts, and no output was
-        there then."""
+        """Return True if an earlier run began to merge the same parts without existing outputs."""
         return self._note() == {"parts": _digest(parts), "was_free": True}
 
     def remove_leftovers(self, parts: Sequence[InputPart], prefixes: Sequence[str]) -> None:
-        """Remove the temporaries of an earlier run with the same parts that was killed while it put
-        them together; no other run is at these outputs as long as this one is held."""
+        """Remove temporary files of an earlier run killed while it merged the same parts."""
         if self._note().get("parts") != _digest(parts):
             return
         finals = {path for prefix in prefixes for path in pair_paths(os.path.abspath(prefix))}
@@ -180,17 +179,14 @@ class WorkLock:
                     with contextlib.suppress(OSError):
                         os.unlink(path)
 
-    def is_over(self) -> None:
-        """Remove all that runs made in the folder, but for the claim, which goes last.
-
-        A run that was frozen for so long that another took the folder leaves it to that one.
-        """
-        with contextlib.suppress(StorageError):  # then the next run removes it
+    def clear(self) -> None:
+        """Remove the files of runs, unless another run has taken over the lock meanwhile."""
+        with contextlib.suppress(StorageError):  # the next run removes them
             if token_of(read_claim(self._claim_path)) == self._token:
                 self.folder.clear()
 
     def _note(self) -> dict[str, object]:
-        """Return what `begin_merging` wrote; empty where it did not."""
+        """Return the record of `begin_merging`, or an empty one."""
         try:
             return read_object(self._merging)
         except (OSError, Damaged):
@@ -203,11 +199,12 @@ class Done:
 
     key: str
     attempt: str
-    """Part of the names of its files."""
+    """Random part of its files' names."""
     documents: int
     blank: int
-    """Lines without a character."""
+    """Blank lines."""
     bad: int
+    """Bad lines or rows."""
     tokens: tuple[int, ...]
     """For each key."""
     empty: tuple[int, ...]
@@ -223,13 +220,13 @@ class Done:
 
 
 class WorkFolder:
-    """Names and finished parts of one folder."""
+    """File names and finished parts of a work folder."""
 
     def __init__(self, path: str) -> None:
         self.path = path
 
     def pair(self, name: str, number: int) -> str:
-        """Return prefix of a pair; `name` is `<key>.<attempt>`, here and below."""
+        """Return the prefix of a pair; `name` is `<key>.<attempt>`, here and below."""
         return os.path.join(self.path, f"{name}.{number}")
 
     def bad(self, name: str) -> str:
@@ -239,7 +236,7 @@ class WorkFolder:
         return os.path.join(self.path, f"{name}.pulse")
 
     def read_done(self, key: str, pairs: int) -> Done | None:
-        """Return the result of a part; None if it is not finished, or not whole any more."""
+        """Return the result of a part, or None if it is unfinished or no longer complete."""
         try:
             fields = read_object(self._done(key))
             done = Done(**{name: _tuples(value) for name, value in fields.items()})
@@ -252,7 +249,7 @@ class WorkFolder:
         return done if (done.key, done.sizes) == (key, sizes) and bad_is_there else None
 
     def write_done(self, done: Done) -> None:
-        """Replaces what another attempt wrote: whichever is there, its files are too."""
+        """Write the result of a part; it may replace that of another finished attempt."""
         path = self._done(done.key)
         temporary = f"{path}.tmp.{done.attempt}"
         with as_storage_error(path, "cannot write"):
@@ -263,7 +260,7 @@ class WorkFolder:
             os.replace(temporary, path)
 
     def bytes_in_progress(self) -> int:
-        """Return bytes of input that unfinished parts have behind them, as they last said."""
+        """Return the bytes of input that unfinished parts have read, from their heartbeats."""
         total = 0
         with contextlib.suppress(OSError):
             for entry in os.scandir(self.path):
@@ -273,39 +270,38 @@ class WorkFolder:
         return total
 
     def finished_keys(self) -> set[str]:
-        """Keys of parts that are finished, of this run or another."""
+        """Return the keys of finished parts of all runs."""
         with as_storage_error(self.path, "cannot list the work folder"):
             names = os.listdir(self.path)
         return {name.removesuffix(".json") for name in names if _DONE.fullmatch(name)}
 
     def remove_temporaries(self) -> None:
-        """Of workers that are gone."""
+        """Remove the temporary files of workers that no longer run."""
         self._remove(name for name in self._own() if ".tmp." in name or name.endswith(".pulse"))
 
     def check_own(self) -> None:
-        """InvalidArgument if something is in the way of the folder, or in it and not of a run.
+        """Raise InvalidArgument if the path is not a folder, or holds files not made by a run.
 
-        At the end the folder goes with all that is in it, so it must hold nothing else.
+        The folder is removed at the end of a run.
         """
         if os.path.lexists(self.path) and not os.path.isdir(self.path):
             raise InvalidArgument(
-                f"{self.path}: is no folder, and finished parts are kept in one of that name until "
-                f"the end; move it away, or choose another prefix"
+                f"{self.path}: must be a folder or not exist, since finished parts are kept there; "
+                f"move it away, or choose another prefix"
             )
         with contextlib.suppress(FileNotFoundError), as_storage_error(self.path, "cannot list"):
             for entry in sorted(os.scandir(self.path), key=lambda entry: entry.name):
                 if not _OURS.fullmatch(entry.name) or entry.is_dir(follow_symlinks=False):
                     raise InvalidArgument(
-                        f"{self.path}: holds {entry.name}, which no run puts there, and the folder "
-                        f"goes at the end; move that away, or choose another prefix"
+                        f"{self.path}: holds {entry.name}, which is not a file of a run, and the "
+                        f"folder is removed at the end; move the file, or choose another prefix"
                     )
 
     def clear(self) -> None:
-        """Remove what runs made, but for the claim.
+        """Remove the files of runs except the claim.
 
-        Pairs go first, then the outcomes, which alone make no part look finished, then the note
-        that parts were put together: a run that comes upon what an interruption left knows that
-        the pairs at the output are those of the same parts.
+        Pairs are removed first, then results, then the record of merging: after an interruption
+        in between, the next run still recognizes the pairs at the output as its own.
         """
         names = [name for name in self._own() if not name.startswith("run.claim")]
         self._remove(sorted(names, key=lambda name: (name == MERGING, bool(_DONE.fullmatch(name)))))
@@ -326,9 +322,9 @@ class WorkFolder:
 
 
 class BadLines:
-    """The bad lines of a part, on disk: `{"piece", "place", "rule", "detail"}` on each line.
+    """Writer of the bad lines of a part: a JSON object with piece, place, rule and detail a line.
 
-    The file appears when the `with` block ends, if there were any.
+    The file is published at the end of the `with` block if there were any.
     """
 
     def __init__(self, path: str) -> None:
@@ -338,7 +334,7 @@ class BadLines:
         self.count = 0
 
     def add(self, piece: int, refused: Refused) -> None:
-        """`piece` by its number in the part."""
+        """Add a bad line of the piece with this number in the part."""
         if self._file is None:
             self._file = self._files.open(self._path)
         error = refused.error
@@ -364,7 +360,7 @@ class BadLines:
 
 
 def read_bad_lines(path: str) -> Iterator[dict[str, Any]]:
-    """Yield what `BadLines` wrote; FormatError for anything else."""
+    """Yield the entries that `BadLines` wrote; raise FormatError for any other content."""
     with as_storage_error(path, "cannot read the bad lines"), open(path, "rb") as file:
         for number, line in enumerate(file, start=1):
             try:
@@ -373,35 +369,35 @@ def read_bad_lines(path: str) -> Iterator[dict[str, Any]]:
             except Damaged as error:
                 raise not_written(path, f"line {number}: {error}") from error
             if kinds != _BAD_LINE:
-                raise not_written(path, f"line {number}: it names no bad line")
+                raise not_written(path, f"line {number}: not an entry of a bad line")
             yield entry
 
 
 def not_written(path: str, what: str) -> FormatError:
     return FormatError(
-        f"{path}: must be as a run wrote it, but {what}; delete the folder it is in, and give the "
-        f"command again"
+        f"{path}: was changed after a run wrote it: {what}; delete its folder and repeat the "
+        "command"
     )
 
 
 class Heartbeat:
-    """A file with the progress of a part, written every second, for the progress bar alone."""
+    """A file with the progress of a part, written every second for the progress bar."""
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._last = time.monotonic()
-        self._behind = 0
+        self._before = 0
 
-    def beat(self, done: int) -> None:
-        """`done` bytes of the current piece are read."""
+    def update(self, done: int) -> None:
+        """Record that `done` bytes of the current piece are read."""
         now = time.monotonic()
         if now - self._last >= _BEAT_SECONDS:
             self._last = now
             with contextlib.suppress(OSError), open(self._path, "w") as file:
-                file.write(str(self._behind + done))
+                file.write(str(self._before + done))
 
     def piece_done(self, nbytes: int) -> None:
-        self._behind += nbytes
+        self._before += nbytes
 
     def __enter__(self) -> Heartbeat:
         return self
@@ -412,13 +408,13 @@ class Heartbeat:
 
 
 def pair_bytes(prefix: str) -> tuple[int, int]:
-    """Return sizes of the .bin and the .idx; OSError if one is not there."""
+    """Return the sizes of the .bin and the .idx; raise OSError if one is missing."""
     first, second = pair_paths(prefix)
     return os.path.getsize(first), os.path.getsize(second)
 
 
 def is_published(prefix: str, parts: Sequence[tuple[int, int]]) -> bool:
-    """Return whether a pair is there with the sizes that `parts`, of such sizes, have together."""
+    """Return True if a pair exists with the sizes of the merged `parts`."""
     bins = sum(size for size, _ in parts)
     idxs = sum(size - _EMPTY_IDX for _, size in parts) + _EMPTY_IDX
     try:
@@ -428,7 +424,7 @@ def is_published(prefix: str, parts: Sequence[tuple[int, int]]) -> bool:
 
 
 def is_half_published(prefix: str, parts: Sequence[tuple[int, int]]) -> bool:
-    """Whether a run that was killed while it published a pair left the .bin and no .idx yet."""
+    """Return True if a killed run published the .bin of the merged `parts` without its .idx."""
     tokens, index = pair_paths(prefix)
     try:
         whole = os.path.getsize(tokens) == sum(size for size, _ in parts)
@@ -442,7 +438,7 @@ def _digest(parts: Sequence[InputPart]) -> str:
 
 
 def _is_possible(done: Done, pairs: int) -> bool:
-    """Whether a run can have written it: what becomes a path or is added up is as it must be."""
+    """Return True if the fields used as paths and counts are valid."""
     counts = (done.documents, done.blank, done.bad, *done.tokens, *done.empty, *done.lines)
     return (
         isinstance(done.attempt, str)

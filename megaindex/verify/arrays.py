@@ -1,7 +1,8 @@
-"""Rules of index arrays, and of sets under a framework's names.
+"""Checks of cache entries, snapshots, and sets of index arrays under a framework's names.
 
-What has no sidecar is the framework's and not judged. A sidecar may describe sets that were built
-again since, and have another by now: it is held to those whose sidecar it still is.
+Arrays without a sidecar belong to the framework and are not checked. A sidecar may describe sets
+that were rebuilt since and have another sidecar by now; only the sets that it still belongs to are
+checked.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ from megaindex.progress import Bar
 from megaindex.verify.report import Collector, Report, Severity
 
 Located = tuple[str, Fault, int]
-"""Name of an array, its first fault under a rule, and how many there are."""
+"""Name of an array, its first fault under a rule, and the number of such faults."""
 
-_BUILT = "the next run that asks for it builds it again"
+_BUILT = "the next run that needs it builds it again"
 _FOUND = "remove all files of that name, they will be built again"
-_READ = "the next run that uses its arrays checks them and writes it anew"
+_READ = "the next run that uses its arrays checks them and writes a new one"
 _REBUILT = "remove the directory, it will be rebuilt"
 _STRAY = Fault(
     rule="stray-file",
-    found="a file the manifest does not name",
-    expected="none",
-    remedy="nothing reads it; remove it",
+    found="a file that the manifest does not list",
+    expected="listed files only",
+    remedy="it is never read; remove it",
 )
 
 
@@ -73,7 +74,7 @@ def verify_arrays(sidecar: str, *, full: bool, bar: Bar) -> Report:
 
 
 def verify_cache(cache: str, *, full: bool, bar: Bar) -> Report:
-    """Check every entry of a cache, and name what an interrupted build left behind."""
+    """Check every entry of a cache, and report the remains of interrupted builds."""
     found = Collector()
     counted = _check_entries(entries(cache), full, found, bar)
     return found.report(cache, "cache", full=full, counted=counted)
@@ -87,12 +88,11 @@ def verify_entry(entry: str, *, full: bool, bar: Bar) -> Report:
 
 
 def verify_snapshot(path: str, *, full: bool, bar: Bar) -> Report:
-    """Check the records of sources that a blend or a recipe left in a cache.
+    """Check the records of sources that a blend or a recipe wrote to a cache.
 
-    Sources that changed since are not a fault: whoever reads the snapshot compares them, and opens
-    them anew.
+    Sources that changed since are not a fault, since every reader of a snapshot compares them.
     """
-    del bar  # a snapshot is read at once
+    del bar  # a snapshot is small
     found = Collector()
     records = []
     try:
@@ -103,14 +103,14 @@ def verify_snapshot(path: str, *, full: bool, bar: Bar) -> Report:
             rule="snapshot",
             found=str(error),
             expected="a snapshot as megaindex writes it",
-            remedy="remove it; the next run opens every source and writes it anew",
+            remedy="remove it; the next run opens every source and writes a new one",
         )
         found.add(path, fault)
     return found.report(path, "snapshot", full=full, counted={"sources": len(records)})
 
 
 def own_sets(sidecar: str, file: SidecarFile) -> list[tuple[str, ArrayFiles]]:
-    """Return the sets whose sidecar this file is: others have been given another since."""
+    """Return the sets that still have this file as their sidecar."""
     directory = os.path.dirname(sidecar) or "."
     sets = [(name, file.files(directory, name)) for name in file.sets]
     return [(name, files) for name, files in sets if _is_one_file(files.sidecar, sidecar)]
@@ -132,7 +132,7 @@ class _Set:
     full: bool
     found: Collector
     differs: bool = False
-    """Whether elements are others than those recorded, as far as they were read."""
+    """True if the checksum of an array that was read differs from the recorded one."""
 
     def check(self, progress: Callable[[int], None]) -> None:
         remedy = _BUILT if self.sidecar.origin == "built" else _FOUND
@@ -149,12 +149,12 @@ class _Set:
         marker = self.files.marker
         if marker is not None and not os.path.isfile(marker):
             self.found.add(marker, replace(_missing(), remedy=remedy))
-        if self.differs:  # where they are wrong, not only that they are
+        if self.differs:  # name the wrong elements
             for name, fault, count in order_faults(arrays, self.sidecar.settings):
                 self.found.add(self.files.arrays[name], replace(fault, remedy=remedy), count=count)
 
     def _content_fault(self, name: str, path: str, arrays: Arrays) -> tuple[Fault | None, Severity]:
-        """Return the fault of an array, which is put into ``arrays`` if it can be read."""
+        """Return the fault of an array; add the array to ``arrays`` if it can be read."""
         try:
             array, offset = map_npy(path)
         except FormatError as error:
@@ -176,11 +176,9 @@ class _Set:
 
 
 def order_faults(arrays: Arrays, settings: Mapping[str, Any]) -> Iterator[Located]:
-    """Yield the broken rules of those arrays that are there.
+    """Yield the broken rules of document_index, sample_index and shuffle_index.
 
-    Args:
-        arrays: by name; others than these three are not looked at.
-        settings: of the set; ``documents`` [begin, end) bound document_index, where they are given.
+    ``settings["documents"]``, if present, is the range [begin, end) of document_index.
     """
     documents, samples = arrays.get("document_index"), arrays.get("sample_index")
     shuffle = arrays.get("shuffle_index")
@@ -196,12 +194,12 @@ def order_faults(arrays: Arrays, settings: Mapping[str, Any]) -> Iterator[Locate
                                 f"rows within {documents.size} documents")  # fmt: skip
         behind = np.append(True, rising_rows(samples))
         yield from _located("sample_index", "sample-order", samples, ~behind,
-                            "a row behind the row before it")  # fmt: skip
+                            "a row after the row before it")  # fmt: skip
     if shuffle is not None:
         outside = (shuffle < 0) | (shuffle >= shuffle.size)
         yield from _located("shuffle_index", "shuffle-range", shuffle, outside,
                             f"samples below {shuffle.size}")  # fmt: skip
-    # packings of whole documents, whose arrays are all int64, may serve a sample again
+    # packings of whole documents, whose arrays are int64, may repeat a sample
     if shuffle is not None and not (documents is not None and documents.dtype == np.int64):
         yield from _located("shuffle_index", "shuffle-repeat", shuffle, _repeated(shuffle),
                             "each sample once")  # fmt: skip
@@ -214,7 +212,7 @@ def _bounds(documents: object) -> tuple[int, int]:
 
 
 def _repeated(shuffle: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
-    """bool[n]: which entries stand further to the front too."""
+    """Return bool[n]: True for entries that occur earlier too."""
     again = np.ones(shuffle.size, bool)
     again[np.unique(shuffle, return_index=True)[1]] = False
     return again
@@ -226,23 +224,17 @@ def _located(
     if broken.any():
         first = int(broken.argmax())
         found = str(array[first].tolist())
-        fault = Fault(
-            rule=rule,
-            where=f"entry {first}",
-            found=found,
-            expected=expected,
-        )
+        fault = Fault(rule=rule, where=f"entry {first}", found=found, expected=expected)
         yield name, fault, int(broken.sum())
 
 
 def _file_fault(path: str, size: int) -> Fault | None:
-    """Return a fault unless there is a file of the size recorded."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
         return _missing()
     if not stat.S_ISREG(status.st_mode):
-        return _fault("file-kind", "no regular file", "a regular file")
+        return _fault("file-kind", "not a regular file", "a regular file")
     if status.st_size != size:
         return _fault("file-size", f"{status.st_size} bytes", f"{size} bytes")
     return None
@@ -253,7 +245,7 @@ def _missing() -> Fault:
 
 
 def _changed() -> Fault:
-    return _fault("changed", "another file, or another time of change", "the file recorded")
+    return _fault("changed", "another file, or another time of change", "the recorded file")
 
 
 def _fault(rule: str, found: str, expected: str) -> Fault:
@@ -261,18 +253,14 @@ def _fault(rule: str, found: str, expected: str) -> Fault:
 
 
 def _unreadable(rule: str, error: Exception) -> Fault:
-    return Fault(
-        rule=rule,
-        found=str(error),
-        expected="a sidecar as this release writes it",
-        remedy=_READ,
-    )
+    expected = "a sidecar as this release writes it"
+    return Fault(rule=rule, found=str(error), expected=expected, remedy=_READ)
 
 
 def _check_entries(
     directories: Sequence[Path], full: bool, found: Collector, bar: Bar
 ) -> dict[str, int]:
-    """Return the numbers of entries, arrays and bytes."""
+    """Check entries and return the numbers of entries, arrays and bytes."""
     manifests = {entry: _checked_manifest(entry, found) for entry in directories}
     records = [
         (entry, record)

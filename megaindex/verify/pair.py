@@ -1,7 +1,7 @@
-"""Rules of a pair: its .idx, the layout of its .bin, and its tokens.
+"""Checks of a pair: its .idx, the layout of its .bin, and its tokens.
 
-The pointers of an .idx may come in any order. They are looked at in the order of the .bin, a range
-of it at a time, so memory does not grow with the number of sequences.
+Pointers may be in any order; they are sorted by ranges of the .bin, so that memory does not grow
+with the number of sequences.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from megaindex.verify.report import Collector, Report
 
 _I64 = npt.NDArray[np.int64]
 _RANGES = 1 << 16
-_AT_ONCE = 1 << 22  # sequences that are sorted together; a range that holds more stays whole
+_AT_ONCE = 1 << 22  # sequences sorted together, except in a range that holds more
 _CHUNK_BYTES = 4 << 20
-_OBJECT_CHUNK_BYTES = 32 << 20  # as many pieces as are read at a time
+_OBJECT_CHUNK_BYTES = 32 << 20  # the pieces of simultaneous requests
 _CHUNK_DOCUMENTS = 1 << 17
 
 
 @dataclass(frozen=True, kw_only=True)
 class PairRules:
-    """The dialect of a pair, and rules that its tokens keep."""
+    """The dialect of a pair, and rules of its tokens."""
 
     dialect: DtypeTable
     vocab_size: int | None = None
@@ -56,10 +56,10 @@ class PairRules:
 
 
 def verify_pair(path_prefix: str, rules: PairRules, *, full: bool, bar: Bar) -> Report:
-    """Check a pair; with `full` also where its sequences lie and every token."""
+    """Check a pair; with `full` also the layout of the .bin and every token."""
     found = Collector()
     counted: dict[str, int] = {}
-    pair = _opened(path_prefix, rules.dialect, found)
+    pair = _open(path_prefix, rules.dialect, found)
     if pair is not None:
         tokens, contiguous = _check_sequences(pair, found)
         _check_bounds(pair, rules.dialect, found)
@@ -76,7 +76,7 @@ def verify_pair(path_prefix: str, rules: PairRules, *, full: bool, bar: Bar) -> 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Pair:
-    """A pair whose .idx has the size it promises; its entries may be anything."""
+    """A pair whose .idx has the size stated in its header; its entries are unchecked."""
 
     idx_path: str
     arrays: IndexArrays
@@ -92,8 +92,8 @@ class _Pair:
         return self.bin_info.nbytes
 
 
-def _opened(path_prefix: str, dialect: DtypeTable, found: Collector) -> _Pair | None:
-    """Both files and the arrays of the .idx; None where the header does not tell where they lie."""
+def _open(path_prefix: str, dialect: DtypeTable, found: Collector) -> _Pair | None:
+    """Open both files; report faults and return None if the arrays cannot be located."""
     bin_path, idx_path = pair_paths(path_prefix)
     bin_info, idx_info = stat_path(bin_path), stat_path(idx_path)
     for path, info in ((bin_path, bin_info), (idx_path, idx_info)):
@@ -125,35 +125,26 @@ def _opened(path_prefix: str, dialect: DtypeTable, found: Collector) -> _Pair | 
 
 
 def _missing(path: str, idx_path: str) -> Fault:
-    repair = "put the missing half of the pair beside the other"
+    remedy = "restore the missing half of the pair"
     if path == idx_path:
-        repair += ", or rebuild it with --repair OUT --dtype … --eod …"
-    return Fault(
-        rule="missing-file",
-        found="no file",
-        expected="a file",
-        remedy=repair,
-    )
+        remedy += ", or rebuild it with --repair OUT --dtype … --eod …"
+    return Fault(rule="missing-file", found="no file", expected="a file", remedy=remedy)
 
 
 def _not_a_file(kind: str) -> Fault:
-    return Fault(
-        rule="not-a-file",
-        found=kind,
-        expected="a regular file",
-        remedy="put the file there, or a link to it",
-    )
+    remedy = "replace it by the file or a link to it"
+    return Fault(rule="not-a-file", found=kind, expected="a regular file", remedy=remedy)
 
 
 def _check_sequences(pair: _Pair, found: Collector) -> tuple[int, bool]:
-    """Count tokens; whether sequences follow one another from the beginning to the end."""
+    """Check lengths and pointers; return the number of tokens, and if sequences are contiguous."""
     tokens = end = 0
     contiguous = True
     itemsize = pair.dtype.itemsize
-    before = 0  # pointer of the sequence in front
+    before = 0  # pointer of the preceding sequence
     for start, sizes, begins in sequence_chunks(pair.arrays.lengths, pair.arrays.pointers):
         _add_broken(pair, found, start, sizes, begins)
-        ends = begins + sizes * itemsize  # wraps in damaged entries only, which are found above
+        ends = begins + sizes * itemsize  # overflows only for entries reported above
         contiguous &= bool(begins[0] == end and (begins[1:] == ends[:-1]).all())
         decreases = np.diff(begins, prepend=before) < 0
         if decreases.any():
@@ -168,7 +159,7 @@ def _check_sequences(pair: _Pair, found: Collector) -> tuple[int, bool]:
 
 
 def _add_broken(pair: _Pair, found: Collector, start: int, sizes: _I64, begins: _I64) -> None:
-    """Each bad sequence counts for the first rule that it breaks."""
+    """Report bad sequences, each under the first rule that it breaks."""
     counted = np.zeros(len(sizes), dtype=bool)
     for mask in sequence_masks(sizes, begins, pair.dtype.itemsize, pair.bin_nbytes):
         bad = mask & ~counted
@@ -185,8 +176,8 @@ def _decrease(number: int, begin: int) -> Fault:
         rule="pointer-order",
         where=f"sequence {number}",
         found=f"begins at byte {begin}",
-        expected="not before the sequence in front of it",
-        remedy="readers follow the pointers; megaindex merge writes a pair in order",
+        expected="a pointer not below the preceding one",
+        remedy="readers accept this; megaindex merge writes a pair in order",
     )
 
 
@@ -195,9 +186,9 @@ def _unused(end: int, bin_nbytes: int) -> Fault:
         rule="unused-bytes",
         where=f"byte {end}",
         found=f"{bin_nbytes - end} bytes after the last sequence",
-        expected="none",
-        remedy="if tokens are missing, restore the .idx of this .bin; else megaindex merge drops "
-        "them",
+        expected="no unused bytes",
+        remedy="if tokens are missing, restore the .idx of this .bin; otherwise megaindex merge "
+        "drops them",
     )
 
 
@@ -219,14 +210,13 @@ def _stops_short(last: int, count: int) -> Fault:
         where="the last document bound",
         found=str(last),
         expected=str(count),
-        remedy="GPT-NeoX's merge tool writes such files; training by documents needs a new .idx",
+        remedy="written by GPT-NeoX's merge tool; training by documents needs a new .idx",
     )
 
 
 def _check_bytes(
     pair: _Pair, rules: PairRules, contiguous: bool, found: Collector, bar: Bar
 ) -> None:
-    """Check the rules that take reading the .bin, or sorting the pointers."""
     if not contiguous:
         _check_layout(pair, found)
     sound = not found.has_errors()
@@ -237,9 +227,9 @@ def _check_bytes(
 
 
 def _check_layout(pair: _Pair, found: Collector) -> None:
-    """Report sequences that share bytes, and bytes between sequences that none holds."""
+    """Report sequences that share bytes, and bytes outside every sequence."""
     reach = 0  # the furthest byte so far
-    last = (-1, -1)  # the sequence in front
+    last = (-1, -1)  # bytes of the preceding sequence
     for numbers, begins, ends in _in_file_order(pair):
         reaches = np.maximum(np.maximum.accumulate(ends), reach)
         before = np.concatenate(([reach], reaches[:-1]))
@@ -264,14 +254,14 @@ def _equal_to_previous(begins: _I64, ends: _I64) -> npt.NDArray[np.bool_]:
 
 
 def _in_file_order(pair: _Pair) -> Iterator[tuple[_I64, _I64, _I64]]:
-    """(number, begin, end) of sound sequences that hold tokens, rising by begin."""
+    """Yield (number, begin, end) of valid sequences that hold tokens, sorted by begin."""
     width = pair.bin_nbytes // _RANGES + 1
-    held = np.zeros(_RANGES, dtype=np.int64)
-    for _, begins, _ in _sound(pair):
-        held += np.bincount(begins // width, minlength=_RANGES)
-    for first, stop in _groups(held):
+    counts = np.zeros(_RANGES, dtype=np.int64)
+    for _, begins, _ in _valid(pair):
+        counts += np.bincount(begins // width, minlength=_RANGES)
+    for first, stop in _groups(counts):
         parts = []
-        for numbers, begins, ends in _sound(pair):
+        for numbers, begins, ends in _valid(pair):
             inside = (first * width <= begins) & (begins < stop * width)
             if inside.any():
                 parts.append((numbers[inside], begins[inside], ends[inside]))
@@ -280,22 +270,22 @@ def _in_file_order(pair: _Pair) -> Iterator[tuple[_I64, _I64, _I64]]:
         yield numbers[order], begins[order], ends[order]
 
 
-def _groups(held: _I64) -> Iterator[tuple[int, int]]:
-    """Ranges of the .bin, first to stop, that together hold some sequences but not too many.
+def _groups(counts: _I64) -> Iterator[tuple[int, int]]:
+    """Yield groups [first, stop) of ranges of the .bin with at most `_AT_ONCE` sequences each.
 
-    With room for 10: sequences 4, 0, 5, 9, 30 in five ranges make groups 0:3, 3:4 and 4:5.
+    For a limit of 10, counts 4, 0, 5, 9, 30 make groups 0:3, 3:4 and 4:5.
     """
     first = 0
-    while first < len(held):
-        total = np.cumsum(held[first:])
+    while first < len(counts):
+        total = np.cumsum(counts[first:])
         stop = first + max(1, int(np.searchsorted(total, _AT_ONCE, side="right")))
         if total[stop - first - 1]:
             yield first, stop
         first = stop
 
 
-def _sound(pair: _Pair) -> Iterator[tuple[_I64, _I64, _I64]]:
-    """(number, begin, end) of sequences that hold tokens and break no rule, in order of number."""
+def _valid(pair: _Pair) -> Iterator[tuple[_I64, _I64, _I64]]:
+    """Yield (number, begin, end) of sequences that hold tokens and break no rule."""
     itemsize = pair.dtype.itemsize
     for start, sizes, begins in sequence_chunks(pair.arrays.lengths, pair.arrays.pointers):
         bad = np.logical_or.reduce(sequence_masks(sizes, begins, itemsize, pair.bin_nbytes))
@@ -309,7 +299,7 @@ def _duplicate(number: int, begin: int, before: int) -> Fault:
         where=f"sequence {number}",
         found=f"bytes of another sequence, from {begin} on",
         expected=f"bytes from {before} on",
-        remedy="training sees them more than once; rebuild the .idx if that is not meant",
+        remedy="its tokens are trained on repeatedly; rebuild the .idx unless intended",
     )
 
 
@@ -319,7 +309,7 @@ def _overlap(number: int, begin: int, before: int) -> Fault:
         where=f"sequence {number}",
         found=f"begins at byte {begin}, inside another",
         expected=f"begins at byte {before} or later",
-        remedy="lengths or pointers are wrong unless this is meant; restore the .idx",
+        remedy="lengths or pointers are wrong; restore the .idx unless this is intended",
     )
 
 
@@ -327,8 +317,8 @@ def _gap(_number: int, begin: int, before: int) -> Fault:
     return Fault(
         rule="unused-bytes",
         where=f"byte {before}",
-        found=f"bytes {before} to {begin} in no sequence",
-        expected="none",
+        found=f"bytes {before} to {begin} outside every sequence",
+        expected="no unused bytes",
         remedy="if tokens are missing, restore the .idx; megaindex merge writes a pair without "
         "gaps",
     )
@@ -337,12 +327,9 @@ def _gap(_number: int, begin: int, before: int) -> Fault:
 def _check_tokens(
     pair: _Pair, vocab_size: int | None, pointers: _I64 | None, found: Collector, bar: Bar
 ) -> None:
-    """Report token ids outside the vocabulary and floats that are not finite.
+    """Read every byte; report token ids outside the vocabulary and floats that are not finite.
 
-    Every byte is read, so a disk that cannot give one says so here.
-
-    Args:
-        pointers: where sequences begin, in bytes, to name them; None if they are not to be trusted.
+    Valid ``pointers`` add the number of the sequence to a fault.
     """
     bin_path, dtype = pair.bin_path, pair.dtype
     with as_storage_error(bin_path, "cannot read"), open_binary(pair.bin_info) as file:
@@ -352,7 +339,7 @@ def _check_tokens(
         chunk = _OBJECT_CHUNK_BYTES if is_remote(bin_path) else _CHUNK_BYTES
         while raw := file.read(chunk):
             whole = len(raw) // dtype.itemsize * dtype.itemsize
-            if whole < len(raw) and whole:  # a read stopped inside a token: begin there again
+            if whole < len(raw) and whole:  # the read ended inside a token
                 file.seek(whole - len(raw), 1)
                 raw = raw[:whole]
             if not whole:
@@ -376,7 +363,7 @@ def _misfits(tokens: npt.NDArray[Any], vocab_size: int | None) -> npt.NDArray[np
         return bad
     if vocab_size is None:
         return None
-    if vocab_size > np.iinfo(tokens.dtype).max:  # only what is negative can be outside
+    if vocab_size > np.iinfo(tokens.dtype).max:  # only negative ids can be outside
         return tokens < 0
     bad = tokens >= vocab_size
     bad |= tokens < 0
@@ -386,7 +373,7 @@ def _misfits(tokens: npt.NDArray[Any], vocab_size: int | None) -> npt.NDArray[np
 def _misfit(byte: int, token: Any, vocab_size: int | None, pointers: _I64 | None) -> Fault:
     where = f"byte {byte}"
     if pointers is not None and len(pointers) and pointers[0] <= byte:
-        # right where pointers rise, as they do in files of every writer
+        # correct if pointers rise, as in the files of all known writers
         where += f", sequence {bisect.bisect_right(pointers, byte) - 1}"
     if token.dtype.kind == "f":
         return Fault(
@@ -401,7 +388,7 @@ def _misfit(byte: int, token: Any, vocab_size: int | None, pointers: _I64 | None
         where=where,
         found=str(token),
         expected=f"0 to {(vocab_size or 0) - 1}",
-        remedy="check --vocab-size and the dialect; else tokenize again",
+        remedy="check --vocab-size and the dialect, or tokenize again",
     )
 
 
@@ -411,14 +398,14 @@ def _partial(byte: int, count: int) -> Fault:
         where=f"byte {byte}",
         found=f"{count} bytes",
         expected="whole tokens",
-        remedy="nothing reads them; a copy was cut short if tokens are missing",
+        remedy="they are never read; if tokens are missing, copy the .bin again",
     )
 
 
 def _check_document_ends(pair: _Pair, eod: int, found: Collector) -> None:
-    """Report documents whose last token is not `eod`. Every entry of the .idx must be sound.
+    """Report documents whose last token is not `eod`; every entry of the .idx must be valid.
 
-    Documents without sequences, or whose last sequence is empty, have no last token.
+    Documents without sequences, or with an empty last sequence, are not checked.
     """
     arrays, itemsize = pair.arrays, pair.dtype.itemsize
     data = map_readonly(pair.bin_path)
@@ -444,5 +431,5 @@ def _no_end(document: int, byte: int, token: Any, eod: int) -> Fault:
         where=f"document {document}, byte {byte}",
         found=str(token),
         expected=str(eod),
-        remedy="check --eod; else tokenize again with --append-eod",
+        remedy="check --eod, or tokenize again with --append-eod",
     )

@@ -1,5 +1,4 @@
-"""The rules of a recipe, each broken one a finding; the pairs that it names have reports of their
-own."""
+"""Checks of a recipe; the pairs that it names have reports of their own."""
 
 from __future__ import annotations
 
@@ -21,12 +20,12 @@ _PLACES = ("source ", "stage ", "stream ")
 
 
 def verify_recipe(path: str) -> Report:
-    """Check that a recipe can be read and laid out, and that what it names is there and fits.
+    """Check that a recipe can be read and laid out, and that its sources exist and fit.
 
-    The model refuses a recipe at the first rule that it breaks, so one such finding may hide more.
+    Reading stops at the first broken rule, so such a finding may hide others.
 
     Raises:
-        MissingFile, StorageError: the recipe, or a file it names, cannot be read.
+        MissingFile, StorageError: the recipe, or a file that it names, cannot be read.
     """
     found = Collector()
     counted: dict[str, int] = {}
@@ -49,16 +48,18 @@ def verify_recipe(path: str) -> Report:
 
 
 def pairs_of_recipe(path: str) -> tuple[list[str], list[str]]:
-    """Prefixes of the pairs that a recipe names and that are there: of tokens, and of labels and
-    masks. Empty if the recipe cannot be read, which its report says."""
+    """Return the prefixes of a recipe's existing pairs of tokens, and of labels and masks.
+
+    Both are empty if the recipe cannot be read.
+    """
     try:
         recipe = read_recipe(path)
     except InvalidArgument:
         return [], []
-    there = {path: setting for path, setting in _prefixes(recipe).items() if _is_there(path)}
+    found = {path: setting for path, setting in _prefixes(recipe).items() if _is_there(path)}
     return (
-        [path for path, setting in there.items() if setting == "path"],
-        [path for path, setting in there.items() if setting != "path"],
+        [path for path, setting in found.items() if setting == "path"],
+        [path for path, setting in found.items() if setting != "path"],
     )
 
 
@@ -69,7 +70,7 @@ def _corpora(recipe: Recipe) -> Iterator[RecipeSource]:
 
 
 def _prefixes(recipe: Recipe) -> dict[str, str]:
-    """Every distinct prefix, and the setting that names it first; tokens before companions."""
+    """Map each distinct prefix to the first setting that names it, tokens before labels."""
     named: dict[str, tuple[str, str]] = {}
     for setting in ("path", "labels", "loss_mask"):
         for corpus in _corpora(recipe):
@@ -84,7 +85,7 @@ def _is_there(prefix: str) -> bool:
 
 
 def _check_source(recipe: str, corpus: RecipeSource, found: Collector) -> None:
-    """Check that its files are there; of a text with labels or a mask also that they fit."""
+    """Check that the pairs of a source exist, and that labels or a mask fit its tokens."""
     missing = False
     for setting in ("path", "labels", "loss_mask"):
         prefix = getattr(corpus, setting)
@@ -97,16 +98,15 @@ def _check_source(recipe: str, corpus: RecipeSource, found: Collector) -> None:
             return
         text = IndexedDataset(corpus.path)
         if text.dtype.kind == "f":
-            found.add(text.path_prefix + ".idx", _no_ids(corpus, text))
+            found.add(text.path_prefix + ".idx", _not_integers(corpus, text))
         if companion:
             role = "labels" if corpus.labels else "loss mask"
             check_in_step(text, IndexedDataset(companion), role)
-    except (FormatError, MissingFile) as error:  # of a pair alone: its own report has more
+    except (FormatError, MissingFile) as error:  # the pair's own report has the details
         found.add(recipe, _unfit(corpus, error))
 
 
 def _check_layout(path: str, recipe: Recipe, found: Collector) -> None:
-    """Check that its stages can be laid out over the sources as they are."""
     try:
         plan_recipe(recipe)
     except (InvalidArgument, FormatError) as error:
@@ -114,7 +114,7 @@ def _check_layout(path: str, recipe: Recipe, found: Collector) -> None:
 
 
 def _broken(rule: str, path: str, error: Exception) -> Fault:
-    """``run.yaml.stages.decay.steps: must be a number; …``: where, what, and what helps."""
+    """Divide a message, ``run.yaml.stages.decay.steps: must be a number; …``, into a fault."""
     text = str(error).removeprefix("--recipe: ").removeprefix(path).lstrip(":. ")
     where, _, rest = text.partition(": ")
     is_place = bool(rest) and (" " not in where or where.startswith(_PLACES))
@@ -129,7 +129,7 @@ def _broken(rule: str, path: str, error: Exception) -> Fault:
 
 
 def _divided(message: str) -> tuple[str, str]:
-    """Return the fault and the remedy, with which messages end."""
+    """Divide a message into the fault and the remedy at its end."""
     what, _, remedy = message.rpartition("; ")
     return (what, remedy) if what else (message, _CORRECT)
 
@@ -140,16 +140,16 @@ def _missing(corpus: RecipeSource, setting: str, prefix: str) -> Fault:
         where=f"source {corpus.name}",
         found=f"neither {prefix}.idx nor .bin",
         expected="a pair",
-        remedy="correct the path, which is relative to the recipe, or put the pair there",
+        remedy="correct the path, which is relative to the recipe, or restore the pair",
     )
 
 
-def _no_ids(corpus: RecipeSource, text: IndexedDataset) -> Fault:
+def _not_integers(corpus: RecipeSource, text: IndexedDataset) -> Fault:
     return Fault(
         rule="token-type",
         where=f"source {corpus.name}",
         found=str(text.dtype),
-        expected="whole numbers",
+        expected="integers",
         remedy="write it again with the type of its ids; GPT-NeoX's codes need --dialect neox",
     )
 
@@ -160,6 +160,6 @@ def _unfit(corpus: RecipeSource, error: Exception) -> Fault:
         rule="source",
         where=f"source {corpus.name}",
         found=what,
-        expected="a sound pair, and labels or a mask in step with it",
+        expected="a valid pair, with labels or a mask of the same lengths",
         remedy=remedy,
     )

@@ -1,4 +1,4 @@
-"""Reports of `megaindex verify`: findings as data, from which text and exit status follow."""
+"""Findings and reports of `megaindex verify`, as data."""
 
 from __future__ import annotations
 
@@ -13,19 +13,24 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One rule that a file breaks, at one place or at many."""
+    """A rule that a file breaks, at one place or at several."""
 
     file: str
+    """Path of the file."""
     rule: str
+    """Short name of the rule, such as "pointer-order"."""
     where: str
     """The first place: "sequence 3", "byte 34"."""
     found: str
+    """Value at that place."""
     expected: str
+    """Value that the rule requires."""
     severity: Severity
-    """An error makes data unreadable or wrong; a warning is allowed by the format, and odd."""
+    """"error" for unreadable or wrong data; "warning" for data that the format allows."""
     repair: str
+    """Remedy."""
     count: int = 1
-    """Places where the rule is broken."""
+    """Number of places."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +38,10 @@ class Report:
     """The findings of one check, and the amounts checked."""
 
     path: str
+    """Path or prefix of the subject."""
     kind: SubjectKind
     full: bool
+    """True if every byte was read."""
     findings: tuple[Finding, ...]
     counted: dict[str, int] = field(default_factory=dict)
     """Amounts checked: sequences, documents, tokens, bytes."""
@@ -48,7 +55,7 @@ class Report:
 
 
 class Collector:
-    """Findings so far: places that break one rule of one file become one finding."""
+    """Findings of a check in progress; places that break the same rule of a file are combined."""
 
     def __init__(self) -> None:
         self._findings: dict[tuple[str, str], Finding] = {}
@@ -76,6 +83,6 @@ class Collector:
     def report(
         self, path: str, kind: SubjectKind, *, full: bool, counted: dict[str, int]
     ) -> Report:
-        """Return the report of the check of `path`, which has come to its end."""
+        """Return the report of the finished check."""
         findings = tuple(self._findings.values())
         return Report(path=path, kind=kind, full=full, findings=findings, counted=counted)

@@ -1,5 +1,4 @@
-"""Check pairs, caches and recipes: every broken rule is a finding that says where, and what repairs
-it."""
+"""The functions `verify` and `verify_all`: checks of pairs, caches and recipes."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ __all__ = ["Check", "Finding", "Report", "checks", "verify", "verify_all"]
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """One thing to check and what it is held to: a task, wherever it runs."""
+    """A task of an engine: one subject and the rules to check."""
 
     subject: Subject
     full: bool
@@ -40,7 +39,6 @@ class Check:
         return self.subject.path
 
     def run(self, bar: Bar = silent) -> Report:
-        """Raises StorageError: a file cannot be read."""
         path = self.subject.path
         if self.subject.kind == "pair":
             rules = PairRules(
@@ -49,10 +47,10 @@ class Check:
             return verify_pair(path, rules, full=self.full, bar=bar)
         if self.subject.kind == "recipe":
             return verify_recipe(path)
-        return _LOOKS[self.subject.kind](path, full=self.full, bar=bar)
+        return _VERIFY[self.subject.kind](path, full=self.full, bar=bar)
 
 
-_LOOKS = {
+_VERIFY = {
     "cache entry": verify_entry,
     "cache": verify_cache,
     "snapshot": verify_snapshot,
@@ -69,14 +67,16 @@ def verify(
     eod: int | None = None,
     bar: Bar = silent,
 ) -> Report:
-    """Check the one thing at `path`, as `verify_all` does.
+    """Check the single subject at `path`; parameters and errors are those of `verify_all`.
 
     Raises:
-        InvalidArgument: a folder of several things; use `verify_all`.
+        InvalidArgument: `path` has several subjects; use `verify_all`.
     """
     reports = verify_all(path, full=full, dialect=dialect, vocab_size=vocab_size, eod=eod, bar=bar)
     if len(reports) != 1:
-        raise InvalidArgument(f"{os.fspath(path)}: holds {len(reports)} things; use verify_all")
+        raise InvalidArgument(
+            f"{os.fspath(path)}: must have one subject, got {len(reports)}; use verify_all"
+        )
     return reports[0]
 
 
@@ -89,22 +89,25 @@ def verify_all(
     eod: int | None = None,
     bar: Bar = silent,
 ) -> list[Report]:
-    """Check a pair, a cache entry, a cache, a snapshot, arrays under a framework's names, a recipe
-    and all pairs that it names, or all of those but recipes in a folder.
+    """Check every subject at a path: pairs, caches and their entries, sets of arrays, recipes.
 
     Args:
-        path: prefix, .idx, .bin, snapshot, sidecar, recipe, or directory.
-        full: read every byte: token ids, checksums, where sequences overlap. Else only the .idx
-            and the sizes of files are looked at.
-        dialect: whose dtype codes a pair uses.
-        vocab_size: token ids are from 0 to below it; needs `full`.
-        eod: the token id that ends every document; needs `full`.
-        bar: told of bytes that are read.
+        path: prefix, .idx or .bin of a pair; cache entry, cache, snapshot or sidecar; a recipe,
+            whose pairs are checked too; or a folder of these, recipes excepted.
+        full: read every byte to check token ids, checksums and overlaps. By default only the .idx
+            and the sizes of files are checked.
+        dialect: framework that defines the dtype codes of pairs: "megatron", "neox" or "paddlenlp".
+        vocab_size: token ids must be from 0 to `vocab_size` - 1; needs `full`.
+        eod: token id that ends every document; needs `full`.
+        bar: function of the total bytes that returns a function called with bytes read.
+
+    Returns:
+        A report of each subject; broken rules are findings, not errors.
 
     Raises:
-        MissingFile: nothing is at `path`.
+        MissingFile: nothing exists at `path`.
         StorageError: a file cannot be read.
-        InvalidArgument: `path` is nothing that can be checked, or the arguments contradict.
+        InvalidArgument: `path` has no subject, or the arguments contradict each other.
     """
     to_do = checks([path], full=full, dialect=dialect, vocab_size=vocab_size, eod=eod)
     return [check.run(bar) for check in to_do]
@@ -118,18 +121,13 @@ def checks(
     vocab_size: int | None = None,
     eod: int | None = None,
 ) -> list[Check]:
-    """All that `verify_all` does for each of `paths`, in order and not done yet.
-
-    Raises:
-        MissingFile: nothing is at one of them.
-        InvalidArgument: one is nothing that can be checked, or the arguments contradict.
-    """
+    """Return the checks that `verify_all` runs for each of `paths`, in order."""
     if not full and (vocab_size is not None or eod is not None):
-        raise InvalidArgument("vocab_size and eod are checked by reading every token; add --full")
+        raise InvalidArgument("vocab_size and eod need every token to be read; add --full")
     if vocab_size is not None:
         check_between("vocab_size", vocab_size, 1)
     if vocab_size is not None and eod is not None and not 0 <= eod < vocab_size:
-        raise InvalidArgument(f"eod is a token id, from 0 to below {vocab_size}, got {eod}")
+        raise InvalidArgument(f"eod must be a token id from 0 to {vocab_size - 1}, got {eod}")
     get_dialect(dialect)
     make = partial(Check, full=full, dialect=dialect)
     of_tokens = partial(make, vocab_size=vocab_size, eod=eod)
@@ -143,6 +141,6 @@ def checks(
             to_do.append(
                 of_tokens(subject=subject)
                 if prefix in tokens
-                else make(subject=subject, vocab_size=None, eod=None)  # labels and masks are no ids
+                else make(subject=subject, vocab_size=None, eod=None)  # of labels and masks
             )
     return to_do

@@ -131,9 +131,9 @@ def test_the_command_line(prefix: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["--step", 1, "--document", 1], "two look-ups"),
-        (["--rank", 1], "--rank belongs to --step"),
-        (["--source", 1], "--source belongs to --document"),
+        (["--step", 1, "--document", 1], "--step and --document exclude each other"),
+        (["--rank", 1], "--rank needs --step"),
+        (["--source", 1], "--source needs --document"),
         (["--step", 1, "--html", "x"], "--html shows the audit"),
         (["--points", 0], "--points must be at least 1"),
         (["--step", 10**6], "step must be from 0"),

@@ -141,4 +141,4 @@ def test_what_a_recipe_settles_is_no_flag_of_build(
 ) -> None:
     status, _, err = cli("build", "--recipe", tmp_path / "run.yaml", *given)
     assert status == 2
-    assert f"{given[0]}: has no meaning with --recipe, which takes --cache-dir and no other" in err
+    assert f"{given[0]}: has no effect with --recipe, which takes only --cache-dir" in err

@@ -1,4 +1,4 @@
-"""``megaindex extend`` prints what an extension serves."""
+"""Output of ``megaindex extend``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commands whose output cannot be printed: the work is done, and no status means something else."""
+"""Commands with closed, full or missing standard streams: work and exit status."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run(
     folder: Path, words: tuple[str, ...], redirection: str, **environment: str
 ) -> tuple[int, str, str]:
-    """Status, stdout and stderr of a command under a shell's redirection."""
+    """Run a command with a shell redirection; return status, stdout and stderr."""
     command = ["sh", "-c", f'exec "$@" {redirection}', "sh", sys.executable, "-m", "megaindex"]
     done = subprocess.run(
         [*command, *words], cwd=folder, capture_output=True, check=False,
@@ -49,7 +49,7 @@ def run(
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_a_full_output_is_a_line_and_status_2(folder: Path, verb: str) -> None:
+def test_full_output_prints_one_line_with_status_2(folder: Path, verb: str) -> None:
     status, _, err = run(folder, VERBS[verb], ">/dev/full")
     name = "" if verb == "usage" else f" {VERBS[verb][0]}"
     assert err == (
@@ -59,7 +59,7 @@ def test_a_full_output_is_a_line_and_status_2(folder: Path, verb: str) -> None:
     assert status == 2
 
 
-def test_findings_that_cannot_be_told_are_no_findings(folder: Path) -> None:
+def test_unprinted_findings_exit_with_2(folder: Path) -> None:
     assert run(folder, ("verify", "damaged"), "")[0] == 1
     assert run(folder, ("verify", "damaged"), ">/dev/full")[0] == 2
     assert run(folder, ("verify", "damaged"), ">/dev/full", PYTHONUNBUFFERED="1")[0] == 2
@@ -76,7 +76,7 @@ def test_findings_that_cannot_be_told_are_no_findings(folder: Path) -> None:
         ("help", ">&- 2>&-"),
     ],
 )
-def test_without_streams_the_work_is_done(folder: Path, verb: str, redirection: str) -> None:
+def test_closed_streams_do_not_stop_the_work(folder: Path, verb: str, redirection: str) -> None:
     for path in folder.glob("out.*"):
         path.unlink()
     status, out, err = run(folder, VERBS[verb], redirection)
@@ -88,7 +88,7 @@ def test_without_streams_the_work_is_done(folder: Path, verb: str, redirection: 
         assert run(folder, ("verify", "--full", "out"), "")[0] == 0
 
 
-def test_errors_without_a_stderr_keep_their_status(folder: Path) -> None:
+def test_errors_without_stderr_keep_their_status(folder: Path) -> None:
     for redirection in ("2>&-", "2>/dev/full"):
         assert run(folder, ("merge", "out", "missing"), redirection)[0] == 2
         assert run(folder, ("merge", "out"), redirection)[0] == 2
@@ -98,7 +98,7 @@ def test_errors_without_a_stderr_keep_their_status(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["plan", "audit", "inspect", "diff-order", "help"])
-def test_what_an_encoding_cannot_say_is_escaped(folder: Path, verb: str) -> None:
+def test_characters_outside_the_encoding_are_escaped(folder: Path, verb: str) -> None:
     status, out, err = run(folder, VERBS[verb], "", PYTHONIOENCODING="ascii")
     assert (status, err) == (STATUS.get(verb, 0), "")
     assert out
@@ -106,8 +106,8 @@ def test_what_an_encoding_cannot_say_is_escaped(folder: Path, verb: str) -> None
 
 
 @pytest.mark.parametrize("words", [("inspect", *["a"] * 300), ("verify", "damaged")])
-def test_a_reader_that_is_gone_is_no_news(folder: Path, words: tuple[str, ...]) -> None:
-    """As of any command that SIGPIPE ends: neither 0 nor 1, which would be a verdict."""
+def test_closed_stdout_exits_with_141_in_silence(folder: Path, words: tuple[str, ...]) -> None:
+    """The status is that of SIGPIPE; 0 or 1 would be a result."""
     read, write = os.pipe()
     os.close(read)
     command = [sys.executable, "-m", "megaindex", *words]

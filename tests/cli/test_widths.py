@@ -1,4 +1,4 @@
-"""What is printed fits the console: no line is wider, no word and no number is broken."""
+"""Output at several console widths: no line is too wide, no word or number is broken."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NAMES = (
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three corpora far down, a recipe, and a pair that is damaged."""
+    """Write three corpora with long paths, a recipe and a damaged pair."""
     folder = tmp_path_factory.mktemp("widths")
     data = folder / "mnt/lustre/projects/corpora"
     rng = np.random.default_rng(2)
@@ -97,7 +97,7 @@ def pieces(text: str) -> set[str]:
     "plan", "plan of tokens", "recipe plan", "audit", "recipe audit", "look-up", "inspect",
     "verify", "diff-order",
 ])  # fmt: skip
-def test_what_is_printed_fits(
+def test_output_fits_the_console(
     name: str, width: int, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = commands(folder)[name]
@@ -144,7 +144,7 @@ def test_short_names() -> None:
         assert ShortNames.of(paths).common == ""
 
 
-def test_names_that_are_cut_stay_apart() -> None:
+def test_shortened_names_stay_distinct() -> None:
     assert elided("abcdefghij", 10) == "abcdefghij"
     assert elided("abcdefghijk", 10) == "abc…fghijk"
     names = [f"shard_{k}_of_the_corpus_text_document" for k in range(12)]

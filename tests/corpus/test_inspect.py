@@ -1,4 +1,4 @@
-"""`megaindex inspect`: figures of pairs and cache entries, damaged ones included."""
+"""`megaindex inspect` of pairs and cache entries, including damaged ones."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_figures_of_a_pair(tmp_path: Path) -> None:
         ("paddlenlp", np.uint32, {"megatron": False, "neox": False, "paddlenlp": True}),
     ],
 )
-def test_the_width_of_a_token_tells_the_dialects_apart(
+def test_the_width_of_tokens_determines_the_dialect(
     tmp_path: Path, writer: str, dtype: type, possible: dict[str, bool]
 ) -> None:
     with megaindex.IndexedDatasetWriter(tmp_path / "c", dtype, dialect=writer) as out:
@@ -59,13 +59,13 @@ def test_the_width_of_a_token_tells_the_dialects_apart(
     assert all(guess.reason for guess in guesses)
 
 
-def test_one_sequence_is_told_by_the_size_of_the_bin(tmp_path: Path) -> None:
+def test_the_size_of_the_bin_gives_the_width_of_one_sequence(tmp_path: Path) -> None:
     with megaindex.IndexedDatasetWriter(tmp_path / "c", np.float64) as writer:
         writer.add_document(np.arange(10))
     assert [g.possible for g in described(tmp_path / "c").dialects] == [True, False, True]
 
 
-def test_bounds_that_stop_short_speak_for_neox(tmp_path: Path) -> None:
+def test_bounds_that_end_early_imply_neox(tmp_path: Path) -> None:
     write_corpus(tmp_path / "c", [3, 4])
     with open(tmp_path / "c.idx", "r+b") as file:
         file.seek(-8, os.SEEK_END)
@@ -91,7 +91,7 @@ def test_modes_and_companions(tmp_path: Path) -> None:
     assert pair.companions == (str(tmp_path / "c.lsm"),)
 
 
-def test_what_is_left_of_a_damaged_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_inspection_of_a_damaged_pair(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     write_corpus(tmp_path / "c", [3, 4, 5])
     os.truncate(tmp_path / "c.idx", 34 + 12 + 9)
     os.unlink(tmp_path / "c.bin")
@@ -108,7 +108,7 @@ def test_what_is_left_of_a_damaged_pair(tmp_path: Path, capsys: pytest.CaptureFi
 
 @pytest.mark.parametrize("second", [2**62, -(2**62), 100])
 def test_pointers_that_no_token_width_explains(tmp_path: Path, second: int) -> None:
-    """Of damage, -2**62 to 2**62 is no number of bytes that 64 bits hold."""
+    """The distance from -2**62 to 2**62 overflows int64."""
     write_corpus(tmp_path / "c", [1, 1, 1])
     data = bytearray((tmp_path / "c.idx").read_bytes())
     for sequence, pointer in ((0, -second), (1, second)):
@@ -120,7 +120,7 @@ def test_pointers_that_no_token_width_explains(tmp_path: Path, second: int) -> N
     assert not pair.contiguous
 
 
-def test_a_lone_bin_has_nothing_to_tell(tmp_path: Path) -> None:
+def test_a_bin_without_idx_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.bin").write_bytes(bytes(8))
     with pytest.raises(MissingFile, match="c.idx: missing"):
         inspect(tmp_path / "c")

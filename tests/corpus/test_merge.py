@@ -1,4 +1,4 @@
-"""Merged pairs: the bytes of Megatron's builder, bounded memory, and nothing half-written."""
+"""Merged pairs: bytes equal to Megatron's builder, constant memory, nothing half-written."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_same_bytes_as_megatrons_builder(
 
 
 def test_same_bytes_where_the_kernel_copies(megatron_datasets: Any, tmp_path: Path) -> None:
-    """Above the size from which the kernel is asked, at positions that begin no block."""
+    """Files above the size for kernel copies, at unaligned offsets."""
     inputs = [
         write_corpus(tmp_path / str(i), np.full(300, 331 + i), np.uint16).path_prefix
         for i in range(3)
@@ -100,7 +100,7 @@ def test_same_bytes_where_the_kernel_copies(megatron_datasets: Any, tmp_path: Pa
 def test_where_the_kernel_does_not_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusal: int | None
 ) -> None:
-    """Between file systems it refuses; some say 0 bytes instead, as at the end of a file."""
+    """Between file systems the kernel raises, or copies 0 bytes as at the end of a file."""
     corpus = write_corpus(tmp_path / "a", np.full(3000, 500), np.int32)
     calls = []
 
@@ -127,8 +127,8 @@ def test_short_copies_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     same_bytes(str(tmp_path / "m"), corpus.path_prefix)
 
 
-def test_gaps_and_another_order_are_followed(tmp_path: Path) -> None:
-    """Pointers need not follow each other; what belongs to no sequence is left behind."""
+def test_gaps_and_unordered_pointers_are_followed(tmp_path: Path) -> None:
+    """Pointers may be in any order; bytes outside every sequence are dropped."""
     write_pair(str(tmp_path / "a"), [[[1, 2, 3]], [[4]], [[5, 6]]], np.int32, False)
     raw = bytearray((tmp_path / "a.idx").read_bytes())
     at = 34 + 4 * 3
@@ -156,8 +156,8 @@ def test_mixed_types_are_refused_with_the_remedy_that_works(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("stored", "dtype", "message"),
     [
-        (np.int32, "uint16", "a: holds int32, not every value of which fits uint16"),
-        (np.int64, "float64", "a: holds int64, not every value of which fits float64"),
+        (np.int32, "uint16", "a: holds int32, whose values do not all fit uint16"),
+        (np.int64, "float64", "a: holds int64, whose values do not all fit float64"),
         (np.int32, "uint32", "the megatron dialect has no code for it"),
     ],
 )
@@ -173,7 +173,7 @@ def test_modes_with_and_without(tmp_path: Path) -> None:
         write_pair(str(tmp_path / "empty"), [[]], np.int32, False),
         write_pair(str(tmp_path / "b"), [[[4, 5]]], np.int32, False),
     ]
-    with pytest.raises(InvalidArgument, match=r"a: has sequence modes, and .*b has none"):
+    with pytest.raises(InvalidArgument, match=r"a: has sequence modes, unlike .*b; "):
         merge(str(tmp_path / "m"), inputs)
     merge(str(tmp_path / "m"), [*inputs[:2], inputs[0]])
     modes = IndexedDataset(tmp_path / "m", multimodal=True).sequence_modes
@@ -182,7 +182,7 @@ def test_modes_with_and_without(tmp_path: Path) -> None:
 
 
 def peak_of_merging(directory: Path, sequences: int) -> int:
-    """Bytes at most allocated at once, for a pair of this many sequences of 32 tokens."""
+    """Return the peak of allocated bytes for a pair of this many sequences of 32 tokens."""
     prefix = str(directory / str(sequences))
     with IndexedDatasetWriter(prefix, np.uint16) as writer:
         writer.add_documents(np.zeros(32 * sequences, np.uint16), np.full(sequences, 32))

@@ -1,4 +1,4 @@
-"""What a merge refuses, and what failures and crashes leave behind: never half a pair."""
+"""Refused merges, and merges that fail or crash: half a pair is never left."""
 
 from __future__ import annotations
 
@@ -69,11 +69,11 @@ def test_outputs_that_must_not_be_written(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match=r"b\.bin: already exists"):
         merge(b, [a])
     for output in (a, str(tmp_path / "same")):
-        with pytest.raises(InvalidArgument, match="is an input, or another output"):
+        with pytest.raises(InvalidArgument, match="is also an input or another output"):
             merge(output, [a, b], overwrite=True)
     with pytest.raises(InvalidArgument, match="names one file of the pair"):
         merge(f"{b}.bin", [a])
-    with pytest.raises(InvalidArgument, match="give at least one pair"):
+    with pytest.raises(InvalidArgument, match="must name at least one pair"):
         merge(str(tmp_path / "m"), [])
     assert [IndexedDataset(prefix)[0].tolist() for prefix in (a, b)] == [[0], [0, 1]]
     merge(b, [a, a], overwrite=True)

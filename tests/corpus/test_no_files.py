@@ -1,4 +1,4 @@
-"""Pipes, sockets and folders where a file should be: said so at once, never waited for."""
+"""Pipes, sockets and folders in place of a file: refused at once, without blocking."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def prefix(tmp_path: Path) -> str:
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.parametrize("half", [".bin", ".idx"])
 @pytest.mark.parametrize("make", MAKES)
-def test_half_a_pair_that_is_no_file_is_a_finding(
+def test_half_a_pair_that_is_not_a_file_is_a_finding(
     prefix: str, make: Make, half: str, full: bool
 ) -> None:
     os.unlink(prefix + half)
@@ -87,7 +87,9 @@ def test_a_pair_of_no_files_is_not_merged(prefix: str, make: Make, tmp_path: Pat
 
 @pytest.mark.parametrize("look", [verify, inspect])
 @pytest.mark.parametrize("make", MAKES[:2])
-def test_a_recipe_that_is_no_file(tmp_path: Path, make: Make, look: Callable[[Path], None]) -> None:
+def test_a_recipe_that_is_not_a_file(
+    tmp_path: Path, make: Make, look: Callable[[Path], None]
+) -> None:
     make(tmp_path / "r.yaml")
     with pytest.raises(StorageError, match=r"r\.yaml: is a .*, not a regular file; check the path"):
         look(tmp_path / "r.yaml")
@@ -115,7 +117,7 @@ def _inputs(folder: Path) -> dict[str, Callable[[], object]]:
     "file",
     ["x.parquet", "x.arrow", "x.npy", "x.raw", "x.ds.index", "mds/index.json", "x.json"],
 )
-def test_an_input_that_is_no_file(tmp_path: Path, make: Make, file: str) -> None:
+def test_an_input_that_is_not_a_file(tmp_path: Path, make: Make, file: str) -> None:
     open_it = _inputs(tmp_path)[file]
     make(tmp_path / file)
     # of a socket the kernel itself says that it cannot be opened

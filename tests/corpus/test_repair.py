@@ -1,4 +1,4 @@
-"""`megaindex verify --repair`: what is certain is rebuilt bit by bit, the rest is refused."""
+"""`megaindex verify --repair`: certain data are rebuilt bit by bit, other damage is refused."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def damage(prefix: str, data: bytes) -> None:
     Path(prefix + ".idx").write_bytes(data)
 
 
-def test_nothing_broken_is_nothing_to_repair(prefix: str, tmp_path: Path) -> None:
-    with pytest.raises(InvalidArgument, match="nothing is broken"):
+def test_an_intact_pair_is_not_repaired(prefix: str, tmp_path: Path) -> None:
+    with pytest.raises(InvalidArgument, match="has no damage"):
         repair(prefix, tmp_path / "out")
     assert not list(tmp_path.glob("out*"))
 
@@ -62,7 +62,7 @@ def test_pointers_follow_from_lengths(
     made = repair(prefix, tmp_path / "out")
     assert (tmp_path / "out.idx").read_bytes() == original
     assert os.path.samefile(tmp_path / "out.bin", prefix + ".bin")
-    assert "pointers: 3 are left and agree with the lengths, 2 are computed" in made.certain[1]
+    assert "pointers: 3 are intact and agree with the lengths, 2 are computed" in made.certain[1]
     assert Path(prefix + ".idx").read_bytes() != original  # untouched
 
 
@@ -70,7 +70,7 @@ def test_bytes_behind_the_arrays_are_left_out(prefix: str, original: bytes, tmp_
     damage(prefix, original + b"garbage")
     made = repair(prefix, tmp_path / "out")
     assert (tmp_path / "out.idx").read_bytes() == original
-    assert made.lost == ("7 bytes after the arrays, which are no modes",)
+    assert made.lost == ("7 bytes after the arrays that are not modes",)
 
 
 def test_an_index_cut_inside_pointers_or_bounds_needs_the_end_of_document(
@@ -101,10 +101,10 @@ def test_lengths_that_are_cut_off_or_damaged_are_refused(
     with pytest.raises(InvalidArgument, match="holds 4 of 5 lengths"):
         repair(prefix, tmp_path / "out", eod=EOD)
     damage(prefix, original[:34] + np.int32(-5).tobytes() + original[38:])
-    with pytest.raises(InvalidArgument, match="the length of sequence 0 is -5"):
+    with pytest.raises(InvalidArgument, match="sequence 0 has length -5"):
         repair(prefix, tmp_path / "out", eod=EOD)
     damage(prefix, original[:34] + np.int32(4).tobytes() + original[38:])
-    with pytest.raises(InvalidArgument, match="one of them is damaged"):
+    with pytest.raises(InvalidArgument, match="a pointer or a length is damaged"):
         repair(prefix, tmp_path / "out", eod=EOD)
     damage(prefix, original[: POINTERS - 4] + np.int32(2).tobytes() + original[POINTERS:])
     with pytest.raises(InvalidArgument, match="lengths add up to 54 bytes and the .bin has 56"):
@@ -121,9 +121,9 @@ def test_a_bin_cut_short_keeps_its_whole_documents(
     dataset = megaindex.IndexedDataset(tmp_path / "out")
     assert [len(sequence) for sequence in dataset] == [5, 4, 7]
     np.testing.assert_array_equal(np.concatenate(dataset[:]), tokens[:16])
-    assert made.lost == ("2 documents, whose tokens the .bin does not hold",)
+    assert made.lost == ("2 documents beyond the end of the .bin",)
     damage(prefix, original[:POINTERS])  # with pointers gone too, either could be wrong
-    with pytest.raises(InvalidArgument, match="which documents are whole is not certain"):
+    with pytest.raises(InvalidArgument, match="whole documents cannot be determined"):
         repair(prefix, tmp_path / "other", eod=EOD)
 
 
@@ -137,15 +137,13 @@ def test_a_lost_index_is_cut_at_the_end_of_document(
     made = repair(prefix, tmp_path / "out", dtype="uint16", eod=EOD)
     assert (tmp_path / "out.idx").read_bytes() == original
     assert "sequences inside documents" in made.lost[0]
-    with pytest.raises(InvalidArgument, match="holds no token 9999"):
+    with pytest.raises(InvalidArgument, match="does not contain token 9999"):
         repair(prefix, tmp_path / "other", dtype="uint16", eod=9999)
     with pytest.raises(InvalidArgument, match="has no code"):
         repair(prefix, tmp_path / "other", dtype="complex64", eod=EOD)
 
 
-def test_what_follows_the_last_end_of_document_is_said_to_be_lost(
-    prefix: str, tmp_path: Path
-) -> None:
+def test_tokens_after_the_last_document_are_reported_lost(prefix: str, tmp_path: Path) -> None:
     os.unlink(prefix + ".idx")
     with open(prefix + ".bin", "ab") as file:
         file.write(b"\1\0\2\0\3")
@@ -166,10 +164,8 @@ def test_outputs_are_never_replaced(prefix: str, original: bytes, tmp_path: Path
 
 
 @given(data=st.data())
-def test_whatever_is_damaged_a_repair_gives_back_the_original_or_refuses(
-    tmp_path: Path, data: st.DataObject
-) -> None:
-    """Flipped and cut bytes behind the lengths: never an index that differs from the lost one."""
+def test_a_repair_restores_the_original_or_refuses(tmp_path: Path, data: st.DataObject) -> None:
+    """Flipped and cut bytes after the lengths: the result never differs from the lost index."""
     folder = tmp_path / str(len(os.listdir(tmp_path)))
     folder.mkdir()
     lengths = data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=8))
@@ -194,7 +190,7 @@ def test_whatever_is_damaged_a_repair_gives_back_the_original_or_refuses(
     assert made[begin:] in (original[begin:], bytes(raw[begin:]))
 
 
-def test_the_verb_says_what_is_certain_and_what_is_lost(
+def test_the_verb_prints_recovered_and_lost_data(
     prefix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     os.unlink(prefix + ".idx")
@@ -215,7 +211,7 @@ def test_flags_of_the_check_are_refused(
 ) -> None:
     out = tmp_path / "out"
     assert main(["verify", prefix, "--repair", str(out), *given]) == 2
-    assert f"{given[0]}: has no meaning with --repair, which takes" in capsys.readouterr().err
+    assert f"{given[0]}: has no effect with --repair, which takes only" in capsys.readouterr().err
     assert not out.with_suffix(".idx").exists()
 
 
@@ -230,7 +226,7 @@ def _socket(path: Path) -> None:
 
 @pytest.mark.parametrize("make", [Path.mkdir, _pipe, _socket])
 @pytest.mark.parametrize("half", [".bin", ".idx"])
-def test_what_is_no_file_is_refused_before_anything_is_placed(
+def test_irregular_files_are_refused_before_writing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     prefix: str,

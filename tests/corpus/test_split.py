@@ -1,4 +1,4 @@
-"""Parts of a pair: whole documents, as equal as asked, and merged again the very same bytes."""
+"""Parts of a pair: whole documents of equal shares, whose merge is the original."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ LENGTHS = st.lists(st.lists(st.integers(0, 9), max_size=3), min_size=1, max_size
 
 
 def write_documents(prefix: str, documents: list[list[int]], *, multimodal: bool = False) -> str:
-    """Documents of sequences of these lengths; tokens count on, modes too."""
+    """Write documents of sequences of these lengths; tokens and modes count up."""
     position = number = 0
     with IndexedDatasetWriter(prefix, np.uint16, multimodal=multimodal) as writer:
         for lengths in documents:
@@ -60,7 +60,7 @@ def test_parts_merged_again_are_the_same_bytes(
 
 @given(documents=LENGTHS, data=st.data())
 def test_equal_tokens_against_brute_force(documents: list[list[int]], data: st.DataObject) -> None:
-    """Each cut is where the tokens in front are nearest to its share, the earlier of two."""
+    """Compare with a search for the boundaries nearest to equal shares, the first of equals."""
     parts = data.draw(st.integers(1, len(documents)))
     before = [sum(map(sum, documents[:d])) for d in range(len(documents) + 1)]
     with tempfile.TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
@@ -116,19 +116,19 @@ def test_ranges_may_overlap_and_leave_out(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--at", "0"], "at=[0]: must rise, within 1 to 2: "),
-        (["--at", "2,1"], "has 3 documents, and every part gets at least one"),
-        (["--at", "3"], "at=[3]: must rise"),
+        (["--at", "0"], "must rise from at least 1 to at most 2, got [0]: "),
+        (["--at", "2,1"], "has 3 documents, and a part at least one"),
+        (["--at", "3"], "got [3]: "),
         (
             ["--at", "1,x"],
             "--at: must be document numbers, separated by commas; 'x' is not an integer",
         ),
-        (["--parts", "0"], "parts=0: must be in 1..3"),
-        (["--parts", "4"], "parts=4: must be in 1..3"),
-        (["--documents", "1:1"], "documents=1:1: must be a:b with 0 <= a < b <= 3"),
-        (["--documents", "0:4"], "documents=0:4: must be"),
+        (["--parts", "0"], "the number of parts must be from 1 to 3, the number of documents of "),
+        (["--parts", "4"], "the number of parts must be from 1 to 3"),
+        (["--documents", "1:1"], "a range of documents a:b must have 0 <= a < b <= 3"),
+        (["--documents", "0:4"], "a.idx, got 0:4"),
         (["--documents", "1"], "--documents: must be A:B ranges, separated by commas; ''"),
-        (["--parts", "3"], "outputs: 2 given for 3 parts; give one for each, or a single one"),
+        (["--parts", "3"], "3 parts need as many outputs, or one with {}"),
     ],
 )
 def test_cuts_that_do_not_fit(
@@ -151,11 +151,11 @@ def test_outputs_and_inputs_are_checked_first(tmp_path: Path) -> None:
 
     with pytest.raises(StorageError, match=r"p2\.idx: already exists"):
         in_three(["p{}"])
-    with pytest.raises(InvalidArgument, match="is an input, or another output"):
+    with pytest.raises(InvalidArgument, match="is also an input or another output"):
         in_three(["x", "y", "x"])
-    with pytest.raises(InvalidArgument, match="is an input, or another output"):
+    with pytest.raises(InvalidArgument, match="is also an input or another output"):
         in_three(["x", "y", "a"], overwrite=True)
-    with pytest.raises(InvalidArgument, match="by='bytes': must be tokens or documents"):
+    with pytest.raises(InvalidArgument, match="by must be one of tokens, documents, got 'bytes'"):
         split(prefix, ["x"], lambda pair: cut_evenly(pair, 1, "bytes"))
     with pytest.raises(MissingFile, match="nowhere"):
         split(str(tmp_path / "nowhere"), ["x"], lambda pair: cut_at(pair, [1]))

@@ -98,7 +98,10 @@ def test_what_the_command_refuses(
     rest = ("--seq-length", 16, "--cache-dir", tmp_path / "cache")
     for arguments, reason in (
         ((), "--data-path is missing"),
-        (("--data-paths-file", tmp_path / "none"), "names no dataset; write one prefix a line"),
+        (
+            ("--data-paths-file", tmp_path / "none"),
+            "must name at least one dataset; write one prefix a line",
+        ),
         (("--data-paths-file", tmp_path / "binary"), "not a text file"),
         (("--data-paths-file", tmp_path / "no"), "cannot read"),
         (("--data-path", *paths, "--address", "auto"), "choose engine ray"),

@@ -21,7 +21,7 @@ pq = pytest.importorskip("pyarrow.parquet")
 DOCUMENTS = [(np.arange(i, i + 1 + 7 * i % 50) % 60_000).tolist() for i in range(200)]
 
 
-def test_a_folder_that_one_may_not_list() -> None:
+def test_an_unreadable_folder() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as outer:  # others may enter it
         Path(outer).chmod(0o755)
         folder = Path(outer, "folder")
@@ -75,7 +75,9 @@ def test_a_folder_of_columns(tmp_path: Path) -> None:
     import_pair(open_columns(str(folder)), str(tmp_path / "a"), dtype="uint16")
     assert read(tmp_path / "a") == [[number, 1, 2] for number in (0, 1, 2) for _ in range(5)]
     write_columns(folder / "part-1.parquet", pa.list_(pa.int32()), [[1]])
-    with pytest.raises(FormatError, match=r"part-1\.parquet: .* lists of int64 in the files bef"):
+    with pytest.raises(
+        FormatError, match=r"part-1\.parquet: .* lists of int64 as in the files bef"
+    ):
         import_pair(open_columns(str(folder)), str(tmp_path / "b"))
 
 
@@ -93,13 +95,13 @@ def test_wrong_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(FormatError, match="must hold lists of integers"):
         open_columns(str(path))
     pq.write_table(pa.table({"a": [1], "b": [2]}), path)
-    with pytest.raises(InvalidArgument, match="which column\\? it has a, b; name one"):
+    with pytest.raises(InvalidArgument, match="column must be given, one of a, b"):
         open_columns(str(path))
     for name in ("c.parquet", "c.arrow"):
         (tmp_path / name).write_bytes(b"nothing of the kind, and long enough for a footer")
         with pytest.raises(FormatError, match="cannot be read"):
             open_columns(str(tmp_path / name))
-    with pytest.raises(MissingFile, match="there is no such file or folder"):
+    with pytest.raises(MissingFile, match="does not exist"):
         open_columns(str(tmp_path / "nowhere"))
     (tmp_path / "empty").mkdir()
     with pytest.raises(MissingFile, match=r"holds no file that ends in \.parquet or"):

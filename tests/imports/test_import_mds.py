@@ -36,7 +36,7 @@ def names(directory: Path) -> list[str]:
 
 @pytest.mark.parametrize("dtype", ["int64", "uint16", "uint32"])
 def test_mds_bytes(tmp_path: Path, dtype: str) -> None:
-    """As LLM-Foundry writes them: tobytes() of int64, unless it is told otherwise."""
+    """The encoding of LLM-Foundry: tobytes() of int64 by default."""
     samples = [{"tokens": document.astype(dtype).tobytes()} for document in DOCUMENTS]
     folder = write_mds(tmp_path / "mds", {"tokens": "bytes"}, samples)
     assert len(names(tmp_path / "mds")) > 2
@@ -50,7 +50,7 @@ def test_mds_bytes(tmp_path: Path, dtype: str) -> None:
 def test_mds_arrays_between_other_columns(
     tmp_path: Path, encoding: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Columns are stored by name; some have a size of their own in each sample, some never."""
+    """Columns are sorted by name; some have a fixed size, some a size in each sample."""
     dtype = encoding.partition(":")[2] or "int32"
     samples = [
         {"a": 7, "id": f"{i}" * (i % 5), "tokens": document.astype(dtype), "z": i / 2, "zz": b"x"}
@@ -87,7 +87,7 @@ def test_mds_compressed(tmp_path: Path, compression: str) -> None:
         damaged.append(raw[:-8] + bytes(8))  # its checksum, read at the very end
     for data in damaged:
         shard.write_bytes(data)
-        with pytest.raises(FormatError, match=r"shard\.00000\.mds\.\w+: (cannot be|ends early)"):
+        with pytest.raises(FormatError, match=r"shard\.00000\.mds\.\w+: (cannot be|ends before)"):
             import_pair(open_mds(folder), str(tmp_path / "b"))
     assert names(tmp_path) == ["a.bin", "a.idx", "mds"]
 
@@ -100,7 +100,7 @@ def test_mds_compression_that_is_not_there(tmp_path: Path, monkeypatch: pytest.M
         import_pair(open_mds(folder), str(tmp_path / "a"))
     index = tmp_path / "mds/index.json"
     index.write_text(index.read_text().replace('"compression": "zstd"', '"compression": "br:3"'))
-    with pytest.raises(InvalidArgument, match="compressed with br, and only zstd, gz and bz2"):
+    with pytest.raises(InvalidArgument, match="compression must be zstd, gz or bz2, got br"):
         import_pair(open_mds(folder), str(tmp_path / "a"))
     assert names(tmp_path) == ["mds"]
 
@@ -110,10 +110,10 @@ def test_mds_compression_that_is_not_there(tmp_path: Path, monkeypatch: pytest.M
     [
         ({"a": "str", "b": "bytes"}, None, None, "no column of tokens; choose one of a, b"),
         ({"a": "str", "b": "bytes"}, "c", None, "no column c; choose one of a, b"),
-        ({"tokens": "str"}, None, None, "column 'tokens' is encoded as 'str'; tokens are bytes"),
-        ({"tokens": "bytes"}, None, "float32", "tokens are integers"),
-        ({"tokens": "ndarray"}, None, None, "may have another type in each sample; give the type"),
-        ({"tokens": "ndarray:int32"}, None, "int64", "says int32 itself"),
+        ({"tokens": "str"}, None, None, "column 'tokens': encoding must be bytes .* got 'str'"),
+        ({"tokens": "bytes"}, None, "float32", "must be a NumPy integer type"),
+        ({"tokens": "ndarray"}, None, None, "arrays may differ in type; give the stored dtype"),
+        ({"tokens": "ndarray:int32"}, None, "int64", "must be int32, got int64"),
     ],
 )
 def test_mds_columns_that_do_not_fit(
@@ -126,13 +126,13 @@ def test_mds_columns_that_do_not_fit(
         open_mds(folder, column, stored)
 
 
-def test_mds_samples_that_are_not_what_they_say(tmp_path: Path) -> None:
+def test_damaged_mds_samples(tmp_path: Path) -> None:
     folder = write_mds(tmp_path / "a", {"tokens": "bytes"}, [{"tokens": b"1234567"}])
     with pytest.raises(FormatError, match="7 bytes are not whole tokens of int64, 8 bytes each"):
         import_pair(open_mds(folder), str(tmp_path / "x"))
     square = {"tokens": np.ones((2, 2), np.int32)}
     folder = write_mds(tmp_path / "b", {"tokens": "ndarray:int32"}, [square])
-    with pytest.raises(FormatError, match="an array of 2 axes .* token arrays have one axis"):
+    with pytest.raises(FormatError, match="an array has 2 axes, .* token arrays have one axis"):
         import_pair(open_mds(folder), str(tmp_path / "x"))
     folder = write_mds(tmp_path / "c", {"tokens": "ndarray"}, [square])
     with pytest.raises(FormatError, match="an array has type code 21, and int64 is 41"):
@@ -151,14 +151,14 @@ def test_mds_tokens_that_do_not_fit(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda raw: raw[:-1], "ends early: .* bytes were expected"),
-        (lambda raw: raw[:2], "ends early"),
-        (lambda raw: b"\1" + raw[1:], r"holds 1 samples, index.json says \d+"),
+        (lambda raw: raw[:-1], "ends before byte \\d+"),
+        (lambda raw: raw[:2], "ends before byte"),
+        (lambda raw: b"\1" + raw[1:], r"must hold \d+ samples, got 1"),
         (
             lambda raw: raw[:4] + bytes(4) + raw[8:],
-            r"its samples take bytes 0 to \d+, and must rise",
+            r"offsets of samples must rise .* got 0 to",
         ),
-        (lambda raw: raw[:8] + b"\xff\xff\xff\xff" + raw[12:], "its samples take"),
+        (lambda raw: raw[:8] + b"\xff\xff\xff\xff" + raw[12:], "offsets of samples must rise"),
     ],
 )
 def test_damaged_mds_shards(tmp_path: Path, damage: Any, message: str) -> None:
@@ -172,7 +172,7 @@ def test_damaged_mds_shards(tmp_path: Path, damage: Any, message: str) -> None:
 
 
 def changed(index: str, **values: str) -> str:
-    """With other values at every place of these names."""
+    """Return the index with other values for these keys."""
     for name, value in values.items():
         index, count = re.subn(rf'"{name}": \d+', f'"{name}": {value}', index)
         assert count
@@ -199,10 +199,13 @@ def test_damaged_mds_folders(tmp_path: Path) -> None:
         (good.replace('["bytes"]', "[7]"), "column_encodings cannot be"),
         (good.replace("[null]", "[-7]"), "column_sizes cannot be"),
         ('{"shards": [3]}', "not an index of MDS shards: TypeError"),
-        ('{"shards": []}', "its shards hold nothing"),
-        (good.replace('"format": "mds"', '"format": "csv"'), "shards of format csv version 2"),
-        (good.replace('"shard.00000', '"../shard.00000'), "outside its folder"),
-        (good.replace('"shard.00000', '"/etc/shard.00000'), "outside its folder"),
+        ('{"shards": []}', "all shards must have one token type, got no shards"),
+        (
+            good.replace('"format": "mds"', '"format": "csv"'),
+            "shards must be of format mds version 2, got csv version 2",
+        ),
+        (good.replace('"shard.00000', '"../shard.00000'), "a shard must lie in its folder"),
+        (good.replace('"shard.00000', '"/etc/shard.00000'), "a shard must lie in its folder"),
     ]:
         assert text != good
         index.write_text(text)
@@ -214,7 +217,7 @@ def test_damaged_mds_folders(tmp_path: Path) -> None:
     index.write_text(good)
     shard = tmp_path / "mds/shard.00000.mds.gz"
     shard.write_bytes(b"no gzip at all")
-    with pytest.raises(FormatError, match="cannot be unpacked"):
+    with pytest.raises(FormatError, match="cannot be decompressed"):
         import_pair(open_mds(folder), str(tmp_path / "a"))
     shard.unlink()
     with pytest.raises(MissingFile, match=r"shard\.00000\.mds\.gz: cannot read"):
@@ -248,8 +251,8 @@ def test_the_verb_for_mds(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
     assert "already exists" in capsys.readouterr().err
 
 
-def test_the_index_says_what_the_writer_wrote(tmp_path: Path) -> None:
-    """The stand-ins of the writer leave its files as they are documented."""
+def test_the_index_has_the_written_documents(tmp_path: Path) -> None:
+    """The stubs for the writer do not change its documented files."""
     samples = [{"tokens": document.tobytes()} for document in DOCUMENTS]
     folder = write_mds(tmp_path / "mds", {"tokens": "bytes"}, samples)
     shards = json.loads((tmp_path / "mds/index.json").read_text())["shards"]

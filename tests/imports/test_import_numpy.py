@@ -1,4 +1,4 @@
-"""Imports of NumPy token files: linked when raw, copied from behind a header."""
+"""Imports of NumPy token files: raw ones are linked, .npy files are copied."""
 
 from __future__ import annotations
 
@@ -74,18 +74,18 @@ def test_wrong_numpy_input(tmp_path: Path) -> None:
     raw = tmp_path / "raw"
     raw.write_bytes(bytes(7))
     refusals = [
-        (InvalidArgument, {}, "give one of them"),
-        (InvalidArgument, {"separator": 0, "boundaries": "e"}, "give one of them"),
-        (InvalidArgument, {"separator": 0, "stored_dtype": "int32"}, "says its own"),
+        (InvalidArgument, {}, "exactly one of separator"),
+        (InvalidArgument, {"separator": 0, "boundaries": "e"}, "exactly one of separator"),
+        (InvalidArgument, {"separator": 0, "stored_dtype": "int32"}, "has a dtype of its own"),
     ]
     for kind, options, message in refusals:
         with pytest.raises(kind, match=message):
             open_numpy(path, **options)
     for dtype, kind, message in [
-        (None, InvalidArgument, "raw does not say its own; give e.g. uint16"),
-        ("float32", InvalidArgument, "tokens are integers"),
-        ("nonsense", InvalidArgument, "not a NumPy dtype"),
-        ("uint16", FormatError, "has 7 bytes, and tokens of uint16 take 2 each"),
+        (None, InvalidArgument, "raw: raw tokens need a stored dtype"),
+        ("float32", InvalidArgument, "must be a NumPy integer type"),
+        ("nonsense", InvalidArgument, "must be a NumPy integer type"),
+        ("uint16", FormatError, "a multiple of 2 bytes, a token of uint16, got 7"),
     ]:
         with pytest.raises(kind, match=message):
             open_numpy(str(raw), stored_dtype=dtype, separator=0)
@@ -93,10 +93,10 @@ def test_wrong_numpy_input(tmp_path: Path) -> None:
         open_numpy(path, separator=0)
     for array in (np.zeros((2, 2), int), np.zeros(2), np.zeros(2, ">i4"), np.array([{}])):
         np.save(path, array, allow_pickle=True)
-        with pytest.raises(FormatError, match=r"t\.npy: (holds|no readable \.npy)"):
+        with pytest.raises(FormatError, match=r"t\.npy: (must hold|not a valid \.npy)"):
             open_numpy(path, separator=0)
     Path(path).write_bytes(b"")
-    with pytest.raises(FormatError, match=r"t\.npy: no readable \.npy file"):
+    with pytest.raises(FormatError, match=r"t\.npy: not a valid \.npy file"):
         open_numpy(path, separator=0)
 
 

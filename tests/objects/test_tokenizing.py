@@ -74,7 +74,7 @@ def test_folders_files_and_objects_together_by_the_command(
     status = main(["tokenize", *arguments, "--tokenizer", "bytes", "--part-size", "30000"])
     assert status == 0, capsys.readouterr().err
     assert pair(tmp_path / "there") == pair(tmp_path / "here")
-    assert f"s3://{s3}/raw: 1 files and folders in it are passed over, first notes" in caplog.text
+    assert f"s3://{s3}/raw: 1 files and folders in it are skipped, first notes" in caplog.text
 
 
 def test_finished_parts_are_not_read_again(
@@ -142,7 +142,7 @@ def test_bad_lines_and_objects_are_named(s3: str, proxy: Proxy, tmp_path: Path) 
     path = write_jsonl(tmp_path / "a.jsonl", TEXTS)
     path.write_bytes(path.read_bytes() + b"nonsense\n")
     url = put(proxy, s3, path)
-    with pytest.raises(FormatError, match=rf"^{url}: line {len(TEXTS) + 1}: is no JSON"):
+    with pytest.raises(FormatError, match=rf"^{url}: line {len(TEXTS) + 1}: is not valid JSON"):
         run(tmp_path / "o", [url], part_bytes=500)
     made = run(tmp_path / "o", [url], part_bytes=500, on_bad_line="skip")
     assert made.bad is not None

@@ -77,7 +77,7 @@ def test_an_exact_number_of_epochs_is_built(tmp_path: Path) -> None:
     assert plan["max_train_iters_same_epochs"] == 374 // 4
     status, _, error = cli(*words, "--train-samples", 100)
     assert status == 2
-    assert "exact_num_epochs=3: so many epochs hold 374 samples" in error
+    assert "exact_num_epochs=3: num_samples must be from" in error
     status, _, error = cli("--order", "epoch", *words, "--order", "epoch", "--epochs", 1)
     assert status == 2
     assert "--train-data-exact-num-epochs is a setting of order megatron" in error

@@ -1,4 +1,4 @@
-"""The bytes that Megatron's tool writes, for every input format and every kind of tokenizer."""
+"""Comparison with the bytes of Megatron's tool, for every input format and kind of tokenizer."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_the_tokenizers_own_end(tmp_path: Path, bpe: Path, pieces: Path, entry: 
 
 
 @pytest.mark.parametrize("text", ["[]", "[" * 100_000, "9" * 5000])
-def test_settings_of_a_tokenizer_that_are_none(tmp_path: Path, bpe: Path, text: str) -> None:
+def test_damaged_tokenizer_config(tmp_path: Path, bpe: Path, text: str) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", ["text"])
     (tmp_path / "tokenizer.json").write_bytes(bpe.read_bytes())
     (tmp_path / "tokenizer_config.json").write_text(text)
@@ -273,7 +273,7 @@ def test_the_command(
 
 
 def test_a_missing_library_is_named(tmp_path: Path, bpe: Path) -> None:
-    """In a process of its own, where the import fails."""
+    """Run in a process in which the import fails."""
     source = write_jsonl(tmp_path / "a.jsonl", ["x"])
     code = f"""
 import importlib.metadata as m, sys

@@ -1,4 +1,4 @@
-"""Bad input: named by file and line, rule, value and remedy; and nothing is half-written."""
+"""Bad input: messages name file, line, rule, value and remedy; nothing is half-written."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ GOOD = b'{"text": "good"}\n'
 BAD_LINES = {
     "missing-key": (b'{"body": "x"}', "has no key 'text'; it has 'body'"),
     "missing-key-of-none": (b"{}", "has no key 'text'; it has nothing"),
-    "type": (b'{"text": 12}', "key 'text' holds 12, neither a string nor a list of strings"),
-    "type-null": (b'{"text": null}', "key 'text' holds None, neither"),
-    "type-in-list": (b'{"text": ["a", 3]}', r"key 'text' holds \['a', 3\], neither"),
-    "utf-8": (b'{"text": "a\xff"}', "is no UTF-8: byte 0xff at 11"),
-    "json": (b'{"text": "a', "is no JSON: Unterminated string starting at character 9; it"),
-    "json-of-two": (b'{"text": "a"} {"text": "b"}', "is no JSON: Extra data"),
-    "json-depth": (b"[" * 100_000, "is no JSON: maximum recursion depth"),
-    "object": (b'["text"]', r"is no JSON object but \['text'\]"),
+    "type": (b'{"text": 12}', "key 'text' must hold a string or a list of strings, got 12"),
+    "type-null": (b'{"text": null}', "key 'text' must hold a string .* got None"),
+    "type-in-list": (b'{"text": ["a", 3]}', r"key 'text' must .* got \['a', 3\]"),
+    "utf-8": (b'{"text": "a\xff"}', "is not valid UTF-8: byte 0xff at 11"),
+    "json": (b'{"text": "a', "is not valid JSON: Unterminated string starting at character 9; it"),
+    "json-of-two": (b'{"text": "a"} {"text": "b"}', "is not valid JSON: Extra data"),
+    "json-depth": (b"[" * 100_000, "is not valid JSON: maximum recursion depth"),
+    "object": (b'["text"]', r"must be a JSON object, got \['text'\]"),
     "surrogate": (b'{"text": "a\\ud800"}', r"a lone surrogate, U\+D800, at 1"),
 }
 
@@ -80,10 +80,10 @@ def test_bad_lines_of_all_inputs_are_in_one_report(tmp_path: Path) -> None:
         run(tmp_path / "p", [tmp_path / "r.parquet"], part_bytes=1)
 
 
-def test_invalid_utf8_in_a_column_is_of_one_row(tmp_path: Path) -> None:
+def test_invalid_utf8_in_a_column_is_one_bad_row(tmp_path: Path) -> None:
     values = pa.array([b"good", b"\xff", b"too"], pa.binary()).view(pa.string())
     pq.write_table(pa.table({"text": values}), tmp_path / "a.parquet")
-    with pytest.raises(FormatError, match=r"a\.parquet: row 1: is no UTF-8: byte 0xff at 0"):
+    with pytest.raises(FormatError, match=r"a\.parquet: row 1: is not valid UTF-8: byte 0xff at 0"):
         run(tmp_path / "o", [tmp_path / "a.parquet"])
     assert run(tmp_path / "o", [tmp_path / "a.parquet"], on_bad_line="skip").documents == 2
 
@@ -104,7 +104,7 @@ def test_a_text_that_the_library_refuses(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("part_bytes", [30, 1 << 20])
-def test_the_report_is_in_order_whoever_refuses(tmp_path: Path, part_bytes: int) -> None:
+def test_the_report_is_in_the_order_of_lines(tmp_path: Path, part_bytes: int) -> None:
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = Tokenizer(models.WordLevel({"a": 0}))
@@ -127,7 +127,7 @@ def test_the_report_is_in_order_whoever_refuses(tmp_path: Path, part_bytes: int)
 
 
 def holding(name: str, content: bytes | pa.Table) -> Callable[[Path], Path]:
-    """What makes the file of that name."""
+    """Return a function that writes a file of this name."""
 
     def make(folder: Path) -> Path:
         path = folder / name
@@ -181,25 +181,25 @@ def no_files(folder: Path) -> Path:
         (
             truncated_gzip,
             FormatError,
-            r"a\.jsonl\.gz: the gzip stream breaks off .* behind line \d+",
+            r"a\.jsonl\.gz: the gzip stream is truncated .* after line \d+",
         ),
-        (truncated_zstd, FormatError, r"a\.jsonl\.zst: the zstd stream breaks off .* line \d+"),
-        (damaged_gzip, FormatError, r"a\.jsonl\.gz: .* is damaged behind line 0: "),
-        (damaged_zstd, FormatError, r"a\.jsonl\.zst: .* is damaged behind line 1: "),
+        (truncated_zstd, FormatError, r"a\.jsonl\.zst: the zstd stream is truncated .* line \d+"),
+        (damaged_gzip, FormatError, r"a\.jsonl\.gz: .* or damaged after line 0: "),
+        (damaged_zstd, FormatError, r"a\.jsonl\.zst: .* or damaged after line 1: "),
         (packed_nothing, FormatError, r"a\.jsonl\.gz: the gzip stream holds 0 bytes; leave it out"),
         (
             named_gzip,
             FormatError,
-            r"a\.jsonl\.gz: is named as a gzip file and begins with .* 7b 22",
+            r"a\.jsonl\.gz: its suffix is that of gzip, but .* 7b 22",
         ),
         (empty, FormatError, r"a\.jsonl: is empty \(0 bytes\); leave it out"),
         (blank, FormatError, r"a\.jsonl: no document in 2 lines, of which 2 are blank"),
-        (unknown, InvalidArgument, r"a\.csv: its name does not tell its format .*--format"),
+        (unknown, InvalidArgument, r"a\.csv: its suffix must be one of .*--format"),
         (no_parquet, FormatError, r"a\.parquet: cannot be read as Parquet: .*; write the file"),
         (cut_parquet, FormatError, r"a\.parquet: cannot be read as Parquet: "),
         (no_rows, FormatError, r"a\.parquet: has 0 rows; leave it out"),
-        (no_column, InvalidArgument, r"a\.parquet: has no column 'text'; choose of body"),
-        (numbers, FormatError, r"a\.parquet: column 'text' holds int64, and must hold text"),
+        (no_column, InvalidArgument, r"a\.parquet: has no column 'text'; choose from body"),
+        (numbers, FormatError, r"a\.parquet: column 'text' must hold text .* got int64"),
         (missing, MissingFile, r"nowhere\.jsonl: cannot open the input: No such file"),
         (no_files, MissingFile, r"in: the folder holds no file that ends in \.jsonl"),
     ],
@@ -222,21 +222,33 @@ def test_a_bad_file_always_stops(
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"eod": "<none>"}, InvalidArgument, "eod='<none>': is not in the vocabulary of .*json"),
-        ({"eod": 400}, InvalidArgument, "eod=400: is not in the vocabulary .* ids are 0 to "),
-        ({"eod": -1}, InvalidArgument, "eod=-1: is not in the vocabulary"),
-        ({"append_eod": True}, InvalidArgument, "does not say which token ends a document.*--eod"),
-        ({"dtype": "uint8"}, InvalidArgument, "dtype=uint8: ends at 255, and the ids of .* up to"),
-        ({"dtype": "float32"}, InvalidArgument, "dtype=float32: is no integer type"),
+        ({"eod": "<none>"}, InvalidArgument, "eod='<none>': must be a token of .*json"),
+        ({"eod": 400}, InvalidArgument, "eod=400: must be a token .* or an id from 0 to "),
+        ({"eod": -1}, InvalidArgument, "eod=-1: must be a token of"),
+        ({"append_eod": True}, InvalidArgument, "defines no end token; .*--eod"),
+        (
+            {"dtype": "uint8"},
+            InvalidArgument,
+            "dtype=uint8: holds ids up to 255, and those of .* up to",
+        ),
+        ({"dtype": "float32"}, InvalidArgument, "dtype must be an integer type, got float32"),
         ({"dtype": "uint32"}, InvalidArgument, "dtype=uint32: the megatron dialect has no code"),
-        ({"tokenizer": "notes.txt"}, FormatError, r"notes\.txt: is no tokenizer that Sentence"),
-        ({"tokenizer": "other.json"}, FormatError, r"other\.json: is no tokenizer that the token"),
+        ({"tokenizer": "notes.txt"}, FormatError, r"notes\.txt: cannot be read by Sentence"),
+        ({"tokenizer": "other.json"}, FormatError, r"other\.json: cannot be read by the token"),
         ({"tokenizer": "."}, InvalidArgument, "the folder holds neither tokenizer.json nor"),
         ({"tokenizer": "gone.json"}, MissingFile, r"gone\.json: cannot read the tokenizer"),
-        ({"keys": []}, InvalidArgument, r"keys=\[\]: must be at least one"),
-        ({"keys": ["a", "a"]}, InvalidArgument, r"keys=\['a', 'a'\]: .* only once"),
-        ({"format": "csv"}, InvalidArgument, "format='csv': unknown; choose one of jsonl"),
-        ({"on_bad_line": "warn"}, InvalidArgument, "on_bad_line must be stop or skip, got 'warn'"),
+        ({"keys": []}, InvalidArgument, r"keys must be one or more .* got \[\]"),
+        (
+            {"keys": ["a", "a"]},
+            InvalidArgument,
+            r"keys must be .* distinct names, got \['a', 'a'\]",
+        ),
+        ({"format": "csv"}, InvalidArgument, "format must be one of jsonl, .* got .csv."),
+        (
+            {"on_bad_line": "warn"},
+            InvalidArgument,
+            "on_bad_line must be one of stop, skip, got 'warn'",
+        ),
         (
             {"part_bytes": 0},
             InvalidArgument,
@@ -263,7 +275,7 @@ def test_bad_settings(
 
 
 def test_ids_beyond_the_token_type_are_found_before_anything_is_done(tmp_path: Path) -> None:
-    """Few tokens, and one of a great id: Megatron's rule would take uint16."""
+    """A small vocabulary with a large id, for which Megatron's rule chooses uint16."""
     from tokenizers import Tokenizer, models, pre_tokenizers
 
     words = Tokenizer(models.WordLevel({"a": 0, "b": 70_000}, unk_token="a"))
@@ -272,7 +284,9 @@ def test_ids_beyond_the_token_type_are_found_before_anything_is_done(tmp_path: P
     source = write_jsonl(tmp_path / "a.jsonl", ["a b"])
     before = names(tmp_path)
     options: dict[str, Any] = {"tokenizer": tmp_path / "words.json"}
-    message = r"dtype=uint16: ends at 65535, .*words\.json go up to 70000; pass --dtype int32"
+    message = (
+        r"dtype=uint16: holds ids up to 65535, .*words\.json go up to 70000; pass --dtype int32"
+    )
     with pytest.raises(InvalidArgument, match=message):
         run(tmp_path / "o", [source], **options)
     assert names(tmp_path) == before

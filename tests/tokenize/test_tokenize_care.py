@@ -1,4 +1,4 @@
-"""What a run finds beside its output: its own is used or removed, all else is left alone."""
+"""Files beside the output of a run: its own are used or removed, others are kept."""
 
 from __future__ import annotations
 
@@ -43,18 +43,20 @@ def expected(tmp_path: Path, source: Path) -> tuple[bytes, bytes]:
 def interrupted(
     monkeypatch: pytest.MonkeyPatch, output: Path, source: Path, **options: Any
 ) -> None:
-    """A run that dies before it puts its parts together."""
+    """Run until the merge of parts, then fail."""
     with monkeypatch.context() as patch:
         patch.setattr(run_module, "merge", stop)
         with pytest.raises(Stopped):
             run(output, [source], part_bytes=1000, **options)
 
 
-def test_a_folder_of_others_is_never_emptied(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_refused(tmp_path: Path) -> None:
     folder = tmp_path / "o.parts"
     folder.mkdir()
     write_jsonl(folder / "a.jsonl", TEXTS)
-    with pytest.raises(InvalidArgument, match=r"o\.parts: holds a\.jsonl, which no run puts"):
+    with pytest.raises(
+        InvalidArgument, match=r"o\.parts: holds a\.jsonl, which is not a file of a run"
+    ):
         run(tmp_path / "o", [folder])
     assert names(folder) == {"a.jsonl"}
     assert names(tmp_path) == {"o.parts"}
@@ -66,17 +68,17 @@ def test_a_folder_of_others_is_never_emptied(tmp_path: Path) -> None:
 
 def test_a_file_in_place_of_the_work_folder(tmp_path: Path, source: Path) -> None:
     (tmp_path / "o.parts").write_text("precious")
-    with pytest.raises(InvalidArgument, match=r"o\.parts: is no folder"):
+    with pytest.raises(InvalidArgument, match=r"o\.parts: must be a folder"):
         run(tmp_path / "o", [source])
     assert (tmp_path / "o.parts").read_text() == "precious"
 
 
 @pytest.mark.parametrize("bad", [b"", b"nonsense\n"])
-def test_a_report_of_others_stays(tmp_path: Path, source: Path, bad: bytes) -> None:
+def test_a_report_of_another_program_is_kept(tmp_path: Path, source: Path, bad: bytes) -> None:
     source.write_bytes(source.read_bytes() + bad)
     report = tmp_path / "o.bad.jsonl"
     report.write_text('{"text": "precious"}\n')
-    with pytest.raises(InvalidArgument, match=r"o\.bad\.jsonl: is an input"):
+    with pytest.raises(InvalidArgument, match=r"o\.bad\.jsonl: is both an input"):
         run(tmp_path / "o", [source, report], on_bad_line="skip", overwrite=True)
     with pytest.raises(StorageError, match=r"o\.bad\.jsonl: already exists"):
         run(tmp_path / "o", [source], on_bad_line="skip")
@@ -87,7 +89,7 @@ def test_a_report_of_others_stays(tmp_path: Path, source: Path, bad: bytes) -> N
     assert report.exists() == bool(bad)
 
 
-def test_the_report_of_an_own_interrupted_run_is_replaced(
+def test_the_report_of_an_interrupted_run_is_replaced(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source.write_text(source.read_text() + "nonsense\n")
@@ -123,7 +125,7 @@ def test_a_kill_between_the_two_files_of_a_pair(
     }  # fmt: skip
 
 
-def test_a_foreign_file_is_not_the_half_of_our_pair(
+def test_a_file_of_another_program_is_not_half_of_the_pair(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     interrupted(monkeypatch, tmp_path / "o", source)
@@ -160,10 +162,10 @@ def test_a_kill_while_the_folder_is_emptied(
     assert names(tmp_path) == {"a.jsonl", "expected", "o.bin", "o.idx"}
 
 
-def test_prefixes_that_are_none(tmp_path: Path, source: Path) -> None:
+def test_invalid_prefixes(tmp_path: Path, source: Path) -> None:
     (tmp_path / "d").mkdir()
     for output in (str(source), str(tmp_path / "d"), f"{tmp_path}/e/", ""):
-        with pytest.raises(InvalidArgument, match="OUT is the prefix of the pair.* comes first"):
+        with pytest.raises(InvalidArgument, match="give the prefix of the new pair first"):
             run_module.tokenize(output, [source], tokenizer="bytes")
     assert names(tmp_path) == {"a.jsonl", "d"}
 
@@ -171,7 +173,7 @@ def test_prefixes_that_are_none(tmp_path: Path, source: Path) -> None:
 @pytest.mark.parametrize("key", ["a/b", "a\0b"])
 def test_keys_that_cannot_be_in_a_name(tmp_path: Path, key: str) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", TEXTS, key)
-    with pytest.raises(InvalidArgument, match="key .* becomes part of the name of a file"):
+    with pytest.raises(InvalidArgument, match="key .* must not contain / or NUL"):
         run(tmp_path / "o", [source], keys=[key], megatron_names=True)
     assert names(tmp_path) == {"a.jsonl"}
     assert run(tmp_path / "o", [source], keys=[key]).documents == 100
@@ -195,7 +197,7 @@ def test_an_input_of_a_finished_part_that_changes_is_noticed(
     assert not (tmp_path / "o.bin").exists()
 
 
-def test_what_is_passed_over_in_a_folder_is_said(
+def test_skipped_files_of_a_folder_are_logged(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "in" / "sub").mkdir(parents=True)
@@ -203,14 +205,15 @@ def test_what_is_passed_over_in_a_folder_is_said(
     (tmp_path / "in" / "README.md").write_text("")
     with caplog.at_level(logging.WARNING):
         run(tmp_path / "o", [tmp_path / "in"])
-    assert "in: 2 files and folders in it are passed over, first README.md" in caplog.text
+    assert "in: 2 files and folders in it are skipped, first README.md" in caplog.text
 
 
-def test_where_all_lines_are_bad_the_report_says_why(tmp_path: Path) -> None:
+def test_only_bad_lines_raise_with_the_report(tmp_path: Path) -> None:
     source = tmp_path / "a.jsonl"
     source.write_text("nonsense\n{}\n")
     for _ in range(2):  # the same again
-        with pytest.raises(FormatError, match=r"2 bad; .*o\.bad\.jsonl, first .*a\.jsonl: line 1"):
+        message = r"2 bad \(.*o\.bad\.jsonl lists them, first .*a\.jsonl: line 1"
+        with pytest.raises(FormatError, match=message):
             run(tmp_path / "o", [source], on_bad_line="skip")
         lines = (tmp_path / "o.bad.jsonl").read_text().splitlines()
         assert [json.loads(line)["line"] for line in lines] == [1, 2]
@@ -221,12 +224,12 @@ def test_urls_are_refused(tmp_path: Path, source: Path) -> None:
         run("s3://bucket/o", [source])
 
 
-def test_finished_parts_are_spoken_of_where_there_are_some(
+def test_finished_parts_are_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = tmp_path / "a.jsonl"
     source.write_text("nonsense\n")
-    with pytest.raises(FormatError, match="no JSON"):
+    with pytest.raises(FormatError, match="not valid JSON"):
         run(tmp_path / "o", [source])
     assert names(tmp_path) == {"a.jsonl"}
     assert "kept" not in caplog.text
@@ -235,7 +238,7 @@ def test_finished_parts_are_spoken_of_where_there_are_some(
     assert "finished parts are kept there" in caplog.text
 
 
-def test_waiting_for_another_run_is_said_once(
+def test_waiting_for_another_run_is_logged_once(
     tmp_path: Path,
     source: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -247,13 +250,13 @@ def test_waiting_for_another_run_is_said_once(
         pytest.raises(StorageError, match="another run"),
     ):
         run(tmp_path / "o", [source])
-    held = [line for line in caplog.messages if "another run holds it" in line]
+    held = [line for line in caplog.messages if "another run is writing it" in line]
     assert len(held) == 1
     assert f"process {os.getpid()} on" in held[0]
 
 
 def test_long_windows_of_zstd(tmp_path: Path) -> None:
-    """A frame as zstd --ultra --long=30 begins one: a window of 1 GiB, one raw block."""
+    """A frame of zstd --ultra --long=30: a window of 1 GiB, one raw block."""
     line = b'{"text": "far"}\n'
     header = b"\x28\xb5\x2f\xfd" + bytes([0, (30 - 10) << 3])
     block = (len(line) << 3 | 1).to_bytes(3, "little") + line

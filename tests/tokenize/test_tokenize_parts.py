@@ -1,4 +1,4 @@
-"""The same bytes however the inputs are cut, and wherever the parts are tokenized."""
+"""Equal results for all divisions of the inputs and all engines."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ def pieces_of(path: Path, size: int) -> list[Piece]:
     block=st.integers(1, 9),
 )  # fmt: skip
 @settings(max_examples=300)
-def test_every_line_is_of_one_piece_wherever_cuts_fall(
+def test_every_line_belongs_to_one_piece(
     monkeypatch: pytest.MonkeyPatch, lines: list[tuple[str, str]], mark: bool, final: bool,
     size: int, block: int,
 ) -> None:  # fmt: skip
-    """As in Python's text mode, with a byte order mark or without."""
+    """Compare with Python's text mode, with and without a byte order mark."""
     for name in ("_BLOCK", "_SHORT"):
         monkeypatch.setattr(sys.modules["megaindex.tokenize.reading"], name, block)
     data = "".join(text + end for text, end in lines).encode()
@@ -89,10 +89,10 @@ def lines_of(data: bytes) -> list[bytes]:
 @pytest.mark.parametrize("suffix", ["", ".gz", ".zst"])
 @pytest.mark.parametrize("end", ["\r", "\n", "\r\n"])
 @pytest.mark.parametrize("size", [311, 1 << 20])
-def test_lines_and_marks_are_those_of_text_mode(
+def test_lines_and_byte_order_marks_are_those_of_text_mode(
     tmp_path: Path, suffix: str, end: str, size: int
 ) -> None:
-    """As Megatron's tool opens its inputs: `open(path, "r")`, `gzip.open(path, "rt")`."""
+    """Compare with the calls of Megatron's tool: `open(path, "r")`, `gzip.open(path, "rt")`."""
     lines = [json.dumps({"text": text}, ensure_ascii=False) for text in TEXTS]
     run(tmp_path / "plain", [write_jsonl(tmp_path / "plain.jsonl", TEXTS)])
     data = codecs.BOM_UTF8 + end.join([*lines, ""]).encode()
@@ -102,7 +102,7 @@ def test_lines_and_marks_are_those_of_text_mode(
     assert (made.documents, made.blank_lines) == (len(TEXTS), 0)
     assert pair(tmp_path / "ours") == pair(tmp_path / "plain")
     path.write_bytes(packed(data + b"{" + end.encode(), suffix))
-    with pytest.raises(FormatError, match=f"line {len(TEXTS) + 1}: is no JSON"):
+    with pytest.raises(FormatError, match=f"line {len(TEXTS) + 1}: is not valid JSON"):
         run(tmp_path / "bad", [path], part_bytes=size)
     made = run(tmp_path / "bad", [path], part_bytes=size, on_bad_line="skip")
     assert made.bad is not None
@@ -110,7 +110,7 @@ def test_lines_and_marks_are_those_of_text_mode(
     assert pair(tmp_path / "bad") == pair(tmp_path / "plain")
 
 
-def test_a_mark_is_no_part_of_a_text_file(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_dropped(tmp_path: Path) -> None:
     for name, data in (("a", b"one\ntwo"), ("b", codecs.BOM_UTF8 + b"one\ntwo")):
         (tmp_path / f"{name}.txt").write_bytes(data)
         for form in ("lines", "files"):
@@ -119,7 +119,7 @@ def test_a_mark_is_no_part_of_a_text_file(tmp_path: Path) -> None:
         assert pair(tmp_path / f"a-{form}") == pair(tmp_path / f"b-{form}")
 
 
-def test_a_long_line_is_passed_over_in_pieces(tmp_path: Path, monkeypatch: Any) -> None:
+def test_a_long_line_is_skipped_in_blocks(tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.setattr(sys.modules["megaindex.tokenize.reading"], "_SHORT", 16)
     data = [b"x" * 1000, b"y" * 500, b"", b"z"]
     (tmp_path / "a.txt").write_bytes(b"\n".join(data))
@@ -135,7 +135,7 @@ def test_a_long_line_is_passed_over_in_pieces(tmp_path: Path, monkeypatch: Any) 
     size=st.integers(8, 200),
     batch=st.integers(1, 50),
 )
-def test_the_result_depends_on_no_part_and_no_batch(
+def test_the_result_is_independent_of_parts_and_batches(
     megatron_datasets: Any,
     bpe: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -174,7 +174,7 @@ def test_processes_at_once_write_what_one_writes(tmp_path: Path, bpe: Path) -> N
 
 
 def test_two_attempts_at_a_part_leave_one_result(tmp_path: Path) -> None:
-    """As after a worker that was taken for lost, and was not."""
+    """Two workers on one part, as after a worker was considered lost."""
     source = write_jsonl(tmp_path / "a.jsonl", TEXTS)
     tasks = []
     monkey = pytest.MonkeyPatch()

@@ -1,4 +1,4 @@
-"""Killed runs go on from the parts they finished, and only from those that still hold."""
+"""Killed runs resume from the finished parts that are still valid."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def wait_until_finished(process: subprocess.Popen[str], output: Path, parts: int
 
 
 def workers_of(pid: int) -> list[int]:
-    """Its children that run Python code of this package: not multiprocessing's tracker."""
+    """Return the worker processes of a run, without multiprocessing's tracker."""
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return [
         child for child in map(int, text.split())
@@ -61,7 +61,7 @@ def workers_of(pid: int) -> list[int]:
 
 
 def held_worker(process: subprocess.Popen[str], output: Path, parts: int) -> int:
-    """One that stands still in the middle of a part while the other one makes ``parts``."""
+    """Stop a worker in the middle of a part until the other one has finished ``parts``."""
     worker = workers_of(process.pid)[0]
     os.kill(worker, signal.SIGSTOP)
     wait_until_finished(process, output, finished(output) + parts)
@@ -80,9 +80,7 @@ def expected(source: Path) -> tuple[bytes, bytes]:
     return pair(output)
 
 
-def test_a_run_that_is_killed_goes_on(
-    tmp_path: Path, source: Path, expected: tuple[bytes, bytes]
-) -> None:
+def test_a_killed_run_resumes(tmp_path: Path, source: Path, expected: tuple[bytes, bytes]) -> None:
     output = tmp_path / "o"
     process = start(output, source)
     wait_until_finished(process, output, 1)
@@ -101,7 +99,7 @@ def test_a_run_that_is_killed_goes_on(
     assert names(tmp_path) == {"o.bin", "o.idx"}
 
 
-def test_a_worker_that_is_killed_costs_its_part_alone(
+def test_a_killed_worker_costs_one_part(
     tmp_path: Path, source: Path, expected: tuple[bytes, bytes]
 ) -> None:
     output = tmp_path / "o"
@@ -121,7 +119,7 @@ class Stopped(BaseException):
 
 
 def stop_after(monkeypatch: pytest.MonkeyPatch, parts: int) -> None:
-    """Let the process "die" after so many parts."""
+    """Raise after this many parts, as if the process was killed."""
     real, calls = run_module.encode_part, iter(range(parts))
 
     def encode(task: Any) -> Any:
@@ -197,7 +195,7 @@ def test_a_changed_input_is_done_again_and_the_others_are_not(
 
 
 @pytest.mark.parametrize("damage", ["pair", "outcome", "bad"])
-def test_a_part_that_is_not_whole_is_done_again(
+def test_an_incomplete_part_is_tokenized_again(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     small.write_text("nonsense\n" + small.read_text())
@@ -221,7 +219,7 @@ NO_OUTCOMES = ["[" * 100_000, "[]", "{}", "9" * 5000, '{"key": 7}', "\xff"]
 
 
 @pytest.mark.parametrize("text", [*NO_OUTCOMES, "documents", "empty", "attempt"])
-def test_a_forged_outcome_is_no_outcome(
+def test_a_forged_result_is_ignored(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, text: str
 ) -> None:
     half_done(monkeypatch, tmp_path / "o", small, parts=1)
@@ -238,7 +236,7 @@ def test_a_forged_outcome_is_no_outcome(
 
 
 @pytest.mark.parametrize("name", ["merging.json", "run.claim"])
-def test_forged_notes_of_a_run_are_none(
+def test_a_forged_merging_record_is_ignored(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     half_done(monkeypatch, tmp_path / "o", small, parts=1)
@@ -253,7 +251,7 @@ def test_forged_notes_of_a_run_are_none(
     ("text", "message"),
     [
         ("[" * 100_000, "line 1: it is nested too deeply"),
-        ("{}", "line 1: it names no bad line"),
+        ("{}", "line 1: not an entry of a bad line"),
         ('{"piece": 7, "place": 0, "rule": "json", "detail": ""}', "it names piece 7"),
     ],
     ids=["deep", "empty", "piece"],
@@ -265,12 +263,12 @@ def test_forged_bad_lines_are_refused(
     half_done(monkeypatch, tmp_path / "o", small, parts=1, on_bad_line="skip")
     (bad,) = (path for path in (tmp_path / "o.parts").iterdir() if path.suffix == ".jsonl")
     bad.write_text(text)
-    with pytest.raises(FormatError, match=rf"bad\.jsonl: .*{message}; delete the folder"):
+    with pytest.raises(FormatError, match=rf"bad\.jsonl: .*{message}; delete its folder"):
         run(tmp_path / "o", [small], part_bytes=2000, on_bad_line="skip")
     assert not (tmp_path / "o.idx").exists()
 
 
-def test_parts_with_bad_lines_are_no_use_to_a_run_that_stops_at_them(
+def test_stop_tokenizes_parts_with_bad_lines_again(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small.write_text(small.read_text() + "nonsense\n")
@@ -278,7 +276,7 @@ def test_parts_with_bad_lines_are_no_use_to_a_run_that_stops_at_them(
         patch.setattr(run_module, "merge", lambda *_, **__: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
             run(tmp_path / "o", [small], part_bytes=2000, on_bad_line="skip")
-    with pytest.raises(FormatError, match="line 301: is no JSON"):
+    with pytest.raises(FormatError, match="line 301: is not valid JSON"):
         run(tmp_path / "o", [small], part_bytes=2000)
     made = run(tmp_path / "o", [small], part_bytes=2000, on_bad_line="skip")
     assert made.resumed == made.parts
@@ -287,7 +285,7 @@ def test_parts_with_bad_lines_are_no_use_to_a_run_that_stops_at_them(
 
 
 @pytest.mark.parametrize("when", ["between pairs", "before the folder goes"])
-def test_a_run_that_died_while_it_published_ends_well(
+def test_a_run_killed_while_publishing_resumes(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     small.write_text(small.read_text().replace('{"id"', '{"other": "too", "id"'))
@@ -303,7 +301,7 @@ def test_a_run_that_died_while_it_published_ends_well(
 
             patch.setattr(run_module, "merge", merge)
         else:
-            patch.setattr(work_folder.WorkLock, "is_over", lambda _: (_ for _ in ()).throw(Stopped))
+            patch.setattr(work_folder.WorkLock, "clear", lambda _: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
             run(tmp_path / "o", [small], **options)
     made = run(tmp_path / "o", [small], **options)
@@ -314,7 +312,7 @@ def test_a_run_that_died_while_it_published_ends_well(
     assert not (tmp_path / "o.parts").exists()
 
 
-def test_what_others_put_at_the_output_is_never_taken_for_ours(
+def test_outputs_of_others_are_never_adopted(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     half_done(monkeypatch, tmp_path / "o", small)
@@ -334,7 +332,7 @@ def test_one_run_at_a_time(tmp_path: Path, small: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(work_folder, "STALE_AFTER", 0.1)
     with (
         work_folder.WorkLock(str(tmp_path / "o")),
-        pytest.raises(StorageError, match=rf"o: another run is at work on it \(.*{os.getpid()}"),
+        pytest.raises(StorageError, match=rf"o: another run is writing it \(.*{os.getpid()}"),
     ):
         run(tmp_path / "o", [small])
     run(tmp_path / "o", [small])
@@ -370,7 +368,7 @@ def die(task: object) -> None:
 
 
 def test_parts_of_another_file_with_the_same_size_and_time_are_not_used(tmp_path: Path) -> None:
-    """As rsync -t, cp -p and tar put it there, in the place of the first or into it."""
+    """A file replaced or overwritten with its old time, as by rsync -t, cp -p and tar."""
     source, output = tmp_path / "a.jsonl", str(tmp_path / "o")
     lines = (json.dumps({"text": "A" * 40}) + "\n") * 300
     source.write_text(lines + '{"text":}\n')

@@ -1,4 +1,4 @@
-"""`megaindex verify`: every rule that a pair or a cache can break is found, counted and located."""
+"""`megaindex verify` of pairs and caches: broken rules are found, counted and located."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ BOUNDS = POINTERS + 8 * COUNT
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> str:
-    """Five documents of uint16 ids that count up from 0, each ending in 7."""
+    """Write five documents of uint16 ids from 0 on, each ending in 7."""
     write_corpus(tmp_path / "c", LENGTHS, np.uint16, eod=7)
     return str(tmp_path / "c")
 
@@ -133,7 +133,7 @@ def test_document_ends(prefix: str) -> None:
     assert finding.where == "document 0, byte 8"
 
 
-def test_floats_that_are_no_numbers(tmp_path: Path) -> None:
+def test_floats_that_are_not_finite(tmp_path: Path) -> None:
     with megaindex.IndexedDatasetWriter(tmp_path / "c", np.float32) as writer:
         writer.add_document(np.array([1, np.nan, np.inf, 2], np.float32))
     finding = only(verify(str(tmp_path / "c"), full=True).findings)
@@ -141,7 +141,7 @@ def test_floats_that_are_no_numbers(tmp_path: Path) -> None:
 
 
 def lay_out(prefix: str, lengths: list[int], pointers: list[int], size: int) -> None:
-    """A pair of one-byte tokens, one sequence a document."""
+    """Write a pair of one-byte tokens, one sequence a document."""
     bounds = np.arange(len(lengths) + 1, dtype=np.int64)
     header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 1, len(lengths), len(bounds))
     arrays = np.array(lengths, np.int32).tobytes() + np.array(pointers, np.int64).tobytes()
@@ -247,7 +247,7 @@ def test_an_entry_under_another_name(cache: Path) -> None:
 
 @pytest.fixture
 def snapshots(prefix: str, tmp_path: Path) -> list[Path]:
-    """Those of a blend and of a recipe, in one cache."""
+    """Write the snapshots of a blend and of a recipe to one cache."""
     cache = tmp_path / "cache"
     megaindex.build_blend([prefix], num_samples=3, weights=[1], cache_dir=cache, sequence_length=4)
     recipe = tmp_path / "run.yaml"
@@ -299,18 +299,18 @@ def test_damage_of_a_snapshot(
 def test_a_folder_of_pairs_and_caches(prefix: str, cache: Path, tmp_path: Path) -> None:
     write_corpus(tmp_path / "d", [3])
     assert [report.kind for report in verify_all(tmp_path)] == ["pair", "pair"]
-    with pytest.raises(InvalidArgument, match="holds 2 things"):
+    with pytest.raises(InvalidArgument, match="must have one subject, got 2"):
         verify(tmp_path)
 
 
-def test_paths_that_name_nothing(tmp_path: Path) -> None:
+def test_paths_without_a_subject(tmp_path: Path) -> None:
     with pytest.raises(MissingFile, match="does not exist"):
         verify(tmp_path / "no")
     (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidArgument, match=r"holds no .idx, no cache entry and no sidecar"):
         verify(tmp_path / "empty")
     (tmp_path / "text").write_text("x")
-    with pytest.raises(InvalidArgument, match="neither an .idx nor a .bin"):
+    with pytest.raises(InvalidArgument, match="must be an .idx, a .bin"):
         verify(tmp_path / "text")
 
 

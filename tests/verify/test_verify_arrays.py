@@ -40,21 +40,21 @@ def no_background(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two sets of one sidecar."""
+    """Build two sets with one sidecar."""
     writers = [(ArrayWriter(files_of(tmp_path, CONTENTS, name)), IDENTITY, name) for name in "xy"]
     write_together(writers, lambda _, writer: fill(writer, CONTENTS))
     return tmp_path
 
 
 def as_found(folder: Path) -> None:
-    """The same sets, but written by the framework and accepted."""
+    """Return the same sets as written by the framework and accepted."""
     for name in "xy":
         os.unlink(folder / f"{name}-megaindex.json")
         find_arrays(files_of(folder, CONTENTS, name), IDENTITY, lambda arrays: None)
 
 
 def overwrite(path: Path, array: np.ndarray, *, same_time: bool) -> None:
-    """Other elements in the same file."""
+    """Overwrite elements of an array."""
     status = path.stat()
     with open(path, "r+b") as file:
         file.seek(128)
@@ -111,8 +111,10 @@ def test_missing_cut_and_foreign_files(folder: Path, origin: str) -> None:
 @pytest.mark.parametrize(
     ("origin", "quick", "full"), [("built", "error", "warning"), ("found", "warning", "warning")]
 )
-def test_a_file_of_another_time(folder: Path, origin: str, quick: str, full: str) -> None:
-    """With the same bytes nothing worse than a check follows from it."""
+def test_a_file_with_another_time_of_change(
+    folder: Path, origin: str, quick: str, full: str
+) -> None:
+    """Equal bytes only lead to a further check."""
     if origin == "found":
         as_found(folder)
     os.utime(folder / "y-sample_index.npy", (1, 1))
@@ -165,7 +167,7 @@ def test_a_sidecar_that_cannot_be_read(folder: Path, text: str, rule: str) -> No
 
 
 @pytest.mark.parametrize("change", ["name", "ending", "state", "link", "pipe"])
-def test_a_forged_sidecar_leads_nowhere(folder: Path, change: str) -> None:
+def test_a_forged_sidecar_is_refused(folder: Path, change: str) -> None:
     path = folder / "x-megaindex.json"
     body = json.loads(path.read_text())
     if change == "name":
@@ -198,7 +200,7 @@ def test_a_packing_may_serve_a_sample_again(tmp_path: Path) -> None:
     assert only(tmp_path, full=True).rule == "checksum"
 
 
-def test_arrays_without_a_sidecar_are_not_judged(folder: Path) -> None:
+def test_arrays_without_a_sidecar_are_not_checked(folder: Path) -> None:
     for name in "xy":
         (folder / f"{name}-megaindex.json").unlink()
     with pytest.raises(InvalidArgument, match="no sidecar"):
@@ -246,7 +248,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 @settings(max_examples=300)
 @given(data=st.data())
 def test_any_value_in_a_sidecar(folder: Path, data: st.DataObject) -> None:
-    """Whatever a place of it holds: a report, a description, and for readers an error of ours."""
+    """Any value leads to a report, a description and, in readers, a MegaIndexError."""
     with ArrayWriter(files_of(folder, CONTENTS, "x")) as writer:
         fill(writer, CONTENTS)
         writer.publish(IDENTITY)

@@ -1,4 +1,4 @@
-"""`megaindex verify` of a recipe: on itself, and on every pair that it names."""
+"""`megaindex verify` of a recipe and of every pair that it names."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_labels(prefix: Path, lengths: list[int]) -> None:
 
 @pytest.fixture
 def recipe(tmp_path: Path) -> Path:
-    """Web, validation, and chat with labels and a mask."""
+    """Write a recipe of web, validation, and chat with labels and a mask."""
     (tmp_path / "data").mkdir()
     write_corpus(tmp_path / "data/web", [40, 30, 20], np.uint16, eod=7)
     write_corpus(tmp_path / "valid", [30], np.uint16, eod=7)
@@ -58,7 +58,7 @@ def only(reports: list[Report]) -> Finding:
 
 @pytest.mark.parametrize("full", [False, True])
 def test_a_sound_recipe(recipe: Path, full: bool) -> None:
-    """Ids and ends of documents are asked of tokens, not of labels."""
+    """Ids and document ends are checked in tokens, not in labels."""
     more = {"vocab_size": 200, "eod": 7} if full else {}
     first, *pairs = verify_all(recipe, full=full, **more)
     assert (first.kind, first.path) == ("recipe", str(recipe))
@@ -114,7 +114,7 @@ def test_a_recipe_that_cannot_be_read_is_a_finding(
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe\x00", b"[1, 2]", b"", b"a: &a [*a, *a]", b"0"])
-def test_what_is_no_recipe_at_all(recipe: Path, content: bytes) -> None:
+def test_other_content_is_a_finding(recipe: Path, content: bytes) -> None:
     recipe.write_bytes(content)
     assert only(verify_all(recipe)).rule == "recipe"
 
@@ -137,7 +137,7 @@ def test_a_pair_that_is_not_there(recipe: Path, name: str, rule: str, where: str
     assert all(report.is_clean for report in pairs)
 
 
-def test_labels_that_are_out_of_step(recipe: Path) -> None:
+def test_labels_of_other_lengths(recipe: Path) -> None:
     for suffix in (".bin", ".idx"):
         os.unlink(recipe.parent / f"chat_labels{suffix}")
     write_labels(recipe.parent / "chat_labels", [5, 7, 4])
@@ -146,7 +146,7 @@ def test_labels_that_are_out_of_step(recipe: Path) -> None:
     assert "sequence 1 has 7, the text 6" in finding.found
 
 
-def test_a_type_that_holds_no_ids(recipe: Path) -> None:
+def test_a_float_token_type(recipe: Path) -> None:
     for suffix in (".bin", ".idx"):
         os.unlink(recipe.parent / f"valid{suffix}")
     with megaindex.IndexedDatasetWriter(recipe.parent / "valid", np.float32) as writer:
@@ -173,7 +173,7 @@ def test_sources_without_files(recipe: Path) -> None:
 
 
 def test_eod_is_in_the_vocabulary(recipe: Path) -> None:
-    with pytest.raises(InvalidArgument, match="from 0 to below 200, got 200"):
+    with pytest.raises(InvalidArgument, match="from 0 to 199, got 200"):
         verify_all(recipe, full=True, vocab_size=200, eod=200)
 
 
