@@ -107,7 +107,7 @@ def test_labels_must_fit_their_corpus(run_file: Path) -> None:
         open_recipe(read_recipe(run_file))
     remove(run_file.parent / "chat_labels")
     write_corpus(run_file.parent / "chat_labels", np.full(49, 3))
-    with pytest.raises(FormatError, match="one sequence for each of its 50, it has 49"):
+    with pytest.raises(FormatError, match="must have 50 sequences, .* got 49"):
         open_recipe(read_recipe(run_file))
 
 

@@ -27,7 +27,7 @@ from megaindex.cache.fingerprint import (
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.bins import BinIndex, Bins, make_bins
-from megaindex.index.labels import check_in_step
+from megaindex.index.labels import check_same_lengths
 from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.orders.window import WindowIndex
 from megaindex.index.spans import Index
@@ -318,7 +318,7 @@ def _open(corpus: RecipeSource, recipe: Recipe, cache: ValidationCache) -> OpenS
     companion = _companion(corpus)
     targets = cache.open(companion) if companion else None
     if targets is not None:
-        check_in_step(dataset, targets, "labels" if corpus.labels else "loss mask")
+        check_same_lengths(dataset, targets, "labels" if corpus.labels else "loss mask")
     return OpenSource(
         corpus=corpus, dataset=dataset, targets=targets, epoch=_epoch(corpus, dataset, recipe)
     )

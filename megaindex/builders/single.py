@@ -26,7 +26,7 @@ from megaindex.index.frameworks import (
     count_tokens,
     select_documents,
 )
-from megaindex.index.labels import check_in_step
+from megaindex.index.labels import check_same_lengths
 from megaindex.index.order_settings import (
     EpochOrder,
     NeoxDocumentsOrder,
@@ -106,7 +106,7 @@ def packing_order(
     labels = order.label_dataset
     if labels is not None:
         labels = open_dataset(labels, order)
-        check_in_step(dataset, labels, "labels")
+        check_same_lengths(dataset, labels, "labels")
     documents = np.asarray(chosen, np.int64)
     lengths = np.ascontiguousarray(dataset.sequence_lengths[documents])
     packed = PackingOrder(
@@ -165,7 +165,7 @@ def pair_order(
     takes_part = np.ones(len(pos), bool)
     for text, labels in sides:
         if labels is not None:
-            check_in_step(text, labels, "labels")
+            check_same_lengths(text, labels, "labels")
         takes_part &= neox_documents.documents_taking_part(
             order.pack_impl,
             documents,
@@ -321,7 +321,7 @@ def build_index(
     # several epochs may hold a sample where one does not
     check_one_sample(name, built * tokens, sequence_length, extra)
     request = ShuffledOrder(
-        dialect=row,
+        rules=row,
         documents=chosen,
         num_samples=wanted,
         num_epochs=built,
@@ -369,7 +369,7 @@ def _parameters(request: ShuffledOrder, dataset: IndexedDataset) -> dict[str, An
     """Return all that decides the arrays: a setting left out would be served wrongly."""
     return {
         "corpus": corpus_fingerprint(dataset),
-        "order": request.dialect.order,
+        "order": request.rules.order,
         "documents": documents_setting(request.documents),
         "sequence_length": request.sequence_length,
         "seed": request.seed,
@@ -386,7 +386,7 @@ def _index(
     build = partial(framework.build, request, dataset.sequence_lengths)
     arrays, entry = fetch(cache_dir, partial(_parameters, request, dataset), build, request.arrays)
     return ArrayIndex(
-        order=request.dialect.order,
+        order=request.rules.order,
         document_index=arrays["document_index"],
         sample_index=arrays["sample_index"],
         shuffle_index=arrays["shuffle_index"],
