@@ -127,7 +127,7 @@ def test_locate_refuses_samples_that_do_not_exist(corpus: IndexedDataset) -> Non
         ({"sequence_length": 0}, "sequence_length must be from 1"),
         ({"seed": -1}, r"seed must be from 0 to 2\*\*32 - 1"),
         ({"num_samples": 0}, "num_samples must be at least 1"),
-        ({"num_samples": 5, "epochs": 1}, "num_samples and epochs both set the length"),
+        ({"num_samples": 5, "epochs": 1}, "num_samples and epochs must not be given together"),
         ({"epochs": "two"}, "epochs must be a positive number"),
         ({"epochs": 0}, "epochs must be a positive number"),
         ({"order": "random"}, "order must be one of megatron, neox"),
