@@ -230,7 +230,7 @@ def test_labels_of_another_text_are_refused(tmp_path: Path) -> None:
                 **settings,
             )
     pos = write_corpus(tmp_path / "p", [9, 30])
-    with pytest.raises(FormatError, match="one sequence of either side"):
+    with pytest.raises(FormatError, match="one sequence of each side"):
         build_pairs(
             pos, parts["text"], NeoxDocumentsOrder(pack_impl="unpacked"), sequence_length=4,
             seed=1, num_samples=3,
