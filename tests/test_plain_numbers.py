@@ -23,7 +23,7 @@ from megaindex.configs.settings import Settings
 from megaindex.engine import open_engine
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.block_receipts import explain, planned_ladder
+from megaindex.index.block_receipts import explain, planned_block_receipts
 from megaindex.index.extended_index import extend_index, times_served
 from megaindex.index.receipts import fingerprint_keys
 from megaindex.plan import make_plan
@@ -225,7 +225,7 @@ def test_extended_and_iterated_indices_are_the_same(corpus: IndexedDataset, kind
         longer = extend_index(
             old, consumed_samples=n(40), more_samples=n(250), seed=n(7), further=build
         )
-        ladder = planned_ladder(old, n(3), n(90), KEYS, stride=n(32))
+        ladder = planned_block_receipts(old, n(3), n(90), KEYS, stride=n(32))
         between = explain(old, build(8), n(0), n(9), KEYS)
         stream = stream_of_index(
             old, [AuditSource(name="c", lengths=corpus.sequence_lengths)],

@@ -58,9 +58,9 @@ def test_the_binding_takes_arrays_only() -> None:
         ({"num_samples": 1.5}, "num_samples must be an integer"),
         ({"subset": "dev"}, "subset must be one of train, valid, test, got 'dev'"),
         ({"num_samples": 10**19}, r"num_samples must be at least 1 and below 2\*\*63, got 1000"),
-        ({"num_samples": 9 * 10**18}, r"more than 2\*\*63 - 1"),
+        ({"num_samples": 9 * 10**18}, r"at most 2\*\*63 - 1"),
         ({"epochs": "1e99999999"}, "epochs must be a positive number"),
-        ({"cache_dir": ""}, "cache_dir must name a directory"),
+        ({"cache_dir": ""}, "cache_dir must be a directory"),
         ({"order": ["megatron"]}, r"order must be one of .*, got \['megatron'\]"),
     ],
 )

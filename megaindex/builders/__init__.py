@@ -1,4 +1,4 @@
-"""From corpora and requests to indices, through the cache: one corpus, a blend, a whole recipe."""
+"""Builders of indices: one dataset, many, a blend, an extended run, a recipe."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""The index of a blend, built or loaded from the cache, and its snapshot.
+"""Index of a blend, built or loaded from the cache, and its snapshot.
 
-A snapshot lies in the cache beside the entries it names, under a hash of what was asked. It holds
-for each source the sizes and times of its files, and what building its index told. While those are
-the same the files are what they were, and each source is opened when a batch first reads it; if any
-differs, every source is opened and looked at again.
+A snapshot is a file of the cache, named by a hash of the request, with the file stamps and index
+sizes of every source. If all stamps are unchanged, a source is opened when a batch first reads it;
+otherwise all sources are opened and validated again.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -61,15 +60,14 @@ from megaindex.validation import (
 )
 
 Build = Callable[[IndexedDataset, int | None], Index]
-"""Opens the index of a dataset for so many samples; a snapshot made it before."""
+"""Function that builds or loads the index of a dataset for a number of samples."""
 
 _SIZES = 5  # numbers in the identity of a pair, before its versions
 _FACTS = ("num_samples", "num_epochs", "tokens_per_epoch", "sequence_length", "add_extra_token")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Sources:
-    """The sources of a blend, open or to be opened later."""
+class Sources(NamedTuple):
+    """Sources of a blend, open or opened at their first read."""
 
     datasets: tuple[IndexedDataset, ...]
     indices: tuple[Index, ...]
@@ -84,22 +82,22 @@ def open_sources(
     cache_dir: str | os.PathLike[str] | None,
     dialect: str,
 ) -> Sources:
-    """Return the sources as a snapshot knows them, or built one by one, which leaves a snapshot.
+    """Return the sources of a valid snapshot, or open all and write a snapshot.
 
     Args:
-        corpora: prefixes, or open datasets.
-        asked: samples asked of each.
-        settings: what else decides the indices; those that JSON cannot hold leave no snapshot.
-        build: opens the index of one source.
-        cache_dir: where the arrays and the snapshot are; None: nothing is kept.
-        dialect: of the files.
+        corpora: prefixes or open datasets; with open datasets there is no snapshot.
+        asked: samples requested of each.
+        settings: other settings of the indices; without a snapshot if JSON cannot represent them.
+        build: function that builds the index of one source.
+        cache_dir: directory of the snapshot, or None.
+        dialect: dtype codes of the files.
     """
     if cache_dir is not None:
         check_local(os.fspath(cache_dir), "give a directory as cache_dir")
     prefixes = [_prefix(corpus) for corpus in corpora]
-    # what an open dataset maps may be older than the files of its name
-    known = cache_dir is not None and not any(isinstance(c, IndexedDataset) for c in corpora)
-    path = _path(cache_dir, prefixes, asked, settings) if known and cache_dir else None
+    # an open dataset may map files that were replaced since
+    has_files = not any(isinstance(c, IndexedDataset) for c in corpora)
+    path = _path(cache_dir, prefixes, asked, settings) if has_files and cache_dir else None
     if path is not None:
         records = read_records(path, prefixes, _is_sound)
         if records is not None:
@@ -111,7 +109,7 @@ def open_sources(
     indices = tuple(build(dataset, n) for dataset, n in zip(datasets, asked, strict=True))
     if path is not None and stamps == stamps_of(prefixes):
         _write(path, prefixes, stamps, datasets, indices)
-    return Sources(datasets=datasets, indices=indices)
+    return Sources(datasets, indices)
 
 
 def _lazy_sources(
@@ -134,7 +132,7 @@ def _lazy_sources(
         )
         for dataset, record, n in zip(datasets, records, asked, strict=True)
     )
-    return Sources(datasets=datasets, indices=indices)
+    return Sources(datasets, indices)
 
 
 def _lazy_dataset(prefix: str, record: Mapping[str, Any], dialect: str) -> IndexedDataset:
@@ -150,7 +148,7 @@ def _lazy_dataset(prefix: str, record: Mapping[str, Any], dialect: str) -> Index
 def _open_index(
     dataset: IndexedDataset, record: Mapping[str, Any], asked: int | None, build: Build
 ) -> Index:
-    """Open the entry that the snapshot names; where that is gone, build it again."""
+    """Load the cache entry named by the snapshot, or build the index if the entry is missing."""
     arrays: Any = load_entry(Path(record["entry"])) if record["entry"] else None
     if arrays is None:
         return build(dataset, asked)
@@ -192,7 +190,7 @@ def _path(
     asked: Sequence[int | None],
     settings: Mapping[str, Any],
 ) -> Path | None:
-    """Return the path of the snapshot; None where JSON cannot hold a setting."""
+    """Return the path of the snapshot, or None if JSON cannot represent a setting."""
     request = {"prefixes": list(prefixes), "asked": list(asked), "settings": dict(settings)}
     try:
         key = entry_key({"snapshot": 2, **request})
@@ -222,7 +220,7 @@ def _write(
     write_records(path, records)
 
 
-_BY_SIZE = ("megatron", "exact")  # how sources without weights are blended there
+_BY_SIZE = ("megatron", "exact")  # rules that blend unweighted sources by their sizes
 
 
 def build_blend(
@@ -235,32 +233,37 @@ def build_blend(
     cache_dir: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> BlendedIndex:
-    """Return the index of a blend: source by source what `build_index` gives, and which comes when.
+    """Return the index of a blend of several datasets.
 
-    Sources are asked for as many samples, and the blend made as long, as the framework of ``order``
-    does: see docs/compatibility.md. For order megatron the samples are those of
-    ``BlendedMegatronDatasetBuilder``.
+    The samples requested of each source, the length of the blend and the draws are those of the
+    framework of ``order``: `BlendedMegatronDatasetBuilder` and `BlendedDataset` of megatron-core
+    0.16.1, ``get_normalized_weights_and_num_samples`` and ``BlendableDataset`` of GPT-NeoX (main,
+    2026-05), and those of Megatron-DeepSpeed and PaddleNLP. Differences: docs/compatibility.md.
 
     Args:
-        corpora: prefixes of ``.bin``/``.idx`` pairs, or open datasets.
-        num_samples: samples asked of the blend. None: all of one epoch of each source, without
-            weights and in order megatron only.
-        weights: of the sources, positive. None: by their samples in orders megatron (of one epoch,
-            which is all it then builds), epoch and window; evenly in the others.
-        order: of every source; for the orders epoch and window sources are blended by the divisor
-            rule, for the others by the frameworks' greedy one.
-        variance_buffer: surplus asked of each source in a framework order, a number from 1; 1 is
-            none. ``"exact"``: each source is asked for what the blend draws of it, sources without
-            weights too. Default: the framework's own.
-        cache_dir: where to keep the arrays, as in `build_index`. A blend that was built there
-            before opens at once, and each of its sources when a batch first reads it; ``datasets``
-            of the index holds them, for the loader.
-        settings: sequence_length, seed, split and what else `build_index` takes for each source.
+        corpora: prefixes of ``.bin``/``.idx`` pairs, or open datasets; at most 32767.
+        num_samples: samples requested of the blend. None: one epoch of each source; only in order
+            megatron without weights.
+        weights: positive weight of each source. None: proportional to the samples of the sources
+            in orders megatron (which then builds one epoch of each), epoch and window; equal in
+            the others.
+        order: name or order object, see `build_index`. Orders epoch and window blend by the divisor
+            method, the others by the greedy rule of the frameworks.
+        variance_buffer: factor, at least 1, by which more samples are requested of each source than
+            its share, in a framework order. ``"exact"``: request the samples that the blend draws,
+            also of unweighted sources. Default: the factor of the framework.
+        cache_dir: cache directory, see `build_index`. A blend found there opens without opening
+            its sources; each of them is opened when a batch first reads it.
+        settings: ``sequence_length``, ``seed``, ``split`` and other arguments of `build_index`.
+
+    Returns:
+        The index, with ``dataset_index`` int16[n], ``dataset_sample_index`` int64[n], ``indices``
+        and ``datasets`` of the sources, and ``locate(sample_ids)``.
 
     Raises:
-        InvalidArgument: the weights do not fit the corpora; or a source runs short before the blend
-            ends, where Megatron fails too.
-        FormatError, StorageError: as `build_index`.
+        InvalidArgument: the weights do not fit the corpora, or a source has fewer samples than the
+            blend draws (where Megatron fails too).
+        FormatError, StorageError: see `build_index`.
     """
     order = order_of(order)
     row = order.row
@@ -269,15 +272,13 @@ def build_blend(
     if weights is not None:
         weights = _plain_weights(weights, len(corpora))
     if num_samples is None and (weights is not None or row.request != "megatron"):
-        raise InvalidArgument(
-            "num_samples is needed: only order megatron without weights serves all there is"
-        )
+        raise InvalidArgument("num_samples must be given, except in order megatron without weights")
     buffer = _buffer(variance_buffer, row)
     exact = buffer == "exact"
     given = [c if isinstance(c, IndexedDataset) else os.fspath(c) for c in corpora]
     settings.setdefault("seed", DEFAULT_SEED)
     for name in {"sequence_length", "seed", "add_extra_token"} & settings.keys():
-        settings[name] = check_setting(name, settings[name])  # for the name of the snapshot, too
+        settings[name] = check_setting(name, settings[name])  # also for the key of the snapshot
     open_for = partial(
         open_sources,
         given,
@@ -304,7 +305,7 @@ def build_blend(
         sources = open_for([max(1, count) for count in asked])
         size = _size(weights, row, num_samples, asked, sources.indices, exact=exact)
     arrays = draws.arrays(size, cache_dir)
-    if row.blend_size != "built":  # the others' blends run short where theirs do: when it is read
+    if row.blend_size != "built":  # with it the framework fails when the sample is read
         _check_drawn(arrays["dataset_index"], sources.indices)
     return BlendedIndex(
         indices=sources.indices,
@@ -327,17 +328,17 @@ def _check_corpora(corpora: Sequence[Any]) -> None:
     if isinstance(corpora, (str, os.PathLike, IndexedDataset)) or not len(corpora):
         raise InvalidArgument("corpora must be a list of at least one prefix or dataset")
     if len(corpora) > MOST_SOURCES:
-        raise InvalidArgument(f"a blend has at most {MOST_SOURCES} sources, got {len(corpora)}")
+        raise InvalidArgument(
+            f"a blend must have at most {MOST_SOURCES} sources, got {len(corpora)}"
+        )
 
 
 def _buffer(given: object | None, row: FrameworkRules) -> float | Literal["exact"]:
-    """Return the variance buffer; megaindex's own orders are exact."""
     buffer = row.buffer_weighted if given is None else check_buffer("variance_buffer", given)
     return buffer if row.is_framework else "exact"
 
 
 def _plain_weights(weights: Sequence[float], count: int) -> list[Any]:
-    """Return the weights as Python numbers of the same value."""
     if isinstance(weights, (Mapping, Set, str, bytes)):
         raise InvalidArgument(
             f"weights must be a list in the order of the corpora, got a {type(weights).__name__}"
@@ -350,14 +351,13 @@ _DTYPES = {"dataset_index": "int16", "dataset_sample_index": "int64"}
 
 @dataclass(frozen=True, eq=False)
 class _Draws:
-    """The rule by which a blend draws its sources."""
+    """Rule and values by which a blend draws its sources, see `fill_blend`."""
 
     rule: Rule
     values: IntArray
-    """See `fill_blend`."""
 
     def counts(self, samples: int) -> list[int]:
-        """Draws of each source among the first ``samples``."""
+        """Return the draws of each source in the first ``samples``."""
         if self.rule == "divisor":
             return DivisorDraws(self.values).counts(samples)
         counted = GreedyDraws(self.values, "exact").counts(samples)
@@ -389,14 +389,14 @@ def next_draws(
     count: int,
     drawn: I64,
 ) -> tuple[IntArray, I64]:
-    """Return the sources of positions ``begin`` on of a blend, and their sample numbers.
+    """Return dataset_index and dataset_sample_index of ``count`` positions from ``begin`` on.
 
-    An unweighted blend of whole epochs goes on by the samples of its sources.
+    An unweighted blend of whole epochs continues in proportion to the samples of its sources.
 
     Args:
-        weights, row: as the blend was built with.
+        weights, row: those that the blend was built with.
         indices: of its sources.
-        drawn: how often each was drawn before.
+        drawn: int64[sources], draws of each source before ``begin``.
     """
     explicit = weights is not None or row.request != "megatron"
     if weights is None:
@@ -410,7 +410,7 @@ def next_draws(
 
 
 def _of_one_epoch(index: Index) -> int:
-    """Return the samples that the index of one epoch has."""
+    """Return the number of samples of one epoch."""
     if index.num_epochs == 1:
         return index.num_samples
     return samples_in(index.tokens_per_epoch, index.sequence_length, index.add_extra_token)
@@ -419,7 +419,7 @@ def _of_one_epoch(index: Index) -> int:
 def _unweighted(
     sizes: list[int], row: FrameworkRules, num_samples: int | None
 ) -> tuple[_Draws, int]:
-    """One epoch of each source: all of it, or the first samples of a blend by size."""
+    """Return the draws and the length of a blend of one epoch of each source."""
     if num_samples is None:
         return _Draws("exhaustive", np.array(sizes, np.int64)), sum(sizes)
     weights = blend_weights(sizes, row, explicit=False)
@@ -435,12 +435,12 @@ def _weighted(weights: Sequence[float], row: FrameworkRules, *, explicit: bool) 
 def _asked(
     weights: Sequence[float], row: FrameworkRules, num_samples: int, buffer: float
 ) -> list[int]:
-    """Return the samples asked of each source with a buffer that is a number."""
+    """Return the samples requested of each source."""
     count = len(weights)
     if num_samples * buffer >= 2**62:
         raise InvalidArgument(
             f"num_samples {num_samples} with a variance_buffer of {buffer} cannot be counted in "
-            "64 bits; ask for fewer"
+            "64 bits; request fewer"
         )
     return [
         row.samples_requested(num_samples, weight, buffer, count)
@@ -457,7 +457,7 @@ def _size(
     *,
     exact: bool,
 ) -> int:
-    """Return the positions of the blend, see `FrameworkRules.blend_size`."""
+    """Return the length of the blend, see `FrameworkRules.blend_size`."""
     if row.blend_size == "built":
         return sum(index.num_samples - row.uncounted_samples for index in indices)
     if exact or row.blend_size == "samples":
@@ -470,6 +470,6 @@ def _check_drawn(dataset_index: IntArray, indices: Sequence[Index]) -> None:
     for number, (count, index) in enumerate(zip(drawn, indices, strict=True)):
         if count > index.num_samples:
             raise InvalidArgument(
-                f"source {number} of the blend: {count} of its samples are drawn, and "
-                f"{index.num_samples} were built: the run fails there; raise variance_buffer"
+                f"source {number} of the blend must have {count} samples, the number drawn, got "
+                f"{index.num_samples}; raise variance_buffer"
             )

@@ -1,4 +1,4 @@
-"""Indices of runs that go on after their planned end: of one source or a blend.
+"""Extension of a run beyond its planned end, for one source or a blend.
 
 run = extend_run("/data/web", sequence_length=2048, seed=1234, order="neox", num_samples=1_000_000,
                  more_epochs="0.5")
@@ -30,26 +30,28 @@ Corpus = str | os.PathLike[str] | IndexedDataset
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExtendedRun:
-    """The index of a run as it was planned, and the one that goes on from it."""
+    """Index of a run as it was planned, and its extension."""
 
     old: Index
+    """Index of the run as it was planned."""
     index: ExtendedIndex | BlendedIndex
-    """Its first ``consumed_samples`` are those of ``old``."""
+    """Index of the extended run; its first ``consumed_samples`` samples are those of ``old``."""
     consumed_samples: int
     served: tuple[int, ...]
-    """Samples of each source among them."""
+    """Consumed samples of each source."""
     sources: tuple[Index, ...]
-    """Samples of each source: an `ExtendedIndex` where more are drawn than were served."""
+    """Index of each source, an `ExtendedIndex` if further samples of it are drawn."""
     datasets: tuple[IndexedDataset, ...]
+    """Dataset of each source."""
 
     @property
     def num_samples(self) -> int:
-        """Those consumed and those that follow: ``train_samples`` of the run from now on."""
+        """Number of samples of the extended run, its new ``train_samples``."""
         return self.index.num_samples
 
     @property
     def old_reaches(self) -> bool:
-        """Whether the old index holds as many samples, of every source those it would draw."""
+        """True if the old index has as many samples, including those drawn of each source."""
         if self.num_samples > self.old.num_samples:
             return False
         if not isinstance(self.old, BlendedIndex):
@@ -76,35 +78,42 @@ def extend_run(
     cache_dir: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> ExtendedRun:
-    """Build the index of a run as it was planned, and what follows the samples it was served.
+    """Return the index of a run as it was planned and its extension.
 
-    The samples consumed stay as they are. Of one source those of its index that were not served
-    follow, least-seen tokens first, then whole epochs: see `extend_index`. A blend goes on drawing
-    by its weights, and each of its sources goes on in that way.
+    Consumed samples stay as they are. In one source the unserved samples of its index follow, those
+    with the least-seen tokens first, then whole epochs. A blend continues to draw by its weights
+    and extends each of its sources in this way.
 
     Args:
-        corpora: a prefix or open dataset; a list of them is a blend, as for `build_blend`.
-        sequence_length, seed, order: of the run.
-        num_samples: samples that were asked of the index when the run was planned.
-        epochs: epochs instead, of one source.
-        weights: of the blend, as it was planned; see `build_blend`, and so is variance_buffer.
-        consumed_samples: samples that were served. Default: all that were planned.
-        more_samples: samples to serve beyond them.
-        more_epochs: epochs instead, also as a fraction; of a blend epochs of all its tokens.
-        cache_dir: where the arrays of the old index are kept, as for `build_index`.
-        settings: what else `build_index` was given for each source.
+        corpora: a prefix or open dataset, or a list of them for a blend.
+        sequence_length: input tokens per sample of the run.
+        seed: seed of the run.
+        order: order of the run, a name or an object; see `build_index`.
+        num_samples: samples requested when the run was planned.
+        epochs: epochs in place of ``num_samples``, for one source.
+        weights: weights of the blend as it was planned, see `build_blend`.
+        variance_buffer: that of the blend as it was planned, see `build_blend`.
+        consumed_samples: samples served so far. Default: all planned.
+        more_samples: samples to add.
+        more_epochs: epochs in place of ``more_samples``, also as a fraction (``"0.5"``); for a
+            blend, epochs of the tokens of all sources.
+        cache_dir: cache directory of the old index, see `build_index`.
+        settings: other arguments of `build_index` that the run was planned with.
+
+    Returns:
+        The extended run: ``index`` and ``datasets`` are the arguments of a loader.
 
     Raises:
-        InvalidArgument: a number is out of range, or a blend of order epoch or window was given,
-            of which a longer one has the same past.
-        FormatError, StorageError: as `build_index`.
+        InvalidArgument: a number is out of range, or the order of a blend is epoch or window; build
+            a longer blend in that case, because it begins with the shorter one.
+        FormatError, StorageError: see `build_index`.
     """
     order = order_of(order)
     common = {"sequence_length": sequence_length, "order": order, **settings}
     if isinstance(corpora, (str, os.PathLike, IndexedDataset)):
         if weights is not None or variance_buffer is not None:
             raise InvalidArgument(
-                "weights and variance_buffer are those of a blend; give its corpora as a list"
+                "weights and variance_buffer are settings of a blend; give its corpora as a list"
             )
         dataset = open_dataset(corpora, order)
         old: Any = build_index(
@@ -132,11 +141,11 @@ def extend_run(
             datasets=(dataset,),
         )
     if epochs is not None:
-        raise InvalidArgument("a blend is planned by num_samples; give it in place of epochs")
+        raise InvalidArgument("epochs cannot be given for a blend; give num_samples")
     if not order.row.is_framework:
         raise InvalidArgument(
-            f"a longer blend of order {order} has the same past; build it with build_blend and a "
-            "larger num_samples"
+            f"a blend of order {order} cannot be extended, because a longer one begins with the "
+            "same samples; build it with build_blend and a larger num_samples"
         )
     old = build_blend(
         corpora, num_samples=num_samples, weights=weights, seed=seed, cache_dir=cache_dir,
@@ -168,9 +177,9 @@ def _extended_blend(
             continue
         if begin > source.num_samples:
             raise InvalidArgument(
-                f"{dataset.path_prefix}: the run drew {begin} of its samples and "
-                f"{source.num_samples} were built, so that some were served again in a way of the "
-                "framework's own; extend from samples consumed before that"
+                f"{dataset.path_prefix}: the run must have drawn at most {source.num_samples} "
+                f"samples, the number built, got {begin}; the framework repeated some of them: "
+                "extend from fewer consumed samples"
             )
 
         def further(seed: int, dataset: IndexedDataset = dataset) -> Index:
@@ -217,7 +226,7 @@ def _consumed(
 
 def _more(old: Index, samples: int | None, epochs: int | float | str | None) -> int:
     if (samples is None) == (epochs is None):
-        raise InvalidArgument("give one of more_samples and more_epochs")
+        raise InvalidArgument("more_samples or more_epochs must be given; give one of them")
     if samples is not None:
         return check_setting("more_samples", samples)
     return int(check_epochs("more_epochs", epochs) * old.tokens_per_epoch // old.sequence_length)

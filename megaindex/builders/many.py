@@ -1,4 +1,4 @@
-"""Many datasets, each built into one cache by a task of its own, on whatever engine."""
+"""Indices of many datasets, each built into one cache by a task of an engine."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from megaindex.validation import DEFAULT_SEED
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSettings:
-    """Settings that all datasets are built with: arguments of `build_index`."""
+    """Settings common to all datasets of `build_many`: arguments of `build_index`."""
 
     sequence_length: int
     cache_dir: str
@@ -28,13 +28,13 @@ class BuildSettings:
     order: str | Order = "megatron"
 
     def build(self, path: str) -> BuiltIndex:
-        """Return the index of one dataset, see `build_index`."""
+        """Build the index of the dataset at a prefix."""
         return build_index(path, **vars(self))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
-    """Result for one dataset; its arrays are in the cache."""
+    """Size of the index of one dataset, whose arrays are in the cache."""
 
     path: str
     order: str
@@ -42,12 +42,12 @@ class Built:
     num_epochs: int
     tokens_per_epoch: int
     seconds: float
-    """For this dataset alone, in the process that built or found it."""
+    """Time to build or find the index."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class BuildTask:
-    """One dataset. Two workers that have it build it once: the cache decides who does."""
+    """Task to build the index of one dataset."""
 
     path: str
     settings: BuildSettings
@@ -56,11 +56,7 @@ class BuildTask:
         return self.path
 
     def run(self) -> Built:
-        """Build the dataset, or find it in the cache.
-
-        Raises:
-            MegaIndexError: as `build_index`; the message names the dataset.
-        """
+        """Build the index or find it in the cache; errors name the dataset."""
         start = time.perf_counter()
         try:
             index = self.settings.build(self.path)
@@ -79,13 +75,17 @@ class BuildTask:
 
 
 def build_many(paths: Sequence[str], settings: BuildSettings, engine: Engine) -> Iterator[Built]:
-    """Build every dataset of ``paths``; yields them as they are done, in any order.
+    """Build the indices of many datasets and yield their sizes as they finish, in any order.
 
-    Every file of the cache is the one that a single machine writes, but for the boot that a
-    manifest names and the marks of what is synced. What was built stays when a dataset fails.
+    Array files do not depend on the engine. Finished indices stay in the cache if a dataset fails.
+
+    Args:
+        paths: prefixes; repeated ones are built once.
+        settings: arguments of `build_index` for all of them.
+        engine: of `megaindex.open_engine`.
 
     Raises:
-        MegaIndexError: of the first dataset that fails; those that run are ended.
+        MegaIndexError: the error of the first dataset that fails; running tasks are cancelled.
     """
     tasks = [BuildTask(path=path, settings=settings) for path in dict.fromkeys(paths)]
     for _, built in engine.run(BuildTask.run, tasks):

@@ -1,7 +1,7 @@
-"""The index of a recipe's run, and the cache of its validated sources.
+"""Index of a recipe's run, and the cache of validation results of its sources.
 
-Checking every entry of an .idx takes seconds for each billion documents, and reads all of it, on
-each of thousands of ranks. One of them writes the results down for all.
+Validating an .idx reads all of it and takes seconds per billion documents. One process writes its
+results to the cache, so that other ranks and later runs need not validate.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from megaindex.cache.fingerprint import (
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.bins import BinIndex, Bins, make_bins
-from megaindex.index.labels import check_in_step
+from megaindex.index.labels import check_same_lengths
 from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.orders.window import WindowIndex
 from megaindex.index.spans import Index
@@ -42,20 +42,16 @@ from megaindex.recipe.source import RecipeSource
 
 @dataclass(frozen=True, kw_only=True)
 class ValidatedPair:
-    """Results of validating every entry of a pair."""
+    """Results of validating a pair."""
 
     num_tokens: int
     fingerprint: str
     content: dict[str, str] = field(default_factory=dict)
-    """`content_fingerprint` of its tokens as far as asked for: ``sampled``, ``whole``."""
+    """`content_fingerprint` by name, ``sampled`` or ``whole``, as far as computed."""
 
 
 class ValidationCache:
-    """Results of validating pairs, kept in a file; without a directory each process validates.
-
-    Args:
-        paths: prefixes, in any order.
-        cache_dir: where it is kept; None: nowhere.
+    """Results of validating the pairs at ``paths``, kept in a file of ``cache_dir`` if given.
 
     Raises:
         InvalidArgument: ``cache_dir`` is a URL.
@@ -66,7 +62,7 @@ class ValidationCache:
         self._prefixes = sorted({absolute(path) for path in paths})
         self._path: Path | None = None
         self._is_new = False
-        """Whether something was found out and is not written down yet."""
+        """True if there are results that are not saved yet."""
         if cache_dir is None:
             return
         check_local(cache_dir, "give a directory as cache_dir")
@@ -77,17 +73,13 @@ class ValidationCache:
             self._known[record["prefix"]] = ValidatedPair(
                 num_tokens=record["num_tokens"],
                 fingerprint=record["fingerprint"],
-                content=record.get("content", {}),  # earlier versions kept none
+                content=record.get("content", {}),  # earlier versions wrote none
             )
         stamps = None if records is None else [record["stamp"] for record in records]
         self._stamps = stamps_of(self._prefixes) if stamps is None else stamps
 
     def open(self, path: str) -> IndexedDataset:
-        """Return the pair, every entry of which is valid.
-
-        Raises:
-            As `IndexedDataset` and `IndexedDataset.validate`.
-        """
+        """Return the dataset, validated now or according to the cache."""
         dataset = IndexedDataset(path)
         known = self._known.get(absolute(path))
         if known is None:
@@ -97,12 +89,12 @@ class ValidationCache:
         return dataset
 
     def fingerprint(self, dataset: IndexedDataset) -> str:
-        """`corpus_fingerprint` of one of the pairs."""
+        """Return the `corpus_fingerprint` of one of the pairs."""
         known = self._known.get(absolute(dataset.path_prefix))
         return corpus_fingerprint(dataset) if known is None else known.fingerprint
 
     def content(self, dataset: IndexedDataset, *, whole: bool = False) -> dict[str, str]:
-        """`contents_of` one of the pairs, read if it was not known; `save` writes it down.
+        """Return `contents_of` one of the pairs; `save` adds new results to the file.
 
         Raises:
             StorageError: tokens cannot be read, or changed since the pair was opened.
@@ -116,7 +108,7 @@ class ValidationCache:
         return content
 
     def keep(self, datasets: Sequence[IndexedDataset]) -> None:
-        """Write down the results of pairs opened here, unless known or changed since."""
+        """Save the results of opened pairs, unless the file has results or a pair changed."""
         if self._path is None or self._known:
             return
         opened = {absolute(dataset.path_prefix): dataset for dataset in datasets}
@@ -128,7 +120,7 @@ class ValidationCache:
         self.save()
 
     def save(self) -> None:
-        """Write down what was found out here, unless one of the pairs changed since."""
+        """Write new results to the file, unless one of the pairs changed."""
         is_new, self._is_new = self._is_new, False
         if self._path is None or not is_new or self._stamps != stamps_of(self._prefixes):
             return
@@ -145,11 +137,11 @@ def _is_sound(record: Record) -> bool:
     return is_size(record["num_tokens"]) and all(isinstance(text, str) for text in texts)
 
 
-EXTRA = 1  # token that a sample reads beyond its length, for the shifted label
+EXTRA = 1  # token of a sample for the shifted label
 
 
 class Epochs(Index, Protocol):
-    """An index that goes on for as many epochs as are needed."""
+    """Index that can be extended by epochs."""
 
     def extend(self, epochs: int) -> Epochs: ...
     def epochs_for(self, num_samples: int) -> int: ...
@@ -157,14 +149,14 @@ class Epochs(Index, Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpenSource:
-    """A source of a recipe, its files open."""
+    """Source of a recipe with its opened files."""
 
     corpus: RecipeSource
     dataset: IndexedDataset
     targets: IndexedDataset | None
-    """Labels or loss mask, token by token, of a finetuning source that has them."""
+    """Labels or loss mask of a finetuning source, one for each token."""
     epoch: Epochs
-    """Its samples of one epoch."""
+    """Index of one epoch."""
 
     @property
     def size(self) -> SourceSize:
@@ -176,13 +168,13 @@ class OpenSource:
         )
 
     def index(self, num_samples: int) -> Index:
-        """Its samples, at least so many."""
+        """Return the index of at least ``num_samples`` samples."""
         return self.epoch.extend(self.epoch.epochs_for(max(1, num_samples)))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OpenRecipe:
-    """A recipe whose sources are open: ``index`` locates every sample of the run."""
+    """Recipe with opened sources, and the index of its run."""
 
     layout: RecipeLayout
     sources: tuple[OpenSource, ...]
@@ -191,23 +183,24 @@ class OpenRecipe:
 
     @property
     def datasets(self) -> tuple[IndexedDataset, ...]:
-        """Of the sources, as ``Spans.source`` counts them."""
+        """Dataset of each source, by the numbers in ``Spans.source``."""
         return tuple(source.dataset for source in self.sources)
 
     @property
     def fingerprints(self) -> list[str]:
-        """Of the sources' lengths and document bounds, for receipts and checkpoints."""
+        """`corpus_fingerprint` of each source, for receipts and checkpoints."""
         return [self.validation_cache.fingerprint(source.dataset) for source in self.sources]
 
     def contents(
         self, *, whole: bool = False
     ) -> list[tuple[dict[str, str], dict[str, str] | None]]:
-        """Content fingerprints of the sources, see `megaindex.cache.fingerprint.contents_of`.
+        """Return the content fingerprints of the sources, by name.
 
-        Of each its tokens, sampled or ``whole``, and its labels or mask, whole.
+        Returns:
+            For each source those of its tokens, and those of its labels or loss mask or None.
 
         Raises:
-            StorageError: they cannot be read, or changed since they were opened.
+            StorageError: a file cannot be read, or changed since it was opened.
         """
         found = [
             (
@@ -223,6 +216,7 @@ class OpenRecipe:
 
     @cached_property
     def index(self) -> StagedIndex:
+        """Index of all samples of the run."""
         ends = self.layout.samples_needed()
         return StagedIndex(
             sources=tuple(s.index(end) for s, end in zip(self.sources, ends, strict=True)),
@@ -231,16 +225,20 @@ class OpenRecipe:
 
 
 def open_recipe(recipe: Recipe, *, cache_dir: str | os.PathLike[str] | None = None) -> OpenRecipe:
-    """Open the sources of a recipe and lay the run out.
+    """Open the sources of a recipe and compute the layout of its run.
 
     Args:
-        cache_dir: where one process keeps the results of checking every entry of the sources, for
-            all that open the recipe later: they read one file and no .idx as a whole. They hold as
-            long as the files are those that were checked. Default: every process checks.
+        recipe: a `Recipe`, such as that of `read_recipe`.
+        cache_dir: directory for the results of validating the sources. Processes that open the
+            recipe later read this one file in place of every .idx, as long as the sources do not
+            change. Default: every process validates.
+
+    Returns:
+        The opened recipe, whose ``index`` locates every sample of the run.
 
     Raises:
-        InvalidArgument: the recipe cannot be laid out, or a source has no files.
-        FormatError, StorageError: a source cannot be read, or its labels do not fit it.
+        InvalidArgument: the recipe has no layout, or a source has no path.
+        FormatError, StorageError: a source cannot be read, or its labels do not match its text.
     """
     cache = ValidationCache(_paths(recipe), None if cache_dir is None else os.fspath(cache_dir))
     sources = tuple(_open(corpus, recipe, cache) for corpus in recipe.sources)
@@ -256,7 +254,6 @@ def open_recipe(recipe: Recipe, *, cache_dir: str | os.PathLike[str] | None = No
 
 
 def _paths(recipe: Recipe) -> list[str]:
-    """Of all pairs that the recipe reads."""
     evaluation = [] if recipe.evaluation is None else [recipe.evaluation.source]
     named = ((c.path, _companion(c)) for c in (*recipe.sources, *evaluation))
     return [path for paths in named for path in paths if path]
@@ -267,10 +264,10 @@ def _companion(corpus: RecipeSource) -> str | None:
 
 
 def plan_recipe(recipe: Recipe) -> RecipeLayout:
-    """Lay a recipe out; sources without files are taken by their tokens.
+    """Return the layout of a recipe, whose sources may have token counts in place of files.
 
     Raises:
-        As `open_recipe`.
+        InvalidArgument, FormatError, StorageError: see `open_recipe`.
     """
     evaluation = recipe.evaluation
     return _evaluated(
@@ -280,7 +277,7 @@ def plan_recipe(recipe: Recipe) -> RecipeLayout:
 
 
 def _evaluated(layout: RecipeLayout, validation: SourceSize | None) -> RecipeLayout:
-    """With its evaluations counted."""
+    """Return the layout with its evaluation rounds."""
     recipe = layout.recipe
     if recipe.evaluation is None or validation is None:
         return layout
@@ -302,8 +299,8 @@ def _size(corpus: RecipeSource, recipe: Recipe) -> SourceSize:
         drawn = any(stream.source == corpus.name for stream in stage.streams)
         if drawn and weighting is not None and weighting.by == "documents":
             raise InvalidArgument(
-                f"stage {stage.name}: weights by documents, and source {corpus.name} has tokens "
-                "alone; give its path, or weigh by tokens"
+                f"stage {stage.name}: weights by documents need the path of source {corpus.name}, "
+                "which has only a token count; give its path, or weigh by tokens"
             )
     samples = samples_in(corpus.tokens, recipe.sequence_length, EXTRA)
     return SourceSize(tokens=corpus.tokens, documents=1, samples=samples)
@@ -312,20 +309,20 @@ def _size(corpus: RecipeSource, recipe: Recipe) -> SourceSize:
 def _open(corpus: RecipeSource, recipe: Recipe, cache: ValidationCache) -> OpenSource:
     if not corpus.path:
         raise InvalidArgument(
-            f"source {corpus.name}: has tokens to plan with and no path to read; give its path"
+            f"source {corpus.name}: path must be given to read it, got only a token count"
         )
     dataset = cache.open(corpus.path)
     companion = _companion(corpus)
     targets = cache.open(companion) if companion else None
     if targets is not None:
-        check_in_step(dataset, targets, "labels" if corpus.labels else "loss mask")
+        check_same_lengths(dataset, targets, "labels" if corpus.labels else "loss mask")
     return OpenSource(
         corpus=corpus, dataset=dataset, targets=targets, epoch=_epoch(corpus, dataset, recipe)
     )
 
 
 def _epoch(corpus: RecipeSource, dataset: IndexedDataset, recipe: Recipe) -> Epochs:
-    """Return the samples of one epoch of a source."""
+    """Return the index of one epoch of a source."""
     documents = range(len(dataset))
     common: dict[str, Any] = {
         "sequence_length": recipe.sequence_length,
@@ -336,8 +333,7 @@ def _epoch(corpus: RecipeSource, dataset: IndexedDataset, recipe: Recipe) -> Epo
     if dataset.num_tokens < recipe.sequence_length + EXTRA and corpus.kind == "pretraining":
         raise InvalidArgument(
             f"source {corpus.name}: {dataset.path_prefix} holds {dataset.num_tokens} tokens, one "
-            f"sample needs {recipe.sequence_length} + {EXTRA}; leave it out or lower "
-            "sequence_length"
+            f"sample needs {recipe.sequence_length} + {EXTRA}; omit it or lower sequence_length"
         )
     if corpus.kind == "finetuning":
         _check_documents(corpus, dataset)
@@ -360,14 +356,13 @@ def _check_documents(corpus: RecipeSource, dataset: IndexedDataset) -> None:
     documents = dataset.document_indices.size - 1
     if documents != len(dataset):
         raise FormatError(
-            f"source {corpus.name}: {dataset.path_prefix}.idx has {len(dataset)} sequences in "
-            f"{documents} documents; samples of whole documents need one sequence each: write it "
-            "with one"
+            f"source {corpus.name}: {dataset.path_prefix}.idx must have one sequence per document, "
+            f"got {len(dataset)} sequences in {documents} documents; write each document as one"
         )
 
 
 def _bins(corpus: RecipeSource, dataset: IndexedDataset, length: int) -> Bins:
-    """Several documents fill the length itself; one alone may have the label's token more."""
+    """Return bins of ``length`` tokens if packed; otherwise of one more, for the label."""
     try:
         return make_bins(
             dataset.sequence_lengths,

@@ -1,4 +1,4 @@
-"""The index of one dataset, built or loaded from the cache."""
+"""Index of one dataset, built or loaded from the cache."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from megaindex.index.frameworks import (
     count_tokens,
     select_documents,
 )
-from megaindex.index.labels import check_in_step
+from megaindex.index.labels import check_same_lengths
 from megaindex.index.order_settings import (
     EpochOrder,
     NeoxDocumentsOrder,
@@ -51,7 +51,7 @@ def build_packing(
     cache_dir: str | os.PathLike[str] | None = None,
     **common: int,
 ) -> PackingIndex:
-    """Return the index of an open dataset; ``common`` as for `packing_order`."""
+    """Return the index of ``chosen`` documents; ``common``: see `packing_order`."""
     packed = packing_order(dataset, chosen, order, **common)
     arrays = _arrays(packed, {"corpus": dataset}, cache_dir)
     return neox_documents.index_of(
@@ -67,7 +67,7 @@ def build_pairs(
     cache_dir: str | os.PathLike[str] | None = None,
     **settings: Any,
 ) -> tuple[PackingIndex, PackingIndex]:
-    """Return the indices of both sides of pairwise data; ``settings`` as for `pair_order`."""
+    """Return the indices of both sides of pairwise data; ``settings``: see `pair_order`."""
     packed = pair_order(pos, neg, order, **settings)
     arrays = _arrays(packed, {"corpus": pos, "other": neg}, cache_dir)
     return pair_indices(packed, arrays, pos, neg, next_token=order.next_token)
@@ -81,7 +81,7 @@ def pair_indices(
     *,
     next_token: bool,
 ) -> tuple[PackingIndex, PackingIndex]:
-    """One set of arrays, read with the lengths of either side."""
+    """Return the indices of both sides, which share the arrays."""
     index = neox_documents.index_of(
         order, arrays, sequence_lengths=pos.sequence_lengths, next_token=next_token
     )
@@ -97,16 +97,16 @@ def packing_order(
     seed: int,
     num_samples: int,
 ) -> PackingOrder:
-    """Return what decides the arrays of a dataset; see `megaindex.build_index` for arguments.
+    """Return the request for the arrays of a dataset; see `build_index` for the arguments.
 
     Raises:
-        InvalidArgument: no document takes part.
-        FormatError: the labels are not one for each token.
+        InvalidArgument: no document can be served.
+        FormatError: the labels do not match the text.
     """
     labels = order.label_dataset
     if labels is not None:
         labels = open_dataset(labels, order)
-        check_in_step(dataset, labels, "labels")
+        check_same_lengths(dataset, labels, "labels")
     documents = np.asarray(chosen, np.int64)
     lengths = np.ascontiguousarray(dataset.sequence_lengths[documents])
     packed = PackingOrder(
@@ -141,22 +141,22 @@ def pair_order(
     neg_labels: IndexedDataset | None = None,
     exact: bool = False,
 ) -> PackingOrder:
-    """Return what decides the arrays of pairwise data: pairs take part whose two sides do.
+    """Return the request for the arrays of pairwise data; a pair is served if both sides can be.
 
     Args:
-        order: of both sides; their labels are given apart.
-        exact: without it as GPT-NeoX does: unpacked, only as many samples as there are documents
-            are shuffled, and then come again; pack_until_overflow, allow_chopped=False leaves out
-            the pairs that are too short to be chopped instead of those that would be.
+        order: of both sides, without ``label_dataset``.
+        exact: False reproduces GPT-NeoX (``PairwiseDataset``): unpacked, as many samples as there
+            are documents are shuffled and repeated; pack_until_overflow, ``allow_chopped=False``
+            omits the pairs that are too short to be chopped in place of the others.
 
     Raises:
-        InvalidArgument: no pair takes part.
-        FormatError: the two sides, or text and labels, do not belong together.
+        InvalidArgument: no pair can be served.
+        FormatError: the two sides, or text and labels, do not match.
     """
     if len(pos) != len(neg):
         raise FormatError(
-            f"{neg.path_prefix}.idx: pairwise data has one sequence of either side for each pair; "
-            f"{pos.path_prefix} has {len(pos)}, this one {len(neg)}; write them again together"
+            f"{neg.path_prefix}.idx: pairwise data must have one sequence of each side per pair; "
+            f"{pos.path_prefix} has {len(pos)}, this file {len(neg)}; write both again together"
         )
     sides = ((pos, pos_labels), (neg, neg_labels))
     documents = np.arange(len(pos))
@@ -165,7 +165,7 @@ def pair_order(
     takes_part = np.ones(len(pos), bool)
     for text, labels in sides:
         if labels is not None:
-            check_in_step(text, labels, "labels")
+            check_same_lengths(text, labels, "labels")
         takes_part &= neox_documents.documents_taking_part(
             order.pack_impl,
             documents,
@@ -203,9 +203,9 @@ def _arrays(
 
 
 def order_parameters(order: PackingOrder) -> dict[str, Any]:
-    """Return all but the corpus that decides the arrays: a setting left out is served wrongly.
+    """Return the cache key parameters of a request, without those of the dataset.
 
-    Labels and allow_chopped decide nothing but which documents take part.
+    Labels and allow_chopped are included by ``takes_part``.
     """
     return {
         "order": "neox",
@@ -239,35 +239,45 @@ def build_index(
     order: str | Order = "megatron",
     cache_dir: str | os.PathLike[str] | None = None,
 ) -> BuiltIndex:
-    """Return the index of one dataset: which tokens each sample of the run reads.
+    """Return the index of one dataset: the samples of a run and the tokens that each reads.
+
+    With a framework order the arrays are those of `GPTDataset` of megatron-core 0.16.1 (order
+    megatron), ``GPT2Dataset`` of GPT-NeoX (main, 2026-05), Megatron-DeepSpeed (main, 2025-07) or
+    PaddleNLP (3.0.0b4), for the same documents, seed and number of samples.
 
     Args:
-        path_prefix_or_dataset: prefix of the ``.bin``/``.idx`` pair, or the open dataset.
-        sequence_length: tokens per sample, at least 1; a sample reads ``add_extra_token`` more.
-        seed: of the order's random stream, 0 to 2**32 - 1.
-        num_samples: samples that must be available; the index holds all samples of the epochs
-            this takes. Not together with ``epochs``.
-        epochs: epochs instead, also as a fraction (``1.5``, ``"3/2"``). Default: one epoch.
-        documents: sequence ids to use, a range or integers in [0, sequences). Default: all.
-        split: ``"969,30,1"`` instead of ``documents``: use the part named by ``subset``.
-        subset: train, valid or test.
-        drop_last_partial: False keeps a shorter last sample, as Megatron can for validation.
-        add_extra_token: 1 (samples overlap by one token, for the shifted label) or 0.
-        source_name: orders epoch and window: what the order depends on besides the seed. Default:
-            a hash of the corpus's lengths, so that a copy elsewhere keeps its order.
-        order: megatron, neox, megatron-legacy or paddlenlp, which have arrays; or epoch or window,
-            which are computed sample by sample. A name stands for the order's default settings;
-            for others give an object: `MegatronOrder`, `NeoxOrder`, `NeoxDocumentsOrder`,
-            `MegatronLegacyOrder`, `PaddleOrder`, `EpochOrder` or `WindowOrder`.
-        cache_dir: where to keep the arrays. Default: in memory only. Computed orders store none.
+        path_prefix_or_dataset: prefix of the ``.bin``/``.idx`` pair, or an open dataset.
+        sequence_length: input tokens per sample, at least 1.
+        seed: seed of the order, 0 to 2**32 - 1.
+        num_samples: samples requested, at least 1; the index has all samples of the epochs that
+            contain them. Not together with ``epochs``.
+        epochs: number of epochs, also as a fraction (``1.5``, ``"3/2"``). Default: 1.
+        documents: sequence ids of an epoch, a range or int[n]. Default: all.
+        split: ``"969,30,1"``, in place of ``documents``: use the part ``subset``.
+        subset: ``"train"``, ``"valid"`` or ``"test"``.
+        drop_last_partial: False keeps a shorter last sample
+            (``drop_last_partial_validation_sequence=False`` of Megatron).
+        add_extra_token: 1 if a sample reads one more token for the shifted label, else 0.
+        source_name: part of the key of orders epoch and window besides the seed. Default: the
+            fingerprint of the lengths, so that a copy of the dataset has the same order.
+        order: name ``"megatron"``, ``"neox"``, ``"megatron-legacy"``, ``"paddlenlp"``, ``"epoch"``
+            or ``"window"`` for default settings, or an order object: `MegatronOrder`, `NeoxOrder`,
+            `NeoxDocumentsOrder`, `MegatronLegacyOrder`, `PaddleOrder`, `EpochOrder`, `WindowOrder`.
+        cache_dir: directory to keep the arrays in; an entry found there is verified and mapped.
+            Default: memory. Orders epoch and window have no arrays.
 
     Returns:
-        The index; ``locate(sample_ids)`` tells where the tokens of samples lie.
+        An index with ``num_samples``, ``num_epochs``, ``tokens_per_epoch`` and
+        ``locate(sample_ids)``. Framework orders also have ``document_index`` int32
+        [epochs * documents], ``sample_index`` int32 or int64 [num_samples + 1, 2] and
+        ``shuffle_index`` uint32 or int64 [num_samples]; all are int64 with `NeoxDocumentsOrder`.
 
     Raises:
-        InvalidArgument: an argument is out of range, or the documents hold less than one sample.
+        InvalidArgument: an argument is out of range or not one of the order, or the documents have
+            fewer tokens than one sample.
+        MissingFile: the pair does not exist.
         FormatError: the ``.idx`` is damaged.
-        StorageError: the dataset cannot be read or the cache not written.
+        StorageError: the dataset cannot be read, or the cache cannot be read or written.
     """
     order = order_of(order)
     sequence_length = check_setting("sequence_length", sequence_length)
@@ -281,7 +291,7 @@ def build_index(
         add_extra_token=extra != 1,
     )
     if num_samples is not None and epochs is not None:
-        raise InvalidArgument("num_samples and epochs both set the length; give one of them")
+        raise InvalidArgument("num_samples and epochs must not be given together; give one of them")
     whole = Fraction(1) if epochs is None else check_epochs("epochs", epochs)
     row = order.row
     dataset = open_dataset(path_prefix_or_dataset, order)
@@ -318,10 +328,9 @@ def build_index(
         check_one_sample(name, tokens, sequence_length, extra)
     wanted = num_samples or samples_for_epochs(whole, tokens, sequence_length, extra)
     built = epochs_built(row.exact_num_epochs, wanted, tokens, sequence_length, extra)
-    # several epochs may hold a sample where one does not
     check_one_sample(name, built * tokens, sequence_length, extra)
     request = ShuffledOrder(
-        dialect=row,
+        rules=row,
         documents=chosen,
         num_samples=wanted,
         num_epochs=built,
@@ -334,7 +343,7 @@ def build_index(
 
 
 def open_dataset(source: str | os.PathLike[str] | IndexedDataset, order: Order) -> IndexedDataset:
-    """Open a dataset whose dtype codes are those of the order's framework."""
+    """Return the dataset, opened with the dtype codes of the order's framework if necessary."""
     if isinstance(source, IndexedDataset):
         return source
     return IndexedDataset(os.fspath(source), dialect=order.row.file_dialect)
@@ -345,8 +354,8 @@ def _window_index(
 ) -> WindowIndex:
     if not isinstance(documents, range):
         raise InvalidArgument(
-            f"{dataset.path_prefix}: order window reads the .bin as it lies, so documents must be "
-            "a range or a split; use order epoch for any others"
+            f"{dataset.path_prefix}: documents must be a range or a split for order window, which "
+            "reads the .bin sequentially; use order epoch for others"
         )
     return WindowIndex(
         dataset=dataset,
@@ -359,17 +368,17 @@ def _window_index(
 def _for_length(
     index: EpochIndex | WindowIndex, num_samples: int | None, epochs: Fraction
 ) -> EpochIndex | WindowIndex:
-    """Extend the index to the whole epochs that hold what is asked for."""
+    """Return the index extended to the requested samples or epochs."""
     if num_samples is not None:
         return index.extend(index.epochs_for(num_samples))
     return index.extend(ceil_div(epochs.numerator, epochs.denominator))
 
 
 def _parameters(request: ShuffledOrder, dataset: IndexedDataset) -> dict[str, Any]:
-    """Return all that decides the arrays: a setting left out would be served wrongly."""
+    """Return the cache key parameters: everything that decides the arrays."""
     return {
         "corpus": corpus_fingerprint(dataset),
-        "order": request.dialect.order,
+        "order": request.rules.order,
         "documents": documents_setting(request.documents),
         "sequence_length": request.sequence_length,
         "seed": request.seed,
@@ -386,7 +395,7 @@ def _index(
     build = partial(framework.build, request, dataset.sequence_lengths)
     arrays, entry = fetch(cache_dir, partial(_parameters, request, dataset), build, request.arrays)
     return ArrayIndex(
-        order=request.dialect.order,
+        order=request.rules.order,
         document_index=arrays["document_index"],
         sample_index=arrays["sample_index"],
         shuffle_index=arrays["shuffle_index"],

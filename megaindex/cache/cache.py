@@ -1,7 +1,7 @@
-"""The cache of index arrays: look up, verify, build and publish.
+"""Cache of index arrays: look up, verify, build and publish.
 
-A cache directory may be shared with people whose files are not to be trusted: nothing in an entry
-is followed out of it, waited for, or read before its size is known.
+Entries may come from untrusted users of a shared directory: symbolic links are not followed, pipes
+are not waited for, and no file is read before its size is checked.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from megaindex.io.paths import check_local
 logger = logging.getLogger("megaindex")
 
 Shapes = Mapping[str, tuple[tuple[int | None, ...], str]]
-"""Shape and dtype of arrays by name; None where a size cannot be known ahead."""
+"""Shape and dtype of arrays by name; None for a size that is not known in advance."""
 
 
 def fetch(
@@ -48,15 +48,16 @@ def fetch(
     build: Callable[[Sink], None],
     expected: Shapes,
 ) -> tuple[Mapping[str, IntArray], str]:
-    """Return arrays from the cache or built into it, read-only, and the directory of their entry.
+    """Return arrays from the cache, built into it if necessary, and the directory of their entry.
 
-    An entry that fails verification is removed, logged and built anew; it is never served. Of
-    several processes that want one entry, one builds it and the others wait.
+    An entry that fails verification is removed, logged and built again. Of several processes that
+    need an entry, one builds it and the others wait.
 
     Args:
-        cache_dir: None: built in memory, and the directory is "".
-        parameters: called where there is a cache, for all that decides the arrays.
-        expected: shape and dtype of each array that ``build`` makes; an entry of others is damaged.
+        cache_dir: None: build in memory; the directory returned is "".
+        parameters: function that returns everything that decides the arrays; called with a cache.
+        build: function that fills the arrays in a sink.
+        expected: shape and dtype of each array.
 
     Raises:
         StorageError: the cache cannot be read or written.
@@ -66,7 +67,7 @@ def fetch(
         build(memory)
         return memory.arrays, ""
     if not os.fspath(cache_dir):
-        raise InvalidArgument("cache_dir must name a directory, got ''; None keeps it in memory")
+        raise InvalidArgument("cache_dir must be a directory or None for memory, got ''")
     check_local(os.fspath(cache_dir), "give a directory as cache_dir")
     described = dict(parameters())
     key = entry_key(described)
@@ -84,22 +85,22 @@ def fetch(
             if arrays is not None:
                 return arrays
         raise StorageError(
-            f"{entry}: was removed {_ATTEMPTS} times while it was read; keep others off the "
-            "cache_dir"
+            f"{entry}: was removed {_ATTEMPTS} times while being read; stop the processes that "
+            "remove entries of this cache_dir"
         )
 
     return build_once(cache_dir, key, find, build_and_publish), os.path.abspath(entry)
 
 
-# Processes that find one damaged entry may remove what another has just put in its place.
+# A process that found a damaged entry may remove the one that another has just published.
 _ATTEMPTS = 5
-_VISIBLE_WITHIN = 60.0  # seconds; what network file systems remember longest of a directory
+_VISIBLE_WITHIN = 60.0  # seconds; longest caching of directories by network file systems
 
 
 def _wait_for(
     find: Callable[[], dict[str, IntArray] | None], cache_dir: str | os.PathLike[str]
 ) -> dict[str, IntArray] | None:
-    """Return what another process has published, as soon as this one sees it."""
+    """Return the arrays that another process published, once they are visible here."""
     deadline, pause = time.monotonic() + _VISIBLE_WITHIN, 0.01
     while (arrays := find()) is None and time.monotonic() < deadline:
         time.sleep(pause)
@@ -109,17 +110,17 @@ def _wait_for(
 
 
 def load_entry(entry: Path, expected: Shapes | None = None) -> dict[str, IntArray] | None:
-    """Return the arrays of an entry, or None; a damaged entry is removed.
+    """Return the arrays of an entry, or None if it is missing or damaged and removed.
 
     Raises:
-        StorageError: it cannot be read.
+        StorageError: the entry cannot be read.
     """
     try:
         arrays = _load(entry)
         if arrays is not None and expected is not None:
             _check_shapes(entry, arrays, expected)
         return arrays
-    except MissingFile:  # another process removed it meanwhile
+    except MissingFile:  # removed by another process
         return None
     except FormatError as error:
         logger.warning("%s; it is rebuilt", error)
@@ -142,21 +143,21 @@ def _load(entry: Path) -> dict[str, IntArray] | None:
 
 
 def _still_in_memory(entry: Path, manifest: Manifest) -> bool:
-    """Return whether the bytes cannot have been lost since they were written."""
+    """Return True if a crash of the machine cannot have lost the bytes since they were written."""
     return (entry / DURABLE).exists() or (
         manifest.boot_id == boot_id() and manifest.boot_id != "unknown"
     )
 
 
 def _check_shapes(entry: Path, arrays: Mapping[str, IntArray], expected: Shapes) -> None:
-    """Compare with the request: a manifest, whose checksum its writer made, proves nothing."""
+    """Raise FormatError unless the arrays fit the request, since a manifest may be forged."""
     held = {name: (array.shape, array.dtype.name) for name, array in arrays.items()}
     fits = held.keys() == expected.keys() and all(
         held[name][1] == dtype and _matches(held[name][0], shape)
         for name, (shape, dtype) in expected.items()
     )
     if not fits:
-        raise FormatError(f"{entry}: holds the arrays {held} and must hold {dict(expected)}")
+        raise FormatError(f"{entry}: must contain the arrays {dict(expected)}, got {held}")
 
 
 def _matches(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
@@ -174,7 +175,7 @@ _REBUILT = "remove the directory, it will be rebuilt"
 
 
 def key_fault(entry: Path, manifest: Manifest) -> Fault | None:
-    """Return the fault of an entry that has not the name of what it was built from."""
+    """Return the fault of an entry whose name is not the key of its parameters, or None."""
     for rule, key in (("key", manifest.key), ("parameters", entry_key(manifest.parameters))):
         if key != entry.name:
             return Fault(
@@ -189,13 +190,13 @@ def key_fault(entry: Path, manifest: Manifest) -> Fault | None:
 
 
 def array_fault(entry: Path, record: ArrayRecord) -> Fault | None:
-    """Return the fault of an array's file that is not a regular file of the promised size."""
+    """Return the fault of a file that is not a regular file of the recorded size, or None."""
     try:
         status = os.lstat(entry / record.file)
     except FileNotFoundError:
         return _fault("file-size", record, "no file", _promised(record))
     if not stat.S_ISREG(status.st_mode):
-        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "no regular file"
+        kind = "a symbolic link" if stat.S_ISLNK(status.st_mode) else "not a regular file"
         return _fault("file-kind", record, kind, "a regular file")
     if status.st_size != record.offset + record.nbytes:
         return _fault("file-size", record, f"{status.st_size} bytes", _promised(record))
@@ -203,7 +204,7 @@ def array_fault(entry: Path, record: ArrayRecord) -> Fault | None:
 
 
 def checksum_fault(entry: Path, record: ArrayRecord) -> Fault | None:
-    """Return the fault of an array, without an `array_fault`, that is not what was written."""
+    """Return the fault of an array whose checksum differs, or None."""
     found = array_checksum(map_array(entry, record))
     if found == record.checksum:
         return None
@@ -211,7 +212,7 @@ def checksum_fault(entry: Path, record: ArrayRecord) -> Fault | None:
 
 
 def map_array(entry: Path, record: ArrayRecord) -> IntArray:
-    """Return the array of a record, read-only; FormatError where it has an `array_fault`."""
+    """Return the mapped, read-only array of a record; FormatError if it has an `array_fault`."""
     path = str(entry / record.file)
     try:
         data = map_readonly(path, follow_symlinks=False)

@@ -1,16 +1,15 @@
-"""Claims: one builder at a time for each key of a directory.
+"""Claims: locks of a directory that allow one builder at a time for each key.
 
-Whoever finds nothing tries to claim the key by hard-linking a file of its own to ``<key>.claim``,
-which succeeds for exactly one process of all that see the directory, on NFS too. So a directory on
-a shared file system gets one builder for the whole cluster, a directory on each node's own disk one
-per node, without a setting. No barrier, no device and no launcher is involved.
+A process claims a key by hard-linking a file of its own to ``<key>.claim``, which succeeds for
+exactly one process, on NFS too. A directory on a shared file system thus has one builder in the
+cluster, and a directory on a local disk one per node, without barriers or settings.
 
-The holder bumps a counter in the claim. A waiter that sees the counter stand still for as long as
-``stale_after``, by its own clock, takes the claim away; where holder and waiter run on one machine
-it sees at once that the holder is gone.
+The holder increments a counter in the claim. A waiter removes a claim whose counter has not changed
+for ``stale_after`` seconds of its own clock, or at once if the holder ran on the same machine and
+ended.
 
-Everything that is being written belongs to somebody who holds a claim in the directory, which was
-there first and goes last. So whatever a listing shows without its claim has been left behind.
+Files are only written under a claim, which is created before and removed after them. Temporary
+files without a claim were therefore left by a process that ended, and are removed.
 """
 
 from __future__ import annotations
@@ -39,12 +38,12 @@ from megaindex.io.paths import open_at_once
 
 logger = logging.getLogger("megaindex")
 
-_LONGEST = 4096  # bytes; a claim has less than two hundred
+_LONGEST = 4096  # bytes read of a claim, which has about 200
 _MOST_PID = 2**31 - 1
 
 
 def this_process() -> dict[str, object]:
-    """Return what identifies a process to others."""
+    """Return the fields that identify this process in a claim."""
     return {
         "host": socket.gethostname(),
         "boot": boot_id(),
@@ -54,18 +53,14 @@ def this_process() -> dict[str, object]:
 
 
 def _pid_namespace() -> str:
-    """Containers of one machine may number their processes alike."""
-    try:
+    try:  # containers of one machine may have equal process numbers
         return os.readlink("/proc/self/ns/pid")
     except OSError:
         return ""
 
 
 def read_claim(path: Path) -> str | None:
-    """Return the text of a claim; None without one.
-
-    Whatever else bears such a name is not waited for, followed or read to its end.
-    """
+    """Return the text of a claim, or None if there is none; links and pipes are not followed."""
     try:
         descriptor = open_at_once(path, follow=False)
         try:
@@ -79,25 +74,25 @@ def read_claim(path: Path) -> str | None:
 
 
 def steal(path: Path, dead: str) -> None:
-    """Remove the claim of a dead process, whose text is ``dead``; one of several succeeds."""
+    """Remove the claim with the text ``dead`` of a process that ended; one of several succeeds."""
     aside = path.with_name(f"{path.name}.{secrets.token_hex(8)}.dead")
     with (
-        as_storage_error(str(path), "cannot take over the claim of a dead process"),
+        as_storage_error(str(path), "cannot remove the claim of a process that ended"),
         contextlib.suppress(FileNotFoundError),
     ):
         os.rename(path, aside)
         if token_of(read_claim(aside)) != token_of(dead):
-            # Another waiter was faster, and this is the claim of who builds now: put it back.
-            # If a third has claimed meanwhile both build, which costs time and no more.
+            # Another waiter was faster, and this is the claim of the current builder: restore it.
+            # If a third process claimed the key meanwhile, both build, which only costs time.
             with contextlib.suppress(OSError):
                 os.link(aside, path)
         else:
-            logger.warning("%s: its holder (%s) is gone; taken over", path, describe_holder(dead))
+            logger.warning("%s: its holder (%s) ended; claim removed", path, describe_holder(dead))
         aside.unlink()
 
 
 def _fields(text: str | None) -> dict[str, object]:
-    """Return the fields of a claim; {} of a text that is half-written, damaged or forged."""
+    """Return the fields of a claim; {} if the text is incomplete or damaged."""
     try:
         return parse_object(text or "{}")
     except Damaged:
@@ -105,24 +100,23 @@ def _fields(text: str | None) -> dict[str, object]:
 
 
 def token_of(text: str | None) -> object:
-    """Return what distinguishes a claim from every other of the same name."""
+    """Return the random token of a claim."""
     return _fields(text).get("token")
 
 
 def describe_holder(text: str) -> str:
-    """Return the holder, for messages."""
     fields = _fields(text)
     return f"process {fields.get('pid', '?')} on {fields.get('host', '?')}"
 
 
 def holder_is_dead(text: str) -> bool:
-    """Return whether the holder ran here and has ended; False where that cannot be known."""
+    """Return True if the holder is known to have run on this machine and ended."""
     fields, here = _fields(text), this_process()
     pid = fields.get("pid")
     alike = all(fields.get(name) == here[name] != "" for name in ("host", "boot", "pids"))
     if not alike or here["boot"] == "unknown":
         return False
-    if not isinstance(pid, int) or not 1 <= pid <= _MOST_PID:  # 0 and below are groups of processes
+    if not isinstance(pid, int) or not 1 <= pid <= _MOST_PID:  # others are process groups
         return False
     try:
         os.kill(pid, 0)
@@ -143,10 +137,10 @@ def _is_zombie(pid: int) -> bool:
 T = TypeVar("T")
 
 STALE_AFTER = 60.0
-_BEATS = 12  # of the counter, in the time after which a holder counts as dead
+_BEATS = 12  # increments of the counter in the time after which a claim is stale
 _DEFAULT_TIMEOUT = 3600.0
 _NO_HARD_LINKS = {errno.EPERM, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EMLINK}
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 2.0  # seconds between two looks at a claim
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 2.0  # seconds between two reads of a claim
 
 
 def build_once(
@@ -158,22 +152,22 @@ def build_once(
     timeout: float | None = None,
     stale_after: float = STALE_AFTER,
 ) -> T:
-    """Return what ``find`` finds, or what ``build`` returns in the one process that builds.
+    """Return the result of ``find``, or of ``build`` in the one process that builds.
 
     Args:
-        directory: where the claim is put; created if it is missing.
-        key: names what is built; equal in all processes that want it.
-        find: looks it up; None where it is not there. Called again after a wait.
-        build: makes it and publishes it where ``find`` looks.
-        timeout: seconds to wait for another process; default MEGAINDEX_BUILD_TIMEOUT or 3600.
-        stale_after: seconds without a sign of life after which another builder is replaced.
+        directory: directory of the claim; created if it is missing.
+        key: name of the result, equal in all processes that need it.
+        find: function that returns the published result or None; called again after a wait.
+        build: function that builds and publishes the result.
+        timeout: seconds to wait for another process. Default: MEGAINDEX_BUILD_TIMEOUT or 3600.
+        stale_after: seconds with an unchanged counter after which a claim is removed.
 
     Raises:
-        StorageError: another process was still building when the time was over, or the directory
-            cannot be written.
+        StorageError: another process was still building after ``timeout``, or the directory cannot
+            be written.
     """
     deadline = time.monotonic() + (build_timeout() if timeout is None else timeout)
-    taken_over = robbed = False
+    taken_over = lost_files = False
     while True:
         found = find()
         if found is not None:
@@ -184,23 +178,23 @@ def build_once(
                 taken_over |= claim.wait(deadline)
                 continue
             with claim:
-                found = find()  # it may have been published since we looked
+                found = find()  # may have been published since the first call
                 if found is not None:
                     return found
                 remove_leftovers(Path(directory), key, at_once=taken_over)
                 try:
                     return build()
                 except MissingFile:
-                    # Frozen for so long that another took over, it finds its temporaries removed.
-                    if robbed:
+                    # Another process removed the claim, then the files, while this one was stopped.
+                    if lost_files:
                         raise
-                    robbed = True
+                    lost_files = True
         finally:
             claim.give_up()
 
 
 def build_timeout() -> float:
-    """Seconds that MEGAINDEX_BUILD_TIMEOUT sets."""
+    """Return the seconds of MEGAINDEX_BUILD_TIMEOUT."""
     text = os.environ.get("MEGAINDEX_BUILD_TIMEOUT", "")
     try:
         seconds = float(text) if text else _DEFAULT_TIMEOUT
@@ -214,9 +208,9 @@ def build_timeout() -> float:
 
 
 class Claim:
-    """The right to build ``key`` in a directory; held inside ``with`` after `acquire`.
+    """Claim of ``key`` in a directory, held in a ``with`` block after `acquire`.
 
-    A Ctrl-C may come between the two: `give_up` in a ``finally`` around both leaves nothing.
+    Call `give_up` in a ``finally`` around both, so that Ctrl-C between them leaves no file.
     """
 
     def __init__(
@@ -229,12 +223,12 @@ class Claim:
         self._own = self._directory / f"{key}.claim.{self._token}"
         self._stop = threading.Event()
         self._beater: threading.Thread | None = None
-        self._may_be_there = False  # the file of our own
+        self._may_be_there = False  # the file that is linked
         self._may_be_ours = False  # the claim
 
     def acquire(self) -> bool:
-        """Return whether the claim is ours now; False where another process holds it."""
-        with as_storage_error(str(self._path), "cannot claim the right to build"):
+        """Return True if the claim is acquired, False if another process holds it."""
+        with as_storage_error(str(self._path), "cannot create the claim"):
             self._directory.mkdir(parents=True, exist_ok=True)
             if self._path.exists():
                 return False
@@ -255,43 +249,36 @@ class Claim:
         self.give_up()
 
     def give_up(self) -> None:
-        """Let others build; harmless when repeated, and where the claim is not ours."""
+        """Release the claim if it is held."""
         self._stop.set()
         if self._beater is not None:
-            # Ctrl-C inside start() leaves a thread that cannot be joined; it has yet to look at
-            # `_stop`, so it writes nothing.
+            # Ctrl-C inside start() leaves a thread that cannot be joined; it has not tested `_stop`
+            # yet, so it writes nothing.
             with contextlib.suppress(RuntimeError):
                 self._beater.join()
         self._remove_own()
         if self._may_be_ours:
-            # What was built is built: a claim that cannot be removed no longer moves, and is
-            # replaced.
+            # a claim that cannot be removed becomes stale
             with contextlib.suppress(OSError):
-                ours = token_of(read_claim(self._path)) == self._token  # not if it was taken away
-                if ours:
+                if token_of(read_claim(self._path)) == self._token:
                     self._path.unlink()
             self._may_be_ours = False
 
     def _remove_own(self) -> None:
         if self._may_be_there:
-            with contextlib.suppress(OSError):  # what stays is removed by the next holder
+            with contextlib.suppress(OSError):  # the next holder removes it
                 self._own.unlink()
             self._may_be_there = False
 
     def wait(self, deadline: float) -> bool:
-        """Return when the claim is free: given up by its holder, or taken from a dead one.
-
-        Returns:
-            Whether it was taken from a dead one.
+        """Wait until the claim is free; return True if its holder ended and it was removed.
 
         Raises:
             StorageError: ``deadline``, of the monotonic clock, passed while the holder was alive.
         """
         last, since, pause = read_claim(self._path), time.monotonic(), _FIRST_PAUSE
         if last is not None:
-            logger.info(
-                "%s: another process builds (%s); waiting", self._path, describe_holder(last)
-            )
+            logger.info("%s: waiting for another builder (%s)", self._path, describe_holder(last))
         while (seen := read_claim(self._path)) is not None:
             now = time.monotonic()
             if seen != last:
@@ -301,9 +288,9 @@ class Claim:
                 return True
             if now > deadline:
                 raise StorageError(
-                    f"{self._path}: waited for the process that builds ({describe_holder(seen)}), "
-                    "and it is still at work; set MEGAINDEX_BUILD_TIMEOUT to more seconds, build "
-                    "the cache before the run, or end that process"
+                    f"{self._path}: {describe_holder(seen)} builds it and did not finish within "
+                    "the time limit; set MEGAINDEX_BUILD_TIMEOUT to more seconds, build the cache "
+                    "before the run, or end that process"
                 )
             time.sleep(min(pause, max(0.0, deadline - now) + _FIRST_PAUSE))
             pause = min(2 * pause, _LONGEST_PAUSE, self._stale_after / 4)
@@ -314,12 +301,12 @@ class Claim:
         try:
             os.link(self._own, self._path)
         except FileExistsError:
-            # The answer to a link() that succeeded can get lost on a network, and the repeated
-            # request then finds the name taken: by us, if our file has two names.
+            # On a network the reply to a successful link() can be lost and the request repeated,
+            # which then fails; the link exists if the file has two names.
             with contextlib.suppress(FileNotFoundError):
                 return self._own.stat().st_nlink == 2
             return False
-        except FileNotFoundError:  # a holder that tidied up took it for a leftover
+        except FileNotFoundError:  # removed as a leftover by a holder
             return False
         except OSError as error:
             if error.errno not in _NO_HARD_LINKS:
@@ -328,7 +315,7 @@ class Claim:
         return True
 
     def _create(self) -> bool:
-        """Without hard links: exclusive creation, which is as good on all but old NFS."""
+        """Create the claim exclusively, for file systems without hard links."""
         try:
             with open(self._path, "x") as file:
                 file.write(self._text(0))
@@ -343,7 +330,7 @@ class Claim:
         count = 0
         while not self._stop.wait(self._stale_after / _BEATS):
             count += 1
-            # In place and only if it is there: a claim that was taken away is not put back.
+            # written in place, so that a removed claim is not created again
             with (
                 contextlib.suppress(OSError),
                 open(self._path, "r+", encoding="utf-8", errors="replace") as file,
@@ -358,39 +345,38 @@ _ENTRY = re.compile(rf"tmp\.([0-9a-f]{{32}})\.{_TOKEN}")
 _NAMED = re.compile(rf".+(\.npy|-megaindex\.json|-description\.txt)\.tmp\.{_TOKEN}")
 _TO_BE_LINKED = re.compile(rf".+\.claim\.{_TOKEN}")
 _SET_ASIDE = re.compile(rf".+\.claim\.{_TOKEN}\.dead")
-_AGAIN_AFTER = 60.0  # seconds; datasets of a blend may be built, and claimed, one by one
+_AGAIN_AFTER = 60.0  # seconds; a blend claims the keys of many datasets in one directory
 
-_looked: dict[str, float] = {}
+_listed: dict[str, float] = {}
 
 
 def remove_leftovers(directory: Path, key: str, *, at_once: bool) -> None:
-    """Tidy up, as the holder of the claim on ``key``.
+    """Remove files of builders that ended, as the holder of the claim on ``key``.
 
-    Args:
-        at_once: a builder is known to have died; else a directory is looked at once a minute.
+    A directory is listed once a minute, or ``at_once`` if a builder is known to have ended.
     """
-    last, now = _looked.get(os.fspath(directory)), time.monotonic()
+    last, now = _listed.get(os.fspath(directory)), time.monotonic()
     if last is not None and now - last < _AGAIN_AFTER and not at_once:
         return
-    _looked[os.fspath(directory)] = now
+    _listed[os.fspath(directory)] = now
     with contextlib.suppress(OSError):
         names = os.listdir(directory)
         held = _held(directory, names, key)
         for name in names:
             if _is_left_over(directory / name, held):
-                logger.info("%s: left by a builder that died, removed", directory / name)
+                logger.info("%s: left by a builder that ended; removed", directory / name)
                 _remove(directory / name)
 
 
 def _held(directory: Path, names: list[str], key: str) -> set[str]:
-    """Return the keys that others claim; claims of processes known to be dead are removed."""
+    """Return the keys claimed by others; claims of processes known to have ended are removed."""
     held = set()
     for name in names:
         if not name.endswith(".claim") or name == f"{key}.claim":
             continue
         try:
             text = read_claim(directory / name)
-        except StorageError:  # then it cannot be told: whoever wants that key learns of it
+        except StorageError:  # unknown: a process that needs the key raises the error
             held.add(name.removesuffix(".claim"))
             continue
         if text is None:
@@ -403,11 +389,11 @@ def _held(directory: Path, names: list[str], key: str) -> set[str]:
 
 
 def _is_left_over(path: Path, held: set[str]) -> bool:
-    """Return whether nobody needs what a listing showed, by a holder who has not begun to write.
+    """Return True if no running process uses a listed file.
 
-    A temporary entry tells its key, and nobody writes it unless that key is claimed. Temporaries of
-    a framework's names do not, so they stay where anybody else is at work. The file that a claim is
-    to be linked from may go at any time: whoever misses it tries again.
+    The name of a temporary entry contains its key, which is claimed while it is written. Names of
+    temporary framework files do not, so these are kept while any key is claimed. A file to link a
+    claim from can be removed at any time: its process tries again.
     """
     name = path.name
     if entry := _ENTRY.fullmatch(name):

@@ -1,7 +1,6 @@
-"""Entries of the cache: their manifests, how they are written, and how they are synced to disk.
+"""Entries of the cache: manifests, writing, and syncing to disk.
 
-Published entries are synced in the background and then marked. The mark is of a disk, not of the
-data: caches of the same build may differ by it (docs/scale.md).
+Published entries are synced in the background, then marked by an empty file (docs/scale.md).
 """
 
 from __future__ import annotations
@@ -38,14 +37,13 @@ logger = logging.getLogger("megaindex")
 MANIFEST = "manifest.json"
 DURABLE = "durable"
 _LONGEST = 1 << 24  # bytes; a manifest has some hundreds
-# Building is over by then, or goes on with the next dataset: neither should wait for a disk.
-_DELAY_SECONDS = 2.0
+_DELAY_SECONDS = 2.0  # before an entry is synced, so that the end of the build does not wait for it
 _ARRAY_NAME = re.compile(r"[A-Za-z0-9_]{1,64}", re.ASCII)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayRecord:
-    """One array file of an entry."""
+    """Array file of an entry."""
 
     file: str
     dtype: str
@@ -57,13 +55,12 @@ class ArrayRecord:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the elements."""
         return math.prod(self.shape) * np.dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """The parameters an entry was built from, its arrays, and the boot it was written under."""
+    """Parameters that an entry was built from, its arrays, and the boot that it was written in."""
 
     key: str
     parameters: dict[str, Any]
@@ -72,16 +69,12 @@ class Manifest:
 
     def dumps(self) -> str:
         body = {"cache_format": CACHE_FORMAT, **asdict(self)}
-        body = json.loads(canonical_json(body))  # tuples become the lists that a reader sees
+        body = json.loads(canonical_json(body))  # converts tuples to lists, as a reader gets
         return canonical_json({**body, "checksum": _checksum(body)})
 
 
 def read_manifest(entry: Path) -> Manifest:
-    """Return the manifest of the entry directory ``entry``.
-
-    Raises:
-        FormatError: missing, unreadable, of another format, or not what was written.
-    """
+    """Return the manifest of an entry; FormatError if it is missing, damaged or outdated."""
     path = entry / MANIFEST
     try:
         body = read_object(path, longest=_LONGEST, follow=False)
@@ -92,18 +85,18 @@ def read_manifest(entry: Path) -> Manifest:
         arrays = {name: _record(name, fields) for name, fields in body.pop("arrays").items()}
         manifest = Manifest(**body, arrays=arrays)
         if not isinstance(manifest.parameters, dict):
-            raise ValueError("its parameters are no object")
+            raise ValueError("its parameters must be an object")
         return manifest
     except _UNREADABLE as error:
         raise FormatError(
-            f"{path}: the manifest of a cache entry must be as megaindex wrote it, but {error}; "
-            "remove the directory, it will be rebuilt"
+            f"{path}: the manifest of the entry is damaged: {error}; remove the directory, it "
+            "will be rebuilt"
         ) from error
 
 
 _UNREADABLE = (
     *(FileNotFoundError, NotADirectoryError, ValueError, KeyError, TypeError, AttributeError),
-    RecursionError,  # of the checksum, of what can just be read
+    RecursionError,  # of the checksum of deeply nested values
 )
 
 
@@ -116,16 +109,12 @@ def _record(name: str, fields: dict[str, Any]) -> ArrayRecord:
     sizes = (*record.shape, record.offset)
     if not all(type(size) is int and 0 <= size < 2**62 for size in sizes):
         raise ValueError(f"array {name!r} has shape {record.shape!r}, offset {record.offset!r}")
-    # NumPy multiplies sizes even where one of them is 0, and reads aligned elements only
-    if len(record.shape) > 2 or math.prod(map(_at_least_1, record.shape)) >= 2**59:
+    # NumPy multiplies sizes even if one of them is 0, and needs aligned elements
+    if len(record.shape) > 2 or math.prod(max(1, size) for size in record.shape) >= 2**59:
         raise ValueError(f"array {name!r} has shape {record.shape!r}")
     if record.offset % 16:
-        raise ValueError(f"array {name!r} has offset {record.offset}, no multiple of 16")
+        raise ValueError(f"array {name!r} has offset {record.offset}, not a multiple of 16")
     return record
-
-
-def _at_least_1(size: int) -> int:
-    return max(1, size)
 
 
 def _checksum(body: dict[str, Any]) -> str:
@@ -133,11 +122,7 @@ def _checksum(body: dict[str, Any]) -> str:
 
 
 class EntryWriter(MappedArrays):
-    """A sink for index arrays that publishes them as ``<cache_dir>/<key>/`` or not at all.
-
-    `publish` writes the manifest last and renames the directory. A process that comes second drops
-    its copy: both are equal.
-    """
+    """Sink for index arrays that are published as ``<cache_dir>/<key>/`` by a rename."""
 
     def __init__(self, cache_dir: str | os.PathLike[str], key: str) -> None:
         super().__init__()
@@ -165,7 +150,7 @@ class EntryWriter(MappedArrays):
         return f"{self._tmp}/{name}.npy"
 
     def publish(self, parameters: dict[str, Any]) -> bool:
-        """Make the entry visible under its key; False if another process did so before."""
+        """Publish the entry under its key; False if another process has published it before."""
         records = {
             name: ArrayRecord(
                 file=f"{name}.npy",
@@ -185,7 +170,7 @@ class EntryWriter(MappedArrays):
             try:
                 os.rename(self._tmp, target)
             except OSError as error:
-                # A network file system may refuse the name, and not show the entry that has it yet.
+                # A network file system may refuse the name before it shows the existing entry.
                 taken = error.errno in (errno.ENOTEMPTY, errno.EEXIST)
                 if not taken and not (target / MANIFEST).exists():
                     raise
@@ -195,9 +180,9 @@ class EntryWriter(MappedArrays):
         return True
 
 
-@functools.cache  # no process outlives it
+@functools.cache
 def boot_id() -> str:
-    """Identifies this boot of this machine: pages written under it are still in its memory."""
+    """Return an identifier of this boot: pages written in it are on disk or still in memory."""
     try:
         return Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:
@@ -205,21 +190,21 @@ def boot_id() -> str:
 
 
 def quarantine(entry: Path) -> None:
-    """Remove an entry at once for everybody, then its files."""
+    """Rename an entry, so that no process finds it, then remove its files."""
     aside = entry.with_name(f"tmp.{entry.name}.{secrets.token_hex(8)}")
     with as_storage_error(str(entry), "cannot remove the damaged entry"):
         try:
             with contextlib.suppress(FileNotFoundError):  # another process was faster
                 os.rename(entry, aside)
         finally:
-            if aside.is_symlink() or aside.is_file():  # someone put it there; what it names is left
+            if aside.is_symlink() or aside.is_file():
                 aside.unlink(missing_ok=True)
             else:
                 _remove_tree(aside)
 
 
 def _remove_tree(path: Path) -> None:
-    """Best effort, but for a Ctrl-C: that is let through, and then nothing is left either."""
+    """Remove a directory, ignoring errors; a Ctrl-C is raised after a second attempt."""
     try:
         shutil.rmtree(path, ignore_errors=True)
     except BaseException:
@@ -228,22 +213,19 @@ def _remove_tree(path: Path) -> None:
 
 
 def make_durable_later(entry: Path) -> None:
-    """Sync an entry soon and mark it, so that no reader of a later boot need verify it.
-
-    A process that ends before leaves it unmarked: it is verified once, by its first reader.
-    """
+    """Sync and mark an entry in the background; marked ones are not verified after a reboot."""
     sync_later(functools.partial(make_durable, entry))
 
 
 def sync_later(sync: Callable[[], None]) -> None:
-    """Call ``sync``, which handles its own errors, when building is likely to be over."""
+    """Call ``sync``, which must handle its errors, in the background after a delay."""
     _worker.schedule(sync)
 
 
 def make_durable(entry: Path) -> None:
     """Sync an entry now and mark it."""
     with contextlib.suppress(OSError), opened(entry) as directory:
-        # By descriptor: whatever bears the entry's name by now, this marks what was synced.
+        # By descriptor: the name may refer to another entry by now.
         for name in os.listdir(directory):
             with opened(name, directory) as file:
                 os.fsync(file)
@@ -253,7 +235,7 @@ def make_durable(entry: Path) -> None:
 
 
 class _Worker:
-    """One thread for all that the process has to sync, started with the first."""
+    """Thread that syncs the entries of a process, started with the first."""
 
     def __init__(self) -> None:
         self._tasks: queue.SimpleQueue[tuple[float, Callable[[], None]]] = queue.SimpleQueue()
@@ -277,20 +259,20 @@ class _Worker:
 _worker = _Worker()
 
 
-def _forget_the_thread() -> None:
-    """After a fork the thread is the parent's, and so is what it has to sync."""
+def _after_fork() -> None:
+    """Replace the worker, whose thread does not exist in a forked process."""
     global _worker  # noqa: PLW0603
     _worker = _Worker()
 
 
-os.register_at_fork(after_in_child=_forget_the_thread)
+os.register_at_fork(after_in_child=_after_fork)
 
 
 @contextlib.contextmanager
 def opened(
     path: str | Path, directory: int | None = None, mode: int = os.O_RDONLY
 ) -> Iterator[int]:
-    """Open a file for its descriptor, neither behind a link nor of a pipe that has no writer."""
+    """Open a descriptor without following a symbolic link or waiting for a pipe."""
     flags = mode | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     fd = os.open(path, flags, dir_fd=directory)
     try:

@@ -1,7 +1,7 @@
-"""Fingerprints of corpora and requests, and records of unchanged pairs.
+"""Fingerprints of corpora and requests, and files of records of pairs.
 
 A record has the prefix and the stamp of a pair (sizes, times, inodes; versions in an object store)
-beside results computed from it. Nothing is lost with the file: they are computed again.
+and results computed from it, which are computed again if the file is missing.
 """
 
 from __future__ import annotations
@@ -33,38 +33,38 @@ _RECORDS_NAME = re.compile(r"(blend|sources)-[0-9a-f]{32}-megaindex\.json")
 
 
 def records_path(cache_dir: str | os.PathLike[str], kind: str, key: str) -> Path:
-    """Return the file of records of a ``kind``, "blend" or "sources", in a cache."""
+    """Return the path of a file of records; ``kind`` is "blend" or "sources"."""
     path = Path(cache_dir) / f"{kind}-{key}-megaindex.json"
-    assert is_records_name(path.name), "so that it is told from a sidecar"
+    assert is_records_name(path.name), "sidecars have other names"
     return path
 
 
 def is_records_name(name: str) -> bool:
-    """Return whether a file of that name holds records, not a sidecar, whose names end alike."""
+    """Return True for the name of a file of records; those of sidecars have the same ending."""
     return _RECORDS_NAME.fullmatch(name) is not None
 
 
 def stamps_of(prefixes: Sequence[str]) -> list[list[int]]:
-    """Return the stamps of pairs, asked for side by side."""
+    """Return the `corpus_stamp` of each pair; object stores are asked in parallel."""
     return each_of(corpus_stamp, prefixes)
 
 
 def load_records(path: str | os.PathLike[str]) -> list[Record]:
-    """Return the records in a file, whether or not they still hold.
+    """Return the records in a file, without checking stamps.
 
     Raises:
-        OSError: it is not there, or cannot be read.
-        Damaged: it is not as it was written; the text goes on "it …".
+        OSError: the file cannot be read.
+        Damaged: its content is damaged; the text begins with "it".
     """
     stored = read_object(path)
     records = stored.get("sources")
     if not isinstance(records, list) or not all(isinstance(each, dict) for each in records):
-        raise Damaged("it holds no list of sources")
+        raise Damaged("it does not contain a list of sources")
     if not all(isinstance(each.get("prefix"), str) for each in records):
         raise Damaged("it has a source without a prefix")
     try:
         is_whole = stored.get("checksum") == _checksum(records)
-    except (ValueError, RecursionError):  # of NaN, which nobody writes, and of lists in lists
+    except (ValueError, RecursionError):  # NaN or deeply nested lists
         is_whole = False
     if not is_whole:
         raise Damaged("its checksum is not that of its sources")
@@ -74,10 +74,10 @@ def load_records(path: str | os.PathLike[str]) -> list[Record]:
 def read_records(
     path: Path, prefixes: Sequence[str], is_sound: Callable[[Record], bool]
 ) -> list[Record] | None:
-    """Return the records of these pairs; None without any, or where one of the pairs changed.
+    """Return the records of these pairs, or None if the file is missing or a pair changed.
 
-    ``is_sound`` says whether what was learned of a pair is of the types that are written; it may
-    raise KeyError and TypeError instead.
+    ``is_sound`` returns True if the results in a record have the right types, or raises KeyError
+    or TypeError.
     """
     try:
         records = load_records(path)
@@ -88,7 +88,7 @@ def read_records(
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         whole = False
     if not whole:
-        logger.warning("%s: is damaged; every source is opened anew", path)
+        logger.warning("%s: is damaged; all sources are opened again", path)
         return None
     for record, prefix, now in zip(records, prefixes, stamps_of(prefixes), strict=True):
         if record.get("stamp") != now:
@@ -98,7 +98,7 @@ def read_records(
 
 
 def write_records(path: Path, records: Sequence[Record]) -> None:
-    """Best effort: without the file the next start is slower and nothing else."""
+    """Write the records, ignoring errors: without the file the next start is only slower."""
     text = canonical_json({"sources": records, "checksum": _checksum(records)})
     aside = path.with_name(f"{path.name}.tmp.{secrets.token_hex(8)}")
     with contextlib.suppress(OSError):
@@ -114,16 +114,16 @@ def _checksum(records: Any) -> str:
     return xxhash.xxh3_128_hexdigest(canonical_json({"sources": records}).encode())
 
 
-CACHE_FORMAT = 1  # raise when the arrays of an entry would mean something else
+CACHE_FORMAT = 1  # to be incremented when the meaning of the arrays changes
 
 CHUNKS = 32
+"""Chunks of a .bin that a sampled content fingerprint reads."""
 CHUNK_BYTES = 8 << 10
-"""A sampled content fingerprint reads so many chunks of so many bytes of a .bin."""
-_PIECE = 16 << 20  # bytes of a .bin that are read and hashed at once
+_PIECE = 16 << 20  # bytes of a .bin read at a time
 
 
 class HasLengths(Protocol):
-    """The part of an IndexedDataset that decides its index arrays."""
+    """Attributes of an IndexedDataset that decide its index arrays."""
 
     @property
     def sequence_lengths(self) -> I32: ...
@@ -138,7 +138,7 @@ class HasLengths(Protocol):
 
 
 class Content(Protocol):
-    """The part of an IndexedDataset that decides which tokens it serves."""
+    """Attributes of an IndexedDataset that decide its tokens."""
 
     @property
     def sequence_pointers(self) -> I64: ...
@@ -149,11 +149,10 @@ class Content(Protocol):
 
 
 def corpus_fingerprint(dataset: HasLengths) -> str:
-    """XXH3-128, as 32 hex digits, of both file sizes, the lengths and the document bounds.
+    """Return XXH3-128 of file sizes, sequence lengths and document bounds, as 32 hex digits.
 
-    The tokens themselves are not read: a corpus rewritten with equal lengths keeps its indices,
-    and its indices keep serving whatever tokens it holds. `content_fingerprint` reads them.
-    Computed once for a dataset.
+    Tokens are not read: a corpus rewritten with equal lengths keeps its indices. See
+    `content_fingerprint` for a hash of the tokens. Computed once per dataset.
     """
     found = _fingerprints.get(dataset)
     if found is None:
@@ -170,16 +169,12 @@ _fingerprints: WeakKeyDictionary[HasLengths, str] = WeakKeyDictionary()
 
 
 def content_fingerprint(dataset: Content, *, whole: bool = False) -> str:
-    """XXH3-128, as 32 hex digits, of the type of the tokens and the bytes of .bin and pointers.
+    """Return XXH3-128 of token dtype, .bin and sequence pointers, as 32 hex digits.
 
-    Sampled, it reads `CHUNKS` chunks of `CHUNK_BYTES` of the .bin and as many of the pointers, from
-    the first byte to the last at equal distances: 256 KiB of a .bin of any size, and all of one up
-    to that size. Another corpus has another; a change of a share p of a larger .bin is missed with
-    probability of about (1 - p)**32, and so a few changed bytes nearly always. Whole, it reads
-    every byte. Either way an object is read by ranges and no copy of it is kept.
-
-    Args:
-        whole: read the whole .bin.
+    Reads `CHUNKS` chunks of `CHUNK_BYTES` (256 KiB in all) of the .bin and of the pointers at equal
+    distances, or all bytes if ``whole``. A sampled fingerprint misses a change of a fraction p of a
+    larger .bin with a probability of about (1 - p)**32, and a few changed bytes nearly always.
+    Objects are read by ranges without a copy.
 
     Raises:
         StorageError: the .bin cannot be read, or was replaced since the dataset was opened.
@@ -196,10 +191,9 @@ _contents: WeakKeyDictionary[Content, dict[bool, str]] = WeakKeyDictionary()
 def contents_of(
     dataset: Content, *, whole: bool, known: Mapping[str, str] | None = None
 ) -> dict[str, str]:
-    """Return the content fingerprints ``sampled`` and, if asked for, ``whole``, by name.
+    """Return content fingerprints ``sampled`` and, if requested, ``whole``, by name.
 
-    Args:
-        known: those that need not be found out.
+    Those in ``known`` are not computed again.
     """
     found = dict(known or {})
     for name in ("sampled", "whole") if whole else ("sampled",):
@@ -225,7 +219,7 @@ _Chunks = list[tuple[int, int]]
 
 
 def _chunks(size: int, whole: bool) -> list[_Chunks]:
-    """Ranges [begin, end) of so many bytes to hash, from multiples of 8 on, read group by group."""
+    """Return groups of ranges [begin, end) to hash of ``size`` bytes, from multiples of 8 on."""
     if whole or size <= CHUNKS * CHUNK_BYTES:
         return [[(begin, min(begin + _PIECE, size))] for begin in range(0, size, _PIECE)]
     last = size - CHUNK_BYTES
@@ -234,7 +228,7 @@ def _chunks(size: int, whole: bool) -> list[_Chunks]:
 
 
 def _bytes_of(facts: FileInfo, groups: list[_Chunks]) -> Iterator[memoryview]:
-    """Return the bytes of each group, good until the next is asked for."""
+    """Yield the bytes of each group, valid until the next."""
     most = max((sum(end - begin for begin, end in group) for group in groups), default=0)
     buffer = memoryview(bytearray(most))
     for group in groups:
@@ -247,35 +241,34 @@ def _bytes_of(facts: FileInfo, groups: list[_Chunks]) -> Iterator[memoryview]:
 
 
 def corpus_stamp(path_prefix: str) -> list[int]:
-    """The stamps of the .idx and the .bin: while they are the same the content is. Empty where one
-    of them is missing."""
+    """Return numbers that change with the .idx or the .bin; [] if one of them is missing."""
     stamps = each_of(stamp, [path_prefix + suffix for suffix in (".idx", ".bin")])
     return [*stamps[0], *stamps[1]] if all(stamps) else []
 
 
 def array_bytes(array: IntArray) -> memoryview:
-    """Return the bytes of an array, without a copy where it is contiguous."""
+    """Return the bytes of an array, without a copy if it is contiguous."""
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def array_checksum(array: IntArray) -> str:
-    """XXH3-128 of the elements' bytes, as 32 hex digits."""
+    """Return XXH3-128 of the bytes of the elements, as 32 hex digits."""
     return xxhash.xxh3_128_hexdigest(array_bytes(array))
 
 
 def documents_setting(documents: range | IntArray) -> list[int] | str:
-    """Chosen documents as a parameter: both ends of a range, else their checksum."""
+    """Return the cache key parameter of documents: bounds of a range, or a checksum of ids."""
     if isinstance(documents, range):
         return [documents.start, documents.stop]
     return array_checksum(documents)
 
 
 def entry_key(parameters: Mapping[str, Any]) -> str:
-    """Return the name of the cache entry that holds what ``parameters`` describe: 32 hex digits."""
+    """Return the name of the cache entry for ``parameters``, 32 hex digits."""
     text = canonical_json({"cache_format": CACHE_FORMAT, **parameters})
     return xxhash.xxh3_128_hexdigest(text.encode())
 
 
 def canonical_json(value: Mapping[str, Any]) -> str:
-    """One text for one value, whatever the order its keys were given in."""
+    """Return JSON that does not depend on the order of keys."""
     return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)

@@ -1,4 +1,4 @@
-"""The .npy files of index arrays: written, mapped in place while they are filled, and read."""
+"""The .npy files of index arrays: mapped or written while they are filled, and read."""
 
 from __future__ import annotations
 
@@ -23,48 +23,46 @@ from megaindex.io.mapping import map_readonly
 from megaindex.io.os_errors import as_storage_error, storage_error
 
 ARRAY_DTYPES = ("int16", "int32", "int64", "uint8", "uint32")
-"""Of the arrays that a cache may hold."""
-WORTH_MAPPING = 32 << 20  # bytes; page faults of fewer cost more than writing them
-_WORTH_A_THREAD = 1 << 20  # bytes that are written while the next kernel runs
+"""Dtypes of arrays in a cache."""
+WORTH_MAPPING = 32 << 20  # bytes; below, page faults cost more than writing
+_WORTH_A_THREAD = 1 << 20  # bytes; above, written while the next kernel runs
 _POPULATE_WRITE = 23  # MADV_POPULATE_WRITE
 _MADVISE = ctypes.CDLL(None, use_errno=True).madvise
 _T = TypeVar("_T")
 
 
 class Written(NamedTuple):
-    """An array in its file."""
+    """Array in a .npy file."""
 
     dtype: str
     shape: tuple[int, ...]
     offset: int
     """Bytes of the .npy header."""
     checksum: str
-    """XXH3-128 of the elements' bytes."""
+    """XXH3-128 of the bytes of the elements."""
     status: os.stat_result | None
-    """Of the file, taken when it was written; None while an array is mapped."""
+    """Status of the file after writing; None while the array is mapped."""
 
 
 class MappedArrays:
-    """A sink that writes each array to a new .npy file.
+    """Sink that writes each array to a new .npy file.
 
-    Large arrays on a local file system are mapped files: what a kernel writes is already in place,
-    and their pages are brought in ahead of the kernels. Others are written from memory. Large
-    arrays are written, and checksums computed, while the next kernel runs.
+    Large arrays on a local file system are mapped files, populated ahead of the kernels; others are
+    written from memory. Large arrays are written and hashed while the next kernel runs.
     """
 
     def __init__(self) -> None:
         self.arrays: dict[str, IntArray] = {}
-        """Those allocated, until `finish`."""
+        """Allocated arrays by name, until `finish`."""
         self._mapped: set[str] = set()
         self._written: dict[str, Written | Future[Written]] = {}
         self._pool: ThreadPoolExecutor | None = None
 
     def path_of(self, name: str) -> str:
-        """Return the path of the file of an array."""
+        """Return the path of the file for an array."""
         raise NotImplementedError
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
-        """Return an uninitialised array to fill."""
         array: IntArray = np.empty(shape, dtype)  # takes no memory before it is touched
         path = self.path_of(name)
         if array.nbytes >= WORTH_MAPPING and is_local(os.path.dirname(path) or "."):
@@ -75,7 +73,7 @@ class MappedArrays:
         return array
 
     def seal(self, name: str) -> None:
-        """Write an array that is filled and will not change again."""
+        """Write an array that is complete."""
         array, path = self.arrays[name], self.path_of(name)
         if name in self._mapped:
             self._written[name] = self._submit(_describe, array)
@@ -85,7 +83,7 @@ class MappedArrays:
             self._written[name] = write_new(path, array)
 
     def write(self, name: str, array: IntArray) -> None:
-        """Write an array that was filled elsewhere."""
+        """Write an array of the caller."""
         if array.nbytes >= WORTH_MAPPING:
             self.allocate(name, array.shape, array.dtype.name)[...] = array
         else:
@@ -99,9 +97,9 @@ class MappedArrays:
             file = self._written[name]
             written[name] = file.result() if isinstance(file, Future) else file
         self.arrays.clear()
-        for name in self._mapped:  # only now: touching pages of a mapped file changes its time
+        for name in self._mapped:  # after all writes: touching mapped pages changes the file time
             path = self.path_of(name)
-            with as_storage_error(path, "cannot look at"):
+            with as_storage_error(path, "cannot look at it"):
                 written[name] = written[name]._replace(status=os.stat(path))
         return written
 
@@ -118,13 +116,13 @@ class MappedArrays:
 
 
 def map_new(path: str, shape: tuple[int, ...], dtype: str) -> IntArray:
-    """Map a new .npy file of that shape for writing; its room on the disk is reserved."""
+    """Return the mapped array of a new .npy file, whose disk space is reserved."""
     header = npy_header(shape, dtype)
     size = len(header) + math.prod(shape) * np.dtype(dtype).itemsize
     with as_storage_error(path, f"cannot reserve {size} bytes"):
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
-            # A full disk must be an error here, not a signal in the middle of a kernel.
+            # a full disk is an error here, and would be a signal in a kernel
             os.posix_fallocate(fd, 0, size)
             os.pwrite(fd, header, 0)
             mapping = mmap.mmap(fd, size)
@@ -142,11 +140,7 @@ def write_new(path: str, array: IntArray) -> Written:
 
 
 def create_file(path: str, header: bytes, data: bytes | memoryview = b"") -> os.stat_result:
-    """Write a new file that holds the header, then the data.
-
-    Raises:
-        StorageError: there is a file of that name, or it cannot be written.
-    """
+    """Write a new file of header and data; StorageError if it exists or cannot be written."""
     try:
         fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         try:
@@ -160,7 +154,7 @@ def create_file(path: str, header: bytes, data: bytes | memoryview = b"") -> os.
 
 def _write(fd: int, header: bytes, data: bytes | memoryview) -> None:
     written = os.writev(fd, (header, data)) - len(header)
-    if written < 0:  # a write may take less than it was given
+    if written < 0:  # a short write
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     while written < len(data):
         written += os.write(fd, memoryview(data)[written:])
@@ -174,7 +168,7 @@ def _describe(array: IntArray) -> Written:
 
 @functools.lru_cache(maxsize=4096)
 def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:
-    """Return the .npy header, so that ``numpy.load`` reads the arrays of an entry too."""
+    """Return the header of a .npy file."""
     buffer = io.BytesIO()
     fields = {
         "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
@@ -186,10 +180,7 @@ def npy_header(shape: tuple[int, ...], dtype: str) -> bytes:
 
 
 def populate(array: IntArray) -> None:
-    """Bring the pages of a mapped array in, in one call instead of a page fault for each.
-
-    Only a hint: kernels before Linux 5.14 refuse it, and the faults happen one by one.
-    """
+    """Populate the pages of a mapped array in one call (Linux 5.14 or later; otherwise ignored)."""
     page = mmap.PAGESIZE
     begin = array.ctypes.data // page * page
     size = array.ctypes.data + array.nbytes - begin
@@ -197,32 +188,32 @@ def populate(array: IntArray) -> None:
 
 
 def map_npy(path: str) -> tuple[IntArray, int]:
-    """Return the array in a file, read-only, and the bytes of its header; pickles are not loaded.
+    """Return the mapped, read-only array of a file and the size of its header.
 
     Raises:
         MissingFile: the file does not exist.
-        FormatError: it is not one whole array of an integer type that indices have.
+        FormatError: it is not a complete array with one of `ARRAY_DTYPES`.
     """
     try:
         with open(path, "rb") as file:
             shape, dtype, offset = _npy_shape(file)
     except FileNotFoundError:
-        raise MissingFile(f"{path}: was removed while it was looked at; try again") from None
+        raise MissingFile(f"{path}: was removed while being read; try again") from None
     except ValueError as error:
         raise FormatError(f"{path}: not an array that NumPy saved: {error}") from error
     data = map_readonly(path)[offset:]
     if dtype.name not in ARRAY_DTYPES or data.size != math.prod(shape) * dtype.itemsize:
         raise FormatError(
-            f"{path}: its header promises {dtype} of shape {shape}, the file has {data.size} bytes "
-            "after it; it may be cut short or still be written; remove the files of that name"
+            f"{path}: the file must have the {dtype} elements of shape {shape} of its header, got "
+            f"{data.size} bytes; it may be truncated or incomplete; remove the files of that name"
         )
     return data.view(dtype).reshape(shape), offset
 
 
 def _npy_shape(file: BinaryIO) -> tuple[tuple[int, ...], np.dtype[Any], int]:
     if np.lib.format.read_magic(file) != (1, 0):
-        raise ValueError("its format version is not 1.0")
+        raise ValueError("its format version must be 1.0")
     shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
     if fortran or dtype.hasobject:
-        raise ValueError("it is not C-contiguous or holds objects")
+        raise ValueError("it must be C-contiguous and without objects")
     return shape, dtype, file.tell()

@@ -1,4 +1,4 @@
-"""Engines for tasks that may run anywhere, and twice: local processes, or Ray."""
+"""Engines that run idempotent tasks in local processes or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -18,15 +18,20 @@ ENGINES = ("local", "ray")
 def open_engine(
     name: str = "local", *, workers: int | None = None, address: str | None = None
 ) -> Iterator[Engine]:
-    """Yield the engine ``name``, and close it in the end.
+    """Open an engine for a ``with`` block.
 
     Args:
-        name: ``local`` for processes of this machine, ``ray`` for a Ray cluster.
-        workers: tasks at the same time. Default: one for each CPU, here or of the cluster.
-        address: of a running Ray cluster. Default: one is started here, and stopped in the end.
+        name: ``"local"`` for processes of this machine, ``"ray"`` for a Ray cluster.
+        workers: number of tasks at a time, at least 1. Default: the CPUs of the machine or cluster.
+        address: address of a running Ray cluster, ``"auto"`` for one of this machine. Default:
+            RAY_ADDRESS; if it is not set, a cluster of this machine is started for the block.
+
+    Yields:
+        The engine, see `megaindex.engine.tasks.Engine`.
 
     Raises:
-        InvalidArgument: a setting is out of range or contradicts another, or Ray is not installed.
+        InvalidArgument: a setting is out of range or not one of the engine, or Ray is not
+            installed.
         EngineError: the cluster cannot be reached.
     """
     if name not in ENGINES:
@@ -40,6 +45,6 @@ def open_engine(
             yield cluster
         return
     if address is not None:
-        raise InvalidArgument(f"address {address!r} is of a Ray cluster; choose engine ray")
+        raise InvalidArgument(f"address {address!r} needs engine ray; choose it")
     with closing(LocalEngine(workers)) as here:
         yield here

@@ -1,4 +1,4 @@
-"""Tasks in processes of this machine."""
+"""Engine of local processes."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ from megaindex.errors import EngineError, InvalidArgument
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_ENDED = 128 + signal.SIGTERM  # exit status of a process that was told to end
-_ALONE_FOR = 5.0  # seconds that a task may go on once the process that wants it is gone
-_starting = threading.Lock()  # __main__ is of the whole process, and engines may be in threads
+_ENDED = 128 + signal.SIGTERM  # exit status of a terminated process
+_ALONE_FOR = 5.0  # seconds that a task may run after its parent process ended
+_starting = threading.Lock()  # around the replacement of __main__, which threads share
 _in_task = False
-_GRACE = 5.0  # seconds that a task has to tidy up once it is told to end
+_GRACE = 5.0  # seconds for the clean-up of a terminated task
 
 
 class LocalEngine:
-    """So many processes of this machine; one worker is this process itself.
+    """Engine of ``workers`` processes of this machine; a single worker is this process itself.
 
-    Processes are spawned with the first task of a run and end with its last. They share the CPUs:
-    MEGAINDEX_NUM_THREADS is set in them unless it is set here.
+    Processes are spawned for a run and end with it. They share the CPUs: MEGAINDEX_NUM_THREADS is
+    set in them unless it is set here.
     """
 
     def __init__(self, workers: int | None = None) -> None:
@@ -44,13 +44,12 @@ class LocalEngine:
 
     @property
     def workers(self) -> int:
-        """Processes that run tasks."""
         return self._workers
 
     def run(
         self, function: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """As `Engine.run`. Tasks that run when another one fails are ended."""
+        """See `Engine.run`; if a task fails, running tasks are terminated."""
         if self._workers == 1:
             yield from ((number, function(task)) for number, task in enumerate(tasks))
             return
@@ -63,7 +62,7 @@ class LocalEngine:
             self._end(run.workers)
 
     def close(self) -> None:
-        """End what still runs, of iterators that were left open."""
+        """Terminate the workers of iterators that were left open."""
         self._end(set(self._alive))
 
     def new_worker(self) -> Worker:
@@ -72,12 +71,12 @@ class LocalEngine:
         return worker
 
     def drop(self, worker: Worker) -> str:
-        """Forget a worker that was lost; tells how it ended."""
+        """Remove a lost worker and return how it ended."""
         self._alive.discard(worker)
         return worker.post_mortem()
 
     def _end(self, workers: Iterable[Worker]) -> None:
-        """All at once: each gets the same time to tidy up."""
+        """Terminate workers together, with one time limit for their clean-up."""
         ended = [worker for worker in workers if worker in self._alive]
         self._alive.difference_update(ended)
         for worker in ended:
@@ -88,7 +87,7 @@ class LocalEngine:
 
 
 class _Run(Generic[Task, Result]):
-    """One call of `run`: what is to be begun, what runs, and on which worker."""
+    """State of one call of `LocalEngine.run`."""
 
     def __init__(
         self, engine: LocalEngine, function: Callable[[Task], Result], tasks: Sequence[Task]
@@ -102,10 +101,10 @@ class _Run(Generic[Task, Result]):
         self._idle = list(self.workers)
 
     def finished(self) -> list[tuple[int, Result]]:
-        """Return numbers and results of tasks that have ended since; empty where all have.
+        """Wait for tasks and return their numbers and results; [] if none are left.
 
-        One task is with each worker and none in front of it: what is lost with a worker is then
-        no other task, and however many tasks there are, few are pickled at a time.
+        Each worker has one task and no queue, so a lost worker loses one task, and few tasks are
+        pickled at a time.
         """
         results: list[tuple[int, Result]] = []
         while not results:
@@ -122,16 +121,16 @@ class _Run(Generic[Task, Result]):
                     self._replace(worker)
                     self._queue.count_loss(number, self._engine.drop(worker))
         else:
-            self._begin()  # before the caller takes its time with these
+            self._begin()  # before the caller processes the results
         return results
 
     def _begin(self) -> None:
-        """Give every idle worker a task, as long as there are any."""
+        """Start a task on every idle worker."""
         while self._idle and (number := self._queue.next()) is not None:
             worker = self._idle.pop()
             try:
                 future = worker.submit(self._function, self._tasks[number])
-            except BrokenProcessPool:  # killed while idle: no task's fault
+            except BrokenProcessPool:  # killed while idle, which is not counted for the task
                 self._replace(worker)
                 self._engine.drop(worker)
                 self._queue.put_back(number)
@@ -146,23 +145,21 @@ class _Run(Generic[Task, Result]):
 
 
 def _check_importable(function: Callable[..., object]) -> None:
-    """Refuse a function that no other process can import: its loss would look like a crash."""
+    """Raise InvalidArgument for a function of ``__main__``, which crashes its worker."""
     if getattr(function, "__module__", None) == "__main__":
         raise InvalidArgument(
-            f"{function}: is defined in the script that runs, which other processes do not run "
-            f"again; put it in a module of its own, or pass workers=1"
+            f"{function}: is defined in the script that runs, which workers do not import; "
+            "define it in a module, or pass workers=1"
         )
 
 
 class Worker:
-    """An executor of a single process.
+    """Executor of a single process.
 
-    A pool of many breaks as a whole when one of its processes is killed, and does not tell which
-    task that one had. Here a loss is the loss of one task, and the others go on.
+    A pool of several breaks as a whole when one process is killed, without the number of its task.
     """
 
     def __init__(self, threads: int) -> None:
-        """Raises EngineError where this machine has no semaphores or descriptors to spare."""
         self._spawn = _Spawn()
         with _as_engine_error():
             self._executor = ProcessPoolExecutor(
@@ -171,18 +168,20 @@ class Worker:
         self._future: Future[Any] | None = None
 
     def submit(self, function: Callable[[Task], Result], task: Task) -> Future[TaskOutcome[Result]]:
-        """Raises BrokenProcessPool if the process is gone, as the future does if it goes.
+        """Start a task in the process.
 
-        EngineError: descriptors, processes or threads for it are exhausted.
+        Raises:
+            BrokenProcessPool: the process ended; also raised by the future.
+            EngineError: descriptors, processes or threads are exhausted.
         """
-        # A Ctrl-C on a terminal is for all processes; one that still imports modules cannot
-        # answer it but with a traceback. A child inherits what is blocked here.
+        # Ctrl-C on a terminal interrupts all processes, and one that still imports modules would
+        # print a traceback. A child inherits the signals blocked here.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:
             with _as_engine_error():
                 future = self._executor.submit(_run, function, task)
         except EngineError:
-            self._terminate()  # it may have begun before what it needs beside it failed
+            self._terminate()  # the process may have started before the error
             raise
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
@@ -190,20 +189,20 @@ class Worker:
         return future
 
     def end(self) -> None:
-        """Tell the process to end; a task that it runs is interrupted and tidies up."""
+        """Terminate the process; a running task is interrupted and cleans up."""
         if self._future is not None and not self._future.done():
             self._terminate()
         self._executor.shutdown(wait=False, cancel_futures=True)
 
     def join(self, deadline: float) -> None:
-        """Wait until ``deadline`` of the monotonic clock, then kill."""
+        """Wait for the process until ``deadline`` of the monotonic clock, then kill it."""
         for process in self._processes():
             if not connection.wait([process.sentinel], max(0.0, deadline - time.monotonic())):
                 process.kill()
                 connection.wait([process.sentinel])
 
     def post_mortem(self) -> str:
-        """Return how a process that was lost ended, in words."""
+        """Return how a lost process ended, for messages."""
         self._executor.shutdown(wait=True, cancel_futures=True)
         codes = [process.exitcode for process in self._spawn.started]
         if not codes or codes[-1] is None:
@@ -217,15 +216,11 @@ class Worker:
             process.terminate()
 
     def _processes(self) -> list[context.SpawnProcess]:
-        """Those that really began."""
         return [process for process in self._spawn.started if process.pid is not None]
 
 
 class _Process(context.SpawnProcess):
-    """Does not run the caller's script again, which may lack a guard, or be no file at all.
-
-    What is told to a new process of how the old one began is read from __main__.
-    """
+    """Process that does not import the caller's ``__main__``, which may lack a guard or a file."""
 
     @staticmethod
     def _Popen(process_obj: Any) -> Any:
@@ -239,7 +234,7 @@ class _Process(context.SpawnProcess):
 
 
 class _Spawn(context.SpawnContext):
-    """Spawns, and remembers what: an executor does not tell its processes."""
+    """Spawn context that lists its processes, which an executor does not."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -253,13 +248,13 @@ class _Spawn(context.SpawnContext):
 
 @contextlib.contextmanager
 def _as_engine_error() -> Iterator[None]:
-    """Raise failures to start a process as an EngineError with a remedy."""
+    """Convert failures to start a process to EngineError with a remedy."""
     try:
         yield
     except BrokenProcessPool:
         raise
     except (OSError, RuntimeError) as error:
-        # what was opened before it failed is closed, so that whoever tidies up can open files
+        # closes files of the failed call, so that clean-up code can open files
         traceback.clear_frames(error.__traceback__)
         number = error.errno if isinstance(error, OSError) else None
         if number in (errno.EMFILE, errno.ENFILE):
@@ -269,13 +264,13 @@ def _as_engine_error() -> Iterator[None]:
         else:
             remedy = "semaphores need a writable /dev/shm with room in it"
         raise EngineError(
-            f"cannot start worker processes: {error}; {remedy}, or do without them (--workers 1, "
+            f"cannot start worker processes: {error}; {remedy}, or use one worker (--workers 1, "
             f"workers=1)"
         ) from error
 
 
 class _Ended(BaseException):
-    """This process was told to end while it ran a task."""
+    """Interruption of a task by SIGTERM."""
 
 
 def _run(function: Callable[[Task], Result], task: Task) -> TaskOutcome[Result]:
@@ -290,22 +285,22 @@ def _run(function: Callable[[Task], Result], task: Task) -> TaskOutcome[Result]:
 
 
 def _prepare(threads: int) -> None:
-    """In the new process, before its first task."""
+    """Initialise a worker process."""
     os.environ.setdefault("MEGAINDEX_NUM_THREADS", str(threads))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever began this decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # handled by the parent
     signal.signal(signal.SIGTERM, _end)
     threading.Thread(target=_end_with_parent, name="megaindex-parent", daemon=True).start()
 
 
 def _end(_number: int, _frame: FrameType | None) -> None:
-    """Ends an idle process; interrupts a task, which removes what is half-written."""
+    """End an idle process, or interrupt its task, which removes incomplete files."""
     if not _in_task:
         os._exit(_ENDED)
     raise _Ended
 
 
 def _end_with_parent() -> None:
-    """No process outlives the one that it works for, however that one ended."""
+    """Terminate this process when its parent ends."""
     parent = parent_process()
     assert parent is not None
     connection.wait([parent.sentinel])

@@ -1,4 +1,4 @@
-"""Tasks on a Ray cluster."""
+"""Engine of a Ray cluster."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ Task = TypeVar("Task")
 Result = TypeVar("Result")
 
 _ANSWERS_WITHIN = 5.0  # seconds; Ray itself tries for minutes
-_OBJECT_STORE = 80 << 20  # bytes, about the least that Ray takes: data goes through files
+_OBJECT_STORE = 80 << 20  # bytes, about Ray's minimum, since data is exchanged through files
 _QUIET = {
-    "log_to_driver": False,  # what tasks have to say comes back as exceptions
+    "log_to_driver": False,  # errors of tasks are returned as exceptions
     "logging_level": logging.ERROR,
 }
 
 logger = logging.getLogger("megaindex")
 
-_LOOK_AGAIN = 5.0  # seconds, for nodes that came or went
-_AHEAD = 2  # tasks for each CPU, so that none waits for this process
-_GRACE = 5.0  # seconds that tasks have to tidy up once they are told to end
+_LOOK_AGAIN = 5.0  # seconds between counts of the CPUs
+_AHEAD = 2  # submitted tasks per CPU, so that no CPU waits for this process
+_GRACE = 5.0  # seconds for the clean-up of cancelled tasks
 
 
 class RayEngine:
-    """Each task takes one CPU of the cluster; every node must have megaindex installed."""
+    """Engine with one CPU of the cluster per task; all nodes must have megaindex installed."""
 
     def __init__(self, *, workers: int | None = None, address: str | None = None) -> None:
         self._ray = import_ray()
@@ -43,18 +43,18 @@ class RayEngine:
 
     @property
     def workers(self) -> int:
-        """Tasks asked for at the same time, else the CPUs of the cluster by now."""
+        """Number of workers requested, or of CPUs in the cluster."""
         return self._wanted or max(1, self._count_cpus())
 
     @property
     def in_flight(self) -> int:
-        """Tasks that are handed to the cluster at the same time."""
+        """Number of tasks submitted at a time."""
         return self._wanted or _AHEAD * self.workers
 
     def run(
         self, function: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """As `Engine.run`. Tasks that run when another one fails are cancelled."""
+        """See `Engine.run`; if a task fails, running tasks are cancelled."""
         run = _Run(self._ray, self, function, tasks)
         try:
             while finished := run.finished():
@@ -63,12 +63,11 @@ class RayEngine:
             run.cancel()
 
     def close(self) -> None:
-        """Leave the cluster, and stop it if it was started here."""
+        """Stop the cluster if it was started here."""
         if self._is_ours:
             self._ray.shutdown()
 
     def _count_cpus(self) -> int:
-        """Nodes may join after the command has begun, and go."""
         now = time.monotonic()
         if now - self._looked >= _LOOK_AGAIN:
             self._looked = now
@@ -79,7 +78,7 @@ class RayEngine:
 
 
 class _Run(Generic[Task, Result]):
-    """One call of `run`: what is to be begun, and what the cluster has."""
+    """State of one call of `RayEngine.run`."""
 
     def __init__(
         self,
@@ -92,7 +91,7 @@ class _Run(Generic[Task, Result]):
 
         self._ray = ray
         self._engine = engine
-        # Tries again are made here and not by Ray: counted and told alike on every engine.
+        # Retries are made here and not by Ray, so that all engines count and report them alike.
         self._remote = ray.remote(num_cpus=1, max_retries=0, retry_exceptions=False)(run_on_node)
         self._home = Home(version=__version__, directory=os.getcwd())
         self._function = function
@@ -101,7 +100,7 @@ class _Run(Generic[Task, Result]):
         self._running: dict[Any, int] = {}
 
     def finished(self) -> list[tuple[int, Result]]:
-        """Return numbers and results of tasks that have ended since; empty where all have."""
+        """Wait for tasks and return their numbers and results; [] if none are left."""
         results: list[tuple[int, Result]] = []
         while not results:
             self._begin()
@@ -113,13 +112,13 @@ class _Run(Generic[Task, Result]):
                 if outcome is not None:
                     results.append((number, outcome.result()))
         else:
-            self._begin()  # before the caller takes its time with these
+            self._begin()  # before the caller processes the results
         return results
 
     def cancel(self) -> None:
-        """Interrupt what runs, so that it tidies up, and end what does not."""
+        """Interrupt running tasks, then end those that do not stop."""
         running = list(self._running)
-        with contextlib.suppress(self._ray.exceptions.RayError):  # a cluster that is gone itself
+        with contextlib.suppress(self._ray.exceptions.RayError):  # of a cluster that ended
             for force in (False, True):
                 for reference in running:
                     self._ray.cancel(reference, force=force)
@@ -133,7 +132,7 @@ class _Run(Generic[Task, Result]):
             self._running[reference] = number
 
     def _ended(self) -> list[Any]:
-        """Those that have ended; none where nothing happens for some time."""
+        """Return the tasks that ended, or [] after a time."""
         running = list(self._running)
         some, _ = self._ray.wait(running, num_returns=1, timeout=_LOOK_AGAIN)
         if not some:
@@ -142,16 +141,16 @@ class _Run(Generic[Task, Result]):
         return ended
 
     def _outcome(self, reference: Any, number: int) -> TaskOutcome[Result] | None:
-        """None where the worker was lost and the task is to be run again."""
+        """Return the outcome of a task, or None if its worker was lost and it was queued again."""
         errors = self._ray.exceptions
         task = self._tasks[number]
         try:
             outcome: TaskOutcome[Result] = self._ray.get(reference)
             return outcome
-        except errors.RayTaskError as error:  # not of the task: that is in its outcome
+        except errors.RayTaskError as error:  # not an exception of the task, which is an outcome
             raise EngineError(
                 f"{task}: a node of the cluster cannot run it: {_first_line(error.cause)}; install "
-                f"the same megaindex, with all that it needs, on every node"
+                f"the same megaindex and its dependencies on every node"
             ) from error
         except errors.OutOfMemoryError:
             how = "ended because its node ran out of memory"
@@ -163,8 +162,8 @@ class _Run(Generic[Task, Result]):
             how = "gone before its result was fetched"
         except errors.RayError as error:
             raise EngineError(
-                f"{task}: the Ray cluster gave up on it: {_first_line(error)}; look at the cluster "
-                "with `ray status`, then start the command again: what is done is not done twice"
+                f"{task}: the Ray cluster failed to run it: {_first_line(error)}; check it with "
+                "`ray status`, then start the command again, which continues"
             ) from error
         self._queue.count_loss(number, how)
         return None
@@ -177,37 +176,33 @@ def _first_line(error: object) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Home:
-    """Version and directory of a command, so that its tasks run the same on every node."""
+    """Version and directory of a command, which its tasks need on every node."""
 
     version: str
     directory: str
 
     def enter(self) -> None:
-        """Work from the same directory, and with the same megaindex.
-
-        Raises:
-            EngineError: this node has another one, or none.
-        """
+        """Change to the directory; EngineError if it or that version of megaindex is missing."""
         from megaindex import __version__
 
         node = platform.node()
         if __version__ != self.version:
             raise EngineError(
                 f"node {node} has megaindex {__version__}, the command runs {self.version}; "
-                "install the same one on every node"
+                "install the same version on every node"
             )
         try:
             os.chdir(self.directory)
         except OSError as error:
             raise EngineError(
-                f"{self.directory}: the command was started there, and node {node} cannot enter "
-                f"it ({os.strerror(error.errno or 0)}); start it in a directory of the shared file "
+                f"{self.directory}: node {node} cannot change to this directory of the command "
+                f"({os.strerror(error.errno or 0)}); start it in a directory of the shared file "
                 "system"
             ) from error
 
 
 def run_on_node(home: Home, function: Callable[[Task], Result], task: Task) -> TaskOutcome[Result]:
-    """One task in a process of a node, on one thread: as many tasks run there as it has CPUs."""
+    """Run a task on one thread of a node, since a node runs one task per CPU."""
     os.environ.setdefault("MEGAINDEX_NUM_THREADS", "1")
     try:
         home.enter()
@@ -217,13 +212,9 @@ def run_on_node(home: Home, function: Callable[[Task], Result], task: Task) -> T
 
 
 def import_ray() -> Any:
-    """Return the module Ray, with its usage reports switched off.
-
-    Raises:
-        InvalidArgument: Ray is not installed.
-    """
+    """Return the module ray without usage reports; InvalidArgument if it is not installed."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # no task wants a GPU
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")  # tasks do not use GPUs
     try:
         import ray
     except ImportError:
@@ -234,23 +225,21 @@ def import_ray() -> Any:
 
 
 def join_cluster(ray: Any, address: str | None, workers: int | None) -> bool:
-    """Make this process part of a cluster; False if it was already, and is to stay so.
+    """Connect this process to a cluster; return False if it was connected before.
 
     Args:
-        address: where the cluster is; ``auto`` finds one of this machine. Default: RAY_ADDRESS, and
-            without it a cluster of this machine alone is started.
-        workers: CPUs of the one that is started. Default: those of this process.
+        address: address of the cluster, see `megaindex.open_engine`.
+        workers: CPUs of a cluster that is started. Default: those of this process.
 
     Raises:
-        EngineError: no cluster is there, it cannot be joined from here, or this process is in
-            another one.
+        EngineError: the cluster cannot be reached or joined, or this process is in another one.
     """
     if ray.is_initialized():
         joined = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", joined):
             raise EngineError(
                 f"{address}: this process is part of the Ray cluster {joined}; call ray.shutdown() "
-                "first, or give no address"
+                "first, or omit the address"
             )
         return False
     address = address or os.environ.get("RAY_ADDRESS")
@@ -276,9 +265,9 @@ def _initialise(ray: Any, where: str, **settings: Any) -> None:
         reason = " ".join(str(error).split()).rstrip(".")
         raise EngineError(
             f"{where}: cannot be used as a Ray cluster: {reason}; run the command on a node of it, "
-            "with the Python and the Ray that it was started with"
+            "with the versions of Python and Ray that it was started with"
         ) from error
-    # Errors of nodes are printed to stdout whatever log_to_driver says, with pages of their logs.
+    # Errors of nodes are printed to stdout with their logs even if log_to_driver is False.
     worker: Any = getattr(getattr(ray, "_private", None), "worker", None)
     if hasattr(worker, "_worker_logs_enabled"):
         worker._worker_logs_enabled = False
@@ -287,11 +276,11 @@ def _initialise(ray: Any, where: str, **settings: Any) -> None:
 def _check_that_it_answers(address: str) -> None:
     host, colon, port = address.rpartition(":")
     if not colon or not port.isdigit() or "/" in host:
-        return  # auto, ray://…: Ray knows at once
+        return  # auto or ray://…, for which Ray reports errors at once
     try:
         socket.create_connection((host, int(port)), timeout=_ANSWERS_WITHIN).close()
     except (OSError, OverflowError) as error:
         raise EngineError(
-            f"{address}: nothing answers there: {error}; start a cluster with `ray start --head` "
-            "and give the address that it prints, or leave --address out to start one here"
+            f"{address}: cannot be reached: {error}; start a cluster with `ray start --head` and "
+            "give the address that it prints, or omit --address to start one here"
         ) from error

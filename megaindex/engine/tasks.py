@@ -1,4 +1,4 @@
-"""The interface of an engine, the outcome of a task, and limits of lost workers."""
+"""Interface of an engine, outcomes of tasks, and the queue that repeats lost tasks."""
 
 from __future__ import annotations
 
@@ -18,40 +18,36 @@ Result = TypeVar("Result")
 logger = logging.getLogger("megaindex")
 
 ATTEMPTS = 3
-"""A task that was begun so often and lost its worker each time is not begun again."""
+"""Attempts to run a task whose worker is lost each time."""
 
 
 class Engine(Protocol):
-    """An engine that runs one function over many tasks, each in a process of its choosing.
+    """Interface of engines, which run a function over tasks in worker processes.
 
-    Function, tasks and results are picklable and small: data goes through files. They are of
-    modules that can be imported: other processes do not run the caller's script again, so what
-    that script (__main__) defines cannot be found there. A task is idempotent and names its output
-    itself, so one that is run twice, or by two workers at once, leaves what one run leaves. Nothing
-    of a result may depend on who ran it.
+    Function, tasks and results must be picklable and small, and defined in importable modules, not
+    in ``__main__``. Tasks must be idempotent: one may run twice, or in two workers at once.
     """
 
     @property
     def workers(self) -> int:
-        """Tasks that run at the same time, as far as is known."""
+        """Number of tasks that run at a time."""
 
     def run(
         self, function: Callable[[Task], Result], tasks: Sequence[Task]
     ) -> Iterator[tuple[int, Result]]:
-        """``(number of the task, its result)``, as they finish, in any order.
+        """Yield ``(number of the task, result)`` as tasks finish, in any order.
 
-        A worker that is lost (killed, out of memory, its node gone) costs its running tasks alone:
-        they are run again elsewhere. What a task raises is never tried again: it is raised here,
-        after no further task was begun and those running were ended or waited for. Closing the
-        iterator does the same.
+        Running tasks of a lost worker (killed, out of memory, node lost) are run again. If a task
+        raises an exception, or the iterator is closed, no task is started any more, running tasks
+        are ended, and the exception is raised here.
 
         Raises:
-            EngineError: a task lost its worker too often; names the task.
+            EngineError: a task lost its worker `ATTEMPTS` times.
         """
 
 
 class InWorker(Exception):
-    """The cause of an exception that was raised in another process: its traceback, as text."""
+    """Cause of an exception raised in another process, with its traceback as text."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -59,21 +55,21 @@ class InWorker(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class TaskOutcome(Generic[Result]):
-    """A result, or an exception with the text of its traceback."""
+    """Result of a task, or its exception with the traceback as text."""
 
     value: Result | None = None
     error: Exception | None = None
     trace: str = ""
 
     def result(self) -> Result:
-        """Return the value, or raise what the task raised, as itself."""
+        """Return the value or raise the exception of the task."""
         if self.error is not None:
             raise self.error from InWorker(self.trace)
         return cast(Result, self.value)
 
 
 def capture(function: Callable[[Task], Result], task: Task) -> TaskOutcome[Result]:
-    """Run one task; an exception is part of what it returns."""
+    """Run a task and return its result or exception."""
     try:
         return TaskOutcome(value=function(task))
     except Exception as error:
@@ -81,18 +77,18 @@ def capture(function: Callable[[Task], Result], task: Task) -> TaskOutcome[Resul
 
 
 def _portable(error: Exception) -> Exception:
-    """``error``, or where pickling loses its kind or text, an EngineError that tells both."""
+    """Return ``error``, or an EngineError with its type and text if it cannot be pickled."""
     try:
         copy = pickle.loads(pickle.dumps(error))
         if type(copy) is type(error) and str(copy) == str(error):
             return error
-    except Exception:  # whatever a foreign __reduce__ or __init__ may raise
+    except Exception:  # of any __reduce__ or __init__
         pass
-    return EngineError(f"a task raised {type(error).__name__}: {error}; its cause is the traceback")
+    return EngineError(f"a task raised {type(error).__name__}: {error}; see the traceback above")
 
 
 class TaskQueue:
-    """Numbers of the tasks that are to be begun: first those whose worker was lost."""
+    """Queue of the numbers of tasks to start; those whose worker was lost come first."""
 
     def __init__(self, tasks: Sequence[object]) -> None:
         self._tasks = tasks
@@ -101,25 +97,21 @@ class TaskQueue:
         self._losses = Counter[int]()
 
     def next(self) -> int | None:
-        """Return the number of a task that is to be begun now; None where all are."""
+        """Return the number of the next task, or None if there is none."""
         return self._again.popleft() if self._again else next(self._fresh, None)
 
     def put_back(self, number: int) -> None:
-        """Have a task begun again that no worker took."""
+        """Queue a task again that was not started."""
         self._again.append(number)
 
     def count_loss(self, number: int, how: str) -> None:
-        """Have a task begun again that lost its worker, which ended as ``how`` says.
-
-        Raises:
-            EngineError: it was the last attempt.
-        """
+        """Queue a task again whose worker was lost; EngineError after the last attempt."""
         task = self._tasks[number]
         self._losses[number] += 1
         if self._losses[number] == ATTEMPTS:
             raise EngineError(
                 f"{task}: lost its worker {ATTEMPTS} times, the last one {how}; run it alone to "
-                "see why, and with fewer workers if memory ran out"
+                "find the reason, and use fewer workers if memory ran out"
             )
-        logger.warning("%s: its worker was lost (%s); it is run again", task, how)
+        logger.warning("%s: its worker was lost (%s); running it again", task, how)
         self._again.append(number)

@@ -1,4 +1,4 @@
-"""An index held as Megatron's three arrays, and checks of arrays from other programs."""
+"""Index of Megatron's three arrays, and checks of arrays that other programs wrote."""
 
 from __future__ import annotations
 
@@ -11,7 +11,15 @@ from megaindex._types import I32, I64, U64, IntArray
 from megaindex.arithmetic import shuffle_dtype
 from megaindex.errors import FormatError
 from megaindex.index.orders.framework import ShuffledOrder
-from megaindex.index.spans import CHUNK, SCATTERED, Chunks, Spans, check_sample_ids, located, share
+from megaindex.index.spans import (
+    CHUNK,
+    SCATTERED,
+    Chunks,
+    Spans,
+    check_sample_ids,
+    iterate_in_order,
+    part_bounds,
+)
 from megaindex.kernels import active
 
 _SAMPLED_ROWS = 256
@@ -24,14 +32,10 @@ def check_arrays(
     sample_index: IntArray,
     shuffle_index: IntArray,
 ) -> None:
-    """Check shapes and dtypes, that both shuffles are complete, that every row is in bounds, also
-    of the document it lies in, and, for some hundred rows, that a sample has as many tokens as it
-    should.
+    """Raise FormatError unless the arrays fit ``order`` and the sequence lengths.
 
-    The seed is not checked: it is in the names that the frameworks give the files.
-
-    Raises:
-        FormatError: the arrays are not those of ``order``.
+    Checks shapes, dtypes, that both shuffles are complete, that rows increase within bounds, and
+    the token count of up to 256 samples. The seed is not checked: framework file names include it.
     """
     samples = order.samples_built
     for name, array, dtype, shape in (
@@ -41,14 +45,14 @@ def check_arrays(
     ):
         if array.dtype != dtype or array.shape != shape:
             raise FormatError(
-                f"{name} must be {dtype} of shape {shape}, is {array.dtype} of {array.shape}"
+                f"{name} must be {dtype} of shape {shape}, got {array.dtype} of {array.shape}"
             )
     _check_documents(order, document_index)
     seen = np.zeros(samples, bool)
     if samples and int(shuffle_index.max()) < samples:
         seen[shuffle_index] = True
     if not seen.all():
-        raise FormatError(f"shuffle_index must hold each of {samples} samples once")
+        raise FormatError(f"shuffle_index must contain each of {samples} samples once")
     _check_rows(order, lengths, document_index, sample_index)
 
 
@@ -65,7 +69,7 @@ def _check_documents(order: ShuffledOrder, document_index: IntArray) -> None:
         if np.array_equal(times, expected * order.num_epochs):
             return
     raise FormatError(
-        f"document_index must hold each of its {len(documents)} documents {order.num_epochs} times"
+        f"document_index must contain each of {len(documents)} documents {order.num_epochs} times"
     )
 
 
@@ -76,15 +80,14 @@ def _check_ends(
     position: IntArray,
     offset: IntArray,
 ) -> None:
-    """Of samples that are whole: the last document has the tokens that are read of it, the extra
-    one too. Arrays cut without an extra token may end a sample after the last of a document."""
+    """Check that the last document of each complete sample has the tokens read from it."""
     if position.size == 0:
         return
     is_inside = int(position.max()) < document_index.size
     if not is_inside or np.any(offset > lengths[document_index[position]] - order.add_extra_token):
         raise FormatError(
-            "sample_index has samples that end outside their last document: its documents have "
-            "other lengths than when it was cut, or it was cut with another add_extra_token"
+            "sample_index has samples that end outside their last document: document lengths or "
+            "add_extra_token differ from those it was built with"
         )
 
 
@@ -95,39 +98,39 @@ def _check_rows(
     if position.min() < 0 or position.max() > document_index.size or offset.min() < 0:
         raise FormatError("sample_index has rows outside document_index")
     samples, size = order.samples_built, order.sequence_length
-    # a last sample that is partial has fewer tokens; all others have exactly size
     whole = min(samples, (order.total_tokens - order.add_extra_token) // size)
     _check_ends(order, lengths, document_index, position[1 : whole + 1], offset[1 : whole + 1])
     if not rising_rows(sample_index[: whole + 1]).all():
-        raise FormatError("sample_index has a sample that does not begin after the one before it")
+        raise FormatError("sample_index must increase from row to row")
     rows = np.unique(np.linspace(0, max(whole - 1, 0), _SAMPLED_ROWS).astype(np.int64))
     for row in rows[rows < whole].tolist():
         (first, begin), (last, end) = sample_index[row : row + 2].tolist()
         between = int(lengths[document_index[first:last]].sum(dtype=np.int64))
         if first > last or between - begin + end != size:
             raise FormatError(
-                f"sample {row} must have {size} tokens, has {between - begin + end}: its documents "
-                "have other lengths than when it was cut"
+                f"sample {row} must have {size} tokens, got {between - begin + end}: document "
+                "lengths differ from those it was built with"
             )
 
 
 def rising_rows(sample_index: IntArray) -> npt.NDArray[np.bool_]:
-    """bool[n - 1]: which rows are behind the row before: later, or farther on in its document."""
+    """Return bool[n - 1]: rows that point behind the previous row."""
     position, offset = sample_index[:, 0], sample_index[:, 1]
     farther = (position[1:] == position[:-1]) & (offset[1:] > offset[:-1])
     rising: npt.NDArray[np.bool_] = farther | (position[1:] > position[:-1])
     return rising
 
 
-_SORTED = 1 << 24  # samples that a walk sorts at a time, 8 bytes each
+_SORTED = 1 << 24  # samples sorted at a time, 8 bytes each
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ArrayIndex:
-    """document_index, sample_index and shuffle_index, with what they were built from.
+    """Index of the frameworks' orders: document_index, sample_index and shuffle_index.
 
-    Sample ``i`` of training is sample ``shuffle_index[i]`` of the concatenated documents
-    ``document_index``; it runs from row ``sample_index[s]`` to row ``sample_index[s + 1]``.
+    Sample ``i`` of training is cut sample ``s = shuffle_index[i]`` of the concatenated documents
+    ``document_index``, from row ``sample_index[s]`` to row ``sample_index[s + 1]`` (`GPTDataset` of
+    megatron-core 0.16.1, ``GPT2Dataset`` of GPT-NeoX).
     """
 
     order: str
@@ -138,38 +141,34 @@ class ArrayIndex:
     shuffle_index: IntArray
     """uint32 (int64 from 2**32 - 2 samples on) [num_samples]."""
     sequence_lengths: I32
-    """int32[sequences]: of the dataset, shared with it."""
+    """int32[sequences] of the dataset, a view."""
     sequence_length: int
     num_epochs: int
     tokens_per_epoch: int
     add_extra_token: int
     cache_entry: str = ""
-    """Path of the cache entry that keeps the arrays; empty where they are in memory alone."""
+    """Path of the cache entry of the arrays; empty if they are only in memory."""
 
     @property
     def num_samples(self) -> int:
         return int(self.shuffle_index.size)
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
-        """See `megaindex.index.spans.Index`.
+        """Return the spans of samples, see `megaindex.Index`.
 
         Raises:
-            OutOfRange: an id below 0 or not below ``num_samples``.
-            InvalidArgument: the arrays are damaged: they lead outside of each other.
+            OutOfRange: an id is not from 0 to ``num_samples - 1``.
+            InvalidArgument: an entry of the arrays is out of bounds.
         """
         return self._spans(self.shuffle_index, check_sample_ids(sample_ids, self.num_samples))
 
-    def walk(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
-        """See `megaindex.index.spans.walk`: in the order in which samples are cut.
-
-        Raises:
-            InvalidArgument: as `locate`, or a sample is served twice.
-        """
-        first, stop = share(begin, end, part, parts)
+    def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
+        """Iterate in cutting order; InvalidArgument as `locate`, or if samples repeat."""
+        first, stop = part_bounds(begin, end, part, parts)
         at_once = min(_SORTED, stop - first)
         sortable = self.shuffle_index.dtype == np.uint32
         if not sortable or at_once * SCATTERED < len(self.sample_index):
-            yield from located(self, first, stop, 0, 1)
+            yield from iterate_in_order(self, first, stop, 0, 1)
             return
         entries = np.empty(at_once, np.uint64)
         for low in range(first, stop, _SORTED):

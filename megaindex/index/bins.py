@@ -1,8 +1,8 @@
-"""Bins of whole documents: the samples of instruction data, and their order.
+"""Bins of whole documents, the samples of finetuning data, and their order.
 
-A bin is a sample: one document, or several whose tokens fit together. Bins are made once, from the
-lengths alone, and every epoch shuffles the same bins, so an epoch has the same number of samples
-whatever the seed, and a plan knows it without building.
+A bin is one sample: one document, or several that fit together. Bins are computed once from the
+document lengths and every epoch shuffles the same bins, so the number of samples per epoch does not
+depend on the seed.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from megaindex.validation import check_choice
 
 LongDocuments = Literal["truncate", "split", "skip"]
 LONG_DOCUMENTS = ("truncate", "split", "skip")
-LEAST_TOKENS = 2  # a single token has no next one to predict
+LEAST_TOKENS = 2  # an input token and its label
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bins:
-    """Pieces of documents, bin by bin."""
+    """Pieces of documents, sorted by bin."""
 
     document: I64
     """int64[pieces]: sequence ids."""
@@ -35,7 +35,7 @@ class Bins:
     length: I64
     """int64[pieces]: tokens, at least 2."""
     starts: I64
-    """int64[bins + 1]: bin b is the pieces starts[b] ... starts[b + 1] - 1."""
+    """int64[bins + 1]: bin b consists of pieces starts[b] to starts[b + 1] - 1."""
 
     @property
     def num_bins(self) -> int:
@@ -43,7 +43,6 @@ class Bins:
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of all pieces."""
         return int(self.length.sum())
 
 
@@ -55,17 +54,16 @@ def make_bins(
     packed: bool,
     long_documents: LongDocuments = "truncate",
 ) -> Bins:
-    """Bins of at most ``capacity`` tokens.
+    """Return bins of at most ``capacity`` tokens.
 
     Args:
         lengths: int32[sequences] of the dataset.
         documents: sequence ids to use.
-        packed: lay documents together, the longest first, each where it leaves the least room
-            (best fit decreasing, with pieces of one length placed together); else one a bin.
-        long_documents: what becomes of documents longer than ``capacity``.
+        packed: pack documents by `best_fit`; otherwise one document per bin.
+        long_documents: truncate, split or skip documents longer than ``capacity``.
 
     Raises:
-        InvalidArgument: no document has two tokens to train on.
+        InvalidArgument: no document gives a sample.
     """
     check_choice("long_documents", long_documents, LONG_DOCUMENTS)
     ids = np.arange(documents.start, documents.stop) if isinstance(documents, range) else documents
@@ -73,7 +71,7 @@ def make_bins(
     document, offset, length = _pieces(ids, lengths[ids].astype(np.int64), capacity, long_documents)
     if document.size == 0:
         raise InvalidArgument(
-            f"no document gives a sample: each needs at least {LEAST_TOKENS} tokens"
+            f"no document gives a sample: a document must have at least {LEAST_TOKENS} tokens"
             + (f" and at most {capacity}" if long_documents == "skip" else "")
         )
     if not packed:
@@ -93,9 +91,9 @@ def make_bins(
 def _pieces(
     ids: I64, sizes: I64, capacity: int, long_documents: LongDocuments
 ) -> tuple[I64, I64, I64]:
-    """(document, offset, length) of what is used; pieces of fewer than 2 tokens are not.
+    """Return (document, offset, length) of pieces of at least 2 tokens.
 
-    With a capacity of 4, documents of 3 and 9 tokens give pieces 3 | 4 4 1, the last one unused.
+    With a capacity of 4, documents of 3 and 9 tokens split into 3 | 4 4 (1); the last is unused.
     """
     if long_documents == "skip":
         ids, sizes = ids[sizes <= capacity], sizes[sizes <= capacity]
@@ -113,11 +111,11 @@ def _pieces(
 
 
 def best_fit(lengths: I64, capacity: int) -> I64:
-    """Bin of each piece, int64[pieces]: the longest first, each where it leaves the least room.
+    """Return the bin of each piece, int64[pieces], by best fit decreasing.
 
-    Pieces of one length are laid into bins of one remaining room together, one in each, so the work
-    depends on the number of different lengths, not on the number of pieces. Placed one by one, a
-    second piece of the length would go into the first one's bin while it fits.
+    Pieces are placed by decreasing length, each into the bin with the least sufficient room. Pieces
+    of one length are placed together, one in each bin of equal room, so the work depends on the
+    number of distinct lengths. Placing them singly would put several into the first of these bins.
     """
     order = np.argsort(-lengths, kind="stable")
     bin_of = np.empty(lengths.size, np.int64)
@@ -130,7 +128,7 @@ def best_fit(lengths: I64, capacity: int) -> I64:
         while at < end:
             place = bisect_left(rooms, size)
             if place == len(rooms):
-                # bins of their own, as many pieces in each as fit: the next ones would go there
+                # new bins, each with as many of these pieces as fit
                 fit = capacity // size
                 made = -(-(end - at) // fit)
                 bins = num_bins + np.arange(made)
@@ -155,7 +153,6 @@ def best_fit(lengths: I64, capacity: int) -> I64:
 
 
 def _put(room: dict[int, I64], rooms: list[int], left: int, bins: I64) -> None:
-    """These bins have so much room left."""
     if bins.size == 0 or left < LEAST_TOKENS:
         return
     if left in room:
@@ -167,21 +164,18 @@ def _put(room: dict[int, I64], rooms: list[int], left: int, bins: I64) -> None:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BinIndex(BlockOrder):
-    """Samples of whole documents, none crossed; see `megaindex.index.bins`.
+    """Index of bins, shuffled by a keyed bijection in every epoch.
 
-    A sample may be shorter than ``sequence_length``: what is missing is padding, without loss.
-
-    Raises:
-        InvalidArgument: the number of epochs is out of range.
+    Samples may be shorter than ``sequence_length``; the rest is padding without loss.
     """
 
     bins: Bins
     tokens_per_epoch: int
-    """Of the documents, those that are cut off or skipped included."""
+    """Tokens of the documents, including truncated and skipped ones."""
     sequence_length: int
     seed: int
     source_name: str
-    """What the order depends on besides the seed; by default a hash of the content."""
+    """Part of the shuffle key, besides the seed."""
     num_epochs: int = 1
     add_extra_token: int = 1
     order: Literal["epoch"] = field(default="epoch", init=False)
@@ -199,7 +193,7 @@ class BinIndex(BlockOrder):
         return self.tokens_per_epoch - self.bins.num_tokens
 
     def extend(self, epochs: int) -> BinIndex:
-        """Return the same order for ``epochs`` epochs; the samples that both hold are the same."""
+        """Return the index of ``epochs`` epochs, with the same samples in common epochs."""
         return replace(self, num_epochs=epochs)
 
     def _cut(self, _: Block, numbers: I64) -> Spans:
@@ -214,6 +208,6 @@ class BinIndex(BlockOrder):
 
     def _no_array(self, name: str) -> str:
         return (
-            f"samples of whole documents have no {name}: bins are shuffled, in an order that is "
-            "computed; use locate(sample_ids)"
+            f"samples of whole documents have no {name}: their order is computed; use "
+            "locate(sample_ids)"
         )

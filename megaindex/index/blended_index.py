@@ -1,7 +1,4 @@
-"""Several indices blended into one; members open when first read.
-
-A blend of thousands of sources is ready at once; a batch opens the few that it reads.
-"""
+"""Blend of several indices, whose sources may be opened at their first read."""
 
 from __future__ import annotations
 
@@ -26,32 +23,28 @@ Entry = TypeVar("Entry")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LazyIndex:
-    """An index of which the sizes are known, opened when its samples are first located."""
+    """Index of known size that is opened when its samples are first located."""
 
     name: str
-    """For messages."""
+    """Name of the source in messages."""
     num_samples: int
     num_epochs: int
     tokens_per_epoch: int
     sequence_length: int
     add_extra_token: int
     has_arrays: bool
-    """Whether it is an ArrayIndex."""
+    """True if it is an `ArrayIndex`."""
     open: Callable[[], Index]
-    """Opens it; must pickle for the index to."""
+    """Function that opens it; must be picklable for the index to be."""
 
     @cached_property
     def index(self) -> Index:
-        """The index itself.
-
-        Raises:
-            StorageError: it is not of the size that was known.
-        """
+        """The opened index; StorageError if its size differs from the recorded one."""
         index = self.open()
         if index.num_samples != self.num_samples:
             raise StorageError(
-                f"{self.name}: its index holds {index.num_samples} samples, it held "
-                f"{self.num_samples} when the blend was built; build the blend anew"
+                f"{self.name}: the index must have {self.num_samples} samples, as when the blend "
+                f"was built, got {index.num_samples}; build the blend again"
             )
         return index
 
@@ -63,12 +56,13 @@ class LazyIndex:
 
 
 class Tables(Generic[Entry]):
-    """A kernel's table of the sources that were needed so far. Safe to share between threads.
+    """Kernel table of the sources used so far; safe to share between threads.
 
     Args:
-        count: sources in all.
-        entry: what the table holds of a source; opens it if need be.
-        build: makes a table of entries.
+        count: number of sources.
+        entry: function that returns the table row of a source and opens it if necessary.
+        build: function that builds a kernel table from rows.
+        ready: add all sources now.
     """
 
     def __init__(
@@ -83,15 +77,14 @@ class Tables(Generic[Entry]):
         self._build = build
         self._lock = threading.Lock()
         self._entries = [entry(number) for number in range(count)] if ready else []
-        # for each source its place in the table, -1 where it has none yet; None where all have
-        # their own number
+        # row of each source, -1 if it has none yet; None once row and source number are equal
         slots = None if ready else np.full(count, -1, np.int32)
         self._state: tuple[Any, I32 | None] = (build(self._entries), slots)
 
     def holding(self, sources: IntArray) -> tuple[Any, I32 | None]:
-        """A table that holds these sources, and the place of each; None where it is its number.
+        """Return a table of these sources and their rows; None if rows equal source numbers.
 
-        Numbers outside the sources stay as they are, for the kernel to refuse.
+        Numbers out of range are kept, so that the kernel raises its error.
         """
         table, slots = self._state
         if slots is None:
@@ -106,15 +99,15 @@ class Tables(Generic[Entry]):
     def _grown(self, sources: Sequence[int]) -> tuple[Any, I32 | None]:
         with self._lock:
             table, slots = self._state
-            if slots is None:  # another thread has added the last ones
+            if slots is None:  # another thread added the last sources
                 return table, None
             missing = [source for source in sources if slots[source] < 0]
             if missing:
-                slots = slots.copy()  # others may be reading the old ones
+                slots = slots.copy()  # other threads may read the old array
                 for source in missing:
                     self._entries.append(self._entry(source))
                     slots[source] = len(self._entries) - 1
-                if len(self._entries) == slots.size:  # all: each under its own number from now on
+                if len(self._entries) == slots.size:  # complete: sort by source number
                     self._entries = [self._entries[slot] for slot in slots.tolist()]
                     slots = None
                 table = self._build(self._entries)
@@ -123,20 +116,25 @@ class Tables(Generic[Entry]):
 
 
 MOST_SOURCES = 2**15 - 1
-"""Sources that an int16 dataset_index tells apart."""
+"""Largest number of sources in an int16 dataset_index."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class BlendedIndex:
-    """Sample ``i`` is sample ``dataset_sample_index[i]`` of ``indices[dataset_index[i]]``."""
+    """Blend of indices: sample ``i`` is ``dataset_sample_index[i]`` of source ``dataset_index[i]``.
+
+    The arrays are those of `BlendedDataset` of megatron-core 0.16.1 and ``BlendableDataset`` of
+    GPT-NeoX.
+    """
 
     indices: tuple[Index, ...]
+    """Index of each source."""
     dataset_index: IntArray
-    """int16[num_samples]; uint8 in GPT-NeoX."""
+    """int16[num_samples] (uint8 in GPT-NeoX): number of the source."""
     dataset_sample_index: I64
-    """int64[num_samples]."""
+    """int64[num_samples]: sample id in the source."""
     datasets: tuple[IndexedDataset, ...] = ()
-    """Of the indices, where `megaindex.build_blend` opened them."""
+    """Datasets of the sources, if opened by `megaindex.build_blend`."""
 
     @property
     def num_samples(self) -> int:
@@ -159,11 +157,11 @@ class BlendedIndex:
         return self.indices[0].add_extra_token
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
-        """See `megaindex.index.spans.Index`.
+        """Return the spans of samples, see `megaindex.Index`.
 
         Raises:
-            OutOfRange: an id below 0 or not below ``num_samples``, or the blend draws a sample that
-                its source does not hold.
+            OutOfRange: an id is not from 0 to ``num_samples - 1``, or the blend draws a sample that
+                its source does not have.
         """
         ids = check_sample_ids(sample_ids, self.num_samples)
         which = self.dataset_index[ids].astype(np.int64)
@@ -176,7 +174,7 @@ class BlendedIndex:
                 table, which if slots is None else slots.astype(np.int64), samples
             )
         except InvalidArgument:
-            return locate_each(self.indices, which, samples)  # which says what is wrong
+            return locate_each(self.indices, which, samples)  # raises the error of the source
         source, document, offset, length, row_splits = runs
         if slots is not None:
             source = np.repeat(which, np.diff(row_splits)).astype(np.int32)
@@ -184,7 +182,7 @@ class BlendedIndex:
 
     @cached_property
     def _tables(self) -> Tables[Any] | None:
-        """Of the arrays of the sources, if all have arrays: a batch is then one call."""
+        """Kernel table for one call per batch, if all sources have arrays."""
         if not all(_has_arrays(index) for index in self.indices):
             return None
         return Tables(
@@ -203,7 +201,6 @@ def _has_arrays(index: Index) -> bool:
 
 
 def _arrays_of(index: Index) -> Any:
-    """Return a row of the kernel's table."""
     arrays: Any = index.index if isinstance(index, LazyIndex) else index
     return (
         arrays.shuffle_index,

@@ -1,9 +1,8 @@
 """Normalised weights of a blend and the counts of its draws.
 
-Rounding matters: the normalised weights decide how many samples a source is asked for, and which
-source a greedy blend draws where two are equally far behind. NeoX sums with Python's `sum`, which
-is compensated from Python 3.12 on, so its last bit depends on the Python that trains;
-Megatron-DeepSpeed and PaddleNLP add in a plain loop.
+The rounding of the weights decides how many samples are requested of a source and which source a
+greedy blend draws in a tie. GPT-NeoX sums with Python's `sum`, which is compensated from Python
+3.12 on, so the last bit depends on the Python version; Megatron-DeepSpeed and PaddleNLP use a loop.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ _DIVISOR_WEIGHT_BITS = 52
 
 
 def request_weights(weights: Sequence[float], row: FrameworkRules) -> list[float]:
-    """Return the weights from which the samples asked of each source are computed."""
+    """Return the weights that decide the samples requested of each source."""
     if row.weight_sum == "python":
         total = sum(weights)
         return [weight / total for weight in weights]
@@ -37,20 +36,19 @@ def request_weights(weights: Sequence[float], row: FrameworkRules) -> list[float
 
 
 def blend_weights(weights: Sequence[float], row: FrameworkRules, *, explicit: bool = True) -> F64:
-    """Return the weights that the greedy blend compares, float64 of shape (len(weights),).
+    """Return the weights of the greedy blend, float64[sources].
 
-    Explicit weights come here normalised once already (`request_weights`) and are normalised a
-    second time; the sizes of unweighted sources are normalised once.
+    Explicit weights are normalised twice, as the frameworks do; sizes of sources once.
     """
     once = request_weights(weights, row) if explicit else list(weights)
     return _normalized(np.array(once, np.float64))
 
 
 def divisor_weights(weights: Sequence[float | int | Fraction]) -> U64:
-    """Integers in the proportions of ``weights``, for the divisor rule, shape (len(weights),).
+    """Return integers in proportion to ``weights`` for the divisor rule, uint64[sources].
 
-    Exact where a common denominator keeps each below 2**52 (0.5, 0.25, 0.25 give 2, 1, 1), else
-    rounded to 2**-52 of the largest. A decimal such as 0.1 counts as written, not as its double.
+    Exact if a common denominator keeps each below 2**52 (0.5, 0.25, 0.25 give 2, 1, 1), otherwise
+    rounded to 2**-52 of the largest. The float 0.1 is taken as 1/10.
     """
     exact = [_as_written(weight) for weight in weights]
     largest = max(exact)
@@ -75,15 +73,15 @@ def _as_written(weight: float | int | Fraction) -> Fraction:
 
 
 Progress = Callable[[int, int], None]
-"""Called with the samples counted so far and in all."""
+"""Function called with the samples counted so far and the total."""
 
-# Work, about nanoseconds of the native kernel, that a blend is walked for without being asked.
 FREE_WORK = 5 * 10**9
+"""Work of the counting mode auto, in nanoseconds of the native kernel."""
 _CHUNK_WORK = 2 * 10**8
 
-
 Rule = Literal["greedy", "exhaustive", "divisor"]
-"""greedy and exhaustive are those of Megatron, divisor is Webster's."""
+"""greedy, exhaustive: `build_blending_indices` and `build_exhaustive_blending_indices` of Megatron;
+divisor: Webster's method."""
 
 
 def fill_blend(
@@ -95,15 +93,15 @@ def fill_blend(
     begin: int = 0,
     counts: I64 | None = None,
 ) -> I64:
-    """Write which source serves each position of a blend, and the how-manieth of its samples.
+    """Fill the source and the sample of that source for each position of a blend.
 
     Args:
-        values: weights of the sources; for the exhaustive rule the samples of each.
+        values: weights of the sources; for the exhaustive rule their sample counts.
         begin: the first position.
-        counts: how often each source was drawn before it; changed in place.
+        counts: int64[sources], draws of each source before ``begin``; updated in place.
 
     Returns:
-        int64[sources]: how often each was drawn.
+        int64[sources]: draws of each source up to the last position.
     """
     from megaindex.kernels import active
 
@@ -120,29 +118,29 @@ def fill_blend(
 
 
 def exact_values(values: IntArray | F64) -> list[int | str]:
-    """Weights or sizes as a parameter of a cache entry: every bit of them."""
+    """Return weights or sizes as exact JSON values for a cache key."""
     return [v.hex() if isinstance(v, float) else v for v in values.tolist()]
 
 
 class Draws(Protocol):
-    """Draws of one blend at any length."""
+    """Counts of the draws of a blend."""
 
     def counts(self, samples: int) -> list[int] | None:
-        """Draws of each source among the first ``samples``; None where counting takes too long."""
+        """Return the draws of each source in the first ``samples``; None if too expensive."""
 
     def bounds(self, samples: int) -> list[tuple[int, int]]:
-        """Least and most draws of each source among the first ``samples``, without a walk."""
+        """Return bounds of the draws of each source in the first ``samples``, computed quickly."""
 
     def longest(self, limits: Sequence[int]) -> tuple[int, bool]:
-        """Most samples before any source is drawn more than its limit, and whether it is exact.
+        """Return the most samples with no source above its limit, and True if that is exact.
 
-        Where it is not exact, at least so many.
+        If it is not exact, it is a lower bound.
         """
 
 
 @dataclass(frozen=True)
 class SingleDraws:
-    """One source: every sample is drawn from it."""
+    """Draws of a single source."""
 
     def counts(self, samples: int) -> list[int]:
         return [samples]
@@ -156,7 +154,7 @@ class SingleDraws:
 
 @dataclass(frozen=True)
 class DivisorDraws:
-    """Webster's rule: counts at any position without a walk."""
+    """Draws by Webster's method, counted by a formula."""
 
     weights: U64
     rule: ClassVar[Rule] = "divisor"
@@ -170,11 +168,9 @@ class DivisorDraws:
         return [(count, count) for count in self.counts(samples)]
 
     def longest(self, limits: Sequence[int]) -> tuple[int, bool]:
-        """Draw k of a source (from 0) comes at time (2k + 1) / weight, lowest index first.
-
-        The first draw beyond a limit is the earliest of (2 limit + 1) / weight; before it come
-        the draws of every source at earlier times, compared by cross-multiplication.
-        """
+        # Draw k of a source, from 0, has time (2k + 1) / weight; ties go to the lowest index. The
+        # first draw above a limit is the least (2 limit + 1) / weight. Times are compared by
+        # cross-multiplication.
         weights = [int(weight) for weight in self.weights]
         first = 0
         for i in range(1, len(weights)):
@@ -191,11 +187,11 @@ class DivisorDraws:
 
 @dataclass
 class GreedyDraws:
-    """The frameworks' greedy blend: exact counts take a walk, kept up to where it got."""
+    """Draws of the frameworks' greedy blend, counted by iteration from the last position."""
 
     weights: F64
-    walk: str = "auto"
-    """auto: count up to FREE_WORK; exact: count anything; bounds: never count."""
+    counting: str = "auto"
+    """auto: count up to `FREE_WORK`; exact: count always; bounds: never count."""
     progress: Progress | None = None
     rule: ClassVar[Rule] = "greedy"
     _position: int = 0
@@ -208,7 +204,7 @@ class GreedyDraws:
     def counts(self, samples: int) -> list[int] | None:
         if samples in self._known:
             return self._known[samples]
-        if not self._may_walk(samples):
+        if not self._may_count(samples):
             return None
         if samples < self._position:
             self._position = 0
@@ -219,13 +215,13 @@ class GreedyDraws:
         return self._known[samples]
 
     def bounds(self, samples: int) -> list[tuple[int, int]]:
-        """Provable: no source is drawn more than ceil(weight * samples) times."""
+        # the greedy rule never draws a source more than ceil(weight * samples) times
         most = [int(value) for value in np.ceil(self.weights * samples)]
         surplus = sum(most) - samples
         return [(max(0, count - surplus), min(count, samples)) for count in most]
 
     def longest(self, limits: Sequence[int]) -> tuple[int, bool]:
-        if not self._may_walk(sum(limits)):
+        if not self._may_count(sum(limits)):
             return self._certain(limits), False
         self._position = 0
         self._counts[:] = 0
@@ -235,7 +231,7 @@ class GreedyDraws:
             self._advance(end, last)
             if (self._counts > limit).any():
                 return self._bisect(limit, before, start, end), True
-        raise AssertionError("one sample more than all limits together keeps within each")
+        raise AssertionError("more samples than the sum of all limits must exceed one limit")
 
     def _certain(self, limits: Sequence[int]) -> int:
         """Return the samples for which ceil(weight * samples) stays within every limit."""
@@ -250,7 +246,7 @@ class GreedyDraws:
         return low
 
     def _bisect(self, limit: I64, counts: I64, start: int, end: int) -> int:
-        """Last position in [start, end) whose counts keep to the limit, by halving the walk."""
+        """Return the last position in [start, end) with no count above its limit."""
         while end - start > 1:
             middle = (start + end) // 2
             self._position, self._counts = start, counts.copy()
@@ -266,9 +262,9 @@ class GreedyDraws:
     def _work_per_sample(self) -> int:
         return min(8 + len(self.weights), 80)
 
-    def _may_walk(self, samples: int) -> bool:
+    def _may_count(self, samples: int) -> bool:
         affordable = samples * self._work_per_sample <= FREE_WORK
-        return self.walk == "exact" or (self.walk == "auto" and affordable)
+        return self.counting == "exact" or (self.counting == "auto" and affordable)
 
     def _steps(self, samples: int) -> list[int]:
         chunk = max(1, _CHUNK_WORK // self._work_per_sample)

@@ -1,7 +1,7 @@
-"""Receipts of what an index plans to serve, block by block, and where two first differ.
+"""Receipts of blocks of positions, planned receipts of an index, and the first difference of two.
 
-A ladder keeps one receipt for every ``stride`` positions, so that a difference can be narrowed to a
-block of samples even where the old inputs are gone.
+One receipt for every ``stride`` positions narrows a difference to a block of samples even if the
+inputs of the earlier run no longer exist.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from megaindex._types import I64, U64
 from megaindex.arithmetic import INT64_MAX
 from megaindex.errors import InvalidArgument
 from megaindex.index.receipts import Receipt, add_to_blocks, sample_receipts
-from megaindex.index.spans import Index, Spans, check_range, walk
+from megaindex.index.spans import Index, Spans, check_range, iterate_spans
 from megaindex.kernels import num_threads
 from megaindex.validation import CheckpointReader, check_integer, make_plain
 
@@ -28,12 +28,13 @@ _WORTH_THREADS = 2**16  # samples
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ladder:
-    """One receipt for each block of ``stride`` positions in which samples were served."""
+class BlockReceipts:
+    """Receipts of blocks of ``stride`` positions, by block number."""
 
     stride: int
-    """Positions of a block, a power of two: block b is positions b*stride ... (b+1)*stride - 1."""
+    """Positions per block, a power of two: block b is positions b*stride to (b+1)*stride - 1."""
     blocks: Mapping[int, Receipt]
+    """Of the blocks in which samples were served."""
 
     def __post_init__(self) -> None:
         make_plain(self, "stride")
@@ -43,53 +44,46 @@ class Ladder:
     def total(self) -> Receipt:
         return sum(self.blocks.values(), Receipt())
 
-    def __add__(self, other: Ladder) -> Ladder:
-        """Return both together, as where ranks are summed.
-
-        Raises:
-            InvalidArgument: their strides differ.
-        """
+    def __add__(self, other: BlockReceipts) -> BlockReceipts:
+        """Return the sum of two ranks' receipts; InvalidArgument if their strides differ."""
         self._check_stride(other)
         joined = dict(self.blocks)
         for number, receipt in other.blocks.items():
             joined[number] = joined.get(number, Receipt()) + receipt
-        return Ladder(stride=self.stride, blocks=joined)
+        return BlockReceipts(stride=self.stride, blocks=joined)
 
-    def first_difference(self, other: Ladder) -> tuple[int, int] | None:
-        """Positions [begin, end) of the first block that differs; None where all agree."""
+    def first_difference(self, other: BlockReceipts) -> tuple[int, int] | None:
+        """Return positions [begin, end) of the first block that differs, or None."""
         self._check_stride(other)
         for number in sorted(self.blocks.keys() | other.blocks.keys()):
             if self.blocks.get(number) != other.blocks.get(number):
                 return number * self.stride, (number + 1) * self.stride
         return None
 
-    def _check_stride(self, other: Ladder) -> None:
+    def _check_stride(self, other: BlockReceipts) -> None:
         if self.stride != other.stride:
             raise InvalidArgument(
-                f"ladders of stride {self.stride} and {other.stride} do not compare; make both "
-                "with the same stride"
+                f"block receipts must have the same stride to be combined or compared, got "
+                f"{self.stride} and {other.stride}; compute both with one stride"
             )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return a few dozen bytes a block, for a checkpoint."""
+        """Return a JSON object for a checkpoint."""
         blocks = {str(b): [str(r), r.count] for b, r in sorted(self.blocks.items())}
         return {"stride": self.stride, "blocks": blocks}
 
     @classmethod
-    def from_dict(cls, stored: Mapping[str, Any]) -> Ladder:
-        """
-        Raises:
-            FormatError: not what `to_dict` gives.
-        """
-        given = CheckpointReader("a ladder, a stride and blocks of positions", stored)
+    def from_dict(cls, stored: Mapping[str, Any]) -> BlockReceipts:
+        """Return the block receipts in the result of `to_dict`; FormatError if it is another."""
+        given = CheckpointReader("block receipts, a stride and blocks of positions", stored)
         stride = given.integer("stride", least=1, most=_WHOLE)
         if stride & (stride - 1):
             raise given.error("stride must be a power of two", stride)
         blocks = {}
-        for key, pair in given.part("blocks", "the blocks of a ladder").values.items():
+        for key, pair in given.part("blocks", "the blocks of block receipts").values.items():
             number = int(key) if key.isdecimal() and len(key) <= 19 else -1
             if str(number) != key or number * stride > INT64_MAX:
-                raise given.error("blocks are named by their numbers", key)
+                raise given.error("the keys of blocks must be block numbers", key)
             if not isinstance(pair, (list, tuple)) or len(pair) != 2:
                 raise given.error(f"block {key} must be a receipt and a number of samples", pair)
             blocks[number] = Receipt.from_dict({"receipt": pair[0], "samples": pair[1]})
@@ -97,21 +91,30 @@ class Ladder:
 
 
 def planned_receipt(index: Index, begin: int, end: int, keys: U64) -> Receipt:
-    """The receipt of samples begin ... end - 1, recomputed from the index in constant memory.
+    """Return the receipt of samples ``begin`` to ``end - 1``, computed from the index.
+
+    Uses all threads and constant memory. It equals the sum of all ranks' receipts exactly if every
+    sample of the range was served once.
+
+    Args:
+        index: any index.
+        begin: first sample id.
+        end: last sample id + 1.
+        keys: uint64[sources, 2] of `fingerprint_keys`.
 
     Raises:
-        OutOfRange: the index does not hold them.
+        OutOfRange: the range is outside the index.
     """
-    return planned_ladder(index, begin, end, keys, stride=_WHOLE).total
+    return planned_block_receipts(index, begin, end, keys, stride=_WHOLE).total
 
 
-def planned_ladder(
+def planned_block_receipts(
     index: Index, begin: int, end: int, keys: U64, *, stride: int = DEFAULT_STRIDE
-) -> Ladder:
-    """Return the ladder of samples begin ... end - 1, recomputed from the index by all threads.
+) -> BlockReceipts:
+    """Return the receipts of blocks of ``stride`` positions, see `planned_receipt`.
 
     Raises:
-        OutOfRange: the index does not hold them.
+        OutOfRange: the range is outside the index.
         InvalidArgument: ``stride`` is not a power of two.
     """
     begin, end = check_range(index, begin, end)
@@ -122,7 +125,7 @@ def planned_ladder(
 
     def share(part: int) -> U64:
         sums = np.zeros((last - first + 1, 2), np.uint64)
-        for positions, spans in walk(index, begin, end, part, threads):
+        for positions, spans in iterate_spans(index, begin, end, part, threads):
             add_to_blocks(positions, spans, keys, (positions >> shift) - first, sums)
         return sums
 
@@ -133,35 +136,33 @@ def planned_ladder(
         count = min(end, (number + 1) << shift) - max(begin, number << shift)
         if count > 0:
             blocks[number] = Receipt((high, low), count)
-    return Ladder(stride=stride, blocks=blocks)
+    return BlockReceipts(stride=stride, blocks=blocks)
 
 
 @dataclass(frozen=True, kw_only=True)
 class FirstDifference:
-    """The first sample of two indices that differs."""
+    """First sample that differs between two indices."""
 
     position: int
     ours: list[tuple[int, int, int, int]]
-    """Runs there in the first index: source, document, offset, length."""
+    """Spans of the sample in the first index: source, document, offset, length."""
     theirs: list[tuple[int, int, int, int]]
-    """Runs there in the second."""
+    """Spans of the sample in the second index."""
 
     def __str__(self) -> str:
         return (
-            f"sample {self.position}: {_runs(self.ours)} in one, {_runs(self.theirs)} in the other"
+            f"sample {self.position}: {_text(self.ours)} in one, {_text(self.theirs)} in the other"
         )
 
 
 def explain(
     index_a: Index, index_b: Index, begin: int, end: int, keys_a: U64, keys_b: U64 | None = None
 ) -> FirstDifference | None:
-    """Return the first of the samples begin ... end - 1 that differs, or None where none does.
-
-    Compares the receipts of blocks, then those of the samples of the first block that differs.
+    """Return the first of samples ``begin`` to ``end - 1`` that differs, or None.
 
     Args:
-        keys_a: fingerprints of the sources of ``index_a``.
-        keys_b: of ``index_b``. Default: the same.
+        keys_a: `fingerprint_keys` of the sources of ``index_a``.
+        keys_b: of ``index_b``. Default: ``keys_a``.
     """
     keys_b = keys_a if keys_b is None else keys_b
     for positions in _chunks(index_a, begin, end):
@@ -170,7 +171,7 @@ def explain(
             continue
         differs = sample_receipts(positions, a, keys_a) != sample_receipts(positions, b, keys_b)
         k = int(np.flatnonzero(differs.any(axis=1))[0])
-        return FirstDifference(position=int(positions[k]), ours=_of(a, k), theirs=_of(b, k))
+        return FirstDifference(position=int(positions[k]), ours=_row(a, k), theirs=_row(b, k))
     return None
 
 
@@ -181,7 +182,7 @@ def _chunks(index: Index, begin: int, end: int) -> Iterator[I64]:
 
 
 def _total(parts: list[U64]) -> U64:
-    """Return the sum of rows of high and low words, modulo 2**128."""
+    """Return the sums of (high, low) rows, modulo 2**128."""
     total, *others = parts
     for part in others:
         total[:, 1] += part[:, 1]
@@ -196,14 +197,14 @@ def _shift(stride: int) -> int:
     return shift
 
 
-def _of(spans: Spans, k: int) -> list[tuple[int, int, int, int]]:
-    runs = slice(spans.row_splits[k], spans.row_splits[k + 1])
-    source, document, offset, length = (part[runs].tolist() for part in spans)
+def _row(spans: Spans, k: int) -> list[tuple[int, int, int, int]]:
+    row = slice(spans.row_splits[k], spans.row_splits[k + 1])
+    source, document, offset, length = (part[row].tolist() for part in spans)
     return list(zip(source, document, offset, length, strict=True))
 
 
-def _runs(runs: list[tuple[int, int, int, int]]) -> str:
+def _text(spans: list[tuple[int, int, int, int]]) -> str:
     return ", ".join(
         f"tokens {offset} to {offset + length} of sequence {document} (source {source})"
-        for source, document, offset, length in runs
+        for source, document, offset, length in spans
     )

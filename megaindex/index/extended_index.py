@@ -1,10 +1,9 @@
-"""An index that goes on after its planned end, with its past as it was.
+"""Extension of an index beyond its planned end.
 
-The samples already consumed are pinned. Then come the samples of the old index that were not
-served, those whose tokens have been seen least often first: of a GPT-NeoX run that stopped after
-one epoch's worth of two epochs shuffled together, the quarter of the tokens it never saw. Then
-whole epochs, each built by the order of the run with a seed of its own, so that a longer extension
-begins with a shorter one.
+The consumed samples stay as they are. The unserved samples of the old index follow, those with the
+least-seen tokens first: for a GPT-NeoX run that stopped after one epoch of two epochs shuffled
+together, the quarter of the tokens not seen yet. Then follow whole epochs, each built by the order
+of the run with a derived seed, so that a longer extension begins with a shorter one.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from megaindex.index.spans import (
     Index,
     Spans,
     check_sample_ids,
-    in_order,
-    joined,
-    share,
-    walk,
+    iterate_spans,
+    join_spans,
+    locate_range,
+    part_bounds,
 )
 from megaindex.kernels import active
 from megaindex.validation import check_between, check_integer, check_setting
@@ -36,26 +35,28 @@ from megaindex.validation import check_between, check_integer, check_setting
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stage:
-    """Samples of one index, in the order in which they are served."""
+    """Samples of one index in serving order."""
 
     index: Index
     samples: range | I64
-    """Ids in ``index``."""
+    """Sample ids of ``index``."""
 
     def locate(self, places: I64) -> Spans:
-        """Locate the samples at these places of the stage."""
+        """Return the spans of the samples at these positions of the stage."""
         if isinstance(self.samples, range):
             return self.index.locate(places + self.samples.start)
         return self.index.locate(self.samples[places])
 
-    def walk(self, begin: int, end: int, part: int, parts: int) -> Chunks:
-        """Iterate over places begin ... end - 1 of the stage, and the spans there."""
+    def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
+        """Iterate over positions of the stage and the spans of their samples."""
         if isinstance(self.samples, range):
             shift = self.samples.start
-            for positions, spans in walk(self.index, begin + shift, end + shift, part, parts):
+            for positions, spans in iterate_spans(
+                self.index, begin + shift, end + shift, part, parts
+            ):
                 yield positions - shift, spans
         else:
-            first, stop = share(begin, end, part, parts)
+            first, stop = part_bounds(begin, end, part, parts)
             for start in range(first, stop, CHUNK):
                 places = np.arange(start, min(stop, start + CHUNK))
                 yield places, self.locate(places)
@@ -63,11 +64,11 @@ class Stage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ExtendedIndex:
-    """Stages served one after the other: the pinned past, what it left out, further epochs."""
+    """Index of consecutive stages: consumed samples, remaining samples, further epochs."""
 
     stages: tuple[Stage, ...]
     further_seeds: tuple[int, ...] = ()
-    """Of the further epochs, one each."""
+    """Seed of each further epoch."""
 
     @property
     def num_samples(self) -> int:
@@ -98,15 +99,14 @@ class ExtendedIndex:
             places = np.flatnonzero(which == number)
             stage = self.stages[number]
             pieces.append((places, stage.locate(ids[places] - (ends[number] - len(stage.samples)))))
-        return joined(pieces, ids.size)
+        return join_spans(pieces, ids.size)
 
-    def walk(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
-        """See `megaindex.index.spans.walk`."""
+    def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
         first = 0
         for stage in self.stages:
             low, high = max(begin - first, 0), min(end - first, len(stage.samples))
             if low < high:
-                for places, spans in stage.walk(low, high, part, parts):
+                for places, spans in stage.iterate_spans(low, high, part, parts):
                     yield places + first, spans
             first += len(stage.samples)
 
@@ -119,18 +119,18 @@ def extend_index(
     seed: int,
     further: Callable[[int], Index],
 ) -> ExtendedIndex:
-    """``old`` up to ``consumed_samples``, and ``more_samples`` after that.
+    """Return ``old`` up to ``consumed_samples``, extended by ``more_samples``.
 
     Args:
-        old: the index the run has used, of any order.
-        consumed_samples: samples it was served, 0 ... old.num_samples.
-        more_samples: samples to serve beyond them, at least 1.
-        seed: of the old run; the seeds of further epochs derive from it.
-        further: gives an index of one whole epoch for a seed; called only if the old index does
-            not hold enough samples.
+        old: index of the run so far, of any order.
+        consumed_samples: samples served so far, 0 to ``old.num_samples``.
+        more_samples: samples to add, at least 1.
+        seed: of the old run, from which the seeds of further epochs are derived.
+        further: function that builds one whole epoch with a seed; called only if the old index does
+            not have enough samples.
 
     Raises:
-        InvalidArgument: a number is out of range, or a further epoch does not fit the old index.
+        InvalidArgument: a number is out of range, or a further epoch does not match the old index.
     """
     consumed_samples = check_integer("consumed_samples", consumed_samples)
     more_samples = check_setting("more_samples", more_samples)
@@ -148,33 +148,33 @@ def extend_index(
         epoch = further(seeds[-1])
         _check_fits(epoch, old)
         if epoch.num_samples < 1:
-            raise InvalidArgument("a further epoch holds no sample; build it from more documents")
+            raise InvalidArgument("a further epoch must have at least 1 sample; use more documents")
         stages.append(Stage(index=epoch, samples=range(min(missing, epoch.num_samples))))
         missing -= epoch.num_samples
     return ExtendedIndex(stages=tuple(stages), further_seeds=tuple(seeds))
 
 
 def derived_seed(seed: int, num_samples: int, epoch: int) -> int:
-    """Return the seed of a further epoch after an index of ``num_samples``, 0 ... 2**32 - 1."""
+    """Return the seed of a further epoch, 0 to 2**32 - 1."""
     return xxhash.xxh3_64_intdigest(f"extend {seed} {num_samples} {epoch}".encode()) % 2**32
 
 
 def check_extension(what: str, num_samples: int, consumed_samples: int, more_samples: int) -> None:
-    """Refuse a place outside ``what`` is extended, or no further samples."""
+    """Raise InvalidArgument unless the numbers are an extension of ``what``."""
     end = f"the samples of {what}"
     check_between("consumed_samples", consumed_samples, 0, num_samples, most_is=end)
     check_setting("more_samples", more_samples)
 
 
 def least_seen_samples(index: Index, consumed_samples: int, count: int) -> I64:
-    """``count`` of the samples from ``consumed_samples`` on, least-seen tokens first, int64[count].
+    """Return ``count`` sample ids from ``consumed_samples`` on, least-seen tokens first, int64.
 
-    At each step the sample whose tokens (without the label's) have been served least often so far,
-    by the samples before ``consumed_samples`` and by the steps before; of equals the first in the
-    old order. Memory grows with the runs of the whole index, not with its tokens.
+    Each step chooses the sample whose input tokens were served least often by the consumed samples
+    and the steps before; ties go to the first in the old order. Memory is proportional to the spans
+    of the index, not to its tokens.
     """
-    spans = in_order(index, 0, index.num_samples)
-    # The order of a run under way: also where a shorter last sample feeds this token as input.
+    spans = locate_range(index, 0, index.num_samples)
+    # Orders of running jobs depend on this: also a shorter last sample loses its last token here.
     length = spans.length.copy()
     length[spans.row_splits[1:] - 1] -= index.add_extra_token
     runs = _Segments.of(spans, length)
@@ -187,8 +187,8 @@ def least_seen_samples(index: Index, consumed_samples: int, count: int) -> I64:
 
 
 def times_served(index: Index, end: int) -> list[int]:
-    """Tokens by how often samples 0 ... end - 1 serve them: ``[never, once, twice, ...]``."""
-    spans = in_order(index, 0, end)
+    """Return how many tokens samples 0 to ``end - 1`` serve ``[never, once, twice, ...]``."""
+    spans = locate_range(index, 0, end)
     runs = _Segments.of(spans, spans.input_lengths(index.sequence_length))
     counts = runs.counts(runs.begins.size)
     tokens = np.zeros(int(counts.max(initial=0)) + 1, np.int64)
@@ -199,19 +199,19 @@ def times_served(index: Index, end: int) -> list[int]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Segments:
-    """Runs as ranges of segments, which every run covers as a whole or not at all.
+    """Spans as ranges of segments, each segment inside or outside every span.
 
-    Runs 0-10 and 4-20 of one sequence make the segments 0-4, 4-10 and 10-20.
+    Spans 0-10 and 4-20 of one sequence give the segments 0-4, 4-10 and 10-20.
     """
 
     begins: I64
     ends: I64
     widths: I64
-    """Tokens; between two sequences a segment that no run covers."""
+    """Tokens of each segment; a segment between two sequences is in no span."""
 
     @classmethod
     def of(cls, spans: Spans, length: I64) -> _Segments:
-        """Return the first ``length`` tokens of each run."""
+        """Return the segments of the first ``length`` tokens of each span."""
         _, sequence = np.unique(
             spans.source.astype(np.int64) * (spans.document.max(initial=0) + 1) + spans.document,
             return_inverse=True,
@@ -227,7 +227,7 @@ class _Segments:
         )
 
     def counts(self, runs: int) -> I64:
-        """int64[segments]: how many of the first ``runs`` runs cover each."""
+        """Return int64[segments]: the number of the first ``runs`` spans that cover each."""
         steps = np.zeros(self.widths.size + 1, np.int64)
         np.add.at(steps, self.begins[:runs], 1)
         np.add.at(steps, self.ends[:runs], -1)
@@ -240,6 +240,6 @@ def _check_fits(epoch: Index, old: Index) -> None:
         ours: Any = getattr(old, name)
         if theirs != ours:
             raise InvalidArgument(
-                f"a further epoch has {name} {theirs}, the old index {ours}; build it from the "
-                "same documents with the same settings"
+                f"a further epoch must have {name} {ours}, as the old index, got {theirs}; build "
+                "it from the same documents with the same settings"
             )

@@ -1,7 +1,7 @@
-"""Rules of the frameworks as data, and their selection of documents.
+"""Rules of the frameworks as data, and the selection of documents.
 
-Float expressions here are the frameworks' own, kept to the bit because their rounding decides how
-many samples are built: megatron-core 0.16.1 (``_get_size_per_split_per_dataset``, ``normalize``,
+The float expressions are those of the frameworks, because their rounding decides how many samples
+are built: megatron-core 0.16.1 (``_get_size_per_split_per_dataset``, ``normalize``,
 ``convert_split_vector_to_split_matrix``), GPT-NeoX (``get_normalized_weights_and_num_samples``,
 ``get_train_valid_test_split_``), Megatron-DeepSpeed and PaddleNLP
 (``get_datasets_weights_and_num_samples``, ``get_train_valid_test_split_``).
@@ -41,46 +41,47 @@ DEFAULT_SPLIT = "969,30,1"
 
 @dataclass(frozen=True, kw_only=True)
 class FrameworkRules:
-    """How one framework turns a request into index arrays."""
+    """Rules by which one framework builds index arrays."""
 
     order: str
     """Name of the order in megaindex."""
     framework: str
-    """Framework and version the row was read from."""
+    """Framework and version that the rules were taken from."""
     request: Literal["megatron", "neox", "paddlenlp", "exact"]
-    """Samples asked of a source of weight w for N samples; see `samples_requested`."""
+    """Formula of `samples_requested`."""
     buffer_weighted: float
-    """variance_buffer the framework applies to sources with explicit weights."""
+    """Variance buffer of sources with explicit weights."""
     buffer_single: float = 1.0
-    """variance_buffer it applies to one path without a weight."""
+    """Variance buffer of one path without a weight."""
     separate_final_epoch: FinalEpochPolicy = "never"
-    """auto: the last epoch is shuffled apart below the threshold; always; never: all together."""
+    """Shuffle of the last epoch: always separate, never, or (auto) separate if less than
+    ``final_epoch_threshold`` of its samples are requested."""
     final_epoch_threshold: float = 0.80
     split_rule: Literal["megatron", "neox"] = "megatron"
     blend_size: Literal["requested", "buffered", "built", "samples"] = "samples"
-    """Length of a weighted blend: sum of the unbuffered requests (megatron), of the buffered ones
-    (megatron-legacy), of what the sources built (neox, one less for each source, since its `len`
-    is one short), or exactly N (paddlenlp, ours)."""
+    """Length of a weighted blend for N samples: sum of the requests without a variance buffer
+    (requested), with it (buffered), sum of the dataset lengths (built), or N (samples)."""
     weight_sum: Literal["numpy", "python", "loop", "exact"] = "numpy"
-    """How weights are summed: numpy's pairwise sum, Python's `sum` (compensated from 3.12 on), or
-    one plain addition after the other."""
+    """Sum of weights: NumPy's pairwise sum, Python's `sum` (compensated from 3.12 on), a loop of
+    additions, or exact."""
     width_rule: Literal["megatron", "neox", "int64"] = "megatron"
-    """When sample_index is int32: if the entries of document_index are few enough (megatron), if
-    the samples are (neox), or never."""
+    """Condition for an int32 sample_index: few enough entries of document_index (megatron), few
+    enough samples (neox), or never (int64)."""
     file_dialect: Literal["megatron", "neox", "paddlenlp"] = "megatron"
-    """Which dtypes the codes 6, 7, 9 and 10 of an .idx stand for."""
+    """Meaning of dtype codes 6, 7, 9 and 10 of an .idx."""
     left_over: LeftOver = "carry"
-    """Tokens at the end of an epoch that fill no sample: a sample may span two epochs, or not."""
+    """Tokens at the end of an epoch that fill no sample: dropped, or carried into the next."""
     epochs_mixed: int = 1
-    """Complete epochs that order epoch shuffles together; it builds whole blocks of them."""
+    """Complete epochs that order epoch shuffles together."""
     exact_num_epochs: int | None = None
-    """So many epochs are built for training, whatever is asked (Megatron-DeepSpeed's option)."""
+    """Number of epochs built for training (``--train-data-exact-num-epochs`` of
+    Megatron-DeepSpeed)."""
     uncounted_samples: int = 0
-    """Samples of each dataset that its length leaves out. The loader serves whole micro batches of
-    what it counts, then starts over; a blend that draws a sample of a source beyond the last gets
-    the one at its number modulo the length."""
+    """Samples of each dataset that its ``len`` omits (1 in GPT-NeoX). The loader starts over after
+    the counted ones; a blend that draws a later sample reads the one at its number modulo ``len``.
+    """
     weight_alone: Literal["as given", "ignored", "always"] = "as given"
-    """Whether a path that a split has to itself counts as weighted, for the variance buffer."""
+    """Rule by which the only path of a split counts as weighted, for the variance buffer."""
 
     @property
     def is_framework(self) -> bool:
@@ -92,7 +93,7 @@ class FrameworkRules:
     def samples_requested(
         self, num_samples: int, weight: float, buffer: float, num_sources: int
     ) -> int:
-        """Return the samples asked of a source whose normalised weight is ``weight``."""
+        """Return the samples requested of a source with normalised weight ``weight``."""
         if self.request == "megatron":
             return math.ceil(math.ceil(num_samples * weight) * buffer)
         if self.request == "paddlenlp":
@@ -103,7 +104,7 @@ class FrameworkRules:
     def samples_in_epochs(
         self, epochs: Fraction | int, tokens_per_epoch: int, sequence_length: int
     ) -> int:
-        """Return the samples that so many epochs of a source hold."""
+        """Return the number of samples in ``epochs`` epochs of a source."""
         block = self.epochs_mixed
         return samples_for_epochs(
             Fraction(epochs) / block,
@@ -113,10 +114,10 @@ class FrameworkRules:
         )
 
     def epochs_for(self, num_samples: int, tokens_per_epoch: int, sequence_length: int) -> int:
-        """Epochs that are built so that ``num_samples`` samples of a source are there.
+        """Return the epochs built for ``num_samples``.
 
         Raises:
-            InvalidArgument: ``exact_num_epochs`` do not hold them.
+            InvalidArgument: ``exact_num_epochs`` epochs have fewer samples.
         """
         block = self.epochs_mixed
         if self.is_framework:
@@ -129,11 +130,11 @@ class FrameworkRules:
 
     @property
     def fewest_epochs(self) -> int:
-        """Epochs that are built for a single sample."""
+        """Number of epochs built for a single sample."""
         return self.exact_num_epochs or self.epochs_mixed
 
     def sample_index_dtype(self, num_documents: int, tokens: int, sequence_length: int) -> str:
-        """Width of sample_index for ``num_documents`` entries of document_index (all epochs)."""
+        """Return the dtype of sample_index for ``num_documents`` entries of document_index."""
         if self.width_rule == "int64":
             return "int64"
         if self.width_rule == "megatron":
@@ -141,17 +142,13 @@ class FrameworkRules:
         return "int32" if 2 * ((tokens - 1) / sequence_length + 1) < INT32_MAX else "int64"
 
     def split_bounds(self, split: str, num_sequences: int) -> list[tuple[int, int]]:
-        """[begin, end) of train, valid and test among ``num_sequences`` sequences."""
+        """Return the sequences [begin, end) of train, valid and test."""
         if self.split_rule == "neox":
             return _neox_bounds(self.shares(split), num_sequences)
         return _megatron_bounds(self.shares(split), num_sequences)
 
     def shares(self, split: str) -> list[float]:
-        """Weights of train, valid and test, read as the framework reads them.
-
-        Raises:
-            InvalidArgument: not up to three numbers with a positive sum.
-        """
+        """Return the weights of train, valid and test, see `parse_split`."""
         return parse_split(split, self.order)
 
 
@@ -223,21 +220,17 @@ FRAMEWORK_RULES: dict[str, FrameworkRules] = {
 
 
 def framework_rules(order: str) -> FrameworkRules:
-    """Return the row of an order.
-
-    Raises:
-        InvalidArgument: no such order.
-    """
+    """Return the rules of an order; InvalidArgument if its name is unknown."""
     return FRAMEWORK_RULES[check_choice("order", order, tuple(FRAMEWORK_RULES))]
 
 
 def parse_split(split: str, order: str = "", name: str = "split") -> list[float]:
-    """``"969,30,1"`` as three non-negative weights, missing ones 0; ``/`` separates too.
+    """Return three weights from ``"969,30,1"`` or ``"969/30/1"``; missing ones are 0.
 
-    Megatron-LM takes every run of digits and points for a number, whatever lies between them.
+    Megatron-LM reads every sequence of digits and points as a number, whatever separates them.
 
     Raises:
-        InvalidArgument: not numbers, more than three, or a sum of zero.
+        InvalidArgument: the text is not up to three non-negative numbers with a positive sum.
     """
     words = re.findall(r"[.0-9]+", split) if order == "megatron" else re.split(r"[,/]", split)
     try:
@@ -254,7 +247,7 @@ def parse_split(split: str, order: str = "", name: str = "split") -> list[float]
 
 
 def _megatron_bounds(weights: Sequence[float], num_sequences: int) -> list[tuple[int, int]]:
-    """Each boundary of the normalised, cumulated split is rounded by itself."""
+    """Round each boundary of the normalised, cumulated weights."""
     values = np.array(weights, np.float64)
     cumulated = [0.0]
     for part in (values / np.sum(values)).tolist():
@@ -264,7 +257,7 @@ def _megatron_bounds(weights: Sequence[float], num_sequences: int) -> list[tuple
 
 
 def _neox_bounds(weights: Sequence[float], num_sequences: int) -> list[tuple[int, int]]:
-    """Each part is rounded by itself; what they exceed together is taken off every boundary."""
+    """Round each part, then subtract their total excess from every boundary."""
     total = sum(weights)
     bounds = [0]
     for weight in weights:
@@ -283,21 +276,21 @@ def select_documents(
     split: str | None = None,
     subset: str = "train",
 ) -> range | I32:
-    """Return the sequence ids of one epoch: a range where possible, since it costs no memory.
+    """Return the sequence ids of one epoch, as a range if they are consecutive and given so.
 
     Args:
         num_sequences: sequences of the dataset.
         name: of the dataset, for messages.
-        row: decides how a split is rounded.
-        documents: the ids themselves; or
-        split: ``"969,30,1"``, of which ``subset`` names the part.
+        row: rules for the rounding of a split.
+        documents: sequence ids; or
+        split: ``"969,30,1"``, with ``subset`` the name of the part.
 
     Raises:
-        InvalidArgument: both given, ids out of range or not integers, or nothing selected.
+        InvalidArgument: both are given, ids are out of range or not integers, or none is selected.
     """
     chosen: range | I32
     if split is not None and documents is not None:
-        raise InvalidArgument("documents and split both choose documents; give one of them")
+        raise InvalidArgument("documents and split must not be given together; give one of them")
     check_choice("subset", subset, SPLITS)
     if split is not None:
         chosen = range(*row.split_bounds(split, num_sequences)[SPLITS.index(subset)])
@@ -312,14 +305,14 @@ def select_documents(
 
 
 def count_tokens(lengths: I32, documents: range | I32) -> int:
-    """Return the tokens of one epoch."""
+    """Return the number of tokens of one epoch."""
     if isinstance(documents, range):
         return int(lengths[documents.start : documents.stop].sum(dtype=np.int64))
     return int(lengths[documents].sum(dtype=np.int64))
 
 
 def check_one_sample(name: str, tokens: int, sequence_length: int, extra: int) -> None:
-    """Refuse documents that together hold less than one sample."""
+    """Raise InvalidArgument if the documents have fewer tokens than one sample."""
     if tokens < sequence_length + extra:
         raise InvalidArgument(
             f"{name}: the documents hold {tokens} tokens, one sample needs "
@@ -329,10 +322,10 @@ def check_one_sample(name: str, tokens: int, sequence_length: int, extra: int) -
 
 
 def check_total(name: str, tokens: int) -> None:
-    """Refuse more tokens than any array can count."""
+    """Raise InvalidArgument if the epochs have more than 2**63 - 1 tokens."""
     if tokens > INT64_MAX:
         raise InvalidArgument(
-            f"{name}: the epochs asked for hold {tokens} tokens, more than 2**63 - 1; ask for fewer"
+            f"{name}: the epochs must have at most 2**63 - 1 tokens, got {tokens}; request fewer"
         )
 
 
@@ -340,7 +333,7 @@ _COUNTING = np.arange(1 << 15, dtype=np.int32)
 
 
 def as_range(ids: IntArray) -> range | IntArray:
-    """Return consecutive ids as a range, which takes no memory, and others as they are."""
+    """Return consecutive ids as a range, others unchanged."""
     if ids.ndim != 1 or ids.dtype.kind not in "iu" or not ids.size:
         return ids
     first = int(ids[0])
@@ -367,7 +360,7 @@ def _as_ids(documents: npt.ArrayLike) -> I32:
 def _check_inside(chosen: range | I32, num_sequences: int, name: str, part: str) -> None:
     if len(chosen) == 0:
         raise InvalidArgument(
-            f"{name}: {part} holds none of the {num_sequences} sequences; choose more of them"
+            f"{name}: {part} selects none of the {num_sequences} sequences; select at least one"
         )
     low, high = (
         (chosen.start, chosen.stop - 1)
@@ -376,6 +369,6 @@ def _check_inside(chosen: range | I32, num_sequences: int, name: str, part: str)
     )
     if low < 0 or high >= num_sequences:
         raise InvalidArgument(
-            f"{name}: documents must be from 0 to {num_sequences - 1}, its sequences, got "
+            f"{name}: documents must be from 0 to {num_sequences - 1}, got "
             f"{low if low < 0 else high}"
         )

@@ -1,4 +1,4 @@
-"""Labels and reference values of a text, one for each token, in pairs of their own."""
+"""Labels and reference values, one for each token of a text, stored as datasets of their own."""
 
 from __future__ import annotations
 
@@ -13,37 +13,34 @@ from megaindex.format import IndexedDataset
 IGNORED_LABEL = -100
 """Label of a token that carries no loss."""
 
-_MOST_LABELS = 1 << 22  # looked at in one step: bounds the memory
+_MOST_LABELS = 1 << 22  # labels read in one step, which bounds the memory
 
 
-def check_in_step(text: IndexedDataset, other: IndexedDataset, role: str) -> None:
-    """Refuses labels or reference values that are not one for each token of the text.
-
-    Raises:
-        FormatError: the two hold different sequences.
-    """
+def check_same_lengths(text: IndexedDataset, other: IndexedDataset, role: str) -> None:
+    """Raise FormatError unless both datasets have the same sequence lengths."""
     if len(text) != len(other):
         raise FormatError(
-            f"{other.path_prefix}.idx: the {role} of {text.path_prefix} must have one sequence for "
-            f"each of its {len(text)}, it has {len(other)}; write it again from the same text"
+            f"{other.path_prefix}.idx: the {role} of {text.path_prefix} must have {len(text)} "
+            f"sequences, one for each of the text, got {len(other)}; write it again from the same "
+            "text"
         )
     differ = text.sequence_lengths != other.sequence_lengths
     if differ.any():
         first = int(differ.argmax())
         raise FormatError(
             f"{other.path_prefix}.idx: the {role} of {text.path_prefix} must have one entry for "
-            f"each token; sequence {first} has {int(other.sequence_lengths[first])}, the text "
-            f"{int(text.sequence_lengths[first])}; write it again from the same text"
+            f"each token; sequence {first} has {int(other.sequence_lengths[first])} and "
+            f"{int(text.sequence_lengths[first])} tokens in the text; write it again from the same "
+            "text"
         )
 
 
 def documents_with_labels(
     labels: IndexedDataset, documents: I64, limit: int
 ) -> npt.NDArray[np.bool_]:
-    """bool[n]: which documents have a label other than -100 among their first ``limit``.
+    """Return bool[n]: documents with a label other than -100 among their first ``limit``.
 
-    Looks at the first labels of all documents, then further into those still undecided: the text
-    before the first label, and no more, is read.
+    Reads each document up to its first label, in growing windows.
     """
     labels.validate()
     begin = labels.sequence_pointers[documents] // labels.dtype.itemsize

@@ -1,14 +1,14 @@
 """Map each position of a stage to a stream and to the index of that stream's sample.
 
-Streams are mixed in the proportions of integer shares by Webster's divisor rule, so at any position
-every stream has been drawn as often as its share says, to within one draw or so. Three ways to lay
-the draws out, with shares 2 and 1 of streams a and b:
+Streams are mixed in proportion to integer shares by Webster's divisor method, so that the draws of
+every stream are proportional to its share at any position, to about one draw. Three arrangements of
+draws, with shares 2 and 1 of streams a and b:
 
-    stratified   a b a  a b a     draws spread as evenly as they can be
-    per stream   aaaa bbbb aaaa   the same, of whole batches (here of 4 samples)
+    stratified   a b a  a b a     evenly distributed draws
+    per stream   aaaa bbbb aaaa   evenly distributed batches (here of 4 samples)
     random       b a a  a a b     stratified draws, shuffled within blocks
 
-All of them are computed, block by block, at any position: nothing grows with the length of a stage.
+All are computed by blocks at any position; memory does not depend on the length of a stage.
 """
 
 from __future__ import annotations
@@ -28,57 +28,53 @@ from megaindex.kernels import active
 from megaindex.validation import check_between
 
 BLOCK = 1 << 16  # positions computed at once
-SHUFFLED = 1 << 11  # positions shuffled together where draws are random
+SHUFFLED = 1 << 11  # positions that `Random` shuffles together
 MOST_STREAMS = 2**15 - 1
 _MOST_POSITIONS = 2**60
 _BLOCKS_KEPT = 4
 
 
 class MixedPositions(NamedTuple):
-    """Consecutive positions of a stage."""
+    """Streams and samples of n positions of a stage."""
 
     stream: I16
-    """int16[n]: number of the stream that serves each position."""
+    """int16[n]: number of the stream."""
     ordinal: I64
-    """int64[n]: how many samples of it the stage drew before."""
+    """int64[n]: number of earlier draws of that stream in the stage."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Mixing(ABC):
-    """Draws of one stage; shares are in the proportions of what each stream serves.
-
-    Raises:
-        InvalidArgument: no stream, too many, or shares that are not positive.
-    """
+    """Base class of the draws of one stage."""
 
     shares: tuple[int, ...]
-    """One for each stream, positive, each below 2**53."""
+    """Share of each stream, 1 to 2**53 - 1."""
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.shares) <= MOST_STREAMS:
             raise InvalidArgument(
-                f"a stage mixes 1 to {MOST_STREAMS} streams, got {len(self.shares)}"
+                f"a stage must have 1 to {MOST_STREAMS} streams, got {len(self.shares)}"
             )
         if min(self.shares) < 1 or max(self.shares) >= 2**53:
             raise InvalidArgument(
                 f"shares of streams must be from 1 to 2**53 - 1, got {list(self.shares)[:8]}; "
-                "leave out a stream that is not drawn"
+                "omit a stream that is not drawn"
             )
 
     @abstractmethod
     def counts(self, position: int) -> I64:
-        """int64[streams]: draws of each stream before ``position``."""
+        """Return int64[streams]: draws of each stream before ``position``."""
 
     @abstractmethod
     def _block(self, number: int) -> MixedPositions:
-        """Positions number * _block_size to (number + 1) * _block_size - 1."""
+        """Return positions number * _block_size to (number + 1) * _block_size - 1."""
 
     @property
     def _block_size(self) -> int:
         return BLOCK
 
     def lookup(self, positions: I64) -> MixedPositions:
-        """Streams and ordinals of positions in any order."""
+        """Return the streams and samples of positions in any order."""
         size = self._block_size
         numbers = positions // size
         if positions.size and (numbers[0] == numbers).all():
@@ -96,7 +92,7 @@ class Mixing(ABC):
         return found
 
     def longest(self, limits: Sequence[int], most: int) -> int:
-        """Positions, at most ``most``, before any stream is drawn more often than its limit."""
+        """Return the most positions, up to ``most``, with no stream drawn above its limit."""
         limit = np.array(limits, np.int64)
         low, high = 0, min(most, sum(limits))
         while low < high:
@@ -116,9 +112,9 @@ class Mixing(ABC):
         return lru_cache(_BLOCKS_KEPT)(self._block)
 
     def _spread(self, begin: int, end: int) -> MixedPositions:
-        """Draws [begin, end) of the divisor rule itself."""
+        """Return draws [begin, end) of the divisor rule."""
         if end > _MOST_POSITIONS:
-            raise InvalidArgument(f"a stage has at most 2**60 positions, got {end}")
+            raise InvalidArgument(f"a stage must have at most 2**60 positions, got {end}")
         drawn = MixedPositions(np.empty(end - begin, np.int16), np.empty(end - begin, np.int64))
         counts = active().divisor_counts(self._weights, begin)
         active().divisor_fill(self._weights, begin, end, counts, drawn.stream, drawn.ordinal)
@@ -130,7 +126,7 @@ class Mixing(ABC):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Stratified(Mixing):
-    """Draws spread as evenly as they can be; of equals the first stream."""
+    """Evenly distributed draws; ties go to the first stream."""
 
     def counts(self, position: int) -> I64:
         return active().divisor_counts(self._weights, position)
@@ -141,7 +137,7 @@ class Stratified(Mixing):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PerStream(Mixing):
-    """Every batch of one stream; batches of the streams spread as evenly as they can be."""
+    """Evenly distributed batches, each of one stream."""
 
     batch_size: int
     """Samples of a batch, at least 1."""
@@ -167,16 +163,13 @@ class PerStream(Mixing):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Random(Mixing):
-    """Stratified draws, shuffled within blocks of 2048: without pattern, each block with its share.
-
-    Blocks also end where a period ends, so that each period draws exactly its shares.
-    """
+    """Stratified draws, shuffled within blocks of 2048 positions that end at each period."""
 
     seed: int
     name: str
-    """What the shuffle depends on besides the seed, such as the stage's name."""
+    """Part of the shuffle key besides the seed, such as the name of the stage."""
     period: int = _MOST_POSITIONS
-    """Positions after which the shares have been drawn exactly; their sum, where that matters."""
+    """Positions after which the draws must be exactly proportional to the shares."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -191,7 +184,6 @@ class Random(Mixing):
         return counts
 
     def _block(self, number: int) -> MixedPositions:
-        """Pieces of shuffled blocks, which begin anew with every period."""
         position, end = number * SHUFFLED, (number + 1) * SHUFFLED
         pieces: list[MixedPositions] = []
         while position < end:
@@ -207,10 +199,10 @@ class Random(Mixing):
 
     @property
     def _block_size(self) -> int:
-        return SHUFFLED  # many periods may lie in a block, each shuffled by itself
+        return SHUFFLED
 
     def _bounds(self, position: int) -> tuple[int, int]:
-        """Return the shuffled block that holds a position."""
+        """Return the bounds of the shuffled block at a position."""
         period = position // self.period * self.period
         begin = period + (position - period) // SHUFFLED * SHUFFLED
         return begin, min(begin + SHUFFLED, period + self.period)
@@ -220,14 +212,13 @@ class Random(Mixing):
         return lru_cache(_BLOCKS_KEPT)(self._shuffle)
 
     def _shuffle(self, begin: int) -> MixedPositions:
-        """The shuffled block that begins there: which stream is shuffled, not their samples."""
+        """Return the block at ``begin`` with shuffled streams and ordered samples of each."""
         _, end = self._bounds(begin)
         spread = self._spread(begin, end)
         key = key_of(f"megaindex/{self.seed}/{begin}/mixing/{self.name}")
         order = np.empty(end - begin, np.int64)
         active().bijection_range(key, end - begin, 0, order)
         stream = spread.stream[order]
-        # the samples of each stream keep their order: sorted by stream, both lists run alike
         ordinal = np.empty(end - begin, np.int64)
         by_stream = np.argsort(spread.stream, kind="stable")
         ordinal[np.argsort(stream, kind="stable")] = spread.ordinal[by_stream]

@@ -1,11 +1,10 @@
-"""Orders and their settings, as `megaindex.build_index` takes them for ``order``.
+"""Orders and their settings, for the parameter ``order`` of `megaindex.build_index`.
 
-An order is given by its name, which stands for its default settings, or as an object:
+An order is given by its name, with default settings, or as an object:
 
 >>> build_index("data/web", sequence_length=2048, order=EpochOrder(epochs_mixed=2))
 
-Each class has the settings that have a meaning in its order. What a framework does by default is
-its row in `megaindex.index.frameworks`. A wrong value is an InvalidArgument.
+Defaults are those of the framework (`megaindex.index.frameworks`).
 """
 
 from __future__ import annotations
@@ -28,12 +27,12 @@ PackImpl: TypeAlias = Literal["unpacked", "pack_until_overflow"]
 
 @dataclass(frozen=True, kw_only=True)
 class Order:
-    """Base class of the orders."""
+    """Base class of the orders. Settings are checked; a wrong value raises InvalidArgument."""
 
     name: ClassVar[str]
-    """The order's name, which messages, cache keys and plans show."""
+    """Name in messages, cache keys and plans."""
     lacks: ClassVar[tuple[str, ...]] = ()
-    """Parameters of `build_index` without a meaning in this order."""
+    """Parameters of `build_index` that the order does not have."""
 
     def __post_init__(self) -> None:
         row = framework_rules(self.name)
@@ -50,36 +49,42 @@ class Order:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings, by their names."""
+        """Values of all settings, by name."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @property
     def changed_settings(self) -> dict[str, Any]:
-        """Settings with another value than their default."""
+        """Settings that differ from their defaults."""
         row = framework_rules(self.name)
         default = {f.name: f.default or getattr(row, f.name, None) for f in fields(self)}
         return {k: v for k, v in self.settings.items() if v != default[k]}
 
     @property
     def row(self) -> FrameworkRules:
-        """The framework's rules, with these settings in force."""
+        """Rules of the framework with these settings."""
         row = framework_rules(self.name)
         return replace(row, **{k: v for k, v in self.settings.items() if hasattr(row, k)})
 
 
 @dataclass(frozen=True, kw_only=True)
 class FrameworkOrder(Order):
-    """Settings of the orders whose samples are cut from shuffled documents and kept in arrays.
+    """Settings common to the orders of the frameworks.
+
+    Documents of all epochs are shuffled and concatenated, samples are cut from them and shuffled.
+    The result is kept in document_index, sample_index and shuffle_index.
 
     Args:
-        separate_final_epoch: whether the last of several epochs is shuffled apart: ``"always"``,
-            ``"never"``, or ``"auto"``, if fewer of its samples are asked for than the threshold
-            (`GPTDataset` of Megatron-LM). Default: what the framework does.
-        final_epoch_threshold: from 0 to 1, the share of an epoch below which auto shuffles it
-            apart. Default: 0.8, as in Megatron-LM.
-        exact_num_epochs: build so many epochs, of whose last ``num_samples`` decides the shuffle
-            (``--train-data-exact-num-epochs`` of Megatron-DeepSpeed). Default: as many as hold
-            the samples.
+        separate_final_epoch: ``"always"`` shuffles the last of several epochs separately,
+            ``"never"`` with the others, ``"auto"`` separately if less than
+            ``final_epoch_threshold`` of its samples are requested (`GPTDataset` of megatron-core
+            0.16.1). Default: the rule of the framework; never in GPT-NeoX, auto in the others.
+        final_epoch_threshold: share of an epoch, 0 to 1. Default: 0.8, as in Megatron-LM.
+        exact_num_epochs: number of epochs to build, at least 1
+            (``--train-data-exact-num-epochs`` of Megatron-DeepSpeed). Default: as many as are
+            needed for the requested samples.
+
+    Raises:
+        InvalidArgument: a value is out of range.
     """
 
     separate_final_epoch: FinalEpochPolicy | None = None
@@ -90,46 +95,66 @@ class FrameworkOrder(Order):
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronOrder(FrameworkOrder):
-    """Order of Megatron-LM; see `FrameworkOrder` for the settings."""
+    """Order of Megatron-LM (megatron-core 0.16.1).
+
+    Settings: ``separate_final_epoch``, ``final_epoch_threshold``, ``exact_num_epochs``; see
+    `FrameworkOrder`.
+    """
 
     name: ClassVar[str] = "megatron"
 
 
 @dataclass(frozen=True, kw_only=True)
 class MegatronLegacyOrder(FrameworkOrder):
-    """Order of Megatron-DeepSpeed and Megatron-LM before 2023; see `FrameworkOrder`."""
+    """Order of Megatron-DeepSpeed (main, 2025-07) and of Megatron-LM before 2023.
+
+    Settings: ``separate_final_epoch``, ``final_epoch_threshold``, ``exact_num_epochs``; see
+    `FrameworkOrder`.
+    """
 
     name: ClassVar[str] = "megatron-legacy"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeoxOrder(FrameworkOrder):
-    """Order of GPT-NeoX with ``pack_impl: packed``, its default; see `FrameworkOrder`."""
+    """Order of GPT-NeoX (main, 2026-05) with its default ``pack_impl: packed``.
+
+    Settings: ``separate_final_epoch``, ``final_epoch_threshold``, ``exact_num_epochs``; see
+    `FrameworkOrder`.
+    """
 
     name: ClassVar[str] = "neox"
 
 
 @dataclass(frozen=True, kw_only=True)
 class PaddleOrder(FrameworkOrder):
-    """Order of PaddleNLP; see `FrameworkOrder` for the settings."""
+    """Order of PaddleNLP (3.0.0b4).
+
+    Settings: ``separate_final_epoch``, ``final_epoch_threshold``, ``exact_num_epochs``; see
+    `FrameworkOrder`.
+    """
 
     name: ClassVar[str] = "paddlenlp"
 
 
 @dataclass(frozen=True, kw_only=True)
 class NeoxDocumentsOrder(Order):
-    """Samples of whole documents, GPT-NeoX's other two values of ``pack_impl``.
+    """Order of GPT-NeoX (main, 2026-05) with samples of whole documents.
 
-    The number of samples decides the order of all, so ``num_samples`` must be given.
+    ``build_index`` needs ``num_samples`` with this order, because the number of samples decides
+    their order.
 
     Args:
-        pack_impl: ``"unpacked"`` makes each document a sample, ``"pack_until_overflow"`` as many
-            as fit.
-        allow_chopped: False leaves out documents that are longer than a sample.
-        label_dataset: the pair with one label for each token; documents whose labels are all -100,
-            as far as a sample reads them, are left out.
-        next_token: False serves documents alone, where GPT-NeoX adds the first token of the next
-            one as far as there is room.
+        pack_impl: ``"unpacked"``: one document per sample; ``"pack_until_overflow"``: as many as
+            fit.
+        allow_chopped: False omits documents longer than a sample.
+        label_dataset: prefix of a pair, or open dataset, with one label for each token. Documents
+            whose labels within a sample are all -100 are omitted.
+        next_token: True: a sample with room left ends with the first token of the next document,
+            as in GPT-NeoX; False: it does not.
+
+    Raises:
+        InvalidArgument: a value is not one of those above.
     """
 
     pack_impl: PackImpl
@@ -143,23 +168,30 @@ class NeoxDocumentsOrder(Order):
         return f"{self.name} with pack_impl {self.pack_impl}"
 
     def check_num_samples(self, num_samples: int | None) -> int:
-        """Return the samples asked for; refuses epochs in place of them."""
+        """Return the number of samples; InvalidArgument unless it is given and at least 1."""
         if num_samples is None or num_samples < 1:
             raise InvalidArgument(
-                f"pack_impl {self.pack_impl} has no epochs: how many samples it shuffles decides "
-                f"the order of all; give num_samples, at least 1, not {num_samples}"
+                f"num_samples must be at least 1 with pack_impl {self.pack_impl}, got "
+                f"{num_samples}; the number of samples decides their order, so give it in place of "
+                "epochs"
             )
         return num_samples
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochOrder(Order):
-    """Every epoch a complete pass, computed and never stored; see `megaindex.index.orders.epoch`.
+    """Order of megaindex in which every epoch is a complete pass over the documents.
+
+    Samples are computed from (seed, epoch, source name) when they are located; nothing is stored,
+    and more epochs do not change earlier ones.
 
     Args:
-        epochs_mixed: complete epochs that are shuffled together.
-        left_over: ``"drop"`` the tokens at the end of an epoch that fill no sample, or ``"carry"``
-            them into the next.
+        epochs_mixed: number of complete epochs shuffled together, at least 1.
+        left_over: ``"drop"`` omits the tokens at the end of an epoch that fill no sample,
+            ``"carry"`` reads them at the beginning of the next epoch.
+
+    Raises:
+        InvalidArgument: a value is out of range.
     """
 
     epochs_mixed: int = 1
@@ -170,7 +202,10 @@ class EpochOrder(Order):
 
 @dataclass(frozen=True, kw_only=True)
 class WindowOrder(Order):
-    """Contiguous windows of the ``.bin``, shuffled anew every epoch; it has no settings."""
+    """Order of megaindex with contiguous windows of the ``.bin``, shuffled in every epoch.
+
+    Samples are computed when they are located; nothing is stored. It has no settings.
+    """
 
     name: ClassVar[str] = "window"
     lacks: ClassVar[tuple[str, ...]] = ("drop_last_partial",)
@@ -178,7 +213,9 @@ class WindowOrder(Order):
 
 def _check_pack_impl(name: str, value: object) -> str:
     if value == "packed":
-        raise InvalidArgument(f"{name} packed cuts documents, which is order NeoxOrder; give that")
+        raise InvalidArgument(
+            f"{name} must be unpacked or pack_until_overflow, got packed; use NeoxOrder for it"
+        )
     return str(check_choice(name, value, ("unpacked", "pack_until_overflow")))
 
 
@@ -198,12 +235,12 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
 
 
 def order_of(order: str | Order) -> Order:
-    """Return the order, with its default settings where only its name is given."""
+    """Return the order; a name stands for its default settings."""
     return order if isinstance(order, Order) else _kind(order)()
 
 
 def order_of_row(row: FrameworkRules) -> Order:
-    """Return the order whose settings are those of a row."""
+    """Return the order with the settings of a row."""
     kind = _kind(row.order)
     return kind(**{field.name: getattr(row, field.name) for field in fields(kind)})
 
@@ -211,9 +248,10 @@ def order_of_row(row: FrameworkRules) -> Order:
 def make_order(
     name: str, settings: Mapping[str, Any], words: Mapping[str, str] | None = None
 ) -> Order:
-    """The order of a name, with settings as flags and files give them: None for those not given.
+    """Return an order with the settings that are not None; ``words`` are their names in messages.
 
-    A setting without a meaning in the order is refused. ``words``: what the user calls a setting.
+    Raises:
+        InvalidArgument: the order does not have a setting, or its value is wrong.
     """
     kind, given = _kind(name), {k: value for k, value in settings.items() if value is not None}
     own = {field.name for field in fields(kind)}
@@ -227,7 +265,7 @@ def make_order(
 
 
 def check_parameters(order: Order, **given: bool) -> None:
-    """Refuse parameters of `build_index` that were given and mean nothing in an order."""
+    """Raise InvalidArgument if a given parameter of `build_index` is not one of the order."""
     for name in order.lacks:
         if given[name]:
             having = [kind.name for kind in _KINDS if name not in kind.lacks]
@@ -241,6 +279,6 @@ def _kind(name: str) -> type[Order]:
 
 def _without_meaning(word: str, having: list[str], order: str) -> InvalidArgument:
     return InvalidArgument(
-        f"{word} is a setting of order {' and '.join(having)}, the order is {order}; leave it out, "
-        "or choose another order"
+        f"{word} is a setting of order {' and '.join(having)}, the order is {order}; omit it or "
+        "choose another order"
     )

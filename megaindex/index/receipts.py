@@ -1,10 +1,9 @@
-"""Receipts: a proof of what was served.
+"""Receipts: order-dependent checksums of served samples.
 
-A receipt is the sum, modulo 2**128, of a hash of (position in the training order, runs of tokens
-served there) over samples. Sums commute: ranks and workers add what they served, in any order, and
-the total equals the planned one exactly if every position was served once, whenever it was: see
-`megaindex.loader.Recorder`. A source enters by the fingerprint of its lengths and document bounds,
-never by path or number, nor by its tokens: see `megaindex.cache.fingerprint.content_fingerprint`.
+A receipt is the sum, modulo 2**128, of a hash of (position in training order, spans) over samples.
+Addition commutes, so receipts of ranks and workers can be added in any order; the total equals the
+planned receipt exactly if every position was served once (`megaindex.loader.Recorder`). A source is
+identified by the fingerprint of its lengths and document bounds, not by path, number or tokens.
 """
 
 from __future__ import annotations
@@ -26,17 +25,21 @@ WORD = 2**64
 
 @dataclass(frozen=True)
 class Receipt:
-    """The sum over some samples, and how many there were; ``+`` joins disjoint sets of samples."""
+    """Checksum of a set of samples; ``+`` gives that of the union of disjoint sets."""
 
     words: tuple[int, int] = (0, 0)
     """High and low 64 bits of the sum."""
     count: int = 0
+    """Number of samples."""
 
     @classmethod
     def of(cls, positions: I64, spans: Spans, keys: U64) -> Receipt:
-        """Return the receipt of samples at ``positions``, int64[n], that read ``spans``.
+        """Return the receipt of n samples.
 
-        ``keys`` are the sources' fingerprints, see `fingerprint_keys`.
+        Args:
+            positions: int64[n], positions in training order.
+            spans: of the n samples.
+            keys: uint64[sources, 2] of `fingerprint_keys`.
         """
         sums = np.zeros((1, 2), np.uint64)
         add_to_blocks(positions, spans, keys, np.zeros(positions.size, np.int64), sums)
@@ -44,13 +47,13 @@ class Receipt:
 
     @classmethod
     def from_rows(cls, rows: I64) -> Receipt:
-        """Of what `sample_receipts` gave, int64[n, 3]."""
+        """Return the receipt of the samples of `sample_receipts`, int64[n, 3]."""
         words = rows[:, 1:].view(np.uint64).tolist()
         total = sum(high * WORD + low for high, low in words)
         return cls((total // WORD % WORD, total % WORD), len(words))
 
     def add(self, positions: I64, spans: Spans, keys: U64) -> Receipt:
-        """This receipt with more samples."""
+        """Return the receipt with the samples of `Receipt.of` added."""
         return self + Receipt.of(positions, spans, keys)
 
     def __add__(self, other: Receipt) -> Receipt:
@@ -59,10 +62,10 @@ class Receipt:
         return Receipt((high % WORD, low % WORD), self.count + other.count)
 
     def limbs(self) -> I64:
-        """int64[5]: the sum in 32-bit limbs, lowest first, and the count.
+        """Return int64[5]: the sum in 32-bit limbs, lowest first, and the count.
 
-        What `torch.distributed.all_reduce` makes of it by addition, over up to 2**31 ranks, is what
-        `from_limbs` turns into the receipt of all ranks together.
+        `torch.distributed.all_reduce` can add these arrays over up to 2**31 ranks; `from_limbs`
+        converts the result into the receipt of all ranks.
         """
         high, low = self.words
         parts = [low % 2**32, low >> 32, high % 2**32, high >> 32, self.count]
@@ -70,6 +73,7 @@ class Receipt:
 
     @classmethod
     def from_limbs(cls, limbs: I64) -> Receipt:
+        """Return the receipt of an array, or a sum of arrays, of `limbs`."""
         *parts, count = limbs.tolist()
         total = sum(part << 32 * k for k, part in enumerate(parts))
         return cls((total // WORD % WORD, total % WORD), count)
@@ -78,23 +82,21 @@ class Receipt:
         return f"{self.words[0]:016x}{self.words[1]:016x}"
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the receipt as 32 hex digits, and the number of samples."""
         return {"receipt": str(self), "samples": self.count}
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> Receipt:
-        """
-        Raises:
-            FormatError: not what `to_dict` gives.
-        """
+        """Return the receipt in the result of `to_dict`; FormatError if it is another."""
         given = CheckpointReader("a receipt, 32 hex digits and a number of samples", stored)
         return cls(_words(given.hashed("receipt")), given.integer("samples"))
 
 
 def fingerprint_keys(fingerprints: Sequence[str]) -> U64:
-    """Fingerprints of the sources, 32 hex digits each, as uint64[sources, 2] for the kernels.
+    """Return fingerprints of the sources, 32 hex digits each, as uint64[sources, 2].
 
     Raises:
-        InvalidArgument: none, or one that is not 32 hex digits.
+        InvalidArgument: the list is empty, or an element is not 32 hex digits.
     """
     try:
         rows = [_words(text) for text in fingerprints]
@@ -102,16 +104,16 @@ def fingerprint_keys(fingerprints: Sequence[str]) -> U64:
         rows = []
     if not rows or isinstance(fingerprints, str):
         raise InvalidArgument(
-            "fingerprints must be a list with 32 hex digits for each source, as "
-            f"corpus_fingerprint gives, got {fingerprints!r}"
+            "fingerprints must be a list with 32 hex digits for each source, the results of "
+            f"corpus_fingerprint, got {fingerprints!r}"
         )
     return np.array(rows, np.uint64)
 
 
 def sample_receipts(positions: I64, spans: Spans, keys: U64) -> I64:
-    """One row for each sample, int64[n, 3]: its position, and the words of its hash (as int64).
+    """Return int64[n, 3]: the position of each sample and both words of its hash.
 
-    For where samples travel on one by one: rows can be collated, and `Receipt.from_rows` adds them.
+    Rows can be collated with their samples and added by `Receipt.from_rows`.
     """
     hashes = np.zeros((positions.size, 2), np.uint64)
     add_to_blocks(positions, spans, keys, np.arange(positions.size), hashes)

@@ -1,7 +1,7 @@
-"""The interface of every index, and iteration in its fastest order.
+"""Interface of every index, the spans it returns, and iteration in its fastest order.
 
-Receipts and counts are sums, which do not ask for the order of training: an index whose samples lie
-one after another in some other order may give them in that one.
+Receipts and counts are sums and do not depend on the order of iteration. An index may therefore
+iterate over its samples in the order in which they were cut, which reads memory sequentially.
 """
 
 from __future__ import annotations
@@ -20,26 +20,27 @@ from megaindex.validation import check_integer
 
 @dataclass(frozen=True, eq=False)
 class Spans:
-    """Runs of tokens, in the order in which samples read them; no run is empty.
+    """Token ranges of samples, in reading order.
 
-    Unpacks as ``source, document, offset, length``. The runs of the k-th sample asked for are
-    ``row_splits[k]:row_splits[k + 1]``.
+    Span ``i`` is the non-empty range of ``length[i]`` tokens at ``offset[i]`` of sequence
+    ``document[i]`` in source ``source[i]``. The spans of the k-th requested sample are
+    ``row_splits[k]:row_splits[k + 1]``. Unpacks as ``source, document, offset, length``.
     """
 
     source: I32
-    """int32[n]: which source, 0 where there is one."""
+    """int32[n]: number of the source; 0 for an index of one source."""
     document: I64
-    """int64[n]: sequence id in that source."""
+    """int64[n]: sequence id in the source."""
     offset: I64
     """int64[n]: first token, counted from the start of the sequence."""
     length: I64
-    """int64[n]: tokens, at least 1."""
+    """int64[n]: number of tokens, at least 1."""
     row_splits: I64
-    """int64[samples + 1]: where each sample's runs begin."""
+    """int64[samples + 1]: first span of each sample, and the number of spans."""
 
     @classmethod
     def of_one_source(cls, document: I64, offset: I64, length: I64, row_splits: I64) -> Spans:
-        """What the kernels find: runs of source 0."""
+        """Return spans of source 0."""
         return cls(np.zeros(document.size, np.int32), document, offset, length, row_splits)
 
     def __iter__(self) -> Iterator[IntArray]:
@@ -49,11 +50,10 @@ class Spans:
         return int(self.document.size)
 
     def input_lengths(self, sequence_length: int) -> I64:
-        """Return how many tokens of each run are input, int64[n]: the first S of each sample.
+        """Return the number of input tokens of each span, int64[n].
 
-        What follows them is a label alone. A sample of S tokens or fewer is fed as a whole, such as
-        a bin of documents or a shorter last sample. Of runs of 3 and 6 tokens in one sample, with
-        S = 8, 3 and 5 are.
+        The first ``sequence_length`` tokens of a sample are input; a further token is only a label.
+        With ``sequence_length=8``, spans of 3 and 6 tokens in one sample have 3 and 5 input tokens.
         """
         ends = np.concatenate(([0], np.cumsum(self.length)))
         first = np.repeat(ends[self.row_splits[:-1]], np.diff(self.row_splits))
@@ -62,49 +62,46 @@ class Spans:
 
 
 class Index(Protocol):
-    """The interface through which planner, loader, audit and demo use an index."""
+    """Interface of an index: the samples of a run and the tokens that each of them reads.
+
+    Planner, loader, receipts and audit use only this interface.
+    """
 
     @property
     def num_samples(self) -> int:
-        """Samples that can be located: 0 ... num_samples - 1, in the order of training."""
-        ...
+        """Number of samples; ids 0 to ``num_samples - 1`` are in the order of training."""
 
     @property
     def num_epochs(self) -> int:
-        """Epochs the index was built for."""
-        ...
+        """Number of epochs that the index was built for."""
 
     @property
     def tokens_per_epoch(self) -> int:
-        """Tokens of the documents, once each."""
-        ...
+        """Number of tokens of the selected documents, each counted once."""
 
     @property
     def sequence_length(self) -> int:
-        """Tokens per sample, the shifted label's extra token not counted."""
-        ...
+        """Number of input tokens per sample."""
 
     @property
     def add_extra_token(self) -> int:
-        """1 if samples hold one token more for the shifted label, else 0."""
-        ...
+        """1 if a sample reads one more token for the shifted label, else 0."""
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
-        """Where the tokens of these samples lie, the extra token included.
+        """Return the spans that samples read, including the extra token.
+
+        Args:
+            sample_ids: integer or int[n], each from 0 to ``num_samples - 1``, in any order.
 
         Raises:
-            OutOfRange: an id below 0 or not below ``num_samples``.
+            OutOfRange: an id is outside that range.
         """
         ...
 
 
 def check_sample_ids(sample_ids: npt.ArrayLike, num_samples: int) -> I64:
-    """Return the ids as int64[n].
-
-    Raises:
-        OutOfRange: an id below 0 or not below ``num_samples``.
-    """
-    # A dataset asks for one at a time, and a comparison in NumPy takes longer than its kernel.
+    """Return the ids as int64[n]; OutOfRange unless each is from 0 to ``num_samples - 1``."""
+    # Datasets request one sample at a time; comparing in NumPy would take longer than the kernel.
     if isinstance(sample_ids, list) and len(sample_ids) == 1:
         only: Any = sample_ids[0]
         if type(only) is int and 0 <= only < num_samples:
@@ -120,29 +117,25 @@ def check_sample_ids(sample_ids: npt.ArrayLike, num_samples: int) -> I64:
     if few and not 0 <= min(few) <= max(few) < num_samples:
         wrong = ids[(ids < 0) | (ids >= num_samples)]
         raise OutOfRange(
-            f"sample {int(wrong[0])} was asked for, the index holds samples 0 to "
-            f"{num_samples - 1}; nothing is served in its place"
+            f"sample {int(wrong[0])} does not exist, the index holds samples 0 to "
+            f"{num_samples - 1}; request one of them or build an index with more"
         )
     return ids.astype(np.int64)
 
 
 def locate_each(indices: Sequence[Index], source: I64, sample: I64) -> Spans:
-    """Sample ``sample[k]`` of ``indices[source[k]]``, int64[n] each, located source by source.
-
-    Raises:
-        OutOfRange: a sample that its source does not hold.
-    """
+    """Return the spans of sample ``sample[k]`` of ``indices[source[k]]``, int64[n] each."""
     pieces = []
     for number in np.unique(source).tolist():
         places = np.flatnonzero(source == number)
         spans = indices[number].locate(sample[places])
         numbered = replace(spans, source=np.full(len(spans), number, np.int32))
         pieces.append((places, numbered))
-    return joined(pieces, source.size)
+    return join_spans(pieces, source.size)
 
 
-def joined(pieces: Sequence[tuple[I64, Spans]], num_samples: int) -> Spans:
-    """One Spans of samples 0 ... num_samples - 1, given pieces by the places of their samples."""
+def join_spans(pieces: Sequence[tuple[I64, Spans]], num_samples: int) -> Spans:
+    """Return spans of samples 0 to ``num_samples - 1`` from (sample numbers, spans) pieces."""
     counts = np.zeros(num_samples, np.int64)
     for places, spans in pieces:
         counts[places] = np.diff(spans.row_splits)
@@ -163,77 +156,67 @@ def joined(pieces: Sequence[tuple[I64, Spans]], num_samples: int) -> Spans:
 
 
 CHUNK = 1 << 14
-"""Samples given at once: what passes from kernel to kernel stays in a near cache."""
+"""Samples per chunk: the arrays passed between kernels stay in the L2 cache."""
 
 SCATTERED = 8
-"""One sample in so few, or fewer, is found faster in the order of training than by passing over all
-of them in the order in which they lie."""
+"""Ranges of less than 1/8 of a block are located faster in training order than in cutting order."""
 
 Chunks: TypeAlias = Iterator[tuple[I64, Spans]]
-"""Positions in the order of training, int64[n], and the runs of the samples there."""
+"""Positions in training order, int64[n], and the spans of the samples at these positions."""
 
 
-class Locating(Protocol):
-    """The part of an index that finds samples."""
-
+class _HasLocate(Protocol):
     def locate(self, sample_ids: I64) -> Spans: ...
 
 
 @runtime_checkable
-class Walkable(Protocol):
-    """An index with a fast walk of its own."""
+class IterableIndex(Protocol):
+    """Index with an iteration faster than `locate` in training order."""
 
-    def walk(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
-        """See `walk`; the range lies inside."""
-        ...
+    def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks: ...
 
 
-def walk(index: Index, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
-    """Iterate over samples begin ... end - 1, each once, in any order, in chunks.
+def iterate_spans(index: Index, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
+    """Iterate over samples ``begin`` to ``end - 1``, each once, in any order, in chunks.
 
-    ``parts`` walks with part 0, 1, ..., parts - 1 give them all together; each may run in a thread
-    of its own.
+    The iterations with ``part`` 0 to ``parts - 1`` are disjoint, cover the range together, and may
+    run in threads.
 
     Raises:
-        OutOfRange: the index does not hold them.
+        OutOfRange: the range is outside the index.
     """
     begin, end = check_range(index, begin, end)
-    if isinstance(index, Walkable):
-        return index.walk(begin, end, part, parts)
-    return located(index, begin, end, part, parts)
+    if isinstance(index, IterableIndex):
+        return index.iterate_spans(begin, end, part, parts)
+    return iterate_in_order(index, begin, end, part, parts)
 
 
-def located(index: Locating, begin: int, end: int, part: int, parts: int) -> Chunks:
-    """Iterate over samples of any index, in the order of training."""
-    first, stop = share(begin, end, part, parts)
+def iterate_in_order(index: _HasLocate, begin: int, end: int, part: int, parts: int) -> Chunks:
+    """Iterate over samples in training order."""
+    first, stop = part_bounds(begin, end, part, parts)
     for start in range(first, stop, CHUNK):
         positions = np.arange(start, min(stop, start + CHUNK))
         yield positions, index.locate(positions)
 
 
-def share(begin: int, end: int, part: int, parts: int) -> tuple[int, int]:
-    """The part-th of ``parts`` stretches of begin ... end - 1: 0 to 10 in three: 0 3 6 10."""
+def part_bounds(begin: int, end: int, part: int, parts: int) -> tuple[int, int]:
+    """Return the bounds of one of ``parts`` equal parts; 0 to 10 in three parts: 0, 3, 6, 10."""
     return begin + (end - begin) * part // parts, begin + (end - begin) * (part + 1) // parts
 
 
-def in_order(index: Index, begin: int, end: int) -> Spans:
-    """Return the spans of samples begin ... end - 1, as ``index.locate`` gives them."""
+def locate_range(index: Index, begin: int, end: int) -> Spans:
+    """Return the spans of samples ``begin`` to ``end - 1`` in training order."""
     begin, end = check_range(index, begin, end)
-    pieces = [(positions - begin, spans) for positions, spans in walk(index, begin, end)]
-    return joined(pieces, end - begin)
+    pieces = [(positions - begin, spans) for positions, spans in iterate_spans(index, begin, end)]
+    return join_spans(pieces, end - begin)
 
 
 def check_range(index: Index, begin: int, end: int) -> tuple[int, int]:
-    """Return both as plain integers.
-
-    Raises:
-        OutOfRange: the index does not hold samples begin ... end - 1.
-        InvalidArgument: they are not integers.
-    """
+    """Return both as Python integers; OutOfRange unless the index has the samples between them."""
     begin, end = check_integer("begin", begin), check_integer("end", end)
     if not 0 <= begin <= end <= index.num_samples:
         raise OutOfRange(
-            f"samples {begin} to {end} were asked for, the index holds samples 0 to "
-            f"{index.num_samples}; ask for a range inside"
+            f"samples {begin} to {end} do not all exist, the index holds samples 0 to "
+            f"{index.num_samples}; request a range inside"
         )
     return begin, end

@@ -1,13 +1,11 @@
-"""Stages one after the other, each a mixture of sources, every source read on from where it is.
+"""Index of consecutive stages, each a mixture of sources that continue from stage to stage.
 
-A stage knows how it draws from its streams (`megaindex.index.mixing`) and which sample of each
-source it begins with. So sample i of the run is found without walking there: its stage, its stream
-and the how-manieth draw of that stream it is, then that sample of the source.
+Sample i of a run is computed directly: its stage, its stream and the number of that stream's draw
+(`megaindex.index.mixing`), then the sample of the source.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,17 +20,17 @@ from megaindex.index.spans import Index, Spans, check_sample_ids, locate_each
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class MixedStage:
-    """A number of samples drawn from some of the sources."""
+    """Samples that a stage draws from some of the sources."""
 
     mixing: Mixing
     sources: tuple[int, ...]
-    """Number of the source that each stream of the mixing reads."""
+    """Source number of each stream of the mixing."""
     begins: tuple[int, ...]
-    """First sample of each of them that the stage reads."""
+    """First sample of the source that each stream reads."""
     num_samples: int
 
     def drawn(self, samples: int, num_sources: int) -> I64:
-        """int64[num_sources]: samples of each source among the first ``samples`` of the stage."""
+        """Return int64[num_sources]: draws of each source in the first ``samples`` of the stage."""
         counts = np.zeros(num_sources, np.int64)
         np.add.at(counts, list(self.sources), self.mixing.counts(samples))
         return counts
@@ -40,10 +38,11 @@ class MixedStage:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StagedIndex:
-    """The samples of all stages, located through the index of the source that each is drawn from.
+    """Index of the samples of all stages.
 
     Raises:
-        InvalidArgument: the sources do not fit together, or hold fewer samples than are drawn.
+        InvalidArgument: sources differ in sequence_length or add_extra_token, or have fewer samples
+            than are drawn.
     """
 
     sources: tuple[Index, ...]
@@ -53,7 +52,7 @@ class StagedIndex:
         shapes = {(index.sequence_length, index.add_extra_token) for index in self.sources}
         if len(shapes) != 1:
             raise InvalidArgument(
-                "all sources of a run need one sequence_length and add_extra_token, got "
+                "all sources must have the same (sequence_length, add_extra_token), got "
                 f"{sorted(shapes)}"
             )
         for number, stage in enumerate(self.stages):
@@ -61,8 +60,8 @@ class StagedIndex:
             for source, begin, count in zip(stage.sources, stage.begins, drawn, strict=True):
                 if begin + count > self.sources[source].num_samples:
                     raise InvalidArgument(
-                        f"stage {number} reads samples {begin} to {begin + count} of source "
-                        f"{source}, which holds {self.sources[source].num_samples}; extend it"
+                        f"source {source} must have {begin + count} samples for stage {number}, "
+                        f"got {self.sources[source].num_samples}; extend it"
                     )
 
     @property
@@ -86,7 +85,7 @@ class StagedIndex:
         return self.sources[0].add_extra_token
 
     def origin(self, sample_ids: npt.ArrayLike) -> tuple[I64, I64]:
-        """(source, sample of that source) of each sample of the run, int64[n] each."""
+        """Return the source and the sample of that source of each sample, int64[n] each."""
         ids = check_sample_ids(sample_ids, self.num_samples)
         source, sample = np.empty_like(ids), np.empty_like(ids)
         stages = np.searchsorted(self._bounds, ids, side="right") - 1
@@ -101,7 +100,7 @@ class StagedIndex:
         return locate_each(self.sources, *self.origin(sample_ids))
 
     def drawn(self, position: int) -> list[I64]:
-        """For each stage int64[sources]: the samples it drew before sample ``position``."""
+        """Return int64[sources] for each stage: its draws before sample ``position``."""
         return [
             stage.drawn(min(max(position - begin, 0), stage.num_samples), len(self.sources))
             for stage, begin in zip(self.stages, self._bounds[:-1].tolist(), strict=True)
@@ -109,9 +108,6 @@ class StagedIndex:
 
     @cached_property
     def _bounds(self) -> I64:
-        """int64[stages + 1]: the first sample of each stage."""
-        return _cumulated([stage.num_samples for stage in self.stages])
-
-
-def _cumulated(counts: Sequence[int]) -> I64:
-    return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))
+        """int64[stages + 1]: first sample of each stage, and the number of samples."""
+        counts = [stage.num_samples for stage in self.stages]
+        return np.concatenate(([0], np.cumsum(counts, dtype=np.int64)))

@@ -18,7 +18,7 @@ import torch
 from megaindex._types import IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.block_receipts import Ladder
+from megaindex.index.block_receipts import BlockReceipts
 from megaindex.index.spans import Index
 from megaindex.loader.batch import BatchMaker, SampleOptions
 from megaindex.loader.batch_reader import Batch, BatchReader, BufferPool, DeviceCopies, Prepared
@@ -322,7 +322,7 @@ class Loader:
         if self._recorder is not None:
             return self._recorder.read(receipt)
         if receipt is None:
-            return Counted(ladder=Ladder(stride=1, blocks={}))
+            return Counted(ladder=BlockReceipts(stride=1, blocks={}))
         return stored_receipt(receipt).counted
 
     def _check_order(
@@ -366,7 +366,7 @@ class _Iteration(Iterator[Batch]):
             raise
 
 
-def _check_count(ladder: Ladder, consumed: int) -> None:
+def _check_count(ladder: BlockReceipts, consumed: int) -> None:
     count = ladder.total.count
     if count > consumed:
         raise InvalidArgument(

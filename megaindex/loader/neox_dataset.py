@@ -16,7 +16,7 @@ import numpy.typing as npt
 from megaindex._types import I64
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
-from megaindex.index.labels import IGNORED_LABEL, check_in_step
+from megaindex.index.labels import IGNORED_LABEL, check_same_lengths
 from megaindex.index.spans import Index, Spans
 from megaindex.loader.reader_choice import plain_reader
 from megaindex.loader.token_readers import row_tokens
@@ -71,7 +71,7 @@ class NeoxDataset(_ReadsBatches):
         self._readers = {"text": plain_reader([dataset])}
         for name, companion in (("label", label_dataset), ("ref", ref_dataset)):
             if companion is not None:
-                check_in_step(dataset, companion, name)
+                check_same_lengths(dataset, companion, name)
                 self._readers[name] = plain_reader([companion])
         self._rewards = None
         if reward_dataset is not None:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from megaindex._types import I64
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.index.block_receipts import DEFAULT_STRIDE, Ladder, planned_ladder
+from megaindex.index.block_receipts import DEFAULT_STRIDE, BlockReceipts, planned_block_receipts
 from megaindex.index.receipts import Receipt, fingerprint_keys, sample_receipts
 from megaindex.index.spans import Index, Spans
 from megaindex.loader.sampler_state import RankLayout
@@ -53,7 +53,7 @@ class Round(NamedTuple):
 class Counted:
     """The sums of a recorder."""
 
-    ladder: Ladder
+    ladder: BlockReceipts
     in_place: int = 0
     """Samples that were served in the round of micro batches that holds their position."""
     misplaced: int = 0
@@ -92,12 +92,12 @@ class Recorder:
     ) -> None:
         self._keys = fingerprint_keys(fingerprints)
         self._identity = {"fingerprints": list(fingerprints), "parameters": dict(parameters or {})}
-        self._nothing = Counted(ladder=Ladder(stride=stride, blocks={}))
+        self._nothing = Counted(ladder=BlockReceipts(stride=stride, blocks={}))
         self._counted = self._nothing
         self.ranks = ranks
 
     @property
-    def ladder(self) -> Ladder:
+    def ladder(self) -> BlockReceipts:
         return self._counted.ladder
 
     @property
@@ -126,7 +126,7 @@ class Recorder:
         }
         placed = 0 if round_of is None else round_of.count(added[:, 0])
         self._counted += Counted(
-            ladder=Ladder(stride=stride, blocks=blocks),
+            ladder=BlockReceipts(stride=stride, blocks=blocks),
             in_place=placed,
             misplaced=0 if round_of is None else len(added) - placed,
         )
@@ -221,7 +221,7 @@ def stored_receipt(state: Mapping[str, Any]) -> StoredReceipt:
     fingerprints = stored.checked("fingerprints", "must be a list of text", _is_list_of_text)
     parameters = stored.part("parameters", "the parameters of a receipt").values
     receipt = Receipt.from_dict(state)
-    ladder = Ladder.from_dict(stored.field("ladder", "must be a mapping"))
+    ladder = BlockReceipts.from_dict(stored.field("ladder", "must be a mapping"))
     if ladder.total != receipt:
         raise FormatError(
             "the stored receipt is not the sum of its ladder; take it from an intact checkpoint"
@@ -328,8 +328,8 @@ def _check_ranks(stored: Sequence[StoredReceipt]) -> None:
 class ReceiptCheck:
     """The receipts of all ranks beside the plan; ``str`` gives the result in words."""
 
-    served: Ladder
-    planned: Ladder
+    served: BlockReceipts
+    planned: BlockReceipts
     in_place: int
     """Samples that were served in the round of micro batches that holds their position."""
     misplaced: int
@@ -390,11 +390,11 @@ def check_receipts(
     stored = stored_receipt(receipt)
     served, keys = stored.counted.ladder, fingerprint_keys(stored.fingerprints)
     end = check_integer("end", end)
-    planned = Ladder(stride=served.stride, blocks={})
+    planned = BlockReceipts(stride=served.stride, blocks={})
     size = index.num_samples
     beyond = max(0, end - size) if end < 2 * size else 0  # of a last step that was wrapped
     for stop in (end - beyond, beyond):
-        planned += planned_ladder(index, 0, stop, keys, stride=served.stride)
+        planned += planned_block_receipts(index, 0, stop, keys, stride=served.stride)
     return ReceiptCheck(
         served=served,
         planned=planned,

@@ -1,13 +1,10 @@
-"""Access to files and objects of a store by one interface.
+"""One interface to local files and objects of a store, and the cache of local copies.
 
-A record has a name made of URL, size and version, so that a changed object has another one; it
-names the copy and its checksum. A copy is used only if it is as recorded: what was checked once is
-known by inode, size and times from then on, and checked again where one of them differs. Copies
-have names of their own and records are replaced in one step: where locks do not work, processes
-that start together each download one, and the last record counts. Anything in the directory may be
-deleted at any time.
-
-What reads object stores is imported when a URL of one is named, and not before.
+The cache has a record for each (URL, size, version) of an object, with the name and the checksum of
+a copy. A copy is used if its stamp (inode, size, times) is the one recorded when its checksum was
+verified; otherwise it is verified again. Copies have unique names and records are replaced
+atomically, so that without working file locks several processes each download a copy and the last
+record is used. All files of the directory may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -51,7 +48,7 @@ logger = logging.getLogger(__name__)
 VARIABLE = "MEGAINDEX_OBJECT_CACHE"
 _DEFAULT = "~/.cache/megaindex/objects"
 _BLOCK = 32 << 20  # bytes in memory at once
-_SETTLED = 2 * 10**9  # ns since the last change, after which the next one has another time
+_SETTLED = 2 * 10**9  # ns after a change, after which the next change has another time stamp
 Result = TypeVar("Result")
 
 _STORE_THREADS = 32
@@ -59,12 +56,11 @@ _NOTHING_THERE = {errno.ENOENT, errno.ENOTDIR, errno.ELOOP}
 
 
 def stat_path(path: str) -> FileInfo | None:
-    """Return the size and version of what is at a path; None where nothing is.
+    """Return the size and version of a file or object, or None if it does not exist.
 
     Raises:
-        InvalidArgument: a URL that names no object, or a path with a zero byte.
-        StorageError: that cannot be told: a folder may not be entered, a disk fails, a name is too
-            long, the object store cannot be asked.
+        InvalidArgument: the URL is not that of an object, or the path has a zero byte.
+        StorageError: the file system or the object store reports an error.
     """
     if is_remote(path):
         from megaindex.objects import store
@@ -82,28 +78,22 @@ def stat_path(path: str) -> FileInfo | None:
 
 
 def list_remote(url: str) -> list[str]:
-    """Return the URLs of the objects right below a URL, sorted; see `megaindex.objects.store`."""
+    """Return the sorted URLs of the objects directly below a URL, see `store.list_folder`."""
     from megaindex.objects import store
 
     return store.list_folder(url)
 
 
 def local_copy(info: FileInfo) -> str:
-    """Return a path with the content on this machine: of an object that of a copy.
-
-    Raises:
-        StorageError: the object cannot be read or was replaced, or the copy cannot be written.
-    """
-    if is_remote(info.path):
-        return cached_copy(info)
-    return info.path
+    """Return the path of a local file, or of the `cached_copy` of an object."""
+    return cached_copy(info) if is_remote(info.path) else info.path
 
 
 def open_binary(info: FileInfo) -> io.RawIOBase:
-    """The content as an unbuffered file, for whoever reads it from the first byte to the last.
+    """Return an unbuffered file for sequential reading.
 
     Raises:
-        StorageError: it is not a regular file, or cannot be opened; of an object, reading it fails.
+        StorageError: it is not a regular file or cannot be opened.
     """
     if is_remote(info.path):
         return ObjectFile(info)
@@ -111,10 +101,10 @@ def open_binary(info: FileInfo) -> io.RawIOBase:
 
 
 def read_ranges(info: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> None:
-    """Fill each ``(offset, into)`` of this very file or object; nothing of an object is kept.
+    """Fill the buffer of each ``(offset, into)`` from a file or, without a copy, an object.
 
     Raises:
-        StorageError: it was replaced or cut short, or reading fails in the end.
+        StorageError: it was replaced or truncated, or cannot be read.
     """
     if is_remote(info.path):
         from megaindex.objects import store
@@ -130,9 +120,9 @@ def read_ranges(info: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> Non
 
 
 def stamp(path: str) -> list[int]:
-    """Return numbers that stay the same as long as the content does; empty where nothing is.
+    """Return numbers that change with the content; [] if it does not exist.
 
-    Of a file, see `file_stamp`; of an object, its size and its version as a number.
+    For a file see `file_stamp`; for an object its size and a hash of its version.
     """
     if is_remote(path):
         found = stat_path(path)
@@ -141,14 +131,14 @@ def stamp(path: str) -> list[int]:
 
 
 def each_of(function: Callable[[str], Result], paths: Sequence[str]) -> list[Result]:
-    """Return the results of all paths; those of URLs are waited for together."""
+    """Return the results for all paths; URLs are processed in parallel."""
     if not any(map(is_remote, paths)):
         return [function(path) for path in paths]
     return map_interruptibly(function, paths, _STORE_THREADS)
 
 
 class ObjectFile(io.RawIOBase):
-    """Reads what is asked for, in pieces of which several are under way at a time."""
+    """Unbuffered file of an object; each read is made of parallel requests."""
 
     def __init__(self, info: FileInfo) -> None:
         self._info = info
@@ -177,11 +167,11 @@ class ObjectFile(io.RawIOBase):
 
 
 def cached_copy(info: FileInfo) -> str:
-    """Return the path of a copy of this object, downloaded unless it is there.
+    """Return the path of a local copy of an object, downloaded if necessary.
 
     Raises:
         StorageError: the object cannot be read or was replaced, or the copy cannot be written.
-        InvalidArgument: the cache's variable holds a URL.
+        InvalidArgument: MEGAINDEX_OBJECT_CACHE is a URL.
     """
     folder = os.environ.get(VARIABLE) or _DEFAULT
     check_local(folder, f"give {VARIABLE} a directory")
@@ -191,7 +181,7 @@ def cached_copy(info: FileInfo) -> str:
     copy = _sound_copy(info, record)
     if copy is not None:
         return copy
-    with as_storage_error(folder, f"cannot write the cache, which {VARIABLE} names"):
+    with as_storage_error(folder, f"cannot write the cache of {VARIABLE}"):
         os.makedirs(folder, exist_ok=True)
         with _one_at_a_time(os.path.join(folder, f"{name}.lock")) as alone:
             copy = _sound_copy(info, record)
@@ -203,7 +193,7 @@ def cached_copy(info: FileInfo) -> str:
 
 
 def _sound_copy(info: FileInfo, record: str) -> str | None:
-    """Return the copy that the record names, if both are what they must be."""
+    """Return the path of the copy in the record, or None if either is missing or damaged."""
     try:
         recorded = read_object(record)
         checked = recorded.pop("checked", None)
@@ -221,13 +211,13 @@ def _sound_copy(info: FileInfo, record: str) -> str | None:
         return None
     except (OSError, ValueError, TypeError, AttributeError, KeyError) as error:
         reason = f"cannot be used: {error!r}"
-    logger.warning("%s: the copy %s; %s is read again", record, reason, info.path)
+    logger.warning("%s: the copy %s; downloading %s again", record, reason, info.path)
     return None
 
 
 def _download(info: FileInfo, record: str) -> str:
     copy = f"{record.removesuffix('.json')}.{secrets.token_hex(8)}.object"
-    logger.info("%s: its %d bytes are copied to %s", info.path, info.nbytes, copy)
+    logger.info("%s: downloading %d bytes to %s", info.path, info.nbytes, copy)
     try:
         checksum = _copied(info, copy)
         _write(_record(info, os.path.basename(copy), checksum), record, copy)
@@ -238,20 +228,20 @@ def _download(info: FileInfo, record: str) -> str:
 
 
 def _copied(info: FileInfo, copy: str) -> str:
-    """Write the copy; its checksum."""
+    """Download the object to ``copy`` and return its checksum."""
     files = AtomicFiles((copy,))
     digest = xxhash.xxh3_128()
     block = memoryview(bytearray(min(_BLOCK, info.nbytes)))
     try:
         with copying(f"downloading {info.path.rpartition('/')[2]}") as bar:
-            told = bar(info.nbytes)
+            advance = bar(info.nbytes)
             out = files.open(copy)
             for begin in range(0, info.nbytes, _BLOCK):
                 part = block[: info.nbytes - begin]
                 fill(info, begin, part)
                 digest.update(part)
                 out.write(part)
-                told(len(part))
+                advance(len(part))
         files.publish()
     finally:
         files.discard()
@@ -259,10 +249,10 @@ def _copied(info: FileInfo, copy: str) -> str:
 
 
 def _remember(record: str, recorded: dict[str, Any], copy: str, now: list[int]) -> None:
-    """Spare the next opening the checksum, if the copy is what it was before it was read."""
+    """Record the stamp of a verified copy unless it changed, or only a moment ago."""
     changed = os.stat(copy).st_ctime_ns
     if now == file_stamp(copy) and changed <= time.time_ns() - _SETTLED:
-        with contextlib.suppress(OSError):  # a cache that is only read
+        with contextlib.suppress(OSError):  # a read-only cache
             _write({**recorded, "checked": now}, record, copy)
 
 
@@ -298,7 +288,7 @@ def _checksum(path: str) -> str:
 
 @contextlib.contextmanager
 def _one_at_a_time(path: str) -> Iterator[bool]:
-    """Hold a lock while one rank of a node downloads for all; yield whether locks work here."""
+    """Hold a lock, so that one process of a node downloads; yield True if locks work."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         alone = False
@@ -307,6 +297,6 @@ def _one_at_a_time(path: str) -> Iterator[bool]:
             alone = True
         yield alone
     finally:
-        with contextlib.suppress(OSError):  # a child that was forked meanwhile holds it too
+        with contextlib.suppress(OSError):  # explicitly: a forked child holds the lock too
             fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)

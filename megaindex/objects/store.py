@@ -1,9 +1,9 @@
 """Objects of a store through obstore: clients, metadata, listing, ranged reads, errors.
 
-Requests are made by the threads of a runtime that obstore starts for the whole process. A forked
-child inherits the runtime without its threads: a request there would wait for ever. A child thus
-gets an obstore of its own: the extension module is loaded once more from a copy, which the dynamic
-loader takes for another library, with a runtime yet to be started. That costs 15 MB and 15 ms.
+obstore makes requests in threads of a runtime of the process. A forked child inherits it without
+threads, so that a request would never return. It therefore loads the extension module again from a
+copy, which the dynamic loader treats as another library with its own runtime; this takes 15 MB and
+15 ms.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _RETRIED = re.compile(r"after (\d+) retries")
 _METADATA_SERVERS = ("169.254.169.254", "metadata.google.internal", "169.254.170.2")
 _HTTP = "set AWS_ALLOW_HTTP=true (AZURE_…, GOOGLE_…) for a store without TLS, or write https://"
 _ACCESS = (
-    "check the credentials in the environment, their right to read the bucket, and that the key "
-    "exists: without the right to list, some stores deny what is missing"
+    "check the credentials in the environment, their permission to read the bucket, and that the "
+    "key exists: without permission to list, some stores deny access to missing keys"
 )
-_CREDENTIALS = "check the file that the credentials' variables name"
-# what is in obstore's texts, what we say, and what helps; the first that is found counts
+_CREDENTIALS = "check the path of the credentials file in the environment"
+# pattern of obstore's message, our reason and remedy; the first match is used
 _KNOWN = tuple(
     (re.compile(phrase), reason, remedy)
     for phrase, reason, remedy in (
@@ -45,28 +45,28 @@ _KNOWN = tuple(
         ("BadScheme", "plain http is not allowed by default", _HTTP),
         (
             "incorrectly configured region|status code: 30[0-9]",
-            "the store sends elsewhere, as for a bucket of another region",
+            "the store redirects the request, as for a bucket of another region",
             "set AWS_REGION to the bucket's region and check the endpoint",
         ),
         (
             "non-partial response when range requested",
-            "the store, or a proxy before it, ignores Range and sends the whole object",
-            "read around the proxy, or copy the object to a disk or to another store",
+            "the store or a proxy ignores Range and sends the whole object",
+            "bypass the proxy, or copy the object to a disk or to another store",
         ),
         (
             "UnexpectedRange|NoContentRange|ParseContentRange|InvalidRangeRequest",
-            "the answer's Content-Range is missing, or is of other bytes than were asked for",
-            "the store, or a proxy or cache before it, is at fault: read around it, or copy the "
-            "object to a disk or to another store",
+            "Content-Range of the response is missing or differs from the request, a fault of the "
+            "store or a proxy",
+            "bypass the proxy, or copy the object to a disk or to another store",
         ),
         (
             "token file|service account file|(?i:credentials?) file|OpenCredentials|TokenFile",
-            "a file of credentials is missing or cannot be read",
+            "a credentials file is missing or cannot be read",
             _CREDENTIALS,
         ),
         (
             "Account must be specified",
-            "no storage account is named",
+            "the storage account is not set",
             "set AZURE_STORAGE_ACCOUNT_NAME",
         ),
     )
@@ -76,8 +76,8 @@ _CONNECTION = re.compile(r"kind: (Connect|Request|Timeout|Interrupted)\b")
 logger = logging.getLogger(__name__)
 
 _EXTENSION = "obstore._obstore"
-# Beyond these, obstore's own: 5xx, 429, timeouts and dropped connections are tried again, and a
-# body that ends early is gone on with where it stopped; 403, 404 and 412 are not.
+# obstore retries 5xx, 429, timeouts and dropped connections, and resumes incomplete bodies; it does
+# not retry 403, 404 and 412.
 _RETRIES = {
     "max_retries": 4,
     "retry_timeout": timedelta(seconds=60),
@@ -89,23 +89,23 @@ _ENDPOINTS = (
     "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT", "AZURE_STORAGE_ENDPOINT",
     "AZURE_ENDPOINT", "GOOGLE_BASE_URL",
 )  # fmt: skip
-_abandoned: list[Any] = []  # of parents: their end would be waited for by a runtime without threads
+_abandoned: list[Any] = []  # of the parent; kept alive because dropping them would wait for threads
 
 PIECE = 4 << 20
-"""Most bytes of a request: long enough for its latency not to count, short of its time limit."""
+"""Bytes per request: enough to hide latency, few enough for its time limit."""
 
 MERGE_GAP = 256 << 10
-"""Bytes that are read in less time than another request takes."""
+"""Gap between ranges that is read rather than skipped by another request."""
 
-_THREADS = 8  # of a read of many pieces
+_THREADS = 8  # parallel requests of one read
 _Bytes = npt.NDArray[np.uint8]
 
 
 def stat_object(url: str) -> FileInfo | None:
-    """Return the size and version of an object; None where it does not exist.
+    """Return the size and version of an object, or None if it does not exist.
 
     Raises:
-        StorageError: the store cannot be asked, denies it, or gives no strong ETag.
+        StorageError: the request failed or was denied, or the store has no strong ETags.
     """
     place = place_of(url)
 
@@ -113,7 +113,7 @@ def stat_object(url: str) -> FileInfo | None:
         return library().head(client, place.key)
 
     try:
-        with as_storage_error(url, "cannot look at"):
+        with as_storage_error(url, "cannot read metadata"):
             (meta,) = map_interruptibly(ask, [client_of(place.store, as_set_now=True)], 1)
     except FileNotFoundError:
         return None
@@ -121,11 +121,11 @@ def stat_object(url: str) -> FileInfo | None:
 
 
 def list_folder(url: str) -> list[str]:
-    """Return the URLs of the objects right below ``s3://bucket/folder``, or in a bucket, sorted.
+    """Return the sorted URLs of the objects directly below ``s3://bucket/folder`` or a bucket.
 
     Raises:
-        InvalidArgument: the URL is of an unknown kind.
-        StorageError: the store cannot be asked, or denies it.
+        InvalidArgument: the scheme of the URL is unknown.
+        StorageError: the request failed or was denied.
     """
     place = folder_of(url)
 
@@ -138,11 +138,11 @@ def list_folder(url: str) -> list[str]:
 
 
 def read(info: FileInfo, offset: int, into: memoryview) -> None:
-    """Fill ``into`` with the bytes at ``offset`` of this very object, by one request.
+    """Fill ``into`` with the bytes at ``offset`` of an object by one request.
 
     Raises:
-        MissingFile: it is gone.
-        StorageError: another object has its name, or the read failed in the end.
+        MissingFile: the object does not exist.
+        StorageError: the object was replaced, or the request failed after retries.
     """
     if not len(into):
         return
@@ -153,38 +153,31 @@ def read(info: FileInfo, offset: int, into: memoryview) -> None:
         result = library().get(client_of(place.store), place.key, options=options)
         meta, got = result.meta, result.range
         if (meta["size"], _version(url, meta)) != (info.nbytes, info.version):
-            raise replaced(url)  # by a store that does not know preconditions
+            raise replaced(url)  # the store ignores preconditions
         data = result.bytes()
     if len(data) != len(into) or got != (offset, stop):
         raise StorageError(
-            f"{url}: {len(data)} bytes came where {len(into)} at {offset} were asked for; the "
-            "store, or a proxy before it, is at fault: try again"
+            f"{url}: the response must have {len(into)} bytes at {offset}, got {len(data)}; "
+            "the store or a proxy is at fault: try again"
         )
     into[:] = memoryview(data)
 
 
 def read_each(info: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> Iterator[None]:
-    """`read` each ``(offset, into)``; yields after each."""
+    """`read` each ``(offset, into)`` and yield after each."""
     for offset, into in ranges:
         read(info, offset, into)
         yield
 
 
 def fill(info: FileInfo, offset: int, into: memoryview) -> None:
-    """`read` in pieces, several at a time.
-
-    An interrupt ends it at once; requests that are under way may still write to ``into``.
-    """
+    """`read` in parallel pieces; after an interrupt, requests may still write to ``into``."""
     pieces = [(offset + begin, into[begin : begin + PIECE]) for begin in range(0, len(into), PIECE)]
     map_interruptibly(lambda each: read(info, *each), pieces, _THREADS)
 
 
 def read_all(info: FileInfo, ranges: Sequence[tuple[int, int]]) -> list[_Bytes]:
-    """The bytes of each (offset, nbytes), read-only, in the order asked; neighbours share memory.
-
-    Raises:
-        StorageError: as `megaindex.objects.store.read`.
-    """
+    """Return the read-only bytes of each (offset, nbytes); near ranges share memory."""
     parts: list[_Bytes] = [np.empty(0, np.uint8)] * len(ranges)
     for begin, stop, members in _together(ranges):
         block = np.empty(stop - begin, np.uint8)
@@ -197,18 +190,18 @@ def read_all(info: FileInfo, ranges: Sequence[tuple[int, int]]) -> list[_Bytes]:
 
 
 def _version(url: str, meta: Any) -> str:
-    """The tag that changes with any byte of an object. Times do not: they are whole seconds."""
+    """Return the ETag; modification times have a resolution of a second, which is not enough."""
     tag = meta["e_tag"]
     if not tag or not tag.startswith('"'):
         raise StorageError(
-            f"{url}: the store gives no strong ETag, so that a replaced object would go unnoticed; "
-            "copy the object to a disk, or to a store that does"
+            f"{url}: the store must give a strong ETag, to notice replaced objects, got {tag!r}; "
+            "copy the object to a disk or to another store"
         )
     return str(tag)
 
 
 def _together(ranges: Sequence[tuple[int, int]]) -> Iterator[tuple[int, int, list[int]]]:
-    """(begin, stop, numbers of the ranges in it) of each stretch to read."""
+    """Yield (begin, stop, numbers of the ranges inside) of each read of merged ranges."""
     begin = stop = 0
     members: list[int] = []
     for number in sorted(range(len(ranges)), key=ranges.__getitem__):
@@ -229,7 +222,7 @@ def library() -> Any:
 
     Raises:
         InvalidArgument: it is not installed.
-        StorageError: this is a forked process that cannot have its own.
+        StorageError: it cannot be loaded again in a forked process.
     """
     with _this.lock:
         if _this.inherited:
@@ -237,7 +230,7 @@ def library() -> Any:
                 _load_afresh()
             except (OSError, ImportError) as error:
                 raise StorageError(
-                    f"obstore cannot be loaded anew in a forked process: {error}; start workers "
+                    f"obstore cannot be loaded again in a forked process: {error}; start workers "
                     "with the method spawn or forkserver"
                 ) from error
             _this.inherited = False
@@ -252,16 +245,14 @@ def library() -> Any:
 
 
 def client_of(store: str, *, as_set_now: bool = False) -> Any:
-    """The client of ``s3://bucket``; obstore finds settings and credentials where it looks for
-    them: environment variables, web identity, container or instance credentials.
+    """Return the client of ``s3://bucket``, with settings and credentials found by obstore:
+    environment variables, web identity, container or instance credentials.
 
     Args:
-        as_set_now: make another if the variables changed. Comparing them takes 50 us, too long
-            for each request.
+        as_set_now: create a new client if the variables changed; comparing takes 50 us.
 
     Raises:
         InvalidArgument: an endpoint is not a URL.
-        obstore's errors, where the settings contradict.
     """
     obstore = library()
     with _this.lock:
@@ -269,20 +260,20 @@ def client_of(store: str, *, as_set_now: bool = False) -> Any:
         if client is None or (as_set_now and settings != _settings(store)):
             settings = _settings(store)
             _check_endpoints(settings)
-            # given options of the HTTP client, obstore would not look for them in the environment
+            # no client options: with any, obstore ignores those in the environment
             client = obstore.store.from_url(f"{store}/", retry_config=_RETRIES)
             _this.clients[store] = settings, client
-            logger.debug("made a client for %s", store)
+            logger.debug("created a client for %s", store)
     return client
 
 
 class _Process:
-    """State of one process."""
+    """State of a process."""
 
     def __init__(self, *, inherited: bool) -> None:
         self.lock = threading.RLock()
         self.inherited = inherited
-        """Whether the obstore that is loaded is the parent's."""
+        """True if the loaded obstore is that of the parent process."""
         self.clients: dict[str, tuple[_Settings, Any]] = {}
 
 
@@ -295,25 +286,25 @@ def _settings(store: str) -> _Settings:
 
 
 def _check_endpoints(settings: _Settings) -> None:
-    """Refuse an endpoint without a scheme, at which the library panics."""
+    """Raise InvalidArgument for an endpoint without a scheme, which makes obstore panic."""
     for name in _ENDPOINTS:
         value = settings.get(name)
         if value is not None and not value.lower().startswith(("http://", "https://")):
-            raise InvalidArgument(f"{name}: must begin with https:// or http://; write it in full")
+            raise InvalidArgument(f"{name} must begin with https:// or http://; add the scheme")
 
 
 def _load_afresh() -> None:
-    """Put an obstore with a runtime of its own in the place of the inherited one."""
+    """Replace the inherited obstore by one with its own runtime."""
     inherited = {name: sys.modules.pop(name) for name in _names()}
     _abandoned.append(inherited)
     original = inherited[_EXTENSION].__file__
     with _copied(str(original)) as path:
         loader = ExtensionFileLoader(_EXTENSION, path)
         spec = importlib.util.spec_from_file_location(_EXTENSION, path, loader=loader)
-        assert spec is not None, "a loader was given"
+        assert spec is not None
         module = importlib.util.module_from_spec(spec)
         loader.exec_module(module)
-    module.__file__ = original  # of a child of this process, too
+    module.__file__ = original  # for children of this process
     sys.modules[_EXTENSION] = module
 
 
@@ -323,8 +314,7 @@ def _names() -> list[str]:
 
 @contextlib.contextmanager
 def _copied(original: str) -> Iterator[str]:
-    """A path of a copy in memory. The loader knows libraries by their paths too, so it is one that
-    no other process had."""
+    """Yield the path of a copy in memory, unique because the loader compares paths of libraries."""
     copy = os.memfd_create("obstore")
     try:
         with open(original, "rb") as file:
@@ -347,7 +337,7 @@ os.register_at_fork(after_in_child=_after_fork)
 
 @contextlib.contextmanager
 def as_storage_error(url: str, action: str) -> Iterator[None]:
-    """Raise what obstore raises inside as a StorageError: `action` failed for `url`."""
+    """Convert errors of obstore to StorageError with the URL and the action."""
     try:
         yield
     except MegaIndexError:
@@ -355,7 +345,7 @@ def as_storage_error(url: str, action: str) -> Iterator[None]:
     except FileNotFoundError:
         raise missing(url) from None
     except BaseException as error:
-        panic = type(error).__name__ == "PanicException"  # of Rust, and no Exception
+        panic = type(error).__name__ == "PanicException"  # not a subclass of Exception
         kinds = library().exceptions
         if not panic and not isinstance(error, (kinds.BaseError, OSError, ValueError)):
             raise
@@ -369,10 +359,10 @@ def missing(url: str) -> MissingFile:
     return error
 
 
-def replaced(url: str, detail: str = "the store has another version now") -> StorageError:
-    """Return the error of an object that is not the one that was looked at."""
+def replaced(url: str, detail: str = "the store has another version") -> StorageError:
+    """Return the error of an object that was replaced."""
     return StorageError(
-        f"{url}: changed since it was looked at: {detail}; restore the object or start anew with it"
+        f"{url}: changed since it was opened: {detail}; restore the object or start again with it"
     )
 
 
@@ -380,12 +370,12 @@ def _typed(error: BaseException, kinds: Any, url: str, action: str) -> Exception
     if isinstance(error, kinds.PreconditionError):
         return replaced(url)
     denials = (kinds.PermissionDeniedError, kinds.UnauthenticatedError)
-    if isinstance(error, denials) or _status(error)[:3] in ("401", "403"):  # of a listing
+    if isinstance(error, denials) or _status(error)[:3] in ("401", "403"):
         denied = StorageError(f"{url}: {action}: access denied ({_status(error)}); {_ACCESS}")
         denied.errno = errno.EACCES
         return denied
     if isinstance(error, (kinds.InvalidPathError, kinds.UnknownConfigurationKeyError)):
-        return InvalidArgument(f"{url}: {action}: not a key that the store can have; check it")
+        return InvalidArgument(f"{url}: {action}: the key is not valid in this store; check it")
     retried = _RETRIED.search(str(error))
     tries = f" after {int(retried[1]) + 1} attempts" if retried else ""
     reason, remedy = _reason(str(error))
@@ -395,15 +385,15 @@ def _typed(error: BaseException, kinds: Any, url: str, action: str) -> Exception
 
 
 def _reason(text: str) -> tuple[str, str]:
-    """Return the reason and the remedy."""
+    """Return reason and remedy of an obstore message."""
     for phrase, reason, remedy in _KNOWN:
         if phrase.search(text):
             return reason, remedy
     status = _STATUS.search(text)
     if status:
-        return f"the store answered {status[1]}", "check region and endpoint"
+        return f"the store responded with {status[1]}", "check region and endpoint"
     if "Config" in text:
-        return "the store's settings are refused", "check its environment variables"
+        return "the settings of the store are not valid", "check its environment variables"
     if _CONNECTION.search(text):
         return (
             "the store cannot be reached, or the connection broke",

@@ -9,7 +9,7 @@ from megaindex.builders.recipe import plan_recipe
 from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format import IndexedDataset
 from megaindex.format.header import Fault
-from megaindex.index.labels import check_in_step
+from megaindex.index.labels import check_same_lengths
 from megaindex.recipe.recipe import Recipe
 from megaindex.recipe.recipe_file import read_recipe
 from megaindex.recipe.source import RecipeSource
@@ -101,7 +101,7 @@ def _check_source(recipe: str, corpus: RecipeSource, found: Collector) -> None:
             found.add(text.path_prefix + ".idx", _not_integers(corpus, text))
         if companion:
             role = "labels" if corpus.labels else "loss mask"
-            check_in_step(text, IndexedDataset(companion), role)
+            check_same_lengths(text, IndexedDataset(companion), role)
     except (FormatError, MissingFile) as error:  # the pair's own report has the details
         found.add(recipe, _unfit(corpus, error))
 

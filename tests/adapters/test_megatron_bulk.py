@@ -116,7 +116,7 @@ def test_damage_of_what_is_not_ours(core: Any, corpora: list[str], tmp_path: Pat
         victim = next(tmp_path.glob(f"{train.datasets[0].unique_description_hash}*shuffle*"))
         whole = victim.read_bytes()
         victim.write_bytes(whole[:-4])
-        with pytest.raises(FormatError, match="may be cut short or still be written"):
+        with pytest.raises(FormatError, match="may be truncated or incomplete"):
             _ = train.datasets[0].shuffle_index
         assert victim.read_bytes() == whole[:-4]
         victim.write_bytes(whole)

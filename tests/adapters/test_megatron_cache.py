@@ -185,7 +185,7 @@ def test_damaged_arrays(core: Any, corpora: list[str], tmp_path: Path) -> None:
     whole = victim.read_bytes()
     victim.write_bytes(whole[:-8])
     with installed():
-        with pytest.raises(FormatError, match="may be cut short or still be written"):
+        with pytest.raises(FormatError, match="may be truncated or incomplete"):
             build(core, SIZES, tmp_path, **config)
         victim.write_bytes(whole[:-40] + bytes(40))
         with pytest.raises(FormatError, match="remove the files of that name"):

@@ -243,7 +243,10 @@ def test_data_without_one_batch_are_refused(exact: bool, neox: Any, tmp_path: Pa
     ("changes", "message"),
     [
         ({"num_samples": None}, "neither samples nor epochs"),
-        ({"pack_impl": "pack_until_overflow", "num_samples": 0}, "at least 1, not 0"),
+        (
+            {"pack_impl": "pack_until_overflow", "num_samples": 0},
+            "pack_impl pack_until_overflow, got 0",
+        ),
         ({"pack_impl": "tight"}, "pack_impl must be one of"),
         ({"pack_impl": "packed", "reward": True}, "rewards need pack_impl unpacked"),
         ({"num_samples": None, "num_epochs": 1, "sequence_length": 900}, "one sample needs 901"),

@@ -132,7 +132,7 @@ def test_a_blend_travels_to_another_process(corpora: list[IndexedDataset]) -> No
 def test_a_source_that_runs_short_is_named(corpora: list[IndexedDataset]) -> None:
     index = megaindex.build_blend(corpora, num_samples=20, sequence_length=S, seed=SEED)
     index.dataset_sample_index[7] = 10**9
-    with pytest.raises(OutOfRange, match="sample 1000000000 was asked for"):
+    with pytest.raises(OutOfRange, match="sample 1000000000 does not exist"):
         index.locate([6, 7])
 
 
@@ -143,8 +143,8 @@ def test_a_source_that_runs_short_is_named(corpora: list[IndexedDataset]) -> Non
         ({"weights": [1, 2, 3, 4, 0]}, r"weights\[4\] must be positive and finite, got 0"),
         ({"weights": [1, 2, 3, 4, float("nan")]}, r"weights\[4\] must be positive and finite"),
         ({"num_samples": 0}, "num_samples must be at least 1"),
-        ({"num_samples": None, "order": "epoch"}, "num_samples is needed"),
-        ({"num_samples": None, "weights": [1] * 5}, "num_samples is needed"),
+        ({"num_samples": None, "order": "epoch"}, "num_samples must be given"),
+        ({"num_samples": None, "weights": [1] * 5}, "num_samples must be given"),
         ({"corpora": []}, "corpora must be a list"),
         ({"corpora": "prefix"}, "corpora must be a list"),
         ({"weights": [1] * 5, "variance_buffer": 0.99}, "variance_buffer must be a number >= 1 or"),
@@ -162,7 +162,7 @@ def test_what_cannot_be_blended_is_refused(
 def test_a_buffer_too_small_for_the_blend_is_named(corpora: list[IndexedDataset]) -> None:
     weights = [0.22, 0.22, 0.26, 0.92, 0.44]
     call = {"weights": weights, "num_samples": 300, "sequence_length": S, "seed": SEED}
-    with pytest.raises(InvalidArgument, match="source 3 of the blend: 135 of its samples are"):
+    with pytest.raises(InvalidArgument, match="source 3 of the blend must have 135 samples"):
         megaindex.build_blend(corpora, variance_buffer=1, **call)
     assert megaindex.build_blend(corpora, variance_buffer="exact", **call).num_samples == 300
 

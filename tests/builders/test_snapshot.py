@@ -108,7 +108,7 @@ def test_a_damaged_snapshot_is_not_believed(
     index = blend_of(prefixes, tmp_path / "cache")
     assert all(dataset.is_open for dataset in index.datasets)
     assert served(index) == expected
-    assert "is damaged; every source is opened anew" in caplog.text
+    assert "is damaged; all sources are opened again" in caplog.text
 
 
 @pytest.mark.parametrize("value", [None, -1, 1.5, [], [1, 2, 3, 4, 5, 6, "", ""], 2**63, {}])

@@ -110,7 +110,7 @@ def test_a_living_builder_keeps_its_claim(tmp_path: Path) -> None:
     path = tmp_path / "key.claim"
     with other:
         before = path.read_text()
-        with pytest.raises(StorageError, match=r"still at work; set MEGAINDEX_BUILD_TIMEOUT to"):
+        with pytest.raises(StorageError, match=r"time limit; set MEGAINDEX_BUILD_TIMEOUT to"):
             build_once(tmp_path, "key", lambda: None, lambda: 7, timeout=1.0, stale_after=0.4)
         assert path.read_text() != before  # its counter moved
     assert not path.exists()
@@ -202,7 +202,7 @@ def test_a_lost_answer_to_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def test_directories(tmp_path: Path) -> None:
     assert build_once(tmp_path / "a/b", "key", lambda: None, lambda: 1) == 1
     (tmp_path / "file").touch()
-    with pytest.raises(StorageError, match="cannot claim the right to build"):
+    with pytest.raises(StorageError, match="cannot create the claim"):
         build_once(tmp_path / "file/b", "key", lambda: None, lambda: 1)
 
 

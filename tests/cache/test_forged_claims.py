@@ -55,7 +55,7 @@ def test_a_forged_claim_is_taken_over_when_it_shows_no_life(tmp_path: Path, text
     assert read is not None
     assert not holder_is_dead(read)
     assert describe_holder(read)
-    with pytest.raises(StorageError, match=r"key\.claim: waited for the process that builds"):
+    with pytest.raises(StorageError, match=r"key\.claim: process .* builds it"):
         build_once(tmp_path, "key", lambda: None, lambda: 1, timeout=0.1)
     assert path.read_bytes() == text  # it is not told from one that lives before its time
     assert build_once(tmp_path, "key", lambda: None, lambda: 1, timeout=30, stale_after=0.2) == 1
@@ -81,7 +81,7 @@ def test_a_claim_of_another_key_stops_nobody(tmp_path: Path, text: bytes) -> Non
     others = [tmp_path / f"tmp.{digit * 32}.{'a' * 16}" for digit in "01"]
     for path in (mine, *others):
         path.mkdir()
-    leftovers._looked.clear()
+    leftovers._listed.clear()
     assert build_once(tmp_path, "key", lambda: None, lambda: 1, timeout=30) == 1
     assert not mine.exists()  # nobody claims it
     assert all(path.is_dir() for path in others)
@@ -137,6 +137,6 @@ def test_a_forged_snapshot_of_a_blend_is_looked_past(
         record.write_text(text)
     with caplog.at_level(logging.WARNING):
         found = build().locate(np.arange(40))
-    assert "is damaged; every source is opened anew" in caplog.text
+    assert "is damaged; all sources are opened again" in caplog.text
     for one, other in zip(vars(expected[0]).values(), vars(found).values(), strict=True):
         assert np.array_equal(one, other)

@@ -104,7 +104,7 @@ def test_what_the_command_refuses(
         ),
         (("--data-paths-file", tmp_path / "binary"), "not a text file"),
         (("--data-paths-file", tmp_path / "no"), "cannot read"),
-        (("--data-path", *paths, "--address", "auto"), "choose engine ray"),
+        (("--data-path", *paths, "--address", "auto"), "needs engine ray"),
         (("--data-path", *paths, "--workers", 0), "workers must be at least 1"),
         (("--data-path", *paths[:2], tmp_path / "no"), f"{tmp_path}/no"),
     ):

@@ -118,7 +118,7 @@ def test_tasks_of_the_callers_script_are_refused(monkeypatch: pytest.MonkeyPatch
     [
         ({"name": "dask"}, "engine must be local or ray, got 'dask'"),
         ({"workers": 0}, "workers must be at least 1, got 0"),
-        ({"address": "auto"}, "address 'auto' is of a Ray cluster; choose engine ray"),
+        ({"address": "auto"}, "address 'auto' needs engine ray; choose it"),
     ],
 )
 def test_settings_that_contradict(arguments: dict[str, object], message: str) -> None:

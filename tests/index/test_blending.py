@@ -1,4 +1,4 @@
-"""Draws of a blend, and how far it runs, against a walk of one sample at a time."""
+"""Draws of a blend, and how far it runs, against a count of one sample at a time."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from megaindex.kernels import load
 WEIGHTS = st.lists(st.floats(0.01, 100), min_size=2, max_size=7)
 
 
-def walk(draws: Draws, limits: Sequence[int]) -> int:
+def count_one_by_one(draws: Draws, limits: Sequence[int]) -> int:
     """Samples until a source would be drawn more often than its limit."""
     samples = 0
     while True:
@@ -49,7 +49,7 @@ def test_longest_is_where_a_walk_stops(
     draws: Draws = greedy(weights) if rule == "greedy" else DivisorDraws(divisor_weights(weights))
     samples, exact = draws.longest(limits)
     assert exact
-    assert samples == walk(draws, limits)
+    assert samples == count_one_by_one(draws, limits)
 
 
 @given(WEIGHTS, st.integers(0, 400))
@@ -68,9 +68,9 @@ def test_greedy_counts_are_the_reference_walk(weights: list[float], samples: int
 def test_uncounted_longest_is_a_safe_bound(weights: list[float], data: st.DataObject) -> None:
     limits = data.draw(st.lists(st.integers(0, 60), min_size=len(weights), max_size=len(weights)))
     normalized = blend_weights(weights, framework_rules("megatron"))
-    bound, exact = GreedyDraws(normalized, walk="bounds").longest(limits)
+    bound, exact = GreedyDraws(normalized, counting="bounds").longest(limits)
     assert not exact
-    assert bound <= GreedyDraws(normalized, walk="exact").longest(limits)[0]
+    assert bound <= GreedyDraws(normalized, counting="exact").longest(limits)[0]
 
 
 def test_a_long_walk_is_cut_and_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -87,7 +87,7 @@ def test_beyond_the_free_work_only_bounds_are_given(monkeypatch: pytest.MonkeyPa
     weights = blend_weights([1.0, 1.0], framework_rules("megatron"))
     assert GreedyDraws(weights).counts(11) is None
     assert GreedyDraws(weights).counts(10) == [5, 5]
-    assert GreedyDraws(weights, walk="exact").counts(11) == [6, 5]
+    assert GreedyDraws(weights, counting="exact").counts(11) == [6, 5]
 
 
 def test_one_source_is_drawn_every_time() -> None:

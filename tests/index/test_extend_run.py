@@ -104,10 +104,13 @@ def test_all_of_an_unweighted_blend_is_followed_by_further_epochs(
     ("how", "message"),
     [
         ({"num_samples": 200, "more_samples": 0}, "more_samples must be at least 1"),
-        ({"num_samples": 200}, "give one of more_samples and more_epochs"),
+        ({"num_samples": 200}, "more_samples or more_epochs must be given"),
         ({"num_samples": 200, "more_samples": 1, "consumed_samples": 999}, "must be from 0 to 200"),
-        ({"epochs": 1, "more_samples": 1}, "a blend is planned by num_samples"),
-        ({"num_samples": 9, "more_samples": 1, "order": "epoch"}, "has the same past; build it"),
+        ({"epochs": 1, "more_samples": 1}, "epochs cannot be given for a blend"),
+        (
+            {"num_samples": 9, "more_samples": 1, "order": "epoch"},
+            "cannot be extended, ",
+        ),
     ],
 )
 def test_bad_settings_of_a_blend_are_refused(

@@ -175,7 +175,7 @@ def test_any_mixture_of_ids_is_located(corpus: IndexedDataset) -> None:
     one_by_one = [row for k in ids for row in rows(index.locate([k]))]
     assert rows(index.locate(ids)) == one_by_one
     assert index.locate([]).row_splits.tolist() == [0]
-    with pytest.raises(megaindex.OutOfRange, match=f"sample {index.num_samples} was asked for"):
+    with pytest.raises(megaindex.OutOfRange, match=f"sample {index.num_samples} does not exist"):
         index.locate([index.num_samples])
 
 
@@ -207,7 +207,7 @@ def test_bad_numbers_are_refused(
 
 def test_further_epochs_of_other_documents_are_refused(corpus: IndexedDataset) -> None:
     old = build(corpus, "neox", 5, epochs=1)
-    with pytest.raises(megaindex.InvalidArgument, match="a further epoch has tokens_per_epoch"):
+    with pytest.raises(megaindex.InvalidArgument, match="further epoch must have tokens_per_epoch"):
         extend_index(
             old, consumed_samples=0, more_samples=old.num_samples + 1, seed=5,
             further=lambda seed: build(corpus, "neox", seed, epochs=1, documents=range(50)),

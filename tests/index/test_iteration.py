@@ -1,4 +1,4 @@
-"""Walks: every sample of a range once, as `locate` finds it, whatever the order of the walk."""
+"""Iteration: every sample of a range once, with the spans of `locate`, in any order."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ import megaindex
 from megaindex import EpochOrder
 from megaindex.format import IndexedDataset
 from megaindex.index import array_index as arrays
-from megaindex.index import block_receipts as ladder_module
-from megaindex.index import spans as walk_module
-from megaindex.index.block_receipts import planned_ladder, planned_receipt
+from megaindex.index import block_receipts as receipts_module
+from megaindex.index import spans as spans_module
+from megaindex.index.block_receipts import planned_block_receipts, planned_receipt
 from megaindex.index.extended_index import ExtendedIndex, extend_index
 from megaindex.index.orders import epoch, window
 from megaindex.index.orders import keyed as blocks
 from megaindex.index.receipts import Receipt, fingerprint_keys
-from megaindex.index.spans import Spans, Walkable, in_order, walk
+from megaindex.index.spans import IterableIndex, Spans, iterate_spans, locate_range
 from megaindex.kernels import load
 
 KEYS = fingerprint_keys(["0123456789abcdef" * 2])
@@ -39,7 +39,7 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> IndexedDataset:
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (walk_module, blocks, arrays):
+    for module in (spans_module, blocks, arrays):
         monkeypatch.setattr(module, "CHUNK", 37)
     monkeypatch.setattr(arrays, "_SORTED", 101)
 
@@ -96,64 +96,64 @@ def samples(positions: np.ndarray, spans: Spans) -> dict[int, list[tuple[int, ..
 
 
 @given(share=st.tuples(st.floats(0, 1), st.floats(0, 1)), parts=st.integers(1, 5))
-def test_walks_give_what_locate_gives(index: Any, share: tuple[float, float], parts: int) -> None:
+def test_iteration_agrees_with_locate(index: Any, share: tuple[float, float], parts: int) -> None:
     begin, end = sorted(round(s * index.num_samples) for s in share)
-    walked: dict[int, list[tuple[int, ...]]] = {}
+    iterated: dict[int, list[tuple[int, ...]]] = {}
     for part in range(parts):
-        for positions, spans in walk(index, begin, end, part, parts):
+        for positions, spans in iterate_spans(index, begin, end, part, parts):
             rows = samples(positions, spans)
-            assert not walked.keys() & rows.keys()
-            walked |= rows
+            assert not iterated.keys() & rows.keys()
+            iterated |= rows
     ids = np.arange(begin, end)
-    assert walked == samples(ids, index.locate(ids))
+    assert iterated == samples(ids, index.locate(ids))
     one_by_one = ids[:: max(1, ids.size // 20)]
-    assert all(walked[i] == samples(np.array([i]), index.locate([i]))[i] for i in one_by_one)
+    assert all(iterated[i] == samples(np.array([i]), index.locate([i]))[i] for i in one_by_one)
 
 
-def test_whole_walks_give_every_sample(index: Any) -> None:
+def test_iteration_over_all_gives_every_sample(index: Any) -> None:
     ids = np.arange(index.num_samples)
-    for one, other in zip(in_order(index, 0, ids.size), index.locate(ids), strict=True):
+    for one, other in zip(locate_range(index, 0, ids.size), index.locate(ids), strict=True):
         assert one.dtype == other.dtype
         np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("order", ["epoch", "window"])
-def test_computed_orders_walk_in_the_order_of_the_tokens(
+def test_computed_orders_iterate_in_the_order_of_the_tokens(
     corpus: IndexedDataset, order: str
 ) -> None:
     index = build(corpus, order, epochs=1)
-    assert isinstance(index, Walkable)
-    positions = np.concatenate([p for p, _ in walk(index, 0, index.num_samples)])
+    assert isinstance(index, IterableIndex)
+    positions = np.concatenate([p for p, _ in iterate_spans(index, 0, index.num_samples)])
     assert (positions != np.arange(positions.size)).any()
     np.testing.assert_array_equal(index.shuffled_samples(0)[positions], np.arange(positions.size))
 
 
-def test_arrays_are_walked_in_the_order_of_cutting(corpus: IndexedDataset) -> None:
+def test_arrays_are_iterated_in_the_order_of_cutting(corpus: IndexedDataset) -> None:
     index = build(corpus, "megatron")
-    assert isinstance(index, Walkable)
-    for positions, _ in walk(index, 0, index.num_samples):
+    assert isinstance(index, IterableIndex)
+    for positions, _ in iterate_spans(index, 0, index.num_samples):
         assert (np.diff(index.shuffle_index[positions].astype(np.int64)) > 0).all()
 
 
 @pytest.mark.parametrize("name", ["reference", "numba", "native"])
 @pytest.mark.parametrize("order", ["epoch", "window"])
-def test_every_backend_walks_alike(
+def test_every_backend_iterates_alike(
     corpus: IndexedDataset, name: str, order: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if name == "native":
         pytest.importorskip("megaindex.kernels._native")
     index = build(corpus, CARRIED if order == "epoch" else order)
-    expected = list(walk(index, 10, index.num_samples - 10))
+    expected = list(iterate_spans(index, 10, index.num_samples - 10))
     for module in (epoch, window, blocks):
         monkeypatch.setattr(module, "active", lambda: load(name))
-    again = list(walk(replace(index), 10, index.num_samples - 10))
+    again = list(iterate_spans(replace(index), 10, index.num_samples - 10))
     for (ours, spans), (theirs, others) in zip(again, expected, strict=True):
         np.testing.assert_array_equal(ours, theirs)
         for one, other in zip(spans, others, strict=True):
             np.testing.assert_array_equal(one, other)
 
 
-# ---- receipts from walks -----------------------------------------------------------------------
+# ---- receipts from iteration -------------------------------------------------------------------
 
 
 @given(share=st.tuples(st.floats(0, 1), st.floats(0, 1)), stride=st.sampled_from([1, 16, 1024]))
@@ -164,9 +164,9 @@ def test_receipts_are_those_of_the_samples_in_order(
     ids = np.arange(begin, end)
     expected = Receipt.of(ids, index.locate(ids), KEYS) if ids.size else Receipt()
     assert planned_receipt(index, begin, end, KEYS) == expected
-    ladder = planned_ladder(index, begin, end, KEYS, stride=stride)
-    assert ladder.total == expected
-    for number, receipt in ladder.blocks.items():
+    receipts = planned_block_receipts(index, begin, end, KEYS, stride=stride)
+    assert receipts.total == expected
+    for number, receipt in receipts.blocks.items():
         block = ids[ids // stride == number]
         assert receipt == Receipt.of(block, index.locate(block), KEYS)
 
@@ -175,10 +175,10 @@ def test_receipts_are_those_of_the_samples_in_order(
 def test_receipts_do_not_depend_on_threads(
     index: Any, threads: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = planned_ladder(index, 3, index.num_samples, KEYS, stride=16)
-    monkeypatch.setattr(ladder_module, "_WORTH_THREADS", 1)
+    expected = planned_block_receipts(index, 3, index.num_samples, KEYS, stride=16)
+    monkeypatch.setattr(receipts_module, "_WORTH_THREADS", 1)
     monkeypatch.setenv("MEGAINDEX_NUM_THREADS", threads)
-    assert planned_ladder(index, 3, index.num_samples, KEYS, stride=16) == expected
+    assert planned_block_receipts(index, 3, index.num_samples, KEYS, stride=16) == expected
 
 
 @given(data=st.data())
@@ -195,11 +195,11 @@ def test_one_swapped_sample_is_caught(index: Any, data: st.DataObject) -> None:
     assert (Receipt.of(ids, index.locate(served), KEYS) == planned) == (one == other)
 
 
-def test_ranges_that_are_not_held_are_refused(index: Any) -> None:
+def test_ranges_outside_the_index_are_refused(index: Any) -> None:
     for begin, end in ((-1, 2), (3, 2), (0, index.num_samples + 1)):
         with pytest.raises(megaindex.OutOfRange, match="the index holds samples 0 to"):
-            walk(index, begin, end)
-    assert list(walk(index, 4, 4)) == []
+            iterate_spans(index, begin, end)
+    assert list(iterate_spans(index, 4, 4)) == []
 
 
 def test_a_damaged_array_is_named(corpus: IndexedDataset, tmp_path: Path) -> None:

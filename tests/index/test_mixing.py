@@ -40,15 +40,15 @@ def test_any_position_is_what_walking_there_gives(
 ) -> None:
     """Every stream serves its samples in order, and counts are those of the draws before."""
     mixing = mixing_of(kind, shares, sum(shares))
-    walked = mixing.lookup(np.arange(300))
+    served = mixing.lookup(np.arange(300))
     counts = np.zeros(len(shares), int)
     for position in range(300):
         assert mixing.counts(position).tolist() == counts.tolist()
-        assert walked.ordinal[position] == counts[walked.stream[position]]
-        counts[walked.stream[position]] += 1
+        assert served.ordinal[position] == counts[served.stream[position]]
+        counts[served.stream[position]] += 1
     found = mixing.lookup(np.array(positions, np.int64))
-    assert found.stream.tolist() == walked.stream[positions].tolist()
-    assert found.ordinal.tolist() == walked.ordinal[positions].tolist()
+    assert found.stream.tolist() == served.stream[positions].tolist()
+    assert found.ordinal.tolist() == served.ordinal[positions].tolist()
 
 
 @pytest.mark.parametrize("kind", ["stratified", "random"])
@@ -109,7 +109,7 @@ def test_a_mixing_travels_to_another_process(kind: str) -> None:
 
 @pytest.mark.parametrize(
     ("shares", "says"),
-    [((), "mixes 1 to 32767 streams, got 0"), ((1, 0), "from 1 to"), ((2**53,), "from 1 to")],
+    [((), "must have 1 to 32767 streams, got 0"), ((1, 0), "from 1 to"), ((2**53,), "from 1 to")],
 )
 def test_shares_are_checked(shares: tuple[int, ...], says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):

@@ -71,7 +71,7 @@ def test_the_frameworks_defaults_are_shown() -> None:
          "exact_num_epochs must be at least 1, got 0"),
         (lambda: NeoxDocumentsOrder(pack_impl="tight"),
          "pack_impl must be one of unpacked, pack_until_overflow, got 'tight'"),
-        (lambda: NeoxDocumentsOrder(pack_impl="packed"), "which is order NeoxOrder"),
+        (lambda: NeoxDocumentsOrder(pack_impl="packed"), "got packed; use NeoxOrder"),
         (lambda: NeoxDocumentsOrder(pack_impl="unpacked", allow_chopped="no"),
          "allow_chopped must be True or False, got 'no'"),
         (lambda: NeoxDocumentsOrder(pack_impl="unpacked", next_token=2),

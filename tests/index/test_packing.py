@@ -196,8 +196,8 @@ def test_what_decides_the_arrays_is_in_the_cache_key(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"num_samples": None}, "give num_samples"),
-        ({"num_samples": None, "epochs": 2}, "pack_impl unpacked has no epochs"),
+        ({"num_samples": None}, "num_samples must be at least 1 with pack_impl unpacked"),
+        ({"num_samples": None, "epochs": 2}, "give it in place of epochs"),
         ({"add_extra_token": 0}, "the order is neox with pack_impl unpacked"),
         ({"drop_last_partial": False}, "drop_last_partial is a setting of order megatron and"),
         ({"source_name": "a"}, "source_name is a setting of order epoch and window, the order is"),
@@ -218,10 +218,10 @@ def test_what_cannot_be_asked(given: dict[str, Any], message: str, tmp_path: Pat
         megaindex.build_index(corpus, **settings)
 
 
-def test_companions_that_do_not_belong_to_the_text(tmp_path: Path) -> None:
+def test_labels_of_another_text_are_refused(tmp_path: Path) -> None:
     parts = write_corpus_and_companions(tmp_path / "c", [9, 30, 4], [0, 30, 4])
     settings: dict[str, Any] = {"sequence_length": 10, "seed": 1, "num_samples": 6}
-    for sizes, message in [([9, 30], "one sequence for each of its 3"), ([9, 29, 4], "sequence 1")]:
+    for sizes, message in [([9, 30], "must have 3 sequences"), ([9, 29, 4], "sequence 1")]:
         labels = write_pair(str(tmp_path / f"l{sizes[1]}"), np.int32, [[1] * n for n in sizes])
         with pytest.raises(FormatError, match=message):
             megaindex.build_index(
@@ -230,7 +230,7 @@ def test_companions_that_do_not_belong_to_the_text(tmp_path: Path) -> None:
                 **settings,
             )
     pos = write_corpus(tmp_path / "p", [9, 30])
-    with pytest.raises(FormatError, match="one sequence of either side"):
+    with pytest.raises(FormatError, match="one sequence of each side"):
         build_pairs(
             pos, parts["text"], NeoxDocumentsOrder(pack_impl="unpacked"), sequence_length=4,
             seed=1, num_samples=3,

@@ -1,4 +1,4 @@
-"""Receipts and ladders of whole indices."""
+"""Receipts and block receipts of whole indices."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from support.corpora import write_corpus
 import megaindex
 from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.format import IndexedDataset
-from megaindex.index import block_receipts as ladder_module
+from megaindex.index import block_receipts as receipts_module
 from megaindex.index import receipts as receipt_module
 from megaindex.index.array_index import ArrayIndex
-from megaindex.index.block_receipts import Ladder, explain, planned_ladder, planned_receipt
+from megaindex.index.block_receipts import (
+    BlockReceipts,
+    explain,
+    planned_block_receipts,
+    planned_receipt,
+)
 from megaindex.index.receipts import Receipt, fingerprint_keys, sample_receipts
 from megaindex.index.spans import Spans
 
@@ -112,9 +117,9 @@ def test_sources_count_by_content_not_by_number(setting: Setting) -> None:
 def test_every_backend_plans_the_same(
     setting: Setting, backend: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = planned_ladder(setting.index, 5, 400, setting.keys, stride=64)
+    expected = planned_block_receipts(setting.index, 5, 400, setting.keys, stride=64)
     monkeypatch.setattr(receipt_module, "active", lambda: backend)
-    assert planned_ladder(setting.index, 5, 400, setting.keys, stride=64) == expected
+    assert planned_block_receipts(setting.index, 5, 400, setting.keys, stride=64) == expected
     assert planned_receipt(setting.index, 5, 400, setting.keys) == expected.total
     assert [r.count for r in expected.blocks.values()] == [59, 64, 64, 64, 64, 64, 16]
 
@@ -129,7 +134,7 @@ def test_rows_of_samples_add_up(setting: Setting) -> None:
 
 
 @given(wrong=st.integers(0, 799), stride=st.sampled_from([1, 4, 64, 1024]))
-def test_ladders_and_explain_find_the_first_difference(
+def test_block_receipts_and_explain_find_the_first_difference(
     setting: Setting, wrong: int, stride: int
 ) -> None:
     index = setting.index
@@ -137,8 +142,8 @@ def test_ladders_and_explain_find_the_first_difference(
     shuffle[[wrong, -1]] = shuffle[[-1, wrong]]
     other = replace(index, shuffle_index=shuffle)
     end = index.num_samples
-    planned = planned_ladder(index, 0, end, setting.keys, stride=stride)
-    changed = planned_ladder(other, 0, end, setting.keys, stride=stride)
+    planned = planned_block_receipts(index, 0, end, setting.keys, stride=stride)
+    changed = planned_block_receipts(other, 0, end, setting.keys, stride=stride)
     assert planned.first_difference(planned) is None
     block = wrong // stride
     assert planned.first_difference(changed) == (block * stride, (block + 1) * stride)
@@ -157,7 +162,7 @@ def runs(spans: Spans) -> list[tuple[int, ...]]:
 
 
 def test_explain_crosses_chunks(setting: Setting, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ladder_module, "_CHUNK", 50)
+    monkeypatch.setattr(receipts_module, "_CHUNK", 50)
     other = megaindex.build_index(setting.dataset, sequence_length=32, seed=4, epochs="2.5")
     start = explain(setting.index, other, 0, 400, setting.keys)
     assert start is not None
@@ -188,12 +193,12 @@ def test_limbs_add_up_as_receipts_do(words: list[tuple[int, int]]) -> None:
 
 
 def test_checkpoints_hold_both_in_kilobytes(setting: Setting) -> None:
-    ladder = planned_ladder(setting.index, 0, 800, setting.keys, stride=32)
-    text = json.dumps({"ladder": ladder.to_dict(), **ladder.total.to_dict()})
+    receipts = planned_block_receipts(setting.index, 0, 800, setting.keys, stride=32)
+    text = json.dumps({"ladder": receipts.to_dict(), **receipts.total.to_dict()})
     assert len(text) < 2000  # 25 blocks
     stored = json.loads(text)
-    assert Ladder.from_dict(stored["ladder"]) == ladder
-    assert Receipt.from_dict(stored) == ladder.total
+    assert BlockReceipts.from_dict(stored["ladder"]) == receipts
+    assert Receipt.from_dict(stored) == receipts.total
 
 
 @pytest.mark.parametrize(
@@ -205,9 +210,9 @@ def test_damaged_receipts_are_refused(stored: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("stored", [{}, {"stride": 2, "blocks": 5}, {"blocks": {}, "stride": "a"}])
-def test_damaged_ladders_are_refused(stored: dict[str, Any]) -> None:
+def test_damaged_block_receipts_are_refused(stored: dict[str, Any]) -> None:
     with pytest.raises(megaindex.FormatError, match="a stride and blocks"):
-        Ladder.from_dict(stored)
+        BlockReceipts.from_dict(stored)
 
 
 @pytest.mark.parametrize("fingerprints", [[], ["ab"], "a" * 32, ["g" * 32]])
@@ -218,11 +223,11 @@ def test_bad_fingerprints_are_refused(fingerprints: Any) -> None:
 
 def test_bad_ranges_and_strides_are_refused(setting: Setting) -> None:
     end = setting.index.num_samples
-    with pytest.raises(megaindex.OutOfRange, match=f"samples 0 to {end + 1} were asked for"):
+    with pytest.raises(megaindex.OutOfRange, match=f"samples 0 to {end + 1} do not all exist"):
         planned_receipt(setting.index, 0, end + 1, setting.keys)
     with pytest.raises(megaindex.InvalidArgument, match="stride must be a power of two"):
-        planned_ladder(setting.index, 0, 9, setting.keys, stride=3)
-    one, two = (planned_ladder(setting.index, 0, 9, setting.keys, stride=s) for s in (1, 2))
-    with pytest.raises(megaindex.InvalidArgument, match="stride 1 and 2 do not compare"):
+        planned_block_receipts(setting.index, 0, 9, setting.keys, stride=3)
+    one, two = (planned_block_receipts(setting.index, 0, 9, setting.keys, stride=s) for s in (1, 2))
+    with pytest.raises(megaindex.InvalidArgument, match="must have the same stride .* got 1 and 2"):
         one.first_difference(two)
     assert planned_receipt(setting.index, 4, 4, setting.keys) == Receipt()

@@ -211,7 +211,7 @@ def test_splits_and_numbers_of_samples(prefix: Path) -> None:
     assert len(train.locate([])) == 0
 
 
-def test_an_index_has_no_arrays_and_says_so(prefix: Path) -> None:
+def test_arrays_of_a_window_index_are_refused(prefix: Path) -> None:
     index = build(prefix)
     for name in ("document_index", "sample_index", "shuffle_index"):
         with pytest.raises(megaindex.InvalidArgument, match=f"order window has no {name}"):
@@ -224,10 +224,10 @@ def test_an_index_has_no_arrays_and_says_so(prefix: Path) -> None:
     ("settings", "message"),
     [
         ({"documents": [0, 2, 1]}, "documents must be a range or a split"),
-        ({"sequence_length": 10**6}, "holds less than one sample of 1000001"),
+        ({"sequence_length": 10**6}, "must have at least 1000001 tokens, one sample"),
         ({"drop_last_partial": False}, "drop_last_partial is a setting of order megatron and"),
         ({"num_samples": 2**63}, "num_samples must be at least 1 and below 2"),
-        ({"epochs": 2**63}, "samples fit in 64 bits"),
+        ({"epochs": 2**63}, "fewer than 2\\*\\*63 samples"),
     ],
 )
 def test_bad_settings_are_named(prefix: Path, settings: dict[str, Any], message: str) -> None:
@@ -262,7 +262,7 @@ def test_sequences_that_do_not_follow_each_other_are_refused() -> None:
             dtype=np.dtype(np.uint16),
         )
         index = WindowIndex(dataset=dataset, **settings)
-        with pytest.raises(megaindex.FormatError, match="sequences that follow each other"):
+        with pytest.raises(megaindex.FormatError, match="needs contiguous sequences"):
             index.locate(np.arange(index.num_samples))
 
 

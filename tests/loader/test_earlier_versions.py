@@ -15,7 +15,7 @@ from support import checkpoint_runs as runs
 
 from megaindex.builders import recipe as known_module
 from megaindex.cache.fingerprint import _checksum, stamps_of
-from megaindex.index.block_receipts import planned_ladder
+from megaindex.index.block_receipts import planned_block_receipts
 from megaindex.index.receipts import fingerprint_keys
 from megaindex.loader.receipts import check_receipts, join_states, stored_receipt
 
@@ -66,7 +66,7 @@ def test_its_receipts_are_those_of_the_plan(folder: Path, kind: str) -> None:
     receipt = stored_receipt(state["receipt"])
     keys = fingerprint_keys(receipt.fingerprints)
     end, stride = state["consumed_samples"], receipt.counted.ladder.stride
-    assert receipt.counted.ladder == planned_ladder(index, 0, end, keys, stride=stride)
+    assert receipt.counted.ladder == planned_block_receipts(index, 0, end, keys, stride=stride)
 
 
 def test_what_was_known_of_sources_is_still_known(

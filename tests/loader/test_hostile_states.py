@@ -22,7 +22,7 @@ from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Target
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError
 from megaindex.format import IndexedDataset
-from megaindex.index.block_receipts import Ladder
+from megaindex.index.block_receipts import BlockReceipts
 from megaindex.index.spans import Index
 from megaindex.loader import CyclicSampler, Loader, MicroBatchSampler, RecipeLoader, Recorder
 from megaindex.loader.token_readers import MappedTokens
@@ -329,7 +329,7 @@ def test_what_is_no_state_is_refused(
         with pytest.raises(FormatError, match=r"^not the state of .* from an intact checkpoint$"):
             load(wrong)
     with pytest.raises(FormatError, match="^not a ladder"):
-        Ladder.from_dict(wrong)
+        BlockReceipts.from_dict(wrong)
 
 
 def test_what_is_left_of_a_step_is_bounded_by_the_largest_of_the_run() -> None:

@@ -13,7 +13,7 @@ from support.corpora import write_corpus
 
 import megaindex
 from megaindex.cache.fingerprint import corpus_fingerprint
-from megaindex.index.block_receipts import Ladder, planned_ladder
+from megaindex.index.block_receipts import BlockReceipts, planned_block_receipts
 from megaindex.index.receipts import Receipt, fingerprint_keys
 from megaindex.loader.samplers import MicroBatchSampler
 
@@ -52,7 +52,7 @@ def test_ranks_add_up_to_the_plan(run: Any) -> None:
         ladders.append(recorder.ladder)
     total = sum(ladders[1:], ladders[0])
     end = index.num_samples // 12 * 12
-    assert total == planned_ladder(index, 0, end, fingerprint_keys(fingerprints), stride=16)
+    assert total == planned_block_receipts(index, 0, end, fingerprint_keys(fingerprints), stride=16)
 
 
 def test_batches_read_ahead_do_not_count(run: Any) -> None:
@@ -62,7 +62,7 @@ def test_batches_read_ahead_do_not_count(run: Any) -> None:
     handed = list(itertools.islice(batches, 5))  # the worker has read two batches more
     assert len(handed) == 5
     keys = fingerprint_keys(fingerprints)
-    assert recorder.ladder == planned_ladder(index, 0, 20, keys)
+    assert recorder.ladder == planned_block_receipts(index, 0, 20, keys)
 
 
 def test_a_resumed_run_ends_with_the_receipt_of_an_unbroken_one(run: Any) -> None:
@@ -77,7 +77,7 @@ def test_a_resumed_run_ends_with_the_receipt_of_an_unbroken_one(run: Any) -> Non
     for _ in receipted(loader(0, 1, consumed_samples=24), second):
         pass
     end = index.num_samples // 4 * 4
-    planned = planned_ladder(index, 0, end, fingerprint_keys(fingerprints), stride=32)
+    planned = planned_block_receipts(index, 0, end, fingerprint_keys(fingerprints), stride=32)
     assert second.ladder == planned
 
     skipped = Recorder(fingerprints, {"seed": 1}, stride=32)
@@ -93,7 +93,7 @@ def test_a_dataset_that_serves_another_sample_is_caught(
 ) -> None:
     """The receipt is of what was located and read, not of what the sampler asked for."""
     _, index, fingerprints, loader = run
-    planned = planned_ladder(
+    planned = planned_block_receipts(
         index, 0, index.num_samples // 4 * 4, fingerprint_keys(fingerprints), stride=8
     )
     right = type(index).locate
@@ -114,7 +114,7 @@ def test_loops_without_torch_add_spans(run: Any) -> None:
     recorder = Recorder(fingerprints, stride=4)
     for ids in ([9, 8, 2], [0, 1]):
         recorder.add(ids, index.locate(ids))
-    assert isinstance(recorder.ladder, Ladder)
+    assert isinstance(recorder.ladder, BlockReceipts)
     assert {b: r.count for b, r in recorder.ladder.blocks.items()} == {0: 3, 2: 2}
     positions = np.array([0, 1, 2, 8, 9])
     keys = fingerprint_keys(fingerprints)

@@ -168,7 +168,7 @@ def test_an_object_replaced_between_plan_and_read_is_not_served(
     replace(proxy, s3, tmp_path)
     proxy.drops_conditions = not knows_conditions
     served: list[Any] = []
-    with pytest.raises(StorageError, match=rf"^{url}\.bin: changed since it was looked at"):
+    with pytest.raises(StorageError, match=rf"^{url}\.bin: changed since it was opened"):
         served.extend(batches(index, remote))
     assert served == []
 

@@ -187,7 +187,7 @@ def test_pickles_open_the_same_objects_or_refuse(
     np.testing.assert_array_equal(pickle.loads(pickled)[4], local[4])
     content = (tmp_path / "corpus.bin").read_bytes()
     request(proxy.upstream, "PUT", f"/{s3}/data/corpus.bin", content[:-4] + b"\1\2\3\4")
-    with pytest.raises(StorageError, match=f"{url}: changed since it was looked at"):
+    with pytest.raises(StorageError, match=f"{url}: changed since it was opened"):
         pickle.loads(pickled)
 
 
@@ -239,7 +239,7 @@ def test_a_file_url_is_the_path(tmp_path: Path, slashes: str) -> None:
 def test_a_store_without_strong_tags_is_refused(store: Any, proxy: Proxy, tag: str) -> None:
     _, url = store()
     proxy.etag = tag
-    with pytest.raises(StorageError, match=rf"^{url}\.bin: the store gives no strong ETag"):
+    with pytest.raises(StorageError, match=rf"^{url}\.bin: the store must give a strong ETag"):
         IndexedDataset(url)
 
 
@@ -342,7 +342,7 @@ def test_a_reader_of_facts_takes_no_other_version(store: Any, proxy: Proxy) -> N
     _, url = store()
     found = IndexedDataset(url).bin_info
     proxy.drops_conditions = True
-    with pytest.raises(StorageError, match=r"corpus\.bin: changed since it was looked at"):
+    with pytest.raises(StorageError, match=r"corpus\.bin: changed since it was opened"):
         read_all(FileInfo(found.path, found.nbytes, '"another"'), [(0, 8)])
     assert read_all(found, [(0, 8)])[0].size == 8
     assert logging.getLogger("megaindex").handlers == []

@@ -15,7 +15,7 @@ from torch import distributed
 
 import megaindex
 from megaindex.cache.fingerprint import corpus_fingerprint
-from megaindex.index.block_receipts import Ladder
+from megaindex.index.block_receipts import BlockReceipts
 from megaindex.index.receipts import Receipt
 from megaindex.loader import GPTDataset, MicroBatchSampler, Recorder, receipted
 
@@ -119,7 +119,7 @@ def save(
     distributed.gather_object(recorder.state_dict(), parts)
     if rank:
         return
-    ladders = [Ladder.from_dict(part["ladder"]) for part in parts]
+    ladders = [BlockReceipts.from_dict(part["ladder"]) for part in parts]
     ladder = sum(ladders[1:], ladders[0])
     receipts = {**parts[0], **ladder.total.to_dict(), "ladder": ladder.to_dict()}
     torch.save(

@@ -143,7 +143,7 @@ def test_labels_of_other_lengths(recipe: Path) -> None:
     write_labels(recipe.parent / "chat_labels", [5, 7, 4])
     finding = only(verify_all(recipe))
     assert (finding.rule, finding.where) == ("source", "source chat")
-    assert "sequence 1 has 7, the text 6" in finding.found
+    assert "sequence 1 has 7 and 6 tokens in the text" in finding.found
 
 
 def test_a_float_token_type(recipe: Path) -> None:

@@ -137,7 +137,7 @@ class DatasetRequest(ArrayRequest):
                 "asked of them; leave it out of this split, or give the split more of it"
             )
         order = ShuffledOrder(
-            dialect=self.row,
+            rules=self.row,
             documents=chosen,
             num_samples=self.num_samples or 0,
             num_epochs=(

@@ -275,7 +275,7 @@ class NeoxTextSamples(NeoxSamples):
         if self.requested is None or tokens == 0:
             check_one_sample(name, tokens, self.seq_length, 1)
         order = ShuffledOrder(
-            dialect=self.policy.row,
+            rules=self.policy.row,
             documents=chosen,
             sequence_length=self.seq_length,
             seed=seed,

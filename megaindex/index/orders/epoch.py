@@ -1,9 +1,8 @@
-"""Order ``epoch``: each epoch a complete pass, computed and never stored.
+"""Order ``epoch``: every epoch a complete pass over the documents, computed on demand.
 
-Epoch e reads its documents in the order of one keyed bijection, cuts samples from their
-concatenation, and serves the samples in the order of another. Both keys come from (seed, e, source
-name) alone, so more epochs never change what came before. With ``epochs_mixed=k`` all this holds
-for blocks of k complete epochs.
+Epoch e concatenates its documents in the order of a keyed bijection, cuts samples, and serves them
+in the order of a second keyed bijection. The keys depend only on (seed, e, source name), so more
+epochs do not change earlier ones. With ``epochs_mixed=k`` the same applies to blocks of k epochs.
 """
 
 from __future__ import annotations
@@ -33,22 +32,22 @@ from megaindex.arithmetic import (
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.index.frameworks import LeftOver
 from megaindex.index.orders.keyed import Block, BlockOrder, order_key
-from megaindex.index.spans import Spans, joined
+from megaindex.index.spans import Spans, join_spans
 from megaindex.kernels import active, num_threads
 
 logger = logging.getLogger("megaindex")
 
-STRIDE = 64  # documents between two entries of a pass's table: 8 bytes for 64 documents
+STRIDE = 64  # documents between two entries (8 bytes) of the table of a pass
 MOST_POSITIONS = 2**62  # of a bijection
-WORTH_PREPARING = 1 << 16  # positions: a smaller table is made faster than a thread is started
-_KEPT = 3  # tables: the one before (samples may begin there), the current one, the next
+WORTH_PREPARING = 1 << 16  # positions; building a smaller table is faster than starting a thread
+_KEPT = 3  # tables: of the previous pass (for carried tokens), the current and the next
 
 
 class PassTables:
-    """Tables of the last few passes asked for; ``make(block, num_threads)`` makes one.
+    """Tables of the last passes used, built by ``make(block, num_threads)``.
 
-    Safe to share between threads. A forked process starts without tables: one that its parent was
-    making would never be done.
+    Safe to share between threads. A forked process starts without tables, because the parent's
+    threads that build them do not exist in it.
     """
 
     def __init__(self, make: Callable[[int, int], I64]) -> None:
@@ -58,13 +57,13 @@ class PassTables:
     def _reset(self) -> None:
         self._lock = threading.Lock()
         self._tables: OrderedDict[int, Future[I64]] = OrderedDict()
-        # What was asked for last, mostly asked for again: process, block and table.
+        # process, block and table of the last request, which is mostly repeated
         self._latest: tuple[int, int, I64] | None = None
         self._prepared: tuple[int, int] | None = None
-        self._process = os.getpid()  # last: who sees it finds the rest anew
+        self._process = os.getpid()  # set last: other threads test it without the lock
 
     def get(self, block: int) -> I64:
-        """Return the table of a block; waits for it if it is being made."""
+        """Return the table of a block; wait if it is being built."""
         process, latest = os.getpid(), self._latest
         if latest is not None and latest[:2] == (process, block):
             return latest[2]
@@ -76,17 +75,17 @@ class PassTables:
         return table
 
     def prepare(self, block: int) -> None:
-        """Begin to make the table of a block in the background, unless it is there."""
+        """Begin to build the table of a block in the background, unless it exists."""
         if self._prepared == (os.getpid(), block):
             return
         table, is_new = self._entry(block)
         self._prepared = os.getpid(), block
         if is_new:
-            # No daemon: the interpreter must not end while a kernel is about to return to it.
+            # No daemon: the interpreter must not end before the kernel returns.
             name = f"megaindex-epoch-{block}"
             try:
                 threading.Thread(target=self._fill, args=(block, table, 1), name=name).start()
-            except RuntimeError as error:  # no more threads: made when it is needed
+            except RuntimeError as error:  # no more threads; `get` builds the table
                 logger.info("%s is not prepared ahead: %s", name, error)
                 with self._lock:
                     self._tables.pop(block, None)
@@ -114,11 +113,10 @@ class PassTables:
 
 
 class EpochArrays(NamedTuple):
-    """One block as Megatron keeps an index: see `megaindex.index.array_index.ArrayIndex`."""
+    """Arrays of one block, as in `megaindex.index.array_index.ArrayIndex`."""
 
     document_index: I32
-    """Sequence ids in the order of the pass; where tokens are carried, the documents that hold
-    them come first."""
+    """int32[n]: sequence ids in the order of the pass, after those of carried tokens."""
     sample_index: IntArray
     """int32 or int64 [samples + 1, 2]: position in document_index, offset in the sequence."""
     shuffle_index: IntArray
@@ -127,31 +125,29 @@ class EpochArrays(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EpochIndex(BlockOrder):
-    """Every token once per epoch, but for what does not fill a sample.
+    """Index of order epoch: every token once per epoch, except those that fill no sample.
 
-    Samples of block b are numbers ``samples_before(b)`` to ``samples_before(b + 1) - 1``. Memory:
-    8 bytes for every 64 documents of a block, for at most three blocks; the next block's table is
-    made in the background as soon as a block is read, unless it is small.
+    Memory is 8 bytes for every 64 documents of a block, for at most three blocks; reading a block
+    starts to build the table of the next one in the background.
 
     Raises:
-        InvalidArgument: a setting is out of range, or an epoch holds less than one sample.
+        InvalidArgument: a setting is out of range, or an epoch has less than one sample.
     """
 
     sequence_lengths: I32
-    """int32[sequences]: of the dataset, shared with it."""
+    """int32[sequences] of the dataset, a view."""
     documents: range | I32
     """Sequence ids of one epoch."""
     tokens_per_epoch: int
     sequence_length: int
     seed: int
     source_name: str
-    """What the order depends on besides the seed; by default a hash of the content."""
+    """Part of the key of the bijections besides the seed."""
     num_epochs: int = 1
     epochs_mixed: int = 1
-    """Complete epochs shuffled together; ``num_epochs`` is a multiple of it."""
+    """Number of complete epochs shuffled together, a divisor of ``num_epochs``."""
     left_over: LeftOver = "drop"
-    """The tokens at the end of a block that fill no sample: dropped and counted, or carried into
-    the next block, whose first sample then begins with them."""
+    """Tokens at the end of a block that fill no sample: dropped, or carried into the next block."""
     add_extra_token: int = 1
     order: Literal["epoch"] = field(default="epoch", init=False)
 
@@ -159,17 +155,18 @@ class EpochIndex(BlockOrder):
         if self.epochs_mixed < 1 or self.num_epochs < 1 or self.num_epochs % self.epochs_mixed:
             raise InvalidArgument(
                 f"epochs must be a positive multiple of epochs_mixed {self.epochs_mixed}, got "
-                f"{self.num_epochs}: blocks are complete, so that more epochs change nothing"
+                f"{self.num_epochs}"
             )
         width = self.sequence_length + self.add_extra_token
         if self.tokens_per_epoch < width:
             raise InvalidArgument(
-                f"an epoch of {self.tokens_per_epoch} tokens holds less than one sample of {width}"
+                f"an epoch must have at least {width} tokens, one sample, got "
+                f"{self.tokens_per_epoch}; lower sequence_length"
             )
         if self._positions > MOST_POSITIONS or self.total_tokens > INT64_MAX:
             raise InvalidArgument(
                 f"{self.num_epochs} epochs of {len(self.documents)} documents and "
-                f"{self.tokens_per_epoch} tokens cannot be counted in 64 bits; use fewer"
+                f"{self.tokens_per_epoch} tokens cannot be counted in 64 bits; use fewer epochs"
             )
 
     @cached_property
@@ -178,7 +175,7 @@ class EpochIndex(BlockOrder):
 
     @property
     def num_blocks(self) -> int:
-        """Blocks of ``epochs_mixed`` epochs."""
+        """Number of blocks of ``epochs_mixed`` epochs."""
         return self.num_epochs // self.epochs_mixed
 
     @property
@@ -191,47 +188,51 @@ class EpochIndex(BlockOrder):
 
     @property
     def tokens_left_over(self) -> int:
-        """Tokens of all epochs that are not among the first ``sequence_length`` of a sample."""
+        """Number of tokens of all epochs that no sample has as input."""
         return self.total_tokens - self.num_samples * self.sequence_length
 
     def samples_before(self, block: int) -> int:
-        """Samples of the first ``block`` blocks. A sample belongs to the block it ends in."""
+        """Return the samples of the first ``block`` blocks, in which they end."""
         S, extra = self.sequence_length, self.add_extra_token
         if self.left_over == "carry":
             return samples_in(block * self.tokens_per_block, S, extra)
         return block * samples_in(self.tokens_per_block, S, extra)
 
     def carried(self, block: int) -> int:
-        """Return the tokens before the block that its first sample begins with."""
+        """Return the tokens carried into a block from the one before."""
         if self.left_over == "drop":
             return 0
         return block * self.tokens_per_block - self.samples_before(block) * self.sequence_length
 
     def epochs_for(self, num_samples: int) -> int:
-        """Epochs of the least number of blocks that hold ``num_samples`` samples."""
+        """Return the epochs of the fewest blocks that have ``num_samples`` samples."""
         if self.left_over == "carry":
             S, extra = self.sequence_length, self.add_extra_token
             return self.epochs_mixed * epochs_for(num_samples, self.tokens_per_block, S, extra)
         return self.epochs_mixed * ceil_div(num_samples, self.samples_before(1))
 
     def extend(self, epochs: int) -> EpochIndex:
-        """Return the same order for ``epochs`` epochs; the samples that both hold are the same."""
+        """Return the index of ``epochs`` epochs, with the same samples in common epochs."""
         return replace(self, num_epochs=epochs)
 
     def permuted_documents(self, block: int) -> I32:
-        """int32[epochs_mixed * documents]: sequence ids in the order of a block's pass."""
+        """Return int32[epochs_mixed * documents]: sequence ids in the order of a pass."""
         positions = np.empty(self._positions, np.int64)
         active().bijection_range(self._document_key(block), self._positions, 0, positions)
         positions %= len(self.documents)
         return self._sequence_ids(positions).astype(np.int32)
 
     def materialise(self, epoch: int) -> EpochArrays:
-        """The three arrays of the block that holds ``epoch``, as the framework orders keep them."""
+        """Return the arrays of the block of an epoch, in the format of the framework orders.
+
+        Raises:
+            OutOfRange: ``epoch`` is not from 0 to ``num_epochs - 1``.
+        """
         if not 0 <= epoch < self.num_epochs:
-            raise OutOfRange(f"epoch {epoch} was asked for, there are 0 to {self.num_epochs - 1}")
+            raise OutOfRange(f"epoch must be from 0 to {self.num_epochs - 1}, got {epoch}")
         block = epoch // self.epochs_mixed
         document_index, skipped = self._documents_read(block)
-        # A document that is entered in its middle is cut as if it began there.
+        # The first document is cut as if it began at its first carried token.
         lengths = self.sequence_lengths[document_index]
         lengths[0] -= skipped
         num_samples = self.samples_before(block + 1) - self.samples_before(block)
@@ -252,10 +253,10 @@ class EpochIndex(BlockOrder):
         return EpochArrays(document_index, sample_index, shuffle_index)
 
     def _documents_read(self, block: int) -> tuple[I32, int]:
-        """Return document_index of a block, and the tokens before it of its first document.
+        """Return document_index of a block, and the tokens skipped in its first document.
 
-        With 5 tokens carried and a block before that ends in documents of 7, 3 and 4 tokens, those
-        of 3 and 4 come first, and 2 tokens of the former are skipped.
+        With 5 carried tokens, after a block that ends in documents of 7, 3 and 4 tokens, those of 3
+        and 4 come first, and 2 tokens of the former are skipped.
         """
         documents, carried = self.permuted_documents(block), self.carried(block)
         if carried == 0:
@@ -267,8 +268,8 @@ class EpochIndex(BlockOrder):
 
     def _no_array(self, name: str) -> str:
         return (
-            f"order epoch keeps no {name}: it is computed, epoch by epoch; use locate(sample_ids), "
-            "or materialise(epoch) for the three arrays of one epoch"
+            f"order epoch has no {name}: its samples are computed; use locate(sample_ids), or "
+            "materialise(epoch) for the arrays of one epoch"
         )
 
     def _block_of(self, ids: I64) -> I64:
@@ -287,7 +288,7 @@ class EpochIndex(BlockOrder):
         return self._passed(block.number, begins)
 
     def _with_carried(self, block: int, begins: I64, before: npt.NDArray[np.bool_]) -> Spans:
-        """As `_passed`, where some samples begin before the block: all of them are its first one.
+        """Locate samples of which some are the first one, which begins in the block before.
 
         With blocks of 10 tokens, tokens -2 to 3 are 8 to 10 of the block before, and 0 to 3.
         """
@@ -301,10 +302,10 @@ class EpochIndex(BlockOrder):
         )
         first = Spans.of_one_source(document, offset, length, np.array([0, document.size]))
         pieces = [(heads[k : k + 1], first) for k in range(heads.size)]
-        return joined([*pieces, (others, self._passed(block, begins[others]))], begins.size)
+        return join_spans([*pieces, (others, self._passed(block, begins[others]))], begins.size)
 
     def _passed(self, block: int, begins: I64, ends: I64 | None = None) -> Spans:
-        """Locate tokens begins[k] to ends[k] of a block's pass; by default those of a sample."""
+        """Locate tokens begins[k] to ends[k] of a pass; by default those of a sample."""
         if ends is None:
             ends = begins + (self.sequence_length + self.add_extra_token)
         local, offset, length, splits = active().epoch_spans(
@@ -332,13 +333,12 @@ class EpochIndex(BlockOrder):
 
     @cached_property
     def _lengths(self) -> I32:
-        """Of the documents of one epoch; a copy unless they are a range."""
+        """Lengths of the documents of one epoch."""
         if isinstance(self.documents, range):
             return self.sequence_lengths[self.documents.start : self.documents.stop]
         return self.sequence_lengths[self.documents]
 
     def _table(self, block: int) -> I64:
-        """Of a block; that of the next one is then made in the background."""
         table = self._tables.get(block)
         if block + 1 < self.num_blocks and self._positions >= WORTH_PREPARING:
             self._tables.prepare(block + 1)

@@ -1,7 +1,7 @@
-"""The frameworks' orders: documents of all epochs shuffled, cut into samples, samples shuffled.
+"""Orders of the frameworks: documents of all epochs are shuffled and cut, samples are shuffled.
 
-One implementation serves `megatron`, `neox`, `megatron-legacy` and `paddlenlp`: they differ in
-their row of `megaindex.index.frameworks`.
+Orders `megatron`, `neox`, `megatron-legacy` and `paddlenlp` differ only in their row of
+`megaindex.index.frameworks`.
 """
 
 from __future__ import annotations
@@ -20,19 +20,17 @@ from megaindex.kernels import active, num_threads
 
 
 class Sink(Protocol):
-    """A destination of index arrays: memory, or files that are being written."""
+    """Destination of index arrays: memory or files."""
 
     def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
         """Return an uninitialised, C-contiguous array to fill."""
-        ...
 
     def seal(self, name: str) -> None:
-        """Accept that the array of that name is filled and will not change again."""
-        ...
+        """Mark the array as complete; it must not change any more."""
 
 
 class Memory:
-    """A sink that only keeps the arrays."""
+    """Sink that keeps the arrays in memory."""
 
     def __init__(self) -> None:
         self.arrays: dict[str, IntArray] = {}
@@ -47,16 +45,16 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class ShuffledOrder:
-    """Everything that decides the three arrays, apart from the lengths themselves."""
+    """Request for the arrays of one dataset: all that decides them except sequence lengths."""
 
-    dialect: FrameworkRules
-    """The framework's rules, with the order's own settings."""
+    rules: FrameworkRules
+    """Rules of the framework with the settings of the order."""
     documents: range | I32
     """Sequence ids of one epoch, in file order."""
     sequence_length: int
     seed: int
     num_samples: int
-    """Samples asked for; the arrays hold all samples of ``num_epochs`` epochs."""
+    """Samples requested; the arrays have all samples of ``num_epochs`` epochs."""
     num_epochs: int
     tokens_per_epoch: int
     add_extra_token: int = 1
@@ -64,7 +62,7 @@ class ShuffledOrder:
 
     @property
     def num_documents(self) -> int:
-        """Entries of document_index."""
+        """Number of entries of document_index."""
         return self.num_epochs * len(self.documents)
 
     @property
@@ -82,8 +80,8 @@ class ShuffledOrder:
 
     @property
     def sample_dtype(self) -> str:
-        """Of sample_index: int32 or int64, by the framework's own rule."""
-        return self.dialect.sample_index_dtype(
+        """Dtype of sample_index, int32 or int64, by the rule of the framework."""
+        return self.rules.sample_index_dtype(
             self.num_documents, self.total_tokens, self.sequence_length
         )
 
@@ -104,21 +102,19 @@ class ShuffledOrder:
             self.tokens_per_epoch,
             self.sequence_length,
             self.add_extra_token,
-            policy=self.dialect.separate_final_epoch,
-            threshold=self.dialect.final_epoch_threshold,
+            policy=self.rules.separate_final_epoch,
+            threshold=self.rules.final_epoch_threshold,
         )
 
 
 def build(order: ShuffledOrder, lengths: I32, sink: Sink, threads: int | None = None) -> None:
     """Fill document_index, sample_index and shuffle_index of ``order`` in ``sink``.
 
-    ``threads`` bounds the threads it takes; default: `num_threads`.
-
-    All three come from one random stream: first the documents of all epochs (or of all but the
-    last, then of the last), then the samples in the same ranges.
+    One random stream shuffles the documents of all epochs (or of all but the last, then of the
+    last), then the samples of the same ranges. ``threads`` defaults to `num_threads`.
     """
     threads = threads or num_threads()
-    # All at once: a sink may bring their pages in while the first kernel runs.
+    # Allocate all first: a sink may populate pages while the first kernel runs.
     document_index, sample_index, shuffle_index = (
         sink.allocate(name, shape, dtype) for name, (shape, dtype) in order.arrays.items()
     )
@@ -138,8 +134,7 @@ def build(order: ShuffledOrder, lengths: I32, sink: Sink, threads: int | None = 
         _shuffle_samples(order, state, shuffle_index, threads)
         sink.seal("shuffle_index")
 
-    # The number of samples is known before they are cut, so both arrays can be made side by side;
-    # but a shuffle keeps two threads busy, so only where there are enough of them.
+    # Cut and shuffle in parallel if there are enough threads: a shuffle takes two.
     others = threads - 2
     if others < 2:
         cut(threads)

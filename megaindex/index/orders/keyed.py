@@ -1,7 +1,7 @@
-"""Keys and blocks shared by the computed orders.
+"""Keys of bijections, and the base class of the computed orders.
 
 The samples of a block are cut one after another and served in the order of a keyed bijection: the
-k-th one served is the one that was cut as number ``bijection(k)``.
+k-th served sample is cut sample ``bijection(k)``.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from megaindex.index.spans import (
     Chunks,
     Spans,
     check_sample_ids,
-    joined,
-    located,
-    share,
+    iterate_in_order,
+    join_spans,
+    part_bounds,
 )
 from megaindex.kernels import active
 
@@ -34,36 +34,34 @@ from megaindex.kernels import active
 def order_key(
     seed: int, block: int, source_name: str, purpose: Literal["documents", "samples"]
 ) -> U64:
-    """uint64[2]: XXH3-128 of the seed, the block of epochs, what is permuted, and the source.
-
-    The name comes last and the rest holds no slash, so different requests never share a text.
-    """
+    """Return the key of a bijection, uint64[2]."""
+    # the name comes last because it may contain slashes
     key = key_of(f"megaindex/{seed}/{block}/{purpose}/{source_name}")
     key.flags.writeable = False  # all callers share it
     return key
 
 
 def key_of(text: str) -> U64:
-    """uint64[2]: XXH3-128 of the text, low word first."""
+    """Return uint64[2]: XXH3-128 of the text, low word first."""
     number = xxhash.xxh3_128_intdigest(text.encode())
     return np.array([number & (2**64 - 1), number >> 64], np.uint64)
 
 
 class Block(NamedTuple):
-    """The samples of a block."""
+    """Range of samples that one bijection shuffles."""
 
     number: int
     first: int
-    """Samples of the blocks before."""
+    """First sample id."""
     size: int
     key: U64
-    """Of the bijection from the order of serving to the order of cutting."""
+    """Key of the bijection from serving order to cutting order."""
 
 
 class BlockOrder:
-    """Base class of the computed orders; a block is an epoch where nothing else is said.
+    """Base class of the computed orders; by default a block is an epoch.
 
-    Samples are located block by block, and iterated in the order in which a block is cut.
+    Samples are located by blocks and iterated in cutting order.
     """
 
     seed: int
@@ -83,7 +81,7 @@ class BlockOrder:
         return block * self.samples_per_epoch
 
     def epochs_for(self, num_samples: int) -> int:
-        """Least number of epochs that hold ``num_samples`` samples."""
+        """Return the fewest epochs that have ``num_samples`` samples."""
         return max(1, ceil_div(num_samples, self.samples_per_epoch))
 
     def _block_of(self, ids: I64) -> I64:
@@ -92,11 +90,12 @@ class BlockOrder:
     def _check_epochs(self) -> None:
         if self.num_epochs < 1 or self.num_epochs * self.samples_per_epoch > INT64_MAX:
             raise InvalidArgument(
-                f"epochs must be at least 1, and samples fit in 64 bits, got {self.num_epochs}"
+                f"epochs must be at least 1 and have fewer than 2**63 samples, got "
+                f"{self.num_epochs}"
             )
 
     def _no_array(self, name: str) -> str:
-        """Return the message for an array of that name, which says what to use instead."""
+        """Return the message of the error that an array of that name raises."""
         raise NotImplementedError
 
     @property
@@ -112,13 +111,13 @@ class BlockOrder:
         raise InvalidArgument(self._no_array("shuffle_index"))
 
     def _cut(self, block: Block, numbers: I64) -> Spans:
-        """The samples cut from a block as these numbers; fastest where the numbers increase."""
+        """Return the spans of cut samples; fastest if the numbers increase."""
         raise NotImplementedError
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
         ids = check_sample_ids(sample_ids, self.num_samples)
         if not ids.size:
-            return joined([], 0)
+            return join_spans([], 0)
         blocks = self._block_of(ids)
         first = int(blocks[0])
         if ids.size == 1 or (blocks == first).all():
@@ -127,16 +126,15 @@ class BlockOrder:
         for block in np.unique(blocks).tolist():
             places = np.flatnonzero(blocks == block)
             pieces.append((places, self._served(block, ids[places])))
-        return joined(pieces, ids.size)
+        return join_spans(pieces, ids.size)
 
-    def walk(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
-        """See `megaindex.index.spans.walk`."""
+    def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
         number = int(self._block_of(np.array([begin]))[0])
         while begin < end:
             block = self._block(number)
             stop = min(end, block.first + block.size)
             if (stop - begin) * SCATTERED < block.size:
-                yield from located(self, begin, stop, part, parts)
+                yield from iterate_in_order(self, begin, stop, part, parts)
             else:
                 low, high = begin - block.first, stop - block.first
                 for cut, served in _in_cut_order(block, low, high, part, parts):
@@ -145,7 +143,7 @@ class BlockOrder:
             begin, number = stop, number + 1
 
     def shuffled_samples(self, block: int) -> I64:
-        """int64[samples]: which sample, in the order of cutting, is served as number 0, 1, ..."""
+        """Return int64[samples]: cut sample of each position in serving order."""
         _, _, size, key = self._block(block)
         shuffled = np.empty(size, np.int64)
         active().bijection_range(key, size, 0, shuffled)
@@ -174,11 +172,8 @@ class BlockOrder:
 def _in_cut_order(
     block: Block, low: int, high: int, part: int, parts: int
 ) -> Iterator[tuple[I64, I64]]:
-    """Chunks of a block's samples by increasing number as cut: that, and their number as served.
-
-    Only of those served as numbers low ... high - 1.
-    """
-    begin, end = share(0, block.size, part, parts)
+    """Yield chunks of (cut, served) numbers of the samples served as ``low`` to ``high - 1``."""
+    begin, end = part_bounds(0, block.size, part, parts)
     for first in range(begin, end, CHUNK):
         served = np.empty(min(CHUNK, end - first), np.int64)
         active().bijection_inverse_range(block.key, block.size, first, served)

@@ -1,8 +1,8 @@
-"""GPT-NeoX's packings of whole documents: one a sample, or as many as fit.
+"""GPT-NeoX's ``pack_impl`` unpacked and pack_until_overflow: samples of whole documents.
 
-Its third, ``packed``, cuts the concatenated documents and is `NeoxOrder`. Here no document is cut:
-a sample is the documents of rows ``sample_index[s]`` to ``sample_index[s + 1]``, padded by its
-reader, and only a document longer than a sample loses its end ("chopped").
+Sample s consists of documents ``sample_index[s, 0]`` to ``sample_index[s + 1, 0] - 1`` and is
+padded by its reader; only a document longer than a sample loses its end. ``pack_impl: packed`` is
+`NeoxOrder`. Source: ``GPT2Dataset`` and ``_build_index_mappings`` of GPT-NeoX (main, 2026-05).
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ from megaindex.kernels import active, num_threads
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackingOrder:
-    """Everything that decides the three arrays."""
+    """Request for the arrays of one dataset, or of both sides of pairwise data."""
 
     pack_impl: PackImpl
     documents: I64
     """int64[n]: sequence ids, in file order."""
     lengths: I32
-    """int32[n]: tokens of each of them."""
+    """int32[n]: their token counts."""
     takes_part: npt.NDArray[np.bool_]
-    """bool[n]: whether it is served at all; see `documents_with_labels`."""
+    """bool[n]: documents that are served, see `documents_taking_part`."""
     sequence_length: int
     seed: int
     num_samples: int
     shuffled_ids: int | None = None
-    """Pairwise data, unpacked: so many samples are shuffled, again and again up to num_samples."""
+    """Number of samples that are shuffled and repeated (pairwise, unpacked)."""
 
     @property
     def arrays(self) -> dict[str, tuple[tuple[int | None, ...], str]]:
-        """Shape and dtype of each array; how many documents are packed shows only then."""
+        """Shape and dtype of each array; None for a size known only after packing."""
         return {
             "shuffle_index": ((self.num_samples,), "int64"),
             "sample_index": ((self.num_samples + 1, 2), "int64"),
@@ -54,8 +54,8 @@ class PackingOrder:
 def build(order: PackingOrder, sink: Sink) -> None:
     """Fill document_index, sample_index and shuffle_index of ``order`` in ``sink``, all int64.
 
-    The random stream first shuffles the samples, then, for pack_until_overflow, the documents of
-    one pass after the other. Unpacked documents keep their order: only samples are shuffled.
+    The random stream shuffles the samples first, then, for pack_until_overflow, the documents of
+    each pass. Unpacked documents keep their order.
     """
     state = active().seed_state(order.seed)
     shuffle_index = sink.allocate("shuffle_index", (order.num_samples,), "int64")
@@ -76,15 +76,15 @@ def build(order: PackingOrder, sink: Sink) -> None:
 
 
 def _one_each(order: PackingOrder) -> tuple[I64, I64]:
-    """Positions among the documents, one more than there are samples, and where samples begin."""
+    """Return positions in ``documents``, one more than samples, and the first of each sample."""
     kept = np.flatnonzero(order.takes_part)
     return np.resize(kept, order.num_samples + 1), np.arange(order.num_samples + 1)
 
 
 def _until_overflow(order: PackingOrder, state: U32) -> tuple[I64, I64]:
-    """Passes over the documents, shuffled anew for each, until the last sample has begun.
+    """Return the same as `_one_each` for packed samples of shuffled passes over the documents.
 
-    It gets no more than the document it began with: there the framework stops.
+    The last sample has only its first document, as in GPT-NeoX.
     """
     shuffled = np.arange(order.documents.size)
     begins = np.empty(order.num_samples + 1, np.int64)
@@ -114,10 +114,10 @@ def documents_taking_part(
     allow_chopped: bool = True,
     labels: IndexedDataset | None = None,
 ) -> npt.NDArray[np.bool_]:
-    """bool[n]: the documents that fit, where they must, and have a label, where there are labels.
+    """Return bool[n]: documents that are short enough, if required, and have a label, if any.
 
-    unpacked asks for a label among the first S tokens, pack_until_overflow among the first S + 1.
-    An empty document never is a sample of its own.
+    The label must be in the first S tokens (unpacked) or S + 1 (pack_until_overflow). Empty
+    documents are omitted in unpacked data.
     """
     unpacked = pack_impl == "unpacked"
     keep: npt.NDArray[np.bool_] = lengths > 0 if unpacked else np.ones(documents.size, bool)
@@ -129,41 +129,36 @@ def documents_taking_part(
 
 
 def check_some_take_part(name: str, order: PackingOrder) -> None:
-    """Refuse documents of which none takes part.
-
-    Raises:
-        InvalidArgument: no document takes part.
-    """
+    """Raise InvalidArgument if no document with tokens is served."""
     if not order.lengths[order.takes_part].any():
         raise InvalidArgument(
             f"{name}: none of the {order.documents.size} documents can be served: they are empty, "
             f"longer than {order.sequence_length + 1} tokens with allow_chopped=False, or without "
-            "a label; use others, a larger sequence_length, or allow_chopped=True"
+            "labels; use other documents, a larger sequence_length, or allow_chopped=True"
         )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackingIndex:
-    """Samples of whole documents, with the arrays that GPT-NeoX keeps for them."""
+    """Index of samples of whole documents, with the arrays of GPT-NeoX."""
 
     order: str
     pack_impl: PackImpl
     document_index: I64
-    """int64[n]: sequence ids in reading order."""
+    """int64[n]: sequence ids, sample by sample."""
     sample_index: I64
     """int64[num_samples + 1, 2]: position in document_index, and 0."""
     shuffle_index: I64
     """int64[num_samples]."""
     sequence_lengths: IntArray
-    """int32[sequences]: of the dataset, shared with it."""
+    """int32[sequences] of the dataset, a view."""
     sequence_length: int
     num_epochs: int
-    """Passes begun over the documents that take part."""
+    """Number of passes over the served documents, including an incomplete one."""
     tokens_per_epoch: int
-    """Tokens of the documents that take part, once each."""
+    """Number of tokens of the served documents."""
     next_token: bool
-    """GPT-NeoX's own reading: where a sample has room left, the first token of the document that
-    begins the next sample follows its own. False: a sample holds its documents alone."""
+    """True: a sample with room left ends with the first token of the next one, as in GPT-NeoX."""
     add_extra_token: int = 1
 
     @property
@@ -171,10 +166,10 @@ class PackingIndex:
         return int(self.shuffle_index.size)
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
-        """Runs of at most ``sequence_length + 1`` tokens together: a sample may be shorter."""
+        """Return the spans of samples, each of at most ``sequence_length + 1`` tokens."""
         rows = self.shuffle_index[check_sample_ids(sample_ids, self.num_samples)]
         first, last = self.sample_index[rows, 0], self.sample_index[rows + 1, 0]
-        # of the documents there are; the last sample of pack_until_overflow has no next
+        # the last sample of pack_until_overflow has no next document
         follows = self.next_token & (last < self.document_index.size)
         counts = last - first + follows
         splits = np.concatenate(([0], np.cumsum(counts)))
@@ -183,7 +178,7 @@ class PackingIndex:
         length = self.sequence_lengths[document].astype(np.int64)
         next_ones = splits[1:][follows] - 1
         length[next_ones] = np.minimum(length[next_ones], 1)
-        # what does not fit is cut off: tokens of the sample before each run, then what is left
+        # tokens of the sample before each span, then the room left for the span
         before = np.concatenate(([0], np.cumsum(length)))
         before = before[:-1] - np.repeat(before[splits[:-1]], counts)
         length = np.clip(self.sequence_length + 1 - before, 0, length)
@@ -197,7 +192,7 @@ def index_of(
     sequence_lengths: I32,
     next_token: bool,
 ) -> PackingIndex:
-    """Return the index that the arrays of ``order`` make, read with the lengths of a dataset."""
+    """Return the index of the arrays of ``order`` with the lengths of a dataset."""
     return PackingIndex(
         order="neox",
         pack_impl=order.pack_impl,
@@ -213,7 +208,7 @@ def index_of(
 
 
 def _nonempty_runs(document: I64, length: I64, splits: I64) -> Spans:
-    """Spans of whole heads of documents, without those of empty ones."""
+    """Return spans from the beginning of documents, without empty ones."""
     keep = length > 0
     kept_before = np.concatenate(([0], np.cumsum(keep)))
     zeros = np.zeros(int(kept_before[-1]), np.int64)

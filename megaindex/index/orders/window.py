@@ -1,7 +1,7 @@
-"""Order ``window``: contiguous windows of the ``.bin``, shuffled anew every epoch, without arrays.
+"""Order ``window``: contiguous windows of the ``.bin``, shuffled in every epoch.
 
-Window i of a source holds its tokens ``[i * S, i * S + S + extra)``, across documents; an epoch
-serves all of them in the order of a keyed bijection.
+Window i of a source consists of its tokens ``[i * S, i * S + S + extra)``, across documents; an
+epoch serves all windows in the order of a keyed bijection.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from megaindex.kernels import active
 
 
 class Tokens(Protocol):
-    """The part of an IndexedDataset that tells where tokens lie."""
+    """Attributes of an IndexedDataset that locate its tokens."""
 
     @property
     def path_prefix(self) -> str: ...
@@ -37,15 +37,14 @@ class Tokens(Protocol):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WindowIndex(BlockOrder):
-    """Every window once per epoch. Costs no memory, and is ready at once at any size.
+    """Index of order window: every window once per epoch, without memory or preparation.
 
-    Sequences must follow each other in the ``.bin`` in the order of their numbers, so that their
-    pointers are the sums of the lengths before them. Both ends of the file are checked here, each
-    sequence when a window touches it.
+    Sequences must lie in the ``.bin`` one after another in the order of their numbers. Both ends of
+    the file are checked here, each sequence when a window reads it.
 
     Raises:
-        FormatError: the sequences do not fill the ``.bin`` from end to end.
-        InvalidArgument: a setting is out of range, or the documents hold less than one sample.
+        FormatError: the sequences do not fill the ``.bin``.
+        InvalidArgument: a setting is out of range, or the documents have less than one sample.
     """
 
     dataset: Tokens
@@ -54,7 +53,7 @@ class WindowIndex(BlockOrder):
     sequence_length: int
     seed: int
     source_name: str
-    """What the order depends on besides the seed; by default a hash of the content."""
+    """Part of the key of the bijection besides the seed."""
     num_epochs: int = 1
     add_extra_token: int = 1
     order: Literal["window"] = field(default="window", init=False)
@@ -64,8 +63,8 @@ class WindowIndex(BlockOrder):
         width = self.sequence_length + self.add_extra_token
         if self.tokens_per_epoch < width:
             raise InvalidArgument(
-                f"{self.dataset.path_prefix}: an epoch of {self.tokens_per_epoch} tokens holds "
-                f"less than one sample of {width}; lower sequence_length"
+                f"{self.dataset.path_prefix}: an epoch must have at least {width} tokens, one "
+                f"sample, got {self.tokens_per_epoch}; lower sequence_length"
             )
         self._check_epochs()
 
@@ -75,7 +74,7 @@ class WindowIndex(BlockOrder):
 
     @property
     def tokens_left_over(self) -> int:
-        """Tokens of all epochs that are not among the first ``sequence_length`` of a sample."""
+        """Number of tokens of all epochs that no sample has as input."""
         per_epoch = self.tokens_per_epoch - self.samples_per_epoch * self.sequence_length
         return self.num_epochs * per_epoch
 
@@ -86,14 +85,11 @@ class WindowIndex(BlockOrder):
         return end - self._first_token
 
     def extend(self, epochs: int) -> WindowIndex:
-        """Return the same order for ``epochs`` epochs; the samples that both hold are the same."""
+        """Return the index of ``epochs`` epochs, with the same samples in common epochs."""
         return replace(self, num_epochs=epochs)
 
     def _no_array(self, name: str) -> str:
-        return (
-            f"order window has no {name}: its windows are cut from the .bin, in an order that is "
-            "computed; use locate(sample_ids)"
-        )
+        return f"order window has no {name}: its samples are computed; use locate(sample_ids)"
 
     def _cut(self, _: Block, numbers: I64) -> Spans:
         begins = numbers * self.sequence_length
@@ -110,8 +106,8 @@ class WindowIndex(BlockOrder):
             )
         except InvalidArgument as error:
             raise FormatError(
-                f"{self.dataset.path_prefix}.idx: {error}; order window needs sequences that "
-                "follow each other: write the pair again, or use order epoch"
+                f"{self.dataset.path_prefix}.idx: {error}; order window needs contiguous "
+                "sequences: write the pair again, or use order epoch"
             ) from None
         return Spans.of_one_source(*runs)
 
@@ -128,7 +124,7 @@ class WindowIndex(BlockOrder):
         end = int(self.dataset.sequence_pointers[last]) + size
         if (begin, end) != (0, self.dataset.nbytes):
             raise FormatError(
-                f"{self.dataset.path_prefix}.idx: order window reads the .bin from end to end, its "
-                f"sequences must fill bytes 0 to {self.dataset.nbytes}, and they fill {begin} to "
-                f"{end}; write the pair again, or use order epoch"
+                f"{self.dataset.path_prefix}.idx: the sequences must fill bytes 0 to "
+                f"{self.dataset.nbytes} of the .bin for order window, got {begin} to {end}; write "
+                "the pair again, or use order epoch"
             )
