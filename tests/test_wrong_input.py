@@ -190,7 +190,7 @@ def test_directories_are_spoken_of_where_something_is_written(
         IndexedDataset(str(tmp_path / "a"))
     assert "not created" not in str(missing.value)
     with (
-        pytest.raises(MissingFile, match="directories are not created for you"),
+        pytest.raises(MissingFile, match="missing directories are not created"),
         IndexedDatasetWriter(str(tmp_path / "no/a"), "uint16"),
     ):
         pass
