@@ -40,7 +40,7 @@ def test_a_run_goes_on_from_its_states(
             loader.load_state_dict(state)
         said = [record.message for record in caplog.records]
         assert len(said) == 1
-        assert "was not checked" in said[0]
+        assert "were not compared" in said[0]
         caplog.clear()
         mine = loader.state_dict()
         assert _older(mine) == _paths(state, folder)
