@@ -190,7 +190,7 @@ def test_directories_are_named_for_writes_only(
         IndexedDataset(str(tmp_path / "a"))
     assert "not created" not in str(missing.value)
     with (
-        pytest.raises(MissingFile, match="directories are not created for you"),
+        pytest.raises(MissingFile, match="missing directories are not created"),
         IndexedDatasetWriter(str(tmp_path / "no/a"), "uint16"),
     ):
         pass

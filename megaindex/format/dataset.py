@@ -1,4 +1,4 @@
-"""Read a .bin/.idx pair through two read-only mappings."""
+"""Reader of a .bin/.idx pair through read-only mappings."""
 
 from __future__ import annotations
 
@@ -18,35 +18,36 @@ from megaindex.objects.files import stat_path
 
 
 class PairIdentity(NamedTuple):
-    """The identity of an open pair: header, sizes and versions of its files."""
+    """Header, sizes and versions of the files of an open pair."""
 
     header: IndexHeader
     idx_nbytes: int
     bin_nbytes: int
     versions: tuple[str, ...] = ()
-    """Of the .idx and the .bin: what an object store knows them by, when files were written."""
+    """`FileInfo.version` of the .idx and of the .bin."""
 
 
 class IndexedDataset:
-    """The sequences of `<path_prefix>.bin`, addressed through `<path_prefix>.idx`.
+    """Sequences of tokens of a Megatron-format pair, `<path_prefix>.bin` and `<path_prefix>.idx`.
 
-    `ds[i]` are the tokens of sequence i and `ds[a:b]` a list of such arrays; with `multimodal` each
-    result comes as `(tokens, mode)`. All arrays are read-only views that own what they show: they
-    outlive the dataset. No file descriptor stays open. Objects are safe to share between threads
-    and across fork; pickles re-open the files and refuse them if they changed meanwhile.
+    `ds[i]` is the array of tokens of sequence i, and `ds[a:b]` a list of such arrays; with
+    `multimodal`, results are `(tokens, mode)` and `(list, modes)`. Arrays are read-only views of
+    mappings that they keep alive, so they remain valid after the dataset is freed. No file
+    descriptor stays open. Safe to share between threads and across fork; unpickling opens the files
+    again, and refuses them if they have changed.
 
-    In an object store (`s3://bucket/corpus`) the .idx is mapped from a copy on this machine, and
-    the .bin is read when tokens are asked for: one request for each sequence, one for a slice of
-    neighbours. Such arrays are copies; loaders read many samples at once.
+    From an object store (`s3://bucket/corpus`) the .idx is copied to this machine and mapped, and
+    each access to tokens reads the .bin: one request for a sequence, or for a slice of adjacent
+    sequences. Such arrays are copies; loaders read many samples at once.
 
-    Opening checks what costs O(1): both files, the header, every byte of the .idx accounted for,
-    the first and last document bound, the last sequence. `validate` checks every entry, once. Each
-    read checks its own bounds again, so no damage leads outside the file.
+    Opening makes the checks of cost O(1): both files exist, header, sizes of the arrays, first and
+    last document bound, last sequence. `validate` checks every entry. Each read checks its own
+    bounds, so that a damaged .idx never causes reads outside the .bin.
 
     Args:
-        path_prefix: the common path of both files, without `.bin` or `.idx`.
-        multimodal: read the mode of each sequence too; the file must hold modes.
-        dialect: whose dtype codes the file uses: "megatron", "neox" or "paddlenlp".
+        path_prefix: common path of both files, without `.bin` or `.idx`.
+        multimodal: return the mode of each sequence too; the file must hold modes.
+        dialect: framework of the dtype codes: "megatron", "neox" or "paddlenlp".
 
     Raises:
         MissingFile: one or both files are missing.
@@ -79,7 +80,7 @@ class IndexedDataset:
         self._multimodal = multimodal
         self._mapped = pair
         self._identity = identity
-        self._num_tokens: int | None = None  # known once every entry has been checked
+        self._num_tokens: int | None = None  # set once every entry is checked
 
     @classmethod
     def lazy(
@@ -90,12 +91,12 @@ class IndexedDataset:
         dialect: str = "megatron",
         multimodal: bool = False,
     ) -> IndexedDataset:
-        """Return a dataset that opens its files on first use: thousands cost nothing to make.
+        """Return a dataset that opens its files on first use.
 
         Args:
-            path_prefix: as for the constructor, and so are dialect and multimodal.
-            identity: `identity` of the dataset when it was open before. Files that have another
-                when they are opened are refused with StorageError.
+            path_prefix: as for the constructor, like dialect and multimodal.
+            identity: `identity` of the pair when it was open before; if it differs when the files
+                are opened, they are refused with StorageError.
         """
         dataset = cls.__new__(cls)
         dataset._hold(plain(os.fspath(path_prefix)), dialect, multimodal, None, identity)
@@ -104,7 +105,7 @@ class IndexedDataset:
     @property
     def _pair(self) -> MappedPair:
         pair = self._mapped
-        if pair is None:  # two threads may both open it: either mapping will do
+        if pair is None:  # two threads may both open it, and either mapping serves
             pair = map_pair(self._path_prefix, self._dialect, multimodal=self._multimodal)
             self._check_identity(_identity_of(pair))
             self._mapped = pair
@@ -116,37 +117,37 @@ class IndexedDataset:
 
     @property
     def is_open(self) -> bool:
-        """True once the files are mapped; a dataset made by `lazy` maps them when it is read."""
+        """True once the files are mapped; see `lazy`."""
         return self._mapped is not None
 
     @property
     def identity(self) -> PairIdentity:
-        """Header, sizes and versions, which `lazy` and unpickling compare."""
+        """Header, sizes and versions, compared by `lazy` and by unpickling."""
         return self._identity
 
     @property
     def bin_info(self) -> FileInfo:
-        """The .bin as it was when the pair was opened."""
+        """Path, size and version of the .bin when the pair was opened."""
         identity = self._identity
         version = identity.versions[1] if identity.versions else ""
         return FileInfo(pair_paths(self._path_prefix)[0], identity.bin_nbytes, version)
 
     def validate(self) -> None:
-        """Check every entry of the .idx, in constant memory; a second call costs nothing.
+        """Check every entry of the .idx once, in constant memory.
 
-        Call it before trusting the lengths as a whole. FormatError names the first bad entry.
+        Raises:
+            FormatError: an entry breaks a rule; the message names the first.
         """
         if self._num_tokens is None:
             self._num_tokens = self._pair.check_everything()
 
     def mark_validated(self, num_tokens: int) -> None:
-        """Mark every entry as checked, with so many tokens in all, as `validate` found them when it
-        read these very files before. Reads check their own bounds all the same."""
+        """Mark every entry as checked, with the number of tokens that `validate` found before."""
         self._num_tokens = num_tokens
 
     @staticmethod
     def exists(path_prefix: str | os.PathLike[str]) -> bool:
-        """Return whether both files of the pair exist; StorageError where that cannot be told."""
+        """Return True if both files of the pair exist; StorageError if they cannot be examined."""
         return all(stat_path(path) is not None for path in pair_paths(os.fspath(path_prefix)))
 
     @property
@@ -159,39 +160,41 @@ class IndexedDataset:
 
     @property
     def sequence_lengths(self) -> npt.NDArray[np.int32]:
-        """int32[n]: the tokens of each sequence. Not aligned in memory, as the format has it."""
+        """Number of tokens of each sequence, int32[n], unaligned in memory."""
         return self._pair.lengths
 
     @property
     def sequence_pointers(self) -> npt.NDArray[np.int64]:
-        """int64[n]: where each sequence begins in the .bin, in bytes. Not aligned in memory."""
+        """Offset of each sequence in the .bin, in bytes, int64[n], unaligned in memory."""
         return self._pair.pointers
 
     @property
     def document_indices(self) -> npt.NDArray[np.int64]:
-        """int64[m]: document d is sequences a[d] : a[d + 1] of this array a. Not aligned."""
+        """Document bounds, int64[documents + 1], unaligned: document d is the sequences
+        document_indices[d] : document_indices[d + 1]."""
         return self._pair.bounds
 
     @property
     def sequence_modes(self) -> npt.NDArray[np.int8] | None:
-        """int8[n] when opened with multimodal=True, else None."""
+        """Mode of each sequence, int8[n]; None unless opened with multimodal=True."""
         return self._modes
 
     @property
     def has_modes(self) -> bool:
-        """Whether the file holds modes, opened as multimodal or not."""
+        """True if the file holds modes, also when not opened as multimodal."""
         return self._pair.modes is not None
 
     @property
     def tokens(self) -> npt.NDArray[Any]:
         """The whole .bin as one array of `dtype`; sequence i begins at pointer // itemsize.
 
-        InvalidArgument where it lies in an object store.
+        InvalidArgument if the pair lies in an object store.
         """
         return self._pair.tokens
 
     @property
     def dtype(self) -> np.dtype[Any]:
+        """Dtype of the tokens."""
         if self._mapped is not None:
             return self._mapped.dtype
         dialect = get_dialect(self._dialect)
@@ -203,19 +206,19 @@ class IndexedDataset:
 
     @property
     def num_tokens(self) -> int:
-        """The tokens of all sequences, exactly. The first use validates."""
+        """Number of tokens of all sequences; the first access calls `validate`."""
         self.validate()
         assert self._num_tokens is not None
         return self._num_tokens
 
     @property
     def nbytes(self) -> int:
-        """Bytes in the .bin."""
+        """Size of the .bin in bytes."""
         return self._identity.bin_nbytes
 
     @property
     def index_nbytes(self) -> int:
-        """Bytes in the .idx."""
+        """Size of the .idx in bytes."""
         return self._identity.idx_nbytes
 
     def __len__(self) -> int:
@@ -230,8 +233,8 @@ class IndexedDataset:
         start, stop, step = index.indices(len(self))
         if step != 1:
             raise InvalidArgument(
-                f"{self._path_prefix}[{index.start}:{index.stop}:{index.step}]: slices are "
-                f"contiguous, with step 1; pick single sequences by number instead"
+                f"{self._path_prefix}: slices must have step 1, got {index.step}; index single "
+                "sequences instead"
             )
         stop = max(start, stop)
         runs = [self._run(i, 0, None) for i in range(start, stop)]
@@ -239,18 +242,24 @@ class IndexedDataset:
         return sequences if self._modes is None else (sequences, self._modes[start:stop])
 
     def get(self, index: Any, offset: Any = 0, length: Any = None) -> Any:
-        """Return tokens [offset, offset + length) of sequence `index`; to its end without a length.
+        """Return tokens [offset, offset + length) of a sequence.
+
+        Args:
+            index: number of the sequence; negative numbers count from the end.
+            offset: first token.
+            length: number of tokens. Default: up to the end of the sequence.
 
         Returns:
-            An array of `dtype`, or `(tokens, mode)` when multimodal.
+            An array of `dtype`, or `(tokens, mode)` if multimodal.
 
         Raises:
-            OutOfRange: the sequence does not exist, or the range leaves it.
+            OutOfRange: the sequence does not exist, or the range exceeds it.
+            FormatError: the sequence lies outside the .bin, or begins inside a token.
         """
         i = self._sequence_number(index)
         begin, count = self._run(i, offset, length)
         tokens = self._pair.mapped_tokens
-        if tokens is not None:  # at once: a file is read in a microsecond
+        if tokens is not None:  # without the list: this path takes a microsecond
             tokens = tokens[begin : begin + count]
         else:
             tokens = self._pair.runs_of_tokens([(begin, count)])[0]
@@ -261,24 +270,24 @@ class IndexedDataset:
         count = len(self)
         if not -count <= i < count:
             raise OutOfRange(
-                f"{self._path_prefix}: sequence {i} was asked for, and there are {count}; valid "
-                f"numbers are {-count} to {count - 1}"
+                f"{self._path_prefix}: the number of a sequence must be from {-count} to "
+                f"{count - 1}, got {i}"
             )
         return i if i >= 0 else i + count
 
     def _run(self, i: int, offset: Any, length: Any) -> tuple[int, int]:
-        """Return where tokens of a sequence begin in the .bin, and their number."""
+        """Return offset in the .bin, in tokens, and number of tokens of part of a sequence."""
         pair = self._pair
         size = int(pair.lengths[i])
         begin, inside = divmod(int(pair.pointers[i]), pair.dtype.itemsize)
         if inside or size < 0 or begin < 0 or begin + size > pair.bin_nbytes // pair.dtype.itemsize:
-            pair.check_sequences(i, i + 1)  # raises, saying which rule is broken
+            pair.check_sequences(i, i + 1)  # raises
         offset = _integer(offset, "offset")
         length = size - offset if length is None else _integer(length, "length")
         if offset < 0 or length < 0 or offset + length > size:
             raise OutOfRange(
-                f"{self._path_prefix}: tokens {offset} to {offset + length} of sequence {i} were "
-                f"asked for, and it has {size}; stay within 0 to {size}"
+                f"{self._path_prefix}: tokens of sequence {i} must be within 0 to {size}, got "
+                f"{offset} to {offset + length}"
             )
         return begin + offset, length
 
@@ -289,8 +298,8 @@ class IndexedDataset:
     def _check_identity(self, found: PairIdentity) -> None:
         if found != self._identity:
             raise StorageError(
-                f"{self._path_prefix}: changed since it was looked at: it had "
-                f"{_describe(self._identity)}, and has {_describe(found)}; open it anew"
+                f"{self._path_prefix}: changed since it was opened: it had "
+                f"{_describe(self._identity)}, and has {_describe(found)}; open it again"
             )
 
     def __repr__(self) -> str:
@@ -301,9 +310,9 @@ class IndexedDataset:
 
 
 def _reopen(path_prefix: str, options: dict[str, Any], identity: PairIdentity) -> IndexedDataset:
-    """Unpickle: the same files, in the state in which they were pickled."""
+    """Unpickle: open the files and compare their identity."""
     dataset = IndexedDataset.lazy(path_prefix, identity, **options)
-    _ = dataset.sequence_lengths  # opened, and compared, here and now
+    _ = dataset.sequence_lengths
     return dataset
 
 
@@ -325,5 +334,5 @@ def _integer(value: Any, name: str) -> int:
         return operator.index(value)
     except TypeError:
         raise InvalidArgument(
-            f"{name}={value!r}: must be an integer, not {type(value).__name__}"
+            f"{name} must be an integer, got {value!r} of type {type(value).__name__}"
         ) from None

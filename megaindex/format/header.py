@@ -1,16 +1,16 @@
 """The header of an .idx file and the dtype codes of each framework.
 
-The frameworks agree on 1–5 and 8. GPT-NeoX has 6 and 7 the other way round than everyone else, and
-PaddleNLP adds 9 and 10. Nothing in a file says who wrote it, so the caller names the dialect.
+The frameworks agree on 1–5 and 8. GPT-NeoX exchanges 6 and 7, and PaddleNLP adds 9 and 10. A file
+does not record the framework that wrote it, so the caller names the dialect.
 
-    offset       bytes  what
+    offset       bytes  content
     0                9  magic b"MMIDIDX\\0\\0"
     9                8  version, uint64: 1
     17               1  dtype code of the tokens in the .bin (see DIALECTS)
     18               8  n, the number of sequences, uint64
     26               8  m, the number of document bounds (documents + 1), uint64
     34              4n  length of each sequence in tokens, int32
-    34 + 4n         8n  where each sequence begins in the .bin, in bytes, int64
+    34 + 4n         8n  offset of each sequence in the .bin, in bytes, int64
     34 + 12n        8m  document bounds: document d is sequences bounds[d] : bounds[d + 1], int64
     34 + 12n + 8m    n  mode of each sequence, int8: multimodal files only
 
@@ -40,33 +40,33 @@ HEADER_BYTES = _HEADER.size
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One place where a file breaks one rule."""
+    """One breach of a rule of a format."""
 
     rule: str
-    """Short name of the rule, the same for every file: "header-size"."""
+    """Short name of the rule, such as "header-size"."""
     where: str = "the file"
-    """"byte 0", "sequence 3", "document bound 7"."""
+    """Such as "byte 0", "sequence 3", "document bound 7"."""
     found: str
     expected: str
     text: str = ""
-    """All of it in a sentence, of a rule that readers hold files to."""
+    """Message, for rules that readers enforce."""
     remedy: str = RESTORE
 
     def error(self, path: str) -> FormatError:
-        """Return the exception of a reader that cannot go on."""
+        """Return the exception for a file."""
         return FormatError(f"{path}: {self.text}; {self.remedy}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class DtypeTable:
-    """The dtype codes of one family of frameworks, and its rule for document bounds."""
+    """Dtype codes of one family of frameworks, and its rule for document bounds."""
 
     name: str
     dtypes: Mapping[int, np.dtype[Any]]
-    """Token type of each code."""
+    """Token dtype of each code."""
     bounds_may_stop_short: bool = False
-    """GPT-NeoX's merge tool copies sequences but not document bounds, and its training reads only
-    sequences: its merged files end with bounds that do not reach the last sequence."""
+    """True if document bounds may end before the last sequence: GPT-NeoX's merge tool copies
+    sequences but not document bounds, and its training reads only sequences."""
 
 
 def _dialect(
@@ -90,13 +90,13 @@ DIALECTS: Mapping[str, DtypeTable] = {
 def get_dialect(name: str) -> DtypeTable:
     """Return the dialect called `name`; InvalidArgument if it is unknown."""
     if name not in DIALECTS:
-        raise InvalidArgument(f"dialect={name!r}: unknown; choose one of {', '.join(DIALECTS)}")
+        raise InvalidArgument(f"dialect must be one of {', '.join(DIALECTS)}, got {name!r}")
     return DIALECTS[name]
 
 
 @dataclass(frozen=True, kw_only=True)
 class IndexHeader:
-    """The first 34 bytes of an .idx, and the places of its arrays."""
+    """First 34 bytes of an .idx, and the offsets of its arrays."""
 
     dtype_code: int
     num_sequences: int
@@ -116,7 +116,7 @@ class IndexHeader:
 
     @property
     def modes_offset(self) -> int:
-        """Also the size of the file when it has no modes."""
+        """Offset of the modes: the size of a file without them."""
         return HEADER_BYTES + 12 * self.num_sequences + 8 * self.num_bounds
 
     def pack(self) -> bytes:
@@ -124,7 +124,7 @@ class IndexHeader:
 
 
 def parse_header(raw: bytes, idx_path: str) -> IndexHeader:
-    """Read a header from the beginning of `raw`; FormatError for anything else."""
+    """Return the header at the beginning of `raw`; FormatError if it breaks a rule."""
     fault = header_fault(raw)
     if fault is not None:
         raise fault.error(idx_path)
@@ -133,15 +133,14 @@ def parse_header(raw: bytes, idx_path: str) -> IndexHeader:
 
 
 def header_fault(raw: bytes) -> Fault | None:
-    """Return the rule of a header that the beginning of `raw` breaks."""
+    """Return the first breach of a rule in the header at the beginning of `raw`."""
     if raw.startswith(_OLD_MAGIC):
         return Fault(
             rule="old-format",
             where="byte 0",
             found=repr(_OLD_MAGIC),
             expected=repr(MAGIC),
-            text=f"begins with {_OLD_MAGIC!r}, the old 'lazy'/'cached' format, and must begin "
-            f"with {MAGIC!r}",
+            text=f"must begin with {MAGIC!r}, got {_OLD_MAGIC!r}, the old 'lazy'/'cached' format",
             remedy="tokenize again with --dataset-impl mmap, or use megaindex import",
         )
     if len(raw) < HEADER_BYTES:
@@ -150,7 +149,7 @@ def header_fault(raw: bytes) -> Fault | None:
             where=f"byte {len(raw)}",
             found=f"{len(raw)} bytes",
             expected=f"{HEADER_BYTES} bytes or more",
-            text=f"has {len(raw)} bytes, its header alone takes {HEADER_BYTES}",
+            text=f"must have a header of {HEADER_BYTES} bytes, got {len(raw)} bytes",
         )
     magic, version, *_ = _HEADER.unpack_from(raw)
     if magic != MAGIC:
@@ -159,7 +158,7 @@ def header_fault(raw: bytes) -> Fault | None:
             where="byte 0",
             found=repr(magic),
             expected=repr(MAGIC),
-            text=f"begins with {magic!r} and must begin with {MAGIC!r}: not a Megatron index",
+            text=f"must begin with {MAGIC!r}, as a Megatron index does, got {magic!r}",
             remedy="check the path",
         )
     if version != VERSION:
@@ -168,16 +167,15 @@ def header_fault(raw: bytes) -> Fault | None:
             where="byte 9",
             found=str(version),
             expected=str(VERSION),
-            text=f"has format version {version}, and only version {VERSION} is known",
+            text=f"must have format version {VERSION}, got {version}",
         )
     return None
 
 
 def has_modes(header: IndexHeader, file_size: int, idx_path: str) -> bool:
-    """Account for every byte of the file: whether modes follow the arrays the header promises.
+    """Return True if the file holds modes; FormatError if its size does not fit its header.
 
-    Python integers cannot overflow, so no pair of counts slips through. A file without sequences
-    has, trivially, the mode of each.
+    A file without sequences holds the mode of each.
     """
     fault = size_fault(header, file_size)
     if fault is not None:
@@ -186,7 +184,7 @@ def has_modes(header: IndexHeader, file_size: int, idx_path: str) -> bool:
 
 
 def size_fault(header: IndexHeader, file_size: int) -> Fault | None:
-    """Whether the file holds the arrays that its header promises, and nothing more."""
+    """Return a fault unless the file holds exactly the arrays that its header declares."""
     n, m = header.num_sequences, header.num_bounds
     without_modes = header.modes_offset
     if file_size in (without_modes, without_modes + n):
@@ -197,14 +195,14 @@ def size_fault(header: IndexHeader, file_size: int) -> Fault | None:
         where=f"byte {min(file_size, without_modes)}",
         found=f"{file_size} bytes",
         expected=sizes,
-        text=f"header promises {n} sequences and {m} document bounds "
+        text=f"header declares {n} sequences and {m} document bounds "
         f"({HEADER_BYTES} + 12·{n} + 8·{m} = {sizes}), file has {file_size}",
-        remedy=f"{RESTORE}; megaindex verify --repair tells what can be rebuilt",
+        remedy=f"{RESTORE}; megaindex verify --repair lists what can be rebuilt",
     )
 
 
 def dtype_of_code(code: int, dialect: DtypeTable, idx_path: str) -> np.dtype[Any]:
-    """Return the token type that `code` in the header of `idx_path` means in `dialect`."""
+    """Return the token dtype of `code` in `dialect`; FormatError for `idx_path` if unknown."""
     fault = code_fault(code, dialect)
     if fault is not None:
         raise fault.error(idx_path)
@@ -212,12 +210,11 @@ def dtype_of_code(code: int, dialect: DtypeTable, idx_path: str) -> np.dtype[Any
 
 
 def code_fault(code: int, dialect: DtypeTable) -> Fault | None:
-    """Return a fault unless `dialect` has the dtype code."""
     if code in dialect.dtypes:
         return None
     others = [other.name for other in DIALECTS.values() if code in other.dtypes]
     remedy = (
-        f"open it with dialect={others[0]!r} if that is who wrote it"
+        f"open it with dialect={others[0]!r} if that framework wrote it"
         if others
         else "the header is damaged; restore the file or write it again"
     )
@@ -226,24 +223,26 @@ def code_fault(code: int, dialect: DtypeTable) -> Fault | None:
         where="byte 17",
         found=str(code),
         expected=f"one of {_listing(dialect)}",
-        text=f"dtype code {code} is unknown in the {dialect.name} dialect "
-        f"(known: {_listing(dialect)})",
+        text=f"dtype code must be one of the {dialect.name} dialect ({_listing(dialect)}), got "
+        f"{code}",
         remedy=remedy,
     )
 
 
 def code_of_dtype(dtype: npt.DTypeLike, dialect: DtypeTable) -> int:
-    """Return the code that stands for `dtype` in `dialect`; InvalidArgument if none does."""
+    """Return the code of `dtype` in `dialect`; InvalidArgument if it has none."""
     try:
         wanted = np.dtype(dtype)
     except TypeError:
-        raise InvalidArgument(f"dtype={dtype!r}: not a NumPy dtype; pass e.g. np.int32") from None
+        raise InvalidArgument(
+            f"dtype must be a NumPy dtype such as np.int32, got {dtype!r}"
+        ) from None
     for code, known in dialect.dtypes.items():
         if known == wanted:
             return code
     raise InvalidArgument(
-        f"dtype={wanted}: the {dialect.name} dialect has no code for it; "
-        f"choose one of {_listing(dialect)}"
+        f"dtype {wanted} has no code in the {dialect.name} dialect; choose one of "
+        f"{_listing(dialect)}"
     )
 
 

@@ -1,6 +1,6 @@
-"""The .idx of --dataset-impl lazy and cached, the format before mmap; read-only.
+"""Reader of the .idx of --dataset-impl lazy and cached, the format before mmap.
 
-    offset         bytes  what
+    offset         bytes  content
     0                  8  magic b"TNTIDX\\0\\0"
     8                  8  version: 1
     16                 8  dtype code of the tokens in the .bin
@@ -8,8 +8,8 @@
     32                 8  n, the number of sequences
     40                 8  s, the number of sizes: n, for sequences with one dimension
     48                 8  m, the number of document bounds (documents + 1)
-    56           8(n + 1)  where the sizes of each sequence begin: 0, 1, 2, …
-    …            8(n + 1)  where each sequence begins in the .bin, in tokens; where the last ends
+    56           8(n + 1)  offset of the sizes of each sequence: 0, 1, 2, …
+    …            8(n + 1)  offset of each sequence in the .bin, in tokens, and the end of the last
     …                 8s  sizes
     …                 8m  document bounds, in sequences
 
@@ -39,37 +39,32 @@ _REMEDY = "restore the file or tokenize again with --dataset-impl mmap"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LegacyPair:
-    """A .bin and its old .idx as read-only arrays that own their mapping; every entry checked."""
+    """A .bin and its old .idx as read-only arrays that own their mapping, with checked entries."""
 
     bin_path: str
     idx_path: str
     dtype: np.dtype[Any]
     sizes: npt.NDArray[np.int64]
-    """int64[n], tokens of each sequence."""
+    """Number of tokens of each sequence, int64[n]."""
     token_offsets: npt.NDArray[np.int64]
-    """int64[n + 1], where each sequence begins in the .bin, in tokens, and where the last ends."""
+    """Offset of each sequence in the .bin, in tokens, and the end of the last, int64[n + 1]."""
     bounds: npt.NDArray[np.int64]
-    """int64[m], document d is sequences bounds[d] : bounds[d + 1]. After GPT-NeoX's merge tool they
-    end before the last sequence."""
+    """Document d is sequences bounds[d] : bounds[d + 1]; int64[m]. GPT-NeoX's merge tool writes
+    bounds that end before the last sequence."""
     tokens: npt.NDArray[Any]
     """The whole .bin, as `dtype`."""
 
     @property
     def byte_offsets(self) -> npt.NDArray[np.int64]:
-        """int64[n], where each sequence begins in the .bin, in bytes; a new array."""
+        """Offset of each sequence in the .bin, in bytes, int64[n]; a new array."""
         return self.token_offsets[:-1] * self.dtype.itemsize
 
 
 def open_legacy(path_prefix: str, *, dialect: str = "neox") -> LegacyPair:
-    """Map `<path_prefix>.bin` and its `.idx` of the old format, and check every entry.
-
-    Args:
-        path_prefix: the common path of both files.
-        dialect: whose dtype codes the file uses.
+    """Map a pair of the old format and check every entry.
 
     Raises:
-        MissingFile: one of the files is missing.
-        StorageError: a file cannot be read.
+        MissingFile, StorageError: a file is missing or cannot be read.
         FormatError: a rule of the format is broken, or sequences have more than one dimension.
     """
     check_not_a_half(path_prefix)
@@ -98,30 +93,30 @@ def open_legacy(path_prefix: str, *, dialect: str = "neox") -> LegacyPair:
 def _parse_header(
     raw: bytes, file_size: int, dialect: str, idx_path: str
 ) -> tuple[np.dtype[Any], int, int]:
-    """Token type, sequences and document bounds; every byte of the file accounted for."""
+    """Return token dtype, sequences and document bounds, after a check of the size of the file."""
     if len(raw) < _HEADER.size or not raw.startswith(MAGIC):
         raise FormatError(
-            f"{idx_path}: begins with {raw[:8]!r} and must begin with {MAGIC!r} and a header of "
-            f"{_HEADER.size} bytes: not an index of the old format; check the path"
+            f"{idx_path}: must begin with {MAGIC!r} and a header of {_HEADER.size} bytes, as an "
+            f"index of the old format does, got {raw[:8]!r}; check the path"
         )
     _, version, code, element_size, n, s, m = _HEADER.unpack(raw)
     if version != 1:
-        raise FormatError(f"{idx_path}: has version {version}, and only 1 is known; {_REMEDY}")
+        raise FormatError(f"{idx_path}: must have version 1, got {version}; {_REMEDY}")
     dtype = dtype_of_code(code, get_dialect(dialect), idx_path)
     if element_size != dtype.itemsize:
         raise FormatError(
-            f"{idx_path}: says {element_size} bytes per token, and dtype code {code} is {dtype} in "
-            f"the {dialect} dialect; {_REMEDY}"
+            f"{idx_path}: must have {dtype.itemsize} bytes per token, since dtype code {code} is "
+            f"{dtype} in the {dialect} dialect, got {element_size}; {_REMEDY}"
         )
     if s != n:
         raise FormatError(
-            f"{idx_path}: has {s} sizes for {n} sequences; only sequences with one dimension are "
-            f"token sequences; {_REMEDY}"
+            f"{idx_path}: must have one size for each of its {n} sequences, as token sequences "
+            f"have one dimension, got {s}; {_REMEDY}"
         )
     promised = _HEADER.size + 8 * (2 * (n + 1) + s + m)
     if file_size != promised:
         raise FormatError(
-            f"{idx_path}: header promises {n} sequences and {m} document bounds "
+            f"{idx_path}: header declares {n} sequences and {m} document bounds "
             f"({promised} bytes), file has {file_size}; {_REMEDY}"
         )
     return dtype, n, m
@@ -134,11 +129,12 @@ def _check_sequences(
     num_tokens: int,
     idx_path: str,
 ) -> None:
-    """Sequences follow one another from the beginning of the .bin, each of its size."""
+    """Check that sequences lie in the .bin one after the other, each of its size."""
     if offsets[0] != 0 or offsets[-1] > num_tokens:
         raise FormatError(
-            f"{idx_path}: sequences take tokens {offsets[0]} to {offsets[-1]} of the .bin, which "
-            f"holds {num_tokens}; the .bin is cut short or belongs to another .idx; {_REMEDY}"
+            f"{idx_path}: sequences must begin at token 0 and end within the {num_tokens} tokens "
+            f"of the .bin, got {offsets[0]} to {offsets[-1]}; the .bin is cut short or belongs to "
+            f"another .idx; {_REMEDY}"
         )
     for start in range(0, len(sizes), _CHUNK):
         chunk = sizes[start : start + _CHUNK]
@@ -148,7 +144,7 @@ def _check_sequences(
         if bad.any():
             i = int(bad.argmax())
             raise FormatError(
-                f"{idx_path}: sequence {start + i} has size {chunk[i]}, and tokens "
-                f"{offsets[start + i]} to {offsets[start + i + 1]}; both must agree, in one "
-                f"dimension; {_REMEDY}"
+                f"{idx_path}: sequence {start + i} must have one dimension and as many tokens as "
+                f"its size, got size {chunk[i]} and tokens {offsets[start + i]} to "
+                f"{offsets[start + i + 1]}; {_REMEDY}"
             )

@@ -1,8 +1,8 @@
-"""The two files of a pair: names, mapping, and the unfinished pair behind a writer.
+"""The two files of a pair: names, mapping, and the sink of a writer.
 
-The .idx holds lengths, pointers, bounds and modes one after the other, and none of them can begin
-before the one in front is complete. Lengths, bounds and modes wait in nameless files beside the
-target (which vanish with the process); pointers follow from the lengths. Memory stays constant.
+The .idx holds lengths, pointers, bounds and modes one after the other. So that memory stays
+constant, a writer collects lengths, bounds and modes in unnamed temporary files beside the target;
+pointers follow from the lengths.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from megaindex.format.header import (
     has_modes,
     parse_header,
 )
-from megaindex.format.validate import check_bound_ends, check_bounds, check_sequences
+from megaindex.format.validate import bound_end_fault, check_bounds, check_sequences
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.filesystem import Progress, copy_range
 from megaindex.io.mapping import map_file
@@ -48,17 +48,17 @@ logger = logging.getLogger(__name__)
 
 
 def pair_paths(path_prefix: str) -> tuple[str, str]:
-    """`(<prefix>.bin, <prefix>.idx)`."""
+    """Return the paths of the .bin and of the .idx."""
     return path_prefix + ".bin", path_prefix + ".idx"
 
 
 def check_not_a_half(path_prefix: str) -> None:
-    """InvalidArgument if the prefix is the full name of one of the files, a common slip."""
+    """Raise InvalidArgument if the prefix is the full name of one of the files."""
     for suffix in (".bin", ".idx"):
         if path_prefix.endswith(suffix):
             raise InvalidArgument(
-                f"path_prefix={path_prefix!r}: names one file of the pair, and both are meant; "
-                f"pass the prefix {path_prefix[: -len(suffix)]!r}"
+                "path_prefix must be the common prefix of .bin and .idx, "
+                f"{path_prefix[: -len(suffix)]!r}, got {path_prefix!r}"
             )
 
 
@@ -66,7 +66,7 @@ def check_not_a_half(path_prefix: str) -> None:
 class MappedPair:
     """A .bin and its .idx as read-only arrays, each of which owns its mapping.
 
-    Of a pair in an object store the .idx is a copy on this machine, and the .bin is not mapped.
+    In an object store, the .idx is a copy on this machine, and the .bin is not mapped.
     """
 
     bin_path: str
@@ -74,35 +74,34 @@ class MappedPair:
     header: IndexHeader
     dtype: np.dtype[Any]
     lengths: npt.NDArray[np.int32]
-    """int32[n], tokens of each sequence."""
+    """Number of tokens of each sequence, int32[n]."""
     pointers: npt.NDArray[np.int64]
-    """int64[n], where each sequence begins, in bytes."""
+    """Offset of each sequence in the .bin, in bytes, int64[n]."""
     bounds: npt.NDArray[np.int64]
-    """int64[m], in sequences."""
+    """Document bounds, in sequences, int64[m]."""
     modes: npt.NDArray[np.int8] | None
-    """int8[n], if the file holds them."""
+    """Mode of each sequence, int8[n], if the file holds them."""
     mapped_tokens: npt.NDArray[Any] | None
-    """The whole .bin, as `dtype`; None where it lies in an object store."""
+    """The whole .bin, as `dtype`; None in an object store."""
     idx_nbytes: int
     bin_nbytes: int
     versions: tuple[str, ...] = ()
-    """Of the .idx and the .bin: `FileInfo.version`; empty for a pair of an older format."""
+    """`FileInfo.version` of the .idx and the .bin; empty for a pair of the old format."""
 
     @property
     def tokens(self) -> npt.NDArray[Any]:
-        """The whole .bin; InvalidArgument where it lies in an object store."""
+        """The whole .bin; InvalidArgument in an object store."""
         if self.mapped_tokens is None:
             raise InvalidArgument(
-                f"{self.bin_path}: lies in an object store, and what was asked needs the whole "
-                ".bin here; read it through a loader, or copy the pair to a disk"
+                f"{self.bin_path}: lies in an object store, but the whole .bin is needed on this "
+                "machine; read it through a loader, or copy the pair to a disk"
             )
         return self.mapped_tokens
 
     def runs_of_tokens(self, runs: Sequence[tuple[int, int]]) -> list[npt.NDArray[Any]]:
-        """Return tokens [begin, begin + count) of the .bin for each (begin, count), which it holds.
+        """Return tokens [begin, begin + count) of the .bin for each (begin, count), unchecked.
 
-        Views of the mapping; from an object store arrays of their own, by as few requests as
-        pay.
+        They are views of the mapping, or copies from an object store, with merged requests.
         """
         if self.mapped_tokens is not None:
             return [self.mapped_tokens[begin : begin + count] for begin, count in runs]
@@ -114,7 +113,7 @@ class MappedPair:
         return [part.view(self.dtype) for part in parts]
 
     def check_sequences(self, start: int, stop: int) -> int:
-        """Check sequences start..stop and return their tokens; FormatError names the first bad."""
+        """Check sequences start..stop and return their tokens, or raise FormatError."""
         return check_sequences(
             self.lengths[start:stop],
             self.pointers[start:stop],
@@ -125,7 +124,7 @@ class MappedPair:
         )
 
     def check_everything(self) -> int:
-        """Check every entry of the .idx and return the tokens of all sequences."""
+        """Check every entry of the .idx and return the number of tokens, or raise FormatError."""
         check_bounds(self.bounds, self.header.num_sequences, self.idx_path)
         return self.check_sequences(0, self.header.num_sequences)
 
@@ -150,8 +149,8 @@ def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mapped
     with_modes = has_modes(header, index.size, idx_path)
     if multimodal and not with_modes:
         raise FormatError(
-            f"{idx_path}: ends after the document bounds, without the {header.num_sequences} modes "
-            f"of a multimodal file; open it with multimodal=False"
+            f"{idx_path}: must hold {header.num_sequences} modes, as a multimodal file does, but "
+            "ends after the document bounds; open it with multimodal=False"
         )
     dtype = dtype_of_code(header.dtype_code, dialect, idx_path)
     arrays = index_arrays(index, header)
@@ -171,14 +170,16 @@ def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mapped
         bin_nbytes=bin_info.nbytes,
         versions=(idx_info.version, bin_info.version),
     )
-    check_bound_ends(pair.bounds, header.num_sequences, dialect, idx_path)
+    fault = bound_end_fault(pair.bounds, header.num_sequences, dialect)
+    if fault is not None:
+        raise fault.error(idx_path)
     _check_last_sequence(pair)
     return pair
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class IndexArrays:
-    """The arrays of an .idx as far as the file holds them: of one cut short, fewer entries."""
+    """Arrays of an .idx, with fewer entries if the file is truncated."""
 
     lengths: npt.NDArray[np.int32]
     pointers: npt.NDArray[np.int64]
@@ -188,8 +189,7 @@ class IndexArrays:
 
 
 def index_arrays(index: npt.NDArray[np.uint8], header: IndexHeader) -> IndexArrays:
-    """Return views of the bytes of an .idx, at the places its header gives."""
-
+    """Return views of the bytes of an .idx at the offsets of its header."""
     size = index.size
 
     def entries(begin: int, end: int, itemsize: int) -> npt.NDArray[np.uint8]:
@@ -213,13 +213,13 @@ def _both_files(path_prefix: str, bin_path: str, idx_path: str) -> tuple[FileInf
     missing = [path for path, info in ((bin_path, bin_info), (idx_path, idx_info)) if info is None]
     if len(missing) == 2:
         raise MissingFile(
-            f"{path_prefix}: neither {bin_path} nor {idx_path} exists; check the path: it is the "
-            f"part that both names share"
+            f"{path_prefix}: neither {bin_path} nor {idx_path} exists; check the path, the common "
+            "prefix of both names"
         )
     present = idx_path if missing == [bin_path] else bin_path
     raise MissingFile(
-        f"{missing[0]}: missing, although {present} exists; put the missing half of the pair "
-        f"beside it, or write the pair again"
+        f"{missing[0]}: missing, although {present} exists; put the missing file beside it, or "
+        "write the pair again"
     )
 
 
@@ -230,7 +230,7 @@ def _check_last_sequence(pair: MappedPair) -> None:
         begin, size = int(pair.pointers[-1]), int(pair.lengths[-1])
         end = begin + size * pair.dtype.itemsize
         if begin < 0 or begin % pair.dtype.itemsize or size < 0 or end > pair.bin_nbytes:
-            pair.check_sequences(count - 1, count)  # raises, saying which rule is broken
+            pair.check_sequences(count - 1, count)  # raises
     if end < pair.bin_nbytes:
         logger.warning(
             "%s: the last sequence ends at byte %d of %d; unless other sequences lie there, the %d "
@@ -243,7 +243,7 @@ def _check_last_sequence(pair: MappedPair) -> None:
     if pair.bounds[-1] != count:
         logger.warning(
             "%s: document bounds end at sequence %d of %d, as in files that GPT-NeoX merged; its "
-            "sequences are complete, its documents are not to be relied on",
+            "sequences are complete, its documents are not",
             pair.idx_path,
             pair.bounds[-1],
             count,
@@ -251,11 +251,11 @@ def _check_last_sequence(pair: MappedPair) -> None:
 
 
 class PairSink:
-    """Whoever has one calls `open` inside a `try` that ends with `discard`: a Ctrl-C between making
-    the one and beginning the other then leaves nothing, as there is nothing yet.
+    """Pair that is being written, published by `publish` or removed by `discard`.
 
-    Appends go inside `with sink:`. What fails there may have written half of an entry, so the
-    sink then refuses to publish, even if the caller survives the exception."""
+    Call `open` inside a `try` that ends with `discard`: the constructor makes no files, so that an
+    interrupt before the `try` leaves none. Append inside `with sink:`; after an error there, which
+    may leave half of an entry, the sink refuses to publish."""
 
     def __init__(
         self,
@@ -274,7 +274,7 @@ class PairSink:
         self.index = IndexSpool(os.path.dirname(bin_path) or ".", multimodal=multimodal)
 
     def open(self) -> None:
-        """Make the .bin under a temporary name, and what the .idx is collected in."""
+        """Make the temporary files."""
         self._bin = self._files.open(self._bin_path)
         self.index.open()
 
@@ -285,7 +285,7 @@ class PairSink:
         return "hard link" if is_hard else "symbolic link"
 
     def write_tokens(self, tokens: npt.NDArray[Any]) -> None:
-        """Append token values that are known to fit, whatever type and layout they come in."""
+        """Append tokens of any dtype and layout, without a check that they fit."""
         for start in range(0, tokens.size, CHUNK):
             chunk = tokens[start : start + CHUNK]
             self._bin.write(np.ascontiguousarray(chunk, dtype=self.dtype).data)
@@ -296,7 +296,7 @@ class PairSink:
         """Append `nbytes` bytes at `offset` of the file at `path`, which must have `size` bytes."""
         descriptor = open_regular(path)
         try:
-            self._bin.flush()  # the kernel appends behind what Python still buffers
+            self._bin.flush()  # the copy bypasses Python's buffer
             found = os.fstat(descriptor).st_size
             copied = copy_range(descriptor, self._bin.fileno(), offset, nbytes, progress)
         finally:
@@ -304,29 +304,30 @@ class PairSink:
         if found != size or copied < nbytes:
             raise StorageError(
                 f"{path}: changed while it was copied: it had {size} bytes, has {found}, and "
-                f"{copied} of {nbytes} bytes at {offset} could be read; start again with it whole"
+                f"{copied} of {nbytes} bytes at {offset} could be read; start again with the "
+                "complete file"
             )
 
     def publish(self, dtype_code: int) -> None:
-        """Write the .idx, sync both files and give them their names."""
+        """Write the .idx, sync both files and rename them to their final names."""
         if self._broken:
             raise StorageError(
-                f"{self._bin_path}: not published: an earlier write failed and left it incomplete; "
-                f"write the pair again"
+                f"{self._bin_path}: cannot publish: an earlier write failed and left it "
+                "incomplete; write the pair again"
             )
         with self:
             self.index.assemble(self._files.open(self._idx_path), dtype_code, self.dtype.itemsize)
         self._files.publish()
 
     def discard(self) -> None:
-        """Remove everything that has not been published; harmless after `publish`."""
+        """Remove temporary files; no effect after `publish`."""
         try:
             self._files.discard()
         finally:
             self.index.close()
 
     def take_back(self) -> None:
-        """Remove the pair that `publish` made, where it is still that one."""
+        """Remove the pair that `publish` made, unless it has been replaced."""
         self._files.take_back()
 
     def __enter__(self) -> PairSink:
@@ -345,7 +346,7 @@ class PairSink:
 
 
 class IndexSpool:
-    """The growing .idx of one writer, in files of `directory` that have no name."""
+    """Arrays of the .idx of one writer, in unnamed files of `directory`."""
 
     def __init__(self, directory: str, *, multimodal: bool) -> None:
         self.num_sequences = 0
@@ -355,7 +356,6 @@ class IndexSpool:
         self._files = contextlib.ExitStack()
 
     def open(self) -> None:
-        """Make the files; `close` closes as many of them as there are."""
         with as_storage_error(self._directory, "cannot create a temporary file"):
             self._lengths = self._nameless_file()
             self._bounds = self._nameless_file()
@@ -363,7 +363,7 @@ class IndexSpool:
         self._bounds.write(_INT64.pack(0))
 
     def add_one(self, length: int) -> None:
-        """One document of one sequence; the quick way through, for non-multimodal files."""
+        """Append a document of one sequence to a file without modes."""
         self._lengths.write(_INT32.pack(length))
         self.num_sequences += 1
         self._bounds.write(_INT64.pack(self.num_sequences))
@@ -396,7 +396,7 @@ class IndexSpool:
             _copy_all(self._modes, out)
 
     def _write_pointers(self, out: BinaryIO, itemsize: int) -> None:
-        """Lengths 3, 0, 5 of 4-byte tokens give pointers 0, 12, 12."""
+        # lengths 3, 0, 5 of 4-byte tokens give pointers 0, 12, 12
         self._lengths.seek(0)
         begin = 0
         while raw := self._lengths.read(4 * _CHUNK):
@@ -406,7 +406,7 @@ class IndexSpool:
             begin = int(ends[-1])
 
     def close(self) -> None:
-        with contextlib.suppress(OSError):  # what is still buffered is not wanted
+        with contextlib.suppress(OSError):  # buffered data is discarded
             self._files.close()
 
     def _nameless_file(self) -> IO[bytes]:

@@ -1,13 +1,12 @@
-"""Rules for every entry of an .idx, checked in chunks: constant memory at any size.
+"""Rules for the entries of an .idx, checked in chunks, in constant memory.
 
-Each rule is here once: the functions that raise stop at the first fault, `megaindex verify` counts
-and describes all of them by the same masks and faults.
+The functions that raise stop at the first fault; `megaindex verify` counts and describes all faults
+by the same masks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,8 +14,8 @@ import numpy.typing as npt
 from megaindex.format.header import RESTORE, DtypeTable, Fault
 from megaindex.kernels import active, load
 
-_CHUNK = 1 << 17  # a chunk and its temporaries stay in a core's cache
-_FEW = 1 << 12  # sequences for which no compiled backend need be loaded
+_CHUNK = 1 << 17  # a chunk and its temporaries fit the cache of a core
+_FEW = 1 << 12  # sequences for which loading a compiled backend takes longer than the check
 _Mask = npt.NDArray[np.bool_]
 _I64 = npt.NDArray[np.int64]
 
@@ -32,19 +31,20 @@ def check_sequences(
 ) -> int:
     """Check that every sequence lies inside the .bin, on a token boundary; return their tokens.
 
-    Sequences may lie anywhere, in any order, with gaps: the frameworks follow the pointers too.
+    Sequences may lie in any order, with gaps and overlaps: the frameworks follow the pointers.
 
     Args:
         lengths: int32[n], in tokens.
         pointers: int64[n], in bytes.
         itemsize: bytes per token.
         bin_size: bytes in the .bin.
-        first: number of the sequence that lengths[0] belongs to, for messages.
+        idx_path: for messages.
+        first: number of sequence 0, for messages.
 
     Raises:
-        FormatError: names the first sequence that breaks a rule.
+        FormatError: a sequence breaks a rule; the message names the first.
     """
-    if len(lengths) == 1:  # of every corpus that is opened: NumPy would take longer
+    if len(lengths) == 1:  # at each opening of a dataset, where NumPy would take longer
         size, begin = int(lengths[0]), int(pointers[0])
         if size >= 0 and 0 <= begin <= bin_size - size * itemsize and begin % itemsize == 0:
             return size
@@ -66,24 +66,23 @@ def check_sequences(
 def sequence_chunks(
     lengths: npt.NDArray[np.int32], pointers: npt.NDArray[np.int64]
 ) -> Iterator[tuple[int, _I64, _I64]]:
-    """(number of the first sequence, lengths, pointers) as int64 copies of a chunk at a time."""
+    """Yield (number of the first sequence, lengths, pointers) of each chunk, as int64 copies."""
     for start in range(0, len(lengths), _CHUNK):
-        # Copies, because the mapped arrays are unaligned and NumPy is slow on those.
+        # Copies, because NumPy is slow on the unaligned mapped arrays.
         stop = start + _CHUNK
         yield start, lengths[start:stop].astype(np.int64), pointers[start:stop].astype(np.int64)
 
 
 def sequence_masks(sizes: _I64, begins: _I64, itemsize: int, bin_size: int) -> tuple[_Mask, ...]:
     """Return masks of sequences of negative length, outside the .bin, beginning inside a token."""
-    # A pointer beyond the .bin is caught before it is added to: the sum cannot wrap unseen.
+    # The sum may wrap only for a pointer beyond the .bin, which is masked before.
     outside = (begins < 0) | (begins > bin_size)
     outside |= begins + sizes * itemsize > bin_size
-    # sizes of token types are powers of two
-    return sizes < 0, outside, begins & (itemsize - 1) != 0
+    return sizes < 0, outside, begins & (itemsize - 1) != 0  # itemsize is a power of two
 
 
 def sequence_fault(number: int, size: int, begin: int, itemsize: int, bin_size: int) -> Fault:
-    """Return the first of those three rules that a sequence breaks; it does break one."""
+    """Return the first of these three faults, one of which the sequence has."""
     where = f"sequence {number}"
     if size < 0:
         return Fault(
@@ -91,7 +90,7 @@ def sequence_fault(number: int, size: int, begin: int, itemsize: int, bin_size: 
             where=where,
             found=str(size),
             expected="0 or more",
-            text=f"{where} has length {size}; lengths are never negative",
+            text=f"{where} must have a length of at least 0, got {size}",
         )
     end = begin + size * itemsize
     if begin < 0 or end > bin_size:
@@ -108,31 +107,21 @@ def sequence_fault(number: int, size: int, begin: int, itemsize: int, bin_size: 
         where=where,
         found=f"begins at byte {begin}",
         expected=f"a multiple of {itemsize}",
-        text=f"{where} begins at byte {begin} of the .bin, inside a token: tokens take "
-        f"{itemsize} bytes",
+        text=f"{where} begins at byte {begin} of the .bin, inside a token of {itemsize} bytes",
     )
-
-
-def check_bound_ends(
-    bounds: npt.NDArray[np.int64], num_sequences: int, dialect: DtypeTable, idx_path: str
-) -> None:
-    """Check in O(1) that the first document bound is 0 and the last the number of sequences."""
-    fault = bound_end_fault(bounds, num_sequences, dialect)
-    if fault is not None:
-        raise fault.error(idx_path)
 
 
 def bound_end_fault(
     bounds: npt.NDArray[np.int64], num_sequences: int, dialect: DtypeTable
 ) -> Fault | None:
-    """Return a fault unless the first document bound is 0 and the last counts the sequences."""
+    """Return a fault unless the first document bound is 0, the last the number of sequences."""
     if len(bounds) == 0:
         return Fault(
             rule="bound-first",
             where="document bound 0",
             found="none",
             expected="0",
-            text="header promises 0 document bounds, and there is always a first, 0",
+            text="header must declare at least 1 document bound, got 0",
         )
     first, last = int(bounds[0]), int(bounds[-1])
     if first != 0:
@@ -141,7 +130,7 @@ def bound_end_fault(
             where="document bound 0",
             found=str(first),
             expected="0",
-            text=f"document bound 0 is {first} and must be 0",
+            text=f"document bound 0 must be 0, got {first}",
         )
     stops_short = 0 <= last < num_sequences and dialect.bounds_may_stop_short
     if last == num_sequences or stops_short:
@@ -151,23 +140,25 @@ def bound_end_fault(
         where=f"document bound {len(bounds) - 1}",
         found=str(last),
         expected=str(num_sequences),
-        text=f"the last document bound is {last} and must be the number of sequences, "
-        f"{num_sequences}",
+        text=f"the last document bound must be {num_sequences}, the number of sequences, got "
+        f"{last}",
         remedy=f"open the file with dialect='neox' if GPT-NeoX's tools merged it, else {RESTORE}",
     )
 
 
 def check_bounds(bounds: npt.NDArray[np.int64], num_sequences: int, idx_path: str) -> None:
-    """Check that document bounds never decrease and stay within 0..num_sequences."""
+    """Raise FormatError if a document bound decreases or exceeds the number of sequences."""
     for _, fault in bound_faults(bounds, num_sequences):
         raise fault.error(idx_path)
 
 
 def bound_faults(bounds: npt.NDArray[np.int64], num_sequences: int) -> Iterator[tuple[int, Fault]]:
-    """(how many, the first) of the bounds that decrease or pass num_sequences, chunk by chunk."""
+    """Yield number and first of the bounds of each chunk that decrease or exceed num_sequences."""
     previous = 0
-    for start, chunk in _aligned_chunks(bounds):
-        if chunk[0] >= previous and chunk[-1] <= num_sequences and _is_sorted(chunk):
+    for start in range(0, len(bounds), _CHUNK):
+        chunk = bounds[start : start + _CHUNK].copy()  # aligned
+        is_sorted = bool((chunk[1:] >= chunk[:-1]).all())
+        if chunk[0] >= previous and chunk[-1] <= num_sequences and is_sorted:
             previous = int(chunk[-1])
             continue
         bad = np.empty(len(chunk), dtype=bool)
@@ -181,10 +172,6 @@ def bound_faults(bounds: npt.NDArray[np.int64], num_sequences: int) -> Iterator[
         previous = int(chunk[-1])
 
 
-def _is_sorted(chunk: npt.NDArray[np.int64]) -> bool:
-    return bool((chunk[1:] >= chunk[:-1]).all())
-
-
 def _bound_fault(number: int, bound: int, before: int, num_sequences: int) -> Fault:
     where = f"document bound {number}"
     return Fault(
@@ -192,11 +179,6 @@ def _bound_fault(number: int, bound: int, before: int, num_sequences: int) -> Fa
         where=where,
         found=str(bound),
         expected=f"{before} to {num_sequences}",
-        text=f"{where} is {bound}, after {before}; bounds never decrease nor pass the number of "
-        f"sequences, {num_sequences}",
+        text=f"{where} must be from {before}, the bound before, to {num_sequences}, the number of "
+        f"sequences, got {bound}",
     )
-
-
-def _aligned_chunks(array: npt.NDArray[Any]) -> Iterator[tuple[int, npt.NDArray[Any]]]:
-    for start in range(0, len(array), _CHUNK):
-        yield start, array[start : start + _CHUNK].copy()

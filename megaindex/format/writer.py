@@ -1,4 +1,4 @@
-"""Writers of .bin/.idx pairs in constant memory, published whole or not at all."""
+"""Writer of .bin/.idx pairs in constant memory, published atomically."""
 
 from __future__ import annotations
 
@@ -17,31 +17,31 @@ from megaindex.format.pair import MappedPair, PairSink, check_not_a_half, map_pa
 from megaindex.io.filesystem import Progress, ignore
 
 _LONGEST = np.iinfo(np.int32).max  # lengths are int32 in the .idx
-_CHUNK = 1 << 17  # sequences or document bounds looked at together
-_KERNEL_BYTES = 1 << 16  # shorter stretches are sooner copied than asked for
+_CHUNK = 1 << 17  # sequences or document bounds processed together
+_KERNEL_BYTES = 1 << 16  # shorter ranges are copied faster through memory than by the kernel
 
 
 class IndexedDatasetWriter:
-    """Write documents to `<path_prefix>.bin` and `.idx`; the same bytes as Megatron's builder.
+    """Writer of `<path_prefix>.bin` and `.idx`, the same bytes as Megatron's IndexedDatasetBuilder.
 
         with IndexedDatasetWriter("train", np.uint16) as writer:
             writer.add_document([5, 6, 7])                  # one sequence
             writer.add_document([1, 2, 3], lengths=[2, 1])  # two sequences
 
-    Both files appear when the `with` block ends, synced to disk; if it raises, neither does and
-    nothing is left behind. What add_* refuses with InvalidArgument is not written at all, and the
-    writer goes on; after any other failure it publishes nothing.
+    Both files appear when the `with` block ends, synced to disk; if it raises, no file is left.
+    Arguments refused with InvalidArgument are not written, and the writer remains usable; after any
+    other error it publishes nothing. Memory use is constant.
 
     Args:
-        path_prefix: the common path of both files, without `.bin` or `.idx`.
-        dtype: token type; values that do not fit are refused, never wrapped.
+        path_prefix: common path of both files, without `.bin` or `.idx`.
+        dtype: dtype of the tokens; values that do not fit are refused, never wrapped.
         multimodal: store a mode (int8) with each sequence.
-        dialect: whose dtype codes to write: "megatron", "neox" or "paddlenlp".
-        overwrite: replace an existing pair. Without it, existing files are refused.
+        dialect: framework of the dtype codes: "megatron", "neox" or "paddlenlp".
+        overwrite: replace an existing pair; otherwise existing files are refused.
 
     Raises:
-        InvalidArgument: a suffix in `path_prefix`, or a `dtype` the dialect has no code for.
-        StorageError: on entering, writing and leaving: names the file and the remedy.
+        InvalidArgument: `path_prefix` has a suffix, or `dtype` has no code in the dialect.
+        StorageError: on entering, writing and leaving, if a file exists or cannot be written.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class IndexedDatasetWriter:
     def __enter__(self) -> IndexedDatasetWriter:
         if self._sink is not None:
             raise InvalidArgument(
-                f"{self._path_prefix}: the writer is already in use; make another"
+                f"{self._path_prefix}: the writer is already entered; make another"
             )
         self._sink = PairSink(
             self._bin_path,
@@ -106,14 +106,18 @@ class IndexedDatasetWriter:
 
         Args:
             tokens: one-dimensional; the tokens of all its sequences, in order.
-            lengths: the tokens of each sequence; None makes one sequence of all tokens, and an
-                empty list with no tokens a document without sequences.
+            lengths: number of tokens of each sequence. None: one sequence of all tokens; an empty
+                list, with no tokens: a document without sequences.
             modes: one int8 per sequence, default 0; multimodal writers only.
+
+        Raises:
+            InvalidArgument: a value does not fit, or lengths, modes and tokens do not match.
+            StorageError: a file cannot be written.
         """
         sink = self._entered()
         array = token_array(tokens, self._dtype)
         if lengths is None and modes is None and not self._multimodal and array.size <= _LONGEST:
-            with sink:  # by far the most frequent call, kept short
+            with sink:  # the most frequent case, kept short
                 sink.write_tokens(array)
                 sink.index.add_one(array.size)
             return
@@ -133,8 +137,11 @@ class IndexedDatasetWriter:
 
         Args:
             tokens: one-dimensional; the tokens of all documents, in order.
-            document_lengths: the tokens of each document.
+            document_lengths: number of tokens of each document.
             modes: one int8 per document, default 0; multimodal writers only.
+
+        Raises:
+            InvalidArgument, StorageError: as `add_document`.
         """
         array = token_array(tokens, self._dtype)
         sizes = self._checked_lengths(document_lengths, array, "document_lengths")
@@ -142,11 +149,12 @@ class IndexedDatasetWriter:
         self._append(array, sizes, ends, self._checked_modes(modes, len(sizes)))
 
     def add_index(self, path_prefix: str | os.PathLike[str]) -> None:
-        """Append all documents of another pair, in constant memory; dtype and modes must match.
+        """Append all documents of another pair, in constant memory.
 
         Raises:
             InvalidArgument: its dtype differs, or only one of the two is multimodal.
             FormatError: the pair is damaged, or its documents do not cover all its sequences.
+            StorageError: a file cannot be read or written.
         """
         sink = self._entered()
         source = map_pair(os.fspath(path_prefix), self._dialect.name, multimodal=False)
@@ -157,23 +165,23 @@ class IndexedDatasetWriter:
     def _entered(self) -> PairSink:
         if self._sink is None:
             raise InvalidArgument(
-                f"{self._path_prefix}: the writer is not open; use it inside `with "
-                f"IndexedDatasetWriter(...) as writer:`"
+                f"{self._path_prefix}: the writer must be used inside `with "
+                "IndexedDatasetWriter(...) as writer:`"
             )
         return self._sink
 
     def _check_like(self, source: MappedPair) -> None:
         if source.dtype != self._dtype:
             raise InvalidArgument(
-                f"{source.idx_path}: holds {source.dtype} and {self._path_prefix} is written as "
-                f"{self._dtype}; both must be the same"
+                f"{source.idx_path}: must hold {self._dtype}, as {self._path_prefix} does, got "
+                f"{source.dtype}"
             )
         with_modes = source.modes is not None
         if with_modes != self._multimodal and source.header.num_sequences:
-            has, takes = ("has", "none") if with_modes else ("has no", "them")
+            has, takes = ("has", "does not") if with_modes else ("has no", "does")
             raise InvalidArgument(
-                f"{source.idx_path}: {has} sequence modes and {self._path_prefix} takes "
-                f"{takes}; pass multimodal={with_modes} to the writer"
+                f"{source.idx_path}: {has} sequence modes, but {self._path_prefix} {takes} store "
+                f"them; pass multimodal={with_modes} to the writer"
             )
 
     def _append(
@@ -183,7 +191,7 @@ class IndexedDatasetWriter:
         document_ends: npt.NDArray[np.int64],
         modes: npt.NDArray[np.int64] | None,
     ) -> None:
-        """`document_ends` count sequences from the first of these."""
+        """Append documents whose ends count sequences from the first of these."""
         with self._entered() as sink:
             sink.write_tokens(tokens)
             bounds = document_ends + sink.index.num_sequences
@@ -196,8 +204,7 @@ class IndexedDatasetWriter:
         sizes = integer_array(lengths, name, 0, _LONGEST)
         if int(sizes.sum()) != tokens.size:
             raise InvalidArgument(
-                f"{name}: add up to {int(sizes.sum())}, and there are {tokens.size} tokens; both "
-                f"must agree"
+                f"{name} must sum to {tokens.size}, the number of tokens, got {int(sizes.sum())}"
             )
         return sizes
 
@@ -207,7 +214,8 @@ class IndexedDatasetWriter:
         if not self._multimodal:
             if modes is not None:
                 raise InvalidArgument(
-                    f"modes: {self._path_prefix} stores none; pass multimodal=True to the writer"
+                    f"modes cannot be stored in {self._path_prefix}; pass multimodal=True to the "
+                    "writer"
                 )
             return None
         if modes is None:
@@ -215,34 +223,34 @@ class IndexedDatasetWriter:
         checked = integer_array(modes, "modes", -128, 127)
         if len(checked) != count:
             raise InvalidArgument(
-                f"modes: {len(checked)} given for {count} sequences; give one for each"
+                f"modes must be {count}, one for each sequence, got {len(checked)}"
             )
         return checked
 
 
 def append_pair(source: MappedPair, sink: PairSink, progress: Progress = ignore) -> None:
-    """Append all documents of a fully checked pair; see `append_documents`."""
+    """Append all documents of a fully checked pair, as `append_documents`."""
     append_documents(source, sink, 0, len(source.bounds) - 1, progress)
 
 
 def append_documents(
     source: MappedPair, sink: PairSink, first: int, stop: int, progress: Progress = ignore
 ) -> None:
-    """Append documents first..stop of a fully checked pair; constant memory.
+    """Append documents first..stop of a fully checked pair, in constant memory.
 
-    The copy follows the pointers, so gaps and surplus bytes of the source are left behind. The
-    sink's token type must hold every value of the source's: nothing is checked again.
+    The copy follows the pointers, so gaps and trailing bytes of the source are not copied. Every
+    value of the source must fit the sink's dtype, which is not checked.
 
     Raises:
-        FormatError: the pair's documents do not cover all its sequences.
-        StorageError: reading or writing failed.
+        FormatError: the documents of the pair do not cover all its sequences.
+        StorageError: a file cannot be read or written.
     """
-    _ = source.tokens  # refuses what is not here, before anything is written
+    _ = source.tokens  # refuses objects before anything is written
     count, bounds = source.header.num_sequences, source.bounds
     if bounds[-1] != count:
         raise FormatError(
-            f"{source.idx_path}: its documents end at sequence {bounds[-1]} of {count}, and the "
-            f"rest belongs to none; write it again with document bounds"
+            f"{source.idx_path}: documents must end at sequence {count}, the last, got "
+            f"{bounds[-1]}; write it again with document bounds"
         )
     begin, end = int(bounds[first]), int(bounds[stop])
     shift = sink.index.num_sequences - begin
@@ -253,15 +261,14 @@ def append_documents(
             chunk = slice(start, min(start + _CHUNK, end))
             modes = None if source.modes is None else source.modes[chunk]
             sink.index.add_sequences(source.lengths[chunk], modes)
-        for start in range(first + 1, stop + 1, _CHUNK):  # bound `first` is there already
+        for start in range(first + 1, stop + 1, _CHUNK):  # bound `first` is already stored
             sink.index.add_bounds(bounds[start : min(start + _CHUNK, stop + 1)] + shift)
 
 
 def _runs(source: MappedPair, start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Stretches of the .bin, in tokens, that sequences start..stop fill without a gap.
+    """Yield ranges of the .bin, in tokens, that sequences start..stop fill without a gap.
 
-    Usually that is one. Pointers 0, 12, 40 of lengths 3, 2, 1 (4 bytes a token) make two: tokens
-    0 to 5 and 10 to 11.
+    Pointers 0, 12, 40 of lengths 3, 2, 1 (4 bytes a token) make tokens 0 to 5 and 10 to 11.
     """
     run_begin = run_end = 0
     for first in range(start, stop, _CHUNK):

@@ -1,1 +1,1 @@
-"""Read-only mappings, atomic publication, and typed errors for what goes wrong on disk."""
+"""Paths, mappings, positional reads, atomic publication, and typed errors of the file system."""

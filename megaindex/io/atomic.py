@@ -1,4 +1,4 @@
-"""Publish several files together: complete and durable under their final names, or not at all."""
+"""Atomic, durable publication of several files together."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ class AtomicFiles:
     """Files written under temporary names beside their final ones, then published together.
 
     `final_paths` share one directory and are in order of publication: readers must take the set as
-    present only when the last one is (`train.bin`, `train.idx`). A crash at any moment leaves at
-    most temporaries (`train.bin.tmp.<16 hex digits>`) or an incomplete set without its last file.
+    present only if the last one is (`train.bin`, `train.idx`). A crash at any moment leaves at most
+    temporary files (`train.bin.tmp.<16 hex digits>`) or an incomplete set without its last file.
 
-    Existing files are refused, at once and again on publication, unless `overwrite`; URLs always,
-    and with `overwrite` anything but files: folders, devices, pipes.
+    Existing files are refused, by the constructor and again on publication, unless `overwrite`,
+    which refuses anything but files. URLs are always refused.
 
-    A Ctrl-C raises between any two steps. So what is about to be made is noted first, and taken
-    back by its inode: making an object does nothing yet, and whoever has one calls `discard`, or
-    `take_back` to undo a publication too, in a `finally` that begins before the first file.
+    An interrupt may raise between any two steps. So each file is recorded before it is made, and
+    removed only if its inode is the one recorded. The constructor makes no files; call `discard`,
+    or `take_back` to undo a publication too, in a `finally` that begins before the first `open`.
     """
 
     def __init__(self, final_paths: Sequence[str], *, overwrite: bool = False) -> None:
@@ -51,14 +51,14 @@ class AtomicFiles:
         self._overwrite = overwrite
         self._temporary: dict[str, str] = {}  # final path -> temporary path
         self._streams: dict[str, BinaryIO] = {}
-        self._placed: dict[str, _Identity] = {}  # final path -> what has, or is about to get, it
-        self._aside = ""  # where the file lies that made the old set visible
-        self._was_placed = False  # so that the old set has lost a file for good
+        self._placed: dict[str, _Identity] = {}  # final path -> file that has or will have it
+        self._aside = ""  # temporary path of the last file of the old set
+        self._was_placed = False  # a file of the old set was replaced
         self._is_published = False
         self._refuse_existing()
 
     def open(self, final_path: str) -> BinaryIO:
-        """Return a new, empty, buffered file that `publish` will put at `final_path`."""
+        """Return a new, empty, buffered file that `publish` renames to `final_path`."""
         temporary = self._new_temporary(final_path)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with as_storage_error(final_path, "cannot create"):
@@ -68,10 +68,10 @@ class AtomicFiles:
         return stream
 
     def link(self, source: str, final_path: str) -> bool:
-        """Let `publish` put the existing file `source` at `final_path` too, without a copy.
+        """Make `final_path` a link to the existing file `source`, without a copy.
 
         Returns:
-            True for a hard link; False for a symbolic one, where no hard link is possible.
+            True for a hard link; False for a symbolic link, where hard links are not possible.
         """
         real = os.path.realpath(source)
         temporary = self._new_temporary(final_path)
@@ -86,14 +86,14 @@ class AtomicFiles:
         return not os.path.islink(temporary)
 
     def publish(self) -> None:
-        """Sync every file, then give each its final name. On failure nothing of ours remains."""
+        """Sync every file, then rename each; after a failure all new files are removed."""
         try:
             for path, stream in self._streams.items():
                 with as_storage_error(path, "cannot write"):
                     stream.flush()
                     os.fsync(stream.fileno())
                     stream.close()
-            self._make_way()
+            self._hide_old_set()
             for path in self._final_paths:
                 self._place(path)
             with as_storage_error(self._directory, "cannot sync the directory"):
@@ -103,10 +103,10 @@ class AtomicFiles:
             self.discard()
 
     def discard(self) -> None:
-        """Close and remove what is not published; harmless when repeated.
+        """Close and remove files that are not published; may be repeated.
 
         Raises:
-            StorageError: a file that was placed already cannot be removed.
+            StorageError: a renamed file cannot be removed.
         """
         for stream in self._streams.values():
             with contextlib.suppress(OSError):  # a failed flush must not keep the file alive
@@ -121,26 +121,26 @@ class AtomicFiles:
                     _unlink_if_possible(temporary)
 
     def take_back(self) -> None:
-        """Remove what was published, where it is still ours; harmless when repeated.
+        """Remove published files unless they have been replaced; may be repeated.
 
-        An old set comes back if no file of the new one had taken a place.
+        An old set is restored if none of its files was replaced.
 
         Raises:
             StorageError: a file cannot be removed.
         """
-        with as_storage_error(self._final_paths[-1], "cannot take back"):
-            # the last one first, as it makes the set visible
+        with as_storage_error(self._final_paths[-1], "cannot remove"):
+            # the last file first, as it makes the set visible
             for path, identity in reversed(self._placed.items()):
                 if _is_still(path, identity):
                     self._was_placed = True
                     os.unlink(path)
             self._placed.clear()
             if self._aside and not self._was_placed and os.path.lexists(self._aside):
-                with contextlib.suppress(FileExistsError):  # another writer was here meanwhile
+                with contextlib.suppress(FileExistsError):  # another writer has published
                     _rename_without_replacing(self._aside, self._final_paths[-1])
 
     def _new_temporary(self, final_path: str) -> str:
-        """Return an unused name, noted before a file of that name exists."""
+        """Return an unused name, recorded before its file exists."""
         temporary = f"{final_path}.tmp.{secrets.token_hex(8)}"
         self._temporary[final_path] = temporary
         return temporary
@@ -152,9 +152,9 @@ class AtomicFiles:
             elif os.path.lexists(path):
                 raise _already_there(path)
 
-    def _make_way(self) -> None:
-        """When overwriting, take the file away that makes the old set visible, durably, first: a
-        crash may then leave no set, but never a new .bin under an old .idx."""
+    def _hide_old_set(self) -> None:
+        """Rename the file that makes an old set visible, and sync the directory: a crash may then
+        leave no set, but never a new .bin with an old .idx."""
         self._refuse_existing()
         last = self._final_paths[-1]
         if self._overwrite and len(self._final_paths) > 1 and os.path.lexists(last):
@@ -169,17 +169,17 @@ class AtomicFiles:
             self._placed[path] = _identity(temporary)
             if self._overwrite:
                 os.replace(temporary, path)
-                _unlink_if_possible(temporary)  # of two names of one file, rename keeps both
+                _unlink_if_possible(temporary)  # rename keeps both names of one file
                 return
             try:
                 _rename_without_replacing(temporary, path)
             except FileExistsError:
-                del self._placed[path]  # another's, even where both are links to one file
+                del self._placed[path]  # of another writer, even if both link to one file
                 raise _already_there(path) from None
 
 
 def _identity(path: str) -> _Identity:
-    """Device and inode of a file; of a symbolic link what it names."""
+    """Return device and inode of a file, or the target of a symbolic link."""
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode):
         return os.readlink(path)
@@ -193,10 +193,10 @@ def _is_still(path: str, identity: _Identity) -> bool:
 
 
 def _rename_without_replacing(source: str, target: str) -> None:
-    """A plain rename would silently replace what another writer published since we looked, and two
-    writers of one prefix could end as one's .bin under the other's .idx. A link cannot."""
+    """Rename by a link, which fails if the target exists: rename would replace the file of another
+    writer, and two writers of one prefix could leave the .bin of one and the .idx of the other."""
     try:
-        if os.path.islink(source):  # whether a hard link would follow it depends on the platform
+        if os.path.islink(source):  # hard links follow it on some platforms only
             os.symlink(os.readlink(source), target)
         else:
             os.link(source, target)
@@ -210,24 +210,20 @@ def _rename_without_replacing(source: str, target: str) -> None:
 
 def _already_there(path: str) -> StorageError:
     error = StorageError(
-        f"{path}: already exists, and existing files are not replaced; "
-        f"choose another prefix or, where files may be replaced, pass overwrite=True (--overwrite)"
+        f"{path}: already exists; choose another prefix, or pass overwrite=True (--overwrite) to "
+        "replace it"
     )
     error.errno = errno.EEXIST
     return error
 
 
 def _refuse_other_than_file(path: str) -> None:
-    """Refuse to replace anything but a file: a folder, a device, a pipe."""
     try:
         mode = os.lstat(path).st_mode
-    except OSError:  # nothing is there, or creating a file beside it will say what is wrong
+    except OSError:  # missing, or creating a file beside it raises the error
         return
     if not (stat.S_ISREG(mode) or stat.S_ISLNK(mode)):
-        raise StorageError(
-            f"{path}: cannot be replaced: it is {kind_of(mode)}, and only files are replaced; "
-            f"choose another path"
-        )
+        raise StorageError(f"{path}: must be a file, got {kind_of(mode)}; choose another path")
 
 
 def _sync_directory(directory: str) -> None:
@@ -235,13 +231,13 @@ def _sync_directory(directory: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # some network file systems have none
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # as on some network file systems
             raise
     finally:
         os.close(descriptor)
 
 
 def _unlink_if_possible(path: str) -> None:
-    """Of a temporary, whose set is what matters: published by now, or failed for another reason."""
+    """Remove a temporary file without raising: its set is published, or failed before."""
     with contextlib.suppress(OSError):
         os.unlink(path)

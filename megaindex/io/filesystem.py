@@ -1,4 +1,4 @@
-"""Kinds of file systems, and copies of ranges between files."""
+"""Types of file systems, and copies of ranges between files."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-# Writing through a mapping is as good as write() here; elsewhere it is slow or not coherent.
+# Writing through a mapping is as fast as write() on these; elsewhere it is slow or not coherent.
 _LOCAL = {
     "bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "overlay", "tmpfs", "xfs", "zfs",
 }  # fmt: skip
 
 Progress = Callable[[int], None]
-"""Called with the number of bytes done since the last call."""
+"""Called with the number of bytes copied since the last call."""
 
-_PIECE = 1 << 26  # bytes asked of the kernel at once: progress and Ctrl-C come between pieces
+_PIECE = 1 << 26  # bytes of one system call; progress and interrupts come between
 _BUFFER = 1 << 20
-# What says "not between these two files", as different file systems say it.
+# errors of file systems that cannot copy between these two files
 _NOT_HERE = {
     errno.EINVAL,
     errno.ENOSYS,
@@ -31,12 +31,12 @@ _NOT_HERE = {
 
 
 def is_local(path: str | os.PathLike[str]) -> bool:
-    """Whether an existing directory is on a local file system; False where it cannot be told."""
+    """Return True if an existing directory is on a local file system; False if unknown."""
     return file_system_type(path) in _LOCAL
 
 
 def file_system_type(path: str | os.PathLike[str]) -> str:
-    """Name of the file system as in mount(8), such as ext4 or nfs4; empty where unknown."""
+    """Return the type of the file system as in mount(8), such as ext4 or nfs4; empty if unknown."""
     try:
         table = Path("/proc/self/mountinfo").read_text()
         device = os.stat(path).st_dev
@@ -59,38 +59,38 @@ def file_system_type(path: str | os.PathLike[str]) -> str:
 
 
 def look_again(directory: str | os.PathLike[str]) -> None:
-    """Let a network file system notice what other machines have made in a directory.
+    """Refresh a network file system's cache of a directory.
 
-    Such a client remembers for up to a minute that a name was not there; opening the directory to
-    list it makes it ask the server.
+    Such a client caches for up to a minute that a name does not exist; listing the directory makes
+    it query the server.
     """
     with contextlib.suppress(OSError):
         os.listdir(directory)
 
 
 def _unescaped(text: str) -> str:
-    """mountinfo writes space, tab, newline and backslash as octal escapes."""
+    """Decode the octal escapes of mountinfo."""
     return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), text)
 
 
 def ignore(count: int) -> None:
-    """Do nothing: the `Progress` of callers without one."""
+    """Do nothing: the default `Progress`."""
 
 
 def copy_range(
     source: int, target: int, offset: int, nbytes: int, progress: Progress = ignore
 ) -> int:
-    """Copy `nbytes` bytes at `offset` of the descriptor `source` to the position of `target`.
+    """Copy `nbytes` bytes at `offset` of descriptor `source` to the position of `target`.
 
-    copy_file_range shares blocks instead of copying them where the file system can (Btrfs, XFS)
-    and both positions begin a block; pieces therefore begin at multiples of their size. Where it
-    does not work, as between some file systems, the bytes go through one buffer.
+    copy_file_range shares blocks on file systems that can (Btrfs, XFS) if both positions begin a
+    block, so pieces begin at multiples of their size. Where it fails, as between some file systems,
+    the bytes are copied through a buffer.
 
     Returns:
-        The bytes copied: fewer than asked only where `source` ends before.
+        The number of bytes copied, fewer than `nbytes` only if `source` ends before.
 
     Raises:
-        OSError: reading or writing failed; `target` then holds a part.
+        OSError: reading or writing failed; `target` may hold a part.
     """
     copy = _in_kernel
     done = 0
@@ -103,7 +103,7 @@ def copy_range(
             if copy is _through_buffer or error.errno not in _NOT_HERE:
                 raise
             copied = 0
-        if copied == 0:  # the end of the file; but some file systems say so without reading
+        if copied == 0:  # the end of the file, or a file system that cannot copy
             if copy is _through_buffer:
                 break
             copy = _through_buffer

@@ -1,4 +1,4 @@
-"""JSON objects in files that anybody may have damaged or put there."""
+"""Reader of JSON objects from untrusted files."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ _LONGEST = 1 << 28  # bytes; a snapshot of a blend of 32,767 datasets has a tent
 
 
 class Damaged(ValueError):
-    """The file does not contain a JSON object; the text says why, and goes on "it …"."""
+    """The file does not contain a JSON object; the reason begins with "it"."""
 
 
 def read_object(
     path: str | os.PathLike[str], *, longest: int = _LONGEST, follow: bool = True
 ) -> dict[str, Any]:
-    """Return the JSON object in a regular file; nothing else is waited for, or read to its end.
+    """Return the JSON object in a regular file, without waiting for a pipe.
 
     Args:
-        longest: bytes that it may have.
-        follow: a symbolic link, which is `Damaged` else.
+        longest: maximum size in bytes.
+        follow: follow a symbolic link, which otherwise raises `Damaged`.
 
     Raises:
-        OSError: it is not there, or cannot be read.
-        Damaged: it holds no JSON object.
+        OSError: the file does not exist or cannot be read.
+        Damaged: it does not contain a JSON object.
     """
     try:
         descriptor = open_at_once(path, follow=follow)
@@ -39,7 +39,7 @@ def read_object(
     try:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > longest:
-            raise Damaged(f"it is no regular file of at most {longest} bytes")
+            raise Damaged(f"it is not a regular file of at most {longest} bytes")
         with open(descriptor, "rb", closefd=False) as file:
             return parse_object(file.read(status.st_size))
     finally:
@@ -47,18 +47,18 @@ def read_object(
 
 
 def is_size(value: object) -> bool:
-    """Whether a value is a whole number that arrays and files may have of bytes or entries."""
+    """Return True for an integer that can be a number of bytes or entries."""
     return type(value) is int and 0 <= value < 2**63
 
 
 def parse_object(text: str | bytes) -> dict[str, Any]:
-    """Return the JSON object that is written there, or `Damaged`."""
+    """Return the JSON object of a text, or raise `Damaged`."""
     try:
         found = json.loads(text)
-    except ValueError as error:  # of no UTF-8, and of integers of thousands of digits too
-        raise Damaged(f"it is no JSON: {error}") from error
-    except RecursionError:  # [[[[…
+    except ValueError as error:  # also for invalid UTF-8, and integers of thousands of digits
+        raise Damaged(f"it is not valid JSON: {error}") from error
+    except RecursionError:
         raise Damaged("it is nested too deeply") from None
     if not isinstance(found, dict):
-        raise Damaged("it is no JSON object")
+        raise Damaged("it is not a JSON object")
     return found

@@ -1,7 +1,7 @@
-"""Read-only mappings of whole files, and their pages in memory.
+"""Read-only mappings of whole files, and the residency of their pages.
 
-Python's own mmap keeps a duplicate of the descriptor for as long as the mapping lives: a blend of a
-thousand datasets in 16 workers would hold 32,000 of them. The C library's mmap needs none.
+Python's mmap keeps a duplicate of the descriptor while the mapping lives: a blend of a thousand
+datasets in 16 workers would hold 32,000 of them. The C library's mmap does not.
 """
 
 from __future__ import annotations
@@ -40,22 +40,22 @@ _MAP_FAILED = ctypes.c_void_p(-1).value
 
 
 def map_readonly(path: str, *, follow_symlinks: bool = True) -> npt.NDArray[np.uint8]:
-    """The bytes of the regular file at `path` as a read-only uint8 array that owns its mapping.
+    """Return the bytes of a regular file as a read-only uint8 array that owns its mapping.
 
-    The array and every view of it stay valid after the file is renamed, replaced or unlinked. Only
-    truncating a mapped file is fatal: reading past its new end kills the process (SIGBUS).
+    The array and every view of it stay valid after the file is renamed, replaced or unlinked. If it
+    is truncated, reading past its new end kills the process (SIGBUS).
 
     Raises:
-        MissingFile: nothing is at `path`.
-        InvalidArgument: it is a URL.
-        StorageError: it is not a regular file, or a link that may not be followed, or cannot be
+        MissingFile: `path` does not exist.
+        InvalidArgument: `path` is a URL.
+        StorageError: it is not a regular file, is a link that may not be followed, or cannot be
             opened or mapped.
     """
     return map_file(path, follow_symlinks=follow_symlinks)[0]
 
 
 def map_file(path: str, *, follow_symlinks: bool = True) -> tuple[npt.NDArray[np.uint8], FileInfo]:
-    """Return as `map_readonly`, with the information of the very file that is mapped."""
+    """Return as `map_readonly`, with the `FileInfo` of the mapped file."""
     path = plain(path)
     data, status = map_with_status(path, follow_symlinks=follow_symlinks)
     return data, FileInfo(path, status.st_size, version_of(status))
@@ -64,11 +64,8 @@ def map_file(path: str, *, follow_symlinks: bool = True) -> tuple[npt.NDArray[np
 def map_with_status(
     path: str, *, follow_symlinks: bool = True
 ) -> tuple[npt.NDArray[np.uint8], os.stat_result]:
-    """Return as `map_readonly`, with the status of the very file that is mapped.
-
-    In few steps: a blend maps thousands of files.
-    """
-    if ":" in path or "\0" in path:  # else it is neither a URL nor refused
+    """Return as `map_readonly`, with the status of the mapped file."""
+    if ":" in path or "\0" in path:  # possibly a URL or invalid; checking each path takes time
         path = plain(path)
         check_local(path, "copy it to a disk")
     action = "cannot open"
@@ -101,8 +98,7 @@ def _map_descriptor(descriptor: int, size: int) -> npt.NDArray[np.uint8]:
 
 
 class _Pages:
-    """The mapped pages of one file. Every array made from them refers here, so the last one to die
-    unmaps them; after a fork each process unmaps its own."""
+    """Mapped pages of one file, unmapped when the last array made from them is freed."""
 
     def __init__(self, address: int, size: int) -> None:
         self._address = address
@@ -124,17 +120,15 @@ class _Pages:
 
 
 def will_need(address: int, nbytes: int) -> None:
-    """Have the pages of a mapping read into memory; returns before they are. Only a hint: where
-    the kernel does not follow it, the first access reads them."""
+    """Request that the kernel reads the pages of a mapping ahead; returns at once."""
     begin = address - address % _PAGE
     _libc.madvise(begin, address + nbytes - begin, mmap.MADV_WILLNEED)
 
 
 def resident_pages(address: int, nbytes: int) -> tuple[int, int]:
-    """Return the number of pages of a mapped range that are in memory, and of all.
+    """Return the number of pages of a mapped range that are in memory, and of all its pages.
 
-    Where the kernel does not tell, which it refuses for files that the user could not write to, all
-    count as there.
+    All count as in memory if the kernel refuses, as for files that the user may not write.
     """
     begin = address - address % _PAGE
     pages = -(-(address + nbytes - begin) // _PAGE)
@@ -145,5 +139,5 @@ def resident_pages(address: int, nbytes: int) -> tuple[int, int]:
 
 
 def major_faults() -> int:
-    """Page faults of this process so far that had to read a device."""
+    """Return the number of page faults of this process that read a device."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt

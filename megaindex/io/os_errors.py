@@ -1,4 +1,4 @@
-"""Turn an OSError into a StorageError that names the file, what was tried, and what helps."""
+"""Conversion of OSError to StorageError, with file, action, reason and remedy."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from collections.abc import Iterator
 from megaindex.errors import MissingFile, StorageError
 
 _WRITING = ("cannot write", "cannot create", "cannot publish", "cannot replace")
-"""Beginnings of the actions that need a directory to be there."""
 _REMEDIES = {
     errno.ENOENT: "check the path",
     errno.ENOTDIR: "a part of the path is a file; check the path",
     errno.ENAMETOOLONG: "use a shorter name",
-    errno.ELOOP: "a symbolic link leads in a circle, or stands where none may be; remove it",
-    errno.EISDIR: "a directory stands where a file should; check the path",
+    errno.ELOOP: "a symbolic link is circular, or is not allowed here; remove it",
+    errno.EISDIR: "a file is expected, not a directory; check the path",
     errno.EACCES: "check the permissions of the file and of its directory",
     errno.EPERM: "check the permissions of the file and of its directory",
     errno.EROFS: "the file system is mounted read-only; choose a writable directory",
@@ -31,9 +30,9 @@ _REMEDIES = {
 
 @contextlib.contextmanager
 def as_storage_error(path: str, action: str) -> Iterator[None]:
-    """Raise what goes wrong inside as a StorageError: `action` ("cannot …") failed for `path`.
+    """Convert an OSError raised inside: `action` ("cannot …") failed for `path`.
 
-    A StorageError from within passes unchanged: it already names the file it struck.
+    A StorageError passes unchanged, as it names its file already.
     """
     try:
         yield
@@ -44,12 +43,12 @@ def as_storage_error(path: str, action: str) -> Iterator[None]:
 
 
 def storage_error(error: OSError, path: str, action: str) -> StorageError:
-    """The typed form of `error`; its `errno` is kept. A file that is not there is a MissingFile."""
+    """Return `error` as a StorageError, or MissingFile for ENOENT, with its errno."""
     kind = MissingFile if error.errno == errno.ENOENT else StorageError
     reason = os.strerror(error.errno) if error.errno else str(error)
     remedy = _REMEDIES.get(error.errno or 0, "check the device and the file system, then try again")
     if error.errno == errno.ENOENT and action.startswith(_WRITING):
-        remedy += "; directories are not created for you"
+        remedy += "; missing directories are not created"
     typed = kind(f"{path}: {action}: {reason}; {remedy}")
     typed.errno = error.errno
     return typed

@@ -1,8 +1,7 @@
 """Paths and URLs as text, file types and file information.
 
-Keys are taken as they are written, without percent-encoding, as the stores' own tools take them.
-
-A ``file:`` URL is another way to write a plain path, and becomes that here.
+Keys of objects are used as written, without percent-encoding, as by the stores' own tools. A
+``file:`` URL is converted to a plain path.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ SCHEMES = ("s3", "gs", "az")
 _OTHER_NAMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"} | dict.fromkeys(
     ("abfs", "abfss", "adl", "azure", "wasb", "wasbs"), "az"
 )
-# with one slash: what pathlib makes of a URL
+# one slash matches URLs that pathlib has normalised
 _URL = re.compile(rf"(?!file:)(?:[a-z][a-z0-9+.-]+://|({'|'.join(SCHEMES)}):/)", re.IGNORECASE)
 _NO_KEY = re.compile(r"(^|/)\.{0,2}(/|$)|[\x00-\x1f\x7f]")
 _FILE_URL = re.compile(r"file:(//)?(?=/)", re.IGNORECASE)  # pathlib drops two of the slashes
@@ -37,47 +36,46 @@ _KINDS = (
 
 
 class FileInfo(NamedTuple):
-    """A file, or an object of a store."""
+    """Path or URL, size and version of a file or an object."""
 
     path: str
-    """Or URL."""
     nbytes: int
     version: str = ""
-    """The version tag of its store; of a file, the time when it was last written to."""
+    """The store's version tag of an object; the modification time of a file."""
 
 
 class ObjectLocation(NamedTuple):
-    """The bucket and the key of an object."""
+    """Bucket and key of an object."""
 
     store: str
-    """As ``s3://bucket``: what one client is made for."""
+    """Such as ``s3://bucket``; each has one client."""
     key: str
 
 
 def is_remote(path: str) -> bool:
-    """Return whether a path is a URL, so that an object store has what it names."""
+    """Return True if a path is the URL of an object."""
     return ":" in path and _URL.match(path) is not None
 
 
 def place_of(url: str) -> ObjectLocation:
-    """Return the parts of a URL.
+    """Return bucket and key of a URL.
 
     Raises:
-        InvalidArgument: it is of an unknown kind, or holds what might be a secret, which the
-            message does not repeat.
+        InvalidArgument: the scheme is unknown, the key is invalid, or the URL may hold a secret,
+            which the message omits.
     """
     scheme, separator, rest = url.partition("://")
     if not separator:
         raise InvalidArgument(
-            f"{without_secrets(url)}: a URL has two slashes after its colon; pass it as a string, "
-            "as pathlib drops one of them"
+            f"{without_secrets(url)}: a URL must have two slashes after its colon; pass it as a "
+            "string, as pathlib drops one of them"
         )
     host, _, key = rest.partition("/")
     if any(sign in host for sign in "@:") or "?" in rest:
-        what = "a query, as signed URLs do" if "?" in rest else "credentials or a port"
+        part = "a query, as in signed URLs" if "?" in rest else "credentials or a port"
         raise InvalidArgument(
-            f"{without_secrets(url)}: the URL holds {what}; leave that out: access comes from the "
-            "environment, as docs/objects.md says"
+            f"{without_secrets(url)}: the URL must not hold {part}; access is set in the "
+            "environment, see docs/objects.md"
         )
     if scheme.lower() not in SCHEMES:
         raise InvalidArgument(f"{url}: {_other_scheme(scheme.lower())}")
@@ -85,24 +83,20 @@ def place_of(url: str) -> ObjectLocation:
         raise InvalidArgument(f"{url}: must name a bucket and a key in it, as s3://bucket/corpus")
     if _NO_KEY.search(key):
         raise InvalidArgument(
-            f"{url!r}: a key with an empty part, '.', '..' or a control character cannot be asked "
-            "for; copy the object to another key"
+            f"{url!r}: a key must not have an empty part, '.', '..' or a control character; copy "
+            "the object to another key"
         )
     return ObjectLocation(f"{scheme.lower()}://{host}", key)
 
 
 def folder_of(url: str) -> ObjectLocation:
-    """The parts of a URL whose key begins those of others; the key is empty for a whole bucket.
-
-    Raises:
-        InvalidArgument: as `place_of`.
-    """
+    """Return bucket and key prefix of a URL, empty for a whole bucket; raises as `place_of`."""
     store, key = place_of(f"{url.removesuffix('/')}/any")
     return ObjectLocation(store, key.removesuffix("any").removesuffix("/"))
 
 
 def names_folder(url: str) -> bool:
-    """Whether a URL ends in a slash, or names a bucket alone, so that it can be no object."""
+    """Return True if a URL ends in a slash or names a bucket alone."""
     return url.endswith("/") or "/" not in url.partition("://")[2]
 
 
@@ -110,25 +104,24 @@ def _other_scheme(scheme: str) -> str:
     ours = _OTHER_NAMES.get(scheme)
     if ours is not None:
         example = "az://container/key" if ours == "az" else f"{ours}://bucket/key"
-        return f"{scheme}:// is not a scheme here; write the same place as {example}"
+        return f"unsupported scheme {scheme}://; write the same location as {example}"
     known = ", ".join(f"{each}://" for each in SCHEMES)
-    return f"corpora are read from {known} and from files; copy it to one of them"
+    return f"the scheme must be one of {known}, got {scheme}://; copy the corpus to one of them"
 
 
 def without_secrets(url: str) -> str:
-    """For messages: neither what is before an @ nor what is after a question mark. Secret keys may
-    hold slashes, so that the host may seem to end before the @."""
+    """Return a URL for messages, without the parts before an @ and after a question mark."""
     scheme, slashes, rest = re.split(r"(:/+)", url.partition("?")[0], maxsplit=1)
-    if any(sign in rest.partition("/")[0] for sign in "@:"):
+    if any(sign in rest.partition("/")[0] for sign in "@:"):  # secret keys may hold slashes
         rest = "…@" + rest.rpartition("@")[2] if "@" in rest else "…"
     return scheme + slashes + rest
 
 
 def plain(path: str) -> str:
-    """Return a path without the scheme ``file:``; any other as it is. Nothing is percent-decoded.
+    """Return a path without the scheme ``file:``, without percent-decoding.
 
     Raises:
-        InvalidArgument: the URL names a file of another machine.
+        InvalidArgument: the URL names another host.
     """
     found = _FILE_URL.match(path) if ":" in path else None
     if found is None:
@@ -136,41 +129,42 @@ def plain(path: str) -> str:
     local = path[found.end() :]
     if local.startswith("//"):
         raise InvalidArgument(
-            f"{without_secrets(path)}: names another machine; write file:///path for a file here"
+            f"{without_secrets(path)}: must not name a host; write file:///path for a file of this "
+            "machine"
         )
     return local
 
 
 def absolute(path: str) -> str:
-    """Return a path that means the same place from any directory."""
+    """Return the absolute path; a URL unchanged."""
     return path if is_remote(path) else os.path.abspath(plain(path))
 
 
 def inside(folder: Path, path: str) -> str:
-    """A path that is written relative to a folder; absolute ones and URLs stay as they are."""
+    """Return a path relative to a folder; an absolute path or URL unchanged."""
     return path if is_remote(path) else str(folder / plain(path))
 
 
 def refuse_zero_byte(path: str) -> None:
-    """InvalidArgument for what no file system takes as a path."""
+    """Raise InvalidArgument for a path with a zero byte."""
     if "\0" in path:
-        raise InvalidArgument(f"{path!r}: holds a zero byte, as no path does; check the path")
+        raise InvalidArgument(f"{path!r}: must not hold a zero byte; check the path")
 
 
 def check_local(path: str, remedy: str) -> None:
-    """InvalidArgument for a URL where only files will do, or for what cannot be a path."""
+    """Raise InvalidArgument for a URL, or a path with a zero byte."""
     refuse_zero_byte(path)
     if plain(path) != path:
         raise InvalidArgument(f"{path}: is a URL; write the path alone, {plain(path)}")
     if is_remote(path):
-        place_of(path)  # refuses URLs that must not be repeated
+        place_of(path)  # refuses URLs with secrets, which messages must not repeat
         raise InvalidArgument(f"{path}: lies in an object store; {remedy}")
 
 
 def file_stamp(path: str) -> list[int]:
-    """Return size, times and inode of a file, which change with its content; [] for no file.
+    """Return size, times and inode of a file, which change with its content; [] if it is missing.
 
-    What is written or replaced gets another time of change (ctime), which no program sets at will.
+    Writing or replacing a file changes its ctime, which programs cannot set.
     """
     try:
         status = os.stat(plain(path))
@@ -180,19 +174,19 @@ def file_stamp(path: str) -> list[int]:
 
 
 def version_of(status: os.stat_result) -> str:
-    """Of a file. Not its inode, which differs between machines, and which some mounted object
-    stores give anew; whoever keeps a file open compares that too."""
+    """Return the version of a file: its modification time, since inodes differ between machines
+    and change on some mounted object stores."""
     seconds, fraction = divmod(status.st_mtime_ns, 10**9)
     return f"of {seconds}.{fraction:09}"
 
 
 def kind_of(mode: int) -> str:
-    """Return the type of a file of that `st_mode`, with its article."""
+    """Return the type of a file of an `st_mode`, with its article."""
     return next((kind for is_one, kind in _KINDS if is_one(mode)), "no file")
 
 
 def check_regular(path: str, status: os.stat_result) -> None:
-    """StorageError unless that is the status of a regular file."""
+    """Raise StorageError unless a status is that of a regular file."""
     if not stat.S_ISREG(status.st_mode):
         raise StorageError(
             f"{path}: is {kind_of(status.st_mode)}, not a regular file; check the path"
@@ -200,10 +194,10 @@ def check_regular(path: str, status: os.stat_result) -> None:
 
 
 def open_at_once(path: str | os.PathLike[str], *, follow: bool = True) -> int:
-    """A descriptor to read from, of whatever is there: a pipe that nobody writes is not waited for.
+    """Return a descriptor for reading, of a file of any type, without waiting for a pipe.
 
     Raises:
-        OSError: nothing is there, it cannot be opened, or, unless ``follow``, it is a symbolic link
+        OSError: it does not exist, cannot be opened, or, unless ``follow``, is a symbolic link
             (ELOOP).
     """
     flags = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | (0 if follow else os.O_NOFOLLOW)
@@ -211,11 +205,11 @@ def open_at_once(path: str | os.PathLike[str], *, follow: bool = True) -> int:
 
 
 def open_regular(path: str, action: str = "cannot open") -> int:
-    """Return a descriptor of the regular file at `path`, to read from; `action` is for messages.
+    """Return a descriptor for reading a regular file; `action` is for messages.
 
     Raises:
         MissingFile: the file does not exist.
-        StorageError: it is something else, or cannot be opened.
+        StorageError: it is not a regular file, or cannot be opened.
     """
     with as_storage_error(path, action):
         descriptor = open_at_once(path)
@@ -228,24 +222,23 @@ def open_regular(path: str, action: str = "cannot open") -> int:
 
 
 def odd_kind(path: str) -> str:
-    """What is at `path` in the place of a file, with its article, where links lead to; empty for a
-    file.
+    """Return the type at `path`, with its article, after links; empty for a regular file.
 
     Raises:
-        MissingFile: nothing is.
-        StorageError: it cannot be looked at.
+        MissingFile: it does not exist.
+        StorageError: its status cannot be read.
     """
-    with as_storage_error(path, "cannot look at it"):
+    with as_storage_error(path, "cannot read its status"):
         kind = kind_of(os.stat(path).st_mode)
     return "" if kind == _A_FILE else kind
 
 
 def check_file(path: str, action: str = "cannot open") -> None:
-    """Before a library opens it by name, which would wait for a pipe; `action` is for messages.
+    """Check a path before a library opens it, which would wait for a pipe.
 
     Raises:
-        MissingFile: there is nothing at `path`.
-        StorageError: it is not a regular file, or cannot be looked at.
+        MissingFile: it does not exist.
+        StorageError: it is not a regular file, or its status cannot be read.
     """
     with as_storage_error(path, action):
         check_regular(path, os.stat(path))

@@ -1,8 +1,7 @@
 """Positional reads of files through a bounded number of descriptors.
 
 A blend of 10,000 datasets cannot keep 10,000 descriptors: the default limit is 1024 a process. The
-files read last stay open; a file that was closed is opened again when it is wanted, and must then
-be the very file it was.
+files read last stay open; a file that is opened again must be the same as before.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from megaindex.io.paths import FileInfo, version_of
 
 _FLAGS = os.O_RDONLY | os.O_CLOEXEC
 _Identity = tuple[int, int, int, int]  # st_dev, st_ino, st_size, st_mtime_ns
-# Worth another try: these come and go on network file systems and failing links.
+# Errors that are retried: on network file systems and failing links they may pass.
 _TRANSIENT = {errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY}
 
 Pread = Callable[[int, list[memoryview], int], int]
@@ -31,31 +30,32 @@ Pread = Callable[[int, list[memoryview], int], int]
 
 @dataclass(frozen=True, kw_only=True)
 class RangeReader:
-    """Reads byte ranges of files that are expected not to change."""
+    """Reader of byte ranges of files that must not change."""
 
     descriptors: DescriptorCache
     retries: int = 4
-    """Further attempts after a failure that may pass, for each range."""
+    """Retries after a transient error, for each range."""
     first_pause: float = 0.05
-    """Seconds before the first of them; each further pause is twice as long."""
+    """Seconds before the first retry; each further pause is twice as long."""
     pread: Pread = os.preadv
 
     def __post_init__(self) -> None:
         if self.retries < 0 or self.first_pause < 0:
             raise InvalidArgument(
-                f"retries={self.retries} and first_pause={self.first_pause}: must not be negative"
+                "retries and first_pause must be at least 0, got "
+                f"retries={self.retries}, first_pause={self.first_pause}"
             )
 
     def read_each(self, info: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> Iterator[None]:
-        """Fill each ``(offset, into)`` of the file, which is still what it was; yields after each.
+        """Fill each ``(offset, into)`` of the file, and yield after each.
 
-        The kernel is told of all of them first: it reads ahead while the first are copied, so that
-        one thread keeps many reads of the device in flight.
+        All ranges are announced to the kernel first, which reads them ahead, so that one thread
+        keeps many reads of the device in flight.
 
         Raises:
-            MissingFile: the file is gone.
-            StorageError: it ends before a range does, it was replaced, or reading fails in the
-                end; names file and offset.
+            MissingFile: the file does not exist any more.
+            StorageError: the file ends before a range does, was replaced, or reading failed after
+                the retries; the message names file and offset.
         """
         if len(ranges) > 1:
             self._hint(info, ranges)
@@ -69,24 +69,24 @@ class RangeReader:
         while done < len(into):
             try:
                 done += self._attempt(info, offset + done, into[done:])
-            except StorageError as error:  # noqa: PERF203  (a failure is far dearer than the try)
+            except StorageError as error:  # noqa: PERF203  (negligible beside a read)
                 if error.errno not in _TRANSIENT:
                     raise
                 failures += 1
                 if failures > self.retries:
                     raise _gave_up(error, failures) from error
-                if error.errno == errno.ESTALE:  # the server wants the file opened anew
+                if error.errno == errno.ESTALE:  # the file must be opened again
                     self.descriptors.forget(info.path)
                 time.sleep(self.first_pause * 2 ** (failures - 1))
 
     def _hint(self, info: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> None:
-        # only a hint: the read says what is wrong
+        # errors are raised by the read itself
         with contextlib.suppress(OSError), self.descriptors.lease(*info) as descriptor:
             for offset, into in ranges:
                 os.posix_fadvise(descriptor, offset, len(into), os.POSIX_FADV_WILLNEED)
 
     def _attempt(self, info: FileInfo, offset: int, into: memoryview) -> int:
-        """Return the bytes read, at least 1: a read may stop short and is then continued."""
+        """Return the number of bytes read, at least 1 and possibly fewer than wanted."""
         path, size, _ = info
         with self.descriptors.lease(*info) as descriptor:
             try:
@@ -99,8 +99,8 @@ class RangeReader:
             found = os.fstat(descriptor).st_size
         if found < offset + len(into):
             raise StorageError(
-                f"{path}: ends at byte {found}, and bytes {offset} to {offset + len(into)} were "
-                f"expected: it had {size} bytes and was cut short; restore the file"
+                f"{path}: must hold bytes {offset} to {offset + len(into)}, but ends at byte "
+                f"{found}: it had {size} bytes and was cut short; restore the file"
             )
         nothing = StorageError(f"{path}: a read at {offset} returned nothing; it has {found} bytes")
         nothing.errno = errno.EIO
@@ -108,10 +108,10 @@ class RangeReader:
 
 
 class DescriptorCache:
-    """Read-only descriptors by path, the least recently used of them closed first.
+    """Cache of read-only descriptors by path that closes the least recently used first.
 
-    Safe to share between threads, and across fork: positional reads have no common file position.
-    At most ``capacity`` files are open, plus those in use at the moment.
+    Safe to share between threads, and across fork, as positional reads share no file position. At
+    most ``capacity`` files are open, plus those in use.
 
     Raises:
         InvalidArgument: ``capacity`` is below 1.
@@ -119,7 +119,7 @@ class DescriptorCache:
 
     def __init__(self, capacity: int = 64) -> None:
         if capacity < 1:
-            raise InvalidArgument(f"capacity={capacity}: at least 1 file must be kept open")
+            raise InvalidArgument(f"capacity must be at least 1, got {capacity}")
         self._capacity = capacity
         self._open: OrderedDict[str, _Open] = OrderedDict()
         self._identities: dict[str, _Identity] = {}
@@ -127,27 +127,27 @@ class DescriptorCache:
         self._pid = os.getpid()
 
     def lease(self, path: str, size: int | None = None, version: str = "") -> Lease:
-        """To be used in a ``with``: a descriptor of the file, open at least until that ends.
+        """Return a context manager of a descriptor, open at least until the ``with`` block ends.
 
         Args:
-            size: the bytes the file must have, checked whenever it is opened.
-            version: likewise, its `FileInfo.version`; empty for any.
+            size: required size of the file in bytes, checked when it is opened.
+            version: required `FileInfo.version`, checked likewise; empty for any.
 
         Raises:
-            MissingFile: the file does not exist, or no longer.
+            MissingFile: the file does not exist.
             StorageError: it cannot be opened, or is not the file that was opened before.
         """
         return Lease(self, path, size, version)
 
     def forget(self, path: str) -> None:
-        """Open the file anew at its next use, as a stale handle of a network file system asks."""
+        """Open the file again at its next use."""
         with self._lock:
             entry = self._open.pop(path, None)
             if entry is not None:
                 self._drop(entry)
 
     def close(self) -> None:
-        """Close every file; those in use are closed by their last user."""
+        """Close every file, those in use when their last lease ends."""
         with self._lock:
             while self._open:
                 self._drop(self._open.popitem()[1])
@@ -157,7 +157,7 @@ class DescriptorCache:
 
     # The default argument keeps close alive while the interpreter tears its modules down.
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        for entry in getattr(self, "_open", {}).values():  # none if __init__ refused its arguments
+        for entry in getattr(self, "_open", {}).values():  # not set if __init__ raised
             close(entry.descriptor)
 
     def _take(self, path: str, size: int | None, version: str) -> _Open:
@@ -169,10 +169,10 @@ class DescriptorCache:
                 self._open.move_to_end(path)
                 entry.users += 1
                 return entry
-        opened = self._checked_open(path, size, version)  # may take long: not under the lock
+        opened = self._checked_open(path, size, version)  # may take long, so without the lock
         with self._lock:
             entry = self._open.setdefault(path, opened)
-            if entry is not opened:  # another thread was quicker
+            if entry is not opened:  # another thread has opened it meanwhile
                 os.close(opened.descriptor)
             entry.users += 1
             self._open.move_to_end(path)
@@ -196,7 +196,7 @@ class DescriptorCache:
         with as_storage_error(path, "cannot open again" if again else "cannot open"):
             descriptor = os.open(path, _FLAGS)
         try:
-            with as_storage_error(path, "cannot look at"):
+            with as_storage_error(path, "cannot read its status"):
                 status = os.fstat(descriptor)
             found = (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns)
             before = self._identities.setdefault(path, found)
@@ -210,7 +210,7 @@ class DescriptorCache:
 
 
 class Lease:
-    """The use of one open file."""
+    """Context manager of one open file."""
 
     __slots__ = ("_cache", "_entry", "_path", "_size", "_version")
 
@@ -230,7 +230,7 @@ class _Open:
     descriptor: int
     users: int = 0
     stale: bool = False
-    """Dropped from the cache while somebody read it; the last user closes it."""
+    """Dropped from the cache while in use; the last lease closes it."""
 
 
 def _changed(path: str, before: _Identity, found: _Identity, size: int | None) -> str:
@@ -240,7 +240,7 @@ def _changed(path: str, before: _Identity, found: _Identity, size: int | None) -
         if expected != found[2]
         else "another file has its name, or it was written to"
     )
-    return f"{path}: changed since it was opened: {detail}; restore the file or start anew with it"
+    return f"{path}: changed since it was opened: {detail}; restore the file or open it again"
 
 
 def _gave_up(last: StorageError, attempts: int) -> StorageError:

@@ -1,7 +1,7 @@
-"""A few threads for reads that may hang.
+"""Threads for reads that may hang.
 
-A thread inside a read that never returns cannot be ended. concurrent.futures would wait for it when
-the interpreter exits; these threads are daemons, and one that hangs is written off and replaced.
+A thread in a read that never returns cannot be ended, and concurrent.futures would wait for it when
+the interpreter exits. These threads are daemons, and one that hangs is abandoned and replaced.
 """
 
 from __future__ import annotations
@@ -20,16 +20,15 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 Job = Callable[[], bool]
-"""The next task of a thread; returns False if the thread was written off and is to end."""
+"""Task of a thread; returns False if the thread was abandoned and must end."""
 
 _QUEUE_SECONDS = 2.0  # DataLoader waits five for a worker to end
 
 
 class Workers:
-    """At most ``size`` threads that take jobs in order; started when needed.
+    """Pool of at most ``size`` threads that take jobs in order, started when needed.
 
-    A child process after a fork starts threads of its own. The threads end when this object is
-    closed or dropped.
+    A forked child starts its own threads. The threads end when this object is closed or freed.
     """
 
     def __init__(self, size: int) -> None:
@@ -49,13 +48,13 @@ class Workers:
         )
         thread.start()
 
-    def write_off(self, count: int) -> None:
-        """``count`` threads hang: others take their place with the next jobs."""
+    def abandon(self, count: int) -> None:
+        """Replace ``count`` threads that hang by new ones with the next jobs."""
         with self._lock:
             self._alive -= count
 
     def close(self) -> None:
-        """End the threads once they are idle; those that hang are left."""
+        """End the threads when they are idle."""
         self._finalizer()
         self._start_afresh()
 
@@ -64,7 +63,7 @@ class Workers:
         self._lock = threading.Lock()
         self._alive = 0
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        # one None is passed on from thread to thread
+        # a thread that takes None puts it back for the next
         self._finalizer = weakref.finalize(self, self._jobs.put, None)
         self._finalizer.atexit = False
 
@@ -77,20 +76,20 @@ def _work(jobs: SimpleQueue[Job | None]) -> None:
             return
         if not job():
             return
-        del job  # it holds buffers, and the next may be long in coming
+        del job  # free its buffers before waiting for the next
 
 
 def map_interruptibly(
     function: Callable[[Item], Result], items: Sequence[Item], threads: int
 ) -> list[Result]:
-    """Return ``function(item)`` for each item, in order; several are called at a time.
+    """Return ``function(item)`` for each item, in order, computed by several threads.
 
-    Ctrl-C reaches Python only between calls of the main thread, and a request in a library may
-    take half a minute. Here the main thread waits in a lock, which an interrupt ends at once; the
-    calls under way are left to daemon threads, and no further one is begun.
+    Python handles an interrupt only between calls of the main thread, and a request in a library
+    may take half a minute. Here the main thread waits for a lock, which an interrupt ends; running
+    calls are left to daemon threads, and no further call starts.
 
     Raises:
-        Exception: what the call for the first item that failed raised.
+        Exception: the error of the first item that failed.
     """
     waiting = iter(range(len(items)))
     lock = threading.Lock()
@@ -128,11 +127,11 @@ def map_interruptibly(
 
 @atexit.register
 def _wait_for_queues() -> None:
-    """In a spawned process, let the threads end that send what it made to its parent.
+    """Wait at exit for the feeder threads of a spawned process's queues.
 
-    A worker of a DataLoader that is told to end while it reads still queues that batch. If the
-    interpreter ends while the queue's thread handles the tensors, PyTorch asks for Python's lock in
-    a destructor, and the process aborts: "terminate called without an active exception".
+    A DataLoader worker that is stopped while it reads still queues that batch. If the interpreter
+    ends while the feeder thread handles the tensors, PyTorch takes the GIL in a destructor, and
+    the process aborts: "terminate called without an active exception".
     """
     processes = sys.modules.get("multiprocessing.process")
     if processes is None or processes.parent_process() is None:

@@ -2,8 +2,8 @@ from megaindex.index.block_receipts import planned_receipt as planned_receipt
 from megaindex.index.receipts import Receipt as Receipt
 from megaindex.index.receipts import fingerprint_keys as fingerprint_keys
 from megaindex.loader.batch import BatchMaker as BatchMaker
+from megaindex.loader.batch import Buffers as Buffers
 from megaindex.loader.batch import SampleOptions as SampleOptions
-from megaindex.loader.buffers import Buffers as Buffers
 from megaindex.loader.cyclic_sampler import CyclicSampler as CyclicSampler
 from megaindex.loader.loader import Loader as Loader
 from megaindex.loader.neox_dataset import NeoxDataset as NeoxDataset

@@ -1,67 +1,142 @@
-"""Fields of a batch, as Megatron's GPTDataset gives them, in reused buffers.
+"""Fields of a batch, as in Megatron's GPTDataset, in reused buffers.
 
 maker = BatchMaker(index, MappedTokens([dataset]), SampleOptions(eod_id=0, eod_mask_loss=True))
 buffers = maker.allocate(rows=4)
 for micro_batch in sampler:
     maker.fill(buffers, micro_batch)
     train(buffers.tensors())         # before the next fill, or from other buffers
+
+Buffers are reused because fresh arrays cost more in page faults than the copying does: 22 µs a
+sample of 2048 tokens. torch is imported only where tensors are asked for.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import numpy.typing as npt
 
 from megaindex._types import I64, IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.index.receipts import fingerprint_keys, sample_receipts
 from megaindex.index.spans import Index, Spans
 from megaindex.kernels import active
-from megaindex.loader.buffers import Allocate, Buffers, ordinary
-from megaindex.loader.checkpoint import check_datasets, check_index, check_token_dtype
+from megaindex.loader.checkpoint import check_datasets, check_token_dtype
 from megaindex.loader.targets import Targets
 from megaindex.loader.token_readers import TokenReader
-from megaindex.validation import check_between, check_choice, check_integer, make_plain
+from megaindex.validation import check_between, check_choice, check_integer, make_plain, shown
+
+if TYPE_CHECKING:
+    import torch
 
 TOKEN_DTYPES = ("int64", "int32")
+
+Shapes = Mapping[str, tuple[tuple[int, ...], str]]
+"""Shape and dtype of each field."""
+
+
+class Buffers:
+    """The arrays of one micro batch, as allocated by `BatchMaker.allocate`.
+
+    Args:
+        rows: number of samples.
+        arrays: the fields by name, one row for each sample.
+    """
+
+    def __init__(self, rows: int, arrays: dict[str, npt.NDArray[Any]]) -> None:
+        self.rows = rows
+        self.arrays = arrays
+        self.constant_loss_mask = False
+        """True while ``loss_mask`` is that of samples without padding, so that a fill need not
+        write it. Code that changes the mask between two fills sets this to False."""
+        self._own_references = self._references()
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """Return the fields as new torch tensors that share memory with `arrays`."""
+        import torch
+
+        return {name: torch.from_numpy(array) for name, array in self.arrays.items()}
+
+    @property
+    def in_use(self) -> bool:
+        """True if a tensor or view of an array is alive, so that a fill would change it.
+
+        Decided by reference counts, which are not exact in free-threaded Python while other threads
+        run; there it is always True.
+        """
+        return not _references_are_exact() or self._references() != self._own_references
+
+    def _references(self) -> list[int]:
+        return [sys.getrefcount(array) for array in self.arrays.values()]
+
+
+Allocate = Callable[[int, Shapes], Buffers]
+"""A function of (rows, shapes) that returns uninitialised buffers."""
+
+
+def pageable(rows: int, shapes: Shapes) -> Buffers:
+    """Allocate buffers in ordinary memory."""
+    return Buffers(rows, {name: np.empty(shape, dtype) for name, (shape, dtype) in shapes.items()})
+
+
+def pinned(rows: int, shapes: Shapes) -> Buffers:
+    """Allocate page-locked buffers, for asynchronous copies; pageable ones without CUDA."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return pageable(rows, shapes)
+    tensors = {
+        name: torch.empty(shape, dtype=getattr(torch, dtype), pin_memory=True)
+        for name, (shape, dtype) in shapes.items()
+    }
+    return Buffers(rows, {name: tensor.numpy() for name, tensor in tensors.items()})
+
+
+def _references_are_exact() -> bool:
+    is_gil_enabled = getattr(sys, "_is_gil_enabled", None)  # from Python 3.13 on
+    return is_gil_enabled is None or bool(is_gil_enabled())
 
 
 @dataclass(frozen=True, kw_only=True)
 class SampleOptions:
-    """The options of Megatron's GPTDataset by its names, and a few more.
+    """Options of the samples: those of Megatron's GPTDataset by their names, and a few more.
 
     Raises:
-        InvalidArgument: an option needs another one, or an id does not fit the tokens.
+        InvalidArgument: an option lacks another that it needs, or an id does not fit
+            ``token_dtype``.
     """
 
     eod_id: int | None = None
     """Id of the end-of-document token."""
     pad_id: int = -1
-    """Id that fills up short samples. Tokens of the corpus that have it count as padding too."""
+    """Id that fills up short samples. Tokens of the corpus with this id count as padding too."""
     eod_mask_loss: bool = False
-    """No loss where the model reads an end-of-document token."""
+    """Set the loss mask to 0 where the input is an end-of-document token."""
     reset_position_ids: bool = False
-    """Positions start again with each document."""
+    """Restart the position ids at 0 with each document."""
     reset_attention_mask: bool = False
-    """Tokens do not attend to other documents; acts on ``attention_mask``."""
+    """Forbid attention between documents in ``attention_mask``."""
     create_attention_mask: bool = False
-    """Return a [1, S, S] mask, True where attention is forbidden."""
+    """Return ``attention_mask``, bool[1, S, S], True where attention is forbidden."""
     cu_seqlens: bool = False
-    """Return what variable-length attention takes: ``cu_seqlens``, int32[S + 1], where documents
-    begin, and S to the end of the row; and ``max_seqlen``, int32, tokens of the longest. Positions
-    start again with each document. Shapes are those of Megatron-LM's inter-document masking, whose
-    trainer strips the trailing S and joins the rows of a micro batch."""
+    """Return the arguments of variable-length attention: ``cu_seqlens``, int32[S + 1], the start of
+    each document, filled up with S to the end of the row; and ``max_seqlen``, int32, the length of
+    the longest document. Position ids restart with each document. The shapes are those of
+    Megatron-LM's inter-document masking; its trainer strips the trailing S and joins the rows of a
+    micro batch."""
     boundaries: Literal["eod", "documents"] = "eod"
-    """Where documents meet, for position ids, attention mask and cu_seqlens: after each
-    end-of-document token, as Megatron's resets have it; or as the index knows it, whatever the
-    tokens, as its inter-document masking does."""
+    """Document boundaries for position ids, attention mask and cu_seqlens: ``eod`` puts one after
+    each end-of-document token, as Megatron's resets do; ``documents`` takes those of the index, as
+    Megatron's inter-document masking does."""
     dataset_id: bool = False
-    """Return the number of the source, int16, as Megatron's BlendedDataset does."""
+    """Return ``dataset_id``, int16, the number of the source, as Megatron's BlendedDataset does."""
     token_dtype: Literal["int64", "int32"] = "int64"
-    """Of tokens and labels. Megatron's trainer takes int64; int32 halves the bytes to copy."""
+    """Dtype of tokens and labels. Megatron's trainer takes int64; int32 halves the bytes to
+    copy."""
 
     def __post_init__(self) -> None:
         check_choice("boundaries", self.boundaries, ("eod", "documents"))
@@ -74,9 +149,9 @@ class SampleOptions:
         by_token = self.boundaries == "eod" and self.separates_documents
         if self.eod_id is None and (self.eod_mask_loss or by_token):
             raise InvalidArgument(
-                "eod_mask_loss, reset_position_ids, reset_attention_mask and cu_seqlens act on the "
-                "end-of-document token; give its id as eod_id, or take the documents of the index "
-                "with boundaries='documents'"
+                "eod_id must be given: eod_mask_loss, reset_position_ids, reset_attention_mask and "
+                "cu_seqlens act on the end-of-document token; give its id as eod_id, or take the "
+                "document bounds of the index with boundaries='documents'"
             )
 
     @property
@@ -91,32 +166,38 @@ class SampleOptions:
 SampleIds = Sequence[int | None] | IntArray
 
 PADDING = -1
-"""Sample id of a row that only fills up a batch; None means the same."""
+"""Sample id of a row of padding; None means the same."""
 
 
 class BatchMaker:
-    """Fills buffers with samples of ``index`` that ``reader`` reads.
+    """Fills buffers with samples of an index, with the fields of megatron-core's GPTDataset.
 
-    ``tokens`` and ``labels`` are int64[n, S], or int32, the labels one token ahead; ``loss_mask``
-    float32[n, S]; ``position_ids`` int64[n, S]. If asked for, ``attention_mask`` is
-    bool[n, 1, S, S], ``cu_seqlens`` int32[n, S + 1], ``max_seqlen`` int32[n], and ``receipt``
-    int64[n, 3]. Ids equal to ``pad_id`` carry no loss and are replaced by 0. Without the extra
-    token the last label is padding.
+    Fields of a batch of n samples of S tokens (``sequence_length``):
 
-    A row of padding reads nothing: tokens and labels are 0 and its loss mask is 0 throughout.
+    - ``tokens``, ``labels``: [n, S] of ``token_dtype``; labels are one token ahead. Ids equal to
+      ``pad_id`` carry no loss and are replaced by 0. Without the extra token the last label is
+      padding.
+    - ``loss_mask``: float32[n, S].
+    - ``position_ids``: int64[n, S].
+    - ``attention_mask``: bool[n, 1, S, S]; ``cu_seqlens``: int32[n, S + 1]; ``max_seqlen``:
+      int32[n]; ``dataset_id``: int16[n], if set in the options.
+    - ``receipt``: int64[n, 3], with ``fingerprints``; see `megaindex.loader.Recorder`.
+
+    A row of padding reads nothing: its tokens, labels and loss mask are 0.
 
     Safe to share between threads that fill different buffers.
 
     Args:
-        reader: of the index's sources, in its order.
+        index: the samples, from build_index, build_blend or a recipe.
+        reader: reader of the index's sources, in the order of the index.
         options: default: those of Megatron without resets or masks.
-        num_threads: most threads that copy one batch; small ones are copied by one.
-        fingerprints: of the sources, for the field ``receipt``: what was read for each sample.
-        targets: of the sources that are instruction data: which of their tokens carry loss.
+        num_threads: maximum number of threads that copy one batch; small batches use one.
+        fingerprints: fingerprint of each source, 32 hex digits; adds the field ``receipt``.
+        targets: loss targets of the sources that are instruction data.
 
     Raises:
-        InvalidArgument: the datasets are not those of the index, or hold tokens that the options'
-            ``token_dtype`` does not.
+        InvalidArgument: the datasets do not belong to the index, or hold tokens that do not fit
+            ``token_dtype``.
     """
 
     def __init__(
@@ -129,7 +210,11 @@ class BatchMaker:
         fingerprints: Sequence[str] | None = None,
         targets: Targets | None = None,
     ) -> None:
-        check_index(index)
+        if not hasattr(index, "locate") or not hasattr(index, "num_samples"):
+            raise InvalidArgument(
+                "index must be a result of build_index or build_blend, got "
+                f"{shown(index)} of type {type(index).__name__}"
+            )
         self._index = index
         self._targets = targets
         self._reader = reader
@@ -139,7 +224,7 @@ class BatchMaker:
         check_datasets(index, reader.datasets)
         check_token_dtype(reader.datasets, self._options.token_dtype)
         self._tokens_per_sample = index.sequence_length + index.add_extra_token
-        # int32 corpora could hold -1; in uint16 ones only short samples are padded
+        # int32 corpora could hold -1; in uint16 corpora only short samples are padded
         pad_id = self._options.pad_id
         kinds = {d.dtype for d in reader.datasets if d.dtype.kind in "iu"}
         self._reads_padding = any(
@@ -154,9 +239,12 @@ class BatchMaker:
     def options(self) -> SampleOptions:
         return self._options
 
-    def allocate(self, rows: int, make: Allocate = ordinary) -> Buffers:
-        """Buffers of ``rows`` samples, with the fields written that never change; ``make`` says in
-        what memory."""
+    def allocate(self, rows: int, make: Allocate = pageable) -> Buffers:
+        """Return buffers of ``rows`` samples, allocated by ``make``, with the constant fields set.
+
+        Raises:
+            InvalidArgument: ``rows`` is below 1.
+        """
         rows = check_between("rows", rows, 1)
         options, length = self._options, self._index.sequence_length
         shapes: dict[str, tuple[tuple[int, ...], str]] = {}
@@ -183,17 +271,17 @@ class BatchMaker:
         return buffers
 
     def fill(self, buffers: Buffers, sample_ids: SampleIds) -> Spans:
-        """Write these samples over whatever the buffers held.
+        """Overwrite the buffers with these samples.
 
         Args:
-            sample_ids: as many as the buffers have rows; None or -1 is a row of padding.
+            sample_ids: one for each row of the buffers; None or -1 makes a row of padding.
 
         Returns:
-            The runs that each row was read from, the extra token included.
+            The spans that each row was read from, the extra token included.
 
         Raises:
-            InvalidArgument: as many ids as rows are needed.
-            OutOfRange: a sample id the index does not hold; no other sample is served in its place.
+            InvalidArgument: the number of ids is not the number of rows.
+            OutOfRange: the index does not hold a sample id.
             FormatError, StorageError: the tokens cannot be read.
         """
         ids, spans = self._locate(buffers, sample_ids)
@@ -216,8 +304,8 @@ class BatchMaker:
     def _locate(self, buffers: Buffers, sample_ids: SampleIds) -> tuple[I64, Spans]:
         if len(sample_ids) != buffers.rows:
             raise InvalidArgument(
-                f"the buffers have {buffers.rows} rows and {len(sample_ids)} samples were asked "
-                "for; allocate buffers of that many rows, or fill up with None"
+                f"sample_ids must be {buffers.rows}, one for each row of the buffers, got "
+                f"{len(sample_ids)}; allocate buffers of that many rows, or fill up with None"
             )
         given = [PADDING if i is None else i for i in sample_ids]
         ids = np.asarray(given)
@@ -230,7 +318,7 @@ class BatchMaker:
         return ids, replace(spans, row_splits=np.concatenate(([0], np.cumsum(counts))))
 
     def _separate_documents(self, buffers: Buffers, spans: Spans) -> None:
-        """Fill the fields in which each document begins anew; tokens still hold padding."""
+        """Fill the fields that depend on document boundaries; tokens still hold ``pad_id``."""
         arrays, options = buffers.arrays, self._options
         positions: I64 = arrays["position_ids"]
         if not options.resets_positions:
@@ -240,10 +328,10 @@ class BatchMaker:
             width = self._index.sequence_length
             active().documents_by_run(spans.length, spans.row_splits, width, *fields)
         else:
-            assert options.eod_id is not None, "SampleOptions asks for it"
+            assert options.eod_id is not None, "SampleOptions requires it"
             active().documents_by_token(arrays["tokens"], options.eod_id, *fields)
         if options.create_attention_mask and options.reset_attention_mask:
-            _hide_other_documents(arrays["attention_mask"][:, 0], positions)
+            _mask_other_documents(arrays["attention_mask"][:, 0], positions)
 
     def _mask_loss(self, buffers: Buffers, spans: Spans) -> None:
         arrays, options = buffers.arrays, self._options
@@ -254,8 +342,7 @@ class BatchMaker:
                 labels[:, -1] = 0
             if not buffers.constant_loss_mask:
                 loss_mask[:] = 1
-                # the last label, where samples have no extra token for it
-                loss_mask[:, self._tokens_per_sample - 1 :] = 0
+                loss_mask[:, self._tokens_per_sample - 1 :] = 0  # without the extra token
             buffers.constant_loss_mask = True
             return
         eod_id = options.eod_id if options.eod_mask_loss else None
@@ -264,7 +351,7 @@ class BatchMaker:
 
 
 def _first_sources(spans: Spans, out: IntArray) -> None:
-    """The source of each row; 0 where it reads nothing."""
+    """Write the source of each row; 0 for a row of padding."""
     begins, ends = spans.row_splits[:-1], spans.row_splits[1:]
     is_read = begins < ends
     if is_read.all():
@@ -274,8 +361,8 @@ def _first_sources(spans: Spans, out: IntArray) -> None:
         out[is_read] = spans.source[begins[is_read]]
 
 
-def _hide_other_documents(mask: IntArray, positions: I64) -> None:
-    """mask, bool[n, S, S]: row i sees the columns from the start of its document to i."""
+def _mask_other_documents(mask: IntArray, positions: I64) -> None:
+    """Write mask, bool[n, S, S]: False in row i from the start of its document to column i."""
     position = np.arange(positions.shape[1])
     first = position - positions
     np.less(position, first[:, :, None], out=mask)

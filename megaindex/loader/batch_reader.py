@@ -1,7 +1,4 @@
-"""Batches read into pooled buffers by any thread, and their copies on a device.
-
-The copies run on a CUDA stream of their own, from page-locked memory, ahead of the batches' use.
-"""
+"""Batches read into pooled buffers, and their copies on a device."""
 
 from __future__ import annotations
 
@@ -14,22 +11,19 @@ import numpy as np
 import torch
 
 from megaindex.errors import OutOfRange
-from megaindex.loader.batch import BatchMaker, SampleOptions
-from megaindex.loader.buffers import Buffers, ordinary, pinned
+from megaindex.loader.batch import BatchMaker, Buffers, SampleOptions, pageable, pinned
 
 
 class BufferPool:
-    """Buffers of one number of rows; safe to share between threads.
+    """Pool of buffers of one number of rows; safe to share between threads.
 
-    A batch stays its receiver's as long as any of its tensors lives, or a view of one, or a NumPy
-    array made from one: its memory is written again only after the last of them is gone. A receiver
-    that keeps every batch makes the pool allocate anew for each.
+    The memory of a batch is reused only when every tensor of it, view of one and NumPy array made
+    from one is freed. If every batch is kept, the pool allocates new memory for each.
 
     Args:
-        keep: buffers that are watched for reuse; more are left to whoever holds them.
-        restore: write the fields again that no fill writes, such as position ids that do not
-            depend on the tokens. Without it, a holder that changed them in place would find that
-            change in later batches.
+        keep: number of returned buffers that are watched for reuse.
+        restore: rewrite before each use the fields that no fill writes, such as position ids that
+            do not depend on the tokens: a receiver may have changed them in place.
     """
 
     def __init__(
@@ -39,36 +33,37 @@ class BufferPool:
         self._rows = rows
         self._pin = pin
         self._watched: deque[Buffers] = deque(maxlen=keep)
-        # pops and appends of both are atomic: a lock could be held when the process forks
+        # No lock, which could be held when the process forks: pop and append are atomic.
         first = self._allocate()
         self._idle = [first]
         self.nbytes = sum(array.nbytes for array in first.arrays.values())
         """Bytes of one batch."""
         self._restores = restore
-        self._constant = {name: first.arrays[name].copy() for name in _never_filled(maker.options)}
+        self._constant = {name: first.arrays[name].copy() for name in _constant(maker.options)}
 
     def take(self) -> Buffers:
-        """Return buffers that are not in use, to be filled."""
+        """Return buffers that are not in use."""
         with contextlib.suppress(IndexError):
             return self._idle.pop()
-        buffers = self._dropped()
+        buffers = self._released()
         if buffers is None:
             return self._allocate()
         self._restore(buffers)
         return buffers
 
-    def give_back(self, buffers: Buffers) -> None:
-        """Put back buffers that were copied and never returned to a receiver."""
+    def put_back(self, buffers: Buffers) -> None:
+        """Put back buffers whose tensors were not returned to a receiver."""
         self._idle.append(buffers)
 
     def watch(self, buffers: Buffers) -> None:
-        """Use the buffers again once their tensors, which a receiver holds now, are gone."""
+        """Reuse the buffers once their tensors, which a receiver holds, are freed."""
         self._watched.append(buffers)
 
     def _allocate(self) -> Buffers:
-        return self._maker.allocate(self._rows, pinned if self._pin else ordinary)
+        return self._maker.allocate(self._rows, pinned if self._pin else pageable)
 
-    def _dropped(self) -> Buffers | None:
+    def _released(self) -> Buffers | None:
+        """Return watched buffers whose tensors are freed."""
         for _ in range(len(self._watched)):
             try:
                 buffers = self._watched.popleft()
@@ -80,34 +75,28 @@ class BufferPool:
         return None
 
     def _restore(self, buffers: Buffers) -> None:
-        if self._pin:
-            _finish_copies()
+        # A copy to a device, on a stream unknown here, may still read the memory.
+        if self._pin and torch.cuda.is_available():
+            torch.cuda.synchronize()
         if self._restores:
             for name, values in self._constant.items():
                 np.copyto(buffers.arrays[name], values)
             buffers.constant_loss_mask = False
 
 
-def _never_filled(options: SampleOptions) -> list[str]:
-    """Return the fields that are written when buffers are allocated, and not with each batch."""
+def _constant(options: SampleOptions) -> list[str]:
+    """Return the fields that are written when buffers are allocated and by no fill."""
     names = [] if options.resets_positions else ["position_ids"]
     if options.create_attention_mask and not options.reset_attention_mask:
         names.append("attention_mask")
     return names
 
 
-def _finish_copies() -> None:
-    """A copy to a device may still read the memory of a batch that was dropped after asking for it,
-    on a stream that is not known here."""
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
-
-
 Batch: TypeAlias = dict[str, torch.Tensor]
 
 
 class DeviceCopies:
-    """Copies of batches on ``device``; on one without CUDA an ordinary copy, on the CPU none."""
+    """Copies of batches on ``device``; on CUDA made on a stream of their own."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -115,10 +104,10 @@ class DeviceCopies:
         self._stream = torch.cuda.Stream(device) if self.asynchronous else None  # type: ignore[no-untyped-call]
 
     def copy(self, tensors: Batch) -> Batch:
-        """The tensors on the device, complete; their memory may be written again afterwards.
+        """Return the tensors on the device, after the copy has completed.
 
-        Meant for a thread that reads ahead: it waits for the copy, without holding up other
-        threads, and the device goes on with what it computes.
+        Meant for a prefetching thread: it blocks without the GIL, and other streams of the device
+        continue.
         """
         if self._stream is None:
             return {name: tensor.to(self._device) for name, tensor in tensors.items()}
@@ -130,8 +119,7 @@ class DeviceCopies:
         return copies
 
     def release(self, copies: Batch) -> Batch:
-        """Return the copies; their memory is not given to another copy before the work of the
-        calling thread's stream on them is done."""
+        """Mark the copies as used by the calling thread's stream, and return them."""
         if self.asynchronous:
             stream = torch.cuda.current_stream(self._device)
             for tensor in copies.values():
@@ -143,11 +131,11 @@ Prepared: TypeAlias = "tuple[BufferPool, Buffers | Batch]"
 
 
 class BatchReader:
-    """Batches of ``maker``, of any numbers of rows; safe to share between threads.
+    """Reader of batches of any number of rows; safe to share between threads.
 
     Args:
-        make_pool: makes a pool of buffers of a number of rows.
-        copies: to a device, if batches are returned there.
+        make_pool: makes the pool of buffers for a number of rows.
+        copies: to the device on which batches are returned; None: host memory.
     """
 
     def __init__(
@@ -163,15 +151,15 @@ class BatchReader:
         self._pools: dict[int, BufferPool] = {}
 
     def nbytes(self, rows: int) -> int:
-        """Bytes of a batch."""
+        """Return the bytes of a batch."""
         return self._pool(rows).nbytes
 
     def prepare(self, sample_ids: Sequence[int | None]) -> Prepared:
-        """Read a batch, and copy it to the device."""
+        """Read a batch and copy it to the device."""
         if any(sample is not None and sample < 0 for sample in sample_ids):
             raise OutOfRange(
-                f"sample {min(s for s in sample_ids if s is not None)} was asked for; ids count "
-                "from 0, and None is a row of padding"
+                "sample ids must be at least 0, or None for a row of padding, got "
+                f"{min(s for s in sample_ids if s is not None)}"
             )
         pool = self._pool(len(sample_ids))
         buffers = pool.take()
@@ -179,25 +167,25 @@ class BatchReader:
         if self._copies is None:
             return pool, buffers
         tensors = buffers.tensors()
-        # counted on the host where the batch is returned: reading it back would wait for the GPU
+        # receipts are counted on the host: reading them back would wait for the GPU
         receipt = tensors.pop("receipt", None)
         copies = self._copies.copy(tensors)
         if receipt is not None:
             copies["receipt"] = receipt.clone()
         if self._copies.asynchronous:
-            pool.give_back(buffers)
+            pool.put_back(buffers)
         else:  # on the CPU a copy may be the tensor itself
             pool.watch(buffers)
         return pool, copies
 
     def release(self, prepared: Prepared) -> Batch:
-        """Return the batch, from now on its receiver's."""
+        """Return the tensors of a prepared batch."""
         pool, batch = prepared
         if isinstance(batch, Buffers):
             tensors = batch.tensors()
             pool.watch(batch)
             return tensors
-        assert self._copies is not None, "only it makes tensors"
+        assert self._copies is not None, "tensors are made by it alone"
         receipt = batch.pop("receipt", None)
         batch = self._copies.release(batch)
         return batch if receipt is None else {**batch, "receipt": receipt}
@@ -206,5 +194,5 @@ class BatchReader:
         pool = self._pools.get(rows)
         if pool is None:
             new = self._make_pool(self._maker, rows)
-            pool = self._pools.setdefault(rows, new)  # another thread may have been quicker
+            pool = self._pools.setdefault(rows, new)  # another thread may have made one meanwhile
         return pool

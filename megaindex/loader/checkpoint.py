@@ -1,4 +1,4 @@
-"""Compatibility of an index with datasets, and of a checkpoint with a run's index and sources."""
+"""Checks of datasets against an index, and of a checkpoint against index and sources."""
 
 from __future__ import annotations
 
@@ -20,49 +20,31 @@ from megaindex.validation import CheckpointReader, shown
 
 logger = logging.getLogger("megaindex")
 
-_PROBES = 64
-"""Sequences, or samples, that are compared."""
-
-
-def check_index(index: object) -> None:
-    """
-    Raises:
-        InvalidArgument: it has no `locate` or no ``num_samples``.
-    """
-    if not hasattr(index, "locate") or not hasattr(index, "num_samples"):
-        raise InvalidArgument(
-            f"index must be what build_index or build_blend gives, got {shown(index)} of type "
-            f"{type(index).__name__}"
-        )
+_PROBES = 64  # sequences, or samples, that are compared
 
 
 def check_token_dtype(datasets: Sequence[IndexedDataset], token_dtype: str) -> None:
-    """
-    Raises:
-        InvalidArgument: batches of that type do not hold every token of a dataset.
-    """
+    """Raise InvalidArgument if a dataset's tokens do not fit ``token_dtype``."""
     for dataset in datasets:
         if not np.can_cast(dataset.dtype, token_dtype):
             raise InvalidArgument(
-                f"{dataset.path_prefix}: its tokens are {dataset.dtype}, which token_dtype="
-                f"{token_dtype!r} does not hold; use token_dtype='int64'"
+                f"{dataset.path_prefix}: tokens of {dataset.dtype} do not fit token_dtype="
+                f"{token_dtype!r}; use token_dtype='int64'"
                 + ("" if dataset.dtype.kind in "iu" else ": batches hold integers")
             )
 
 
 def check_datasets(index: Index, datasets: Sequence[IndexedDataset]) -> None:
-    """Refuse datasets that the index was not built from, as far as a quick comparison shows.
+    """Raise InvalidArgument for datasets from which the index was not built.
 
-    Compares the number of sources, and of each the number of sequences and the lengths of a few.
-
-    Raises:
-        InvalidArgument: they do not belong together; the message names the source.
+    A quick comparison: the number of sources, and of each source the number of sequences and the
+    lengths of a few.
     """
     sources = _sources(index)
     if len(sources) > len(datasets):
         raise InvalidArgument(
-            f"the index has {len(sources)} sources and {len(datasets)} datasets were given; give "
-            "those it was built from, in its order"
+            f"datasets must be {len(sources)}, one for each source of the index, got "
+            f"{len(datasets)}; give those from which it was built, in the order of the index"
         )
     for number, (source, dataset) in enumerate(zip(sources, datasets, strict=False)):
         lengths = getattr(source, "sequence_lengths", None)
@@ -75,20 +57,20 @@ def check_datasets(index: Index, datasets: Sequence[IndexedDataset]) -> None:
         if not same:
             raise InvalidArgument(
                 f"{dataset.path_prefix}: has {len(dataset)} sequences, and source {number} of the "
-                f"index {lengths.size} of other lengths; give the datasets that the index was "
-                "built from, in its order"
+                f"index {lengths.size} of other lengths; give the datasets from which the index "
+                "was built, in the order of the index"
             )
 
 
 def order_facts(
     index: Index, consumed_samples: int, numbers: IntArray | None = None
 ) -> dict[str, str]:
-    """Return hashes by name of the runs that the first and the last samples of a run's past read.
+    """Return hashes of the spans of the first and the last consumed samples, by name.
 
-    Indices of other seeds, orders or corpora give others; one that was extended gives the same.
+    They differ between seeds, orders and corpora, and stay equal when an index is extended.
 
     Args:
-        numbers: the number to hash for each source; by default that of the index.
+        numbers: the number to hash for each source; default: that of the index.
     """
     count = index.num_samples
     last = np.arange(max(0, consumed_samples - _PROBES), consumed_samples) % max(1, count)
@@ -98,16 +80,15 @@ def order_facts(
 
 @dataclass(frozen=True, kw_only=True)
 class Contents:
-    """Content fingerprints of a source's tokens and of the labels or mask of their loss."""
+    """Content fingerprints of a source's tokens and of its labels or loss mask."""
 
     tokens: Mapping[str, str]
     kind: str
-    """text, or of instruction data: all, labels or loss_mask."""
+    """text; for instruction data: all, labels or loss_mask."""
     targets: Mapping[str, str] | None
-    """Of the labels or the mask."""
 
     def difference(self, other: Contents, part: str) -> str:
-        """Return how another one differs in ``content`` or in ``targets``; empty if it does not.
+        """Return the difference of another in ``content`` or ``targets``; empty if they are equal.
 
         Only fingerprints that both have are compared: one may be sampled and the other whole.
         """
@@ -117,19 +98,15 @@ class Contents:
             return f"its loss is on {other.kind} instead of {self.kind}, other targets"
         mine, others = self.targets, other.targets
         same = mine is others or (mine and others and not _differ(mine, others))
-        return "" if same else "its labels or loss mask are others"
+        return "" if same else "its labels or loss mask differ"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON values."""
         targets = None if self.targets is None else dict(self.targets)
         return {"tokens": dict(self.tokens), "loss": self.kind, "targets": targets}
 
     @classmethod
     def read(cls, stored: CheckpointReader) -> Contents:
-        """
-        Raises:
-            FormatError: not what `to_dict` gives.
-        """
+        """Read a result of `to_dict`, or raise FormatError."""
         targets = stored.field("targets", "must be a mapping or null")
         return cls(
             tokens=_hashes(stored.part("tokens", "the content of tokens")),
@@ -149,10 +126,10 @@ def _differ(a: Mapping[str, str], b: Mapping[str, str]) -> bool:
 def contents(
     datasets: Sequence[IndexedDataset], targets: Targets | None, *, whole: bool
 ) -> list[Contents]:
-    """Of each source; tokens are sampled or read ``whole`` too, labels and masks are read whole.
+    """Return the contents of each source; labels and loss masks are always read whole.
 
     Raises:
-        StorageError: they cannot be read, or changed since they were opened.
+        StorageError: a file cannot be read, or changed since it was opened.
     """
     marked = [None] * len(datasets) if targets is None else targets.sources
     return [
@@ -168,10 +145,6 @@ def contents(
 
 
 def check_content(content: object) -> None:
-    """
-    Raises:
-        InvalidArgument: it does not say what of the tokens a checkpoint covers.
-    """
     if content not in ("sampled", "whole", None):
         raise InvalidArgument(f"content must be 'sampled', 'whole' or None, got {shown(content)}")
 
@@ -179,11 +152,11 @@ def check_content(content: object) -> None:
 def stored_contents(
     stored: CheckpointReader, datasets: Sequence[IndexedDataset]
 ) -> dict[str, Contents | None]:
-    """The ``content`` in the state of a loader, by the names of its sources.
+    """Return the ``content`` of a loader's state by source names; None where it is not recorded.
 
     Raises:
-        InvalidArgument: it is that of another number of sources.
-        FormatError: not what `Contents.to_dict` gives.
+        InvalidArgument: the number of sources differs.
+        FormatError: the state is damaged.
     """
     names = source_names(datasets)
     if stored.values.get("content") is None:
@@ -195,44 +168,38 @@ def stored_contents(
     ]
     if len(read) != len(names):
         raise InvalidArgument(
-            f"the run read {len(read)} sources and this one has {len(names)}; give the loader "
-            "those of the checkpoint"
+            f"the number of sources must be {len(read)}, as in the checkpoint, got {len(names)}; "
+            "give the loader those of the checkpoint"
         )
     return dict(zip(names, read, strict=True))
 
 
 def source_names(datasets: Sequence[IndexedDataset]) -> list[str]:
-    """For messages."""
+    """Return the names of the sources for messages."""
     return [f"{number} ({dataset.path_prefix})" for number, dataset in enumerate(datasets)]
 
 
 def check_contents(
     theirs: Mapping[str, Contents | None], ours: Mapping[str, Contents], allow: Collection[str]
 ) -> None:
-    """Refuse sources that hold other tokens, or other labels or masks, than those of a state.
+    """Raise InvalidArgument for a source whose tokens, labels or loss mask differ from a state's.
 
-    Args:
-        theirs: by the names of the sources; None where the state records nothing of them, which is
-            logged once.
-        ours: by the same names.
-
-    Raises:
-        InvalidArgument: they do; the message names the source.
+    Both mappings have the names of the sources. None stands for contents that the state does not
+    record; a warning is logged.
     """
     if any(content is None for content in theirs.values()):
         logger.warning(
-            "the checkpoint records the lengths and document bounds of its sources alone, as those "
-            "of earlier versions do: that tokens, labels and loss masks are the same was not "
-            "checked"
+            "the checkpoint records only the lengths and document bounds of its sources, as in "
+            "earlier versions: tokens, labels and loss masks were not compared"
         )
     for name, content in theirs.items():
         for part in ("content", "targets"):
             if content is None or name not in ours or part in allow:
                 continue
-            if what := content.difference(ours[name], part):
+            if difference := content.difference(ours[name], part):
                 raise InvalidArgument(
-                    f"source {name}: {what} than when the run read them; restore them, or, if it "
-                    f'is meant, load the state with allow=("{part}",)'
+                    f"source {name}: {difference} than the run of the checkpoint; restore them, "
+                    f'or, if the change is intended, load the state with allow=("{part}",)'
                 )
 
 
@@ -247,7 +214,7 @@ def _digest(index: Index, samples: Any, numbers: IntArray | None) -> str:
 
 
 def _sources(index: Any) -> Sequence[Any]:
-    """The index of each source."""
+    """Return the index of each source."""
     if hasattr(index, "indices"):  # a blend
         return tuple(index.indices)
     if hasattr(index, "stages") and hasattr(index, "sources"):

@@ -14,30 +14,31 @@ from megaindex.validation import CheckpointReader, check_between, check_integer
 
 
 class CyclicSampler(Resumable):
-    """The micro batches of one rank as Megatron's ``--dataloader-type cyclic`` orders them.
+    """Micro batches of one rank in the order of Megatron's ``--dataloader-type cyclic``.
 
-    Equal to MegatronPretrainingRandomSampler, which shuffles with torch's generator seeded by the
-    number of the epoch. Micro batch and number of ranks enter its order in three ways: an epoch is
-    cut to whole rounds, the samples that are shuffled are cut too, and with ``data_sharding`` each
-    rank shuffles a part of its own. So a run can go on only with the same, unless it is allowed by
-    name. `MicroBatchSampler` over a shuffled order has none of this.
+    Equal to Megatron-LM's MegatronPretrainingRandomSampler, which shuffles with torch's generator,
+    seeded by the number of the epoch. Its order depends on the micro batch size and the number of
+    ranks: an epoch is cut to whole rounds, the samples that are shuffled are cut too, and with
+    ``data_sharding`` each rank shuffles a part of its own. So a run can continue only with the
+    same, unless the difference is allowed by name. `MicroBatchSampler` over a shuffled order has
+    no such dependence.
 
-    Without ``data_sharding`` Megatron's ranks can disagree about the end of an epoch: 5 samples, 2
+    Without ``data_sharding``, Megatron's ranks can differ in the end of an epoch: 5 samples, 2
     ranks and micro batches of 1 give rank 0 a third micro batch while rank 1 starts the next epoch,
     unless the run was resumed there. Here every rank ends it after 2, as the resumed ones do.
 
-    Needs torch.
+    Requires torch.
 
     Args:
-        num_samples: samples of the dataset, ids 0 ... num_samples - 1.
-        micro_batch_size: rows a rank reads at once.
-        data_parallel_rank: which rank this is.
-        data_parallel_size: how many there are.
+        num_samples: samples of the dataset, with ids 0 ... num_samples - 1.
+        micro_batch_size: rows of one micro batch of a rank.
+        data_parallel_rank: rank of this process, from 0.
+        data_parallel_size: number of ranks.
         train_samples: samples to serve in all, ``consumed_samples`` included, over any number of
-            epochs; what does not fill a last micro batch on every rank is not served.
-        consumed_samples: samples that were served, over all ranks, before this sampler starts.
-        data_sharding: each rank reads from a part of its own, as Megatron does by default.
-        fingerprint: of the dataset, kept in the state, where it must be equal to go on.
+            epochs; those that do not fill a last round are not served.
+        consumed_samples: samples served before the start, over all ranks.
+        data_sharding: each rank reads from a part of its own, Megatron's default.
+        fingerprint: fingerprint of the dataset; a state with another one is refused.
 
     Raises:
         InvalidArgument: a size is out of range, or a run cannot start at ``consumed_samples``.
@@ -72,11 +73,11 @@ class CyclicSampler(Resumable):
         self._epoch_samples = num_samples // self._ranks.rows_per_round * self._ranks.rows_per_round
         if self._epoch_samples < 1:
             raise InvalidArgument(
-                "num_samples must fill a micro batch on every rank, "
-                f"{self._ranks.rows_per_round} samples, got {num_samples}"
+                f"num_samples must be at least {self._ranks.rows_per_round}, a micro batch on "
+                f"every rank, got {num_samples}"
             )
-        self._start = self._place = LoaderPosition(consumed_samples)
-        self._check_place(self._start)
+        self._start = self._position = LoaderPosition(consumed_samples)
+        self._check_position(self._start)
 
     def __len__(self) -> int:
         left = self._train_samples - self._start.consumed_samples
@@ -91,11 +92,11 @@ class CyclicSampler(Resumable):
                 epoch = consumed // self._epoch_samples
                 order = self._epoch(epoch)
             begin = consumed % self._epoch_samples // stride * size
-            self._place = LoaderPosition(consumed + stride)
+            self._position = LoaderPosition(consumed + stride)
             yield order[begin : begin + size].tolist()
 
     def _epoch(self, epoch: int) -> I64:
-        """The samples this rank reads in an epoch, int64, in order."""
+        """Return the samples of this rank in an epoch, int64."""
         ranks, micro = self._ranks, self._ranks.micro_batch_size
         if self._data_sharding:
             part = self._epoch_samples // ranks.data_parallel_size
@@ -103,7 +104,7 @@ class CyclicSampler(Resumable):
         shuffled = _permutation(self._num_samples // micro * micro, epoch)
         return shuffled[ranks.data_parallel_rank : self._epoch_samples : ranks.data_parallel_size]
 
-    def _place_after(self, micro_batches: int) -> LoaderPosition:
+    def _position_after(self, micro_batches: int) -> LoaderPosition:
         return LoaderPosition(
             self._start.consumed_samples + micro_batches * self._ranks.rows_per_round
         )
@@ -123,33 +124,33 @@ class CyclicSampler(Resumable):
         stored.integer("micro_batch_size", least=1)
         stored.integer("world_size", least=1)
         stored.flag("data_sharding")
-        stored.integer("rows_left", most=0)  # it has no steps
+        stored.integer("rows_left", most=0)  # positions within a step do not occur
 
-    def _check_place(self, place: LoaderPosition) -> None:
-        consumed, stride = place.consumed_samples, self._ranks.rows_per_round
-        if consumed % self._epoch_samples % stride or place.rows_left % stride:
+    def _check_position(self, position: LoaderPosition) -> None:
+        consumed, stride = position.consumed_samples, self._ranks.rows_per_round
+        if consumed % self._epoch_samples % stride or position.rows_left % stride:
             raise InvalidArgument(
-                f"{consumed} samples are not a whole number of rounds of {stride} in epochs of "
-                f"{self._epoch_samples}; keep the micro batch and the number of ranks they were "
-                "consumed with"
+                f"consumed_samples must be whole rounds of {stride} samples in epochs of "
+                f"{self._epoch_samples}, got {consumed}; use the micro batch size and number of "
+                "ranks with which they were consumed"
             )
 
     def _refusals(
-        self, place: LoaderPosition, stored: Mapping[str, Any]
+        self, position: LoaderPosition, stored: Mapping[str, Any]
     ) -> Iterator[tuple[str, str]]:
         for name in ("num_samples", "micro_batch_size", "world_size", "data_sharding"):
             theirs, ours = stored.get(name), self._order[name]
             if theirs != ours:
                 yield (
                     name,
-                    f"the order of a cyclic sampler depends on {name}, which was {theirs} and is "
-                    f"{ours} here",
+                    f"{name} must be {theirs}, as in the checkpoint, since the order of a cyclic "
+                    f"sampler depends on it, got {ours}",
                 )
-        if place.consumed_samples > self._train_samples:
+        if position.consumed_samples > self._train_samples:
             yield (
                 "train_samples",
-                f"the checkpoint stands at {place.consumed_samples} samples, past "
-                f"{self._train_samples}, where this run ends",
+                f"the checkpoint is at {position.consumed_samples} samples, past the end of this "
+                f"run, {self._train_samples}",
             )
 
 

@@ -1,4 +1,4 @@
-"""Batches of one rank, read ahead by threads: no worker processes, nothing to pickle.
+"""Loader of the batches of one rank, with prefetching threads instead of worker processes.
 
 loader = Loader(index, dataset, sampler, options=SampleOptions(eod_id=0, eod_mask_loss=True))
 for batch in loader:
@@ -42,46 +42,47 @@ VERSION = 1
 
 
 class Loader:
-    """Iterates over the batches of one rank, dicts of tensors with the fields of `BatchMaker`.
+    """Iterable over the batches of one rank: dicts of torch tensors, the fields of `BatchMaker`.
 
-    A batch is its receiver's for as long as any tensor of it, or a view of one, is alive; then its
-    memory is filled anew. Batches may be kept and changed at will.
+    Batches may be kept and changed. The memory of a batch is reused only when every tensor of it
+    and every view of one is freed.
 
-    Batches that are read ahead are not counted: `state_dict` stands after the batch that was
-    returned last. One iteration runs at a time; a new one ends the one before. With a sampler that
-    has a state, it goes on after the batch that was returned last, and none begins where the run
-    is over. Any other sampler is iterated anew. An error is raised where its batch would have been,
-    and again by the iteration it ended; a new one asks for that batch again.
+    The state is that after the last batch returned; prefetched batches do not count. One iteration
+    runs at a time; starting another ends it. If the sampler has a state, a new iteration continues
+    after the last batch returned, and is refused at the end of the run; any other sampler is
+    iterated from its start. An error is raised in place of the batch that caused it, and by each
+    later call of that iteration; a new iteration retries that batch.
 
     Args:
-        index: what to read in which order.
-        datasets: the index's sources, in its order; one may be given by itself.
-        sampler: yields lists of sample ids, None for a row of padding: `MicroBatchSampler` and its
-            kin. Any iterable will do, without `state_dict`.
-        options: of the samples.
-        reader: ``mapped``, ``positional``, ``auto`` which times both, or a `TokenReader`. Objects
-            are read by position.
-        read_ahead: batches ready or being prepared; 0 prepares each when it is asked for. Default:
-            4, or 16 if a dataset lies in an object store, where each read is waited for.
-        num_threads: threads that prepare batches. Default: 2, or as many as those 16.
-        bytes_ahead: bound of all those batches together, which lowers ``read_ahead``.
-        pin_memory: return batches in page-locked memory. Copies to a device may be asked for
-            and the batch dropped; it is written again once the device is idle. ``device`` is
-            better.
-        device: where batches are returned. On CUDA they are copied ahead of their use, on a
-            stream of their own.
-        recorder: adds up receipts of the samples returned, of one of the sampler's ranks.
-        restore_fields: write the fields again before each use that hold the same in every batch,
-            but that a batch's receiver may have changed in place. False saves that time where
-            batches are not written to.
-        targets: of the sources that are instruction data.
-        content: what of the tokens a checkpoint covers: ``sampled``, 256 KiB of each source at
-            fixed places; ``whole``, all of them, too; None: their lengths alone. Labels and loss
-            masks are covered whole, unless it is None. It is read when the loader is made, or with
-            the first checkpoint where sources are opened later; see `content_fingerprint`.
+        index: the samples, from build_index, build_blend or a recipe.
+        datasets: the index's sources, in the order of the index, or the only one.
+        sampler: iterable over lists of sample ids, one list for each micro batch, None for a row of
+            padding: `MicroBatchSampler`, `CyclicSampler`, `EvaluationSampler`, or any other. A
+            state needs ``state_after`` and ``load_state_dict``, as the first two have.
+        options: options of the samples.
+        reader: ``mapped``, ``positional``, ``auto`` (times both and keeps the faster) or a
+            `TokenReader`. Objects of a store are always read by position.
+        read_ahead: maximum number of batches that are ready or in preparation; 0 disables
+            prefetching. Default: 4, or 16 if a dataset lies in an object store.
+        num_threads: number of prefetching threads. Default: 2, or ``read_ahead`` with an object
+            store.
+        bytes_ahead: maximum bytes of prefetched batches; lowers ``read_ahead``.
+        pin_memory: return batches in page-locked memory. A batch may be dropped while copies of it
+            to a device are under way: the device is synchronised before its memory is reused.
+            ``device`` is faster.
+        device: device of the returned tensors. On CUDA, batches are copied by the prefetching
+            threads, on a stream of their own.
+        recorder: recorder of the receipts of the samples returned.
+        restore_fields: rewrite the fields that are equal in all batches before each reuse of their
+            memory, as a receiver may have changed them in place. False saves that time.
+        targets: loss targets of the sources that are instruction data.
+        content: coverage of the tokens by the content fingerprints of a checkpoint: ``sampled``,
+            256 KiB of each source at fixed offsets; ``whole``, all tokens too; None, the lengths
+            alone. Labels and loss masks are covered whole, unless it is None. Fingerprints are
+            computed here, or for the first checkpoint if sources are opened later.
 
     Raises:
-        InvalidArgument: an argument is out of range, or the datasets are not those of the index.
+        InvalidArgument: an argument is out of range, or the datasets do not belong to the index.
         StorageError: a source cannot be read.
     """
 
@@ -103,12 +104,12 @@ class Loader:
         targets: Targets | None = None,
         content: Literal["sampled", "whole"] | None = "sampled",
     ) -> None:
-        given = as_datasets(datasets)
+        sources = as_datasets(datasets)
         check_content(content)
-        waits = any_remote(given)
-        default = 16 if waits else 4
+        is_remote = any_remote(sources)
+        default = 16 if is_remote else 4
         read_ahead = check_between("read_ahead", default if read_ahead is None else read_ahead, 0)
-        default = max(1, read_ahead) if waits else 2
+        default = max(1, read_ahead) if is_remote else 2
         num_threads = check_between(
             "num_threads", default if num_threads is None else num_threads, 1
         )
@@ -118,7 +119,7 @@ class Loader:
         self._recorder = recorder
         if recorder is not None and recorder.ranks is None:
             recorder.ranks = getattr(sampler, "ranks", None)
-        self._reader = make_reader(given, reader) if isinstance(reader, str) else reader
+        self._reader = make_reader(sources, reader) if isinstance(reader, str) else reader
         fingerprints = None if recorder is None else recorder.state_dict()["fingerprints"]
         maker = BatchMaker(index, self._reader, options, fingerprints=fingerprints, targets=targets)
         copies = None if device is None else _copies(device)
@@ -135,24 +136,22 @@ class Loader:
         self._read_ahead, self._num_threads = read_ahead, num_threads
         self._bytes_ahead = bytes_ahead
         self._index = index
-        self._content, self._sources, self._targets = content, given, targets
-        if self._has_state and all(dataset.is_open for dataset in given):
+        self._content, self._sources, self._targets = content, sources, targets
+        if self._has_state and all(dataset.is_open for dataset in sources):
             _ = self._contents
         self._iteration = 0
-        self._returned = 0
-        """Batches since the sampler's start."""
-        self._is_over = False
-        """True once an iteration came to the end of the run."""
+        self._returned = 0  # batches since the sampler's start
+        self._is_over = False  # an iteration came to the end of the run
         self._ahead: ReadAhead[Any, Any] | None = None
 
     @property
     def reader(self) -> TokenReader:
-        """The reader of tokens; `AutoTokens.choice` is what ``auto`` chose."""
+        """The reader of tokens; with ``auto``, its ``choice`` is the reader that was chosen."""
         return self._reader
 
     @property
     def consumed_samples(self) -> int:
-        """Samples served on all ranks together, as ``consumed_samples`` of the state.
+        """Number of samples returned on all ranks together, ``consumed_samples`` of the state.
 
         Raises:
             InvalidArgument: the sampler has no state.
@@ -160,14 +159,14 @@ class Loader:
         return int(self._sampler_state()["consumed_samples"])
 
     def __len__(self) -> int:
-        """Batches from the place on where the last iteration began."""
+        """Return the number of batches from the position where the last iteration began."""
         return len(self._sampler)
 
     def __iter__(self) -> Iterator[Batch]:
         if self._is_over:
             raise InvalidArgument(
-                "the run is over: every batch of its sampler was handed over; give the sampler "
-                "more samples, from an order of more epochs, or load a state"
+                "the run is over: every batch of its sampler was returned; give the sampler more "
+                "samples, from an order of more epochs, or load a state"
             )
         state = self._sampler_state() if self._has_state and self._returned else None
         self._restart()
@@ -188,25 +187,24 @@ class Loader:
         for prepared in self._prepared():
             if self._iteration != iteration:
                 raise InvalidArgument(
-                    "this iteration has ended: another one was begun, or a state was loaded; "
-                    "iterate over the loader anew"
+                    "this iteration has ended: another one was started, or a state was loaded; "
+                    "start a new iteration over the loader"
                 )
             batch = self._source.release(prepared)
             self._returned += 1
             if self._recorder is not None:
                 self._recorder.add_rows(batch.pop("receipt").numpy(), next(rounds))
             yield batch
-            del prepared, batch  # not held while the next is waited for
+            del prepared, batch  # free the memory before waiting for the next
         if self._iteration == iteration:
             self._is_over = self._has_state
 
     def _prepared(self) -> Iterator[Prepared]:
-        """Batches that are ready, in order."""
         tasks = iter(self._sampler)
         first = next(tasks, None)
         if first is None:
             return
-        source = self._source  # threads must not keep the loader alive
+        source = self._source  # threads must not hold a reference to the loader
         every = itertools.chain([first], tasks)
         depth = min(self._read_ahead, max(1, self._bytes_ahead // source.nbytes(len(first))))
         if depth == 0:
@@ -217,10 +215,10 @@ class Loader:
             yield from ahead
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place of this rank, after the batch that was returned last: JSON values.
+        """Return the state of this rank after the last batch returned, as JSON values.
 
-        ``sampler`` is the same on all ranks that got equally many batches, ``receipt`` is each
-        rank's own.
+        ``sampler`` is equal on all ranks that returned the same number of batches; ``receipt`` is
+        that of this rank.
 
         Raises:
             InvalidArgument: the sampler has no state.
@@ -238,12 +236,11 @@ class Loader:
         }
 
     def _sampler_state(self) -> dict[str, Any]:
-        """Return the sampler's state after the batch that was returned last."""
         state_after = getattr(self._sampler, "state_after", None)
         if state_after is None:
             raise InvalidArgument(
-                f"a sampler of type {type(self._sampler).__name__} has no state_after, so this "
-                "loader has no state; use MicroBatchSampler or one of its kin"
+                f"a loader over a sampler of type {type(self._sampler).__name__} has no state; use "
+                "a sampler with state_after, such as MicroBatchSampler"
             )
         state: dict[str, Any] = state_after(self._returned)
         return state
@@ -255,22 +252,23 @@ class Loader:
         return contents(self._sources, self._targets, whole=self._content == "whole")
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
-        """Go on from `state_dict`, with any number of ranks, batch size, threads or host.
+        """Continue from `state_dict`, with any number of ranks, batch size or threads.
 
-        With the same number of ranks each may load its own state. With any number all may load the
-        one that `megaindex.loader.join_states` makes of the states of all ranks; of the state of
-        another rank the place is taken and its receipt left to that rank, which a warning says.
-        What is refused changes nothing.
+        With the same number of ranks, each may load its own state. With any number, all may load
+        the result of `megaindex.loader.join_states` over the states of all ranks. From the state of
+        another rank only the position is taken, not the receipt, and a warning is logged. A refused
+        state changes nothing.
 
         Args:
-            allow: differences that are meant: ``order``, where this index serves other samples
-                than the run was served; ``content`` and ``targets``, where a source's tokens are
-                others, or others of them carry loss; ``receipt``, where it counts more samples
-                than were consumed; and those of `Resumable.load_state_dict`.
+            state: a result of `state_dict`, or of `join_states`.
+            allow: names of differences to accept: ``order`` (the index serves other samples than
+                the run was served), ``content`` and ``targets`` (a source holds other tokens, or
+                other targets of the loss), ``receipt`` (it counts more samples than were consumed),
+                and those of the sampler's own ``load_state_dict``.
 
         Raises:
-            InvalidArgument: going on would change what was served or what comes next.
-            FormatError: not what `state_dict` gives.
+            InvalidArgument: continuing would change the samples served before or after.
+            FormatError: the state is damaged, or not one of `state_dict`.
         """
         self.load(state, allow=allow)
 
@@ -281,24 +279,20 @@ class Loader:
         allow: Collection[str] = (),
         numbers: IntArray | None = None,
     ) -> None:
-        """As `load_state_dict`, where the sources of the index may have been numbered anew.
-
-        Args:
-            numbers: of each source, its number when the state was made.
-        """
+        """Load as `load_state_dict`; ``numbers`` holds each source's number in the state."""
         stored = CheckpointReader("the state of a loader", state)
         stored.check_version(VERSION)
         sampler = stored.part("sampler", "the state of a sampler")
         load = getattr(self._sampler, "load_state_dict", None)
         if load is None:
             raise InvalidArgument(
-                f"a sampler of type {type(self._sampler).__name__} cannot go on from a state; use "
-                "MicroBatchSampler or one of its kin"
+                f"a sampler of type {type(self._sampler).__name__} cannot load a state; use one "
+                "with load_state_dict, such as MicroBatchSampler"
             )
         consumed = stored.integer("consumed_samples")
         if sampler.integer("consumed_samples") != consumed:
             raise stored.error(
-                f"consumed_samples must be {consumed} in the state of its sampler too",
+                f"consumed_samples of its sampler must be {consumed}",
                 sampler.values["consumed_samples"],
             )
         order = stored.part("order", "the order of a loader")
@@ -313,12 +307,11 @@ class Loader:
         if "receipt" not in allow:
             _check_count(counted.ladder, consumed)
         load(sampler.values, allow=set(allow) - {"order", "content", "targets", "receipt"})
-        if self._recorder is not None:  # nothing was refused, and nothing had changed before
+        if self._recorder is not None:  # only here, after every check: a refusal changes nothing
             self._recorder.take(counted)
         self._restart()
 
     def _stored_receipt(self, receipt: Any) -> Counted:
-        """Of the receipt in a checkpoint, which may have none."""
         if self._recorder is not None:
             return self._recorder.read(receipt)
         if receipt is None:
@@ -330,20 +323,20 @@ class Loader:
     ) -> None:
         if facts != order_facts(self._index, consumed, numbers):
             raise InvalidArgument(
-                f"this index serves other samples than the {consumed} that the run was served: "
-                "another seed, order, corpus or blend; go on with those of the checkpoint, or, if "
-                'it is meant, load it with allow=("order",)'
+                f"the index serves other samples than the {consumed} that the run was served: its "
+                "seed, order, corpus or blend differs; use those of the checkpoint, or, if the "
+                'change is intended, load it with allow=("order",)'
             )
 
     def __reduce__(self) -> Any:
         raise InvalidArgument(
-            "a Loader has threads and is not pickled or given to DataLoader workers; it needs no "
-            "workers: make one in each process, or use GPTDataset with a DataLoader"
+            "a Loader has threads and cannot be pickled or passed to DataLoader workers; make one "
+            "in each process, or use GPTDataset with a DataLoader"
         )
 
 
 class _Iteration(Iterator[Batch]):
-    """An iterator that raises the same error again once it has raised one."""
+    """Iterator that raises its first error again at each later call."""
 
     def __init__(self, batches: Iterator[Batch]) -> None:
         self._batches = batches
@@ -361,7 +354,8 @@ class _Iteration(Iterator[Batch]):
             raise
         except BaseException as error:
             self._error = InvalidArgument(
-                f"this iteration was ended by {type(error).__name__}; iterate over the loader anew"
+                f"this iteration was ended by {type(error).__name__}; start a new iteration over "
+                "the loader"
             )
             raise
 
@@ -370,9 +364,9 @@ def _check_count(ladder: BlockReceipts, consumed: int) -> None:
     count = ladder.total.count
     if count > consumed:
         raise InvalidArgument(
-            f"the receipt counts {count} samples, more than the {consumed} that were consumed: it "
-            "is of another run, or some were served again; take an intact checkpoint, or, if it is "
-            'meant, load it with allow=("receipt",)'
+            f"the receipt counts {count} samples, and at most the {consumed} consumed are allowed: "
+            "it is of another run, or samples were served again; use an intact checkpoint, or, if "
+            'the difference is intended, load it with allow=("receipt",)'
         )
 
 
@@ -382,5 +376,5 @@ def _copies(device: torch.device | str) -> DeviceCopies:
     except (RuntimeError, TypeError, AssertionError) as error:
         reason = str(error).partition("\n")[0]
         raise InvalidArgument(
-            f"device={device!r}: {reason}; give one that torch has here, such as 'cuda' or 'cpu'"
+            f"device={device!r}: {reason}; use a device of this torch, such as 'cuda' or 'cpu'"
         ) from None

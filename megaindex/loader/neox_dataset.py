@@ -1,8 +1,4 @@
-"""Samples as GPT-NeoX's datasets give them: dicts of NumPy rows of sequence_length + 1 entries.
-
-A map-style dataset for PyTorch's DataLoader, without PyTorch: whole batches are read at once
-(``__getitems__``), and a sample id that the index does not hold raises OutOfRange.
-"""
+"""Map-style datasets with the samples of GPT-NeoX's: dicts of NumPy rows, without PyTorch."""
 
 from __future__ import annotations
 
@@ -24,38 +20,42 @@ from megaindex.loader.token_readers import row_tokens
 Rows = dict[str, npt.NDArray[Any]]
 
 
-class _ReadsBatches(ABC):
-    """Single samples and lists of them, of a dataset that reads a batch as arrays."""
+class _BatchDataset(ABC):
+    """Map-style dataset over a method that reads a batch as arrays."""
 
     def __getitem__(self, sample_id: int) -> Rows:
         return self.__getitems__([sample_id])[0]
 
     def __getitems__(self, sample_ids: Sequence[int] | I64) -> list[Rows]:
-        """The samples of one batch, read together."""
+        """Return the samples of one batch, read together; raises as `read`."""
         rows = self.read(sample_ids)
         return [{name: values[k] for name, values in rows.items()} for k in range(len(sample_ids))]
 
     @abstractmethod
     def read(self, sample_ids: npt.ArrayLike) -> Rows:
-        """The samples as arrays [n, S + 1], by name."""
+        """Return n samples as arrays [n, S + 1] by name.
+
+        Raises:
+            OutOfRange: the index does not hold a sample id.
+        """
 
 
-class NeoxDataset(_ReadsBatches):
-    """Text, and what goes with it, of the samples of ``index``.
+class NeoxDataset(_BatchDataset):
+    """Samples of an index with the fields of GPT-NeoX's GPT2Dataset (main ea7aefd8).
 
-    ``text`` and ``label`` are int64[S + 1], ``ref`` and ``reward`` float32[S + 1]. Where a sample
-    ends before, text, ref and reward are filled up with 0, labels with -100. The reward of a
-    document stands at each of its tokens.
+    ``text`` and ``label`` are int64[S + 1], ``ref`` and ``reward`` float32[S + 1]; a field is
+    present if its dataset is given. Short samples are filled up with 0, labels with -100. The
+    reward of a document is repeated at each of its tokens.
 
     Args:
-        index: of the text.
+        index: the samples of the text.
         dataset: the text.
-        label_dataset: one label for each token.
+        label_dataset: one label for each token of the text.
         reward_dataset: one number for each document.
         ref_dataset: one number for each token, such as a reference model's log-probability.
 
     Raises:
-        FormatError: a companion does not belong to the text.
+        FormatError: the lengths of a label, reward or reference dataset do not fit the text.
     """
 
     def __init__(
@@ -81,11 +81,6 @@ class NeoxDataset(_ReadsBatches):
         return self.index.num_samples
 
     def read(self, sample_ids: npt.ArrayLike) -> Rows:
-        """The samples as arrays [n, S + 1], by name.
-
-        Raises:
-            OutOfRange: an id that the index does not hold.
-        """
         spans = self.index.locate(sample_ids)
         shape = (spans.row_splits.size - 1, self.index.sequence_length + 1)
         rows = {}
@@ -98,16 +93,18 @@ class NeoxDataset(_ReadsBatches):
         return {name: rows[name] for name in _ORDER if name in rows}
 
 
-_ORDER = ("text", "label", "reward", "ref")  # of the fields in GPT-NeoX's samples
+_ORDER = ("text", "label", "reward", "ref")  # the order of fields in GPT-NeoX's samples
 
 
-class NeoxPairwiseDataset(_ReadsBatches):
-    """The two sides of pairwise data: ``pos`` and ``neg``, each with its ``_label`` and ``_ref``.
+class NeoxPairwiseDataset(_BatchDataset):
+    """Samples with the fields of GPT-NeoX's PairwiseDataset: ``pos``, ``neg`` and their labels.
+
+    Fields are ``pos`` and ``neg``, int64[S + 1], and those of the two datasets with the prefixes
+    ``pos_`` and ``neg_``.
 
     Args:
-        pos: the samples of the one side.
-        neg: of the other, over an index of the same arrays
-            (`megaindex.builders.single.build_pairs`).
+        pos: samples of the preferred side.
+        neg: samples of the other side, over an index with the same arrays.
     """
 
     def __init__(self, pos: NeoxDataset, neg: NeoxDataset) -> None:
@@ -115,16 +112,15 @@ class NeoxPairwiseDataset(_ReadsBatches):
 
     @property
     def index(self) -> Index:
-        """Of pos; that of neg has the same arrays."""
+        """The index of the preferred side; that of the other has the same arrays."""
         return self._sides["pos"].index
 
     def __len__(self) -> int:
         return len(self._sides["pos"])
 
     def read(self, sample_ids: npt.ArrayLike) -> Rows:
-        """The samples as arrays [n, S + 1], by name; see `NeoxDataset.read`."""
         sides = {side: dataset.read(sample_ids) for side, dataset in self._sides.items()}
-        return {  # in GPT-NeoX's order: each kind of both sides
+        return {  # in GPT-NeoX's order: each field of both sides
             side if name == "text" else f"{side}_{name}": rows[name]
             for name in sides["pos"]
             for side, rows in sides.items()
@@ -132,13 +128,13 @@ class NeoxPairwiseDataset(_ReadsBatches):
 
 
 def _first_of_each(rewards: IndexedDataset, text: IndexedDataset) -> npt.NDArray[np.float32]:
-    """float32[sequences]: the first value of each sequence."""
+    """Return the first value of each sequence, float32[sequences]."""
     rewards.validate()
     if len(rewards) != len(text) or not (rewards.sequence_lengths > 0).all():
         raise FormatError(
-            f"{rewards.path_prefix}.idx: the rewards of {text.path_prefix} must be one value or "
-            f"more for each of its {len(text)} sequences; it has {len(rewards)} sequences, "
-            f"{int((rewards.sequence_lengths < 1).sum())} of them empty; write it again"
+            f"{rewards.path_prefix}.idx: must have {len(text)} sequences of at least one reward, "
+            f"as many as {text.path_prefix} has sequences, got {len(rewards)}, of which "
+            f"{int((rewards.sequence_lengths < 1).sum())} are empty; write it again"
         )
     first = rewards.tokens[rewards.sequence_pointers // rewards.dtype.itemsize]
     return first.astype(np.float32)
@@ -147,7 +143,7 @@ def _first_of_each(rewards: IndexedDataset, text: IndexedDataset) -> npt.NDArray
 def _spread(
     values: npt.NDArray[np.float32], spans: Spans, shape: tuple[int, int]
 ) -> npt.NDArray[np.float32]:
-    """Each run's value at all of its tokens, 0 where a row has none."""
+    """Return [rows, width]: each span's value at all of its tokens, 0 after the end of a row."""
     out = np.zeros(shape, np.float32)
     out[np.arange(shape[1]) < row_tokens(spans)[:, None]] = np.repeat(values, spans.length)
     return out

@@ -1,4 +1,4 @@
-"""Samples as plain NumPy, for trainers without PyTorch: any of them at any time.
+"""Random-access samples as NumPy arrays, for trainers without PyTorch.
 
 samples = NumpyDataset(index, [dataset], fields="maxtext")
 batches = RandomAccessSampler(num_samples=len(samples), micro_batch_size=4,
@@ -29,17 +29,21 @@ FieldNames = Literal["megatron", "maxtext"]
 
 
 class NumpyDataset:
-    """The samples of ``index`` as dicts of arrays, alone or as batches; safe to pickle and share.
+    """Samples of an index as dicts of NumPy arrays, single or in batches; safe to pickle and share.
 
     Args:
-        index: which tokens each sample reads.
-        datasets: the sources of the index, in its order, or a reader of them.
+        index: the samples, from build_index, build_blend or a recipe.
+        datasets: the sources of the index, in the order of the index, or a reader of them.
         options: default: those of Megatron without resets or masks.
-        targets: of the sources that are instruction data.
-        fields: ``megatron``: what `BatchMaker` says. ``maxtext``: int32 ``inputs``, ``targets``,
-            ``inputs_position``, ``inputs_segmentation`` (documents of a row counted from 1, where
-            the options separate them, else 1; 0 where a row has ended) and
-            ``targets_segmentation``, which is 0 too where a token carries no loss.
+        targets: loss targets of the sources that are instruction data.
+        fields: ``megatron``: the fields of `BatchMaker`. ``maxtext``: int32 ``inputs``,
+            ``targets``, ``inputs_position``, ``inputs_segmentation`` (documents of a row counted
+            from 1 if the options reset positions, else 1; 0 after the end of a short row) and
+            ``targets_segmentation``, which is 0 also at tokens without loss.
+
+    Raises:
+        InvalidArgument: the datasets do not belong to the index, or hold tokens that do not fit
+            ``token_dtype``.
     """
 
     def __init__(
@@ -63,14 +67,14 @@ class NumpyDataset:
         return self.index.num_samples
 
     def __getitem__(self, sample_id: int | None) -> Fields:
-        """The fields of one sample, arrays of S."""
+        """Return the fields of one sample, arrays [S]; raises as `__getitems__`."""
         return {name: array[0] for name, array in self.__getitems__([sample_id]).items()}
 
     def __getitems__(self, sample_ids: SampleIds) -> Fields:
-        """The fields of a batch, new arrays of [rows, S]; sample id None or -1 is padding.
+        """Return the fields of a batch as new arrays [n, S]; sample id None or -1 gives padding.
 
         Raises:
-            OutOfRange: a sample id the index does not hold.
+            OutOfRange: the index does not hold a sample id.
             FormatError, StorageError: the tokens cannot be read.
         """
         buffers = self._maker.allocate(len(sample_ids))

@@ -1,11 +1,8 @@
-"""Reader of tokens by positional reads.
+"""Reader of tokens by positional reads, of files and of objects in a store.
 
-Through a mapping the process waits in a page fault: one page at a time on a network file system,
-with no error to handle but a signal that kills it. A positional read asks for exactly the bytes
-that are needed, many at once, and fails with an error that names file and offset.
-
-Files and objects of a store are read alike, and may be mixed: what differs is how much a read
-costs, and what makes it.
+Through a mapping the process waits in page faults, one page at a time on a network file system, and
+a failing read kills it by a signal. Positional reads fetch exactly the bytes needed, many at the
+same time, and fail with an error that names file and offset.
 """
 
 from __future__ import annotations
@@ -39,29 +36,29 @@ from megaindex.objects.store import MERGE_GAP, PIECE, read_each
 from megaindex.validation import check_number, make_plain
 
 Piece = tuple[int, memoryview]
-"""Offset in a file or object, and where the bytes go."""
+"""Offset in a file or object, and the memory to fill."""
 ReadEach = Callable[[Sequence[Piece]], Iterable[None]]
 """Fills the pieces of one file or object in turn, yielding after each."""
 
 
 @dataclass(eq=False)
 class ReadTask:
-    """Pieces that one thread reads in turn."""
+    """Pieces of one file that one thread reads in turn."""
 
     path: str
     read_each: ReadEach
     pieces: list[Piece]
     done: int = 0
-    """Pieces that were read."""
+    """Number of pieces read."""
 
     @property
     def offset(self) -> int:
-        """Where the read under way begins."""
+        """Offset of the current read."""
         return self.pieces[min(self.done, len(self.pieces) - 1)][0]
 
 
 class Fetch:
-    """All reads of a batch; each thread calls `run`, the reader calls `wait`."""
+    """Reads of a batch; each thread calls `run`, the reader calls `wait`."""
 
     def __init__(self, tasks: list[ReadTask]) -> None:
         self.tasks = tasks
@@ -73,7 +70,7 @@ class Fetch:
         self.hanging: list[ReadTask] = []
 
     def run(self) -> bool:
-        """Do tasks until none is left; return False if the batch was given up during one."""
+        """Run tasks until all are started; return False if the batch was abandoned during one."""
         while (task := self._begin()) is not None:
             error: BaseException | None = None
             try:
@@ -91,11 +88,11 @@ class Fetch:
         return True
 
     def wait(self, timeout: float) -> None:
-        """Wait until everything is read; nothing further is begun if that fails.
+        """Wait until all tasks are done; start no more after a failure.
 
         Raises:
-            StorageError: what the first failing read raised, or that none was finished for
-                ``timeout`` seconds; `hanging` then has the tasks whose threads do not return.
+            StorageError: a read failed, or no read finished for ``timeout`` seconds; `hanging` then
+                holds the tasks whose threads do not return.
         """
         with self._changed:
             try:
@@ -109,12 +106,12 @@ class Fetch:
                 raise self._error
 
     def _stalled(self, timeout: float) -> StorageError:
-        # with none under way, the threads hang in other batches
+        # without running tasks, all threads hang in other batches
         task = (self._running or self.tasks)[0]
         return StorageError(
             f"{task.path}: a read at byte {task.offset} has not returned for {timeout:g} s "
-            f"({len(self._running)} such reads); check the device or the file server, then go on "
-            "from the last checkpoint"
+            f"({len(self._running)} such reads); check the device or the file server, then "
+            "continue from the last checkpoint"
         )
 
     def _begin(self) -> ReadTask | None:
@@ -127,7 +124,7 @@ class Fetch:
             return task
 
     def _progresses(self, timeout: float) -> bool:
-        """Wait for a task to finish; return True if that, or at least a read, was done in time."""
+        """Wait for a task to finish; return False if not even a read finished in time."""
         finished, read = self._finished, sum(task.done for task in self._running)
         deadline = time.monotonic() + timeout
         while self._finished == finished and self._error is None:
@@ -140,38 +137,41 @@ class Fetch:
 
 @dataclass(frozen=True, kw_only=True)
 class Medium:
-    """What reads cost where the tokens are."""
+    """Read parameters for files or for objects."""
 
     threads: int
-    """Reads in flight that keep it busy."""
+    """Concurrent reads that use the full bandwidth."""
     merge_gap: int
-    """Bytes that are read in less time than another read takes to begin."""
+    """Bytes that take less time than the start of another read."""
     piece: int
-    """A longer range is read in pieces, by several threads."""
+    """Bytes; longer ranges are read in pieces, by several threads."""
     pieces_per_task: int
-    """Pieces that one thread reads in turn: of a file the kernel knows them all ahead."""
+    """Pieces that one thread reads in turn, which for files are announced to the kernel."""
 
 
 FILES = Medium(threads=16, merge_gap=16 << 10, piece=1 << 20, pieces_per_task=8)
+# a request takes some 30 ms to start, and then transfers some 50 MB/s
 OBJECTS = Medium(threads=64, merge_gap=MERGE_GAP, piece=PIECE, pieces_per_task=1)
-"""A request takes some 30 ms to begin, and then gets some 50 MB a second."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PositionalOptions:
-    """How files and objects are read; the defaults suit disks and network file systems alike, and
-    object stores."""
+    """Options of `PositionalTokens`; the defaults suit disks, network file systems and objects.
+
+    Raises:
+        InvalidArgument: a value is out of range.
+    """
 
     threads: int | None = None
-    """Reads in flight for all batches together. Default: 16, or 64 if an object store is read."""
+    """Maximum number of concurrent reads. Default: 16, or 64 with an object store."""
     merge_gap: int | None = None
-    """Ranges of a file at most this many bytes apart are read as one. Default: 16 KiB in files,
+    """Bytes; ranges of a file at most this far apart are read as one. Default: 16 KiB in files,
     256 KiB in objects."""
     bytes_in_flight: int = 64 << 20
-    """Bound of the staging buffer of a batch; rows beyond it are read after the first, and less is
-    merged. A single row may exceed it."""
+    """Maximum bytes of the staging buffer of a batch: further rows are read after the first ones,
+    and fewer ranges are merged. A single row may exceed it."""
     timeout: float = 120.0
-    """Seconds without a single finished read of the batch after which it counts as stalled."""
+    """Seconds without a finished read of a batch after which StorageError is raised."""
 
     def __post_init__(self) -> None:
         make_plain(self, "bytes_in_flight", optional=["threads", "merge_gap"])
@@ -179,23 +179,24 @@ class PositionalOptions:
         threads = 1 if self.threads is None else self.threads
         gap = self.merge_gap or 0
         if threads < 1 or gap < 0 or self.bytes_in_flight < 1 or self.timeout <= 0:
-            raise InvalidArgument(f"{self}: sizes, threads and times must be positive")
+            raise InvalidArgument(
+                "threads, bytes_in_flight and timeout must be positive, and merge_gap at least 0, "
+                f"got {self}"
+            )
 
 
 class PositionalTokens(TokenReader):
-    """The tokens of ``datasets`` by positional reads. Safe to share between threads.
+    """Reader by positional reads of files and objects; safe to share between threads.
 
-    The number of open files is bounded whatever the number of datasets. A file that is truncated,
-    replaced or removed under a running job raises StorageError; it never kills the process.
-
-    Of an object store it asks for the version that was opened, and gets it or StorageError.
-
-    Pickles and forks: a child opens the files anew, and makes its own connections.
+    The number of open files is bounded, whatever the number of datasets. A file that is truncated,
+    replaced or removed while it is in use raises StorageError, and so does an object of another
+    version than was opened. After unpickling and in forked children, files are opened and
+    connections made again.
 
     Args:
-        datasets: in the order of the index's sources.
-        options: how to read.
-        reader: descriptors and retries, for files.
+        datasets: the sources, in the order of the index.
+        options: concurrency, merging and timeout.
+        reader: reader of files, with its descriptors and retries. Default: a new one.
     """
 
     def __init__(
@@ -221,18 +222,18 @@ class PositionalTokens(TokenReader):
             (medium.threads for medium in self._media), default=FILES.threads
         )
         self._workers = Workers(self._threads)
-        self._staging: list[U8] = []  # those not in use, at most one for each concurrent read
+        self._staging: list[U8] = []  # buffers not in use, at most one for each concurrent read
         kinds = sorted({dataset.dtype for dataset in self._datasets}, key=str)
         self._kinds = kinds
         self._kind = np.array([kinds.index(d.dtype) for d in self._datasets], np.int32)
 
     def fill(self, request: ReadRequest) -> None:
-        """As `TokenReader.fill`.
+        """Read the samples of a request into its arrays.
 
         Raises:
-            OutOfRange, FormatError: a run that the files do not hold; nothing is read.
-            StorageError: a read failed, stalled, or met another file than before. Rows may have
-                been written.
+            OutOfRange, FormatError: the files do not hold a span; nothing is read.
+            StorageError: a read failed or stalled, or a file has changed. Rows may have been
+                written.
         """
         spans = request.spans
         runs = locate_bytes(self._datasets, spans)
@@ -253,7 +254,7 @@ class PositionalTokens(TokenReader):
         return PositionalTokens, (self._datasets, self._options)
 
     def _merged(self, part: RunBytes) -> Ranges:
-        """As far apart as the gaps allow, and what lies between still fits the staging buffer."""
+        """Return merged ranges, with smaller gaps as long as they exceed the staging buffer."""
         gaps = self._gaps
         while True:
             ranges = merge(part, gaps)
@@ -262,7 +263,7 @@ class PositionalTokens(TokenReader):
             gaps = gaps // 4
 
     def _take_staging(self, nbytes: int) -> U8:
-        """A reused buffer: fresh memory costs more in page faults than the copying."""
+        """Return a reused buffer: fresh memory costs more in page faults than the copying."""
         try:
             staging = self._staging.pop()
         except IndexError:
@@ -276,7 +277,7 @@ class PositionalTokens(TokenReader):
         try:
             fetch.wait(self._options.timeout)
         finally:
-            self._workers.write_off(len(fetch.hanging))
+            self._workers.abandon(len(fetch.hanging))
 
     def _tasks(self, ranges: Ranges, staging: U8) -> list[ReadTask]:
         memory = staging.data
@@ -293,7 +294,7 @@ class PositionalTokens(TokenReader):
         return tasks
 
     def _gather(self, request: ReadRequest, runs: RunBytes, ranges: Ranges, staging: U8) -> None:
-        """Copy from the staging buffer, a small dataset: run k of the request is its sequence k."""
+        """Copy from the staging buffer, taken as a dataset whose sequence k is span k."""
         lengths = request.spans.length.astype(np.int32)
         words = staging[: staging.size // 64 * 64]
         table = active().token_table(
@@ -303,4 +304,4 @@ class PositionalTokens(TokenReader):
         source, offset = self._kind[runs.source], np.zeros_like(number)
         staged = replace(request.spans, source=source, document=number, offset=offset)
         bad = replace(request, spans=staged).gather(table)
-        assert bad == -1, "the runs were checked before they were read"
+        assert bad == -1, "the spans were checked before they were read"

@@ -16,25 +16,24 @@ from megaindex.errors import InvalidArgument
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
-_EXIT_SECONDS = 2.0  # a thread may hang in a read, and the interpreter must still end
+_EXIT_SECONDS = 2.0  # the interpreter must end even if a thread hangs in a read
 
 
 class ReadAhead(Generic[Task, Result]):
-    """Iterates over ``prepare(task)`` for each of ``tasks``, in their order.
+    """Iterator over ``prepare(task)`` for each task, in order, computed ahead by threads.
 
-    At most ``depth`` results are in preparation or waiting at any time. What ``prepare`` or
-    ``tasks`` raises is raised where that result would have been returned, and again at each
-    later call; nothing further is prepared.
+    An error of ``prepare`` or ``tasks`` is raised in place of its result and at each later call;
+    nothing further is prepared.
 
-    The threads end when the iteration does, when it is closed or dropped, and before the
-    interpreter exits. It belongs to one process: use in a forked child is refused.
+    The threads end when the iterator is exhausted, closed or freed, and before the interpreter
+    exits. Use in a forked child is refused.
 
     Args:
         tasks: taken one at a time, by any of the threads.
-        prepare: called by several threads at once. It must not refer to this object, or dropping
-            it would not end the threads.
-        depth: results ahead of the consumer, at least 1.
-        threads: at least 1.
+        prepare: called by several threads at once. It must not refer to this object, or freeing
+            this object would not end the threads.
+        depth: maximum number of results in preparation or waiting, at least 1.
+        threads: number of threads, at least 1.
     """
 
     def __init__(
@@ -47,8 +46,7 @@ class ReadAhead(Generic[Task, Result]):
     ) -> None:
         if depth < 1 or threads < 1:
             raise InvalidArgument(
-                f"depth={depth} and threads={threads}: at least one result must be read ahead, by "
-                "at least one thread"
+                f"depth and threads must be at least 1, got depth={depth}, threads={threads}"
             )
         self._pid = os.getpid()
         self._queue = queue = _Queue(tasks, prepare, depth)
@@ -57,7 +55,7 @@ class ReadAhead(Generic[Task, Result]):
             for number in range(min(threads, depth))
         ]
         _running.add(self)
-        # a forked child has the object, but neither threads nor a lock it could take
+        # A forked child has this object, but not its threads, and must not take its lock.
         self._finalizer = weakref.finalize(self, _stop_in, self._pid, weakref.ref(queue))
         self._finalizer.atexit = False
         for thread in self._threads:
@@ -69,8 +67,8 @@ class ReadAhead(Generic[Task, Result]):
     def __next__(self) -> Result:
         if self._pid != os.getpid():
             raise InvalidArgument(
-                "this iteration belongs to the process that began it, and its threads did not "
-                "survive the fork; begin a new one in the child"
+                "an iteration must be used in the process that started it, got a forked child, "
+                "which lacks its threads; start a new iteration in the child"
             )
         return self._queue.take()
 
@@ -92,13 +90,11 @@ class ReadAhead(Generic[Task, Result]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # a thread that hangs in a read is left to itself: neither an error nor the end waits for it
-        self.close(_EXIT_SECONDS)
+        self.close(_EXIT_SECONDS)  # bounded: a thread may hang in a read
 
 
 class _Queue(Generic[Task, Result]):
-    """The state that the threads share; without a reference to the `ReadAhead`, which can be
-    dropped."""
+    """The state that the threads share, without a reference to the `ReadAhead`."""
 
     def __init__(
         self, tasks: Iterator[Task], prepare: Callable[[Task], Result], depth: int
@@ -106,14 +102,13 @@ class _Queue(Generic[Task, Result]):
         self._tasks = tasks
         self._prepare = prepare
         self._depth = depth
-        # re-entrant: a collection inside may drop the ReadAhead, which then stops this queue
+        # Re-entrant: garbage collection inside may free the ReadAhead, which stops this queue.
         self._lock = threading.RLock()
         self._room = threading.Condition(self._lock)
         self._ready = threading.Condition(self._lock)
         self._begun = 0
         self._taken = 0
-        self._over = False
-        """No further task is begun."""
+        self._over = False  # no further task is started
         self._results: dict[int, Result] = {}
         self._errors: dict[int, BaseException] = {}
 
@@ -177,7 +172,7 @@ _running: weakref.WeakSet[ReadAhead[Any, Any]] = weakref.WeakSet()
 
 
 def _stop_in(pid: int, queue: weakref.ref[_Queue[Any, Any]]) -> None:
-    # a weak reference: an error that was raised holds the frames, and they hold the ReadAhead
+    # A weak reference: a raised error holds its frames, and they hold the ReadAhead.
     alive = queue()
     if alive is not None and pid == os.getpid():
         alive.stop()
@@ -185,7 +180,7 @@ def _stop_in(pid: int, queue: weakref.ref[_Queue[Any, Any]]) -> None:
 
 @atexit.register
 def _close_all() -> None:
-    """A thread that copies from a mapping must not outlive it."""
+    """End the threads at exit: one that copies from a mapping must not outlive it."""
     deadline = time.monotonic() + _EXIT_SECONDS
     for ahead in list(_running):
         ahead.close(max(0.0, deadline - time.monotonic()))

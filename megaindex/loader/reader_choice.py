@@ -1,4 +1,4 @@
-"""Choice of a reader: through the mapping or by positional reads, the only way for objects."""
+"""Choice of a reader: through mappings, or by positional reads, required for objects."""
 
 from __future__ import annotations
 
@@ -22,64 +22,53 @@ from megaindex.loader.token_readers import (
     ReadRequest,
     TokenReader,
 )
-from megaindex.validation import shown
+from megaindex.validation import check_choice, shown
 
 logger = logging.getLogger(__name__)
 
-READERS = ("auto", "mapped", "positional")
-_BATCHES = 8  # read each way before the choice
+_BATCHES = 8  # timed with each reader before the choice
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The reader that was chosen, and the reason."""
+    """Reader that was chosen, and the reason."""
 
     reader: Literal["mapped", "positional"]
     reason: str
 
 
 def make_reader(datasets: Sequence[IndexedDataset], reader: str) -> TokenReader:
-    """Return a reader of the named kind, ``auto``, ``mapped`` or ``positional``.
+    """Return a reader of kind ``auto``, ``mapped`` or ``positional``.
 
     Raises:
-        InvalidArgument: the kind is unknown, or a dataset in an object store is to be mapped.
+        InvalidArgument: the kind is unknown, or ``mapped`` with a dataset in an object store.
     """
+    check_choice("reader", reader, ("auto", "mapped", "positional"))
     if reader == "mapped":
         for dataset in datasets:
             check_local(dataset.path_prefix, "read it with reader='positional' or 'auto'")
         return PrefetchingTokens(datasets)
     if reader == "positional":
         return PositionalTokens(datasets)
-    if reader == "auto":
-        return PositionalTokens(datasets) if any_remote(datasets) else AutoTokens(datasets)
-    raise InvalidArgument(f"reader={reader!r}: must be one of {', '.join(READERS)}")
+    return PositionalTokens(datasets) if any_remote(datasets) else AutoTokens(datasets)
 
 
 def plain_reader(datasets: Sequence[IndexedDataset]) -> TokenReader:
-    """Return the default reader: through mappings, or by position where objects are read."""
+    """Return the default reader: through mappings, or by position if any is in an object store."""
     return PositionalTokens(datasets) if any_remote(datasets) else MappedTokens(datasets)
 
 
 def reader_of(datasets: IndexedDataset | Sequence[IndexedDataset] | TokenReader) -> TokenReader:
-    """Return the plain reader of one or more datasets, or the reader that was given.
-
-    Raises:
-        InvalidArgument: something else was given, such as a path.
-    """
-    return datasets if is_reader(datasets) else plain_reader(as_datasets(datasets))
+    """Return the argument if it is a reader, else the default reader of one or more datasets."""
+    return datasets if _is_reader(datasets) else plain_reader(as_datasets(datasets))
 
 
-def is_reader(given: object) -> TypeGuard[TokenReader]:
-    """Return True for an object that reads tokens, False for datasets."""
-    return hasattr(given, "read") and hasattr(given, "datasets")
+def _is_reader(argument: object) -> TypeGuard[TokenReader]:
+    return hasattr(argument, "read") and hasattr(argument, "datasets")
 
 
 def as_datasets(datasets: object) -> list[IndexedDataset]:
-    """Return a list of the datasets of an index's sources; one may be given by itself.
-
-    Raises:
-        InvalidArgument: something else was given, such as a path.
-    """
+    """Return a list of one or more datasets; raise InvalidArgument for others, such as a path."""
     given = [datasets] if isinstance(datasets, IndexedDataset) else datasets
     others = [given]
     if isinstance(given, Sequence) and not isinstance(given, (str, bytes)):
@@ -93,15 +82,15 @@ def as_datasets(datasets: object) -> list[IndexedDataset]:
 
 
 def any_remote(datasets: Sequence[IndexedDataset]) -> bool:
-    """Return True if one of them lies in an object store."""
+    """Return True if a dataset lies in an object store."""
     return any(is_remote(dataset.path_prefix) for dataset in datasets)
 
 
 class AutoTokens(TokenReader):
-    """Reads the first batches both ways in turn, then with the faster; logs the choice once.
+    """Reader that times mapped and positional reads on the first batches, and keeps the faster.
 
-    Away from local disks it reads by position from the start, unmeasured: only there does a file
-    server that stalls, or a file that shrinks, end in an error instead of a hang or a signal.
+    Outside local file systems it reads by position without timing: with a mapping, a stalled file
+    server or a truncated file would hang or kill the process instead of raising an error.
     """
 
     def __init__(self, datasets: Sequence[IndexedDataset]) -> None:
@@ -112,7 +101,6 @@ class AutoTokens(TokenReader):
         self._begun = 0
         self._seconds: dict[str, list[float]] = {"mapped": [], "positional": []}
         self.choice: Choice | None = None
-        """None until it is made."""
         remote = _remote_file_systems(datasets)
         if remote:
             self._choose(Choice("positional", f"files are on {', '.join(remote)}"))
@@ -135,7 +123,7 @@ class AutoTokens(TokenReader):
             self._seconds[kind].append(seconds / tokens)
             if self.choice or min(map(len, self._seconds.values())) < _BATCHES:
                 return
-            # the first batches open files and start threads: the median leaves them out
+            # the median excludes the first batches, which open files and start threads
             medians = {k: statistics.median(times) for k, times in self._seconds.items()}
             detail = ", ".join(f"{k} {1e9 * each:.3g} ns a token" for k, each in medians.items())
             faster = medians["mapped"] <= medians["positional"]
@@ -148,7 +136,7 @@ class AutoTokens(TokenReader):
 
 def _remote_file_systems(datasets: Sequence[IndexedDataset]) -> list[str]:
     """Return the names of the file systems that are not local disks."""
-    directories: dict[int, str] = {}  # one for each device
+    directories: dict[int, str] = {}  # by device number
     for directory in {os.path.dirname(d.path_prefix) or "." for d in datasets}:
         directories.setdefault(os.stat(directory).st_dev, directory)
     return sorted(

@@ -1,8 +1,8 @@
-"""Receipts of the samples that a trainer received, counted as each batch leaves the loader.
+"""Receipts of the samples that a trainer received, counted when each batch leaves the loader.
 
-A dataset made with ``fingerprints`` puts a row ``receipt`` into every sample: its position and the
-hash of the runs of tokens that were read for it. `receipted` takes the rows off each batch as it
-yields the batch, so batches read ahead and dropped do not count:
+A dataset made with ``fingerprints`` adds a row ``receipt`` to every sample: its position, and the
+hash of the spans that were read for it. `receipted` removes the rows from each batch when it yields
+the batch, so batches that are prefetched and dropped do not count:
 
     recorder = Recorder([corpus_fingerprint(dataset)])
     for batch in receipted(loader, recorder):
@@ -40,10 +40,10 @@ class Round(NamedTuple):
     begin: int
     end: int
     num_samples: int
-    """Of the order; positions beyond are its first again, where a last step is wrapped."""
+    """Samples of the order; the positions of a wrapped last step are taken modulo this."""
 
     def count(self, positions: I64) -> int:
-        """Return how many of these positions are in it."""
+        """Return the number of these positions that are in the round."""
         begin = self.begin % max(1, self.num_samples)
         within = (positions - begin) % max(1, self.num_samples)
         return int((within < self.end - self.begin).sum())
@@ -51,13 +51,13 @@ class Round(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Counted:
-    """The sums of a recorder."""
+    """Sums of a recorder."""
 
     ladder: BlockReceipts
     in_place: int = 0
-    """Samples that were served in the round of micro batches that holds their position."""
+    """Number of samples served in the round of micro batches that holds their position."""
     misplaced: int = 0
-    """Samples that were served in another round."""
+    """Number of samples served in another round."""
 
     def __add__(self, other: Counted) -> Counted:
         return Counted(
@@ -68,18 +68,22 @@ class Counted:
 
 
 class Recorder:
-    """The ladder of one rank's samples; those of all ranks add up to the planned one.
+    """Receipts of one rank's samples by blocks of positions; over all ranks they sum to the plan's.
 
-    A receipt binds each sample to its position in the order, its id, whenever it was served.
-    `Loader` adds when: it counts the samples that came in the round of micro batches that holds
-    their position (``in_place``) and those that came in another (``misplaced``).
+    A receipt binds each sample to its position in the order, whenever it is served. `Loader` also
+    counts the samples served in the round of micro batches that holds their position
+    (``in_place``) and those served in another (``misplaced``).
 
     Args:
-        fingerprints: of the sources, 32 hex digits each.
-        parameters: what else must be equal when a run goes on, such as seed and order; JSON values.
-        stride: positions of a block of the ladder, a power of two.
-        ranks: which rank this is of how many, kept in the state so that no receipt is added twice
-            where all ranks load the same one. `Loader` takes it from its sampler.
+        fingerprints: fingerprint of each source, 32 hex digits.
+        parameters: other values that must be equal when a run continues, such as seed and order;
+            JSON values.
+        stride: positions of one block, a power of two.
+        ranks: rank and number of ranks, kept in the state, so that a receipt that all ranks load
+            counts once. `Loader` takes them from its sampler.
+
+    Raises:
+        InvalidArgument: a fingerprint is not 32 hex digits, or ``stride`` not a power of two.
     """
 
     def __init__(
@@ -98,23 +102,24 @@ class Recorder:
 
     @property
     def ladder(self) -> BlockReceipts:
+        """Receipts by blocks of ``stride`` positions."""
         return self._counted.ladder
 
     @property
     def receipt(self) -> Receipt:
+        """Receipt of all samples added."""
         return self.ladder.total
 
     def add(self, positions: npt.ArrayLike, spans: Spans) -> None:
-        """Add samples at ``positions`` that read ``spans``, for use without a GPTDataset."""
+        """Add samples at ``positions``, int64[n], that read ``spans``."""
         self.add_rows(sample_receipts(np.asarray(positions, np.int64), spans, self._keys))
 
     def add_rows(self, rows: npt.ArrayLike, round_of: Round | None = None) -> None:
-        """Add rows of samples, int64[n, 3], as `sample_receipts` returns them.
-
-        A row at position -1 is one of padding, in which nothing was served.
+        """Add rows of samples, the field ``receipt``; rows at position -1 are padding.
 
         Args:
-            round_of: the round of micro batches in which they were served, if known.
+            rows: int64[n, 3]: position and two words of hash.
+            round_of: the round of micro batches in which they were served, if recorded.
         """
         added: I64 = np.asarray(rows, np.int64).reshape(-1, 3)
         added = added[added[:, 0] != -1]
@@ -132,7 +137,7 @@ class Recorder:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """Receipt, ladder, fingerprints and parameters: kilobytes, JSON values."""
+        """Return receipts, fingerprints and parameters as JSON values, a few kilobytes."""
         counted = self._counted
         state = {**self.receipt.to_dict(), "ladder": counted.ladder.to_dict(), **self._identity}
         state |= {"in_place": counted.in_place, "misplaced": counted.misplaced}
@@ -144,50 +149,42 @@ class Recorder:
         return state
 
     def take(self, counted: Counted) -> None:
-        """Go on from a state of this run, as `read` gives it."""
+        """Continue from sums returned by `read`."""
         self._counted = counted
 
     def read(self, state: Mapping[str, Any] | None) -> Counted:
-        """Return the sums of `state_dict`, empty ones of None; the recorder is not changed.
-
-        Raises:
-            As `load_state_dict`.
-        """
+        """Return the sums of `state_dict`, or zero sums for None, without changing the recorder."""
         if state is None:
             return self._nothing
         stored = stored_receipt(state)
         for name, ours in self._identity.items():
             if differ(state[name], ours):
                 raise InvalidArgument(
-                    f"the checkpoint was made with {name} {shown(state[name])}, this run has "
-                    f"{shown(ours)}; go on with the same corpora and settings, or start a new "
-                    "receipt"
+                    f"{name} must be {shown(state[name])}, as in the checkpoint, got "
+                    f"{shown(ours)}; use the same corpora and settings, or start a new receipt"
                 )
         return stored.counted if self._is_mine(stored) else self._nothing
 
     def _is_mine(self, stored: StoredReceipt) -> bool:
-        """Return True on the rank that goes on from a rank's receipt; the others begin anew.
-
-        A receipt without a rank is taken by every rank that loads it.
-        """
+        """Return True if this rank continues the receipt; each rank does if it records no rank."""
         if stored.rank is None or stored.size is None or self.ranks is None:
             return True
         rank, size = self.ranks.data_parallel_rank, self.ranks.data_parallel_size
         if stored.size != 1 and (stored.rank, stored.size) != (rank, size):
             logger.warning(
                 "rank %d of %d loads the receipt of rank %d of %d: it is counted once, by rank %d, "
-                "and those of the other ranks are not in it; join_states of all ranks' states "
-                "gives one for any number of ranks",
+                "and the receipts of the other ranks are missing; use join_states over the states "
+                "of all ranks to continue with any number of ranks",
                 rank, size, stored.rank, stored.size, stored.rank % size,
             )  # fmt: skip
         return rank == stored.rank % size
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from `state_dict`.
+        """Continue from `state_dict`.
 
         Raises:
-            InvalidArgument: it belongs to other corpora or parameters.
-            FormatError: not what `state_dict` gives, or the receipt is not that of its ladder.
+            InvalidArgument: the state has other fingerprints or parameters.
+            FormatError: the state is damaged, or its receipt is not the sum of its ladder.
         """
         CheckpointReader(_WHAT, state)
         self._counted = self.read(state)
@@ -202,21 +199,18 @@ def _is_list_of_text(value: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredReceipt:
-    """A state of a `Recorder`, of any corpora and parameters."""
+    """State of a `Recorder`, of any corpora and parameters."""
 
     counted: Counted
     fingerprints: list[str]
     parameters: Mapping[str, Any]
     rank: int | None
-    """Of ``size`` ranks; None in states of earlier versions, and of recorders that know none."""
+    """None in states of earlier versions, and of recorders without ranks."""
     size: int | None
 
 
 def stored_receipt(state: Mapping[str, Any]) -> StoredReceipt:
-    """
-    Raises:
-        FormatError: not what `Recorder.state_dict` gives, or the receipt is not that of its ladder.
-    """
+    """Return the parsed state, or raise FormatError as `Recorder.load_state_dict`."""
     stored = CheckpointReader(_WHAT, state)
     fingerprints = stored.checked("fingerprints", "must be a list of text", _is_list_of_text)
     parameters = stored.part("parameters", "the parameters of a receipt").values
@@ -224,10 +218,10 @@ def stored_receipt(state: Mapping[str, Any]) -> StoredReceipt:
     ladder = BlockReceipts.from_dict(stored.field("ladder", "must be a mapping"))
     if ladder.total != receipt:
         raise FormatError(
-            "the stored receipt is not the sum of its ladder; take it from an intact checkpoint"
+            "the stored receipt must be the sum of its ladder; take it from an intact checkpoint"
         )
     placed = misplaced = 0
-    if "in_place" in state or "misplaced" in state:  # in no state of earlier versions
+    if "in_place" in state or "misplaced" in state:  # not in states of earlier versions
         misplaced = stored.integer("misplaced", most=receipt.count)
         placed = stored.integer("in_place", most=receipt.count - misplaced)
     rank = size = None
@@ -244,19 +238,22 @@ def stored_receipt(state: Mapping[str, Any]) -> StoredReceipt:
 
 
 def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """One state for all ranks, from the states of all of them, with the sum of their receipts.
+    """Return one state for any number of ranks, with the sum of the receipts of all ranks.
 
-    Every rank of a run, and of one that goes on with other ranks, may load it: its rank 0 goes on
-    from the receipt, and the others begin theirs anew.
+    Every rank of a continued run may load it: rank 0 continues the receipt, the others start at
+    zero.
 
     Args:
         states: `state_dict` of a `Loader`, a `RecipeLoader` or a `Recorder`, one of each rank.
 
     Raises:
-        InvalidArgument: a rank is missing or there twice, or the states are not of one moment.
-        FormatError: not such states.
+        InvalidArgument: a rank is missing or occurs twice, or the states differ in more than their
+            receipts.
+        FormatError: a state is damaged.
     """
-    first = _first_of(states)
+    if not isinstance(states, Sequence) or not states:
+        raise InvalidArgument("states must be a list with the state of each rank")
+    first = CheckpointReader("the state of a rank", states[0]).values
     inner = next(
         (name for name in ("loader", "receipt") if isinstance(first.get(name), Mapping)), ""
     )
@@ -265,7 +262,7 @@ def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             return _joined(states)
         if any(dict(state) != dict(first) for state in states):
             raise InvalidArgument(_NOT_ONE)
-        return dict(first)  # of loaders without receipts
+        return dict(first)  # loaders without receipts
     parts = [
         CheckpointReader("the state of a rank", state).part(inner, "its receipt")
         for state in states
@@ -277,19 +274,13 @@ def join_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 _NOT_ONE = (
-    "the states are not of one moment of one run: they differ in more than their receipts; take "
+    "the states must be of one step of one run, but they differ in more than their receipts; take "
     "them on all ranks after the same number of batches"
 )
 
 
-def _first_of(states: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    if not isinstance(states, Sequence) or not states:
-        raise InvalidArgument("states must be a list with the state of each rank")
-    return CheckpointReader("the state of a rank", states[0]).values
-
-
 def _joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the state of a recorder that received the samples of all of these."""
+    """Join states of recorders."""
     stored = [stored_receipt(state) for state in states]
     first = stored[0]
     if any(
@@ -297,7 +288,7 @@ def _joined(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         for each in stored
     ):
         raise InvalidArgument(
-            "the receipts are of other corpora or settings; join those of one run"
+            "the receipts must have the same corpora and settings; join those of one run"
         )
     _check_ranks(stored)
     recorder = Recorder(first.fingerprints, first.parameters, ranks=_ALONE)
@@ -309,35 +300,35 @@ _ALONE = RankLayout(micro_batch_size=1, data_parallel_rank=0, data_parallel_size
 
 
 def _check_ranks(stored: Sequence[StoredReceipt]) -> None:
-    """Refuse a rank that is missing or there twice, as far as the states say of which they are."""
+    """Raise InvalidArgument if a rank is missing or occurs twice, where states record ranks."""
     if all(each.size is not None for each in stored):
         found = sorted((each.size, each.rank) for each in stored)
         if found != [(len(stored), rank) for rank in range(len(stored))]:
             ranks = ", ".join(f"{rank} of {size}" for size, rank in found[:8])
             raise InvalidArgument(
-                f"the receipts are of the ranks {ranks}; give that of every rank once"
+                f"the receipts must be one of every rank, got those of {ranks}; give each once"
             )
     served = [each.counted.ladder.total for each in stored if each.counted.ladder.total.count]
     if len(set(served)) != len(served):
         raise InvalidArgument(
-            "the same receipt is there twice; give that of every rank once, not one rank's for all"
+            "the same receipt occurs twice; give that of every rank once, not one rank's for all"
         )
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReceiptCheck:
-    """The receipts of all ranks beside the plan; ``str`` gives the result in words."""
+    """Comparison of the receipts of all ranks with the plan; ``str`` describes the result."""
 
     served: BlockReceipts
     planned: BlockReceipts
     in_place: int
-    """Samples that were served in the round of micro batches that holds their position."""
+    """Number of samples served in the round of micro batches that holds their position."""
     misplaced: int
-    """Samples that were served in another round."""
+    """Number of samples served in another round."""
 
     @property
     def equal(self) -> bool:
-        """True where each planned sample was served exactly once, and in its round if known."""
+        """True if each planned sample was served exactly once, and in its round if recorded."""
         return self.served == self.planned and not self.misplaced
 
     def __str__(self) -> str:
@@ -364,17 +355,17 @@ class ReceiptCheck:
 def check_receipts(
     states: Sequence[Mapping[str, Any]], index: Index, *, end: int | None = None
 ) -> ReceiptCheck:
-    """Sum the receipts of all ranks, and compare them with what the index plans.
+    """Compare the sum of the receipts of all ranks with that of the samples the index plans.
 
     Args:
-        states: as for `join_states`; one that it gave may be given alone.
-        index: of the run.
-        end: samples of the run that are to be compared, from its first. Default: those consumed,
-            as states of loaders say.
+        states: as for `join_states`, or its result as the only one.
+        index: index of the run.
+        end: number of samples to compare, from the first of the run. Default: the samples
+            consumed according to the states, which those of recorders do not hold.
 
     Raises:
-        InvalidArgument: as `join_states`; or receipts or ``end`` are missing.
-        FormatError: not such states.
+        InvalidArgument: as `join_states`; or the states hold no receipts, or ``end`` is missing.
+        FormatError: a state is damaged.
         OutOfRange: the index holds fewer samples.
     """
     state: Mapping[str, Any] = join_states(states)
@@ -382,7 +373,9 @@ def check_receipts(
         state = state["loader"]
     if end is None:
         if "consumed_samples" not in state:
-            raise InvalidArgument("end must say how many samples of the run were served")
+            raise InvalidArgument(
+                "end must be given, the number of samples served: states of recorders lack it"
+            )
         end = CheckpointReader("the state of a loader", state).integer("consumed_samples")
     receipt = state if "ladder" in state else state.get("receipt")
     if receipt is None:
@@ -392,7 +385,7 @@ def check_receipts(
     end = check_integer("end", end)
     planned = BlockReceipts(stride=served.stride, blocks={})
     size = index.num_samples
-    beyond = max(0, end - size) if end < 2 * size else 0  # of a last step that was wrapped
+    beyond = max(0, end - size) if end < 2 * size else 0  # samples of a wrapped last step
     for stop in (end - beyond, beyond):
         planned += planned_block_receipts(index, 0, stop, keys, stride=served.stride)
     return ReceiptCheck(
@@ -406,33 +399,31 @@ def check_receipts(
 def receipted(
     batches: Iterable[Batch], recorder: Recorder, sampler: object = None
 ) -> Iterator[Batch]:
-    """Yield the batches without their ``receipt`` rows, which are added to the recorder.
-
-    Use it on batches in host memory, before they are moved to a device.
+    """Yield the batches without their field ``receipt``, which is added to the recorder.
 
     Args:
-        sampler: the `MicroBatchSampler` from whose start on they come, if it is to be
-            recorded which of them came in their round; one that is resumed, before its iteration.
+        batches: mappings with the field ``receipt``, in host memory.
+        recorder: recorder of this rank.
+        sampler: the `MicroBatchSampler` of the batches, at the start of its iteration; with it,
+            samples outside their round are counted as misplaced.
 
     Raises:
-        InvalidArgument: a batch carries none.
+        InvalidArgument: a batch has no field ``receipt``.
     """
     rounds = rounds_of(sampler)
     for batch in batches:
         rows = batch.pop("receipt", None)
         if rows is None:
             raise InvalidArgument(
-                "a batch carries no receipt; make its GPTDataset with fingerprints=[…]"
+                "a batch must have the field receipt; make its GPTDataset with fingerprints=[…]"
             )
         recorder.add_rows(rows, next(rounds))
         yield batch
 
 
 def rounds_of(sampler: Any, first: int = 0) -> Iterator[Round | None]:
-    """Yield the rounds of a sampler, without end, from number ``first`` counted from its start.
-
-    They are None where its samples do not come in the order of their positions, or beyond its end.
-    """
+    """Yield the rounds of a sampler from number ``first``; None without end after the last, and
+    for a sampler that does not serve samples in the order of their positions."""
     state_after: Any = getattr(sampler, "state_after", None)
     state = None if state_after is None else state_after(first)
     while state is not None and state.get("kind") == MicroBatchSampler.kind:

@@ -1,4 +1,4 @@
-"""The loader of a recipe's run, and its checkpoint.
+"""Loader of a recipe's run, and its checkpoint.
 
 opened = open_recipe(read_recipe("run.yaml"))
 loader = RecipeLoader(opened, data_parallel_rank=rank, data_parallel_size=world)
@@ -39,13 +39,13 @@ from megaindex.validation import CheckpointReader, differ, shown
 VERSION = 1
 _WHAT = "the state of a recipe's loader"
 SIZES = ("tokens", "documents", "samples")
+# errors that a damaged recipe, or wrong sizes of sources, may raise
 _ERRORS = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""Errors that a damaged recipe, or wrong sizes of sources, may raise."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredRecipe:
-    """A checkpoint, every field of which was looked at."""
+    """Checkpoint of which every field was checked."""
 
     recipe: Recipe
     sizes: list[SourceSize]
@@ -55,10 +55,7 @@ class StoredRecipe:
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> StoredRecipe:
-        """
-        Raises:
-            FormatError: not what `RecipeLoader.state_dict` gives.
-        """
+        """Read a result of `RecipeLoader.state_dict`, or raise FormatError."""
         stored = CheckpointReader(_WHAT, state)
         stored.check_version(VERSION)
         recipe = _recipe_of(stored.text("recipe"))
@@ -67,7 +64,7 @@ class StoredRecipe:
         sources = dict(map(_source_of, given))
         names = [source.name for source in recipe.sources]
         if list(sources) != names or len(given) != len(names):
-            raise stored.error(f"sources must be those of its recipe, {shown(names)}", given)
+            raise stored.error(f"sources must equal those of its recipe, {shown(names)}", given)
         loader = stored.part("loader", "the state of a loader")
         return cls(
             recipe=recipe,
@@ -80,16 +77,12 @@ class StoredRecipe:
         )
 
     def layout(self) -> RecipeLayout:
-        """The run as it was laid out.
-
-        Raises:
-            FormatError: the sizes of its sources are not those it was laid out with.
-        """
+        """Return the layout of the run, or raise FormatError if recipe and sizes do not fit."""
         try:
             return resolve_recipe(self.recipe, self.sizes)
         except _ERRORS as error:
             raise FormatError(
-                f"not {_WHAT}: its recipe and the sizes of its sources make no run "
+                f"not {_WHAT}: its recipe does not fit the sizes of its sources "
                 f"({_reason(error)}); take it from an intact checkpoint"
             ) from None
 
@@ -108,7 +101,7 @@ def _recipe_of(text: str) -> Recipe:
 
 
 def _source_of(each: Any) -> tuple[str, dict[str, Any]]:
-    """Name and facts of a source."""
+    """Return name and facts of a source in a state."""
     stored = CheckpointReader(f"{_WHAT}: a source of it", each)
     name = stored.text("name")
     facts: dict[str, Any] = {
@@ -117,19 +110,19 @@ def _source_of(each: Any) -> tuple[str, dict[str, Any]]:
     }
     for size in SIZES:
         facts[size] = stored.integer(size, least=0 if size == "documents" else 1, most=2**62)
-    facts["content"] = None  # in states of earlier versions
+    facts["content"] = None  # as in states of earlier versions
     if stored.values.get("content") is not None:
         facts["content"] = Contents.read(stored.part("content", "the content of a source"))
     return name, facts
 
 
 def check_sizes(name: str, facts: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
-    """Equal content has equal sizes; how many samples it makes is for the recipe to say."""
+    """Raise FormatError if a source has the stored fingerprint, but another size."""
     for size in ("tokens", "documents"):
         if facts["fingerprint"] == ours["fingerprint"] and facts[size] != ours[size]:
             raise FormatError(
-                f"not {_WHAT}: source {name} must have {ours[size]} {size}, as its content has, "
-                f"got {facts[size]}; take it from an intact checkpoint"
+                f"not {_WHAT}: source {name} must have {ours[size]} {size}, the size of its "
+                f"content, got {facts[size]}; take it from an intact checkpoint"
             )
 
 
@@ -139,24 +132,25 @@ def _reason(error: BaseException) -> str:
 
 
 class RecipeLoader:
-    """The batches of one rank of a recipe's run: dicts of tensors, see `megaindex.loader.Loader`.
+    """Iterable over the batches of one rank of a recipe's run: dicts of tensors, as of `Loader`.
 
-    Rows of instruction data carry loss on their targets alone and never across documents; padding
-    carries none. A checkpoint holds the recipe, the fingerprints of its sources, the receipt of
-    what was served and the number of samples consumed: kilobytes.
+    Rows of instruction data carry loss at their targets only, and never across documents; padding
+    carries no loss. A checkpoint, a few kilobytes, holds the recipe, the fingerprints of its
+    sources, the receipt of the samples served and the number of samples consumed.
 
     Args:
-        opened: the recipe, its sources open.
-        data_parallel_rank: which rank this is.
-        data_parallel_size: how many there are. Default: the recipe's.
-        micro_batch_size: rows a rank reads at once. Default: the recipe's.
-        options: of the samples. Default: Megatron's fields without resets.
-        content: what of the tokens a checkpoint covers, as for `Loader`; a directory given to
-            `open_recipe` keeps what was read for it.
-        loading: what `Loader` takes besides: reader, read_ahead, num_threads, device and so on.
+        opened: a result of `megaindex.recipe.open_recipe`.
+        data_parallel_rank: rank of this process, from 0.
+        data_parallel_size: number of ranks. Default: that of the recipe, or 1.
+        micro_batch_size: rows of one micro batch of a rank. Default: that of the recipe, or 1.
+        options: options of the samples. Default: Megatron's fields without resets.
+        content: coverage of the tokens by a checkpoint, as for `Loader`; cached in the directory
+            given to ``open_recipe``.
+        **loading: other arguments of `Loader`: reader, read_ahead, num_threads, bytes_ahead,
+            pin_memory, device, restore_fields.
 
     Raises:
-        InvalidArgument: the recipe's batch does not divide among the ranks.
+        InvalidArgument: a global batch is not a multiple of micro batch size × ranks.
         StorageError: a source cannot be read.
     """
 
@@ -207,16 +201,16 @@ class RecipeLoader:
             **loading,
         )
         self.ledger = SourceProgress(opened.layout)
-        """The samples served from each source, at any number of consumed samples."""
+        """`SourceProgress` of the run."""
 
     @property
     def consumed_samples(self) -> int:
-        """Samples that all ranks together were served, up to the last whole step."""
+        """Number of samples returned on all ranks together."""
         return self._loader.consumed_samples
 
     @property
     def recorder(self) -> Recorder:
-        """The receipt of the samples that this rank received."""
+        """Recorder of the samples that this rank received."""
         return self._recorder
 
     def __len__(self) -> int:
@@ -226,15 +220,14 @@ class RecipeLoader:
         return iter(self._loader)
 
     def evaluation(self) -> Iterator[Batch]:
-        """This rank's batches of one evaluation: every sample once over all ranks, the same number
-        of batches on each; short ranks get rows without loss.
+        """Return this rank's batches of one evaluation, in the order of `EvaluationSampler`.
 
         Raises:
             InvalidArgument: the recipe has no evaluation.
         """
         source, rounds = self._opened.validation, self._opened.layout.evaluation
         if source is None or rounds is None:
-            raise InvalidArgument("the recipe has no evaluation; give it one, with a source")
+            raise InvalidArgument("the recipe must have an evaluation; add one, with a source")
         sampler = EvaluationSampler(num_samples=rounds.samples, **self._ranks)
         loader = Loader(
             source.index(rounds.samples),
@@ -248,12 +241,12 @@ class RecipeLoader:
         return iter(loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place of this rank, and its run: JSON values."""
+        """Return the state of this rank and its run, as JSON values."""
         import yaml
 
         return {
             "version": VERSION,
-            # as text: the order of its stages and sources counts, that of JSON's keys does not
+            # text, since the order of stages and sources matters, and JSON may reorder keys
             "recipe": yaml.safe_dump(to_mapping(self._opened.layout.recipe), sort_keys=False),
             "sources": [
                 {
@@ -267,18 +260,19 @@ class RecipeLoader:
         }
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
-        """Go on from `state_dict`, on any cluster, also with a recipe that was changed meanwhile.
+        """Continue from `state_dict`, with any number of ranks, also with a recipe changed since.
 
         Args:
-            allow: ``past``: go on though the recipe served other samples before; ``content``:
-                though a source holds something else; ``targets``: though other tokens of it carry
-                loss. Others are `Loader.load_state_dict`'s, which also says which rank may load
-                whose state.
+            state: a result of `state_dict`, or of `megaindex.loader.join_states`; see
+                `Loader.load_state_dict` for the ranks that may load it.
+            allow: names of differences to accept: ``past`` (the recipe would have served other
+                samples before), ``content`` (a source holds other tokens), ``targets`` (other
+                tokens of it carry loss), and those of `Loader.load_state_dict`.
 
         Raises:
-            InvalidArgument: the recipe would have served other samples than the run was served,
-                or a source has changed.
-            FormatError: not what `state_dict` gives.
+            InvalidArgument: the recipe would have served other samples before, or a source has
+                changed.
+            FormatError: the state is damaged, or not one of `state_dict`.
         """
         stored = StoredRecipe.read(state)
         for name in ("fingerprint", "targets"):
@@ -297,7 +291,7 @@ class RecipeLoader:
         self._loader.load(loader, allow=others, numbers=self._numbers_in(stored))
 
     def _numbers_in(self, stored: StoredRecipe) -> IntArray:
-        """Of each source, its number in the recipe of the state; new ones come after those."""
+        """Return each source's number in the recipe of the state; new sources follow those."""
         theirs = {name: number for number, name in enumerate(stored.sources)}
         names = [source.name for source in self._opened.layout.recipe.sources]
         return np.array([theirs.get(name, len(theirs) + k) for k, name in enumerate(names)])
@@ -310,13 +304,13 @@ class RecipeLoader:
                 continue
             what = "content" if fact == "fingerprint" else "targets"
             raise InvalidArgument(
-                f"source {name}: the run read {what} {facts[fact][:200]}, "
-                + (f"it has {ours} now" if ours else "and the recipe has no such source")
-                + f"; restore it, or allow {what}"
+                f"source {name}: {what} must be {facts[fact][:200]}, as in the checkpoint, "
+                + (f"got {ours}" if ours else "but the recipe has no such source")
+                + f'; restore it, or, if the change is intended, load with allow=("{what}",)'
             )
 
     def _receipt(self, receipt: Any, sources: Mapping[str, Mapping[str, Any]]) -> Any:
-        """The receipt under this run's sources, to which others may have been added."""
+        """Return the receipt with the fingerprints of this run, which may have more sources."""
         known = [facts["fingerprint"] for facts in sources.values()]
         if not isinstance(receipt, Mapping) or differ(receipt.get("fingerprints"), known):
             return receipt
@@ -326,7 +320,6 @@ class RecipeLoader:
 def _contents_of(
     opened: OpenRecipe, content: Literal["sampled", "whole"] | None
 ) -> dict[str, Contents] | None:
-    """By the names of the sources."""
     if content is None:
         return None
     found = {}
@@ -344,7 +337,7 @@ def _first_of(*values: int | None) -> int:
 
 
 def _targets_text(source: OpenSource) -> str:
-    """Return a description of the tokens of a source that carry loss, to be compared."""
+    """Return text that identifies the tokens of a source that carry loss."""
     corpus = source.corpus
     if corpus.kind == "pretraining" or source.targets is None:
         return "all tokens"

@@ -1,9 +1,9 @@
-"""The place and state of a sampler, and the ranks that it serves.
+"""The position and state of a sampler, and the ranks that it serves.
 
-The state of a sampler holds how many samples were consumed and what the order of samples depends
-on. It is the same on every rank. Going on is refused where it would change what was served or what
-comes next: the order of another corpus, another kind of sampler, and the like. Each refusal has a
-name, and `allow` takes the names of those that are meant.
+The state of a sampler holds the number of samples consumed and the values on which the order of
+samples depends. It is equal on every rank. A state is refused if continuing would change the
+samples served before or after, as with another corpus or another kind of sampler. Each reason has a
+name, and ``allow`` takes the names of those to accept.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ VERSION = 1
 
 @dataclass(frozen=True, kw_only=True)
 class RankLayout:
-    """The data-parallel ranks, and which of them this is."""
+    """Micro batch size, rank and number of ranks of a data-parallel process."""
 
     micro_batch_size: int
     data_parallel_rank: int
@@ -39,131 +39,133 @@ class RankLayout:
 
 @dataclass(frozen=True)
 class LoaderPosition:
-    """Where a run stands, over all ranks."""
+    """Position of a run, over all ranks."""
 
     consumed_samples: int = 0
-    """Samples served, padding not counted: the position of the next."""
+    """Number of samples served, padding not counted: the position of the next sample."""
     rows_left: int = 0
-    """Rows of the step under way that are still to be served; 0 between steps."""
+    """Number of rows of the current step that are not served yet; 0 between steps."""
 
 
 class Resumable(ABC):
-    """A sampler with torch's ``state_dict`` protocol, which torchdata's StatefulDataLoader uses.
+    """Sampler with torch's ``state_dict`` protocol, as torchdata's StatefulDataLoader uses it.
 
-    An iteration starts where the sampler was set to start: by its arguments or `load_state_dict`.
+    An iteration starts at the position given by the arguments or by `load_state_dict`.
     """
 
     kind: ClassVar[str]
     _ranks: RankLayout
     _start: LoaderPosition
-    _place: LoaderPosition
+    _position: LoaderPosition
 
     @property
     def ranks(self) -> RankLayout:
-        """The ranks, and which of them this sampler serves."""
+        """Micro batch size, rank and number of ranks."""
         return self._ranks
 
     @property
     @abstractmethod
     def _order(self) -> dict[str, Any]:
-        """The values that the order of samples depends on: JSON values by name."""
+        """JSON values by name on which the order of samples depends."""
 
     @abstractmethod
     def _check_fields(self, stored: CheckpointReader) -> None:
-        """Raise FormatError where a state of this kind holds a value that no such sampler wrote."""
+        """Raise FormatError if a state of this kind holds a value that no such sampler writes."""
 
     @abstractmethod
-    def _check_place(self, place: LoaderPosition) -> None:
-        """Raise InvalidArgument where this sampler cannot start at ``place``."""
+    def _check_position(self, position: LoaderPosition) -> None:
+        """Raise InvalidArgument if this sampler cannot start at ``position``."""
 
     @abstractmethod
     def _refusals(
-        self, place: LoaderPosition, stored: Mapping[str, Any]
+        self, position: LoaderPosition, stored: Mapping[str, Any]
     ) -> Iterator[tuple[str, str]]:
-        """Yield name and reason of each difference that forbids going on from ``place`` of a run of
-        order ``stored``."""
+        """Yield name and reason of each difference from the run of order ``stored`` that forbids
+        continuing at ``position``."""
 
     @abstractmethod
-    def _place_after(self, micro_batches: int) -> LoaderPosition:
-        """Return the place after ``micro_batches`` were served on every rank."""
+    def _position_after(self, micro_batches: int) -> LoaderPosition:
+        """Return the position after ``micro_batches`` were served on every rank."""
 
     @abstractmethod
     def __len__(self) -> int:
-        """Number of micro batches of an iteration, the same on every rank."""
+        """Return the number of micro batches of an iteration, equal on every rank."""
 
     @abstractmethod
     def _micro_batches(self) -> Iterator[list[int | None]]:
-        """Yield the micro batches from the start on; sets ``_place`` before each."""
+        """Yield the micro batches from the start on; set ``_position`` before each."""
 
     def __iter__(self) -> Iterator[list[int | None]]:
-        self._place = self._start
+        self._position = self._start
         return self._micro_batches()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state after the last micro batch that was taken from this sampler.
+        """Return the state after the last micro batch yielded, as JSON values.
 
-        StatefulDataLoader keeps one for each batch it reads ahead, and returns that of the batch it
-        yielded last. A plain DataLoader with workers does not: use `state_after` with it.
+        StatefulDataLoader stores one for each prefetched batch, and returns that of the last batch
+        it yielded. A plain DataLoader with workers does not: use `state_after` with it.
         """
-        return self._state(self._place)
+        return self._state(self._position)
 
     def state_after(self, micro_batches: int) -> dict[str, Any]:
-        """Return the state after this many micro batches, counted from the start.
+        """Return the state after ``micro_batches`` micro batches, counted from the start.
 
         Raises:
-            InvalidArgument: an iteration does not have that many.
+            InvalidArgument: an iteration has fewer.
         """
         micro_batches = check_between("micro_batches", micro_batches, 0, len(self))
-        return self._state(self._place_after(micro_batches))
+        return self._state(self._position_after(micro_batches))
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
-        """Start where a run stood, here with this sampler's ranks and batch sizes.
+        """Start at the position of a state, with the ranks and batch sizes of this sampler.
 
         Args:
-            allow: names of differences that do not forbid it, keys of the state.
+            state: a result of `state_dict` or `state_after`, of any rank.
+            allow: names of differences to accept: ``kind`` and the keys of the state.
 
         Raises:
-            InvalidArgument: going on would change past or future; the message has reason and name.
-            FormatError: not what `state_dict` gives.
+            InvalidArgument: continuing would change the samples served before or after; the message
+                states reason and name.
+            FormatError: the state is damaged, or not one of `state_dict`.
         """
-        place = self._parse(state)
+        position = self._parse(state)
         unknown = sorted(set(allow) - {"kind", *self._order})
         if unknown or isinstance(allow, str):
             raise InvalidArgument(
-                f"allow holds names among kind, {', '.join(self._order)}; got {allow!r}"
+                f"allow must hold names among kind, {', '.join(self._order)}, got {allow!r}"
             )
-        for name, reason in self._differences(place, state):
+        for name, reason in self._differences(position, state):
             if name not in allow:
                 raise InvalidArgument(
-                    f"{reason}; go on with the settings of the checkpoint, or, if it is meant, "
+                    f"{reason}; use the settings of the checkpoint, or, if the change is intended, "
                     f'load it with allow=("{name}",)'
                 )
-        self._check_place(place)
-        self._start = self._place = place
+        self._check_position(position)
+        self._start = self._position = position
 
-    def _state(self, place: LoaderPosition) -> dict[str, Any]:
-        return {"version": VERSION, "kind": self.kind, **vars(place), **self._order}
+    def _state(self, position: LoaderPosition) -> dict[str, Any]:
+        return {"version": VERSION, "kind": self.kind, **vars(position), **self._order}
 
     def _differences(
-        self, place: LoaderPosition, stored: Mapping[str, Any]
+        self, position: LoaderPosition, stored: Mapping[str, Any]
     ) -> Iterator[tuple[str, str]]:
         if stored["kind"] != self.kind:
             yield (
                 "kind",
-                f"the checkpoint is of a sampler of kind {shown(stored['kind'])}, this one is "
-                f"{self.kind!r} and reads in another order",
+                f"the sampler must be of kind {shown(stored['kind'])}, as in the checkpoint, got "
+                f"{self.kind!r}, which has another order",
             )
         ours = self._order["fingerprint"]
         if stored["fingerprint"] != ours:
             yield (
                 "fingerprint",
-                f"the checkpoint was made in the order {shown(stored['fingerprint'])}, this run "
-                f"reads in the order {ours!r}",
+                f"the fingerprint of the order must be {shown(stored['fingerprint'])}, as in the "
+                f"checkpoint, got {ours!r}",
             )
-        yield from self._refusals(place, {**self._order, **stored})
+        yield from self._refusals(position, {**self._order, **stored})
 
     def _parse(self, state: Mapping[str, Any]) -> LoaderPosition:
-        """Check every field of a state of any kind, and return its place."""
+        """Check every field of a state of any kind, and return its position."""
         stored = CheckpointReader("the state of a sampler", state)
         stored.check_version(VERSION)
         kind = stored.text("kind")
@@ -174,5 +176,5 @@ class Resumable(ABC):
         if kind == self.kind:
             self._check_fields(stored)
         consumed, rows = stored.integer("consumed_samples"), stored.integer("rows_left")
-        # what is left of a step of another kind are samples like all that follow
+        # the rows left of another kind's step are samples like all that follow
         return LoaderPosition(consumed, rows if kind == self.kind else 0)

@@ -1,16 +1,16 @@
-"""Samplers: which samples each data-parallel rank reads, micro batch by micro batch.
+"""Samplers of the micro batches of each data-parallel rank.
 
-A step's rows make micro batches, numbered through all ranks: micro batch n is rank n % D's, and the
-D micro batches that the ranks read at the same time are a round. Samples keep their order through
-the micro batches, and are spread over them as evenly as they go; the rows left are padding, None.
-So 5 samples in 8 rows, for 2 ranks with micro batches of 2, are
+The rows of a step are divided into micro batches, numbered over all D ranks: micro batch n belongs
+to rank n % D, and the D micro batches that the ranks read at the same time are a round. Samples
+keep their order over the micro batches and are spread over them evenly; the remaining rows are
+padding, None. So 5 samples in 8 rows, for 2 ranks with micro batches of 2, are
 
     rank 0:  [0, 1]     [3, None]
     rank 1:  [2, None]  [4, None]
 
-and a step without padding is as Megatron's ``single`` sampler and GPT-NeoX assign it. The samples
-of the rounds so far are the first of the step, and assigning the rest alone gives the same micro
-batches: a run can stop, and go on with other ranks, between any two rounds.
+A step without padding is assigned as by Megatron's ``single`` sampler and GPT-NeoX. The rounds
+served are always the first samples of the step, and assigning the others alone gives the same micro
+batches, so a run can continue with other ranks between any two rounds.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ TAILS = ("drop", "pad", "wrap")
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Rows that are assigned together: those of a global batch, or what is left of one."""
+    """Rows that are assigned together: those of a global batch, or the rest of one."""
 
     first: int
     """Position of the first sample in the order of training."""
     samples: int
-    """Rows that hold a sample, at positions first ... first + samples - 1."""
+    """Number of rows that hold a sample, at positions first ... first + samples - 1."""
     rows: int
-    """A multiple of the rows of a round, at least ``samples``."""
+    """Number of rows: a multiple of the rows of a round, at least ``samples``."""
 
     def begin(self, micro_batch: int, micro_batch_size: int) -> int:
-        """Return the position of a micro batch's first sample; the step's end for the one past its
-        last."""
+        """Return the position of a micro batch's first sample; past the last, the end of the
+        step."""
         each, longer = divmod(self.samples, self.rows // micro_batch_size)
         return self.first + micro_batch * each + min(micro_batch, longer)
 
@@ -61,35 +61,36 @@ def assign_rows(step: Step, ranks: RankLayout) -> Iterator[list[int | None]]:
 
 
 class MicroBatchSampler(Resumable):
-    """The micro batches of one rank, as lists of sample ids; a ``batch_sampler`` for DataLoader.
+    """Micro batches of one rank, as lists of sample ids; a ``batch_sampler`` for DataLoader.
 
-    Samples are served in order, so which of them make up a step depends on the global batch size
-    alone, and a run can go on with other ranks, micro batches and global batches at any place. The
-    rows of a step are assigned as by Megatron's ``single`` sampler and by GPT-NeoX (without
-    ``interleave``, which its training never sets). With 2 ranks and micro batches of 2, rank 0
-    reads 0 1, 4 5, … and rank 1 reads 2 3, 6 7, …
+    Samples are served in order: the samples of a step depend on the global batch size alone, so a
+    run can continue with other ranks, micro batches and global batches at any position. Rows are
+    assigned as by Megatron-LM's MegatronPretrainingSampler (``single``) and by GPT-NeoX's
+    DistributedBatchSampler (without ``interleave``, which its training never sets). With 2 ranks
+    and micro batches of 2, rank 0 reads 0 1, 4 5, … and rank 1 reads 2 3, 6 7, …
 
-    ``consumed_samples`` is all a run has to keep to go on exactly, which it can do between steps;
-    `state_dict` adds the step under way and what the order depends on, to be checked.
+    Between steps, ``consumed_samples`` alone continues a run exactly; `state_dict` adds the
+    position within a step, and the values on which the order depends.
 
     Args:
-        num_samples: samples of the order, ids 0 ... num_samples - 1.
-        micro_batch_size: rows a rank reads at once.
-        data_parallel_rank: which rank this is.
-        data_parallel_size: how many there are.
-        consumed_samples: samples that were served, over all ranks, before this sampler starts.
-        global_batch_size: rows of a step, over all ranks, or how they change with the samples
-            consumed. Default: one micro batch on every rank.
-        train_samples: samples to serve in all, ``consumed_samples`` included. Default: the order's.
-        tail: what becomes of samples that do not fill a last step, as in a plan. ``drop`` does not
-            serve them; ``pad`` fills up with rows None, which a dataset turns into rows without
-            loss (a micro batch can be all padding where a step has fewer samples than micro
-            batches); ``wrap`` fills up with the samples that follow in the order, or its first.
-        fingerprint: of the order, kept in the state, where it must be equal to go on.
+        num_samples: samples of the order, with ids 0 ... num_samples - 1.
+        micro_batch_size: rows of one micro batch of a rank.
+        data_parallel_rank: rank of this process, from 0.
+        data_parallel_size: number of ranks.
+        consumed_samples: samples served before the start, over all ranks.
+        global_batch_size: rows of a step over all ranks, or a schedule of them by samples consumed.
+            Default: one micro batch on every rank.
+        train_samples: samples to serve in all, ``consumed_samples`` included. Default:
+            ``num_samples``.
+        tail: treatment of samples that do not fill a last step, as in a plan. ``drop`` does not
+            serve them; ``pad`` fills up with None, rows without loss (a micro batch is all padding
+            if the step has fewer samples than micro batches); ``wrap`` fills up with the samples
+            that follow in the order, after its last those from 0 on.
+        fingerprint: fingerprint of the order; a state with another one is refused.
 
     Raises:
-        InvalidArgument: a size is out of range, or a global batch is not a multiple of
-            micro_batch_size x data_parallel_size.
+        InvalidArgument: a size is out of range, or a global batch size is not a multiple of
+            micro_batch_size × data_parallel_size.
     """
 
     kind = "single"
@@ -124,12 +125,12 @@ class MicroBatchSampler(Resumable):
         check_choice("tail", tail, TAILS)
         self._tail = tail
         self._fingerprint = fingerprint
-        # a wrapped last step goes past the last sample
+        # a wrapped last step extends past the last sample
         end = self._train_samples + (self._most_rows - 1 if tail == "wrap" else 0)
         consumed_samples = check_between(
-            "consumed_samples", consumed_samples, 0, end, most_is="where this run ends"
+            "consumed_samples", consumed_samples, 0, end, most_is="the end of this run"
         )
-        self._start = self._place = LoaderPosition(consumed_samples)
+        self._start = self._position = LoaderPosition(consumed_samples)
 
     def __len__(self) -> int:
         first = self._start.consumed_samples
@@ -147,18 +148,18 @@ class MicroBatchSampler(Resumable):
         return rows // self._ranks.rows_per_round
 
     def _micro_batches(self) -> Iterator[list[int | None]]:
-        place, count = self._start, self._num_samples
-        while (step := self._step(place)) is not None:
+        position, count = self._start, self._num_samples
+        while (step := self._step(position)) is not None:
             for number, positions in enumerate(assign_rows(step, self._ranks), 1):
-                place = self._place = self._place_in(step, number)
-                if place.consumed_samples > count:  # wrapped
+                position = self._position = self._position_in(step, number)
+                if position.consumed_samples > count:  # wrapped
                     yield [None if p is None else p % count for p in positions]
                 else:
                     yield positions
 
-    def _step(self, place: LoaderPosition) -> Step | None:
-        """Return what is assigned next at ``place``; None where the run is over."""
-        first, rows = place.consumed_samples, place.rows_left
+    def _step(self, position: LoaderPosition) -> Step | None:
+        """Return the rows that are assigned next at ``position``; None at the end of the run."""
+        first, rows = position.consumed_samples, position.rows_left
         left = max(0, self._train_samples - first)
         if rows == 0:
             if left == 0:
@@ -172,32 +173,32 @@ class MicroBatchSampler(Resumable):
     def _size_at(self, consumed: int) -> int:
         return self._schedule.samples_after(1, consumed) - consumed
 
-    def _place_in(self, step: Step, rounds: int) -> LoaderPosition:
-        """Return the place after the first rounds of a step."""
+    def _position_in(self, step: Step, rounds: int) -> LoaderPosition:
+        """Return the position after the first ``rounds`` of a step."""
         end = step.begin(rounds * self._ranks.data_parallel_size, self._ranks.micro_batch_size)
         return LoaderPosition(end, step.rows - rounds * self._ranks.rows_per_round)
 
-    def _place_after(self, micro_batches: int) -> LoaderPosition:
-        place, rounds = self._start, micro_batches
-        step = self._step(place)
-        if place.rows_left and step is not None:
+    def _position_after(self, micro_batches: int) -> LoaderPosition:
+        position, rounds = self._start, micro_batches
+        step = self._step(position)
+        if position.rows_left and step is not None:
             inside = min(rounds, step.rows // self._ranks.rows_per_round)
-            place, rounds = self._place_in(step, inside), rounds - inside
+            position, rounds = self._position_in(step, inside), rounds - inside
         if rounds == 0:
-            return place
-        first = place.consumed_samples
+            return position
+        first = position.consumed_samples
         target = first + rounds * self._ranks.rows_per_round
-        # of rows, which all hold a sample but in a padded last step
+        # counts rows as samples, which differs only in a padded last step
         begin = self._schedule.samples_after(self._schedule.iterations_within(target, first), first)
         if begin < target:
             step = self._step(LoaderPosition(begin))
             assert step is not None, "inside the iteration, as state_after checked"
-            return self._place_in(step, (target - begin) // self._ranks.rows_per_round)
+            return self._position_in(step, (target - begin) // self._ranks.rows_per_round)
         return LoaderPosition(min(begin, self._train_samples) if self._tail == "pad" else begin)
 
     def _micro_batch(self, number: int) -> list[int | None]:
-        """The micro batch of a number counted from the start, where no step wraps."""
-        step = self._step(self._place_after(number))
+        """Return a micro batch by its number from the start, with tails that do not wrap."""
+        step = self._step(self._position_after(number))
         assert step is not None, "the number is below the length"
         return next(assign_rows(step, self._ranks))
 
@@ -211,21 +212,19 @@ class MicroBatchSampler(Resumable):
 
     @property
     def _most_rows(self) -> int:
-        """Rows of the largest step of the schedule."""
         return max(size for _, size in self._schedule.stages)
 
-    def _state(self, place: LoaderPosition) -> dict[str, Any]:
-        """With the rows of the largest step that this run had or may have, before it was resumed
-        too: they bound what can be left of a step, and how far one can wrap."""
-        return {**super()._state(place), "largest_step": self._largest_step}
+    def _state(self, position: LoaderPosition) -> dict[str, Any]:
+        # the rows of the largest step, also before the run was resumed, bound those left of a step
+        # and the samples that a last step wraps
+        return {**super()._state(position), "largest_step": self._largest_step}
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
-        """As `Resumable.load_state_dict`."""
         super().load_state_dict(state, allow=allow)
         self._largest_step = max(self._most_rows, self._largest_of(state))
 
     def _largest_of(self, stored: Mapping[str, Any]) -> int:
-        """Of a state; those of before ``largest_step`` was kept are not bounded as closely."""
+        """Return the largest step of a state; states of early versions have ``num_samples``."""
         if stored["kind"] != self.kind:
             return self._most_rows
         unknown = max(self._most_rows, int(stored["num_samples"]))
@@ -237,48 +236,54 @@ class MicroBatchSampler(Resumable):
             stored.integer("largest_step", least=1)
         stored.integer("rows_left", most=self._largest_of(stored.values) - 1)
 
-    def _check_place(self, place: LoaderPosition) -> None:
-        if place.rows_left % self._ranks.rows_per_round:
+    def _check_position(self, position: LoaderPosition) -> None:
+        if position.rows_left % self._ranks.rows_per_round:
             raise InvalidArgument(
-                f"{place.rows_left} rows of the step under way are left, which micro batches of "
-                f"{self._ranks.micro_batch_size} on {self._ranks.data_parallel_size} ranks do not "
-                f"divide; change them, or go on from the end of a step"
+                f"micro batches of {self._ranks.micro_batch_size} on "
+                f"{self._ranks.data_parallel_size} ranks must divide the {position.rows_left} rows "
+                "left of the current step; change them, or continue from the end of a step"
             )
 
     def _refusals(
-        self, place: LoaderPosition, stored: Mapping[str, Any]
+        self, position: LoaderPosition, stored: Mapping[str, Any]
     ) -> Iterator[tuple[str, str]]:
-        consumed = place.consumed_samples
+        consumed = position.consumed_samples
         theirs, ours = stored["num_samples"], self._num_samples
         if theirs != ours and consumed > min(theirs, ours):
             yield (
                 "num_samples",
-                f"{consumed} samples were consumed of an order of {theirs}, which is not this "
-                f"one's beginning: it has {ours}",
+                f"the order must have {theirs} samples, as in the checkpoint, of which {consumed} "
+                f"were consumed, got {ours}",
             )
         theirs, ours = stored["train_samples"], self._train_samples
-        end = consumed + (place.rows_left if self._tail == "drop" else 0)
-        if self._tail == "wrap" and theirs == ours:  # a run that is over
+        end = consumed + (position.rows_left if self._tail == "drop" else 0)
+        if self._tail == "wrap" and theirs == ours:  # a run may have ended past its last sample
             ours += self._largest_of(stored) - 1
         if end > ours:
             yield (
                 "train_samples",
-                f"the checkpoint stands at {consumed} samples with {place.rows_left} rows of its "
-                f"step to come, past {ours}, where this run ends",
+                f"the checkpoint is at {consumed} samples with {position.rows_left} rows left of "
+                f"its step, past the end of this run, {ours}",
             )
 
 
 class RandomAccessSampler(Sequence[list[int | None]]):
-    """The micro batches of one host by number: those that `MicroBatchSampler` yields in turn.
+    """Sequence of the micro batches of one host, equal to those that `MicroBatchSampler` yields.
 
-    Every host has the same number of them, whatever the samples: what does not fill a step is not
-    served (``drop``), or served with rows None that carry no loss (``pad``).
+    Every host has the same number. Samples that do not fill a step are not served (``drop``), or
+    the step is filled up with None, rows without loss (``pad``).
 
     Args:
-        As for `MicroBatchSampler`; batches are numbered from ``consumed_samples`` on.
+        num_samples: samples of the order, with ids 0 ... num_samples - 1.
+        micro_batch_size: rows of one micro batch of a host.
+        data_parallel_rank: number of this host, from 0.
+        data_parallel_size: number of hosts.
+        consumed_samples: samples served before batch 0, over all hosts, up to the end of a step.
+        global_batch_size: as for `MicroBatchSampler`.
+        tail: ``drop`` or ``pad``.
 
     Raises:
-        InvalidArgument: as there, or ``consumed_samples`` is not the end of a step.
+        InvalidArgument: as for `MicroBatchSampler`.
     """
 
     def __init__(
@@ -312,19 +317,25 @@ class RandomAccessSampler(Sequence[list[int | None]]):
     @overload
     def __getitem__(self, number: slice) -> list[list[int | None]]: ...
     def __getitem__(self, number: int | slice) -> list[int | None] | list[list[int | None]]:
-        """The sample ids of a micro batch, None for rows of padding."""
+        """Return the sample ids of a micro batch, or a list of them; None for rows of padding.
+
+        Raises:
+            OutOfRange: there is no batch of this number; negative numbers are refused.
+        """
         if isinstance(number, slice):
             return [self[k] for k in range(*number.indices(len(self)))]
         number = check_integer("the number of a batch", number)
         if not 0 <= number < len(self):
-            raise OutOfRange(f"batch {number} was asked for, every host has {len(self)}")
+            raise OutOfRange(
+                f"the number of a batch must be from 0 to {len(self) - 1}, got {number}"
+            )
         return self._sampler._micro_batch(number)
 
     def __repr__(self) -> str:
-        """Equal for equal batches, as checkpoints of grain compare it."""
+        """Return text that is equal for equal batches: checkpoints of grain compare it."""
         sampler = self._sampler
         ranks = sampler.ranks
-        return (  # by the name that the class had when grain's first checkpoints were written
+        return (  # with the class name of the first checkpoints of grain
             f"HostBatches({sampler._num_samples} samples from {sampler._start.consumed_samples} "
             f"on, {self._length} x {ranks.micro_batch_size} for {ranks.data_parallel_rank} of "
             f"{ranks.data_parallel_size}, {sampler._schedule.stages})"
@@ -332,27 +343,26 @@ class RandomAccessSampler(Sequence[list[int | None]]):
 
 
 class EvaluationSampler:
-    """The micro batches of one rank in a pass over a whole set; a ``batch_sampler``.
+    """Micro batches of one rank in a pass over an evaluation set; a ``batch_sampler``.
 
-    Each of the ids 0 ... num_samples - 1 is served once, to one rank. All ranks have the same
-    number of micro batches, and the rows they are short of are None, which a dataset turns into
-    rows without loss. Samples are spread evenly, so with micro batches of two rows or more and at
-    least as many samples as ranks, no micro batch is all padding. A sum of losses and a sum of
-    loss masks, each over all ranks, give the exact mean.
+    Each of the ids 0 ... num_samples - 1 is served once, to one rank; every iteration is a new
+    pass. All ranks have the same number of micro batches, filled up with None, rows without loss.
+    Samples are spread evenly: with micro batches of two rows or more, and at least as many samples
+    as ranks, no micro batch is all padding. The sum of losses over the sum of loss masks, each
+    over all ranks, is the exact mean.
 
-    Every iteration is a new pass.
-
-    Megatron's ``--full-validation`` is not that. In core 0.16.1 it uses its training sampler, which
-    drops the samples of a last partial micro batch. Later (d98e8a64) each rank reads one sample at
-    a time, and a rank that has one less than the others starts over: its first sample is scored
-    twice. In both, an evaluation iteration reads as many micro batches as a training step, while
-    their number is counted as iterations, so with accumulation the set is read several times over.
+    Megatron's ``--full-validation`` differs. Megatron-LM with core 0.16.1 uses its training
+    sampler, which drops the samples of a last partial micro batch. At commit d98e8a64 each rank
+    reads one sample at a time, and a rank with one sample less than the others restarts, so that
+    its first sample is scored twice. In both, an evaluation iteration reads as many micro batches
+    as a training step, while micro batches are counted as iterations: with gradient accumulation
+    the set is read several times.
 
     Args:
-        num_samples: samples of the set; 0 makes no micro batch.
-        micro_batch_size: rows a rank reads at once.
-        data_parallel_rank: which rank this is.
-        data_parallel_size: how many there are.
+        num_samples: samples of the set; 0 gives no micro batches.
+        micro_batch_size: rows of one micro batch of a rank.
+        data_parallel_rank: rank of this process, from 0.
+        data_parallel_size: number of ranks.
 
     Raises:
         InvalidArgument: a number is out of range.
@@ -374,7 +384,7 @@ class EvaluationSampler:
         self._num_samples = check_between("num_samples", num_samples, 0)
 
     def __len__(self) -> int:
-        """Micro batches, the same number on every rank."""
+        """Return the number of micro batches, equal on every rank."""
         return ceil_div(self._num_samples, self._ranks.rows_per_round)
 
     def __iter__(self) -> Iterator[list[int | None]]:

@@ -1,4 +1,4 @@
-"""Progress of a run by source and by stage, cheap enough to log."""
+"""Progress of a run by source and by stage."""
 
 from __future__ import annotations
 
@@ -14,21 +14,26 @@ from megaindex.validation import check_integer
 
 @dataclass(frozen=True, kw_only=True)
 class ProgressRow:
-    """The samples served from one source."""
+    """Samples served from one source."""
 
     source: str
     samples: int
     tokens: int
-    """Of samples of sequence_length tokens; those of instruction data may be padded."""
+    """samples × sequence_length, the padding of instruction data included."""
     epochs: float
-    """Epochs of the source that the samples make."""
+    """Samples served over samples of one epoch of the source."""
 
 
 class SourceProgress:
-    """Counts of a run at any sample, past or future, from its plan: nothing is kept while it runs.
+    """Samples, tokens and epochs served from each source at any sample of a run.
+
+    Computed from the layout for any past or future sample.
 
     >>> progress = SourceProgress(opened.layout)
     >>> progress.totals(loader.consumed_samples)      # rows of all sources
+
+    Args:
+        layout: layout of the recipe, `OpenRecipe.layout`.
     """
 
     def __init__(self, layout: RecipeLayout) -> None:
@@ -39,10 +44,10 @@ class SourceProgress:
             self._before[number + 1] = self._before[number] + drawn
 
     def totals(self, consumed_samples: int) -> list[ProgressRow]:
-        """Return a row for every source, of all stages together.
+        """Return the row of every source, all stages together.
 
         Raises:
-            OutOfRange: the run has not so many samples.
+            OutOfRange: the run has fewer samples.
         """
         number, within = self._place(consumed_samples)
         counts = self._before[number].copy()
@@ -51,10 +56,10 @@ class SourceProgress:
         return self._rows(counts)
 
     def stages(self, consumed_samples: int) -> dict[str, list[ProgressRow]]:
-        """Return the rows of every stage that has begun, by its name.
+        """Return the rows of every stage that has begun, by the name of the stage.
 
         Raises:
-            OutOfRange: the run has not so many samples.
+            OutOfRange: the run has fewer samples.
         """
         number, within = self._place(consumed_samples)
         counts: dict[str, I64] = {}
@@ -66,11 +71,12 @@ class SourceProgress:
         return {name: self._rows(drawn) for name, drawn in counts.items()}
 
     def _place(self, consumed: int) -> tuple[int, int]:
-        """Return the number of the stage under way, and the samples it has served."""
+        """Return the number of the current stage, and the samples it has served."""
         consumed = check_integer("consumed_samples", consumed)
         if not 0 <= consumed <= self._plan.num_samples:
             raise OutOfRange(
-                f"sample {consumed} was asked for, the run has {self._plan.num_samples}"
+                f"consumed_samples must be from 0 to {self._plan.num_samples}, the samples of the "
+                f"run, got {consumed}"
             )
         for number, stage in enumerate(self._plan.stages):
             if consumed < stage.first_sample + stage.num_samples:

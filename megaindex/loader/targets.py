@@ -1,8 +1,8 @@
-"""Labels and loss masks of instruction data.
+"""Loss targets of instruction data: labels and loss masks.
 
-A blend mixes rows of text, trained on throughout, with rows of instruction data. For the latter, a
-companion file marks the targets token by token: labels (-100: not a target) or a loss mask (0:
-not a target). A row of two documents of 3 and 2 tokens, with the mask 0 1 1 | 0 1:
+A blend mixes rows of text, in which every token carries loss, with rows of instruction data. For
+the latter, a companion dataset marks the targets token by token: labels (-100: not a target) or a
+loss mask (0: not a target). A row of two documents of 3 and 2 tokens, with the mask 0 1 1 | 0 1:
 
     tokens      a b c | d e
     labels      b c - | e -        the token after each, within its document
@@ -32,12 +32,18 @@ LossKind = Literal["labels", "loss_mask", "all"]
 
 @dataclass(frozen=True, kw_only=True)
 class SourceTargets:
-    """The targets of a source's documents."""
+    """Loss targets of one source of instruction data.
+
+    Raises:
+        InvalidArgument: a companion is missing, or given with kind ``all``.
+    """
 
     kind: LossKind
-    """labels: the companion holds the label of each token; loss_mask: 1 for each token that is a
-    target; all: every token but a document's first is one."""
+    """labels: the companion holds the label of each token, -100 if it is not a target; loss_mask:
+    it holds 1 for each token that is a target, else 0; all: every token but the first of a document
+    is a target."""
     companion: IndexedDataset | None = None
+    """Dataset with the sequence lengths of the source."""
 
     def __post_init__(self) -> None:
         if (self.kind == "all") != (self.companion is None):
@@ -45,11 +51,12 @@ class SourceTargets:
 
 
 class Targets:
-    """The targets of all sources; safe to share between threads.
+    """Loss targets of all sources of an index; safe to share between threads.
 
     Args:
-        sources: for each source of the index its targets, None for text.
-        make_reader: how companions are read. Default: through mappings, or as objects are read.
+        sources: targets of each source, in the order of the index; None for text.
+        make_reader: function that returns a reader of the companions. Default: through mappings, or
+            by position if one lies in an object store.
     """
 
     def __init__(
@@ -58,24 +65,24 @@ class Targets:
         make_reader: Callable[[Sequence[IndexedDataset]], TokenReader] = plain_reader,
     ) -> None:
         self.sources = tuple(sources)
-        """As given."""
         kinds = [None if source is None else source.kind for source in sources]
         self._is_text = np.array([kind is None for kind in kinds])
         self._is_labels = np.array([kind == "labels" for kind in kinds])
         self._is_mask = np.array([kind == "loss_mask" for kind in kinds])
         companions = [s.companion for s in sources if s is not None and s.companion is not None]
         self._reader = make_reader(companions) if companions else None
-        # number of each source's companion among them
+        # the number of each source's companion
         has = self._is_labels | self._is_mask
         self._companion = np.where(has, np.cumsum(has) - 1, -1).astype(np.int32)
 
     def apply(self, spans: Spans, labels: IntArray, loss_mask: F32) -> bool:
-        """Set labels and loss of the rows of instruction data; return True if there is one.
+        """Set labels and loss mask of the rows of instruction data; return True if there are any.
 
         Args:
-            spans: of the rows.
-            labels: [rows, S], the token after each, as gathered; set to 0 where it is not a target.
-            loss_mask: float32[rows, S], as it is for text.
+            spans: spans of the rows.
+            labels: int[rows, S], the token after each; set to 0 where it is not a target.
+            loss_mask: float32[rows, S]; set to 1 at targets, else to 0. Rows of text are not
+                changed.
 
         Raises:
             OutOfRange, FormatError, StorageError: a companion cannot be read.
@@ -102,15 +109,15 @@ class Targets:
         return True
 
     def _instructed(self, spans: Spans) -> tuple[I64, I64]:
-        """Return the rows of instruction data, and the source of each."""
+        """Return the rows of instruction data and their sources."""
         filled = np.flatnonzero(np.diff(spans.row_splits))
         source = spans.source[spans.row_splits[filled]]
         chosen = ~self._is_text[source]
         return filled[chosen], source[chosen]
 
     def _companion_entries(self, part: Spans, width: int) -> IntArray:
-        """Return the companion's entry for the token after each, int64[rows, width]."""
-        assert self._reader is not None, "a source with labels or mask has a companion"
+        """Return the companion's entry of each label, int64[rows, width]."""
+        assert self._reader is not None, "SourceTargets requires a companion"
         companion = self._companion[part.source]
         ours = _rows_of(part, np.arange(part.row_splits.size - 1), keep=companion >= 0)
         numbered = replace(ours, source=self._companion[ours.source])
@@ -133,7 +140,7 @@ def document_ends(spans: Spans, width: int) -> npt.NDArray[np.bool_]:
 
 
 def _rows_of(spans: Spans, rows: I64, keep: npt.NDArray[np.bool_] | None = None) -> Spans:
-    """Return these rows alone; of their runs those to ``keep``."""
+    """Return the spans of some rows, of these the spans where ``keep`` is True."""
     counts = np.diff(spans.row_splits)[rows]
     splits = np.concatenate(([0], np.cumsum(counts)))
     run = np.repeat(spans.row_splits[rows] - splits[:-1], counts) + np.arange(splits[-1])
@@ -150,18 +157,17 @@ def _rows_of(spans: Spans, rows: I64, keep: npt.NDArray[np.bool_] | None = None)
 
 
 def targets_of(opened: OpenRecipe) -> Targets | None:
-    """Return the targets of its sources; None where all are text."""
+    """Return the loss targets of an open recipe's sources; None if all are text."""
     return targets_of_sources(opened.sources)
 
 
 def targets_of_sources(sources: Sequence[OpenSource]) -> Targets | None:
-    """Return the targets of some sources, numbered as they are given."""
     targets = [source_targets(source) for source in sources]
     return Targets(targets) if any(target is not None for target in targets) else None
 
 
 def source_targets(source: OpenSource) -> SourceTargets | None:
-    """Return the targets of one source; None of text."""
+    """Return the loss targets of one source; None for text."""
     if source.corpus.kind == "pretraining":
         return None
     if source.targets is None:

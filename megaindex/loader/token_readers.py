@@ -1,4 +1,4 @@
-"""Readers of the tokens of located samples: their interface, and those that use a mapping."""
+"""Readers of the tokens of located samples: the interface, and readers through mappings."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from megaindex.index.spans import Spans
 from megaindex.io.mapping import major_faults, resident_pages, will_need
 from megaindex.kernels import active
 
-_PROBES = 8  # ranges of a batch that are looked at
-_WARM_AFTER = 16  # batches in a row whose probes were all in memory
+_PROBES = 8  # ranges of a batch whose residency is probed
+_WARM_AFTER = 16  # consecutive batches whose probes were all in memory
 _MERGE_GAP = 16 << 10
-_ALIGNMENT = 64  # of every range in the staging buffer: enough for any token type
+_ALIGNMENT = 64  # bytes, of ranges in the staging buffer: enough for any token type
 
 
-@dataclass(slots=True, eq=False)  # not frozen: one is made for each batch, in a microsecond
+@dataclass(slots=True, eq=False)  # not frozen, which costs time for each batch
 class ReadRequest:
-    """Samples to read and the arrays they are written to, see `TokenReader.read`."""
+    """Samples to read and the arrays to fill, see `TokenReader.read`."""
 
     spans: Spans
     out: IntArray
@@ -45,7 +45,7 @@ class ReadRequest:
         )
 
     def gather(self, table: Any) -> int:
-        """Copy the tokens from a kernels' table; return the first run not in it, or -1."""
+        """Copy the tokens from a kernel's table; return the first span not in it, or -1."""
         source, document, offset, length = self.spans
         return active().gather(
             table,
@@ -62,12 +62,12 @@ class ReadRequest:
 
 
 class TokenReader(ABC):
-    """A reader of the tokens of ``datasets``; safe to share between threads.
+    """Reader of the tokens of some datasets; safe to share between threads.
 
-    A reader defines `fill`.
+    Subclasses define `fill`.
 
     Args:
-        datasets: in the order of the index's sources.
+        datasets: the sources, in the order of the index.
     """
 
     def __init__(self, datasets: Sequence[IndexedDataset]) -> None:
@@ -89,20 +89,20 @@ class TokenReader(ABC):
     ) -> None:
         """Fill row k of ``out`` with the tokens of the k-th sample of ``spans``.
 
-        A row shorter than ``out`` is wide is filled up with ``pad_id``, of a longer one the first
-        tokens are taken. ``labels[k, j]`` is the token after ``out[k, j]``, also where that is the
-        first one beyond the row; ``pad_id`` after the last token.
+        A sample shorter than the row is filled up with ``pad_id``; a longer one is cut.
+        ``labels[k, j]`` is the token after ``out[k, j]``, also if that is the first beyond the row;
+        after the last token it is ``pad_id``.
 
         Args:
-            spans: of n samples, the sources numbered as the reader's datasets.
-            out: int64, int32 or float32 [n, width], the cells of a row side by side.
+            spans: spans of n samples, the sources numbered as the reader's datasets.
+            out: int64, int32 or float32 [n, width], with contiguous rows.
             labels: None, or another array like ``out``.
             pad_id: a value of ``out``'s dtype.
-            num_threads: most threads to copy with; few tokens are copied by one.
+            num_threads: maximum number of threads; few tokens are copied by one.
 
         Raises:
-            InvalidArgument: ``out`` does not hold every token of the datasets.
-            OutOfRange: a run is not one of the datasets'.
+            InvalidArgument: the tokens of a dataset do not fit the dtype of ``out``.
+            OutOfRange: a span lies outside the datasets.
             FormatError: a file is damaged.
             StorageError: a file cannot be read.
         """
@@ -117,11 +117,13 @@ class TokenReader(ABC):
 
 
 class MappedTokens(TokenReader):
-    """The tokens of ``datasets`` through their mappings; safe to share between threads.
+    """Reader through memory mappings; safe to share between threads.
 
-    Datasets that are not open yet are opened when a batch first reads them.
+    Lazy datasets are opened when a batch first reads them. Pages that are not in memory are read
+    one after the other; `PositionalTokens` reads them concurrently.
 
-    Where the reads are cold, each page waits for the one before it: see `PositionalTokens`.
+    Args:
+        datasets: the sources, in the order of the index; on this machine's file systems.
     """
 
     def __init__(self, datasets: Sequence[IndexedDataset]) -> None:
@@ -144,17 +146,16 @@ class MappedTokens(TokenReader):
 
 
 class PrefetchingTokens(MappedTokens):
-    """Tokens through mappings, with the pages of a batch requested ahead while they are cold.
+    """Reader through mappings that requests the pages of a batch ahead while they are cold.
 
-    A page fault waits for one read of the device, and the next fault begins after it. With all runs
-    of a batch requested first, the kernel reads them at the same time: ten times faster on a disk.
-    A request costs a call for each run, too much for pages in memory; so it is made only while
-    pages are found missing.
+    A page fault waits for one read of the device, and the next fault starts after it. With all
+    spans of a batch requested first, the kernel reads them concurrently: ten times faster on a
+    disk. A request costs a system call for each range, so it is made only while pages are missing.
     """
 
     def __init__(self, datasets: Sequence[IndexedDataset]) -> None:
         super().__init__(datasets)
-        self._warm_batches = 0  # in a row; reads at once from _WARM_AFTER on
+        self._warm_batches = 0  # consecutive
 
     def fill(self, request: ReadRequest) -> None:
         if self._warm_batches < _WARM_AFTER:
@@ -166,7 +167,7 @@ class PrefetchingTokens(MappedTokens):
             self._warm_batches = 0
 
     def prefetch(self, spans: Spans) -> bool:
-        """Request the pages of these runs; return True if all that were probed are in memory."""
+        """Request the pages of these spans; return True if all that were probed are in memory."""
         ranges = merge(locate_bytes(self._datasets, spans), _MERGE_GAP)
         columns = ranges.source.tolist(), ranges.begin.tolist(), ranges.nbytes.tolist()
         places = [
@@ -189,45 +190,36 @@ def _address(dataset: IndexedDataset) -> int:
 
 
 def source_arrays(dataset: IndexedDataset) -> tuple[IntArray, IntArray, IntArray]:
-    """Return the tokens, pointers and lengths of a dataset, as the kernels take them.
-
-    Raises:
-        InvalidArgument: its tokens are of a dtype that no batch holds.
-    """
+    """Return the tokens, pointers and lengths of a dataset, as the kernels take them."""
     if dataset.dtype.kind not in "iuf" or not dataset.dtype.isnative:
         raise InvalidArgument(
-            f"{dataset.path_prefix}: tokens are {dataset.dtype}; batches are made of integers and "
-            "floats of this machine's byte order"
+            f"{dataset.path_prefix}: tokens must be integers or floats of this machine's byte "
+            f"order, got {dataset.dtype}"
         )
     return dataset.tokens, dataset.sequence_pointers, dataset.sequence_lengths
 
 
 def refuse_run(datasets: Sequence[IndexedDataset], spans: Spans, run: int) -> None:
-    """Raise the error of a run that a kernel refused.
-
-    Raises:
-        OutOfRange: the dataset or sequence does not exist, or the run leaves its sequence.
-        FormatError: the sequence lies outside the ``.bin``.
-    """
+    """Raise OutOfRange or FormatError for a span that a kernel refused."""
     source, document, offset, length = (int(column[run]) for column in spans)
     if not 0 <= source < len(datasets):
         raise OutOfRange(
             f"a sample reads source {source}, and there are {len(datasets)} datasets; give the "
-            "datasets that the index was built from, in its order"
+            "datasets from which the index was built, in the order of the index"
         )
     dataset = datasets[source]
     if not 0 <= document < len(dataset):
         raise OutOfRange(
             f"{dataset.path_prefix}: a sample reads sequence {document}, and there are "
-            f"{len(dataset)}; give the dataset that the index was built from"
+            f"{len(dataset)}; give the dataset from which the index was built"
         )
     dataset.get(document, offset, length)
-    raise AssertionError("a kernel refused a run that the dataset reads")
+    raise AssertionError("a kernel refused a span that the dataset reads")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunBytes:
-    """The bytes of runs of tokens, in the order of the runs."""
+    """Bytes of the spans of a request, one entry for each span."""
 
     source: I64
     begin: I64
@@ -235,7 +227,6 @@ class RunBytes:
     nbytes: I64
 
     def part(self, begin: int, end: int) -> RunBytes:
-        """Return some of the runs."""
         runs = slice(begin, end)
         return RunBytes(source=self.source[runs], begin=self.begin[runs], nbytes=self.nbytes[runs])
 
@@ -248,17 +239,17 @@ class Ranges:
     begin: I64
     nbytes: I64
     at: I64
-    """Where each range goes in the staging buffer."""
+    """Offset of each range in the staging buffer."""
     run_at: I64
-    """int64[runs]: where each run begins there."""
+    """int64[spans]: offset of each span there."""
     staging_nbytes: int
 
 
 def locate_bytes(datasets: Sequence[IndexedDataset], spans: Spans) -> RunBytes:
-    """Return the bytes of the runs, each checked against the .idx and the size of the .bin.
+    """Return the bytes of the spans, each checked against the .idx and the size of the .bin.
 
     Raises:
-        OutOfRange: a source, sequence or range of tokens that does not exist.
+        OutOfRange: a source, sequence or range of tokens does not exist.
         FormatError: a sequence lies outside its .bin, or begins inside a token.
     """
     source = spans.source.astype(np.int64)
@@ -274,15 +265,15 @@ def locate_bytes(datasets: Sequence[IndexedDataset], spans: Spans) -> RunBytes:
 
 
 def merge(runs: RunBytes, gap: int | I64) -> Ranges:
-    """Return ranges that hold all the runs; runs of a file at most ``gap`` bytes apart share one.
+    """Return ranges that cover all spans; those of a file at most ``gap`` bytes apart share one.
 
-    With a gap of 10, bytes 0-9, 50-59 and 15-20 of a file become 0-20 and 50-59. An array gives
-    each source a gap of its own.
+    With a gap of 10, bytes 0-9, 50-59 and 15-20 of a file become 0-20 and 50-59. An array holds the
+    gap of each source.
     """
     sources, rank = np.unique(runs.source, return_inverse=True)
     end = runs.begin + runs.nbytes
     gaps = np.full(sources.size, gap) if np.isscalar(gap) else np.asarray(gap)[sources]
-    # one axis for all files, each a stretch of its own that no gap bridges
+    # all files on one axis, at distances above their gaps
     reach = np.zeros(sources.size, np.int64)
     np.maximum.at(reach, rank, end)
     stretch = reach + gaps + 1
@@ -311,7 +302,7 @@ def merge(runs: RunBytes, gap: int | I64) -> Ranges:
 
 
 def row_groups(spans: Spans, nbytes: I64, limit: int) -> Iterator[tuple[int, int]]:
-    """Yield bounds of consecutive rows, at least one, whose runs take at most ``limit`` bytes."""
+    """Yield bounds of groups of rows that take at most ``limit`` bytes, or hold a single row."""
     ends = np.concatenate(([0], np.cumsum(nbytes)))[spans.row_splits]
     row, rows = 0, spans.row_splits.size - 1
     while row < rows:
@@ -324,7 +315,7 @@ def row_groups(spans: Spans, nbytes: I64, limit: int) -> Iterator[tuple[int, int
 def _runs_by_source(source: I64) -> Iterator[tuple[int, I64 | slice]]:
     if not source.size:
         return
-    if (source == source[0]).all():  # by far the most frequent
+    if (source == source[0]).all():  # the most frequent case
         yield int(source[0]), slice(None)
         return
     order = np.argsort(source, kind="stable")
@@ -333,7 +324,7 @@ def _runs_by_source(source: I64) -> Iterator[tuple[int, I64 | slice]]:
 
 
 def _begins(dataset: IndexedDataset, document: I64, offset: I64, length: I64) -> I64:
-    """Return the first byte of each run; -1 if it is not in the dataset."""
+    """Return the first byte of each span; -1 if it is not in the dataset."""
     known = (document >= 0) & (document < len(dataset))
     if not known.all():
         return np.where(known, 0, -1)
@@ -341,11 +332,11 @@ def _begins(dataset: IndexedDataset, document: I64, offset: I64, length: I64) ->
     bad = (offset < 0) | (length < 0) | (offset > size) | (length > size - offset)
     itemsize = dataset.dtype.itemsize
     pointer = dataset.sequence_pointers[document].astype(np.int64)
-    room = (dataset.nbytes - pointer) // itemsize  # tokens from there to the end of the file
+    room = (dataset.nbytes - pointer) // itemsize  # tokens to the end of the file
     bad |= (pointer < 0) | (pointer % itemsize != 0) | (size > room)
     return np.where(bad, -1, pointer + offset * itemsize)
 
 
 def row_tokens(spans: Spans) -> I64:
-    """Return how many tokens each row has, int64[rows]."""
+    """Return the number of tokens of each row, int64[rows]."""
     return np.diff(np.concatenate(([0], np.cumsum(spans.length)))[spans.row_splits])

@@ -1,16 +1,15 @@
-"""A map-style PyTorch dataset over an index, and its batches in a DataLoader.
+"""Map-style PyTorch dataset over an index, and the transfer of its batches in a DataLoader.
 
 ``__getitems__`` reads a whole batch into one set of arrays. PyTorch's default collate function
-would take its rows, four tensors a sample, and copy them together again. A `Samples` makes its rows
-when they are first looked at, and `default_collate` returns the batch itself as long as nobody
-changed them.
+would take its rows, four tensors a sample, and stack them again. A `SampleList` makes its rows on
+first access, and ``default_collate`` returns the batch itself unless a row was changed.
 
 PyTorch makes a shared memory file for every tensor of every batch, and passes its descriptor
-through a socket: more than half of what a batch costs. Here a worker keeps a few slots, each a
+through a socket: more than half of the cost of a batch. Here a worker keeps a few slots, each a
 shared memory file with room for a batch. The first batch in a slot is sent with the descriptor of
 the file, later ones as the number of the slot, and the receiver keeps the slot mapped. A slot is in
 use while the receiver holds a tensor of it, or a view of one: every field has a byte in the slot,
-which the worker sets when it sends the field, and the receiver clears when its last holder is gone.
+which the worker sets when it sends the field, and the receiver clears when the field is freed.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ import multiprocessing
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -38,9 +37,8 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Index
-from megaindex.loader.batch import BatchMaker, SampleIds, SampleOptions
+from megaindex.loader.batch import BatchMaker, Buffers, SampleIds, SampleOptions, Shapes
 from megaindex.loader.batch_reader import BatchReader, BufferPool
-from megaindex.loader.buffers import Buffers, Shapes
 from megaindex.loader.reader_choice import reader_of
 from megaindex.loader.token_readers import TokenReader
 
@@ -49,29 +47,25 @@ _NUMBERS = ("dataset_id",)  # fields that a sample holds as a NumPy number, as i
 
 
 class SampleDict(dict[str, Any]):
-    """One sample: a dict of its own type, by which PyTorch finds `collate_samples`."""
+    """Dict of one sample, of a type for which PyTorch's collate calls `collate_samples`."""
 
     def __reduce__(self) -> tuple[Any, ...]:
         return dict, (dict(self),)
 
 
 class SampleList(list[SampleDict]):
-    """A list of the samples of ``batch``, which are views of it.
-
-    All that can be done with a list can be done with it.
-    """
+    """List of the samples of ``batch``, as views of it, made on first access."""
 
     def __init__(self, batch: Batch) -> None:
         super().__init__()
         self.batch = batch
-        """The fields, stacked."""
         self._is_filled = False
         self._first: SampleDict | None = None
         self._first_values: list[Any] = []
 
     @property
     def is_whole(self) -> bool:
-        """True while no sample was changed, as far as can be seen."""
+        """True unless a sample may have been changed."""
         first = self._first
         return not self._is_filled and (
             first is None
@@ -88,7 +82,7 @@ class SampleList(list[SampleDict]):
         if self._is_filled or at != 0 or not len(self):
             self._fill()
             return super().__getitem__(at)
-        if self._first is None:  # all that a collate function looks at
+        if self._first is None:  # the only row that a collate function reads
             row = [_first(name, field) for name, field in self.batch.items()]
             self._first_values = row
             self._first = SampleDict(zip(self.batch, row, strict=True))
@@ -130,20 +124,15 @@ def _after_filling(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _methods_that_look() -> Iterable[str]:
-    """Methods of list that see its elements, and not through another method."""
-    own = {"__new__", "__init__", "__getattribute__", "__class_getitem__", "__sizeof__"}
-    return (name for name in vars(list) if name not in own | vars(SampleList).keys())
-
-
-for _name in list(_methods_that_look()):
+# the methods of list that read or change its elements
+_UNRELATED = {"__new__", "__init__", "__getattribute__", "__class_getitem__", "__sizeof__"}
+for _name in vars(list).keys() - _UNRELATED - vars(SampleList).keys():
     if callable(getattr(list, _name)):
         setattr(SampleList, _name, _after_filling(getattr(list, _name)))
 
 
 def collate_samples(samples: Sequence[SampleDict], *, collate_fn_map: Any = None) -> Batch:
-    """The batch that samples were read as, without a copy; else what `default_collate` makes of
-    dicts."""
+    """Return the batch of unchanged samples without a copy; else collate them as dicts."""
     if isinstance(samples, SampleList) and samples.is_whole:
         return samples.batch
     return {
@@ -156,20 +145,19 @@ default_collate_fn_map[SampleDict] = collate_samples
 
 
 _LINE = 64  # bytes to which fields are aligned
-_MOST_SLOTS = 16  # of batches of one number of rows; each keeps a descriptor open
+_MOST_SLOTS = 16  # for batches of one number of rows; each keeps a descriptor open
 _SENT, _FREE = 1, 0
 _Key = tuple[int, str]
 _numbers = itertools.count()
-_tokens: dict[int, str] = {}
-"""A name for each process, since process ids come again."""
+_process_names: dict[int, str] = {}  # random, since process ids are reused
 
 
 class SharedBuffers(Buffers):
-    """The fields of ``rows`` samples in one shared memory file.
+    """Fields of ``rows`` samples in one shared memory file.
 
     Args:
-        as_slot: send them to the receiver as a slot, and take them again when it holds them no
-            more; else they are sent as PyTorch sends tensors, once.
+        as_slot: send them as a slot, to be reused when the receiver has freed them; else they are
+            sent once, as PyTorch sends tensors.
     """
 
     def __init__(self, rows: int, shapes: Shapes, *, as_slot: bool) -> None:
@@ -210,21 +198,20 @@ class SharedBuffers(Buffers):
         return tensors
 
     def send(self, name: str) -> tuple[Any, ...]:
-        """Mark a field as sent; how its receiver makes the tensor."""
+        """Mark a field as sent, and return the call by which the receiver makes the tensor."""
         begin, end, dtype, shape = self._places[name]
         byte = list(self._places).index(name) - len(self._places)
         self._sent[byte] = _SENT
         shared = None if self._was_sent else self._shared
         self._was_sent = True
-        token = _tokens.setdefault(os.getpid(), secrets.token_hex(8))
-        key = os.getpid(), token
+        key = os.getpid(), _process_names.setdefault(os.getpid(), secrets.token_hex(8))
         return _receive, (key, self._number, shared, byte, begin, end, dtype, shape)
 
 
 class SlotPool(BufferPool):
-    """Buffers of batches of one number of rows that a worker of a DataLoader sends.
+    """Pool of the buffers that a DataLoader worker sends.
 
-    Where the receiver keeps more batches than there are slots, the others are sent once.
+    If the receiver keeps more batches than there are slots, further batches are sent once.
     """
 
     def __init__(self, maker: BatchMaker, rows: int) -> None:
@@ -240,13 +227,11 @@ class SlotPool(BufferPool):
         return self._maker.allocate(self._rows, partial(SharedBuffers, as_slot=as_slot))
 
 
-_fields: dict[int, tuple[weakref.ref[torch.Tensor], SharedBuffers, str]] = {}
-"""Tensors in slots, by their id."""
+_fields: dict[int, tuple[weakref.ref[torch.Tensor], SharedBuffers, str]] = {}  # by id of the tensor
 
 
 def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """How a process sends a tensor to another: a field of a slot as that, all others as PyTorch
-    does."""
+    """Reduce a tensor for another process: fields of slots as such, others as PyTorch does."""
     found, buffers, name = _fields.pop(id(tensor), (None, None, ""))
     if found is None or buffers is None or found() is not tensor:
         reduced: tuple[Any, ...] = reduce_tensor(tensor)  # type: ignore[no-untyped-call]
@@ -255,7 +240,7 @@ def _reduce(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 class _Lease:
-    """A field of a slot for as long as anything holds it in this process."""
+    """Field of a slot that is marked as free when this object, the base of its array, is freed."""
 
     def __init__(self, memory: npt.NDArray[np.uint8], begin: int, end: int, byte: int) -> None:
         self._memory = memory
@@ -274,8 +259,7 @@ class _Lease:
             self._memory[self._byte] = _FREE
 
 
-_slots: dict[tuple[_Key, int], npt.NDArray[np.uint8]] = {}
-"""The slots of other processes that are mapped here."""
+_slots: dict[tuple[_Key, int], npt.NDArray[np.uint8]] = {}  # of other processes, mapped here
 
 
 def _receive(
@@ -296,7 +280,7 @@ def _receive(
 
 
 def _forget_ended(sender: int) -> None:
-    """Unmap the slots of workers that ended; fields that are held stay."""
+    """Unmap the slots of workers that ended; fields that are still referenced stay mapped."""
     alive = {sender, *(child.pid for child in multiprocessing.active_children())}
     for key, number in list(_slots):
         if key[0] not in alive:
@@ -307,34 +291,38 @@ Sample = dict[str, torch.Tensor]
 
 
 def collate(samples: Sequence[Sample]) -> Sample:
-    """Return the batch as it was read, without a copy: a ``collate_fn`` for DataLoader, like its
-    default one."""
+    """Return the batch of samples of `GPTDataset`, a ``collate_fn`` for DataLoader.
+
+    The same as ``torch.utils.data.default_collate``: a batch that was read at once is not copied.
+    """
     batch: Sample = torch.utils.data.default_collate(samples)  # type: ignore[arg-type]
     return batch
 
 
 class GPTDataset(torch.utils.data.Dataset[Sample]):
-    """Samples of ``index`` read from ``dataset``, each a dict of tensors.
+    """Map-style PyTorch dataset of the samples of an index, each a dict of tensors.
 
-    ``tokens`` and ``labels`` are int64[S], the labels one token ahead; ``loss_mask`` is
-    float32[S]; ``position_ids`` int64[S]; ``attention_mask`` bool[1, S, S] if asked for. Equal to
-    megatron-core's GPTDataset for the same index and options; `BatchMaker` says what else there is.
-    Sample id None, which Megatron's samplers give to fill up a batch, is a sample without loss.
+    ``tokens`` and ``labels`` are int64[S], labels one token ahead; ``loss_mask`` is float32[S];
+    ``position_ids`` int64[S]; ``attention_mask`` bool[1, S, S] if set in the options. Values equal
+    those of GPTDataset of megatron-core 0.16.1 for the same index and options. `BatchMaker` lists
+    the other fields. Sample id None, with which Megatron's samplers fill up a batch, gives a sample
+    without loss.
 
-    With the ``fingerprints`` of its sources each sample has a ``receipt`` too, int64[3], which
-    `megaindex.loader.receipted` takes off and adds up: what was read for it, and where.
-
-    Fetches whole batches at once under a DataLoader (``__getitems__``), and its default
-    ``collate_fn`` does not copy them. Workers send them in shared memory that is used again.
+    A DataLoader fetches whole batches (``__getitems__``), and its default ``collate_fn`` does not
+    copy them. Workers send them in shared memory, which is reused.
 
     Args:
-        index: which tokens each sample reads.
-        dataset: what the index was built from: a dataset, one for each source of a blend, or
-            another reader of them.
-        pad_id: short for that of ``options``.
+        index: the samples, from build_index, build_blend or a recipe.
+        dataset: dataset from which the index was built, a list of one for each source, or a reader.
+        pad_id: overrides ``options.pad_id``.
+        options: options of the samples.
+        fingerprints: fingerprint of each source, 32 hex digits; adds the field ``receipt``,
+            int64[3], for `megaindex.loader.receipted`.
 
     Raises:
-        OutOfRange: a sample id the index does not hold; no other sample is served in its place.
+        InvalidArgument: the datasets do not belong to the index, or hold tokens that do not fit
+            ``token_dtype``.
+        OutOfRange: by indexing, if the index does not hold a sample id.
     """
 
     def __init__(
@@ -361,8 +349,8 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
         return sample
 
     def __getitems__(self, sample_ids: SampleIds) -> SampleList:
-        """The samples of one batch, read together. They are views of it: its memory is used again
-        when the last of them is gone."""
+        """Return the samples of one batch, as views of it, whose memory is reused when all are
+        freed."""
         ids = sample_ids.tolist() if isinstance(sample_ids, np.ndarray) else list(sample_ids)
         source = self._source
         if get_worker_info() is not None:
@@ -375,7 +363,7 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
         return BatchReader(self._maker, make_pool=partial(BufferPool, keep=2))
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"maker": self._maker}  # every process has buffers of its own
+        return {"maker": self._maker}  # each process makes its own buffers
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._maker = state["maker"]

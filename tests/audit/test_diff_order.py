@@ -237,22 +237,22 @@ def test_settings_longer_than_any_path(prefix: Path) -> None:
     assert existing(f"order=epoch,source_name={long}") is None
     content = diff(prefix, f"order=epoch,source_name={long}", "order=epoch,source_name=y")
     assert settings_of(content) == ["source_name"]
-    with pytest.raises(StorageError, match="x: cannot look at it: File name too long"):
+    with pytest.raises(StorageError, match="x: cannot read its status: File name too long"):
         existing(long)
     status, _, err = cli("diff-order", long, "order=neox")
     assert status == 2
     assert err.startswith(f"megaindex diff-order: {long[:2000]}")  # the message is cut
     assert "characters left out" in err
-    assert "x: cannot look at it: File name too long" in err
+    assert "x: cannot read its status: File name too long" in err
 
 
 def test_what_one_may_not_look_at_is_a_storage_error(tmp_path: Path) -> None:
     (tmp_path / "folder/entry").mkdir(parents=True)
     path = tmp_path / "folder/entry"
     with closed(tmp_path / "folder"):
-        with pytest.raises(StorageError, match="entry: cannot look at it: Permission denied"):
+        with pytest.raises(StorageError, match="entry: cannot read its status: Permission denied"):
             existing(str(path))
-        with pytest.raises(StorageError, match="entry: cannot look at it: Permission denied"):
+        with pytest.raises(StorageError, match="entry: cannot read its status: Permission denied"):
             read_settings(str(path), {})
         with pytest.raises(StorageError, match="entry: cannot look into it: Permission denied"):
             side_from_arrays(path)
@@ -263,8 +263,8 @@ def test_what_one_may_not_look_at_is_a_storage_error(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[" * 100_000, "must be the JSON that Megatron writes, but it is nested too deeply"),
-        ("[]", "but it is no JSON object"),
-        ("9" * 5000, "but it is no JSON"),
+        ("[]", "but it is not a JSON object"),
+        ("9" * 5000, "but it is not valid JSON"),
         ('{"sequence_length": "x"}', "says sequence_length 'x'"),
         ('{"sequence_length": 1e400}', "says sequence_length inf"),
         ('{"sequence_length": -1}', "says sequence_length -1"),

@@ -94,7 +94,7 @@ def test_a_source_that_changes_before_it_is_read_is_refused(
         for suffix in (".bin", ".idx"):
             Path(prefix + suffix).unlink()
         write_corpus(Path(prefix), np.full(7, 45))
-    with pytest.raises(StorageError, match="changed since it was looked at"):
+    with pytest.raises(StorageError, match="changed since it was opened"):
         served(warm)
 
 

@@ -98,7 +98,7 @@ def test_inspection_of_a_damaged_pair(tmp_path: Path, capsys: pytest.CaptureFixt
     pair = described(tmp_path / "c")
     assert (pair.sequences, pair.tokens, pair.documents) == (3, 12, 0)
     assert pair.bin_nbytes is None
-    assert "header promises 3 sequences" in pair.faults[0]
+    assert "header declares 3 sequences" in pair.faults[0]
     for data, name in ((b"TNTIDX\0\0" + bytes(50), "TNTIDX"), (b"", "unknown"), (b"x", "unknown")):
         (tmp_path / "c.idx").write_bytes(data)
         assert described(tmp_path / "c").format == name

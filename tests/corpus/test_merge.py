@@ -158,7 +158,7 @@ def test_mixed_types_are_refused_with_the_remedy_that_works(tmp_path: Path) -> N
     [
         (np.int32, "uint16", "a: holds int32, whose values do not all fit uint16"),
         (np.int64, "float64", "a: holds int64, whose values do not all fit float64"),
-        (np.int32, "uint32", "the megatron dialect has no code for it"),
+        (np.int32, "uint32", "has no code in the megatron dialect"),
     ],
 )
 def test_only_widening(tmp_path: Path, stored: Any, dtype: str, message: str) -> None:

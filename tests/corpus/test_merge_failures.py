@@ -71,7 +71,7 @@ def test_outputs_that_must_not_be_written(tmp_path: Path) -> None:
     for output in (a, str(tmp_path / "same")):
         with pytest.raises(InvalidArgument, match="is also an input or another output"):
             merge(output, [a, b], overwrite=True)
-    with pytest.raises(InvalidArgument, match="names one file of the pair"):
+    with pytest.raises(InvalidArgument, match="must be the common prefix"):
         merge(f"{b}.bin", [a])
     with pytest.raises(InvalidArgument, match="must name at least one pair"):
         merge(str(tmp_path / "m"), [])

@@ -1,4 +1,4 @@
-"""One test per rule that a pair can break: which type, and file, rule, values, remedy in words."""
+"""Each rule that a pair can break: error type, file, rule, values and remedy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_half_a_pair_is_missing(raw_pair: RawPair, gone: str, there: str) -> Non
         prefix,
         f"train{gone}: missing, although",
         f"train{there} exists",
-        "put the missing half of the pair beside it",
+        "put the missing file beside it",
     )
 
 
@@ -49,11 +49,11 @@ def test_both_files_are_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("suffix", [".bin", ".idx"])
 def test_path_of_a_file_instead_of_the_prefix(raw_pair: RawPair, suffix: str) -> None:
     prefix = raw_pair()
-    refuses(InvalidArgument, prefix + suffix, "names one file", f"pass the prefix {prefix!r}")
+    refuses(InvalidArgument, prefix + suffix, "must be the common prefix", f"{prefix!r}, got")
 
 
 def test_unknown_dialect(raw_pair: RawPair) -> None:
-    parts = ("dialect='fairseq'", "choose one of megatron, neox, paddlenlp")
+    parts = ("dialect must be one of megatron, neox, paddlenlp", "got 'fairseq'")
     refuses(InvalidArgument, raw_pair(), *parts, dialect="fairseq")
 
 
@@ -68,8 +68,8 @@ def test_wrong_magic(raw_pair: RawPair) -> None:
     refuses(
         FormatError,
         raw_pair(magic=b"PK\3\4....."),
-        "train.idx: begins with b'PK\\x03\\x04.....'",
-        "must begin with b'MMIDIDX\\x00\\x00'",
+        "train.idx: must begin with b'MMIDIDX\\x00\\x00'",
+        "got b'PK\\x03\\x04.....'",
         "check the path",
     )
 
@@ -81,22 +81,24 @@ def test_the_old_format_is_named(raw_pair: RawPair) -> None:
 
 def test_wrong_version(raw_pair: RawPair) -> None:
     prefix = raw_pair(version=2)
-    refuses(FormatError, prefix, "train.idx: has format version 2", "only version 1", "restore")
+    refuses(FormatError, prefix, "train.idx: must have format version 1, got 2", "restore")
 
 
 @pytest.mark.parametrize("code", [0, 11, 255])
 def test_unknown_dtype_code(raw_pair: RawPair, code: int) -> None:
-    parts = (f"train.idx: dtype code {code} is unknown", "8 uint16", "restore the file")
+    parts = ("train.idx: dtype code must be one of", "8 uint16", f"got {code}", "restore the file")
     refuses(FormatError, raw_pair(code=code), *parts)
 
 
 def test_dtype_code_of_another_dialect(raw_pair: RawPair) -> None:
-    refuses(FormatError, raw_pair(code=9), "dtype code 9", "open it with dialect='paddlenlp'")
+    refuses(
+        FormatError, raw_pair(code=9), "dtype code", "got 9", "open it with dialect='paddlenlp'"
+    )
 
 
 @pytest.mark.parametrize("size", [0, 1, 33])
 def test_index_shorter_than_its_header(raw_pair: RawPair, size: int) -> None:
-    refuses(FormatError, raw_pair(cut=size), f"train.idx: has {size} bytes", "takes 34", "restore")
+    refuses(FormatError, raw_pair(cut=size), "a header of 34 bytes", f"got {size} bytes", "restore")
 
 
 @pytest.mark.parametrize("change", [{"cut": 60}, {"cut": -1}, {"tail": b"x"}, {"tail": b"1234"}])
@@ -105,7 +107,7 @@ def test_truncated_or_over_long_index(raw_pair: RawPair, change: dict[str, Any])
     refuses(
         FormatError,
         prefix,
-        "train.idx: header promises 3 sequences and 4 document bounds",
+        "train.idx: header declares 3 sequences and 4 document bounds",
         "(34 + 12·3 + 8·4 = 102 bytes, or 105 with modes)",
         f"file has {Path(prefix + '.idx').stat().st_size}",
         "restore the file or write the pair again",
@@ -114,32 +116,44 @@ def test_truncated_or_over_long_index(raw_pair: RawPair, change: dict[str, Any])
 
 @pytest.mark.parametrize("counts", [(TOO_MANY, 4), (3, TOO_MANY), (2**62, 2**61), (2, 4), (3, 5)])
 def test_counts_that_the_file_cannot_hold(raw_pair: RawPair, counts: tuple[int, int]) -> None:
-    promise = f"promises {counts[0]} sequences and {counts[1]} document bounds"
-    refuses(FormatError, raw_pair([3, 0, 2], counts=counts), promise, "file has 102")
+    declared = f"declares {counts[0]} sequences and {counts[1]} document bounds"
+    refuses(FormatError, raw_pair([3, 0, 2], counts=counts), declared, "file has 102")
 
 
 def test_no_document_bounds(raw_pair: RawPair) -> None:
-    refuses(FormatError, raw_pair([], bounds=[]), "train.idx: header promises 0 document bounds")
+    refuses(
+        FormatError,
+        raw_pair([], bounds=[]),
+        "train.idx: header must declare at least 1 document bound",
+    )
 
 
 def test_first_document_bound(raw_pair: RawPair) -> None:
-    refuses(FormatError, raw_pair(bounds=[1, 3]), "train.idx: document bound 0 is 1 and must be 0")
+    refuses(FormatError, raw_pair(bounds=[1, 3]), "train.idx: document bound 0 must be 0, got 1")
 
 
 @pytest.mark.parametrize("last", [2, 4, -1])
 def test_last_document_bound(raw_pair: RawPair, last: int) -> None:
     prefix = raw_pair(bounds=[0, last])
-    refuses(FormatError, prefix, f"last document bound is {last}", "sequences, 3", "dialect='neox'")
+    refuses(
+        FormatError,
+        prefix,
+        "last document bound must be 3, the number of sequences",
+        f"got {last}",
+        "dialect='neox'",
+    )
 
 
 @pytest.mark.parametrize("last", [4, -1])
 def test_last_document_bound_of_neox(raw_pair: RawPair, last: int) -> None:
     prefix = raw_pair(bounds=[0, last])
-    refuses(FormatError, prefix, f"last document bound is {last}", dialect="neox")
+    refuses(
+        FormatError, prefix, f"bound must be 3, the number of sequences, got {last}", dialect="neox"
+    )
 
 
 def test_multimodal_without_modes(raw_pair: RawPair) -> None:
-    parts = ("train.idx: ends after the document bounds", "3 modes", "multimodal=False")
+    parts = ("train.idx: must hold 3 modes", "ends after the document bounds", "multimodal=False")
     refuses(FormatError, raw_pair(), *parts, multimodal=True)
 
 
@@ -157,7 +171,7 @@ def test_empty_bin(raw_pair: RawPair) -> None:
 
 
 BAD_ENTRIES = [
-    ({"lengths": [1, -1, 2]}, "sequence 1 has length -1; lengths are never negative"),
+    ({"lengths": [1, -1, 2]}, "sequence 1 must have a length of at least 0, got -1"),
     ({"pointers": [0, -4, 4]}, "sequence 1 takes bytes -4 to -4 + 1·4 = 0 of the .bin"),
     ({"pointers": [0, 16, 4]}, "sequence 1 takes bytes 16 to 16 + 1·4 = 20"),
     ({"pointers": [0, 2**63 - 1, 4]}, f"sequence 1 takes bytes {2**63 - 1} to"),
@@ -182,22 +196,26 @@ def test_bad_entries_are_found_by_validate_and_by_reading(
 
 
 def test_bad_last_sequence_is_found_at_open(raw_pair: RawPair) -> None:
-    refuses(FormatError, raw_pair([1, -5], data=bytes(4)), "sequence 1 has length -5")
+    refuses(
+        FormatError,
+        raw_pair([1, -5], data=bytes(4)),
+        "sequence 1 must have a length of at least 0, got -5",
+    )
 
 
 @pytest.mark.parametrize(
-    ("bounds", "rule"),
+    ("bounds", "rule", "found"),
     [
-        ([0, 2, 1, 3], "document bound 2 is 1, after 2"),
-        ([0, 4, 3], "document bound 1 is 4, after 0"),
-        ([0, -1, 3], "document bound 1 is -1, after 0"),
+        ([0, 2, 1, 3], "document bound 2 must be from 2", "got 1"),
+        ([0, 4, 3], "document bound 1 must be from 0", "got 4"),
+        ([0, -1, 3], "document bound 1 must be from 0", "got -1"),
     ],
 )
-def test_bad_document_bounds(raw_pair: RawPair, bounds: list[int], rule: str) -> None:
+def test_bad_document_bounds(raw_pair: RawPair, bounds: list[int], rule: str, found: str) -> None:
     dataset = IndexedDataset(raw_pair(bounds=bounds))
     with pytest.raises(FormatError) as caught:
         dataset.validate()
-    says(caught.value, f"train.idx: {rule}", "never decrease", "number of sequences, 3", "restore")
+    says(caught.value, f"train.idx: {rule}", "3, the number of sequences", found, "restore")
 
 
 def test_bad_entries_beyond_the_first_chunk(raw_pair: RawPair) -> None:
@@ -206,12 +224,14 @@ def test_bad_entries_beyond_the_first_chunk(raw_pair: RawPair) -> None:
     lengths = np.zeros(count, dtype=np.int32)
     lengths[bad] = -7
     zeros = np.zeros(count, dtype=np.int64)
-    with pytest.raises(FormatError, match=rf"sequence {bad} has length -7"):
+    with pytest.raises(FormatError, match=rf"sequence {bad} must have .*, got -7"):
         IndexedDataset(raw_pair(lengths, pointers=zeros, data=b"")).validate()
     bounds = np.arange(count + 1)
     bounds[1 << 17] = 3  # the first of its chunk: compared with the last of the one before
     prefix = raw_pair(zeros, pointers=zeros, bounds=bounds, data=b"")
-    with pytest.raises(FormatError, match=rf"bound {1 << 17} is 3, after {(1 << 17) - 1}"):
+    with pytest.raises(
+        FormatError, match=rf"bound {1 << 17} must be from {(1 << 17) - 1}, .*, got 3"
+    ):
         IndexedDataset(prefix).validate()
 
 

@@ -1,4 +1,4 @@
-"""Tokens as callers have them: what fits is stored exactly, what does not is refused."""
+"""Conversion of tokens: values are stored exactly or refused."""
 
 from __future__ import annotations
 
@@ -98,18 +98,18 @@ def test_a_misfit_beyond_the_first_chunk_is_numbered_from_the_beginning(tmp_path
 @pytest.mark.parametrize(
     ("tokens", "rule"),
     [
-        ([[1, 2], [3, 4]], r"one-dimensional, and has shape \(2, 2\)"),
-        (7, r"one-dimensional, and has shape \(\)"),
-        ([[1], [2, 3]], "cannot become an array"),
+        ([[1, 2], [3, 4]], r"one-dimensional, got shape \(2, 2\)"),
+        (7, r"one-dimensional, got shape \(\)"),
+        ([[1], [2, 3]], "must be an array of numbers"),
         (["a"], "must be numbers"),
-        ([True, False], "must be numbers that fit int32, and are bool"),
+        ([True, False], "must be numbers that fit int32, got bool"),
         ([1j], "must be numbers"),
         ([2**70], "must be numbers"),
         ([None], "must be numbers"),
     ],
 )
 def test_tokens_of_the_wrong_kind(tmp_path: Path, tokens: Any, rule: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"tokens: .*{rule}"):
+    with pytest.raises(InvalidArgument, match=f"tokens .*{rule}"):
         written(tmp_path, tokens, np.int32)
 
 

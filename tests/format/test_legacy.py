@@ -1,4 +1,4 @@
-"""The index format before mmap: what real files hold, and each rule that a file can break."""
+"""The index format before mmap: real files, and each rule that a file can break."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ def test_files_of_gpt_neox(dtype: type) -> None:
 @pytest.mark.parametrize(
     ("at", "value", "message"),
     [
-        (0, 0, "begins with b'.*' and must begin with b'TNTIDX"),
-        (8, 2, "has version 2, and only 1 is known"),
-        (16, 11, "dtype code 11 is unknown in the neox dialect"),
-        (24, 8, "says 8 bytes per token, and dtype code 4 is int32"),
-        (32, 7, "has 8 sizes for 7 sequences; only sequences with one dimension"),
-        (48, 4, "header promises 8 sequences and 4 document bounds .296 bytes., file has 304"),
-        (56 + 8, 2, "sequence 0 has size 3, and tokens 0 to 3; both must agree, in one dimension"),
-        (128 + 8, 4, "sequence 0 has size 3, and tokens 0 to 4"),
-        (128, 1, "sequences take tokens 1 to 20 of the .bin, which holds 20"),
-        (128 + 64, 21, "sequences take tokens 0 to 21 of the .bin, which holds 20"),
-        (200 + 24, -1, "sequence 3 has size -1"),
+        (0, 0, "must begin with b'TNTIDX.*, got b'"),
+        (8, 2, "must have version 1, got 2"),
+        (16, 11, "dtype code must be one of the neox dialect .*got 11"),
+        (24, 8, "must have 4 bytes per token, since dtype code 4 is int32 .*got 8"),
+        (32, 7, "must have one size for each of its 7 sequences, .*got 8"),
+        (48, 4, "header declares 8 sequences and 4 document bounds .296 bytes., file has 304"),
+        (56 + 8, 2, "sequence 0 must have one dimension .*got size 3 and tokens 0 to 3"),
+        (128 + 8, 4, "sequence 0 .*got size 3 and tokens 0 to 4"),
+        (128, 1, "sequences must begin at token 0 .* 20 tokens of the .bin, got 1 to 20"),
+        (128 + 64, 21, "sequences must begin at token 0 .* 20 tokens of the .bin, got 0 to 21"),
+        (200 + 24, -1, "sequence 3 .*got size -1"),
         (264, 1, "document bound 0 must be 0"),
-        (264 + 8, 9, "document bound 1 is 9, after 0; bounds never decrease nor pass"),
+        (264 + 8, 9, "document bound 1 must be from 0, .*got 9"),
     ],
 )
 def test_broken_rules(prefix: str, at: int, value: int, message: str) -> None:
@@ -72,14 +72,14 @@ def test_broken_rules(prefix: str, at: int, value: int, message: str) -> None:
 def test_truncated_index(prefix: str, size: int) -> None:
     idx = Path(f"{prefix}.idx")
     idx.write_bytes(idx.read_bytes()[:size])
-    with pytest.raises(FormatError, match=r"\.idx: (begins with|header promises)"):
+    with pytest.raises(FormatError, match=r"\.idx: (must begin with|header declares)"):
         open_legacy(prefix)
 
 
 def test_counts_that_no_file_can_hold(prefix: str) -> None:
     patch(prefix, 32, -1)
     patch(prefix, 40, -1)
-    with pytest.raises(FormatError, match="promises 18446744073709551615 sequences"):
+    with pytest.raises(FormatError, match="declares 18446744073709551615 sequences"):
         open_legacy(prefix)
 
 
@@ -89,5 +89,5 @@ def test_missing_files(prefix: str) -> None:
         open_legacy(prefix)
     with pytest.raises(MissingFile, match=r"nothing\.idx"):
         open_legacy(f"{prefix}-nothing")
-    with pytest.raises(InvalidArgument, match="names one file of the pair"):
+    with pytest.raises(InvalidArgument, match="path_prefix must be the common prefix"):
         open_legacy(f"{prefix}.idx")

@@ -1,4 +1,4 @@
-"""A pair appears whole or not at all, and never over what is there already."""
+"""Atomic publication of a pair, without replacing existing files."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ def test_overwriting_that_fails_early_gives_the_old_pair_back(
 @pytest.mark.parametrize("half", [".bin", ".idx"])
 def test_what_is_no_file_is_never_replaced(tmp_path: Path, half: str) -> None:
     os.mkfifo(tmp_path / f"a{half}")
-    with pytest.raises(StorageError, match=rf"a{half}: cannot be replaced: it is a pipe.*choose"):
+    with pytest.raises(StorageError, match=rf"a{half}: must be a file, got a pipe.*choose"):
         write(tmp_path / "a", NEW, overwrite=True)
     assert names(tmp_path) == [f"a{half}"]
     assert stat.S_ISFIFO((tmp_path / f"a{half}").stat().st_mode)

@@ -186,11 +186,11 @@ def test_damaged_mds_folders(tmp_path: Path) -> None:
     good = index.read_text()
     for text, message in [
         ("{}", "not an index of MDS shards: KeyError 'shards'"),
-        ("[", "not an index of MDS shards: it is no JSON"),
+        ("[", "not an index of MDS shards: it is not valid JSON"),
         ("[" * 100_000, "not an index of MDS shards: it is nested too deeply"),
-        ("[]", "not an index of MDS shards: it is no JSON object"),
+        ("[]", "not an index of MDS shards: it is not a JSON object"),
         ('{"shards": "text"}', "not an index of MDS shards: TypeError"),
-        (changed(good, samples=9 * "9" * 600), "not an index of MDS shards: it is no JSON"),
+        (changed(good, samples=9 * "9" * 600), "not an index of MDS shards: it is not valid JSON"),
         (changed(good, bytes='"x"'), "bytes must be a size, found 'x'"),
         (changed(good, bytes="1e400"), "bytes must be a size, found inf"),
         (changed(good, samples="-1"), "samples must be a size, found -1"),
@@ -212,7 +212,7 @@ def test_damaged_mds_folders(tmp_path: Path) -> None:
         with pytest.raises(FormatError, match=message):
             open_mds(folder)
     index.write_bytes(b'{"shards": "\xff"}')
-    with pytest.raises(FormatError, match="not an index of MDS shards: it is no JSON"):
+    with pytest.raises(FormatError, match="not an index of MDS shards: it is not valid JSON"):
         open_mds(folder)
     index.write_text(good)
     shard = tmp_path / "mds/shard.00000.mds.gz"

@@ -1,4 +1,4 @@
-"""A bounded number of open files, each still the file it was."""
+"""A bounded number of open files, each checked when it is opened again."""
 
 from __future__ import annotations
 
@@ -146,5 +146,5 @@ def test_a_child_process_uses_what_is_open(cache: DescriptorCache, files: list[s
 
 
 def test_room_for_one_at_least() -> None:
-    with pytest.raises(InvalidArgument, match="capacity=0"):
+    with pytest.raises(InvalidArgument, match="capacity must be at least 1, got 0"):
         DescriptorCache(0)

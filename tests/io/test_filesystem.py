@@ -1,4 +1,4 @@
-"""Telling local file systems from others."""
+"""Detection of local file systems."""
 
 from __future__ import annotations
 

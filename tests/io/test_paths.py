@@ -1,4 +1,4 @@
-"""What is said of paths: nothing is there, or it cannot be told and why."""
+"""Errors of paths: missing, or not examined, with the reason."""
 
 from __future__ import annotations
 
@@ -115,6 +115,8 @@ def test_a_zero_byte_in_a_path(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidArgument, match=r"a\\x00b.*: holds a zero byte.*check the path"):
+    with pytest.raises(
+        InvalidArgument, match=r"a\\x00b.*: must not hold a zero byte.*check the path"
+    ):
         act()
     assert os.listdir(tmp_path) == []

@@ -104,7 +104,7 @@ def test_a_file_cut_short_while_open(path: str) -> None:
     os.truncate(path, 500)
     assert read(path, 400, 100, by) == CONTENT[400:500]  # what is there is read
     with pytest.raises(
-        StorageError, match=r"ends at byte 500, and bytes 500 to 1000 were expected: it had 4096"
+        StorageError, match=r"must hold bytes 500 to 1000, but ends at byte 500: it had 4096"
     ):
         read(path, 300, 700, by)
 

@@ -1,4 +1,4 @@
-"""Fields of batches against megatron-core's GPTDataset, and what it does not have."""
+"""Fields of batches against megatron-core's GPTDataset, and the fields that it lacks."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ def test_changes_to_a_batch_do_not_show_in_later_ones(corpus: IndexedDataset) ->
         torch.testing.assert_close(value, before[name])
 
 
-def test_collate_hands_over_what_default_collate_copies(corpus: IndexedDataset) -> None:
+def test_collate_returns_the_batch_that_default_collate_copies(corpus: IndexedDataset) -> None:
     dataset = GPTDataset(make_index(corpus), corpus)
     for workers in (0, 1):
         batches = [
@@ -268,7 +268,7 @@ def test_receipts_skip_rows_of_padding(corpus: IndexedDataset) -> None:
     assert recorders[0].receipt != Receipt()
 
 
-def test_a_dataset_travels_to_another_process(corpus: IndexedDataset) -> None:
+def test_a_dataset_is_pickled(corpus: IndexedDataset) -> None:
     dataset = GPTDataset(make_index(corpus), corpus, options=SampleOptions(eod_id=EOD))
     dataset[0]
     other = pickle.loads(pickle.dumps(dataset))
@@ -295,12 +295,16 @@ def test_wrong_batches_are_refused(corpus: IndexedDataset) -> None:
     index = make_index(corpus)
     maker = BatchMaker(index, MappedTokens([corpus]))
     buffers = maker.allocate(2)
-    with pytest.raises(InvalidArgument, match="have 2 rows and 1 samples"):
+    with pytest.raises(
+        InvalidArgument, match="sample_ids must be 2, one for each row of the buffers, got 1"
+    ):
         maker.fill(buffers, [1])
     with pytest.raises(InvalidArgument, match="rows must be at least 1"):
         maker.allocate(0)
     for wrong in ([0, index.num_samples], [-2, 0], [0, 1.5]):
         with pytest.raises(OutOfRange):
             maker.fill(buffers, wrong)  # type: ignore[arg-type]
-    with pytest.raises(InvalidArgument, match="has 1 sources and 0 datasets were given"):
+    with pytest.raises(
+        InvalidArgument, match="datasets must be 1, one for each source of the index, got 0"
+    ):
         BatchMaker(index, MappedTokens([]))

@@ -1,4 +1,4 @@
-"""What a checkpoint proves of the tokens, masks and places of what was served."""
+"""Checks of tokens, masks and positions against a checkpoint."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_a_loader_refuses_another_mask(folder: Path) -> None:
     with pytest.raises(InvalidArgument, match="loss is on labels instead of loss_mask"):
         loader("labels").load_state_dict(state)
     change(folder / "chat_mask.bin", 0, 1600)
-    with pytest.raises(InvalidArgument, match=r'labels or loss mask are others.*allow=\("targets"'):
+    with pytest.raises(InvalidArgument, match=r'labels or loss mask differ.*allow=\("targets"'):
         loader("loss_mask").load_state_dict(state)
     loader("loss_mask").load_state_dict(state, allow=["targets"])
 
@@ -131,7 +131,7 @@ def test_damaged_contents_are_refused(folder: Path) -> None:
         with pytest.raises(FormatError, match="take it from an intact checkpoint"):
             runs.text_loader(folder, 0).load_state_dict({**state, "content": wrong})
     two = {**state, "content": state["content"] * 2}
-    with pytest.raises(InvalidArgument, match="the run read 2 sources and this one has 1"):
+    with pytest.raises(InvalidArgument, match="the number of sources must be 2, .*, got 1"):
         runs.text_loader(folder, 0).load_state_dict(two)
     with pytest.raises(InvalidArgument, match="content must be 'sampled', 'whole' or None"):
         RecipeLoader(runs.opened(folder), content="all")  # type: ignore[arg-type]
@@ -156,11 +156,13 @@ def test_one_state_of_all_ranks_serves_any_ranks(folder: Path, kind: str, stop: 
     check = check_receipts([loader.state_dict() for loader in loaders], index)
     assert check.equal
     assert str(check).endswith("of them in their round of micro batches")
-    with pytest.raises(InvalidArgument, match="of the ranks 0 of 2, 0 of 2; give that of every"):
+    with pytest.raises(
+        InvalidArgument, match="must be one of every rank, got those of 0 of 2, 0 of 2"
+    ):
         join_states([states[0], states[0]])
-    with pytest.raises(InvalidArgument, match="of the ranks 1 of 2; give that of every"):
+    with pytest.raises(InvalidArgument, match="must be one of every rank, got those of 1 of 2"):
         check_receipts(states[1:], index)
-    with pytest.raises(InvalidArgument, match="not of one moment of one run"):
+    with pytest.raises(InvalidArgument, match="must be of one step of one run"):
         join_states([states[0], after(runs.LOADERS[kind](folder, 1), 1)])
 
 
@@ -190,14 +192,14 @@ def test_states_that_do_not_fit_together_are_refused(folder: Path) -> None:
     with pytest.raises(InvalidArgument, match="hold no receipts; make the loader with a Recorder"):
         check_receipts([after(plain, 1)], index)
     recorder = Recorder(["0" * 32])
-    with pytest.raises(InvalidArgument, match="end must say how many samples"):
+    with pytest.raises(InvalidArgument, match="end must be given, the number of samples"):
         check_receipts([recorder.state_dict()], index)
     with pytest.raises(InvalidArgument, match="with the state of each rank"):
         join_states([])
     recorder.add([3], index.locate([3]))
-    with pytest.raises(InvalidArgument, match="the same receipt is there twice"):
+    with pytest.raises(InvalidArgument, match="the same receipt occurs twice"):
         join_states([recorder.state_dict()] * 2)
-    with pytest.raises(InvalidArgument, match="are of other corpora or settings"):
+    with pytest.raises(InvalidArgument, match="must have the same corpora and settings"):
         join_states([recorder.state_dict(), Recorder(["1" * 32]).state_dict()])
     with pytest.raises(FormatError, match="not the state of a rank"):
         join_states([3])  # type: ignore[list-item]
@@ -269,7 +271,7 @@ def test_samples_out_of_their_round_are_counted(
 
 @pytest.mark.parametrize("tail", ["drop", "pad", "wrap"])
 @pytest.mark.parametrize("batch", [4, 12, 20])
-def test_every_tail_is_in_its_place(folder: Path, tail: Any, batch: int) -> None:
+def test_samples_of_every_tail_are_in_place(folder: Path, tail: Any, batch: int) -> None:
     web = IndexedDataset(str(folder / "web"))
     index = megaindex.build_index(web, sequence_length=S, seed=1, epochs=1)
     loaders = []
@@ -309,7 +311,7 @@ def test_a_loop_that_was_left_goes_on(folder: Path, kind: str, stops: tuple[int,
     assert list(runs.take(resumed)) == []  # a job that is started again at the end ends
 
 
-def test_what_has_no_state_is_iterated_anew(folder: Path) -> None:
+def test_samplers_without_state_restart(folder: Path) -> None:
     web = IndexedDataset(str(folder / "web"))
     index = megaindex.build_index(web, sequence_length=S, seed=1, epochs=1)
     loader = Loader(index, web, [[0, 1], [2]])
@@ -319,7 +321,7 @@ def test_what_has_no_state_is_iterated_anew(folder: Path) -> None:
 
 @pytest.mark.parametrize("read_ahead", [0, 3])
 @pytest.mark.parametrize("error", [OSError("gone"), KeyboardInterrupt()])
-def test_an_error_is_not_the_end(
+def test_a_new_iteration_retries_the_failed_batch(
     folder: Path, read_ahead: int, error: BaseException, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     loader = runs.text_loader(folder, 0)
@@ -340,7 +342,7 @@ def test_an_error_is_not_the_end(
         next(batches)
     for _ in range(2):
         says = OSError if isinstance(error, OSError) else InvalidArgument
-        with pytest.raises(says, match="gone|ended by KeyboardInterrupt; iterate over"):
+        with pytest.raises(says, match="gone|ended by KeyboardInterrupt; start a new"):
             next(batches)
     assert served + list(runs.take(loader)) == whole
 
@@ -349,7 +351,7 @@ def test_an_error_is_not_the_end(
 
 
 @pytest.mark.parametrize("batching", ["random", "stratified", "per_stream"])
-def test_the_same_past_written_otherwise_is_accepted(folder: Path, batching: Any) -> None:
+def test_an_equivalent_recipe_is_accepted(folder: Path, batching: Any) -> None:
     def recipe(**shares: int) -> Recipe:
         first, second = runs.recipe(folder).stages
         streams = tuple(replace(s, proportion=shares[s.source]) for s in first.streams)
@@ -385,14 +387,15 @@ def test_the_same_past_written_otherwise_is_accepted(folder: Path, batching: Any
     [
         (lambda i, c, s: Loader(i, "prefix", s), "got 'prefix'; open a path with megaindex"),
         (lambda i, c, s: Loader(i, [c, Path("p")], s), "got PosixPath.*; open a path"),
-        (lambda i, c, s: Loader("prefix", c, s), "index must be what build_index .* got 'prefix'"),
-        (lambda i, c, s: GPTDataset("p", c), "index must be what build_index .* got 'p'"),
+        (
+            lambda i, c, s: Loader("prefix", c, s),
+            "index must be a result of build_index .* got 'prefix'",
+        ),
+        (lambda i, c, s: GPTDataset("p", c), "index must be a result of build_index .* got 'p'"),
         (lambda i, c, s: GPTDataset(i, "p"), "got 'p'; open a path with megaindex"),
     ],
 )
-def test_paths_in_place_of_what_they_name_are_refused(
-    folder: Path, make: Any, message: str
-) -> None:
+def test_paths_in_place_of_datasets_are_refused(folder: Path, make: Any, message: str) -> None:
     web = IndexedDataset(str(folder / "web"))
     index = megaindex.build_index(web, sequence_length=S, seed=1, epochs=1)
     with pytest.raises(InvalidArgument, match=message):
@@ -405,7 +408,7 @@ def test_tokens_that_batches_do_not_hold_are_refused_at_once(tmp_path: Path) -> 
     wide = IndexedDataset(str(tmp_path / "wide"))
     index = megaindex.build_index(wide, sequence_length=S, seed=1, epochs=1)
     options = SampleOptions(token_dtype="int32")
-    message = "wide: its tokens are int64, which token_dtype='int32' does not hold"
+    message = "wide: tokens of int64 do not fit token_dtype='int32'"
     with pytest.raises(InvalidArgument, match=message):
         Loader(index, wide, [[0]], options=options)
     with pytest.raises(InvalidArgument, match=message):

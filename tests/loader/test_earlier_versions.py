@@ -40,7 +40,7 @@ def test_a_run_goes_on_from_its_states(
             loader.load_state_dict(state)
         said = [record.message for record in caplog.records]
         assert len(said) == 1
-        assert "was not checked" in said[0]
+        assert "were not compared" in said[0]
         caplog.clear()
         mine = loader.state_dict()
         assert _older(mine) == _paths(state, folder)
@@ -69,7 +69,7 @@ def test_its_receipts_are_those_of_the_plan(folder: Path, kind: str) -> None:
     assert receipt.counted.ladder == planned_block_receipts(index, 0, end, keys, stride=stride)
 
 
-def test_what_was_known_of_sources_is_still_known(
+def test_validation_caches_are_reused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With the paths and times of these files in place of those of the golden ones."""

@@ -1,4 +1,4 @@
-"""Any value at any place of a state: a typed error that changes nothing, or what the state says."""
+"""Damaged states: each is refused with a typed error and no effect, or loaded as it is."""
 
 from __future__ import annotations
 
@@ -283,23 +283,23 @@ def test_any_value_in_the_state_of_a_recipe(
         np.testing.assert_array_equal(batch["tokens"].numpy(), right)
 
 
-def test_a_place_that_two_parts_tell_apart_is_refused(corpus: IndexedDataset, index: Index) -> None:
+def test_a_state_with_two_positions_is_refused(corpus: IndexedDataset, index: Index) -> None:
     """Its first batch was once served again, under a receipt that counted it."""
     state = loader_of(index, corpus, 3).state_dict()
     state["sampler"]["consumed_samples"] = 0
     loader = loader_of(index, corpus, 0)
-    with pytest.raises(FormatError, match="consumed_samples must be 6 in the state of its sampler"):
+    with pytest.raises(FormatError, match="consumed_samples of its sampler must be 6"):
         loader.load_state_dict(state)
     state = loader_of(index, corpus, 3).state_dict()
     other = loader_of(index, corpus, 9).state_dict()["receipt"]
-    with pytest.raises(InvalidArgument, match="counts 18 samples, more than the 6 that were"):
+    with pytest.raises(InvalidArgument, match="counts 18 samples, and at most the 6 consumed"):
         loader.load_state_dict({**state, "receipt": other})
     assert loader.state_dict()["consumed_samples"] == 0
     loader.load_state_dict({**state, "receipt": other}, allow=["receipt"])
     assert loader.state_dict()["receipt"] == other
 
 
-def test_a_state_whose_receipt_counts_too_much_may_be_meant(
+def test_a_receipt_that_counts_too_many_samples_is_allowed_by_name(
     corpus: IndexedDataset, index: Index
 ) -> None:
     """As earlier versions left it where a loader was iterated anew after a break."""
@@ -316,7 +316,7 @@ def test_a_state_whose_receipt_counts_too_much_may_be_meant(
 @pytest.mark.parametrize(
     "wrong", [None, [], 3, "state", {}, {1: 2, "version": 9}, {"version": True}]
 )
-def test_what_is_no_state_is_refused(
+def test_values_that_are_not_states_are_refused(
     corpus: IndexedDataset, index: Index, opened: OpenRecipe, wrong: Any
 ) -> None:
     recorder = Recorder(["0" * 32])
@@ -332,7 +332,7 @@ def test_what_is_no_state_is_refused(
         BlockReceipts.from_dict(wrong)
 
 
-def test_what_is_left_of_a_step_is_bounded_by_the_largest_of_the_run() -> None:
+def test_rows_left_are_bounded_by_the_largest_step() -> None:
     def make(batch: int, tail: str = "wrap") -> MicroBatchSampler:
         return MicroBatchSampler(num_samples=60, micro_batch_size=2, data_parallel_rank=0,
                                  data_parallel_size=2, global_batch_size=batch, tail=tail)  # type: ignore[arg-type]  # fmt: skip
@@ -351,7 +351,9 @@ def test_what_is_left_of_a_step_is_bounded_by_the_largest_of_the_run() -> None:
     assert list(small) == []
     assert small.state_dict()["largest_step"] == 24
     for beyond in (60 + 24, 2**62):
-        with pytest.raises(InvalidArgument, match=f"stands at {beyond} samples .* past 83, where"):
+        with pytest.raises(
+            InvalidArgument, match=f"is at {beyond} samples .* past the end of this run, 83"
+        ):
             small.load_state_dict({**ended, "consumed_samples": beyond})
     before_it_was_kept = {name: ended[name] for name in ended if name != "largest_step"}
     make(4).load_state_dict(before_it_was_kept)
@@ -380,12 +382,12 @@ def test_a_recipe_says_what_is_wrong_with_its_sources(opened: OpenRecipe, tmp_pa
     state = loader.state_dict()
     web, code = state["sources"]
     for sources, message in (
-        ([{**web, "tokens": 5}, code], "source web must have .* tokens, as its content has, got 5"),
+        ([{**web, "tokens": 5}, code], "source web must have .* tokens, .* content, got 5"),
         ([{**web, "tokens": 10**30}, code], "tokens must be a whole number from 1 to 46116860184"),
         ([{**web, "samples": float("inf")}, code], "samples must be a whole number .* got inf"),
         ([{**web, "fingerprint": 3}, code], "fingerprint must be 32 hex digits, got 3"),
-        ([web], r"sources must be those of its recipe, \['web', 'code'\]"),
-        ([web, web, code], "sources must be those of its recipe"),
+        ([web], r"sources must equal those of its recipe, \['web', 'code'\]"),
+        ([web, web, code], "sources must equal those of its recipe"),
     ):
         with pytest.raises(FormatError, match=message):
             loader.load_state_dict({**state, "sources": sources})

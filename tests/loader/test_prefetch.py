@@ -1,4 +1,4 @@
-"""Order, bounds, errors in their place, and no thread that stays."""
+"""Order, bounds and errors of prefetching, and the end of its threads."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_closing_wakes_a_waiting_consumer() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-def test_a_forked_child_is_told_and_does_not_hang() -> None:
+def test_use_in_a_forked_child_is_refused() -> None:
     ahead = ReadAhead(iter(range(1000)), str, depth=2, threads=2)
     next(ahead)
     child = os.fork()
@@ -134,7 +134,7 @@ def test_a_forked_child_is_told_and_does_not_hang() -> None:
         except InvalidArgument as error:
             ahead.close()
             with ReadAhead(iter(range(5)), str, depth=2, threads=2) as own:
-                fine = list(own) == list("01234") and "did not survive the fork" in str(error)
+                fine = list(own) == list("01234") and "got a forked child" in str(error)
             os._exit(0 if fine else 1)
         os._exit(2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
@@ -160,5 +160,7 @@ next(ahead)
 
 @pytest.mark.parametrize(("depth", "threads"), [(0, 1), (1, 0)])
 def test_sizes_are_checked(depth: int, threads: int) -> None:
-    with pytest.raises(InvalidArgument, match=f"depth={depth} and threads={threads}"):
+    with pytest.raises(
+        InvalidArgument, match=f"must be at least 1, got depth={depth}, threads={threads}"
+    ):
         ReadAhead(iter(()), str, depth=depth, threads=threads)

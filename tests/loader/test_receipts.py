@@ -1,4 +1,4 @@
-"""Receipts of what a trainer is handed by a DataLoader with workers and read-ahead."""
+"""Receipts of the batches of a DataLoader with workers and prefetching."""
 
 from __future__ import annotations
 
@@ -124,14 +124,16 @@ def test_loops_without_torch_add_spans(run: Any) -> None:
 def test_checkpoints_of_other_corpora_or_settings_are_refused(run: Any) -> None:
     _, index, fingerprints, _ = run
     state = Recorder(fingerprints, {"seed": 1}).state_dict()
-    with pytest.raises(megaindex.InvalidArgument, match="made with parameters {'seed': 1}"):
+    with pytest.raises(
+        megaindex.InvalidArgument, match="parameters must be {'seed': 1}, as in the checkpoint"
+    ):
         Recorder(fingerprints, {"seed": 2}).load_state_dict(state)
-    with pytest.raises(megaindex.InvalidArgument, match="made with fingerprints"):
+    with pytest.raises(megaindex.InvalidArgument, match="fingerprints must be"):
         Recorder(["0" * 32], {"seed": 1}).load_state_dict(state)
     recorder = Recorder(fingerprints)
     recorder.add([0], index.locate([0]))
     damaged = {**recorder.state_dict(), "receipt": "0" * 32}
-    with pytest.raises(megaindex.FormatError, match="not the sum of its ladder"):
+    with pytest.raises(megaindex.FormatError, match="must be the sum of its ladder"):
         Recorder(fingerprints).load_state_dict(damaged)
 
 

@@ -176,11 +176,11 @@ def test_another_past_is_refused_unless_allowed(folder: Path, tmp_path: Path, ch
         write(tmp_path / "web", [np.arange(50)] * 30)
         web = replace(recipe.sources[0], path=str(tmp_path / "web"))
         other = replace(recipe, sources=(web, *recipe.sources[1:]))
-        says = "source web: the run read content"
+        says = "source web: content must be"
     if change == "targets":
         chat = replace(recipe.sources[1], labels="", loss_mask=str(folder / "chat_mask"))
         other = replace(recipe, sources=(recipe.sources[0], chat, recipe.sources[2]))
-        says = "source chat: the run read targets labels .* it has loss mask"
+        says = "source chat: targets must be labels .* got loss mask"
     if change == "gone":
         kept = stage("one", 6, web=2)
         other = replace(recipe, sources=recipe.sources[:1], stages=(kept,))
@@ -237,7 +237,7 @@ def test_an_evaluation_scores_each_sample_once(
 
 
 def test_no_evaluation_is_refused(folder: Path) -> None:
-    with pytest.raises(InvalidArgument, match="the recipe has no evaluation"):
+    with pytest.raises(InvalidArgument, match="the recipe must have an evaluation"):
         RecipeLoader(open_recipe(recipe_of(folder)), micro_batch_size=4).evaluation()
 
 

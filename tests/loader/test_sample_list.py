@@ -1,4 +1,4 @@
-"""A batch as a list of its samples, and what collate functions make of it."""
+"""A batch as a list of its samples, under collate functions."""
 
 from __future__ import annotations
 

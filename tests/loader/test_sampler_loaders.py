@@ -48,7 +48,7 @@ def stateful_loader() -> Any:
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_dataloader_that_reads_ahead_goes_on_after_what_it_handed_over(workers: int) -> None:
+def test_a_prefetching_dataloader_continues_after_the_last_batch(workers: int) -> None:
     settings = {"global_batch_size": 12, "tail": "pad", "train_samples": 61}
     whole = list(sampler(**settings))
     for handed in (0, 1, 7, len(whole)):
@@ -116,5 +116,5 @@ def test_a_stateful_dataloader_refuses_another_order(stateful_loader: Any) -> No
     first = loader(stateful_loader, sampler(), 0)
     next(iter(first))
     other = _loaded(loader(stateful_loader, sampler(fingerprint="order 2"), 0), first.state_dict())
-    with pytest.raises(InvalidArgument, match="made in the order 'order 1'"):
+    with pytest.raises(InvalidArgument, match="order must be 'order 1'"):
         iter(other)

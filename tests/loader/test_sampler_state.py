@@ -1,4 +1,4 @@
-"""Samplers in a checkpoint: what goes on exactly, and what is refused."""
+"""States of samplers: exact continuation, and refusals."""
 
 from __future__ import annotations
 
@@ -74,18 +74,43 @@ def test_torch_checkpoints_hold_a_state() -> None:
 @pytest.mark.parametrize(
     ("kind", "changes", "name", "reason"),
     [
-        ("single", {"fingerprint": "order 2"}, "fingerprint", "made in the order 'order 1', this"),
-        ("single", {"fingerprint": None}, "fingerprint", "this run reads in the order None"),
-        ("single", {"train_samples": 30}, "train_samples", "stands at 32 samples .* past 30"),
-        ("cyclic", {"fingerprint": "order 2"}, "fingerprint", "made in the order"),
-        ("cyclic", {"data_parallel_size": 4}, "world_size", "which was 2 and is 4"),
-        ("cyclic", {"micro_batch_size": 1}, "micro_batch_size", "which was 2 and is 1"),
-        ("cyclic", {"num_samples": 101}, "num_samples", "which was 100 and is 101"),
-        ("cyclic", {"data_sharding": False}, "data_sharding", "which was True and is False"),
-        ("cyclic", {"train_samples": 28}, "train_samples", "stands at 32 samples, past 28"),
+        (
+            "single",
+            {"fingerprint": "order 2"},
+            "fingerprint",
+            "must be 'order 1', as in the checkpoint, got 'order 2'",
+        ),
+        ("single", {"fingerprint": None}, "fingerprint", "as in the checkpoint, got None"),
+        (
+            "single",
+            {"train_samples": 30},
+            "train_samples",
+            "is at 32 samples .* past the end of this run, 30",
+        ),
+        ("cyclic", {"fingerprint": "order 2"}, "fingerprint", "fingerprint of the order must be"),
+        ("cyclic", {"data_parallel_size": 4}, "world_size", "world_size must be 2, .*, got 4"),
+        (
+            "cyclic",
+            {"micro_batch_size": 1},
+            "micro_batch_size",
+            "micro_batch_size must be 2, .*, got 1",
+        ),
+        ("cyclic", {"num_samples": 101}, "num_samples", "num_samples must be 100, .*, got 101"),
+        (
+            "cyclic",
+            {"data_sharding": False},
+            "data_sharding",
+            "data_sharding must be True, .*, got False",
+        ),
+        (
+            "cyclic",
+            {"train_samples": 28},
+            "train_samples",
+            "is at 32 samples, past the end of this run, 28",
+        ),
     ],
 )
-def test_what_would_change_past_or_future_is_refused(
+def test_states_of_other_orders_are_refused(
     kind: str, changes: dict[str, Any], name: str, reason: str
 ) -> None:
     state = sampler(kind).state_after(8)
@@ -103,7 +128,7 @@ def test_what_would_change_past_or_future_is_refused(
 def test_a_shorter_order_is_refused() -> None:
     state = sampler().state_after(8)
     short = sampler(num_samples=30, train_samples=30)
-    with pytest.raises(InvalidArgument, match="consumed of an order of 100, which is not this"):
+    with pytest.raises(InvalidArgument, match="the order must have 100 samples, .* got 30"):
         short.load_state_dict(state)
     short.load_state_dict(state, allow=("num_samples", "train_samples"))
     assert list(short) == []
@@ -112,29 +137,31 @@ def test_a_shorter_order_is_refused() -> None:
     assert next(iter(longer)) == [32, 33]
 
 
-def test_samples_that_were_wrapped_are_not_called_others_later() -> None:
+def test_a_wrapped_run_does_not_continue_on_a_longer_order() -> None:
     """After 0 … 59 and again 0 … 11, an order of 100 would have had 60 … 71 there."""
     ended = sampler(num_samples=60, train_samples=60, global_batch_size=24, tail="wrap")
     state = ended.state_after(len(ended))
     assert state["consumed_samples"] == 72
     ended.load_state_dict(state)
     assert list(ended) == []
-    with pytest.raises(InvalidArgument, match="72 samples were consumed of an order of 60"):
+    with pytest.raises(
+        InvalidArgument, match="the order must have 60 samples, .* 72 were consumed, got 100"
+    ):
         sampler(global_batch_size=24, tail="wrap").load_state_dict(state)
 
 
 def test_another_kind_is_refused() -> None:
     state = sampler("single").state_after(8)
-    with pytest.raises(InvalidArgument, match="of kind 'single', this one is 'cyclic'"):
+    with pytest.raises(InvalidArgument, match="of kind 'single', .*, got 'cyclic'"):
         sampler("cyclic").load_state_dict(state)
     changed = sampler("cyclic")
     changed.load_state_dict(state, allow=["kind"])
     assert changed.state_dict()["consumed_samples"] == 32
 
 
-def test_a_cyclic_run_cannot_stand_between_its_rounds() -> None:
+def test_a_cyclic_run_continues_between_rounds_only() -> None:
     state = sampler("cyclic").state_after(7)
-    with pytest.raises(InvalidArgument, match="28 samples are not a whole number of rounds of 8"):
+    with pytest.raises(InvalidArgument, match="whole rounds of 8 samples .* got 28"):
         sampler("cyclic", data_parallel_size=4).load_state_dict(state, allow=("world_size",))
 
 
@@ -150,7 +177,7 @@ def test_states_of_something_else_are_refused() -> None:
     with pytest.raises(FormatError, match="has version 2, this release reads 1"):
         sampler().load_state_dict({**state, "version": 2})
     for names in ("kind", ["micro_batch_size"]):
-        with pytest.raises(InvalidArgument, match="allow holds names among kind, fingerprint"):
+        with pytest.raises(InvalidArgument, match="allow must hold names among kind, fingerprint"):
             sampler().load_state_dict(state, allow=names)
 
 
@@ -172,9 +199,13 @@ def test_states_of_something_else_are_refused() -> None:
         ("single", {"global_batch_size": 0}, "global_batch_size must be at least 1, got 0"),
         ("single", {"tail": "repeat"}, "tail must be one of drop, pad, wrap, got 'repeat'"),
         ("single", {"consumed_samples": 97}, "consumed_samples must be from 0 to 96"),
-        ("cyclic", {"num_samples": 3}, "must fill a micro batch on every rank, 4 samples, got 3"),
+        (
+            "cyclic",
+            {"num_samples": 3},
+            "num_samples must be at least 4, a micro batch on every rank, got 3",
+        ),
         ("cyclic", {"consumed_samples": 97}, "from 0 to 96, train_samples, got 97"),
-        ("cyclic", {"consumed_samples": 6}, "6 samples are not a whole number of rounds of 4"),
+        ("cyclic", {"consumed_samples": 6}, "whole rounds of 4 samples .* got 6"),
     ],
 )
 def test_wrong_settings_are_refused(kind: str, changes: dict[str, Any], message: str) -> None:

@@ -1,4 +1,4 @@
-"""What all ranks are dealt: as the frameworks deal it, once each, whatever the cluster."""
+"""Rows of all ranks: as in the frameworks, each sample once, on any cluster."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_megatrons_cyclic(case: dict[str, Any]) -> None:
         assert ours == case["unbroken"]
 
 
-def test_ranks_of_megatrons_cyclic_can_part_and_ours_do_not() -> None:
+def test_cyclic_ranks_agree_on_epochs_where_megatrons_differ() -> None:
     """5 samples on 2 ranks: unbroken, Megatron's rank 0 has a third micro batch in each epoch."""
     (case,) = [
         case for case in GOLDEN["cyclic"] if case["num_samples"] == 5 and not case["data_sharding"]
@@ -201,7 +201,7 @@ def test_every_sample_once_whatever_the_clusters(
         ]
         if state is not None:
             if state["rows_left"] % (micro * size):
-                with pytest.raises(InvalidArgument, match="rows of the step under way are left"):
+                with pytest.raises(InvalidArgument, match="rows left of the current step"):
                     samplers[0].load_state_dict(state)
                 continue
             for sampler in samplers:

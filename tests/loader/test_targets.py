@@ -1,4 +1,4 @@
-"""Instruction data beside text: every token's loss right, none across documents."""
+"""Loss of instruction data beside text, token by token."""
 
 from __future__ import annotations
 

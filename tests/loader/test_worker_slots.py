@@ -69,7 +69,7 @@ def test_few_slots_serve_many_batches_and_changes_in_place_stay_in_their_batch(
 
 
 @pytest.mark.parametrize("hold", ["batch", "field", "view", "array"])
-def test_what_is_held_is_not_written_over(dataset: GPTDataset, hold: str) -> None:
+def test_referenced_batches_are_not_overwritten(dataset: GPTDataset, hold: str) -> None:
     batches = batches_of(dataset, 60)  # more than there are slots
     held: list[Any] = []
     for batch in load(dataset, batches):
@@ -87,7 +87,7 @@ def test_what_is_held_is_not_written_over(dataset: GPTDataset, hold: str) -> Non
             np.testing.assert_array_equal(np.asarray(kept), plain["tokens"][first:].numpy())
 
 
-def test_a_child_that_was_forked_meanwhile_gives_nothing_free(dataset: GPTDataset) -> None:
+def test_a_forked_child_does_not_free_slots(dataset: GPTDataset) -> None:
     batches = batches_of(dataset, 60)
     plain = expected(dataset, batches)
     loader = load(dataset, batches)

@@ -329,7 +329,7 @@ def test_a_cut_object_is_refused_when_opened(
     store: Any, s3: str, proxy: Proxy, tmp_path: Path
 ) -> None:
     _, url = store()
-    for half, message in (("bin", "cut short"), ("idx", "header promises")):
+    for half, message in (("bin", "cut short"), ("idx", "header declares")):
         content = (tmp_path / f"corpus.{half}").read_bytes()
         request(proxy.upstream, "PUT", f"/{s3}/data/corpus.{half}", content[:-8])
         with pytest.raises(megaindex.FormatError, match=rf"{url}\.idx: .*{message}"):

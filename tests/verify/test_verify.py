@@ -275,8 +275,8 @@ def test_a_snapshot_in_a_cache_is_not_taken_for_a_sidecar(
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        (lambda text: text[:-9], "it is no JSON"),
-        (lambda text: "[]", "it is no JSON object"),
+        (lambda text: text[:-9], "it is not valid JSON"),
+        (lambda text: "[]", "it is not a JSON object"),
         (lambda text: '{"sources": 1}', "it does not contain a list of sources"),
         (lambda text: '{"sources": [{}]}', "it has a source without a prefix"),
         (lambda text: text.replace('"sequence_length":4', '"sequence_length":5'), "its checksum"),
