@@ -282,11 +282,11 @@ def _short_stages(layout: RecipeLayout) -> Iterator[str]:
             continue
         rows = recipe.batch.samples_after(1, position) - position
         later = [name for name, others in stages.items() if sources & others]
-        outcome = "no later stage draws these"
+        outcome = "no later stage draws them"
         if later:
             outcome = f"stage {later[0]} goes on reading its sources from there"
         elif not stages:
-            outcome = f"tail pad serves these too and masks {rows - missing} rows of their batch"
+            outcome = f"tail pad serves them too and masks {rows - missing} rows of their batch"
         yield (
             f"stage {end.stage}: whole batches of {rows} end {missing} samples short of its "
             f"{end.samples_wanted:,} ({end.length}); {outcome}"

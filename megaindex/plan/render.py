@@ -205,7 +205,7 @@ def _tail_facts(plan: Plan) -> list[tuple[str, str]]:
         cost = {
             "drop": f"leaves {tail.samples_dropped:,} samples unseen",
             "pad": f"masks the loss of {tail.samples_masked:,} samples"
-            + f", all those of {_ranks_text(tail.ranks_masked)}" * (tail.ranks_masked > 0),
+            + f", all of {_ranks_text(tail.ranks_masked)}" * (tail.ranks_masked > 0),
             "wrap": f"repeats {tail.samples_repeated:,} samples",
         }[tail.policy]
         chosen = ", as planned" if tail.policy == plan.tail else ""
