@@ -43,7 +43,7 @@ def jump_text(jump: Jump) -> str:
     return (
         f"From step {jump.step:,} on, tokens have been seen {jump.after:.2f} times before, just "
         f"before it {jump.before:.2f} times: the training loss tends to fall there, because the "
-        "tokens are repeated, which does not mean that the model generalises better."
+        "model has seen these tokens before, not because it generalises better."
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from megaindex.configs.megatron_versions import IGNORED, NOTES, PROGRAMS, REFUSED, version_of
@@ -24,41 +24,28 @@ from megaindex.validation import check_integer
 
 Flags = Mapping[str, list[str]]
 
-_WHOLE = {
-    "--seq-length": "seq_length",
-    "--encoder-seq-length": "seq_length",
-    "--micro-batch-size": "micro_batch_size",
-    "--global-batch-size": "global_batch_size",
-    "--tensor-model-parallel-size": "tensor_model_parallel_size",
-    "--pipeline-model-parallel-size": "pipeline_model_parallel_size",
-    "--context-parallel-size": "context_parallel_size",
-    "--train-iters": "train_iters",
-    "--eval-interval": "eval_interval",
-    "--eval-iters": "eval_iters",
-    "--eval-global-batch-size": "eval_global_batch_size",
-    "--eval-micro-batch-size": "eval_micro_batch_size",
-    "--start-eval-at-iter": "start_eval_at_iter",
-    "--seed": "seed",
-    "--train-data-exact-num-epochs": "train_data_exact_num_epochs",
-}
-_TEXT = {
-    "--split": "split",
-    "--train-samples": "train_samples",
-    "--step-batch-size-schedule": "batch_schedule",
-    "--dataloader-type": "dataloader_type",
-    "--mid-level-dataset-surplus": "mid_level_dataset_surplus",
-}
-_PATHS = {
-    "--data-path": "data_path",
-    "--train-data-path": "train_data_path",
-    "--valid-data-path": "valid_data_path",
-    "--test-data-path": "test_data_path",
-}
-_SWITCHES = {
-    "--skip-train": "skip_train",
-    "--full-validation": "full_validation",
-    "--multiple-validation-sets": "multiple_validation_sets",
-}
+
+def _named(*flags: str) -> dict[str, str]:
+    """Return the settings of flags, most of which have the name of their flag."""
+    others = {
+        "--encoder-seq-length": "seq_length",
+        "--step-batch-size-schedule": "batch_schedule",
+    }
+    return {flag: others.get(flag, flag[2:].replace("-", "_")) for flag in flags}
+
+
+_WHOLE = _named(
+    "--seq-length", "--encoder-seq-length", "--micro-batch-size", "--global-batch-size",
+    "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size",
+    "--train-iters", "--eval-interval", "--eval-iters", "--eval-global-batch-size",
+    "--eval-micro-batch-size", "--start-eval-at-iter", "--seed", "--train-data-exact-num-epochs",
+)  # fmt: skip
+_TEXT = _named(
+    "--split", "--train-samples", "--step-batch-size-schedule", "--dataloader-type",
+    "--mid-level-dataset-surplus",
+)  # fmt: skip
+_PATHS = _named("--data-path", "--train-data-path", "--valid-data-path", "--test-data-path")
+_SWITCHES = _named("--skip-train", "--full-validation", "--multiple-validation-sets")
 _BLEND_FILE, _SPLIT_FILE = "--data-args-path", "--per-split-data-args-path"
 _RAMP, _PHASES = "--rampup-batch-size", "--phase-transition-iterations"
 _NODES = ("--nnodes",)
@@ -178,19 +165,16 @@ class _Reader:
     def settings(self) -> Settings:
         self._sort()
         found: dict[str, Any] = {"order": "megatron"}
-        for flag, name in _WHOLE.items():
-            if self._has(flag, name):
-                found[name] = _whole(flag, self._flags[flag])
-        for flag, name in _TEXT.items():
-            if self._has(flag, name):
-                found[name] = _one(flag, self._flags[flag])
-        for flag, name in _PATHS.items():
-            if self._has(flag, name):
-                found[name] = tuple(_defined(flag, self._flags[flag]))
-        for flag, name in _SWITCHES.items():
-            if self._has(flag, name):
-                _check_switch(flag, self._flags[flag])
-                found[name] = True
+        readers: tuple[tuple[dict[str, str], Callable[[str, list[str]], Any]], ...] = (
+            (_WHOLE, _whole),
+            (_TEXT, _one),
+            (_PATHS, _defined),
+            (_SWITCHES, _switch),
+        )
+        for flags, read in readers:
+            for flag, name in flags.items():
+                if self._has(flag, name):
+                    found[name] = read(flag, self._flags[flag])
         if self._has(_RAMP, "rampup_batch_size"):
             found["rampup_batch_size"] = tuple(_whole(_RAMP, [w]) for w in self._flags[_RAMP])
         if self._has(_PHASES, "phase_transition_iterations"):
@@ -375,7 +359,7 @@ def _count(words: Sequence[str]) -> int | None:
     return int(words[0]) if words and words[0].isdecimal() and len(words[0]) < 10 else None
 
 
-def _defined(flag: str, words: Sequence[str]) -> Sequence[str]:
+def _defined(flag: str, words: Sequence[str]) -> tuple[str, ...]:
     for word in words:
         if is_unknown(word):
             raise InvalidArgument(
@@ -383,7 +367,7 @@ def _defined(flag: str, words: Sequence[str]) -> Sequence[str]:
             )
     if not words:
         raise InvalidArgument(f"{flag} has no value; give one, or remove it")
-    return words
+    return tuple(words)
 
 
 def _remedy(flag: str, word: str) -> str:
@@ -405,9 +389,10 @@ def _one(flag: str, words: Sequence[str]) -> str:
     return defined[0]
 
 
-def _check_switch(flag: str, words: Sequence[str]) -> None:
+def _switch(flag: str, words: Sequence[str]) -> bool:
     if words:
         raise InvalidArgument(f"{flag} takes no value, got {' '.join(words)!r}; remove the value")
+    return True
 
 
 def _whole(flag: str, words: Sequence[str]) -> int:

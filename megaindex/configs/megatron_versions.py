@@ -177,45 +177,19 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
 }
 
 # Arguments that concern data and change neither the samples built nor those read.
-IGNORED = frozenset(
-    {
-        "--allow-ambiguous-pad-tokens",
-        "--data-cache-path",
-        "--dataloader-defer-npy-index-mmap",
-        "--dataloader-fast-cache-load",
-        "--dataloader-inter-document-masking",
-        "--decoder-seq-length",
-        "--decrease-batch-size-if-needed",
-        "--eod-mask-loss",
-        "--exit-duration-in-mins",
-        "--exit-interval",
-        "--fim-data",
-        "--fim-eod-token",
-        "--fim-fragment-rate",
-        "--fim-middle-token",
-        "--fim-no-prefix",
-        "--fim-pad-token",
-        "--fim-prefix-token",
-        "--fim-rate",
-        "--fim-split-sample",
-        "--fim-spm-rate",
-        "--fim-suffix-token",
-        "--hybrid-context-parallel",
-        "--iterations-to-skip",
-        "--no-create-attention-mask-in-dataloader",
-        "--no-data-sharding",
-        "--no-mmap-bin-files",
-        "--num-dataset-builder-threads",
-        "--num-workers",
-        "--object-storage-cache-path",
-        "--per-dataset-sequences-path",
-        "--reset-attention-mask",
-        "--reset-position-ids",
-        "--sample-rate",
-        "--use-checkpoint-args",
-        "--validation-set-names",
-    }
-)
+IGNORED = frozenset((
+    "--allow-ambiguous-pad-tokens", "--data-cache-path", "--dataloader-defer-npy-index-mmap",
+    "--dataloader-fast-cache-load", "--dataloader-inter-document-masking", "--decoder-seq-length",
+    "--decrease-batch-size-if-needed", "--eod-mask-loss", "--exit-duration-in-mins",
+    "--exit-interval", "--fim-data", "--fim-eod-token", "--fim-fragment-rate",
+    "--fim-middle-token", "--fim-no-prefix", "--fim-pad-token", "--fim-prefix-token",
+    "--fim-rate", "--fim-split-sample", "--fim-spm-rate", "--fim-suffix-token",
+    "--hybrid-context-parallel", "--iterations-to-skip",
+    "--no-create-attention-mask-in-dataloader", "--no-data-sharding", "--no-mmap-bin-files",
+    "--num-dataset-builder-threads", "--num-workers", "--object-storage-cache-path",
+    "--per-dataset-sequences-path", "--reset-attention-mask", "--reset-position-ids",
+    "--sample-rate", "--use-checkpoint-args", "--validation-set-names",
+))  # fmt: skip
 
 NOTES = {
     "--fim-data": "rearranges the tokens within samples: the plan counts tokens before that",
