@@ -79,7 +79,12 @@ def test_a_setting_without_effect_is_named_and_equal(prefix: Path) -> None:
             "the last epoch is shuffled separately on one side",
         ),
         ("split=9,1,0", "split=8,2,0,seed=1234", ["documents"], "as by another split"),
-        ("subset=train,split=8,2,0", "subset=valid,split=8,2,0", ["documents"], "other documents"),
+        (
+            "subset=train,split=8,2,0",
+            "subset=valid,split=8,2,0",
+            ["documents"],
+            "different documents",
+        ),
         ("seq_length=16", "sequence_length=17", ["sequence_length"], "cut at other positions"),
         ("add_extra_token=0", "add_extra_token=1", ["add_extra_token"], "one token more"),
         (
