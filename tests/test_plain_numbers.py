@@ -27,9 +27,8 @@ from megaindex.index.block_receipts import explain, planned_block_receipts
 from megaindex.index.extended_index import extend_index, times_served
 from megaindex.index.receipts import fingerprint_keys
 from megaindex.plan import make_plan
-from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeStage, Stream
+from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
 from megaindex.recipe.recipe_file import to_mapping
-from megaindex.recipe.source import RecipeSource
 from megaindex.tokenize import tokenize
 from megaindex.validation import check_exact, check_fraction, check_integer, check_number
 

@@ -22,8 +22,14 @@ from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDatasetWriter
 from megaindex.index import mixing as mixing_module
 from megaindex.recipe.amend import amend, check_past
-from megaindex.recipe.recipe import EXHAUSTIONS, Exhaustion, Recipe, RecipeStage, Stream
-from megaindex.recipe.source import RecipeSource
+from megaindex.recipe.recipe import (
+    EXHAUSTIONS,
+    Exhaustion,
+    Recipe,
+    RecipeSource,
+    RecipeStage,
+    Stream,
+)
 
 S = 8
 TEXTS = {"web": 420, "code": 130, "books": 60}

@@ -232,7 +232,7 @@ def test_a_short_stage_names_the_one_that_reads_on(tmp_path: Path) -> None:
     write_corpus(tmp_path / "web", [100])
     path.write_text(path.read_text().replace(stage, stage + "  more: {steps: 2, mix: {chat: }}\n"))
     plan, _ = plan_of(path)
-    assert "(epochs: 1); stage more reads its sources on from there" in plan["warnings"][0]
+    assert "(epochs: 1); stage more goes on reading its sources from there" in plan["warnings"][0]
     other = "  more: {steps: 2, mix: {web: }}\n"
     path.write_text(path.read_text().split("stages")[0] + f"  web: web\nstages:\n{stage}{other}")
     plan, _ = plan_of(path)

@@ -24,38 +24,40 @@ _ODD = tuple(
 
 @dataclass(frozen=True, kw_only=True)
 class TokenRun:
-    """A run of tokens of a sample, the label's extra token included."""
+    """Consecutive tokens of one document in a sample, the label's extra token included."""
 
     source: int
     document: int
     offset: int
     length: int | None
-    """None: to the document's end, wherever that is."""
+    """None: to the end of a document of unknown length."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Two orders, position by position and as bags of samples."""
+    """Result of `compare`: two orders compared by position, and as multisets of samples."""
 
     names: tuple[str, str]
+    """Names of the sides A and B."""
     num_samples: tuple[int, int]
     first_difference: int | None
-    """First sample that differs; None where the shorter is a beginning of the longer."""
+    """First position with different samples; None if the shorter order begins the longer one."""
     samples: tuple[tuple[TokenRun, ...], tuple[TokenRun, ...]] | None
-    """Runs of that sample on either side."""
+    """Token runs of the samples at that position."""
     positions_differing: int
-    """Of the positions that both have."""
+    """Number of positions with different samples, among those of both orders."""
     samples_in_common: int
-    """Size of the intersection as multisets, wherever the samples stand."""
+    """Size of the intersection as multisets, whatever the positions."""
     causes: tuple[Cause, ...]
 
     @property
     def equal(self) -> bool:
+        """True if both orders have the same samples at the same positions."""
         return self.positions_differing == 0 and self.num_samples[0] == self.num_samples[1]
 
     @property
     def relation(self) -> str:
-        """equal, prefix, reordered (the same samples elsewhere) or other samples."""
+        """equal, prefix, reordered (the same samples at other positions) or other samples."""
         if self.equal:
             return "equal"
         if self.positions_differing == 0:
@@ -65,7 +67,7 @@ class Difference:
         return "other samples"
 
     def to_json(self) -> dict[str, Any]:
-        """One object of plain values, as ``--json`` prints it."""
+        """Return the object that ``--json`` prints."""
         compared = min(self.num_samples)
         return {
             "a": self.names[0],
@@ -88,13 +90,16 @@ class Difference:
 
 
 def compare(a: Side, b: Side) -> Difference:
-    """Compare two orders sample by sample.
+    """Return the differences of two orders, and their causes.
 
-    Samples are compared by 64-bit hashes of their runs: two that differ are equal with a chance
-    of 2**-64.
+    Samples are compared by 64-bit hashes of their token runs: different samples have equal hashes
+    with a chance of 2**-64.
+
+    Args:
+        a, b: the orders; a `Side` is an index with the settings that it was built with.
 
     Raises:
-        InvalidArgument: arrays without their dataset against an order that has no arrays.
+        InvalidArgument: one side is arrays without their dataset, and the other has no arrays.
     """
     first_index, second_index = _comparable(a, b)
     first, second = sample_hashes(first_index), sample_hashes(second_index)
@@ -114,7 +119,7 @@ def compare(a: Side, b: Side) -> Difference:
 
 
 def sample_hashes(index: Index) -> U64:
-    """uint64[num_samples]: of the runs that each sample reads, in their order."""
+    """Return uint64[num_samples], a hash of the token runs of each sample, in order."""
     parts = [np.zeros(0, np.uint64)]
     for begin in range(0, index.num_samples, _SAMPLES_AT_ONCE):
         spans = index.locate(np.arange(begin, min(index.num_samples, begin + _SAMPLES_AT_ONCE)))
@@ -136,7 +141,7 @@ def _mix(x: U64) -> U64:
 
 
 def _comparable(a: Side, b: Side) -> tuple[Index, Index]:
-    """Both indices; with lengths unknown on one side, both without."""
+    """Return both indices, both without document lengths if one side has none."""
     if a.has_lengths and b.has_lengths:
         return a.index, b.index
     plain = []
@@ -144,7 +149,7 @@ def _comparable(a: Side, b: Side) -> tuple[Index, Index]:
         if not isinstance(side.index, ArrayIndex):
             raise InvalidArgument(
                 f"{side.name} has no index arrays, and the lengths of the other side's documents "
-                "are not known; add --data-path"
+                "are unknown; add --data-path"
             )
         unknown = np.full(side.index.sequence_lengths.size, INT32_MAX, np.int32)
         plain.append(replace(side.index, sequence_lengths=unknown))
@@ -174,46 +179,46 @@ def _in_common(first: U64, second: U64) -> int:
 
 
 _ORDERS = {
-    "auto": "shuffles the documents of all epochs together, of a last epoch that is used below "
-    "the threshold apart",
+    "auto": "shuffles the documents of all epochs together, those of the last one separately if "
+    "its share used is below the threshold",
     "never": "shuffles the documents of all epochs together",
-    "epoch": "shuffles every epoch by itself, by a keyed bijection",
+    "epoch": "shuffles every epoch separately, by a keyed bijection",
     "window": "shuffles contiguous windows of the corpus, not documents",
 }
 _EFFECTS = {
-    "corpus": "the content fingerprint differs: other lengths or document bounds, so document ids "
-    "mean other texts and samples are cut elsewhere",
-    "data_path": "the indices were built for other files",
-    "documents": "other documents are shuffled, as by another split",
-    "split": "another split gives other documents",
-    "subset": "another part of the split gives other documents",
-    "seed": "another random stream: documents are shuffled differently, so samples are cut from "
-    "other neighbours and served in another order",
-    "sequence_length": "samples have another length and are cut at other places",
-    "final_epoch_apart": "the last epoch is shuffled apart on one side only, and among the "
-    "others on the other",
+    "corpus": "the content fingerprint differs: lengths or document bounds differ, so document ids "
+    "stand for other texts and samples are cut at other positions",
+    "data_path": "the indices were built for different files",
+    "documents": "different documents are shuffled, as by another split",
+    "split": "another split selects other documents",
+    "subset": "another part of the split has other documents",
+    "seed": "the random stream differs: documents are shuffled differently, so samples are cut "
+    "from other neighbours and served in another order",
+    "sequence_length": "samples have another length and are cut at other positions",
+    "final_epoch_apart": "the last epoch is shuffled separately on one side, and with the others "
+    "on the other side",
     "add_extra_token": "samples read one token more on one side, for the shifted label",
     "drop_last_partial": "one side keeps a shorter last sample",
-    "epochs_mixed": "blocks of so many complete epochs are shuffled together",
-    "left_over": "the tokens that fill no sample at the end of an epoch are dropped on one side, "
+    "epochs_mixed": "different numbers of complete epochs are shuffled together",
+    "left_over": "tokens of an incomplete sample at the end of an epoch are dropped on one side, "
     "carried into the next epoch on the other",
     "source_name": "the order is computed from the seed and this name",
-    "num_samples": "it decides how many epochs are built, and whether the last is shuffled apart",
+    "num_samples": "it decides the number of epochs, and with it the shuffle of the last one",
 }
 _SAME_ALL = (
-    "the recorded settings and the content fingerprint are the same, yet the order differs: one "
+    "the recorded settings and the content fingerprint are the same, but the order differs: one "
     "side was damaged after it was built, or built by another version; build both again"
 )
 _UNRECORDED = (
-    "no recorded setting differs, and such arrays record neither all settings nor the content of "
+    "no recorded setting differs, but such arrays do not record all settings nor the content of "
     "the corpus: the files changed under the same path, a setting that is not recorded differs, "
-    "or one side is damaged; build both again with megaindex build, which records all of it"
+    "or one side is damaged; build both again with megaindex build, which records both"
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cause:
-    """A reason; ``setting`` is empty where none differs."""
+    """A cause of differences; ``setting`` is empty for causes other than a setting."""
 
     setting: str
     a: Any
@@ -222,9 +227,9 @@ class Cause:
 
 
 def explain(a: Side, b: Side, *, equal: bool) -> tuple[Cause, ...]:
-    """Return the settings known on both sides that differ; else other causes.
+    """Return the settings of both sides that differ, or other causes if none does.
 
-    For equal orders these are the differences that had no effect.
+    For equal orders these are differences without effect.
     """
     known = [key for key in a.settings if key in b.settings]
     found = [
@@ -261,7 +266,7 @@ def _epochs(a: Side, b: Side) -> str:
     orders = {side.settings.get("order", "megatron") for side in (a, b)}
     if all(framework_rules(order).is_framework for order in orders):
         return (
-            "all epochs are shuffled from one random stream: another number of epochs moves the "
-            "samples of the first one too"
+            "all epochs are shuffled from one random stream: another number of epochs also moves "
+            "the samples of the first epoch"
         )
-    return "more epochs come after the others, which stay as they are"
+    return "further epochs follow the others, which stay as they are"

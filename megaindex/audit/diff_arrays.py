@@ -1,4 +1,4 @@
-"""Side of a comparison on disk: an entry of the cache, or a framework's arrays."""
+"""Sides of a comparison that are on disk: entries of the cache, and arrays of frameworks."""
 
 from __future__ import annotations
 
@@ -43,14 +43,16 @@ _NEOX_NAME = re.compile(
 
 
 def side_from_arrays(path: Path, dataset: IndexedDataset | None = None) -> Side:
-    """A cache entry, a directory with one set of arrays, or the beginning of their names.
+    """Return the order of arrays on disk.
 
     Args:
-        dataset: what the arrays index, where it is known; runs then have their true lengths.
+        path: a cache entry, a directory with one set of arrays, or the common prefix of their
+            names.
+        dataset: the dataset of the arrays, for the lengths of token runs; None if unknown.
 
     Raises:
-        FormatError: arrays are missing, or not index arrays.
-        InvalidArgument: the directory holds several sets.
+        FormatError: arrays are missing, or are not index arrays.
+        InvalidArgument: the directory has several sets.
     """
     with as_storage_error(str(path), "cannot look into it"):
         ours = (path / MANIFEST).is_file()
@@ -86,8 +88,8 @@ def _index(
     documents = arrays["document_index"]
     if documents.size and int(documents.max()) >= lengths.size:
         raise FormatError(
-            f"{path}: document_index names sequence {int(documents.max())}, the dataset has "
-            f"{lengths.size}; give the --data-path that it was built for"
+            f"{path}: document_index has sequence id {int(documents.max())}, the dataset "
+            f"{lengths.size} sequences; give the --data-path that the index was built for"
         )
     distinct = np.unique(documents)
     size = min(arrays["shuffle_index"].size, len(arrays["sample_index"]) - 1)
@@ -105,18 +107,18 @@ def _index(
 
 
 def _of_type(path: Path, settings: dict[str, Any], name: str, default: Setting) -> Setting:
-    """A setting that is used, and not only shown; integers must be sizes."""
+    """Return a setting of the type of its default; integers must be at least 0."""
     value = settings.get(name, default)
     if type(value) is not type(default) or (isinstance(value, int) and not 0 <= value < INT32_MAX):
         raise FormatError(
-            f"{path}: says {name} {value!r}, where {type(default).__name__} from 0 on is wanted; "
-            f"build the index again"
+            f"{path}: {name} must be of type {type(default).__name__}, and at least 0 if a number, "
+            f"got {value!r}; build the index again"
         )
     return value
 
 
 def _unknown_lengths(document_index: IntArray) -> I32:
-    """Lengths beyond every offset, so that runs can be told apart without the dataset."""
+    """Return lengths beyond every offset, with which token runs still differ by their offsets."""
     return np.full(int(document_index.max(initial=0)) + 1, INT32_MAX, np.int32)
 
 
@@ -129,13 +131,13 @@ def _files(path: Path) -> list[Path]:
             sets.append([Path(stem + suffix) for suffix in suffixes])
     if not sets:
         raise FormatError(
-            f"{path}: holds neither {MANIFEST} nor document, sample and shuffle index arrays "
-            "(*-document_index.npy or *_doc_idx.npy); give the directory that holds them"
+            f"{path}: has neither {MANIFEST} nor document, sample and shuffle index arrays "
+            "(*-document_index.npy or *_doc_idx.npy); give the directory of such files"
         )
     if len(sets) > 1:
         names = ", ".join(files[0].name for files in sets[:4])
         raise InvalidArgument(
-            f"{path}: holds {len(sets)} indices ({names}); name one by the beginning of its files"
+            f"{path}: holds {len(sets)} indices ({names}); give the common prefix of one's files"
         )
     return sets[0]
 
@@ -156,7 +158,7 @@ def _check(path: Path, arrays: dict[str, IntArray]) -> None:
     if not kinds or documents.ndim != 1 or shuffle.ndim != 1 or samples.shape[1:] != (2,):
         shapes = ", ".join(f"{name} {a.dtype}{list(a.shape)}" for name, a in arrays.items())
         raise FormatError(
-            f"{path}: must hold integers document_index[n], sample_index[m + 1, 2] and "
+            f"{path}: must have integers document_index[n], sample_index[m + 1, 2] and "
             f"shuffle_index[m], found {shapes}"
         )
     for name, values, limit in (
@@ -167,22 +169,22 @@ def _check(path: Path, arrays: dict[str, IntArray]) -> None:
     ):
         if values.size and not (int(values.min()) >= 0 and int(values.max()) < limit):
             raise FormatError(
-                f"{path}: {name} holds values from {int(values.min())} to {int(values.max())}, "
-                f"they must lie in [0, {limit}); build the index again"
+                f"{path}: values of {name} must be in [0, {limit}), got {int(values.min())} to "
+                f"{int(values.max())}; build the index again"
             )
     if (np.diff(samples[:, 0].astype(np.int64)) < 0).any():
-        raise FormatError(f"{path}: sample_index must not fall; build the index again")
+        raise FormatError(f"{path}: sample_index must not decrease; build the index again")
 
 
 def _damage(path: Path, manifest: Manifest, arrays: dict[str, IntArray]) -> str:
     for name, record in manifest.arrays.items():
         if array_checksum(arrays[name]) != record.checksum:
-            return f"{path / record.file} does not match the checksum it was written with"
+            return f"{path / record.file} does not match the checksum in {MANIFEST}"
     return ""
 
 
 def _framework_settings(first: Path) -> dict[str, Any]:
-    """From Megatron's description beside the arrays, or from NeoX's file names."""
+    """Return the settings in Megatron's description file, or in NeoX's file names."""
     description = Path(str(first).removesuffix("document_index.npy") + "description.txt")
     if description.is_file():
         try:

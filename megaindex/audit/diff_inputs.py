@@ -1,4 +1,4 @@
-"""The two sides of a comparison: settings to build from, or index arrays on disk."""
+"""Sides of a comparison: settings to build an index from, or index arrays on disk."""
 
 from __future__ import annotations
 
@@ -37,33 +37,37 @@ _ALIASES = {"seq_length": "sequence_length"}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Side:
-    """An index and what is known of how it was made."""
+    """One side of `compare`: an index, and the settings that it was built with."""
 
     name: str
+    """Name for messages."""
     index: Index
     settings: dict[str, Any]
-    """Under the names of a cache entry's manifest, as far as they are known."""
+    """Known settings, under the names of a cache entry's manifest."""
     has_lengths: bool = True
-    """False for arrays whose dataset is not known: runs end at their document's end, wherever."""
+    """False for arrays of an unknown dataset, whose document lengths are unknown."""
     recorded: bool = True
-    """True if the settings say all that decides the arrays."""
+    """True if the settings determine the arrays."""
     damage: str = ""
-    """Difference from the checksums that were written with the arrays."""
+    """First difference from the checksums in the manifest; empty without one."""
 
 
 def read_settings(text: str, common: Mapping[str, Any]) -> dict[str, Any]:
-    """``key=value,key=value`` or a YAML or JSON file of the same keys, laid over ``common``.
+    """Return the settings of ``key=value,key=value``, or of a YAML or JSON file, over ``common``.
 
     Raises:
-        InvalidArgument: an unknown key, or a value of the wrong kind.
+        InvalidArgument: a key is unknown, or a value of the wrong kind.
+        FormatError: the file is not a mapping in YAML or JSON.
     """
     given = _from_file(text) if _is(text, Path.is_file) else _from_text(text)
     given = {_ALIASES.get(key, key): value for key, value in given.items() if value is not None}
     unknown = sorted(set(given) - set(_KEYS))
     if unknown:
-        raise InvalidArgument(f"{text}: unknown {', '.join(unknown)}; use {', '.join(_KEYS)}")
+        raise InvalidArgument(
+            f"{text}: unknown setting {', '.join(unknown)}; use {', '.join(_KEYS)}"
+        )
     base = dict(common)
-    if "epochs" in given or "num_samples" in given:  # one question, answered anew
+    if "epochs" in given or "num_samples" in given:  # alternatives
         base = {key: value for key, value in base.items() if key not in ("epochs", "num_samples")}
     return _typed(text, {**base, **given})
 
@@ -125,7 +129,7 @@ def _final_epoch_apart(index: Index, values: Mapping[str, Any]) -> bool:
 
 
 def _from_text(text: str) -> dict[str, Any]:
-    """A comma begins a new setting where ``key=`` follows: ``split=969,30,1,seed=1``."""
+    """Return the settings of a text; commas before ``key=`` separate: ``split=969,30,1,seed=1``."""
     given: dict[str, Any] = {}
     for part in re.split(r",(?=\s*\w+=)", text):
         key, equals, value = part.partition("=")
@@ -151,13 +155,13 @@ def _from_file(path: str) -> dict[str, Any]:
 
 
 def _is(text: str, kind: Callable[[Path], bool]) -> bool:
-    """Return True if a path is of a kind; text of settings may be too long for a path."""
+    """Return True if a path is of a kind; settings too long for a path are not."""
     try:
         return kind(Path(text))
     except OSError as error:
         if _SETTING.match(text):
             return False
-        raise storage_error(error, text, "cannot look at it") from error
+        raise storage_error(error, text, "cannot read its status") from error
 
 
 def _begins_arrays(path: Path) -> bool:
@@ -182,12 +186,12 @@ def _typed_value(text: str, key: str, value: Any) -> Any:
 
 
 def existing(path: str) -> Path | None:
-    """A directory, or the common beginning of array files in one; None for anything else.
+    """Return the path of a directory, or of array files by common prefix; None for settings.
 
     Raises:
-        MissingFile: it looks like a path, and nothing is there.
+        MissingFile: the text has no ``=``, and there is no such file.
         InvalidArgument: it is a URL.
-        StorageError: it cannot be looked at.
+        StorageError: its status cannot be read.
     """
     check_local(path, "copy it to a disk: a side is a local file or directory, or settings")
     if _is(path, Path.is_dir) or _is(path, _begins_arrays):

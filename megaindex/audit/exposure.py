@@ -1,9 +1,9 @@
-"""Exact counts of how often, when and how far apart every token is served, for any order.
+"""Exact counts of the times and steps at which every token is served, for any order.
 
-Cut the corpus wherever a run of any sample begins or ends, and where documents begin: within such
-a segment all tokens share one history. Runs [0, 4) in step 0 and [2, 6) in step 5 of a document
-of 7 tokens make the segments [0, 2) [2, 4) [4, 6) [6, 7), served in steps 0 · 0 5 · 5 · never.
-Segments number about documents + epochs x samples, so counting them costs no memory per token.
+The corpus is cut where a token run of any sample begins or ends, and where documents begin: all
+tokens of such a segment are served in the same steps. Runs [0, 4) in step 0 and [2, 6) in step 5 of
+a document of 7 tokens give the segments [0, 2) [2, 4) [4, 6) [6, 7), served in steps 0 · 0 5 · 5 ·
+never. There are about documents + epochs x samples segments, so memory does not grow with tokens.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from megaindex.index.blending import Progress
 _RUNS_AT_ONCE = 1 << 18
 _DOCUMENTS_AT_ONCE = 1 << 20
 SHARES = 6
-"""The shares of a stretch are those of tokens served before 0, 1, … SHARES - 2 times, and more."""
+"""Columns of `Exposure.shares`: tokens served before 0, 1, … SHARES - 2 times, and more often."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Histograms:
-    """By times served (0, 1, 2, …): tokens, and documents that hold a token."""
+    """Tokens and non-empty documents by times served (0, 1, 2, …)."""
 
     tokens: I64
     """int64[sources, times]."""
@@ -39,7 +39,7 @@ class Histograms:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Exposure:
-    """Result of `count_exposure`; all of it exact integers."""
+    """Result of `count_exposure`, in exact integers."""
 
     past: Histograms
     """After the steps made already."""
@@ -48,30 +48,30 @@ class Exposure:
     step_tokens: I64
     """int64[steps]: tokens served."""
     step_earlier: I64
-    """int64[steps]: sum over those tokens of how often earlier steps have served each."""
+    """int64[steps]: sum over those tokens of the times that earlier steps served each."""
     stretches: I64
-    """int64[stretches + 1]: bounds, in steps, of the stretches of equal length below."""
+    """int64[stretches + 1]: bounds, in steps, of ranges of equal length."""
     shares: I64
-    """int64[stretches, SHARES]: tokens by how often earlier steps have served them."""
+    """int64[stretches, SHARES]: tokens by the times that earlier steps served them."""
     composition: I64
     """int64[stretches, sources]: tokens served of each source."""
     distances: I64
-    """int64[steps]: tokens served again so many steps after the last time (0: in one step)."""
+    """int64[steps]: tokens served again k steps after the last time, for each k from 0 on."""
 
     @property
     def mean_earlier(self) -> F64:
-        """float64[steps]: earlier exposures of a token of the step, on average."""
+        """float64[steps]: mean earlier exposures of the tokens of a step."""
         return self.step_earlier / np.maximum(self.step_tokens, 1)
 
     def curve(self) -> F64:
-        """float64[stretches]: the same over stretches of steps."""
+        """Return float64[stretches], the mean earlier exposures over stretches of steps."""
         sums = [_sums(values, self.stretches) for values in (self.step_earlier, self.step_tokens)]
         return np.asarray(sums[0] / np.maximum(sums[1], 1), np.float64)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Served:
-    """All runs of the stream in corpus order, in tokens counted through all sources."""
+    """Token runs of the stream in corpus order, positions counted through all sources."""
 
     begin: I64
     end: I64
@@ -81,13 +81,14 @@ class _Served:
 def count_exposure(
     stream: AuditStream, *, points: int = 400, progress: Progress | None = None
 ) -> Exposure:
-    """Count every serving of every token.
+    """Count all servings of all tokens.
 
     Args:
+        stream: samples and steps.
         points: greatest number of stretches of `Exposure.shares` and `composition`.
         progress: called while samples are located.
 
-    Needs about 40 bytes for every run of tokens that a sample serves.
+    Memory: about 40 bytes for each token run of a sample.
     """
     stretches = _stretches(stream.num_steps, points)
     stretch_of = np.repeat(np.arange(stretches.size - 1), np.diff(stretches))
@@ -134,7 +135,7 @@ def _collect(
 
 
 def _blocks(served: _Served, token_base: I64) -> Iterator[range]:
-    """Ranges of documents with a bounded number of runs and documents (or one document)."""
+    """Yield ranges of documents with limited numbers of runs and documents, or one document."""
     num_documents = token_base.size - 1
     full = np.searchsorted(token_base, served.begin[::_RUNS_AT_ONCE], "right") - 1
     many = np.arange(0, num_documents, _DOCUMENTS_AT_ONCE)
@@ -176,7 +177,7 @@ class _Tally:
             counts.add(times, width, of_segment, first)
 
     def _history(self, begin: I64, end: I64, step: I64, cuts: I64) -> tuple[I64, I64]:
-        """Segment and step of every serving, sorted by segment, then by step."""
+        """Return segment and step of every serving, sorted by segment, then by step."""
         first = np.searchsorted(cuts, begin)
         counts = np.searchsorted(cuts, end) - first
         segment = np.repeat(first - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
@@ -191,7 +192,7 @@ class _Tally:
         again[1:] = segment[1:] == segment[:-1]
         same_step = again.copy()
         same_step[1:] &= step[1:] == step[:-1]
-        # where the segment's first serving stands, and the first of the same step
+        # places of the segment's first serving, and of the first in the same step
         first = np.maximum.accumulate(np.where(again, 0, place))
         earlier = np.maximum.accumulate(np.where(same_step, 0, place)) - first
         _accumulate(self.step_tokens, step, width)
@@ -211,7 +212,7 @@ class _Counts:
         self._whole = np.zeros(2, np.int64)
 
     def add(self, times: I64, width: I64, source: I64, first: I64) -> None:
-        """Segments with times served, width and source; ``first`` of every document."""
+        """Add segments with times served, width and source; ``first``: that of each document."""
         if not times.size:
             return
         most = max(int(times.max()) + 1, self._tokens.shape[1])

@@ -1,4 +1,4 @@
-"""Two-way look-up: step and rank to documents, document to steps and ranks."""
+"""Look-up of the documents of a step and rank, and of the steps and ranks of a document."""
 
 from __future__ import annotations
 
@@ -16,29 +16,41 @@ from megaindex.validation import check_between
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """A run of tokens of one document, served as input of one sample."""
+    """Consecutive tokens of one document that are input of one sample."""
 
     step: int
+    """Step, from 0; trainers log it as iteration step + 1."""
     sample: int
+    """Position of the sample in the run."""
     rank: int | None
-    """Data-parallel rank; None where the micro batch or the number of ranks is not known."""
+    """Data-parallel rank; None if micro batch or number of ranks are unknown."""
     micro_batch: int | None
     """Number of the rank's micro batch in the step, from 0."""
     source: int
+    """Number of the source in `AuditStream.sources`."""
     document: int
+    """Sequence id in the source."""
     offset: int
+    """First token, in the document."""
     length: int
+    """Number of tokens."""
 
     def to_json(self) -> dict[str, Any]:
+        """Return the object that ``--json`` prints."""
         return dict(vars(self))
 
 
 def documents_of(stream: AuditStream, step: int, rank: int | None = None) -> list[Serving]:
-    """Return the servings of a step, to all ranks or to one, sample by sample.
+    """Return the servings of a step, in order of samples.
+
+    Args:
+        stream: the run.
+        step: step, from 0.
+        rank: data-parallel rank; None: all ranks.
 
     Raises:
-        OutOfRange: no such step or rank.
-        InvalidArgument: a rank is asked for and the batch does not say how ranks share it.
+        OutOfRange: the step or rank does not exist.
+        InvalidArgument: a rank is given, and the stream has no micro batch or number of ranks.
     """
     if not 0 <= step < stream.num_steps:
         raise OutOfRange(f"step must be from 0 to {stream.num_steps - 1}, got {step}")
@@ -50,10 +62,15 @@ def documents_of(stream: AuditStream, step: int, rank: int | None = None) -> lis
 
 
 def steps_of(stream: AuditStream, document: int, source: int = 0) -> list[Serving]:
-    """Return every serving of a document (a sequence id of its source), in order of training.
+    """Return all servings of a document, in order of training.
+
+    Args:
+        stream: the run.
+        document: sequence id in its source.
+        source: number of the source in `AuditStream.sources`.
 
     Raises:
-        OutOfRange: no such source, or the document is not in its part of the corpus.
+        OutOfRange: the source does not exist, or the document is outside its part of the corpus.
     """
     if not 0 <= source < len(stream.sources):
         raise OutOfRange(f"source must be from 0 to {len(stream.sources) - 1}, got {source}")
@@ -74,8 +91,7 @@ def steps_of(stream: AuditStream, document: int, source: int = 0) -> list[Servin
 def _check_rank(stream: AuditStream, rank: int) -> None:
     if stream.micro_batch_size is None or stream.data_parallel_size is None:
         raise InvalidArgument(
-            "a rank needs --micro-batch-size and --data-parallel-size, which say how ranks share "
-            "a step"
+            "a rank needs --micro-batch-size and --data-parallel-size, by which ranks share a step"
         )
     check_between("rank", rank, 0, stream.data_parallel_size - 1, error=OutOfRange)
 
@@ -94,7 +110,7 @@ def _servings(stream: AuditStream, runs: Runs) -> Iterator[Serving]:
 
 
 def _ranks(stream: AuditStream, step: I64, within: I64) -> tuple[I64 | None, I64 | None]:
-    """Rank and micro batch of samples, counted within their step; see `megaindex.loader.samplers`.
+    """Return rank and micro batch of samples, as `megaindex.loader.samplers` assigns them.
 
     A last step with rows of padding spreads its samples over all micro batches.
     """

@@ -1,4 +1,4 @@
-"""The audit as one HTML page that opens without a network and prints on paper."""
+"""The audit as one HTML page without external files, with a style for printing."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ def check_plots() -> None:
 
 
 def check_page(path: str | os.PathLike[str]) -> bool:
-    """Refuse a path at which there is anything but an earlier page, which alone is replaced.
+    """Check that a page may be written at a path: only earlier pages are replaced.
 
     Returns:
-        Whether an earlier page is there.
+        True if an earlier page is there.
 
     Raises:
         InvalidArgument: the path is a URL.
-        StorageError: something else is there, or it cannot be looked at.
+        StorageError: another file is there, or it cannot be read.
     """
     name = os.fspath(path)
     check_local(name, PAGE_REMEDY)
     try:
-        with as_storage_error(name, "cannot look at it"):
+        with as_storage_error(name, "cannot read its status"):
             check_regular(name, os.lstat(name))
             with open(open_at_once(name, follow=False), "rb") as file:
                 start = file.read(_START_BYTES)
@@ -84,18 +84,22 @@ def check_page(path: str | os.PathLike[str]) -> bool:
         return False
     if not (start.startswith(b"<!DOCTYPE html>") and _MARK.encode() in start):
         raise StorageError(
-            f"{name}: already exists and is not a page of megaindex audit, and only such pages "
-            f"are replaced; choose another name for the page (--html), or move that file away"
+            f"{name}: the file exists and is not a page of megaindex audit, and only such pages "
+            f"are replaced; choose another name for the page (--html), or move the file"
         )
     return True
 
 
 def write_page(audit: Audit, path: str | os.PathLike[str]) -> None:
-    """Write the page atomically; an earlier page at that path is replaced.
+    """Write an audit as one HTML page, atomically; an earlier page at the path is replaced.
+
+    Args:
+        audit: result of `megaindex.audit.audit`.
+        path: local path of the page.
 
     Raises:
         InvalidArgument: matplotlib is not installed, or the path is a URL.
-        StorageError: something else is at the path, or the file cannot be written.
+        StorageError: another file is at the path, or the page cannot be written.
     """
     name = os.fspath(path)
     files = AtomicFiles([name], overwrite=check_page(name))
@@ -109,11 +113,7 @@ def write_page(audit: Audit, path: str | os.PathLike[str]) -> None:
 
 
 def page(audit: Audit) -> str:
-    """Return the page as text.
-
-    Raises:
-        InvalidArgument: matplotlib is not installed.
-    """
+    """Return the page as text; as `write_page`."""
     check_plots()
     texts = [*map(jump_text, audit.jumps), *cut_texts(audit)]
     notices = "".join(f'<p class="notice">{escape(text)}</p>' for text in texts)
@@ -122,7 +122,7 @@ def page(audit: Audit) -> str:
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"{_MARK}\n<style>{_CSS}</style>\n</head>\n<body>\n"
-        f"<h1>What the model sees, and when</h1>\n<p>{escape(headline(audit))}.</p>\n{notices}\n"
+        f"<h1>Tokens served over training</h1>\n<p>{escape(headline(audit))}.</p>\n{notices}\n"
         + "\n".join(sections)
         + f"\n{_footer(audit)}\n</body>\n</html>\n"
     )
@@ -133,12 +133,12 @@ def _exposure(audit: Audit) -> str:
 
     past = " The shaded part is past." if audit.stream.past_steps else ""
     return _section(
-        "Exposure, step by step",
+        "Exposure by step",
         exposure_curve(audit),
-        "For each step: how often, on average, its tokens have been served by earlier steps. 0: "
-        "all tokens are new. A ramp comes from epochs that are shuffled together, a jump from an "
-        "epoch that begins after all others have ended. Dotted lines: as many tokens have been "
-        "served as the corpus holds, once, twice, …" + past,
+        "Mean number of times that earlier steps have served the tokens of each step. 0: all "
+        "tokens are new. A ramp comes from epochs that are shuffled together, a jump from an epoch "
+        "that begins after all others have ended. Dotted lines: the tokens served amount to "
+        "once, twice, … the corpus." + past,
     )
 
 
@@ -148,8 +148,8 @@ def _shares(audit: Audit) -> str:
     return _section(
         "New and repeated tokens",
         exposure_shares(audit),
-        "The same in parts: which share of a step's tokens is served for the first, the second, … "
-        "time. The lightest colour is new text.",
+        "Shares of a step's tokens that are served for the first, the second, … time. The lightest "
+        "colour is new text.",
     )
 
 
@@ -171,11 +171,11 @@ def _times(audit: Audit) -> str:
         for times in range(max(map(len, histograms)))
     ]
     return _section(
-        "How often tokens and documents are seen",
+        "Tokens and documents by times seen",
         times_seen(audit),
-        "Share, in percent, of the corpus by the number of times it is served. A document counts "
-        "by its most served token. Not served at all: what lies outside the samples drawn, and the "
-        "tokens that do not fill a last sample.",
+        "Share, in percent, of the corpus by the number of times that it is served. A document "
+        "counts by its most served token. Tokens outside the samples drawn, and those of an "
+        "incomplete last sample, are not served.",
         _table(columns, rows),
     )
 
@@ -189,8 +189,8 @@ def _sources(audit: Audit) -> str:
     return _section(
         "Sources over time",
         composition(audit),
-        "Which share of a step's tokens comes from which source. A blend keeps these shares level "
-        "from the first step to the last. The table adds how often each source is served.",
+        "Shares of the sources in the tokens of a step. A blend keeps them constant from the first "
+        "step to the last. The table lists the tokens of each source by times served.",
         _table(["source", *SOURCE_COLUMNS], rows),
     )
 
@@ -204,8 +204,8 @@ def _repeats(audit: Audit) -> str:
     return _section(
         title,
         repeat_distances(audit),
-        "Tokens that are served again, by the number of steps since the last time. Weight near 0 "
-        "means that text comes back while the model still remembers it. " + distance_text(audit),
+        "Tokens that are served again, by the number of steps since the last time. Small distances "
+        "mean that text is repeated soon after it was seen. " + distance_text(audit),
     )
 
 
@@ -230,7 +230,7 @@ def _footer(audit: Audit) -> str:
     more = len(audit.stream.sources) - 20
     rest = f" and {more} more" if more > 0 else ""
     return (
-        f"<footer><p>Data: {names}{rest}. All counts are exact, token by token; the token that a "
-        "sample reads only as the label of its last position is not counted for it. Steps count "
+        f"<footer><p>Data: {names}{rest}. All counts of tokens are exact. The token that a sample "
+        "reads only as the label of its last position does not count for that sample. Steps count "
         "from 0. Made by <code>megaindex audit --html</code>.</p></footer>"
     )

@@ -14,13 +14,13 @@ from megaindex.audit.exposure import SHARES
 from megaindex.audit.report import Audit, shares
 
 _WIDTH = 9.0  # inches, as all figures
-# Told apart by colour-blind readers and in grey: Okabe and Ito's colours, then a ramp for counts.
+# Okabe and Ito's colours, distinct for colour-blind readers and in grey, and a ramp for counts.
 _COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8A8A8A", "#F0E442")
 _RAMP = ("#dbe9f6", "#a6cbe3", "#5fa3cf", "#2a76b5", "#0b4d94", "#08244a")
 _MOST_SOURCES = len(_COLOURS)
 _MOST_TIMES = 12
 _STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text stays text: it can be searched, and scales
+    "svg.fonttype": "none",  # text can be searched, and scales
     "svg.hashsalt": "megaindex",  # the same audit gives the same bytes
     "font.family": "sans-serif",
     "font.size": 10,
@@ -33,7 +33,7 @@ _STYLE: dict[Any, Any] = {
 
 
 def exposure_curve(audit: Audit) -> str:
-    """Mean earlier exposures over steps, with the past shaded and jumps marked."""
+    """Plot mean earlier exposures over steps, with the past shaded and jumps marked."""
     figure, axes = _figure(3.4)
     exposure = audit.exposure
     most = max(0.5, float(exposure.curve().max()))
@@ -70,7 +70,7 @@ def exposure_curve(audit: Audit) -> str:
 
 
 def exposure_shares(audit: Audit) -> str:
-    """Share of each step's tokens that is seen for the first, second, … time."""
+    """Plot the shares of each step's tokens that are seen for the first, second, … time."""
     figure, axes = _figure(3.2)
     counts = audit.exposure.shares
     used = max(1, int(np.flatnonzero(counts.sum(axis=0))[-1]) + 1)
@@ -81,7 +81,7 @@ def exposure_shares(audit: Audit) -> str:
 
 
 def times_seen(audit: Audit) -> str:
-    """Tokens and documents by times seen, so far and in the end."""
+    """Plot tokens and documents by times seen, so far and after all steps."""
     figure, panels = _figure(3.0, columns=2)
     colours = {"so far": _COLOURS[1], "after all steps": _COLOURS[0]}
     tokens = [(name, counts.tokens.sum(axis=0)) for name, counts in audit.moments()]
@@ -98,7 +98,7 @@ def times_seen(audit: Audit) -> str:
 
 
 def repeat_distances(audit: Audit) -> str:
-    """Tokens served again, by steps since the last time."""
+    """Plot the tokens served again, by steps since the last time."""
     figure, axes = _figure(2.8)
     distances = audit.exposure.distances
     bins = min(60, distances.size)
@@ -114,7 +114,7 @@ def repeat_distances(audit: Audit) -> str:
 
 
 def composition(audit: Audit) -> str:
-    """Share of each source in the tokens of a step; the smallest sources together."""
+    """Plot the share of each source in the tokens of a step; the smallest sources together."""
     figure, axes = _figure(3.2)
     counts = audit.exposure.composition
     names = [source.name.rsplit("/", 1)[-1] for source in audit.stream.sources]
@@ -208,7 +208,7 @@ def _ordinal(number: int) -> str:
 
 
 def _svg(figure: Any, name: str) -> str:
-    """The figure as an <svg> element whose ids are its own on the page."""
+    """Return the figure as an <svg> element with ids that are unique on the page."""
     from matplotlib import rc_context
 
     text = io.StringIO()

@@ -28,7 +28,7 @@ from megaindex.console import (
 
 
 def headline(audit: Audit) -> str:
-    """Return one line on the order, the samples and the corpus."""
+    """Return a line with the order, the samples and the corpus."""
     stream = audit.stream
     order = f"order {stream.order}, " if stream.order else ""
     past = f", of which {stream.past_steps:,} are past" if stream.past_steps else ""
@@ -43,7 +43,7 @@ def jump_text(jump: Jump) -> str:
     return (
         f"From step {jump.step:,} on, tokens have been seen {jump.after:.2f} times before, just "
         f"before it {jump.before:.2f} times: the training loss tends to fall there, because the "
-        "model meets these tokens once more, not because it has learned more."
+        "model has seen these tokens before, not because it generalises better."
     )
 
 
@@ -51,15 +51,15 @@ def cut_texts(audit: Audit) -> list[str]:
     """Return a sentence on each source with tokens that no sample holds."""
     return [
         f"{source.name}: {source.cut_tokens:,} tokens "
-        f"({percent(source.cut_tokens / int(counts.sum()))}) are in no sample of an epoch, by "
-        f"{source.cut_by}, and stay unseen."
+        f"({percent(source.cut_tokens / int(counts.sum()))}) are in no sample of an epoch, because "
+        f"of {source.cut_by}, and stay unseen."
         for source, counts in zip(audit.stream.sources, audit.exposure.total.tokens, strict=True)
         if source.cut_tokens
     ]
 
 
 def distance_text(audit: Audit) -> str:
-    """Return sentences on the number of steps between repeats."""
+    """Return sentences on the steps between repeats."""
     distances = audit.exposure.distances
     repeated = int(distances.sum())
     if repeated == 0:
@@ -96,7 +96,7 @@ _MOST_ROWS = 200
 
 
 def print_audit(audit: Audit, file: TextIO | None = None) -> None:
-    """Print the summary."""
+    """Print the summary of an audit."""
     names = ShortNames.of(source.name for source in audit.stream.sources)
     parts: list[RenderableType] = [Prose(headline(audit), "bold"), _seen(audit), _Curve(audit)]
     parts += [Prose(jump_text(jump), "yellow") for jump in audit.jumps]
@@ -131,7 +131,7 @@ def print_servings(
 
 
 def _seen(audit: Audit) -> RenderableType:
-    """Shares by times seen, after the past steps and after all."""
+    """Return the table of shares by times seen, after the past steps and after all."""
     names: list[str] = []
     columns: list[list[float]] = []
     for name, counts in audit.moments():
@@ -152,7 +152,7 @@ def _folded(values: list[float]) -> list[float]:
 
 @dataclass(frozen=True)
 class _Curve:
-    """Mean earlier exposures over steps, as wide as fits."""
+    """Bars of the mean earlier exposures over steps, as wide as fits."""
 
     audit: Audit
 
@@ -188,7 +188,7 @@ _MOST_RUNS = 6
 
 
 def print_difference(difference: Difference, file: TextIO | None = None) -> None:
-    """Print the verdict, the first difference and the causes."""
+    """Print the result of a comparison: its relation, the first difference and the causes."""
     print_lines(lines(difference), file)
 
 

@@ -1,4 +1,4 @@
-"""The audit of a stream, as JSON, terminal and page show it."""
+"""The audit of a stream: counts, jumps, and the object of ``--json``."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaindex.audit.streams import AuditStream
 from megaindex.index.blending import Progress
 
 _LEAST_RISE = 0.25
-"""Earlier exposures by which the curve must rise at once to be called a jump."""
+"""Least rise of the mean earlier exposures that counts as a jump."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,13 +22,14 @@ class Jump:
 
     step: int
     before: float
-    """Mean earlier exposures of a token in the steps before it, over a small window."""
+    """Mean earlier exposures of a token in a small window of steps before it."""
     after: float
+    """The same in the window from it on."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Audit:
-    """A stream and its counts."""
+    """Result of `audit`: a stream, its exact counts and the jumps of its exposure."""
 
     stream: AuditStream
     exposure: Exposure
@@ -36,23 +37,23 @@ class Audit:
 
     @property
     def tokens(self) -> int:
-        """Tokens of the documents, once each."""
+        """Tokens of the corpus, each counted once."""
         return int(self.exposure.total.tokens.sum())
 
     def moments(self) -> list[tuple[str, Histograms]]:
-        """Histograms so far, where steps are past, and after all steps, each with its name."""
+        """Return named histograms: so far, if there are past steps, and after all steps."""
         past = [("so far", self.exposure.past)] if self.stream.past_steps else []
         return [*past, ("after all steps", self.exposure.total)]
 
     @property
     def epoch_steps(self) -> list[int]:
-        """Steps in which the corpus' number of tokens has been served once, twice, …."""
+        """Steps in which the tokens served reach once, twice, … the tokens of the corpus."""
         served = np.cumsum(self.exposure.step_tokens)
         whole = int(served[-1]) // self.tokens
         return np.searchsorted(served, np.arange(1, whole + 1) * self.tokens).tolist()  # type: ignore[no-any-return]
 
     def to_json(self) -> dict[str, Any]:
-        """One object of plain values, as ``--json`` prints it."""
+        """Return the object that ``--json`` prints."""
         stream, exposure = self.stream, self.exposure
         repeats = np.flatnonzero(exposure.distances)
         return {
@@ -94,7 +95,15 @@ class Audit:
 
 
 def audit(stream: AuditStream, *, points: int = 400, progress: Progress | None = None) -> Audit:
-    """Count a stream; ``points`` as in `count_exposure`."""
+    """Return exact counts of the times that a run serves each token, and of repeats over steps.
+
+    Args:
+        stream: the run, from `stream_of_run`, `stream_of_recipe` or `stream_of_index`.
+        points: greatest number of points of the exposure curve.
+        progress: called with (done, total) while samples are located.
+
+    Memory: about 40 bytes for each token run of a sample.
+    """
     exposure = count_exposure(stream, points=points, progress=progress)
     return Audit(stream=stream, exposure=exposure, jumps=tuple(_jumps(exposure)))
 
@@ -113,10 +122,10 @@ def _histograms(counts: Histograms) -> dict[str, list[int]]:
 
 
 def _jumps(exposure: Exposure) -> list[Jump]:
-    """Steps where the mean rises most between two neighbouring windows of 1 % of the steps each.
+    """Return the steps with the greatest rises between neighbouring windows of 1 % of the steps.
 
-    A jump must exceed the usual rise, which is that of a ramp where epochs are shuffled together,
-    and six standard errors of a difference of windows: few samples a step make a noisy curve.
+    A jump must exceed the median rise, which is that of a ramp where epochs are shuffled together,
+    and six standard errors of a difference of windows, since few samples a step make a noisy curve.
     """
     steps = exposure.step_tokens.size
     window = max(1, steps // 100)

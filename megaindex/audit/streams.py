@@ -1,4 +1,4 @@
-"""Samples of a run step by step, from a recipe, a run or an index."""
+"""The samples of each step of a run, from a recipe, a `Run` or an index."""
 
 from __future__ import annotations
 
@@ -37,21 +37,21 @@ _SAMPLES_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AuditSource:
-    """The documents of one source that an epoch holds."""
+    """Documents of one source that an epoch has."""
 
     name: str
     lengths: I32
-    """int32[documents]: tokens of consecutive sequences; 0 takes one out of the counts."""
+    """int32[documents]: tokens of consecutive sequences; those of length 0 are not counted."""
     first_document: int = 0
-    """Sequence id of the first of them."""
+    """Sequence id of the first of these sequences."""
     cut_tokens: int = 0
-    """Those of the tokens that no sample of an epoch holds: left out with long documents."""
+    """Tokens in no sample of an epoch, because long documents are truncated or skipped."""
     cut_by: str = ""
-    """The setting that leaves them out."""
+    """Setting that leaves these tokens out."""
 
 
 class Runs(NamedTuple):
-    """Runs of tokens that samples serve as input; the extra token of the label is not counted."""
+    """Token runs that are input of samples, without the extra token of the label."""
 
     sample: I64
     source: I32
@@ -63,20 +63,25 @@ class Runs(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AuditStream:
-    """The samples of a run in order of training, cut into steps.
+    """The samples of a run in order of training, divided into steps.
 
-    Steps count from 0: step k is the iteration that trainers log as k + 1.
+    Steps count from 0: trainers log step k as iteration k + 1.
+
+    Raises:
+        InvalidArgument: there is no step, or the index has fewer samples than the steps consume.
     """
 
     index: Index
     sources: tuple[AuditSource, ...]
+    """Sources in the order of ``Spans.source``."""
     step_bounds: I64
     """int64[steps + 1]: step k serves the samples [step_bounds[k], step_bounds[k + 1])."""
     past_steps: int = 0
-    """Steps that the run has made already."""
+    """Steps made already."""
     masked_rows: int = 0
     """Rows of the last step that are padding without loss."""
     order: str = ""
+    """Name of the order, for display."""
     micro_batch_size: int | None = None
     data_parallel_size: int | None = None
 
@@ -89,11 +94,12 @@ class AuditStream:
         if last > self.index.num_samples:
             raise InvalidArgument(
                 f"the steps consume {last} samples, the index holds {self.index.num_samples}; "
-                "build it for more samples or audit fewer steps"
+                "build it for more samples, or audit fewer steps"
             )
 
     @property
     def num_steps(self) -> int:
+        """Number of steps."""
         return self.step_bounds.size - 1
 
     @property
@@ -103,20 +109,20 @@ class AuditStream:
 
     @cached_property
     def document_base(self) -> I64:
-        """int64[sources + 1]: number of a source's first document when all are counted through."""
+        """int64[sources + 1]: number of each source's first document among all documents."""
         return _cumulated([source.lengths.size for source in self.sources])
 
     @cached_property
     def token_base(self) -> I64:
-        """int64[documents + 1]: number of a document's first token when all are counted through."""
+        """int64[documents + 1]: number of each document's first token among all tokens."""
         return _cumulated(np.concatenate([source.lengths for source in self.sources]))
 
     def step_of(self, samples: npt.ArrayLike) -> I64:
-        """The step that serves each sample."""
+        """Return the step that serves each sample."""
         return np.asarray(np.searchsorted(self.step_bounds, samples, "right") - 1, np.int64)
 
     def runs(self, first: int = 0, last: int | None = None) -> Iterator[Runs]:
-        """Yield the runs of the samples [first, last), in blocks of samples; default: all."""
+        """Yield the token runs of samples [first, last), by default all, in blocks of samples."""
         last = self.num_samples if last is None else last
         for begin in range(first, last, _SAMPLES_AT_ONCE):
             yield self._served(np.arange(begin, min(last, begin + _SAMPLES_AT_ONCE)))
@@ -145,15 +151,16 @@ def stream_of_index(
     micro_batch_size: int | None = None,
     data_parallel_size: int | None = None,
 ) -> AuditStream:
-    """Return the stream of any index, such as `megaindex.build_index` returns.
+    """Return the stream of an index.
 
     Args:
-        index: anything that locates samples.
-        sources: what ``Spans.source`` counts; one for an index of one dataset.
+        index: an index, such as `megaindex.build_index` or `megaindex.build_blend` returns.
+        sources: its sources, in the order of ``Spans.source``; one for an index of one dataset.
         global_batch_size: samples of a step.
-        num_steps: steps in all. Default: the whole batches that the index holds.
-        consumed_samples: samples that were served before now; they divide past from future.
-        micro_batch_size: of one rank; with ``data_parallel_size`` it decides each sample's rank.
+        num_steps: steps in all. Default: the whole batches of the index.
+        consumed_samples: samples served so far; their steps are the past ones.
+        micro_batch_size: samples of a micro batch of one rank; with ``data_parallel_size`` it
+            decides the rank of each sample.
         data_parallel_size: ranks that share a step.
 
     Raises:
@@ -180,8 +187,8 @@ def stream_of_index(
 def step_bounds(schedule: BatchSchedule, consumed: int, total: int) -> tuple[I64, int]:
     """Return the bounds of the steps, and the number of steps before ``consumed``.
 
-    The past is cut by the schedule from sample 0, the future from ``consumed`` on; the last step
-    of each may be short. Batches of 4, 6 consumed of 12: bounds 0 4 6 10 12, 2 steps past.
+    The schedule divides the past from sample 0 on, the future from ``consumed`` on; the last step
+    of each may be short. Batches of 4, 6 consumed of 12: bounds 0 4 6 10 12, 2 past steps.
     """
     check_between("--consumed-samples", consumed, 0, total, most_is="the samples of the run")
     past = _step_starts(schedule, 0, consumed)
@@ -190,7 +197,7 @@ def step_bounds(schedule: BatchSchedule, consumed: int, total: int) -> tuple[I64
 
 
 def _step_starts(schedule: BatchSchedule, begin: int, end: int) -> list[int]:
-    """First samples of the steps from ``begin`` until ``end`` is reached."""
+    """Return the first samples of the steps from ``begin`` to ``end``."""
     starts: list[int] = []
     stages = [*schedule.stages[1:], (end, 0)]
     for (_, size), (until, _) in zip(schedule.stages, stages, strict=True):
@@ -209,11 +216,11 @@ def _cumulated(counts: npt.ArrayLike) -> I64:
 
 
 def blend_index(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> Index:
-    """The first ``num_samples`` of the blend that ``sizing`` describes; one source is itself.
+    """Return the first ``num_samples`` of the blend of ``sizing``; of one source, its index.
 
     Raises:
-        InvalidArgument: a source is drawn more often than it was built, where the framework fails,
-            or there are too many sources.
+        InvalidArgument: there are too many sources, or more samples of one are drawn than built, at
+            which the framework fails.
     """
     if len(indices) == 1:
         return indices[0]
@@ -232,7 +239,7 @@ def blend_index(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> I
             name = sizing.names[number]
             raise InvalidArgument(
                 f"{name}: {num_samples} samples of the blend draw {drawn} of it, and "
-                f"{index.num_samples} were built: the run fails or repeats there; raise "
+                f"{index.num_samples} were built: the run fails or repeats samples; raise "
                 "--variance-buffer"
             )
         beyond = (dataset_index == number) & (dataset_sample_index >= index.num_samples)
@@ -245,10 +252,14 @@ def blend_index(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> I
 
 
 def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> AuditStream:
-    """Return the stream of a recipe; ``consumed_samples`` divide its past from its future.
+    """Return the stream of a recipe.
+
+    Args:
+        recipe: the run.
+        consumed_samples: samples served so far, on all ranks; their steps are the past ones.
 
     Raises:
-        InvalidArgument: the recipe cannot be laid out, or has sources without files.
+        InvalidArgument: the recipe cannot be planned, or has sources without files.
         FormatError, StorageError: a source cannot be read.
     """
     opened = open_recipe(recipe)
@@ -283,23 +294,30 @@ def stream_of_run(
     cache_dir: Folder | None = None,
     progress: Progress | None = None,
 ) -> AuditStream:
-    """Return the stream of a run, its consumed samples first; of valid and test, all evaluations.
+    """Return the stream of a run under a framework, by the rules of its version.
+
+    Args:
+        run: the run, such as `megaindex.plan.resolve` returns; its consumed samples are the past.
+        subset: train, or valid or test with the samples of all evaluations.
+        cache_dir: cache of built indices; None: build in memory.
+        progress: called with (done, total) while draws are counted.
 
     Raises:
-        InvalidArgument: the run cannot be built: no files, or a source that runs short.
+        InvalidArgument: the run cannot be built: it has no files, or more samples of a source are
+            drawn than built.
         FormatError, StorageError: a dataset cannot be read.
     """
     _check(run)
     if run.packing is not None:
         raise InvalidArgument(
-            f"pack_impl {run.packing.pack_impl} is planned and not audited; read `megaindex plan`"
+            f"pack_impl {run.packing.pack_impl} cannot be audited; use `megaindex plan`"
         )
     parts = parts_of(run.data, run.row)
     if not parts[subset]:
         raise InvalidArgument(
             f"the run has no {subset} data; give --split, or --{subset}-data-path"
         )
-    # the built blend needs the exact draws, however long they take to count
+    # a built blend needs the exact draws
     exact = replace(run, blend_counts="exact")
     sizing = sizing_of(exact, run.row, parts["train"], "train", progress)
     target = resolve_target(run, sizing)
@@ -331,8 +349,8 @@ def _check(run: Run) -> None:
         )
     if run.dataloader != "single" or run.evaluation.full or run.evaluation.alone:
         raise InvalidArgument(
-            "--dataloader-type cyclic, --full-validation and --skip-train are planned and not "
-            "audited; remove them"
+            "--dataloader-type cyclic, --full-validation and --skip-train cannot be audited; "
+            "remove them"
         )
     if run.phases and run.consumed_samples:
         phases = " ".join(map(str, run.phases))
@@ -344,7 +362,7 @@ def _check(run: Run) -> None:
 
 
 def _check_consumed(run: Run, whole: ResolvedTarget) -> None:
-    """``whole``: what the same target consumes from the first sample on."""
+    """Check the consumed samples against ``whole``, the same target without a resume."""
     beyond = run.consumed_samples > whole.samples_requested + run.batch.final
     if run.target.kind != "iterations" and beyond:
         raise InvalidArgument(
@@ -354,7 +372,7 @@ def _check_consumed(run: Run, whole: ResolvedTarget) -> None:
 
 
 def _masked_rows(run: Run, target: ResolvedTarget) -> int:
-    """Rows of the last batch that are padding, under tail pad."""
+    """Return the rows of the last batch that are padding, under tail pad."""
     rows = run.batch.samples_after(target.train_iters, run.consumed_samples)
     return max(0, rows - target.samples_consumed)
 
@@ -362,7 +380,7 @@ def _masked_rows(run: Run, target: ResolvedTarget) -> int:
 def _evaluations(
     run: Run, subset: Split, target: ResolvedTarget, parts: Parts
 ) -> tuple[BatchSchedule, int, int]:
-    """Batches and samples of all evaluations of a run, or of its test."""
+    """Return batches, consumed samples and samples of all evaluations of a run, or of its test."""
     evaluation = evaluation_of(run, target.train_iters, parts)
     assert evaluation is not None, "there is data of the subset"
     valid = subset == "valid"
@@ -379,7 +397,7 @@ def _train_index(
     target: ResolvedTarget,
     cache_dir: Folder | None,
 ) -> Index:
-    """One index; where Megatron builds datasets for each phase, theirs one after the other."""
+    """Return the index of the train split, with Megatron's phases the indices in sequence."""
     phases = phases_of(run, target.train_iters)
     if not phases:
         asked, consumed = target.samples_requested, target.samples_consumed
@@ -403,9 +421,9 @@ def _index(
     cache_dir: Folder | None,
     subset: Split = "train",
 ) -> Index:
-    """The ``consumed`` samples read of a blend whose sources were asked for ``asked``.
+    """Return the ``consumed`` samples read of a blend built for ``asked`` samples.
 
-    A loader that starts over reads some of them again.
+    A loader that starts over reads some samples again.
     """
     requested = sizing.requested(asked)
     assert requested is not None
@@ -424,7 +442,7 @@ def _index(
     passes = loader_passes(run, [index.num_samples for index in indices], subset, consumed)
     if passes.is_empty:
         raise InvalidArgument(
-            f"{subset}: GPT-NeoX's loader has not one micro batch; see `megaindex plan`"
+            f"{subset}: GPT-NeoX's loader has less than one micro batch; see `megaindex plan`"
         )
     positions = passes.positions()
     index = blend_index(indices, sizing, max(part.end for part in positions) if positions else 0)

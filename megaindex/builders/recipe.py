@@ -36,8 +36,7 @@ from megaindex.io.json_files import is_size
 from megaindex.io.paths import absolute, check_local
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
-from megaindex.recipe.recipe import Recipe, rounds_of
-from megaindex.recipe.source import RecipeSource
+from megaindex.recipe.recipe import Recipe, RecipeSource, rounds_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,7 +99,7 @@ class MappedArrays:
         self.arrays.clear()
         for name in self._mapped:  # after all writes: touching mapped pages changes the file time
             path = self.path_of(name)
-            with as_storage_error(path, "cannot look at it"):
+            with as_storage_error(path, "cannot read its status"):
                 written[name] = written[name]._replace(status=os.stat(path))
         return written
 

@@ -1,1 +1,1 @@
-"""Settings of other training programs, read into one description of a run."""
+"""Settings of training frameworks, and the run that they describe."""

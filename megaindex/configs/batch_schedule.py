@@ -17,16 +17,20 @@ _SUFFIX = {"K": 10**3, "M": 10**6, "B": 10**9, "T": 10**12}
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSchedule:
-    """Stages (first sample, batch size): a stage holds from the first iteration at or past it.
+    """Global batch sizes over a run, as stages (first sample, batch size).
 
-    ((0, 2), (5, 3)) consumes 2, 2, 2, 3, 3, … samples: after three iterations 6 >= 5 are consumed.
+    The batch size of a stage holds from the first iteration at or after its first sample:
+    ((0, 2), (5, 3)) consumes 2, 2, 2, 3, 3, … samples, since 6 are consumed after three iterations.
+
+    Raises:
+        InvalidArgument: the stages do not begin with sample 0, fall, or have a batch below 1.
     """
 
     stages: tuple[tuple[int, int], ...]
     ramp: tuple[int, int, int] | None = None
-    """Start, increment and samples of Megatron's ``--rampup-batch-size``, where that made it."""
+    """Start, increment and samples of Megatron's ``--rampup-batch-size``; None for others."""
     stepped: bool = False
-    """Whether Megatron's ``--step-batch-size-schedule`` made it, be it of one stage."""
+    """True for a schedule of Megatron's ``--step-batch-size-schedule``."""
 
     def __post_init__(self) -> None:
         plain = tuple(
@@ -38,12 +42,13 @@ class BatchSchedule:
         in_order = all(a <= b for a, b in itertools.pairwise(firsts))
         if not firsts or firsts[0] != 0 or not in_order or min(n for _, n in self.stages) < 1:
             raise InvalidArgument(
-                "the stages of a batch schedule begin with sample 0, never fall, and have batches "
-                f"of at least 1 sample, got {self.stages}"
+                "the stages of a batch schedule must begin with sample 0, not fall, and have "
+                f"batches of at least 1 sample, got {self.stages}"
             )
 
     @classmethod
     def constant(cls, size: int) -> BatchSchedule:
+        """Return the schedule of one batch size."""
         return cls(stages=((0, check_setting("global_batch_size", size)),))
 
     def check_multiple_of(self, rows: int) -> None:
@@ -65,7 +70,7 @@ class BatchSchedule:
         return self.stages[-1][1]
 
     def samples_after(self, iterations: int, start: int = 0) -> int:
-        """Samples consumed once ``iterations`` iterations have run from ``start`` samples on."""
+        """Return the samples consumed after ``iterations`` iterations from ``start`` samples on."""
         position = start
         for (_, size), end in self._bounds():
             steps = iterations
@@ -76,7 +81,7 @@ class BatchSchedule:
         return position
 
     def iterations_within(self, samples: int, start: int = 0) -> int:
-        """Most iterations from ``start`` on that consume no more than ``samples`` in all."""
+        """Return the most iterations from ``start`` on that consume at most ``samples`` in all."""
         position, iterations = start, 0
         for (_, size), end in self._bounds():
             steps = max(0, samples - position) // size
@@ -89,10 +94,10 @@ class BatchSchedule:
         return iterations
 
     def iterations_for(self, samples: int) -> int:
-        """Iterations that Megatron-LM makes of ``--train-samples``, from the first sample on.
+        """Return Megatron-LM's iterations for ``--train-samples``, from the first sample on.
 
-        A constant batch drops what fills no batch; a step schedule rounds up; a ramp takes one
-        batch beyond its samples, and drops what fills no batch after it.
+        An incomplete last batch is dropped, except by a step schedule, which rounds up. A ramp runs
+        one batch beyond its samples.
         """
         if self.ramp is None and not self.stepped:
             return self.iterations_within(samples)
@@ -108,10 +113,10 @@ class BatchSchedule:
 
 
 def parse_count(text: str, setting: str) -> int:
-    """A whole number, or one with K, M, B or T (powers of 1000): ``"250B"``, ``"1.5M"``.
+    """Return a whole number, written in digits or with K, M, B or T (powers of 1000): ``"1.5M"``.
 
     Raises:
-        InvalidArgument: not such a number, or not whole, or negative.
+        InvalidArgument: the text is not such a number, or the number is negative or not whole.
     """
     clean = text.strip().upper().replace("_", "")
     factor = _SUFFIX.get(clean[-1:], 1)
@@ -127,7 +132,7 @@ def parse_count(text: str, setting: str) -> int:
 
 
 def _truncated(text: str, setting: str) -> int:
-    """A number of a step schedule, in doubles and cut to a whole one as Megatron-LM does."""
+    """Return a number of a step schedule, computed in doubles and truncated as in Megatron-LM."""
     clean = text.strip().upper()
     factor = _SUFFIX.get(clean[-1:], 1)
     try:
@@ -139,9 +144,9 @@ def _truncated(text: str, setting: str) -> int:
 
 
 def parse_schedule(text: str, sequence_length: int, setting: str) -> BatchSchedule:
-    """Megatron's ``"0:768 250B:1536"``: from that many tokens on, that batch size.
+    """Return the schedule of Megatron's ``"0:768 250B:1536"``: thresholds in tokens, batch sizes.
 
-    Thresholds become samples by ``tokens // sequence_length``.
+    Thresholds in samples are ``tokens // sequence_length``.
     """
     stages = []
     for entry in text.replace(",", " ").split():
@@ -165,9 +170,10 @@ def parse_schedule(text: str, sequence_length: int, setting: str) -> BatchSchedu
 
 
 def ramp_up(start: int, increment: int, samples: int, final: int, setting: str) -> BatchSchedule:
-    """Megatron's ``--rampup-batch-size start increment samples`` up to the batch size ``final``.
+    """Return the schedule of Megatron's ``--rampup-batch-size start increment samples``.
 
-    At ``c`` samples it has made ``int(c / (samples / increments))`` increments, in doubles.
+    The batch size grows to ``final``, by ``int(c / (samples / increments))`` increments at ``c``
+    samples, in doubles.
     """
     start, increment, samples, final = (
         check_integer(setting, value) for value in (start, increment, samples, final)
@@ -181,13 +187,13 @@ def ramp_up(start: int, increment: int, samples: int, final: int, setting: str) 
     increments = span // increment
     if increments > _MOST_INCREMENTS or samples > _EXACT_DOUBLE:
         raise InvalidArgument(
-            f"{setting}: {increments} increments over {samples} samples; at most "
-            f"{_MOST_INCREMENTS} over 2^53 can be told apart in doubles, as Megatron counts them"
+            f"{setting}: {increments} increments over {samples} samples are too many; at most "
+            f"{_MOST_INCREMENTS} over 2^53 samples are exact in doubles, in which Megatron counts"
         )
     if increments == 0 or samples == 0:
         raise InvalidArgument(
-            f"{setting}: {increments} increments over {samples} samples are none, and Megatron-LM "
-            "divides by zero; remove it"
+            f"{setting}: with {increments} increments over {samples} samples Megatron-LM divides "
+            "by zero; remove it"
         )
     per_increment = samples / increments
     stages = [(0, start)]

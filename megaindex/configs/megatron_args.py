@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from megaindex.configs.megatron_versions import IGNORED, NOTES, PROGRAMS, REFUSED, version_of
@@ -24,41 +24,28 @@ from megaindex.validation import check_integer
 
 Flags = Mapping[str, list[str]]
 
-_WHOLE = {
-    "--seq-length": "seq_length",
-    "--encoder-seq-length": "seq_length",
-    "--micro-batch-size": "micro_batch_size",
-    "--global-batch-size": "global_batch_size",
-    "--tensor-model-parallel-size": "tensor_model_parallel_size",
-    "--pipeline-model-parallel-size": "pipeline_model_parallel_size",
-    "--context-parallel-size": "context_parallel_size",
-    "--train-iters": "train_iters",
-    "--eval-interval": "eval_interval",
-    "--eval-iters": "eval_iters",
-    "--eval-global-batch-size": "eval_global_batch_size",
-    "--eval-micro-batch-size": "eval_micro_batch_size",
-    "--start-eval-at-iter": "start_eval_at_iter",
-    "--seed": "seed",
-    "--train-data-exact-num-epochs": "train_data_exact_num_epochs",
-}
-_TEXT = {
-    "--split": "split",
-    "--train-samples": "train_samples",
-    "--step-batch-size-schedule": "batch_schedule",
-    "--dataloader-type": "dataloader_type",
-    "--mid-level-dataset-surplus": "mid_level_dataset_surplus",
-}
-_PATHS = {
-    "--data-path": "data_path",
-    "--train-data-path": "train_data_path",
-    "--valid-data-path": "valid_data_path",
-    "--test-data-path": "test_data_path",
-}
-_SWITCHES = {
-    "--skip-train": "skip_train",
-    "--full-validation": "full_validation",
-    "--multiple-validation-sets": "multiple_validation_sets",
-}
+
+def _named(*flags: str) -> dict[str, str]:
+    """Return the settings of flags, most of which have the name of their flag."""
+    others = {
+        "--encoder-seq-length": "seq_length",
+        "--step-batch-size-schedule": "batch_schedule",
+    }
+    return {flag: others.get(flag, flag[2:].replace("-", "_")) for flag in flags}
+
+
+_WHOLE = _named(
+    "--seq-length", "--encoder-seq-length", "--micro-batch-size", "--global-batch-size",
+    "--tensor-model-parallel-size", "--pipeline-model-parallel-size", "--context-parallel-size",
+    "--train-iters", "--eval-interval", "--eval-iters", "--eval-global-batch-size",
+    "--eval-micro-batch-size", "--start-eval-at-iter", "--seed", "--train-data-exact-num-epochs",
+)  # fmt: skip
+_TEXT = _named(
+    "--split", "--train-samples", "--step-batch-size-schedule", "--dataloader-type",
+    "--mid-level-dataset-surplus",
+)  # fmt: skip
+_PATHS = _named("--data-path", "--train-data-path", "--valid-data-path", "--test-data-path")
+_SWITCHES = _named("--skip-train", "--full-validation", "--multiple-validation-sets")
 _BLEND_FILE, _SPLIT_FILE = "--data-args-path", "--per-split-data-args-path"
 _RAMP, _PHASES = "--rampup-batch-size", "--phase-transition-iterations"
 _NODES = ("--nnodes",)
@@ -73,18 +60,22 @@ def read_megatron(
     script_args: Sequence[str] = (),
     over: Settings | None = None,
 ) -> Settings:
-    """Return the settings of a Megatron command line, or of the script at that path.
+    """Return the settings of a Megatron-LM command line or launch script.
+
+    Arguments are those of megatron-core 0.16.1 and of main (2026-08). Those that do not concern
+    the data are ignored; those that concern it and do not change the plan are in
+    `Settings.ignored`.
 
     Args:
-        source: arguments as one string, or the path of a shell script.
-        environment: variables to expand besides those the script sets; default: this process's.
+        source: arguments as one string, or the path of a shell script, which is not run.
+        environment: variables besides those that the script sets; default: ``os.environ``.
         script_args: positional parameters of the script.
-        over: settings laid over these; what they replace is not read.
+        over: settings that take precedence; arguments that they replace are not read.
 
     Raises:
         MissingFile, StorageError: the script, or a file it names, cannot be read.
-        InvalidArgument: an argument has the wrong form or holds an undefined variable, or the run
-            is one that Megatron-LM refuses or that does not read GPT data.
+        InvalidArgument: an argument has the wrong form or an undefined variable, Megatron-LM would
+            refuse it, or the program does not read GPT data.
     """
     held = os.environ if environment is None else environment
     text, folder = _text(source)
@@ -94,7 +85,7 @@ def read_megatron(
 
 
 def _text(source: str) -> tuple[str, str]:
-    """The script and its folder, where ``source`` is a path; a command line has arguments."""
+    """Return the text of a command line, or of a script with its folder."""
     if "--" in source or "\n" in source:
         return source, ""
     try:
@@ -107,10 +98,10 @@ def _text(source: str) -> tuple[str, str]:
 
 
 def _training(script: Script, source: str) -> list[str]:
-    """The command that trains.
+    """Return the command that trains.
 
     Raises:
-        InvalidArgument: none was found, or several.
+        InvalidArgument: the script has no such command, or several.
     """
     commands = [
         words
@@ -121,7 +112,7 @@ def _training(script: Script, source: str) -> list[str]:
     if script.exits_at and not commands:
         raise InvalidArgument(
             f"--megatron-args: {source[:80]!r} exits at {script.exits_at}, before it trains: "
-            "export what it needs, or give its parameters with --script-args"
+            "export the variables it needs, or give its parameters with --script-args"
         )
     if not commands:
         named = [p for words in script.commands if (p := _program(words)) and words[0] != "echo"]
@@ -141,13 +132,13 @@ def _training(script: Script, source: str) -> list[str]:
 
 
 def _refusal(program: str) -> str:
-    """Why a program of Megatron-LM is not planned; empty: it is, or is not Megatron-LM's."""
+    """Return the reason for not planning a program of Megatron-LM; empty for all others."""
     path = "/" + program
     return next((why for end, why in PROGRAMS.items() if path.endswith("/" + end)), "")
 
 
 def _program(words: Sequence[str]) -> str:
-    """The Python program, or module, that a command runs; empty for arguments alone."""
+    """Return the Python program, or module, that a command runs; empty for arguments alone."""
     for place, word in enumerate(words):
         if word.endswith(".py"):
             return word
@@ -157,7 +148,7 @@ def _program(words: Sequence[str]) -> str:
 
 
 class _Reader:
-    """The arguments of one training command."""
+    """Reader of the arguments of one training command."""
 
     def __init__(self, words: Sequence[str], script: Script, over: Settings) -> None:
         self._script = script
@@ -174,18 +165,16 @@ class _Reader:
     def settings(self) -> Settings:
         self._sort()
         found: dict[str, Any] = {"order": "megatron"}
-        for flag, name in _WHOLE.items():
-            if self._has(flag, name):
-                found[name] = _whole(flag, self._flags[flag])
-        for flag, name in _TEXT.items():
-            if self._has(flag, name):
-                found[name] = _one(flag, self._flags[flag])
-        for flag, name in _PATHS.items():
-            if self._has(flag, name):
-                found[name] = tuple(_defined(flag, self._flags[flag]))
-        for flag, name in _SWITCHES.items():
-            if self._has(flag, name):
-                found[name] = not _none(flag, self._flags[flag])
+        readers: tuple[tuple[dict[str, str], Callable[[str, list[str]], Any]], ...] = (
+            (_WHOLE, _whole),
+            (_TEXT, _one),
+            (_PATHS, _defined),
+            (_SWITCHES, _switch),
+        )
+        for flags, read in readers:
+            for flag, name in flags.items():
+                if self._has(flag, name):
+                    found[name] = read(flag, self._flags[flag])
         if self._has(_RAMP, "rampup_batch_size"):
             found["rampup_batch_size"] = tuple(_whole(_RAMP, [w]) for w in self._flags[_RAMP])
         if self._has(_PHASES, "phase_transition_iterations"):
@@ -205,7 +194,7 @@ class _Reader:
         return flag in self._flags and name not in self._replaced
 
     def _planned_program(self) -> bool:
-        """Whether the program is one of Megatron's that read GPT data; others refused or noted."""
+        """Return True for Megatron's programs that read GPT data; refuse its other programs."""
         if reason := _refusal(self._program):
             raise InvalidArgument(f"--megatron-args: {self._program} is not planned: {reason}")
         name = self._program.rsplit("/", 1)[-1]
@@ -215,8 +204,8 @@ class _Reader:
         """Refuse or list the arguments that are not planned."""
         if not self._known:
             self._notes.append(
-                f"{self._program} is not a program of Megatron-LM: the plan takes it to build its "
-                "data as pretrain_gpt.py does"
+                f"{self._program} is not a program of Megatron-LM: the plan assumes that it builds "
+                "its data as pretrain_gpt.py does"
             )
         for flag in self._flags:
             if flag in _HONOURED:
@@ -246,7 +235,7 @@ class _Reader:
             )
 
     def _blend_files(self) -> dict[str, Any]:
-        """Blends kept in files: words, or JSON with a list or text for each split."""
+        """Return the blends of files: words, or JSON with a list or text for each split."""
         if "data_path" in self._replaced:
             return {}
         if _BLEND_FILE in self._flags:
@@ -270,7 +259,7 @@ class _Reader:
         return blends
 
     def _check(self, found: dict[str, Any]) -> None:
-        """What Megatron-LM refuses, where no flag of the planner replaces it."""
+        """Refuse settings that Megatron-LM refuses, except where `over` replaces them."""
         given = self._flags.keys()
         if "data_path" not in self._replaced:
             blend = [flag for flag in ("--data-path", _BLEND_FILE) if flag in given]
@@ -306,7 +295,7 @@ class _Reader:
         self._check_interval(found)
 
     def _check_interval(self, found: dict[str, Any]) -> None:
-        """The default of --eval-interval, where the release has one or needs none."""
+        """Note a missing --eval-interval, for releases that have no default and need one."""
         if found["order"] != "megatron":
             return
         release = self._over.framework_version
@@ -322,7 +311,7 @@ class _Reader:
 
 
 def _flags(words: Sequence[str]) -> dict[str, list[str]]:
-    """Values of every argument; the last one counts, as for argparse."""
+    """Return the values of every argument; of repeated ones the last, as in argparse."""
     flags: dict[str, list[str]] = {}
     current: list[str] = []
     for word in words:
@@ -336,7 +325,7 @@ def _flags(words: Sequence[str]) -> dict[str, list[str]]:
 
 
 def _exact_epochs(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Only Megatron-DeepSpeed has the argument; its default, -1, asks for nothing."""
+    """Return the order of runs with an argument of Megatron-DeepSpeed; its default is -1."""
     if "train_data_exact_num_epochs" not in found:
         return {}
     if found["train_data_exact_num_epochs"] < 0:
@@ -354,7 +343,7 @@ def _read(flag: str, flags: Flags) -> str:
 
 
 def _world_size(flags: Flags, script: Script) -> int | None:
-    """Nodes x processes of the launcher, else a variable WORLD_SIZE of the script."""
+    """Return nodes x processes of the launcher, else a variable WORLD_SIZE of the script."""
     nodes, gpus = (
         next((flags[flag] for flag in names if flag in flags), None) for names in (_NODES, _GPUS)
     )
@@ -366,23 +355,23 @@ def _world_size(flags: Flags, script: Script) -> int | None:
 
 
 def _count(words: Sequence[str]) -> int | None:
-    """The number of nodes or GPUs that the first word says; None for `auto` and the like."""
+    """Return the number of nodes or GPUs in the first word; None for `auto` and the like."""
     return int(words[0]) if words and words[0].isdecimal() and len(words[0]) < 10 else None
 
 
-def _defined(flag: str, words: Sequence[str]) -> Sequence[str]:
+def _defined(flag: str, words: Sequence[str]) -> tuple[str, ...]:
     for word in words:
         if is_unknown(word):
             raise InvalidArgument(
-                f"{flag} holds {word}, which is not defined here: {_remedy(flag, word)}"
+                f"{flag} holds {word}, which is not defined: {_remedy(flag, word)}"
             )
     if not words:
         raise InvalidArgument(f"{flag} has no value; give one, or remove it")
-    return words
+    return tuple(words)
 
 
 def _remedy(flag: str, word: str) -> str:
-    """How to define what a word holds, or to replace the argument."""
+    """Return the remedy for an undefined variable in a word."""
     own = {"--step-batch-size-schedule": "--batch-schedule"}.get(flag, flag)
     numbers = re.findall(r"\$\{?(\d)", word)
     if numbers:
@@ -395,15 +384,15 @@ def _one(flag: str, words: Sequence[str]) -> str:
     if len(defined) > 1:
         raise InvalidArgument(
             f"{flag} takes one word, got {' '.join(defined)!r}; put the whole value in quotes, and "
-            'expand an array that holds it as "${NAME[@]}"'
+            'expand an array with it as "${NAME[@]}"'
         )
     return defined[0]
 
 
-def _none(flag: str, words: Sequence[str]) -> bool:
+def _switch(flag: str, words: Sequence[str]) -> bool:
     if words:
-        raise InvalidArgument(f"{flag} takes no value, got {' '.join(words)!r}; remove it")
-    return False
+        raise InvalidArgument(f"{flag} takes no value, got {' '.join(words)!r}; remove the value")
+    return True
 
 
 def _whole(flag: str, words: Sequence[str]) -> int:

@@ -16,20 +16,20 @@ _MAIN = (0, 19)
 
 @dataclass(frozen=True, kw_only=True)
 class Version:
-    """A release of Megatron-LM."""
+    """Rules of a release of Megatron-LM."""
 
     since: tuple[int, int]
     """First release with these rules."""
     name: str = ""
     ramps: bool
-    """Whether ``--rampup-batch-size`` changes the batch, or is accepted and ignored."""
+    """True if ``--rampup-batch-size`` changes the batch, False if it is accepted and ignored."""
     eval_interval: int | None
-    """Default of ``--eval-interval``; None: the run stops with a TypeError without it."""
+    """Default of ``--eval-interval``; None: without the flag the run stops with a TypeError."""
     empty_loaders: bool
-    """Whether a blend of no samples is no error, as ``--eval-iters 0`` makes one."""
+    """True if a blend without samples, such as that of ``--eval-iters 0``, is accepted."""
     full_validation: Literal["samples", "ranks"]
     """Iterations of an evaluation with ``--full-validation``: one for each sample, or one for each
-    sample of the rank that has most."""
+    sample of the rank with the most samples."""
 
     @property
     def framework(self) -> str:
@@ -38,27 +38,18 @@ class Version:
         return f"Megatron-LM ({release})"
 
 
+_FIRST = Version(
+    since=(0, 12), ramps=True, eval_interval=1000, empty_loaders=False, full_validation="samples"
+)
 _RULES = (
-    Version(
-        since=(0, 12),
-        ramps=True,
-        eval_interval=1000,
-        empty_loaders=False,
-        full_validation="samples",
-    ),
-    Version(
-        since=(0, 16),
-        ramps=True,
-        eval_interval=None,
-        empty_loaders=False,
-        full_validation="samples",
-    ),
+    _FIRST,
+    replace(_FIRST, since=(0, 16), eval_interval=None),
     Version(
         since=(0, 18), ramps=False, eval_interval=None, empty_loaders=True, full_validation="ranks"
     ),
 )
 
-# First release with a setting; those not named here are older than every release above.
+# First release with a setting; other settings are older than all releases above.
 _SINCE = {
     "full_validation": (0, 14),
     "multiple_validation_sets": (0, 14),
@@ -75,7 +66,7 @@ def find_version(name: str) -> Version:
     """Return the rules of a release, such as ``0.16.1`` or ``main``.
 
     Raises:
-        InvalidArgument: no release whose rules are known.
+        InvalidArgument: the rules of the release are unknown.
     """
     match = re.fullmatch(r"(\d{1,3})\.(\d{1,3})(\.\w{1,8})?", name)
     number = _MAIN if name == NEWEST else (int(match[1]), int(match[2])) if match else (0, 0)
@@ -90,10 +81,10 @@ def find_version(name: str) -> Version:
 
 
 def version_of(settings: Any) -> Version:
-    """Return the release asked for, else the default one, or main where that lacks a setting.
+    """Return the release of the settings, else the default one, or main where that lacks a setting.
 
     Raises:
-        InvalidArgument: no such release, or it does not know one of the settings.
+        InvalidArgument: the release is unknown, or lacks one of the settings.
     """
     newer = {name: since for name, since in _SINCE.items() if getattr(settings, name) is not None}
     named = settings.framework_version
@@ -107,7 +98,7 @@ def version_of(settings: Any) -> Version:
     name, since = next(iter(missing.items()))
     raise InvalidArgument(
         f"{_FLAGS.get(name, '--' + name.replace('_', '-'))} came with megatron-core "
-        f"{_text(since)}, and --framework-version {named} does not know it; remove one of them"
+        f"{_text(since)}, and --framework-version {named} lacks it; remove one of them"
     )
 
 
@@ -121,11 +112,11 @@ def _text(number: tuple[int, int]) -> str:
 
 
 _OTHER_SAMPLES = "its samples are not the GPT samples of --seq-length tokens; plan a GPT run"
-_NO_INDEX = "it reads no .bin and .idx pair as pretrain_gpt.py does"
-_IMAGES = "its samples are images and conversations of a loader of its own"
-_NO_TRAINING = "it trains nothing"
+_NO_INDEX = "it does not read .bin/.idx pairs as pretrain_gpt.py does"
+_IMAGES = "its own loader serves images and conversations"
+_NO_TRAINING = "it does not train"
 
-# End of a program's path, and why it is not planned; empty: it builds GPT datasets.
+# End of a program's path, and the reason for not planning it; empty: it builds GPT datasets.
 PROGRAMS = {
     "pretrain_gpt.py": "",
     "pretrain_hybrid.py": "",
@@ -163,7 +154,7 @@ PROGRAMS = {
 _DATA = ("data_path", "tokens_per_epoch")
 _PARALLEL = ("data_parallel_size", "world_size")
 
-# Argument: why it is not planned, and the planner's settings that make up for it.
+# Argument: the reason for not planning it, and the planner's settings that replace it.
 REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     "--mock-data": (
         "the samples are generated; pass --data-path, or --tokens-per-epoch, to plan the same run "
@@ -171,7 +162,7 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
         _DATA,
     ),
     "--sft": ("supervised finetuning packs whole conversations of a JSON file", ()),
-    "--finetune-hf-dataset": ("it names a data set that is tokenized in the run", ()),
+    "--finetune-hf-dataset": ("the data set is tokenized in the run", ()),
     "--perform-rl-step": ("reinforcement learning builds no datasets", ()),
     "--yaml-cfg": ("the arguments are in a file; give them as arguments", ()),
     "--batch-size": ("Megatron-LM refuses it; give --micro-batch-size", ("micro_batch_size",)),
@@ -185,49 +176,23 @@ REFUSED: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
 }
 
-# Arguments that concern data and leave what is built and read as it is.
-IGNORED = frozenset(
-    {
-        "--allow-ambiguous-pad-tokens",
-        "--data-cache-path",
-        "--dataloader-defer-npy-index-mmap",
-        "--dataloader-fast-cache-load",
-        "--dataloader-inter-document-masking",
-        "--decoder-seq-length",
-        "--decrease-batch-size-if-needed",
-        "--eod-mask-loss",
-        "--exit-duration-in-mins",
-        "--exit-interval",
-        "--fim-data",
-        "--fim-eod-token",
-        "--fim-fragment-rate",
-        "--fim-middle-token",
-        "--fim-no-prefix",
-        "--fim-pad-token",
-        "--fim-prefix-token",
-        "--fim-rate",
-        "--fim-split-sample",
-        "--fim-spm-rate",
-        "--fim-suffix-token",
-        "--hybrid-context-parallel",
-        "--iterations-to-skip",
-        "--no-create-attention-mask-in-dataloader",
-        "--no-data-sharding",
-        "--no-mmap-bin-files",
-        "--num-dataset-builder-threads",
-        "--num-workers",
-        "--object-storage-cache-path",
-        "--per-dataset-sequences-path",
-        "--reset-attention-mask",
-        "--reset-position-ids",
-        "--sample-rate",
-        "--use-checkpoint-args",
-        "--validation-set-names",
-    }
-)
+# Arguments that concern data and change neither the samples built nor those read.
+IGNORED = frozenset((
+    "--allow-ambiguous-pad-tokens", "--data-cache-path", "--dataloader-defer-npy-index-mmap",
+    "--dataloader-fast-cache-load", "--dataloader-inter-document-masking", "--decoder-seq-length",
+    "--decrease-batch-size-if-needed", "--eod-mask-loss", "--exit-duration-in-mins",
+    "--exit-interval", "--fim-data", "--fim-eod-token", "--fim-fragment-rate",
+    "--fim-middle-token", "--fim-no-prefix", "--fim-pad-token", "--fim-prefix-token",
+    "--fim-rate", "--fim-split-sample", "--fim-spm-rate", "--fim-suffix-token",
+    "--hybrid-context-parallel", "--iterations-to-skip",
+    "--no-create-attention-mask-in-dataloader", "--no-data-sharding", "--no-mmap-bin-files",
+    "--num-dataset-builder-threads", "--num-workers", "--object-storage-cache-path",
+    "--per-dataset-sequences-path", "--reset-attention-mask", "--reset-position-ids",
+    "--sample-rate", "--use-checkpoint-args", "--validation-set-names",
+))  # fmt: skip
 
 NOTES = {
-    "--fim-data": "rearranges the tokens within samples: the plan counts those before that",
+    "--fim-data": "rearranges the tokens within samples: the plan counts tokens before that",
     "--iterations-to-skip": "names iterations that read their samples and do not train on them",
     "--exit-interval": "may end the run before the plan does",
     "--use-checkpoint-args": "takes arguments from a checkpoint, which the plan does not read",

@@ -1,7 +1,7 @@
 """GPT-NeoX configuration files and host files as settings.
 
-Keys are read as NeoX reads them: several files make one configuration, hyphens equal underscores,
-keys that do not concern the data are ignored, and keys that it does not have are not.
+Keys are read as NeoX reads them: several files make one configuration, and hyphens equal
+underscores. Keys that do not concern the data are ignored; unknown keys are reported.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ _HOST = re.compile(r"^(?P<host>\S+)\s+slots=(?P<slots>\d{1,9})\s*(#.*)?$")
 
 
 def gpus_of_hosts(config: Mapping[str, Any]) -> int | None:
-    """GPUs that a NeoX configuration names, or None where only the cluster itself knows.
+    """Return the number of GPUs in a configuration's host file, None where it is not determined.
 
-    ``num_nodes`` takes the first hosts, ``num_gpus`` overrides their slots; ``include`` and
-    ``exclude`` name single devices and are left to ``--world-size``.
+    ``num_nodes`` selects the first hosts, ``num_gpus`` overrides their slots. With ``include`` or
+    ``exclude``, which name single devices, the result is None.
     """
     path = config.get("hostfile") or os.environ.get("DLTS_HOSTFILE")
     if not path or config.get("include") or config.get("exclude"):
@@ -57,7 +57,7 @@ def _slots(path: str) -> list[int]:
 
 _SPLITS = ("train", "valid", "test")
 _VERSION = "GPT-NeoX (main, 2026-05)"
-# Keys that decide what a plan says; one that is nearly one of them is taken for a slip of the pen.
+# Keys that change a plan; an unknown key similar to one of them is refused as a typing error.
 _TAKEN = (
     "seq_length", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps", "data_path",
     "train_batch_size", "global_num_gpus", "model_parallel_size", "pipe_parallel_size", "split",
@@ -71,31 +71,52 @@ _TAKEN = (
     *(f"{split}_data_weights" for split in _SPLITS),
 )  # fmt: skip
 _UNPLANNED = {
-    "curriculum_learning": "cuts samples short, which the shares of tokens seen leave out",
-    "data_efficiency": "chooses samples itself, which this plan leaves out",
-    "autotuning": "chooses batch sizes, which this plan leaves out",
-    "elasticity": "chooses batch sizes, which this plan leaves out",
+    "curriculum_learning": "shortens samples, which the plan's shares of tokens ignore",
+    "data_efficiency": "chooses samples itself, which the plan ignores",
+    "autotuning": "chooses batch sizes, which the plan ignores",
+    "elasticity": "chooses batch sizes, which the plan ignores",
 }
 
 
 def read_neox(paths: Sequence[str | os.PathLike[str]]) -> Settings:
-    """Settings of one or several NeoX files.
+    """Return the settings of one or several GPT-NeoX files.
+
+    Keys are those of GPT-NeoX main (2026-05). Calls of ``megaindex.adapters.neox.install`` in
+    comments set its buffer, as ``--print-config neox`` writes them.
+
+    Args:
+        paths: YAML files that make one configuration, as on NeoX's command line.
 
     Raises:
-        MissingFile, StorageError: a file cannot be read.
-        InvalidArgument: a file is not a mapping, repeats a key of another, or asks for what the
-            planner cannot size.
+        MissingFile, StorageError: a file, or the host file, cannot be read.
+        InvalidArgument: a file is not a mapping, repeats a key of another, or has a value that NeoX
+            refuses or that cannot be planned; the message names the file.
     """
-    settings = neox_settings(merged_files(paths))
-    said: dict[str, Any] = {}
+    config = merged_files(paths)
+    try:
+        settings = neox_settings(config)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{_file_of(str(error), paths)}: {error}") from None
+    called: dict[str, Any] = {}
     for path in paths:
         with open(path, encoding="utf-8") as file:
-            said |= settings_in_comments(file.read(), "neox", os.fspath(path))
-    return replace(settings, **said)
+            called |= settings_in_comments(file.read(), "neox", os.fspath(path))
+    return replace(settings, **called)
+
+
+def _file_of(message: str, paths: Sequence[str | os.PathLike[str]]) -> str:
+    """Return the file that sets the first key in a message; all files if none does."""
+    files = {
+        key.replace("-", "_"): os.fspath(path)
+        for path in paths
+        for key in load_mapping(path, "--neox-config", last_wins=True)
+    }
+    words = re.findall(r"\w+", message)
+    return next((files[word] for word in words if word in files), ", ".join(map(str, paths)))
 
 
 def merged_files(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
-    """All keys of the files, with underscores.
+    """Return all keys of the files, with underscores.
 
     NeoX compares a key as written with the converted keys it has: ``train_iters`` a second time is
     an error, ``train-iters`` silently replaces.
@@ -120,7 +141,7 @@ def merged_files(paths: Sequence[str | os.PathLike[str]]) -> dict[str, Any]:
 
 
 def neox_settings(config: Mapping[str, Any]) -> Settings:
-    """The planner's settings in a merged NeoX configuration."""
+    """Return the planner's settings of a merged NeoX configuration."""
     _check_train_epochs(config)
     return Settings(
         order="neox",
@@ -143,7 +164,7 @@ def neox_settings(config: Mapping[str, Any]) -> Settings:
 
 
 def _check_train_epochs(config: Mapping[str, Any]) -> None:
-    """As NeoX's validate_train_epochs."""
+    """Check the rules of NeoX's validate_train_epochs."""
     if not config.get("train_epochs"):
         return
     weights = config.get("train_data_weights")
@@ -186,11 +207,11 @@ def _data(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _side(config: Mapping[str, Any]) -> str:
-    """What the keys of the data paths begin with."""
+    """Return the prefix of the keys of data paths: ``pos_`` for pairwise data, else empty."""
     kind = config.get("dataset_impl", "gpt2")
     if kind not in ("gpt2", "pairwise"):
         raise InvalidArgument(
-            f"dataset_impl: {shown(kind)} is not planned: it takes its samples from a server; "
+            f"dataset_impl: {shown(kind)} is not planned: it reads its samples from a server; "
             "'gpt2' and 'pairwise' read files"
         )
     other = "" if kind == "pairwise" else "pos_"
@@ -198,7 +219,7 @@ def _side(config: Mapping[str, Any]) -> str:
     if wrong := [key for key in given if config.get(key)]:
         needed = "gpt2" if kind == "pairwise" else "pairwise"
         raise InvalidArgument(
-            f"{wrong[0]} is of dataset_impl {needed!r}, not {kind!r}; change one of them"
+            f"{wrong[0]} is a key of dataset_impl {needed!r}, not {kind!r}; change one of them"
         )
     if kind == "gpt2":
         return ""
@@ -220,7 +241,7 @@ def _divided(config: Mapping[str, Any], single: Any) -> dict[str, Any]:
 
 
 def _blend(config: Mapping[str, Any], split: str, paths: Sequence[Any]) -> tuple[str, ...]:
-    """``weight path weight path …`` of a split; NeoX weighs all alike where it is told nothing."""
+    """Return ``weight path weight path …`` of a split; NeoX's default weights are equal."""
     weights = _list(config, f"{split}_data_weights") or [1.0] * len(paths)
     if len(weights) != len(paths):
         raise InvalidArgument(
@@ -236,7 +257,7 @@ def _companions(
 ) -> dict[str, tuple[tuple[str, ...], ...]] | None:
     """Return labels, rejected texts and their labels of each split, empty if not given."""
     if config.get("pack_impl", "packed") == "packed":
-        return None  # they follow the text and decide nothing
+        return None  # they are read at the positions of the text
     found = {}
     for split, given in paths.items():
         keys = [f"{side}{split}_label_data_paths"]
@@ -261,7 +282,7 @@ def _packing(config: Mapping[str, Any]) -> NeoxDocumentsOrder | None:
     kind = config.get("pack_impl", "packed")
     if kind not in ("packed", "unpacked", "pack_until_overflow"):
         raise InvalidArgument(
-            f"pack_impl: {shown(kind)} is not planned; NeoX knows packed, unpacked and "
+            f"pack_impl: {shown(kind)} is not planned; NeoX has packed, unpacked and "
             "pack_until_overflow"
         )
     if kind == "packed":
@@ -291,7 +312,7 @@ def _notes(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"{key} {effect}"
     stop, iterations = config.get("exit_interval"), config.get("train_iters")
     if isinstance(stop, int) and stop and (not isinstance(iterations, int) or stop < iterations):
-        yield f"exit_interval {stop}: NeoX stops there; this plan is of all iterations"
+        yield f"exit_interval {stop}: NeoX stops there; the plan is for all iterations"
 
 
 def _scalar(key: str, value: Any) -> str:

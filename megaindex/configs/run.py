@@ -1,6 +1,6 @@
-"""One training run, complete and validated.
+"""A training run, complete and validated.
 
-`megaindex.configs.run_builder.resolve` makes a `Run` from loose settings; code can also write one:
+`megaindex.plan.resolve` builds a `Run` from settings; it can also be written in Python:
 
 >>> Run(order="neox", sequence_length=2048, data=Data(train=(Source(tokens=2113896210),)),
 ...     batch=BatchSchedule.constant(128), target=Target(kind="epochs", value=Fraction(1)))
@@ -35,24 +35,30 @@ Tail = Literal["drop", "pad", "wrap"]
 TAILS = ("drop", "pad", "wrap")
 Buffer = float | Literal["exact"]
 TargetKind = Literal["epochs", "iterations", "samples", "tokens", "loader_epochs"]
-"""loader_epochs are GPT-NeoX's train_epochs: one epoch of each source is built, for validation and
-test too, and so many times the micro batches of its loader are trained on."""
+"""loader_epochs are GPT-NeoX's train_epochs: passes of its loader over one epoch of each source.
+Of validation and test one epoch is built too."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """One corpus of a blend: a path prefix, or only the tokens of its epoch."""
+    """One corpus of a blend: a path prefix, or the tokens of its epoch alone.
+
+    Raises:
+        InvalidArgument: the weight is not positive and finite, or there are no tokens.
+    """
 
     path: str = ""
+    """Path prefix of the .bin/.idx pair."""
     weight: float | None = None
-    """Explicit weight, positive and finite; None everywhere in a blend means no weights."""
+    """Weight in the blend, positive and finite; None in all sources of a blend: no weights."""
     tokens: int | None = None
-    """Tokens of one epoch, where there is no file to read."""
+    """Tokens of one epoch, for planning without files."""
     labels: str = ""
     """Path prefix of the labels, for a `NeoxDocumentsOrder`."""
     rejected: str = ""
-    """Path prefix of the other side of pairwise data; `path` is then the preferred one."""
+    """Path prefix of the rejected side of pairwise data; `path` is the preferred side."""
     rejected_labels: str = ""
+    """Path prefix of the labels of the rejected side."""
 
     def __post_init__(self) -> None:
         if self.tokens is not None:
@@ -71,12 +77,13 @@ class Data:
     valid: tuple[Source, ...] = ()
     test: tuple[Source, ...] = ()
     split: str | None = None
-    """Divides the train sources among train, valid and test; None leaves each split its own."""
+    """Shares of train, valid and test in the train sources, such as ``969,30,1``; None: each split
+    has its own sources."""
     documents_alpha: float | None = None
-    """GPT-NeoX's weight_by_num_documents: the weights are computed from the numbers of documents,
-    with this exponent."""
+    """Exponent of GPT-NeoX's weight_by_num_documents, which computes weights from the numbers of
+    documents; None: explicit weights."""
     apart: bool = False
-    """Whether each split has sources of its own, be they for training alone."""
+    """True if each split has its own sources, even if there are those of train alone."""
 
     def __post_init__(self) -> None:
         if self.split is None and (self.valid or self.test):
@@ -85,12 +92,17 @@ class Data:
 
 @dataclass(frozen=True, kw_only=True)
 class Target:
-    """How long to train."""
+    """Length of a run, or of a stage of a recipe.
+
+    Raises:
+        InvalidArgument: a value is not a number of its kind.
+    """
 
     kind: TargetKind
+    """Unit: epochs, iterations, samples, tokens or loader_epochs (GPT-NeoX's train_epochs)."""
     value: Fraction
     per_source: tuple[Fraction, ...] = ()
-    """Epochs of each source instead of `value`; they also set the weights."""
+    """Epochs of each source in place of `value`; they also set the weights."""
 
     def __post_init__(self) -> None:
         check = check_epochs if self.kind == "epochs" else check_fraction
@@ -101,21 +113,23 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """When and how long a run evaluates."""
+    """Evaluations of a run, as in Megatron and GPT-NeoX."""
 
     interval: int = 1000
+    """Iterations between two evaluations."""
     iterations: int = 100
+    """Batches of an evaluation."""
     batch_size: int | None = None
-    """Global batch size of evaluation; None: that of training."""
+    """Global batch size; None: that of training."""
     micro_batch_size: int | None = None
     start: int = 0
     """First iteration that evaluates (Megatron's --start-eval-at-iter)."""
     alone: bool = False
-    """Evaluate once and train nothing (Megatron's --skip-train)."""
+    """Evaluate once, without training (Megatron's --skip-train)."""
     full: bool = False
-    """Each evaluation reads its whole datasets, built for one epoch (--full-validation)."""
+    """Read all of each validation dataset, built for one epoch (Megatron's --full-validation)."""
     multiple: bool = False
-    """Each validation source is evaluated by itself (--multiple-validation-sets)."""
+    """Evaluate each validation source separately (Megatron's --multiple-validation-sets)."""
 
     def __post_init__(self) -> None:
         optional = ["batch_size", "micro_batch_size"]
@@ -124,39 +138,47 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """Everything a plan depends on."""
+    """A training run: all settings that a plan depends on.
+
+    Raises:
+        InvalidArgument: a setting is out of range or contradicts another.
+    """
 
     order: str | Order
-    """A name stands for its default settings."""
+    """Order of the samples, as in `megaindex.build_index`: a name, or an order object."""
     sequence_length: int
+    """Tokens a sample, without the extra one of the shifted label."""
     data: Data
     batch: BatchSchedule
     target: Target
     variance_buffer: Buffer | None = None
-    """None: what the framework itself applies; "exact": what the blend really draws."""
+    """Factor, from 1, of the samples requested of each source of a blend; "exact": the samples that
+    the blend draws; None: the framework's own factor."""
     surplus: float | None = None
-    """Megatron's --mid-level-dataset-surplus, which changes its buffer of weighted blends."""
+    """Megatron's --mid-level-dataset-surplus: 1 less than its buffer of weighted blends."""
     tail: Tail = "drop"
+    """Policy for the samples of the target that fill no batch."""
     seed: int = DEFAULT_SEED
     evaluation: Evaluation = Evaluation()
     data_parallel_size: int | None = None
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
     consumed_samples: int = 0
-    """Samples the run had consumed when it stopped; iterations are counted from there."""
+    """Samples consumed before a resume; iterations are counted from there."""
     phases: tuple[int, ...] = ()
-    """Iterations at which Megatron builds its datasets anew."""
+    """Iterations at which Megatron rebuilds its datasets (--phase-transition-iterations)."""
     coverage: Literal["auto", "exact", "expected", "none"] = "auto"
+    """Method of the plan's coverage; auto counts in the built index where that is cheap."""
     blend_counts: Literal["auto", "exact", "bounds"] = "auto"
-    """Whether the draws of a long greedy blend are counted or bounded."""
+    """Count or bound the draws of a greedy blend; auto bounds those of long blends."""
     version: Version | None = None
     """Release of Megatron-LM, for order megatron; None: the default one."""
     dataloader: Literal["single", "cyclic"] = "single"
-    """Megatron's --dataloader-type: in order, or permuted anew and without end."""
+    """Megatron's --dataloader-type: one pass in order, or passes in random order without end."""
     notes: tuple[str, ...] = ()
-    """What the reader of the settings wants said with the plan."""
+    """Warnings of the reader of the settings, which the plan repeats."""
     ignored: tuple[str, ...] = ()
-    """Settings of the framework that concern its data and change nothing in the plan."""
+    """Settings of the framework's data that do not change the plan."""
 
     def __post_init__(self) -> None:
         factors = ("micro_batch_size", "data_parallel_size", "gradient_accumulation_steps")
@@ -182,14 +204,12 @@ class Run:
 
     @property
     def loader_batch(self) -> int:
-        """Samples that the loaders of all ranks read at once: a micro batch each, or a global batch
-        where these sizes are not known.
-        """
+        """Samples of a micro batch on all ranks, or of a global batch without these sizes."""
         return self.unit or self.batch.final
 
     @cached_property
     def row(self) -> FrameworkRules:
-        """The rules of the order, with its settings and those of the framework's release."""
+        """Rules of the order, with its settings and those of the framework's release."""
         row = order_of(self.order).row
         if self.version is not None:
             row = replace(row, framework=self.version.framework)
@@ -199,21 +219,21 @@ class Run:
 
     @property
     def packing(self) -> NeoxDocumentsOrder | None:
-        """The order, where its samples are whole documents."""
+        """The order if its samples are whole documents, else None."""
         return self.order if isinstance(self.order, NeoxDocumentsOrder) else None
 
     @property
     def unit(self) -> int | None:
-        """Samples of one micro batch on every rank; None where they are not known."""
+        """Samples of one micro batch on every rank; None without these sizes."""
         if self.micro_batch_size is None or self.data_parallel_size is None:
             return None
         return self.micro_batch_size * self.data_parallel_size
 
     @property
     def nominal_batch(self) -> int:
-        """Megatron's args.global_batch_size, of which it builds train_iters and evaluations.
+        """Megatron's args.global_batch_size, by which it sizes train_iters and evaluations.
 
-        With a step schedule that is one micro batch on every rank, whatever is consumed.
+        With a step schedule it is one micro batch on every rank.
         """
         steps = self.row.order == "megatron" and self.batch.stepped
         return self.unit or self.batch.final if steps else self.batch.final
@@ -236,7 +256,7 @@ class Run:
         values = target.per_source or (target.value,)
         if min(values) < 0:
             raise InvalidArgument(
-                f"target of {target.kind} must be positive, got {', '.join(map(str, values))}"
+                f"the target of {target.kind} must be at least 0, got {', '.join(map(str, values))}"
             )
         if target.kind == "loader_epochs":
             self._check_loader_epochs(target.value)
@@ -271,7 +291,7 @@ class Run:
     def _check_loader_epochs(self, value: Fraction) -> None:
         if not self.row.uncounted_samples:
             raise InvalidArgument(
-                f"order {self.order}: train_epochs are GPT-NeoX's; give --epochs in place of them"
+                f"order {self.order} has no train_epochs, a setting of GPT-NeoX; give --epochs"
             )
         check_setting("train_epochs", int(value) if value.denominator == 1 else value)
         if self.micro_batch_size is None or self.data_parallel_size is None:

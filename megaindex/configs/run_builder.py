@@ -1,4 +1,4 @@
-"""The run that settings describe: sizes derived, contradictions refused."""
+"""The run that settings describe: derived sizes, and checks for contradictions."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from megaindex.validation import (
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSizes:
-    """The global batch and, where known, what it is made of."""
+    """The global batch size and its factors; None for unknown factors."""
 
     global_batch: int
     micro_batch: int | None
@@ -50,7 +50,7 @@ class BatchSizes:
 
 
 def batch_sizes(settings: Settings) -> BatchSizes:
-    """Completes micro batch x data-parallel size x accumulation = global batch.
+    """Return the sizes, completed by micro batch x data-parallel size x accumulation = global.
 
     Raises:
         InvalidArgument: too few sizes are given, or they contradict each other.
@@ -115,7 +115,6 @@ def _product(micro: int | None, parallel: int | None, steps: int | None) -> Batc
 def _scheduled(
     settings: Settings, micro: int | None, parallel: int | None, steps: int | None
 ) -> BatchSizes:
-    """With a schedule the batch sizes are its own; accumulation follows from them."""
     if steps is not None or settings.global_batch_size is not None:
         raise InvalidArgument(
             "--batch-schedule sets the global batch size; remove --global-batch-size and "
@@ -125,7 +124,7 @@ def _scheduled(
 
 
 def _data_parallel(settings: Settings) -> int | None:
-    """Data-parallel size, given or from the world size and the model-parallel sizes."""
+    """Return the data-parallel size, given or from world size and model-parallel sizes."""
     model = (
         (settings.tensor_model_parallel_size or 1)
         * (settings.pipeline_model_parallel_size or 1)
@@ -148,7 +147,7 @@ def _data_parallel(settings: Settings) -> int | None:
 
 
 def _parallel_text(settings: Settings, parallel: int) -> str:
-    """The data-parallel size as it was given, or what it follows from."""
+    """Return the data-parallel size as given, or with its derivation from the world size."""
     if settings.data_parallel_size is not None:
         return f"--data-parallel-size {parallel}"
     model = (settings.world_size or 1) // parallel
@@ -156,7 +155,10 @@ def _parallel_text(settings: Settings, parallel: int) -> str:
 
 
 def resolve(settings: Settings) -> Run:
-    """The run that the settings describe.
+    """Return the run that settings describe, with sizes and defaults of its framework filled in.
+
+    Args:
+        settings: those of `read_neox`, `read_megatron` or the command line.
 
     Raises:
         InvalidArgument: a setting is missing, malformed, or contradicts another.
@@ -208,8 +210,8 @@ def _version(settings: Settings) -> Version | None:
         return version_of(settings)
     if settings.framework_version is not None:
         raise InvalidArgument(
-            f"--framework-version is of Megatron-LM, and order {settings.order} is not its; "
-            "remove one of them"
+            f"--framework-version is a setting of order megatron, not {settings.order}; remove one "
+            "of them"
         )
     return None
 
@@ -227,19 +229,20 @@ def _version_notes(settings: Settings, version: Version | None) -> tuple[str, ..
     if settings.framework_version is not None:
         return ()
     return (
-        f"--rampup-batch-size: {version.framework} is assumed, which ramps; from megatron-core "
-        "0.18 on it is ignored and the batch is constant: pass --framework-version main for those",
+        f"--rampup-batch-size: the plan assumes {version.framework}, which applies it; releases "
+        "from megatron-core 0.18 on ignore it: pass --framework-version main for those",
     )
 
 
 def _dataloader(settings: Settings) -> Any:
     kind = settings.dataloader_type or "single"
     if kind != "single" and (settings.order or "megatron") != "megatron":
-        raise InvalidArgument(f"--dataloader-type is of order megatron, not {settings.order}")
+        raise InvalidArgument(
+            f"--dataloader-type is a setting of order megatron, not {settings.order}; remove it"
+        )
     if kind == "external":
         raise InvalidArgument(
-            "--dataloader-type external hands the data to a loader of the training program, which "
-            "is not planned"
+            "--dataloader-type external is not planned: the training program has its own loader"
         )
     return check_choice("--dataloader-type", kind, ("single", "cyclic"))
 
@@ -293,7 +296,7 @@ def _data(settings: Settings) -> Data:
 
 
 def _accompanied(data: Data, companions: Mapping[str, tuple[tuple[str, ...], ...]]) -> Data:
-    """The data with labels, rejected texts and their labels beside the paths."""
+    """Return the data with labels, rejected texts and their labels."""
     changes: dict[str, Any] = {}
     for split, given in companions.items():
         sources = zip(getattr(data, split), given, strict=True)
@@ -305,8 +308,11 @@ def _accompanied(data: Data, companions: Mapping[str, tuple[tuple[str, ...], ...
 
 
 def batch_schedule(settings: Settings, final: int, version: Version | None = None) -> BatchSchedule:
+    """Return the batch schedule of settings; ``final`` is the last global batch size."""
     if settings.batch_schedule is not None and settings.rampup_batch_size is not None:
-        raise InvalidArgument("--batch-schedule and --rampup-batch-size exclude each other")
+        raise InvalidArgument(
+            "--batch-schedule and --rampup-batch-size exclude each other; give one"
+        )
     if settings.batch_schedule is not None:
         assert settings.seq_length is not None
         return parse_schedule(settings.batch_schedule, settings.seq_length, "--batch-schedule")
@@ -339,7 +345,7 @@ def _target(settings: Settings) -> Target:
 
 
 def parse_buffer(text: str | None) -> Any:
-    """The number of ``--variance-buffer``, or "exact"."""
+    """Return the number of ``--variance-buffer``, or "exact"."""
     return None if text is None else check_buffer("--variance-buffer", read_number(text))
 
 
@@ -350,14 +356,15 @@ def _surplus(text: str | None) -> float | None:
 
 
 def _order(settings: Settings) -> Order:
-    """The order with its settings; those of whole documents come from a NeoX file as an object."""
+    """Return the order object; `Settings.packing` is one already."""
     name, packing = settings.order or "megatron", settings.packing
     given = {setting: getattr(settings, field) for setting, field in ORDER_FIELDS.items()}
     if packing is None:
         return make_order(name, given, {s: flag_of(field) for s, field in ORDER_FIELDS.items()})
     if name != packing.name:
         raise InvalidArgument(
-            f"pack_impl {packing.pack_impl} is GPT-NeoX's; plan with --order {packing.name}"
+            f"pack_impl {packing.pack_impl} is a setting of GPT-NeoX; plan with --order "
+            f"{packing.name}"
         )
     for setting, value in given.items():
         if value is not None:
@@ -393,8 +400,8 @@ def _check_evaluation_batch(settings: Settings, sizes: BatchSizes) -> None:
         size = sizes.global_batch if settings.batch_schedule is None else sizes.unit
     if size is not None and size % (micro * sizes.data_parallel):
         raise InvalidArgument(
-            f"the evaluation batch of {size} samples is not a multiple of its micro batch {micro} "
-            f"x data-parallel size {sizes.data_parallel}, which Megatron-LM refuses; change "
+            f"the evaluation batch of {size} samples must be a multiple of its micro batch {micro} "
+            f"x data-parallel size {sizes.data_parallel} in Megatron-LM; change "
             "--eval-global-batch-size or --eval-micro-batch-size"
         )
 

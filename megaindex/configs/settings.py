@@ -1,6 +1,6 @@
-"""Settings as flags and framework files give them.
+"""Settings as given by flags and framework files.
 
-Each reader fills the `Settings` it finds and leaves the rest None; `merged` lays flags over files.
+A reader sets the fields that it finds and leaves the others None; `merged` combines two sources.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from megaindex.validation import check_between, check_weights, make_plain, read_
 def parse_blend(
     words: Sequence[str], weights: Sequence[str] | None, flag: str
 ) -> tuple[Source, ...]:
-    """``P``, ``P P …`` or ``w P w P …`` as sources, read as Megatron reads them.
+    """Return the sources of ``P``, ``P P …`` or ``w P w P …``, read as Megatron reads them.
 
-    An even number of words with a number in every odd place is a weighted blend; ``weights`` gives
-    the weights apart.
+    An even number of words with a number in every odd place is a weighted blend; ``weights`` are
+    separate weights.
     """
     pairs = list(zip(words[::2], words[1::2], strict=False))
     numbers = [n for weight, _ in pairs if isinstance(n := read_number(weight), float)]
@@ -49,7 +49,7 @@ def parse_blend(
 
 
 def parse_tokens(words: Sequence[str], weights: Sequence[str] | None) -> tuple[Source, ...]:
-    """``T``, ``T T …`` as sources without files."""
+    """Return the sources of ``T T …``, numbers of tokens without files."""
     parsed = _weights(weights, len(words))
     return tuple(
         Source(tokens=_tokens(word), weight=weight)
@@ -74,7 +74,7 @@ TARGETS: dict[str, TargetKind] = {
     "train_samples": "samples",
     "train_tokens": "tokens",
 }
-# Fields that answer one question: a flag for one of them replaces all that a file says on it.
+# Alternative fields: a flag for one of them replaces a file's settings of the whole group.
 _GROUPS = (
     tuple(TARGETS),
     (
@@ -98,24 +98,30 @@ ORDER_FIELDS = {
     "epochs_mixed": "epochs_mixed",
     "left_over": "left_over",
 }
-"""Fields that set an order, by the names that its class has for them."""
+"""Fields of `Settings` by the names of the order classes' fields."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """Settings under the names of the planner's flags; None where nothing was said."""
+    """Settings of a run, named like the planner's flags; None for those not given.
+
+    Numbers with suffixes, paths and lists are text, as on the command line; `resolve` parses them.
+
+    Raises:
+        InvalidArgument: an integer field is not an integer.
+    """
 
     order: str | None = None
     data_path: tuple[str, ...] | None = None
-    """Paths, or weights and paths in turn."""
+    """Paths, or weights and paths alternating; likewise for the paths of one split."""
     train_data_path: tuple[str, ...] | None = None
     valid_data_path: tuple[str, ...] | None = None
     test_data_path: tuple[str, ...] | None = None
     tokens_per_epoch: tuple[str, ...] | None = None
     companions: Mapping[str, tuple[tuple[str, ...], ...]] | None = None
-    """GPT-NeoX: labels, rejected text and its labels beside each path of a split, or empty."""
+    """GPT-NeoX: labels, rejected text and its labels for each path of a split, or empty."""
     documents_alpha: float | None = None
-    """GPT-NeoX's weight_by_num_documents, with its alpha: see `Data`."""
+    """GPT-NeoX's weighted_sampler_alpha, with weight_by_num_documents."""
     packing: NeoxDocumentsOrder | None = None
     """GPT-NeoX's pack_impl other than packed."""
     weights: tuple[str, ...] | None = None
@@ -134,12 +140,12 @@ class Settings:
     epochs: str | None = None
     train_iters: int | None = None
     train_epochs: int | None = None
-    """GPT-NeoX's, which are not --epochs: see `Target`."""
+    """GPT-NeoX's setting, which differs from `epochs`: see `Target.kind`."""
     train_samples: str | None = None
     train_tokens: str | None = None
     variance_buffer: str | None = None
     mid_level_dataset_surplus: str | None = None
-    """Megatron's surplus of weighted blends: its variance_buffer is 1 and this."""
+    """Megatron's surplus of weighted blends, 1 less than its variance_buffer."""
     tail: str | None = None
     seed: int | None = None
     eval_interval: int | None = None
@@ -152,7 +158,7 @@ class Settings:
     multiple_validation_sets: bool | None = None
     dataloader_type: str | None = None
     framework_version: str | None = None
-    """Release of Megatron-LM whose rules hold; None: the default one, or one that knows all."""
+    """Release of Megatron-LM whose rules hold; None: 0.16.1, or main for newer settings."""
     consumed_samples: str | None = None
     separate_final_epoch: str | None = None
     final_epoch_threshold: float | None = None
@@ -163,8 +169,9 @@ class Settings:
     coverage: str | None = None
     blend_counts: str | None = None
     notes: tuple[str, ...] = ()
+    """Warnings for the plan."""
     ignored: tuple[str, ...] = ()
-    """Settings of the framework that concern its data and change nothing in the plan."""
+    """Settings of the framework's data that do not change the plan."""
 
     def __post_init__(self) -> None:
         make_plain(self, optional=_INTEGERS, called=flag_of)
@@ -174,7 +181,7 @@ _INTEGERS = tuple(field.name for field in fields(Settings) if field.type == "int
 
 
 def merged(base: Settings, over: Settings) -> Settings:
-    """``over`` where it says something, else ``base``; alternatives are replaced together."""
+    """Return ``base`` with the settings of ``over``, which replace their alternatives too."""
     changes: dict[str, Any] = {name: getattr(over, name) for name in replaced_by(over)}
     changes["notes"] = base.notes + over.notes
     changes["ignored"] = base.ignored + over.ignored
@@ -182,27 +189,23 @@ def merged(base: Settings, over: Settings) -> Settings:
 
 
 def replaced_by(over: Settings) -> set[str]:
-    """Names of the settings that ``over`` decides, alternatives of one question together."""
-    said = {f.name for f in fields(Settings) if getattr(over, f.name) not in (None, ())}
-    # A schedule and a global batch exclude each other, while a ramp needs one.
-    for one, other in (
-        ("batch_schedule", "global_batch_size"),
-        ("global_batch_size", "batch_schedule"),
-    ):
-        if one in said and getattr(over, other) is None:
-            said |= {other}
-            break
-    return said.union(*(group for group in _GROUPS if said.intersection(group)))
+    """Return the names of the settings given in ``over``, and of their alternatives."""
+    given = {f.name for f in fields(Settings) if getattr(over, f.name) not in (None, ())}
+    # a schedule and a global batch exclude each other, while a ramp needs one
+    exclusive = {"batch_schedule", "global_batch_size"}
+    if given & exclusive:
+        given |= exclusive
+    return given.union(*(group for group in _GROUPS if given.intersection(group)))
 
 
 def flag_of(name: str) -> str:
-    """Return the name that users know a field by: the planner's flag, or GPT-NeoX's key."""
+    """Return the user's name of a field: the planner's flag, or GPT-NeoX's key."""
     return name if name == "train_epochs" else "--" + name.replace("_", "-")
 
 
 @cache
 def argument_names(framework: str) -> frozenset[str]:
-    """Return the names of all arguments that a framework has."""
+    """Return the names of all arguments of a framework (neox or megatron)."""
     file = resources.files("megaindex.configs").joinpath(f"{framework}_arguments.txt")
     lines = file.read_text("utf-8").splitlines()
     return frozenset(line for line in lines if not line.startswith("#"))
@@ -224,17 +227,17 @@ def settings_in_comments(text: str, order: str, where: str) -> dict[str, Any]:
     """Return the settings of the adapter calls in the comments of a configuration.
 
     Raises:
-        InvalidArgument: a call of another framework's adapter, or with settings that no plan takes.
+        InvalidArgument: a call is of another framework's adapter, or has settings without a plan.
     """
     found: dict[str, Any] = {}
     for framework, arguments in _LINE.findall(text):
-        said = _keywords(arguments)
-        if said is None or framework != order or set(said) - set(_PLANNED):
+        given = _keywords(arguments)
+        if given is None or framework != order or set(given) - set(_PLANNED):
             raise InvalidArgument(
                 f"{where}: the comment megaindex.adapters.{framework}.install({arguments}) is not "
-                f"planned; of the {order} adapter {', '.join(_PLANNED)} are: remove it"
+                f"planned; planned are {', '.join(_PLANNED)} of the {order} adapter: remove it"
             )
-        found |= said
+        found |= given
     if "variance_buffer" in found:
         found["variance_buffer"] = str(found["variance_buffer"])
     return found

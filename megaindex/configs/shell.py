@@ -1,11 +1,11 @@
-"""Expansion of launch scripts: the part of Bash that they use.
+"""Expansion of launch scripts in a subset of Bash.
 
-Understands what launch scripts are made of: assignments, arrays, quotes, here-documents, ``if``,
-``case``, loops over words and parameters, functions, ``source``, ``bash -c``, ``$VAR``,
-``${VAR:-default}``, ``${ARRAY[@]}`` and ``$((A * B))``. No program is run and nothing is written.
-What it cannot expand stays as written, so that whoever needs the word can name what is missing.
-Where a condition cannot be known, such as that a file exists, a branch that exits is not taken;
-of others, variables that the branches set differently stay as written.
+The subset: assignments, arrays, quotes, here-documents, ``if``, ``case``, loops over words and
+parameters, functions, ``source``, ``bash -c``, ``$VAR``, ``${VAR:-default}``, ``${ARRAY[@]}`` and
+``$((A * B))``. No program is run and nothing is written. Other expansions stay as written, so that
+errors can name the undefined variable. Of a condition with an unknown result, such as a test for a
+file, all branches are evaluated, except that a branch that exits is not taken; variables that the
+branches set differently become unknown.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Simple:
 
 @dataclass
 class If:
-    """Conditions with their bodies in turn; that of else has none."""
+    """Conditions with their bodies; the condition of ``else`` is None."""
 
     branches: list[tuple[Block | None, Block]]
 
@@ -87,7 +87,7 @@ def parse(text: str) -> Block:
     """Return the commands of a script.
 
     Raises:
-        InvalidArgument: compound commands lie too deep in each other.
+        InvalidArgument: compound commands are nested too deeply.
     """
     return _Parser(list(_tokens(text.replace("\\\n", " ")))).block(())
 
@@ -98,7 +98,7 @@ def bare(word: Word) -> str:
 
 
 class _Parser:
-    """A parser that takes what it does not know for plain words."""
+    """Parser of tokens; unknown constructs become plain words."""
 
     def __init__(self, tokens: list[Word | str]) -> None:
         self._tokens = tokens
@@ -121,11 +121,11 @@ class _Parser:
         return True
 
     def block(self, stops: tuple[str, ...]) -> Block:
-        """Commands up to one of the words or operators in ``stops``, which is taken too."""
+        """Return the commands before a word or operator of ``stops``, and take that token."""
         self._depth += 1
         if self._depth > _MAX_NESTING:
             raise InvalidArgument(
-                f"the script has commands more than {_MAX_NESTING} deep in each other; simplify it"
+                f"the script nests commands more than {_MAX_NESTING} deep; simplify it"
             )
         commands: Block = []
         operator = ";"
@@ -134,7 +134,7 @@ class _Parser:
                 operator = token if token in ("&&", "||", "|") else ";"
                 self._at += 1
                 continue
-            if _whole(token) in _RESERVED:  # without its beginning
+            if _whole(token) in _RESERVED:  # the end of a command that did not begin
                 self._at += 1
                 continue
             commands.append((operator, self._command()))
@@ -249,7 +249,7 @@ class _Parser:
 
 
 def _whole(token: Word | str) -> str:
-    """The text of a word of one unquoted piece."""
+    """Return the text of a word of one unquoted piece, else an empty string."""
     if isinstance(token, str):
         return ""
     return token[0][0] if len(token) == 1 and token[0][1] == "" else ""
@@ -261,7 +261,7 @@ def _is_array(word: Word) -> bool:
 
 
 def _tokens(text: str) -> Iterator[Word | str]:
-    """Words, and the operators between them; a here-document is its text after ``<<``."""
+    """Yield words and operators; a here-document is its text after ``<<``."""
     words = _Words(text)
     at, begun = 0, True
     pending: list[str] = []
@@ -322,15 +322,14 @@ def _documents(text: str, at: int, names: list[str]) -> tuple[int, list[str]]:
 
 
 class _Words:
-    """The words of a text, from any place on."""
+    """Scanner of the words of a text."""
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._balanced = True
-        """False once a bracket is found that nothing closes: then none is looked for."""
+        self._balanced = True  # False after an unclosed bracket, to bound the search
 
     def scan(self, at: int) -> tuple[Word, int]:
-        """One word from ``at`` on, and where it ends."""
+        """Return the word at ``at``, and the position after it."""
         text = self._text
         word: Word = []
         plain = ""
@@ -362,7 +361,7 @@ class _Words:
         return [*word, *([(plain, "")] if plain else [])] or [("", '"')], at
 
     def _quoted(self, at: int) -> tuple[str, int]:
-        """The text between quotes, and where it ends; escapes are undone."""
+        """Return the text between quotes, without escapes, and the position after it."""
         text = self._text
         quote, at, inner = text[at], at + 1, ""
         while at < len(text) and text[at] != quote:
@@ -378,7 +377,7 @@ class _Words:
         return inner, at + 1
 
     def _substitution(self, at: int) -> int:
-        """End of ``$(…)``, ``${…}`` or ``` `…` ``` that begins at ``at``; else ``at + 1``."""
+        """Return the end of ``$(…)``, ``${…}`` or ``` `…` ``` at ``at``; else ``at + 1``."""
         text = self._text
         if text[at] == "`":
             end = text.find("`", at + 1)
@@ -399,10 +398,10 @@ class _Words:
 _PREFIXES = ("export", "local", "readonly", "declare", "typeset")
 _MAX_CALL_DEPTH = 8
 _NESTED = 16  # texts run by texts: bash -c, source, functions
-_MOST_EXPANDED = 1 << 22  # characters that all expansions of a script add, and
-_COST = 100  # for each of them
-_MOST_STEPS = 10_000  # commands, those of loops each time
-_LONGEST_SUM = 400  # characters; the parser of Python has no limit of its own to nesting
+_MOST_EXPANDED = 1 << 22  # characters of all expansions of a script, and
+_COST = 100  # more for each of them
+_MOST_STEPS = 10_000  # commands, repetitions in loops included
+_LONGEST_SUM = 400  # characters; Python's parser has no limit on nesting
 _EXPANSION = re.compile(
     rf"\$\(\((?P<sum>.{{0,{_LONGEST_SUM}}}?)\)\)(?!\))"
     r"|\$\{(?P<name>\w+|[@*#])(?P<all>\[(?:[@*]|\d{1,6})\])?"
@@ -429,21 +428,21 @@ _COMPARISONS = {
 
 
 class _Exit(Exception):
-    """The script ends here."""
+    """End of the script."""
 
 
 class _Return(Exception):
-    """A function, or a sourced file, ends here."""
+    """End of a function or a sourced file."""
 
 
 class Script:
-    """The commands that a script runs, and the variables that stand when it ends.
+    """A script: its `commands` after expansion, and its `variables` at the end.
 
     Args:
         text: the script.
-        environment: variables besides those it sets.
+        environment: variables besides those that it sets.
         arguments: its positional parameters.
-        folder: where it lies; files that it sources are looked for there.
+        folder: its directory, in which files that it sources are looked up.
     """
 
     def __init__(
@@ -458,7 +457,7 @@ class Script:
         self._folder = folder
         self._functions: dict[str, Node] = {}
         self.exits_at = ""
-        """The last condition before the script exits by itself; empty: it runs to its end."""
+        """Last condition before an ``exit``; empty if the script runs to its end."""
         self._condition = ""
         self._room = _MOST_EXPANDED
         self._steps = _MOST_STEPS
@@ -481,7 +480,7 @@ class Script:
         self._nested -= 1
 
     def _block(self, block: Block) -> bool | None:
-        """Run commands; return whether the last one succeeds, None where that is not known."""
+        """Evaluate commands; return the success of the last one, None if it is unknown."""
         status: bool | None = True
         for connector, node in block:
             if (connector == "&&" and status is False) or (connector == "||" and status):
@@ -493,7 +492,7 @@ class Script:
         self._steps -= 1
         if self._steps < 0:
             raise InvalidArgument(
-                f"the script runs more than {_MOST_STEPS} commands; give the arguments themselves"
+                f"the script runs more than {_MOST_STEPS} commands; give the arguments as a string"
             )
         if isinstance(node, Simple):
             return self._simple(node)
@@ -539,7 +538,7 @@ class Script:
             self._block(node.body)
 
     def _undecided(self, bodies: Sequence[Block]) -> None:
-        """Run each body by itself; what they set differently is not known afterwards."""
+        """Evaluate each body; variables that they set differently become unknown."""
         before = copy.deepcopy(self.variables)
         outcomes = []
         for body in bodies:
@@ -614,7 +613,7 @@ class Script:
         return True
 
     def _program(self, command: list[str], documents: Sequence[str]) -> None:
-        """A program: what a shell is given to run, in words or a here-document, is run too."""
+        """Record a program; evaluate the commands of ``bash -c``, sbatch and here-documents."""
         shell = next((i for i, w in enumerate(command) if w.split("/")[-1] in ("sh", "bash")), None)
         inner = command[shell:] if shell is not None else []
         text = next((i + 1 for i, w in enumerate(inner) if re.fullmatch(r"-\w*c", w)), len(inner))
@@ -642,7 +641,7 @@ class Script:
         self._nested -= 1
 
     def _source(self, path: str) -> None:
-        """Run a file beside the script; one that is not there may set what is not needed."""
+        """Evaluate a file in the script's directory; a missing file is ignored."""
         tail = re.split(r"[`$)}]+/", path)[-1] if is_unknown(path) else path
         beside = os.path.join(self._folder, tail)
         with (
@@ -652,7 +651,7 @@ class Script:
             self._run_text(file.read())
 
     def _test(self, words: Sequence[Word]) -> bool | None:
-        """The outcome of ``[ … ]``, ``[[ … ]]`` or ``(( … ))``; None where it is not known."""
+        """Return the result of ``[ … ]``, ``[[ … ]]`` or ``(( … ))``; None if it is unknown."""
         self._condition = " ".join("".join(text for text, _ in word) for word in words)
         if bare(words[0]).startswith("(("):
             value = self._value_of_sum(bare(words[0])[2:-2], 0)
@@ -662,7 +661,7 @@ class Script:
         return self._either([self._operand(word) for word in words], [bare(word) for word in words])
 
     def _either(self, operands: Sequence[str], raw: Sequence[str]) -> bool | None:
-        """Operands joined by or, by and, or one test; ``raw`` tells operators from operands."""
+        """Return the result of tests joined by or and and; ``raw`` are the unexpanded words."""
         for names, decides in ((("||", "-o"), True), (("&&", "-a"), False)):
             for place, text in enumerate(raw):
                 if text in names and 0 < place < len(raw) - 1:
@@ -696,7 +695,7 @@ class Script:
         return None
 
     def _operand(self, word: Word) -> str:
-        """A word of a test: one text, where variables that are not set are empty."""
+        """Return a word of a test as one text; unset variables are empty."""
         return "".join(
             text if quote == "'" else _EXPANSION.sub(_empty, self._expand(text))
             for text, quote in word
@@ -707,7 +706,7 @@ class Script:
         return [*([held] if isinstance(held, str) else held), *items]
 
     def _fields(self, word: Word) -> list[str]:
-        """The words one written word becomes: unquoted expansions split at blanks."""
+        """Return the words that a word expands to: unquoted expansions are split at blanks."""
         if len(word) == 1 and (items := self._whole_array(*word[0])) is not None:
             return items
         fields = [""]
@@ -733,10 +732,9 @@ class Script:
         return held if quote else [part for item in held for part in item.split()]
 
     def _expand(self, text: str, depth: int = 0) -> str:
-        """Again and again, since a default may hold variables of its own.
+        """Expand repeatedly, since a default may have variables; stop at the limits of the module.
 
-        ``A=$B$B B=$C$C C=…`` doubles with every line, and sums may hold themselves: what a script
-        makes of itself is bounded, and the rest stays as written.
+        Without limits ``A=$B$B B=$C$C C=…`` would double with every line.
         """
         for _ in range(_MAX_CALL_DEPTH - depth):
             new = _EXPANSION.sub(lambda match: self._value(match, depth), text)
@@ -777,7 +775,7 @@ class Script:
         return default
 
     def _value_of_sum(self, text: str, depth: int) -> int | None:
-        """Value of an arithmetic expression, where names may stand without a dollar sign."""
+        """Return the value of an arithmetic expression; names need no dollar sign."""
         text = re.sub(r"\$?\{?\b([A-Za-z_]\w*)\b\}?", r"${\1}", text)
         text = self._expand(text, depth + 1).strip()
         if len(text) > _LONGEST_SUM:
@@ -789,7 +787,7 @@ class Script:
 
 
 def is_unknown(text: str) -> bool:
-    """Return True if a word holds an expansion that could not be made."""
+    """Return True if a word has an expansion of unknown value."""
     return "$" in text or "`" in text
 
 

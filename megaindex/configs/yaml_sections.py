@@ -1,4 +1,4 @@
-"""YAML files of settings: read safely, and looked into key by key with errors that say where."""
+"""YAML files of settings, with errors that name file and key."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ _MOST_MERGED = 100_000
 def load_mapping(
     path: str | os.PathLike[str], what: str, *, last_wins: bool = False
 ) -> dict[str, Any]:
-    """The mapping that a YAML file holds.
+    """Return the mapping in a YAML file.
 
     Args:
-        path: of the file.
-        what: it is given for, such as the flag ``--recipe``.
-        last_wins: take the last of equal keys without a word, as YAML's own loader does.
+        path: the file.
+        what: flag that names the file, such as ``--recipe``, for messages.
+        last_wins: take the last of equal keys, as YAML's own loader does, instead of refusing them.
 
     Raises:
         MissingFile, StorageError: the file cannot be read.
-        InvalidArgument: it is a URL, not YAML, no mapping, or gives a key twice.
+        InvalidArgument: it is a URL, is not YAML, is not a mapping, or has a key twice.
     """
     import yaml
 
@@ -56,10 +56,7 @@ def load_mapping(
 
 @functools.cache
 def _loader(*, last_wins: bool) -> Any:
-    """Return a subclass of YAML's safe loader that bounds what merge keys expand to.
-
-    Equal keys are refused unless ``last_wins``.
-    """
+    """Return a safe loader that limits expanded merge keys, and may refuse equal keys."""
     import yaml
 
     class Loader(yaml.SafeLoader):
@@ -109,7 +106,7 @@ def _refuse_equal_keys(node: Any) -> None:
 
 @dataclass(frozen=True)
 class Section:
-    """A mapping of a file, and where in the file it is: ``run.yaml: stages.decay``."""
+    """A mapping in a file, with its place for messages: ``run.yaml: stages.decay``."""
 
     file: str
     values: Mapping[str, Any]
@@ -120,11 +117,11 @@ class Section:
         return f"{self.file}: {self.path}" if self.path else self.file
 
     def called(self, name: str) -> str:
-        """A key of this mapping, for messages."""
+        """Return the place of a key of this mapping, for messages."""
         return f"{self.where}{'.' if self.path else ': '}{name}"
 
     def known(self, *names: str) -> None:
-        """Refuse any other key."""
+        """Refuse keys other than ``names``."""
         for key in self.values:
             if key not in names:
                 near = difflib.get_close_matches(str(key), names, 1)
@@ -132,7 +129,7 @@ class Section:
                 raise InvalidArgument(f"{self.where}: unknown setting {key}{hint}")
 
     def section(self, name: str, *, default: Mapping[str, Any] | None = None) -> Section:
-        """A mapping inside this one."""
+        """Return a mapping inside this one."""
         value = self.values.get(name, default)
         if not isinstance(value, Mapping):
             raise InvalidArgument(f"{self.called(name)} must be a mapping, got {shown(value)}")
@@ -167,7 +164,7 @@ class Section:
         return check_setting(name, check_integer(word, value, flags=False), word)
 
     def fraction(self, name: str) -> Fraction | None:
-        """A number exactly as written: 0.1 is a tenth, "1/3" a third."""
+        """Return a number exactly as written: 0.1 is 1/10, "1/3" a third."""
         value = self.values.get(name)
         if value is None:
             return None

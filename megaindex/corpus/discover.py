@@ -113,7 +113,7 @@ def _snapshots_and_sidecars(folder: Path, names: list[str]) -> Iterator[Subject]
     """Yield each file once, by the first of its hard links."""
     seen = set()
     for path in (str(folder / name) for name in names if name.endswith(SUFFIX)):
-        with as_storage_error(path, "cannot look at"):
+        with as_storage_error(path, "cannot read the status of"):
             status = os.lstat(path)
         if (status.st_dev, status.st_ino) not in seen:
             seen.add((status.st_dev, status.st_ino))

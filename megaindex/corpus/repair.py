@@ -117,7 +117,7 @@ def repair(
 def _is_file(path: str) -> bool:
     """Return True if a regular file exists; raise StorageError for anything else at the path."""
     try:
-        check_file(path, "cannot look at it")
+        check_file(path, "cannot read its status")
     except MissingFile:
         return False
     return True

@@ -73,7 +73,7 @@ def stat_path(path: str) -> FileInfo | None:
     except OSError as error:
         if error.errno in _NOTHING_THERE:
             return None
-        raise storage_error(error, path, "cannot look at it") from error
+        raise storage_error(error, path, "cannot read its status") from error
     return FileInfo(path, status.st_size, version_of(status))
 
 

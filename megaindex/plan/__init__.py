@@ -1,6 +1,6 @@
-"""Training iterations, epochs and coverage of a run, before anything is built.
+"""Training iterations, epochs and coverage of a run, computed before anything is built.
 
-`make_plan(run)` answers in Python, ``python -m megaindex.plan`` on the command line.
+`make_plan(run)` is the Python interface, ``python -m megaindex.plan`` the command line.
 """
 
 from megaindex._lazy import lazy_exports

@@ -9,7 +9,7 @@ from megaindex import cli
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Plan a run; returns the exit status."""
+    """Run ``megaindex plan`` and return the exit status."""
     return cli.main(["plan", *(sys.argv[1:] if arguments is None else arguments)])
 
 

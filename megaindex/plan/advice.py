@@ -1,4 +1,4 @@
-"""Warnings of a plan, its remedies, and the failures of ``--check``."""
+"""Warnings of a plan with their remedies, and the failures of ``--check``."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from megaindex.plan.serving import loader_limit
 from megaindex.plan.sizing import Sizing
 from megaindex.plan.target import ResolvedTarget
 
-COMMON_BUFFER = 1.005
+_COMMON_BUFFER = 1.005
 
 
 def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
     """Return the reasons for which ``--check`` fails."""
-    reasons = [*dead_loaders(run, plan)]
+    reasons = [*_loader_errors(run, plan)]
     epochs = plan.num_epochs_built
-    if epochs is not None and epochs > (allowed := _epochs_asked(run)):
+    if epochs is not None and epochs > (allowed := _epochs_allowed(run)):
         last = plan.max_train_iters_without_repeat if allowed == 1 else 0
-        hint = f"; at most {last} repeat nothing" if last else ""
+        hint = f"; up to {last} iterations repeat no sample" if last else ""
         reasons.append(f"{plan.train_iters} iterations build {epochs} epochs{hint}")
     passes = run.target.value if run.target.kind == "loader_epochs" else 1
     reasons += [
@@ -35,14 +35,15 @@ def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
         if loader.split == "train" and 0 < loader.samples_counted * passes < loader.samples_read
     ]
     if short := ", ".join(row.name for row in plan.rows("train") if _is_short(row)):
-        reasons.append(f"{short}: drawn more often than built")
+        reasons.append(f"the blend draws more samples than are built of {short}")
     reasons += [
-        f"{dry.split}: {dry.samples_read} samples are read of {dry.samples_there}: the run stops"
+        f"{dry.split}: the run stops, since it reads {dry.samples_read} samples and its loader has "
+        f"{dry.samples_there}"
         for dry in plan.dry_loaders
         if dry.samples_read
     ]
     if plan.train_iters == 0:
-        reasons.append("no full iteration: the target holds less than one batch")
+        reasons.append("the target holds less than one batch, so there is no full iteration")
     if plan.samples_left_over > plan.global_batch_size:
         reasons.append(
             f"{plan.samples_left_over} samples stay unseen, more than one batch of "
@@ -52,14 +53,17 @@ def check_failures(run: Run, plan: Plan) -> tuple[str, ...]:
 
 
 def buffer_effect(run: Run, sizing: Sizing, target: ResolvedTarget) -> BufferEffect | None:
-    """Return the effect of 1.005 where it is not in force, by Megatron's rules for our orders."""
-    if sizing.one_epoch_only or (sizing.buffer == COMMON_BUFFER and sizing.row.is_framework):
+    """Return the effect of a buffer of 1.005, or None where the plan has it or no buffer has one.
+
+    For megaindex's own orders the effect is computed by Megatron's rules.
+    """
+    if sizing.one_epoch_only or (sizing.buffer == _COMMON_BUFFER and sizing.row.is_framework):
         return None
-    if sizing.asks_one_epoch or sizing.row.exact_num_epochs is not None:  # no buffer has an effect
+    if sizing.asks_one_epoch or sizing.row.exact_num_epochs is not None:
         return None
     weights = sizing.weights or (None if sizing.single else tuple(sizing.per_epoch()))
     row = sizing.row if sizing.row.is_framework else framework_rules("megatron")
-    other = replace(sizing, row=row, buffer=COMMON_BUFFER, weights=weights)
+    other = replace(sizing, row=row, buffer=_COMMON_BUFFER, weights=weights)
     requested = other.requested(target.samples_requested)
     assert requested is not None
     epochs = other.epochs(requested)
@@ -67,7 +71,7 @@ def buffer_effect(run: Run, sizing: Sizing, target: ResolvedTarget) -> BufferEff
     longest, _ = other.longest([1] * len(epochs))
     built = other.built(requested, epochs)
     return BufferEffect(
-        variance_buffer=COMMON_BUFFER,
+        variance_buffer=_COMMON_BUFFER,
         num_epochs_built=max(epochs),
         samples_built=sum(built),
         max_train_iters_without_repeat=run.batch.iterations_within(longest, run.consumed_samples),
@@ -77,15 +81,14 @@ def buffer_effect(run: Run, sizing: Sizing, target: ResolvedTarget) -> BufferEff
     )
 
 
-def _epochs_asked(run: Run) -> int:
-    """Epochs that the target names; one where it names iterations, samples or tokens."""
+def _epochs_allowed(run: Run) -> int:
+    """Return the epochs of the target, 1 for a target of iterations, samples or tokens."""
     if run.target.kind != "epochs":
         return 1
     return max(map(math.ceil, run.target.per_source or (run.target.value,)))
 
 
 def _is_short(row: Row) -> bool:
-    """Return True for a source drawn more often than it is built."""
     return row.built is not None and (row.drawn_by_blend or 0) > row.built
 
 
@@ -93,9 +96,9 @@ _NOTICEABLE = 0.01
 
 
 def warnings(run: Run, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
-    """Return everything worth changing, most harmful first."""
+    """Return the warnings of a plan, most harmful first."""
     texts = (
-        *dead_loaders(run, plan),
+        *_loader_errors(run, plan),
         *_adapter_needed(run),
         *_blend(run, sizing, plan),
         *_repeats(run, sizing, plan),
@@ -110,14 +113,13 @@ def warnings(run: Run, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
 
 
 def caution(run: Run, sizing: Sizing, plan: Plan) -> str:
-    """The first line of a plan whose epochs are not what the run serves, or that dies; else empty.
+    """Return the warning that opens the printed plan, or an empty string.
 
-    Where a buffer builds an epoch more than the draws need, the number of iterations that is asked
-    for is not the answer.
+    It is set where the run ends with an error, and where the buffer builds more epochs than the
+    target asks for.
     """
-    dead = list(dead_loaders(run, plan))
-    if dead:
-        return dead[0]
+    for text in _loader_errors(run, plan):
+        return text
     train = plan.rows("train")
     unsized = sizing.exact or sizing.pass_samples_vary
     if run.target.kind != "epochs" or unsized or any(row.drawn is None for row in train):
@@ -133,9 +135,9 @@ def caution(run: Run, sizing: Sizing, plan: Plan) -> str:
     if line and certain:
         unbuffered = f", or {run.batch.iterations_within(last, run.consumed_samples)} with {line}"
     return (
-        f"this is not {plan.target}: variance_buffer {sizing.buffer} builds "
-        f"{epochs_text(more[0].epochs)} of {more[0].name}; train "
-        f"{plan.max_train_iters_without_repeat} iterations to repeat nothing{unbuffered}"
+        f"variance_buffer {sizing.buffer} builds {epochs_text(more[0].epochs)} of {more[0].name}, "
+        f"so the run differs from the target of {plan.target}: train "
+        f"{plan.max_train_iters_without_repeat} iterations to repeat no sample{unbuffered}"
     )
 
 
@@ -144,18 +146,16 @@ def _install(run: Run, **settings: Any) -> str:
 
 
 def _adapter_needed(run: Run) -> Iterator[str]:
-    """A buffer that the framework applies only with the adapter."""
-    wanted = adapter_settings(run)
-    if wanted:
-        said = " and ".join(f"{name} {value}" for name, value in wanted.items())
+    if wanted := adapter_settings(run):
+        named = " and ".join(f"{name} {value}" for name, value in wanted.items())
         yield (
-            f"{run.row.framework} does not apply {said} by itself: call "
+            f"{run.row.framework} does not apply {named} by itself: call "
             f"{adapter_call(run.row.order, wanted)} in the run"
         )
 
 
-def dead_loaders(run: Run, plan: Plan) -> Iterator[str]:
-    """GPT-NeoX ends with an error where a loader counts not one batch, or a source no sample."""
+def _loader_errors(run: Run, plan: Plan) -> Iterator[str]:
+    """Yield the errors with which GPT-NeoX ends: a loader without a batch, an empty source."""
     for loader in plan.loaders:
         rows = plan.rows(loader.split)
         empty = [row for row in rows if row.built == 0 and row.tokens_per_epoch]
@@ -173,7 +173,7 @@ def dead_loaders(run: Run, plan: Plan) -> Iterator[str]:
             held = sum(row.built or 0 for row in rows) - len(rows)
             yield (
                 f"{loader.split}: GPT-NeoX ends with {error} {when}: its loader counts "
-                f"{max(0, held)} samples (one of each dataset is not counted), less than one micro "
+                f"{max(0, held)} samples (one sample fewer for each dataset), less than one micro "
                 f"batch of all ranks, {run.loader_batch}: {_more_data(run, loader.split)}"
             )
         for row in rows:
@@ -190,29 +190,30 @@ def _more_data(run: Run, split: str) -> str:
 
 
 def _blend(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
-    """Sources drawn more often than built, in any split or phase."""
+    """Yield the blends that draw more samples of a source than are built."""
     if not sizing.row.is_framework:
         return
     for rows in _blends(plan):
         if len(rows) > 1 and all(row.built is not None for row in rows):
             unweighted = rows[0].weight is None and sizing.row.order == "megatron"
-            whole = unweighted and sizing.buffer != "exact"
             if sizing.asks_one_epoch:
                 yield from _uneven_epochs(run, rows)
+            elif unweighted and sizing.buffer != "exact":
+                yield from _unweighted_blend(plan, rows)
             else:
-                yield from _dry_blend(plan, rows) if whole else _short_blend(sizing, rows)
+                yield from _short_blend(sizing, rows)
 
 
 def _blends(plan: Plan) -> list[list[Row]]:
-    """Rows that are blended with each other: those of one split, or of one phase of it."""
+    """Return the rows of each blend: those of one split, or of one phase of it."""
     blends: dict[tuple[str, int | None], list[Row]] = {}
     for row in plan.datasets:
         blends.setdefault((row.split, row.phase), []).append(row)
     return list(blends.values())
 
 
-def _dry_blend(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
-    """Megatron builds sources without weights for one epoch, however long the run."""
+def _unweighted_blend(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
+    """Yield a blend without weights that holds too little: Megatron builds one epoch of it."""
     split, phase = rows[0].split, rows[0].phase
     held = sum(row.built or 0 for row in rows)
     wanted = plan.samples_consumed if phase is None else plan.phases[phase - 1].samples
@@ -223,7 +224,8 @@ def _dry_blend(plan: Plan, rows: Sequence[Row]) -> Iterator[str]:
         last = f" after {plan.max_train_iters_without_repeat} iterations" * (split == "train")
         yield (
             f"{split}: Megatron builds one epoch of sources without weights, {held} samples, and "
-            f"{wanted} are wanted: its loader runs dry{last}; give weights, or ask for less"
+            f"the run reads {wanted}: its loader runs out of samples{last}; give weights, or read "
+            "fewer samples"
         )
 
 
@@ -233,7 +235,7 @@ def _uneven_epochs(run: Run, rows: Sequence[Row]) -> Iterator[str]:
         return
     worst = max(short, key=lambda row: (row.drawn or 0) / (row.distinct or 1))
     yield (
-        f"{worst.split}: train_epochs draws its paths evenly, however many samples each holds: "
+        f"{worst.split}: train_epochs draws equally from all paths, whatever their size: "
         f"{len(short)} of {len(rows)} sources are repeated, such as {worst.name} ({worst.drawn} "
         f"drawn, {worst.samples_per_epoch} in its epoch); use train_iters, with weights by size"
     )
@@ -249,15 +251,15 @@ def _short_blend(sizing: Sizing, rows: Sequence[Row]) -> Iterator[str]:
         "neox": "NeoX silently serves other samples instead",
     }.get(sizing.row.order, "the framework reads beyond the index")
     yield (
-        f"variance_buffer {sizing.buffer} is too small: {worst.split} draws {len(short)} of "
-        f"{len(rows)} sources more often than they are built, such as {worst.name} "
+        f"variance_buffer {sizing.buffer} is too small: {worst.split} draws more samples than are "
+        f"built from {len(short)} of {len(rows)} sources, such as {worst.name} "
         f"({worst.drawn_by_blend} of {worst.built}); {outcome}: pass --variance-buffer "
         f"{_enough(sizing, rows)}, or exact"
     )
 
 
 def _enough(sizing: Sizing, rows: Sequence[Row]) -> str:
-    """A buffer, in thousandths, under which every source is asked for as often as drawn."""
+    """Return a buffer, in thousandths, that requests of every source what is drawn of it."""
     assert isinstance(sizing.buffer, float)
     shares = [(row.requested or 0) / sizing.buffer for row in rows]
     ratio = max((row.drawn_by_blend or 0) / max(1, n) for row, n in zip(rows, shares, strict=True))
@@ -265,7 +267,7 @@ def _enough(sizing: Sizing, rows: Sequence[Row]) -> str:
 
 
 def _repeats(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
-    """Frameworks: epochs that the draws do not need, or mixed so that tokens stay unseen."""
+    """Yield epochs that the draws do not need, or that are shuffled so that tokens stay unseen."""
     rows = [row for row in plan.rows("train") if (row.epochs or 0) > 1 and row.drawn is not None]
     if not sizing.row.is_framework or not rows:
         return
@@ -276,8 +278,8 @@ def _repeats(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
     apart = _last_apart(sizing, worst)
     if _unseen(worst) < _NOTICEABLE and (surplus == 0 or apart):
         return
-    cause = f", {surplus} more than drawn, for variance_buffer {sizing.buffer}," if surplus else ""
-    mixed = "shuffles the last apart" if apart else "shuffles them together"
+    cause = f" ({surplus} more than drawn, for variance_buffer {sizing.buffer})" if surplus else ""
+    mixed = "shuffles the last one separately" if apart else "shuffles them together"
     yield (
         f"{sizing.row.framework} builds {worst.epochs} epochs of {worst.name}{cause} and {mixed}"
         f"{_harm(worst)}; {_remedy(run, sizing, plan, needed, surplus)}"
@@ -294,11 +296,11 @@ def _harm(row: Row) -> str:
 def _remedy(run: Run, sizing: Sizing, plan: Plan, needed: int, surplus: int) -> str:
     last = plan.max_train_iters_without_repeat
     if surplus and not sizing.exact and (line := _install(run, variance_buffer="exact")):
-        few = f"at most {last} iterations repeat nothing, or " * (last > 0)
+        few = f"train at most {last} iterations, which repeat no sample, or " * (last > 0)
         return f"{few}plan with --variance-buffer exact and call {line} in the run"
     if last == 0 or (needed > 1 and not sizing.single):
         return "change the weights, or use --order epoch, which completes each epoch in turn"
-    return f"at most {last} iterations repeat nothing"
+    return f"train at most {last} iterations, which repeat no sample"
 
 
 def _last_apart(sizing: Sizing, row: Row) -> bool:
@@ -318,7 +320,7 @@ def _unseen(row: Row) -> float:
 
 
 def _loaders_start_over(run: Run, plan: Plan) -> Iterator[str]:
-    """NeoX's datasets report one sample less than they hold, and its loader starts over."""
+    """Yield NeoX's loaders that start over: its datasets report one sample less than they hold."""
     if run.target.kind == "loader_epochs" and run.target.value > 1:
         yield (
             f"train_epochs {run.target.value}: NeoX builds one epoch and replays it in the same "
@@ -347,7 +349,7 @@ def _loaders_start_over(run: Run, plan: Plan) -> Iterator[str]:
 
 
 def _dry_loaders(sizing: Sizing, plan: Plan) -> Iterator[str]:
-    """Megatron-LM: what is read beyond what was built, where `_dry_blend` does not say so."""
+    """Yield Megatron-LM's loaders that run out of samples, except those of `_unweighted_blend`."""
     for dry in plan.dry_loaders:
         rows = plan.rows(dry.split)
         unweighted = len(rows) > 1 and rows[0].weight is None
@@ -362,35 +364,35 @@ def _dry_loaders(sizing: Sizing, plan: Plan) -> Iterator[str]:
         when = "" if dry.train_iters is None else f" after {dry.train_iters} iterations"
         yield (
             f"{dry.split}: {plan.framework} builds {dry.samples_there} samples in whole micro "
-            f"batches, and {dry.samples_read} are read: its loader runs dry{when}; "
+            f"batches, and the run reads {dry.samples_read}: its loader runs out of samples{when}; "
             f"{_REMEDY[dry.split]}"
         )
 
 
 _REMEDY = {
-    "train": "give --train-samples, of which a batch schedule is built whole",
+    "train": "give --train-samples, for which all samples of a batch schedule are built",
     "valid": "lower --eval-iters, or change --start-eval-at-iter",
     "test": "lower --eval-iters, or leave the test part empty",
 }
 
 
 def _evaluations(run: Run, plan: Plan) -> Iterator[str]:
-    """Megatron-LM: evaluation flags whose effect is not what their names say."""
+    """Yield the evaluation flags of Megatron-LM with unexpected effects."""
     evaluation = plan.evaluation
     if run.evaluation.alone:
         yield "--skip-train: the training data is built and not read, and one evaluation runs"
     if run.dataloader == "cyclic":
         yield (
-            "--dataloader-type cyclic permutes the built samples anew in every pass: which of them "
-            "a part of a pass reads, and coverage, are not planned"
+            "--dataloader-type cyclic permutes the built samples anew in every pass: the samples "
+            "that a part of a pass reads, and coverage, are not planned"
         )
     if evaluation is None or not evaluation.full:
         return
     read = evaluation.valid_samples_read // max(1, evaluation.rounds_run)
     if read >= 2 * evaluation.valid_samples:
         yield (
-            f"--full-validation: each evaluation reads {read} samples, those of its data "
-            f"({evaluation.valid_samples}) several times over, since each iteration reads all "
+            f"--full-validation: each evaluation reads {read} samples, the "
+            f"{evaluation.valid_samples} of its data several times, since each iteration reads all "
             f"micro batches of --eval-global-batch-size {evaluation.batch_size}"
         )
     if not run.evaluation.multiple:
@@ -409,8 +411,8 @@ def _splits(run: Run, plan: Plan) -> Iterator[str]:
     data = run.data
     if data.split is None and not data.valid and not data.test and data.train[0].path:
         yield (
-            f"no --split: all documents are train, while the frameworks default to "
-            f"{DEFAULT_SPLIT}; pass --split {DEFAULT_SPLIT} to plan what they would do"
+            f"--split is missing: all documents are training data, while the frameworks default to "
+            f"{DEFAULT_SPLIT}; pass --split {DEFAULT_SPLIT} to plan as they do"
         )
     for split in ("valid", "test"):
         rows = plan.rows(split)
@@ -432,7 +434,7 @@ def _evaluation_rows(rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _empty_sources(run: Run, rows: Sequence[Row], of_split: int) -> Iterator[str]:
-    """Sources with less than one sample in a split that was asked for."""
+    """Yield the sources of validation and test with less than one sample."""
     none = [row for row in rows if row.tokens_per_epoch == 0]
     few = [row for row in rows if row.tokens_per_epoch > 0]
     empty = none or few
@@ -464,14 +466,16 @@ def _names(rows: Sequence[Row]) -> str:
 def _setup(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
     if plan.train_iters == 0:
         yield (
-            f"no full iteration: the target leaves {plan.samples_left_over} samples, one batch is "
-            f"{plan.global_batch_size}; aim higher"
+            f"no full iteration: the target holds {plan.samples_left_over} samples, one batch "
+            f"{plan.global_batch_size}; raise the target"
             + (" or use --tail pad" if plan.samples_left_over else "")
         )
     if not sizing.row.is_framework and run.variance_buffer not in (None, "exact"):
-        yield f"order {run.row.order} sizes sources exactly; --variance-buffer has no effect"
+        yield (
+            f"--variance-buffer has no effect: order {run.row.order} builds exactly what is drawn"
+        )
     if sizing.asks_one_epoch and run.variance_buffer is not None:
-        yield "train_epochs asks for epochs, not for samples: --variance-buffer has no effect"
+        yield "--variance-buffer has no effect: train_epochs requests epochs, not samples"
     elif sizing.one_epoch_only and run.variance_buffer is not None:
         yield "Megatron ignores a buffer for sources without weights; remove --variance-buffer"
     if plan.phases:
@@ -482,6 +486,6 @@ def _setup(run: Run, sizing: Sizing, plan: Plan) -> Iterator[str]:
     if run.dataloader == "single" and any(row.drawn is None for row in plan.datasets):
         limits = "" if plan.max_train_iters_exact else ", and max_train_iters safe lower bounds"
         yield (
-            f"the blend is too long to count unasked: draws are bounds{limits}; pass "
+            f"the draws of this long blend are not counted: they are bounds{limits}; pass "
             "--blend-counts exact to count them, about a minute for 10^9 samples"
         )

@@ -1,4 +1,4 @@
-"""Coverage: how often each token is served, counted, computed or expected."""
+"""Coverage: shares of the tokens by times served, counted, computed or expected."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from megaindex.plan.sizing import SplitPart
 _SAMPLES_AT_ONCE = 1 << 17
 _DOCUMENTS_AT_ONCE = 1 << 20
 BUILD_LIMIT = 10**8
-"""Documents x epochs up to which coverage is counted in the built index without being asked."""
-_MOST_TIMES = 10_000  # a table of times served has a place for each
-_MOST_COPIES = 40  # epochs whose chances are worked out where samples are served again
+"""Documents x epochs up to which ``--coverage auto`` counts in the built index."""
+_MOST_TIMES = 10_000  # longest table of shares by times served
+_MOST_COPIES = 40  # most epochs for expected coverage where samples are served again
 _NEGLIGIBLE = 1e-12
 
 
@@ -44,7 +44,7 @@ class SourceDraw:
     per_epoch: int
     drawn: int
     counted: bool
-    """False where `drawn` is only a likely number."""
+    """False if `drawn` is an estimate."""
 
     @property
     def served(self) -> int:
@@ -67,11 +67,13 @@ def coverage_of(
     method: str,
     progress: Progress | None = None,
 ) -> Coverage:
-    """Return the coverage by the cheapest exact way, or as ``method`` asks.
+    """Return the coverage by the cheapest exact method, or by ``method``.
 
     Args:
+        draw: samples drawn of one source.
         served: samples that the draws serve; None where draws were not counted.
         method: auto, exact, expected or none.
+        progress: called while samples are counted.
     """
     if served is not None and any(part != ServedRange(0, draw.served, 1) for part in served):
         return _coverage_of_repeats(draw, served, method, progress)
@@ -80,7 +82,8 @@ def coverage_of(
     closed = closed_form(draw) if draw.counted else None
     if closed is not None and method == "auto":
         return closed
-    if _can_build(draw) and (method == "exact" or _is_cheap(draw, method)):
+    cheap = method == "auto" and draw.part.sequences * draw.epochs <= BUILD_LIMIT
+    if _can_build(draw) and (method == "exact" or cheap):
         return built_coverage(draw, progress)
     return closed or expected(draw)
 
@@ -88,19 +91,15 @@ def coverage_of(
 def _can_build(draw: SourceDraw) -> bool:
     return bool(
         draw.counted
-        and draw.row.order != "window"  # always closed
+        and draw.row.order != "window"  # has a closed form
         and draw.part.source.path
         and draw.per_epoch > 0
         and draw.served > 0
     )
 
 
-def _is_cheap(draw: SourceDraw, method: str) -> bool:
-    return method == "auto" and draw.part.sequences * draw.epochs <= BUILD_LIMIT
-
-
 def closed_form(draw: SourceDraw) -> Coverage | None:
-    """Exact coverage where no permutation can change it, else None.
+    """Return exact coverage where no permutation can change it, else None.
 
     The samples of one epoch never overlap: c of them serve c * S of its T tokens once. That holds
     for one epoch built, and for the first of two when the second is shuffled apart.
@@ -121,7 +120,7 @@ def closed_form(draw: SourceDraw) -> Coverage | None:
 
 
 def _windows(draw: SourceDraw) -> Coverage:
-    """Windows are the same in every epoch, so the left-over is too."""
+    """Return the coverage of order window: the windows, and the left-over, are fixed."""
     passes, rest = divmod(draw.served, draw.per_epoch)
     tokens, length = draw.part.tokens, draw.sequence_length
     shares = [0.0] * (passes + 2)
@@ -132,13 +131,13 @@ def _windows(draw: SourceDraw) -> Coverage:
 
 
 def expected(draw: SourceDraw) -> Coverage:
-    """Mean coverage over seeds, for documents that are short against an epoch."""
+    """Return the mean coverage over seeds, for documents that are short against an epoch."""
     blocks = _framework_blocks(draw) if draw.row.is_framework else _epoch_blocks(draw)
     served = blocks.served * draw.sequence_length
     if blocks.carried == 0 or blocks.served == 0:
         shares = _chances(draw, blocks, blocks.carried, served)
     else:
-        # The sample that begins in the block before is among those served, or it is not.
+        # With this chance the sample that begins in the block before is served.
         share = blocks.served / blocks.samples
         shares = share * _chances(draw, blocks, 0, served - blocks.carried)
         if share < 1:
@@ -148,25 +147,26 @@ def expected(draw: SourceDraw) -> Coverage:
 
 @dataclass(frozen=True, kw_only=True)
 class _ShuffledBlocks:
-    """Blocks, of epochs that are shuffled together, which the samples served reach into."""
+    """Blocks of epochs shuffled together: complete ones, and the last of which a part is served."""
 
     passed: int = 0
-    """Complete blocks, all of their samples served."""
+    """Number of blocks of which every sample is served."""
     passed_copies: int = 1
-    """Epochs of each of them."""
+    """Epochs of each of these."""
     lost: int = 0
-    """Tokens of each of them that are in no sample."""
+    """Tokens of each of these in no sample."""
     carried: int = 0
-    """Tokens of the last of them that the first sample of the next block begins with."""
+    """Last tokens of these that are in the first sample of the next block."""
     copies: int
-    """Epochs of the block that is being served."""
+    """Epochs of the last block."""
     samples: int
+    """Samples of the last block."""
     served: int
-    """Those of its samples that are served, which may be any."""
+    """Samples of the last block that are served; they may be any of them."""
 
 
 def _framework_blocks(draw: SourceDraw) -> _ShuffledBlocks:
-    """One block of all epochs, or one of all but the last and one of the last."""
+    """Return one block of all epochs, or one of all but the last and one of the last."""
     final, tokens = draw.final_epoch(), draw.part.tokens
     before = final.samples_before
     if not final.apart:
@@ -184,14 +184,14 @@ def _framework_blocks(draw: SourceDraw) -> _ShuffledBlocks:
 
 
 def _epoch_blocks(draw: SourceDraw) -> _ShuffledBlocks:
-    """Blocks of order epoch, which drop what fills no sample or carry it into the next one."""
+    """Return the blocks of order epoch, which drop or carry over a last incomplete sample."""
     copies, length = draw.row.epochs_mixed, draw.sequence_length
     size, carries = copies * draw.part.tokens, draw.row.left_over == "carry"
 
     def samples_of(count: int) -> int:
         return draw.row.samples_in_epochs(count * copies, draw.part.tokens, length)
 
-    # With carry, n * samples_of(1) samples of n blocks may be a few less than theirs.
+    # With carry, n blocks may hold a few samples more than n * samples_of(1).
     passed = draw.served * length // size if carries else draw.served // samples_of(1)
     passed += samples_of(passed + 1) <= draw.served
     before = samples_of(passed)
@@ -207,8 +207,10 @@ def _epoch_blocks(draw: SourceDraw) -> _ShuffledBlocks:
 
 
 def _chances(draw: SourceDraw, blocks: _ShuffledBlocks, unserved: int, served: int) -> F64:
-    """Chances of times served: ``unserved`` tokens of the last complete block are not, and
-    ``served`` tokens of the block after it are."""
+    """Return the chances of times served.
+
+    Of the last complete block, ``unserved`` tokens are not served; of the next, ``served`` are.
+    """
     tokens = draw.part.tokens
     now = _hypergeometric(blocks.copies, blocks.copies * tokens, served)
     if not blocks.passed:
@@ -222,7 +224,7 @@ def _chances(draw: SourceDraw, blocks: _ShuffledBlocks, unserved: int, served: i
 
 
 def _power(shares: F64, exponent: int) -> F64:
-    """The distribution of a sum of ``exponent`` numbers drawn from one."""
+    """Return the distribution of the sum of ``exponent`` numbers of distribution ``shares``."""
     result = np.ones(1)
     while exponent:
         if exponent % 2:
@@ -234,7 +236,7 @@ def _power(shares: F64, exponent: int) -> F64:
 
 
 def _hypergeometric(copies: int, tokens: int, served: int) -> F64:
-    """Chances that 0 … ``copies`` of a token's copies are among ``served`` of ``tokens``."""
+    """Return the chances of 0 … ``copies`` copies of a token in ``served`` of ``tokens``."""
     left = tokens - served
 
     def ratio(k: int) -> float:
@@ -244,9 +246,10 @@ def _hypergeometric(copies: int, tokens: int, served: int) -> F64:
 
 
 def _from_ratios(last: int, low: int, high: int, ratio: Callable[[int], float]) -> F64:
-    """Chances of 0 … last from p(k + 1) / p(k), nothing outside low … high.
+    """Return the chances of 0 … last from p(k + 1) / p(k); 0 outside low … high.
 
-    Begins at the most likely k and normalises at the end, so nothing over- or underflows.
+    The computation starts at the most likely k and normalises at the end, so that no value over-
+    or underflows.
     """
     mode = low
     while mode < high and ratio(mode) > 1:
@@ -261,7 +264,7 @@ def _from_ratios(last: int, low: int, high: int, ratio: Callable[[int], float]) 
 
 
 def _trimmed(shares: Sequence[float]) -> tuple[float, ...]:
-    """Without the negligible tail; always with the shares seen 0 and 1 times."""
+    """Return the shares without the negligible tail, and at least those seen 0 and 1 times."""
     end = len(shares)
     while end > 2 and shares[end - 1] < _NEGLIGIBLE:
         end -= 1
@@ -271,8 +274,9 @@ def _trimmed(shares: Sequence[float]) -> tuple[float, ...]:
 def _coverage_of_repeats(
     draw: SourceDraw, served: Sequence[ServedRange], method: str, progress: Progress | None
 ) -> Coverage:
-    """Coverage where samples are served more than once: of one epoch in closed form, else counted
-    where that is cheap, or expected.
+    """Return the coverage where samples are served more than once.
+
+    One epoch has a closed form; more are counted where that is cheap, or expected.
     """
     most = max(part.times for part in served)
     if method == "none" or most > _MOST_TIMES or draw.row.order == "window":
@@ -293,8 +297,9 @@ def _coverage_of_repeats(
 
 
 def _expected_of_repeats(draw: SourceDraw, served: Sequence[ServedRange]) -> Coverage:
-    """Mean coverage over seeds: the copies of a token that are served at all fall among the samples
-    by chance, and count as often as their samples are served.
+    """Return the mean coverage over seeds where samples are served different numbers of times.
+
+    The copies of a token fall among the served samples by chance.
     """
     sizes: dict[int, int] = {}
     for part in served:
@@ -309,7 +314,7 @@ def _expected_of_repeats(draw: SourceDraw, served: Sequence[ServedRange]) -> Cov
 
 
 def _times_chances(copies: int, sizes: Sequence[tuple[int, int]], samples: int) -> dict[int, float]:
-    """Chances of the times that so many copies, each in another sample, are served together."""
+    """Return the chances of the total times that copies in different samples are served."""
     if copies == 0 or not sizes:
         return {0: 1.0}
     (times, size), rest = sizes[0], samples - sizes[0][1]
@@ -325,7 +330,7 @@ def _times_chances(copies: int, sizes: Sequence[tuple[int, int]], samples: int) 
 def built_coverage(
     draw: SourceDraw, progress: Progress | None = None, served: Sequence[ServedRange] | None = None
 ) -> Coverage:
-    """Build the index of one source and count what ``served`` serve, or its first samples."""
+    """Count in the built index of a source; ``served``: by default its first samples."""
     part = draw.part
     dataset = IndexedDataset(part.source.path, dialect=draw.row.file_dialect)
     index = build_index(
@@ -359,16 +364,21 @@ def count_served(
     first_document: int,
     progress: Progress | None = None,
 ) -> tuple[I64, I64]:
-    """Histograms of times served, over tokens and over non-empty documents.
+    """Return histograms of times served, over tokens and over non-empty documents.
 
-    ``served`` are the first so many samples, or samples with the times that each is.
+    Args:
+        index: of the source.
+        served: number of first samples served, or ranges of samples with the times of each.
+        lengths: tokens of each document.
+        first_document: sequence id of the first of them.
+        progress: called with the samples located so far.
 
     A document counts by its most served token. Only the first S tokens of a sample count: the
-    last is the next sample's first.
+    last is the first of the next sample.
 
-    Runs of samples never cross documents, so at a token the times served are the runs that began
-    at or before it less those that ended: runs [0, 4) and [2, 6) of a document of 7 tokens serve
-    0 1 2 3 4 5 6 the times 1 1 2 2 1 1 0.
+    Runs of samples never cross documents, so the times that a token is served are the runs begun
+    at or before it less those ended: runs [0, 4) and [2, 6) of a document of 7 tokens serve its
+    tokens 1 1 2 2 1 1 0 times.
     """
     starts_of = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, dtype=np.int64, out=starts_of[1:])
@@ -387,14 +397,14 @@ def count_served(
 
 
 class _Runs(NamedTuple):
-    """Runs of tokens that were served, in tokens of the source."""
+    """Runs of tokens served, positions counted in tokens of the source."""
 
     whole: I32
-    """Times that a document was served from end to end, for every document."""
+    """Times that each document was served as one complete run."""
     begins: I64
-    """Begins of the other runs, sorted, as often as they were served."""
+    """Sorted begins of the other runs, each as often as it was served."""
     ends: I64
-    """Ends of those runs, sorted apart: a run lies within one document, so blocks still fit."""
+    """Their ends, sorted independently; a run lies within one document, so blocks still match."""
 
 
 def _runs(
@@ -430,10 +440,9 @@ def _chunks(served: Sequence[ServedRange]) -> Iterator[tuple[I64, int]]:
 
 
 def _levels(runs: _Runs, starts_of: I64, block: slice) -> tuple[I64, I64, I64]:
-    """Times served and width of the stretches between events, and each document's first event.
+    """Return times served and width of the segments between events, and each document's first.
 
-    Stretches without width get 0 times: where a run ends as another begins, the order of the two
-    events is of no account.
+    Empty segments get 0 times, so that the order of events at one position does not matter.
     """
     bounds = starts_of[block.start : block.stop + 1]
     begins, ends = (

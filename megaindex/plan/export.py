@@ -1,7 +1,7 @@
-"""A plan as settings of a framework's own configuration.
+"""A plan as settings of a framework's own configuration (``--print-config``).
 
-The settings alone make the framework run what was planned. Where that takes the adapter, its call
-is printed as a comment, which the planner reads back; a plan without such settings is refused.
+The framework with these settings alone does the run that was planned. Where the adapter is needed,
+its call is a comment, which the planner reads back. A plan without such settings is refused.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ _ALL_TRAIN = "100,0,0"
 
 
 def export_settings(plan: Plan, run: Run, framework: str) -> str:
-    """Return a NeoX YAML snippet (``neox``) or Megatron flags (``megatron``).
+    """Return the plan as NeoX YAML (``neox``) or as Megatron flags (``megatron``).
 
     Raises:
-        InvalidArgument: an unknown framework, or one without settings for the plan.
+        InvalidArgument: the framework is unknown, or has no settings for the plan.
     """
     check_choice("--print-config", framework, tuple(_ORDERS))
     for reason in _refusals(plan, run, framework):
@@ -48,9 +48,9 @@ def adapter_settings(run: Run) -> dict[str, Any]:
     needed: dict[str, Any] = {}
     buffer, own = run.variance_buffer, own_buffers(run)
     if run.target.kind == "loader_epochs":
-        buffer = None  # it asks for epochs, not for samples
+        buffer = None  # epochs are requested, not samples
     if buffer == "exact":
-        # one source is the same with the exact buffer and without
+        # a single source without a buffer builds the same either way
         if any(count > 1 or value != 1 for count, value in own):
             needed["variance_buffer"] = "exact"
     elif buffer is not None and run.row.order == "neox" and own_sources(run) and not _fits(run):
@@ -59,7 +59,7 @@ def adapter_settings(run: Run) -> dict[str, Any]:
 
 
 def _final_epoch(run: Run) -> dict[str, Any]:
-    """Settings of the final epoch that are not the framework's own."""
+    """Return the settings of the final epoch that differ from the framework's own."""
     changed = order_of(run.order).changed_settings
     names = ("separate_final_epoch", "final_epoch_threshold")
     return {name: changed[name] for name in names if name in changed}
@@ -78,17 +78,17 @@ def _refusals(plan: Plan, run: Run, framework: str) -> Iterator[str]:
     if run.row.order not in _ORDERS[framework]:
         yield (
             f"{name} does not run order {run.row.order}; plan with --order "
-            f"{_ORDERS[framework][0]}, or write a recipe, which megaindex's own loader runs"
+            f"{_ORDERS[framework][0]}, or write a recipe for megaindex's own loader"
         )
     if any(source.tokens is not None for source in run.data.train):
-        yield "the settings name files; give --data-path in place of --tokens-per-epoch"
+        yield "the settings need files; give --data-path in place of --tokens-per-epoch"
     if run.consumed_samples:
         yield (
             f"{name} counts train_iters from the first sample on; plan the whole run, without "
             "--consumed-samples"
         )
     if run.tail == "pad" and plan.samples_consumed % plan.global_batch_size:
-        yield f"{name} masks no sample of its last batch; take --tail drop or wrap"
+        yield f"{name} masks no sample of its last batch; use --tail drop or wrap"
     if framework == "neox":
         yield from _refused_by_neox(run)
     else:
@@ -103,16 +103,16 @@ def _refused_by_neox(run: Run) -> Iterator[str]:
         yield "GPT-NeoX has no phases; remove --phase-transition-iterations"
     if run.evaluation.batch_size not in (None, run.batch.final):
         yield "GPT-NeoX evaluates with the batch of training; remove --eval-global-batch-size"
-    if own_sources(run) and not (data.valid and data.test):
-        yield (
-            "GPT-NeoX takes paths for each of train, valid and test, or data_path alone; give "
-            "--valid-data-path and --test-data-path too"
-        )
     if own_sources(run):
+        if not (data.valid and data.test):
+            yield (
+                "GPT-NeoX takes paths for each of train, valid and test, or data_path alone; give "
+                "--valid-data-path and --test-data-path too"
+            )
         return
     if len(data.train) > 1 or data.train[0].weight is not None or run.target.per_source:
         yield (
-            "GPT-NeoX's train_data_paths, valid_data_paths and test_data_paths are read whole; "
+            "GPT-NeoX reads train_data_paths, valid_data_paths and test_data_paths as a whole; "
             "divide each corpus with `megaindex split`, and give --train-data-path, "
             "--valid-data-path and --test-data-path"
         )
@@ -155,7 +155,7 @@ def _refused_by_megatron(plan: Plan, run: Run) -> Iterator[str]:
 
 
 def neox_yaml(plan: Plan, run: Run) -> str:
-    """Settings of one NeoX file, in flow style as its own files are."""
+    """Return the settings as one NeoX file, in the flow style of NeoX's own files."""
     settings: dict[str, object] = {"train_iters": plan.train_iters}
     if run.target.kind == "loader_epochs":
         settings = {"train_epochs": int(run.target.value)}
@@ -204,7 +204,7 @@ def _neox_data(plan: Plan, run: Run) -> dict[str, object]:
 
 
 def megatron_flags(plan: Plan, run: Run) -> str:
-    """Arguments, one a line, each line but the last ending in a backslash."""
+    """Return the arguments, one a line, each line but the last with a trailing backslash."""
     flags = [_megatron_length(plan, run), f"--seq-length {plan.sequence_length}"]
     if run.micro_batch_size is not None:
         flags.append(f"--micro-batch-size {run.micro_batch_size}")
@@ -235,7 +235,7 @@ def megatron_flags(plan: Plan, run: Run) -> str:
 
 
 def _megatron_length(plan: Plan, run: Run) -> str:
-    """In samples where the target is: so many are asked of the datasets. Schedules count them."""
+    """Return --train-samples for a target of samples and for schedules, else --train-iters."""
     target = run.target
     if target.kind == "samples" and (run.tail == "drop" or target.value >= plan.samples_consumed):
         return f"--train-samples {int(target.value)}"
@@ -246,13 +246,13 @@ def _megatron_length(plan: Plan, run: Run) -> str:
 
 
 def _surplus(buffer: float) -> str:
-    """The shortest decimal that gives ``buffer`` when Megatron adds 1."""
+    """Return the shortest decimal that gives ``buffer`` when Megatron adds 1."""
     digits = (f"{buffer - 1:.{count}g}" for count in range(1, 18))
     return next((text for text in digits if 1 + float(text) == buffer), repr(buffer - 1))
 
 
 def _evaluation(run: Run) -> list[str]:
-    """Flags of evaluation that are not as Megatron has them unasked."""
+    """Return the flags of evaluation that differ from Megatron's defaults."""
     evaluation = run.evaluation
     size = evaluation.batch_size
     if size is None and run.batch.stepped and run.unit is None:
@@ -285,7 +285,7 @@ def _megatron_data(plan: Plan, run: Run) -> list[str]:
 
 
 def _weighted(plan: Plan, run: Run, split: Split) -> list[tuple[float | None, str]]:
-    """Weight and path of every source; epochs of each source set the weights."""
+    """Return weight and path of every source; epochs for each source set the weights."""
     sources = getattr(run.data, split)
     weights = [None if source.weight is None else float(source.weight) for source in sources]
     if split == "train" and run.target.per_source:

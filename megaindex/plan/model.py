@@ -1,87 +1,98 @@
-"""The plan and its parts. `Plan.to_json` is the contract of ``--json``: fields keep their names."""
+"""The plan and its parts; their fields are the keys of ``--json`` and keep their names."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """Shares of tokens by times served, among the first S tokens of each sample consumed."""
+    """Shares of a source's tokens by times served.
+
+    Of each sample consumed the first S tokens count: the last is only the label of the one before.
+    """
 
     method: str
-    """closed-form (exact), built (exact: counted in the built index), expected, or none."""
+    """closed-form (exact), built (exact, counted in the built index), expected (mean over seeds)
+    or none."""
     tokens: tuple[float, ...] = ()
-    """Fraction of the tokens served 0, 1, 2, … times."""
+    """Fractions of the tokens served 0, 1, 2, … times; they add up to 1."""
     documents: tuple[float, ...] = ()
-    """Fraction of the non-empty documents of which a token was served in 0, 1, 2, … of the built
-    epochs; only where the index was built."""
+    """Fractions of the non-empty documents by the times that their most served token is served;
+    empty unless the index was built."""
 
     def to_json(self) -> dict[str, float]:
-        """``seen_0``, ``seen_1``, …: fractions of the tokens, which add up to 1."""
-        return {f"seen_{times}": share for times, share in enumerate(self.tokens)}
+        """Return `tokens` as ``{"seen_0": …, "seen_1": …}``."""
+        return _by_times(self.tokens)
 
-    def documents_to_json(self) -> dict[str, float]:
-        """The same for documents; empty where they were not counted."""
-        return {f"seen_{times}": share for times, share in enumerate(self.documents)}
+
+def _by_times(shares: Sequence[float]) -> dict[str, float]:
+    return {f"seen_{times}": share for times, share in enumerate(shares)}
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """One source in one split; the defaults are those of a source without a sample there."""
+    """One source in one split. Defaults are those of a source without a sample in the split.
+
+    Numbers are of samples unless their name says otherwise; None where draws were not counted.
+    """
 
     split: str
     phase: int | None = None
-    """Number of Megatron's phase, from 1; None for a run of one piece."""
+    """Number of Megatron's phase, from 1; None for a run without phases."""
     source: int
-    """Its place in the blend, from 1."""
+    """Position in the blend, from 1."""
     path: str
-    """Empty where only tokens were given."""
+    """Path prefix; empty where only tokens were given."""
     weight: float | None
+    """Weight in the blend; None for a blend without weights."""
     tokens_per_epoch: int
     samples_per_epoch: int = 0
     requested: int | None = 0
-    """Samples the order asks of the source; None where the blend was not counted."""
+    """Samples that the framework requests of the source, with its variance buffer."""
     drawn: int | None = 0
     """Samples of it among those consumed."""
     drawn_bounds: tuple[int, int] = (0, 0)
+    """Least and most of `drawn`."""
     drawn_by_blend: int | None = 0
     """Samples of it in the whole blend that the framework fills, which may be longer."""
     built: int | None = 0
+    """Samples of the epochs built."""
     epochs: int | None = 0
+    """Epochs built."""
     distinct: int | None = 0
-    """Different samples among those drawn; None where they are not counted."""
+    """Different samples among those drawn."""
     repeated: int | None = 0
-    """Samples drawn beyond its first epoch, or again."""
+    """Samples drawn beyond the first epoch, or a second time."""
     coverage: Coverage = Coverage(method="none")
     error: str = ""
-    """Error with which the framework ends on this source; empty: none."""
+    """Error with which the framework ends on this source; empty if it does not."""
 
     @property
     def name(self) -> str:
-        """Path of the source, or its number."""
+        """Path of the source, or ``source`` and its number."""
         return self.path or f"source {self.source}"
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields, the coverage under three keys."""
         return {
             **vars(self),
-            "drawn_bounds": list(self.drawn_bounds),
-            "coverage": self.coverage.to_json(),
-            "coverage_documents": self.coverage.documents_to_json(),
+            "coverage_documents": _by_times(self.coverage.documents),
             "coverage_method": self.coverage.method,
         }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Neighbour:
-    """Epochs and samples that a number of iterations would build."""
+    """Epochs and samples that another number of iterations would build."""
 
     train_iters: int
     num_epochs_built: int
     samples_built: int
     begins: str
-    """The first source that has an epoch more than in the plan, empty if none has."""
+    """First source with more epochs than in the plan; empty without such."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,29 +111,29 @@ class Tail:
 
 @dataclass(frozen=True, kw_only=True)
 class BufferEffect:
-    """Effect that a variance buffer would have had on the same run."""
+    """Effect of another variance buffer on the same run."""
 
     variance_buffer: float
     num_epochs_built: int
     samples_built: int
     max_train_iters_without_repeat: int
     short: tuple[str, ...] | None
-    """Sources drawn more often than built; None where draws were not counted."""
+    """Sources of which more is drawn than built; None where draws were not counted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderRestart:
-    """A loader of GPT-NeoX, which starts over after the samples that its datasets count."""
+    """Length of a loader of GPT-NeoX, which starts over after the samples its datasets report."""
 
     split: str
     samples_counted: int
-    """In whole micro batches of all ranks; 0: the run ends with an error."""
+    """Samples in whole micro batches of all ranks; with 0 the run ends with an error."""
     samples_read: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """Iterations [begin, end) of Megatron, with datasets, and rows, of their own."""
+    """Iterations [begin, end) for which Megatron builds separate datasets."""
 
     begin: int
     end: int
@@ -132,12 +143,12 @@ class Phase:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluations:
-    """Evaluation of the whole run."""
+    """Evaluations of the whole run."""
 
     rounds: int
-    """Evaluations that the framework builds for; Megatron's --start-eval-at-iter skips some."""
+    """Evaluations that data is built for; Megatron's --start-eval-at-iter skips some."""
     valid_samples: int
-    """Samples asked of the validation blend; with full validation, those of one pass."""
+    """Samples requested of the validation blend; with full validation, those of one pass."""
     test_samples: int
     batch_size: int
     rounds_run: int
@@ -147,12 +158,12 @@ class Evaluations:
     full: bool = False
     """True if each evaluation reads all of each validation dataset."""
     iterations: tuple[int, ...] = ()
-    """Iterations of an evaluation, for each validation set; Megatron's eval_iters."""
+    """Iterations of an evaluation, for each validation set (Megatron's eval_iters)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class DryLoader:
-    """A split of which the run reads more than Megatron's single-pass loader has."""
+    """A split of which the run reads more samples than Megatron's single-pass loader has."""
 
     split: str
     samples_there: int
@@ -173,7 +184,12 @@ class RankShare:
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The answer; top-level figures are those of the train split."""
+    """Plan of a run. Figures outside `datasets` and `evaluation` are those of the train split.
+
+    All figures are integers computed exactly by the rules of `framework`, the framework and version
+    that `order` belongs to. Samples are of `sequence_length` tokens; tokens count once a sample,
+    without the extra one of the label.
+    """
 
     order: str
     framework: str
@@ -181,50 +197,64 @@ class Plan:
     variance_buffer: float | str
     tail: str
     target: str
+    """Target of the run in words, such as ``1 epoch``."""
     train_iters: int
+    """Iterations from `consumed_samples` on."""
     global_batch_size: int
+    """Samples of the last iteration's batch."""
     batch_schedule: tuple[tuple[int, int], ...]
+    """First sample and batch size of each stage, as in `BatchSchedule`."""
     tokens_per_epoch: int
     samples_per_epoch: int
     samples_consumed: int
-    """Position in the stream after the last iteration, `consumed_samples` included."""
+    """Samples consumed after the last iteration, `consumed_samples` included."""
     consumed_samples: int
+    """Samples consumed before the first iteration of the plan."""
     samples_built: int | None
+    """Samples of the epochs built; None where draws were not counted."""
     samples_left_over: int
+    """Samples of the epochs aimed at that the run does not consume."""
     tokens_consumed: int
     tokens_left_over: int
     num_epochs_built: int | None
+    """Most epochs built of a source; None where draws were not counted."""
     max_train_iters_without_repeat: int
+    """Most iterations that serve no sample twice."""
     max_train_iters_same_epochs: int
+    """Most iterations for which no further epoch is built."""
     max_train_iters_exact: bool
-    """False where the two are safe lower bounds, because draws were not counted."""
+    """False where the two are lower bounds, because draws were not counted."""
     neighbours: tuple[Neighbour, ...]
+    """Effects of `max_train_iters_same_epochs` and of one iteration more; empty if not exact."""
     tails: tuple[Tail, ...]
     datasets: tuple[Row, ...]
+    """One row for each source of each split, and of each phase."""
     evaluation: Evaluations | None
     ranks: RankShare | None
     phases: tuple[Phase, ...]
     buffer_effect: BufferEffect | None
+    """Effect of a variance buffer of 1.005, where the plan has another."""
     loaders: tuple[LoaderRestart, ...] = ()
-    """Of frameworks whose loaders start over."""
+    """Loaders of GPT-NeoX, which start over; empty for other frameworks."""
     caution: str = ""
-    """First line of the printed plan where the run serves something else than the target."""
+    """Warning that opens the printed plan where the run differs from the target."""
     framework_version: str | None = None
-    """Release of Megatron-LM whose rules hold."""
+    """Release of Megatron-LM whose rules hold; None for other frameworks."""
     ignored_settings: tuple[str, ...] = ()
-    """Settings that concern the framework's data and change nothing in the plan."""
+    """Settings of the framework's data that do not change the plan."""
     dry_loaders: tuple[DryLoader, ...] = ()
+    """Loaders of Megatron-LM that run out of samples."""
     warnings: tuple[str, ...] = ()
     check_failures: tuple[str, ...] = ()
-    """Reasons for which ``--check`` fails; empty: it passes."""
+    """Reasons for which ``--check`` fails; empty if it passes."""
 
     def rows(self, split: str) -> list[Row]:
-        """The rows of one split."""
+        """Return the rows of one split (train, valid or test)."""
         return [row for row in self.datasets if row.split == split]
 
     def to_json(self) -> dict[str, Any]:
-        """One object of plain values, as ``--json`` prints it."""
-        return {name: _plain(value) for name, value in vars(self).items()}
+        """Return the object that ``--json`` prints: the fields, of JSON types alone."""
+        return {name: json_value(value) for name, value in vars(self).items()}
 
 
 def epochs_text(count: int | None) -> str:
@@ -234,13 +264,14 @@ def epochs_text(count: int | None) -> str:
     return "one epoch" if count == 1 else f"{count} epochs"
 
 
-def _plain(value: Any) -> Any:
+def json_value(value: Any) -> Any:
+    """Return dataclasses and containers as JSON objects and lists; the rest as it is."""
     if hasattr(value, "to_json"):
-        return _plain(value.to_json())
-    if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
+        return json_value(value.to_json())
     if hasattr(value, "__dataclass_fields__"):
-        return {key: _plain(item) for key, item in vars(value).items()}
+        value = vars(value)
+    if isinstance(value, dict):
+        return {key: json_value(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [json_value(item) for item in value]
     return value

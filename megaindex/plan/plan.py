@@ -28,11 +28,17 @@ from megaindex.plan.target import (
 
 
 def make_plan(run: Run, *, progress: Progress | None = None) -> Plan:
-    """Return the exact plan of a run.
+    """Return the exact plan of a run, by the rules of its framework and version.
+
+    Only the lengths in the ``.idx`` files are read. Where coverage has no closed form, the index of
+    a source is built in memory and counted, as far as `Run.coverage` allows.
 
     Args:
-        run: the data, the batch sizes, the target and the framework.
-        progress: called while the draws of a greedy blend, or coverage, are counted.
+        run: data, batch sizes, target and framework, such as `resolve` returns.
+        progress: called with (done, total) while draws of a greedy blend, or coverage, are counted.
+
+    Returns:
+        The plan; its `Plan.warnings` name what the run would do besides training on the target.
 
     Raises:
         InvalidArgument: the run cannot be planned; the message names the setting.
@@ -90,7 +96,7 @@ def _train_rows(
     target: ResolvedTarget,
     phases: Sequence[Phase],
 ) -> tuple[Row, ...]:
-    """Rows of the train split, for each phase apart."""
+    """Return the rows of the train split, those of each phase separately."""
     if not phases:
         asked, consumed = target.samples_requested, target.samples_consumed
         return rows_of(run, sizing, parts, "train", requested=asked, consumed=consumed)
@@ -106,13 +112,13 @@ def _train_rows(
 def _totals(
     run: Run, sizing: Sizing, target: ResolvedTarget, train: Sequence[Row]
 ) -> dict[str, Any]:
-    """The figures of the train split as a whole."""
+    """Return the totals of the train split."""
     tokens_consumed = target.samples_consumed * run.sequence_length
     built = [row.built for row in train if row.built is not None]
     epochs = [row.epochs for row in train if row.epochs is not None]
     samples_left = max(0, target.samples_in_view - target.samples_consumed)
     tokens_left = max(0, target.tokens_in_view - tokens_consumed)
-    if sizing.asks_one_epoch:  # passes draw some samples more often than others
+    if sizing.asks_one_epoch:  # some samples are drawn more often than others
         distinct = sum(row.distinct or 0 for row in train)
         samples_left = sum(row.samples_per_epoch for row in train) - distinct
         tokens_left = sum(sizing.tokens) - distinct * run.sequence_length
@@ -169,6 +175,6 @@ def _target_text(run: Run) -> str:
 
 
 def _number(value: Fraction) -> str:
-    """As a decimal where it is one, else as a fraction."""
+    """Return a decimal where it is exact, else a fraction."""
     decimal = f"{float(value):.15g}"
     return decimal if Fraction(decimal) == value else str(value)

@@ -1,4 +1,4 @@
-"""The plan of a recipe, stage by stage, and its tables."""
+"""Plan of a recipe, stage by stage, and its tables."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from rich.text import Text
 
 from megaindex.arithmetic import ceil_div
 from megaindex.console import FittedTable, TableColumn, answer_panel, print_view, spaced, warning
-from megaindex.recipe.layout import PlannedStage, RecipeLayout
+from megaindex.plan.model import json_value
+from megaindex.recipe.layout import PlannedStage, RecipeLayout, StageEnd
 from megaindex.recipe.recipe import Recipe, Rounds
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 _NOTICEABLE = 0.01
-"""Share of a source's tokens in no sample from which on the plan warns."""
+"""Share of a source's tokens in no sample at which the plan warns."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,13 +35,13 @@ class StageDraw:
     """One past the step that serves its last sample."""
     samples: int
     share: float
-    """Of the stage's samples."""
+    """Share of the stage's samples."""
     tokens: int
     epochs_begin: float
-    """Epochs of the source that were read before the stage."""
+    """Epochs of the source read before the stage."""
     epochs_end: float
     first_repeat: int | None
-    """First step in which the stage serves a sample that was served before."""
+    """First step that serves a sample for a second time; None without repeats."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,20 +57,8 @@ class SourceTotal:
     epochs: float
     unseen: int
     """Samples of its epoch that the run never serves."""
-
     cut_tokens: int
-    """Tokens of its epoch that are in no sample: cut off or left out with long documents."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class StageTotal:
-    """Samples that a stage was to have, and those that it has in whole batches."""
-
-    stage: str
-    length: str
-    """As the recipe says it, such as ``epochs: 1``."""
-    samples_wanted: int
-    samples: int
+    """Tokens of its epoch in no sample: cut off, or left out with long documents."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -78,26 +67,29 @@ class Padding:
 
     rows: int
     micro_batches: int | None
-    """Micro batches of nothing else; None where the recipe names no ranks."""
+    """Micro batches of padding alone; None where the recipe names no ranks."""
     ranks: int | None
-    """Data-parallel ranks that read nothing else in it."""
+    """Data-parallel ranks that read padding alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipePlan:
-    """The answer; steps count from 0, step k is what trainers log as iteration k + 1."""
+    """Plan of a recipe. Steps count from 0: step k is iteration k + 1 in trainers' logs."""
 
     train_iters: int
     samples_consumed: int
     tokens_consumed: int
-    """Of samples of sequence_length tokens; those of instruction data may be padded."""
+    """Samples times sequence_length; samples of finetuning sources may hold padding."""
     samples_masked: int
     """Rows of the last batch that are padding without loss."""
     sequence_length: int
     batch_schedule: tuple[tuple[int, int], ...]
+    """First sample and batch size of each stage of the `BatchSchedule`."""
     samples_per_rank: int | None
+    """Rows that each data-parallel rank reads; None where the recipe names no ranks."""
     exhaustion: str
     stopped_by: str
+    """Source whose exhaustion ends the run early; empty if the run ends with its last stage."""
     evaluation_rounds: int
     evaluation_batches: int
     """Global batches of a round."""
@@ -106,27 +98,23 @@ class RecipePlan:
     evaluation_masked: int
     """Rows of a round's last batch that are padding without loss."""
     evaluation_available: int
-    """Samples that the validation data hold."""
+    """Samples of the validation data."""
     padding: Padding
     evaluation_padding: Padding
-    stages: tuple[StageTotal, ...]
-    """Those that were reached to their end."""
+    stages: tuple[StageEnd, ...]
+    """Stages that the run completes."""
     draws: tuple[StageDraw, ...]
+    """One for each stage and source, and for each piece of a stage between exhausted sources."""
     sources: tuple[SourceTotal, ...]
     warnings: tuple[str, ...]
 
     def to_json(self) -> dict[str, Any]:
-        """One object of plain values, as ``--json`` prints it."""
-        plain = {**vars(self), "batch_schedule": [list(stage) for stage in self.batch_schedule]}
-        for name in ("draws", "sources", "stages"):
-            plain[name] = [vars(each) for each in plain[name]]
-        for name in ("padding", "evaluation_padding"):
-            plain[name] = vars(plain[name])
-        return plain
+        """Return the object that ``--json`` prints: the fields, of JSON types alone."""
+        return {name: json_value(value) for name, value in vars(self).items()}
 
 
 def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
-    """Return the plan of a recipe that was laid out."""
+    """Return the plan of a recipe, from the layout that `megaindex.recipe.plan_recipe` returns."""
     recipe = layout.recipe
     rounds = layout.evaluation or Rounds(count=0, batches=0, samples=0, masked=0, available=0)
     samples, parallel = layout.num_samples, recipe.data_parallel_size
@@ -149,15 +137,7 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
         evaluation_available=rounds.available,
         padding=_padding(recipe, last, layout.samples_masked),
         evaluation_padding=_padding(recipe, rounds.samples + rounds.masked, rounds.masked),
-        stages=tuple(
-            StageTotal(
-                stage=end.stage,
-                length=end.length,
-                samples_wanted=end.wanted,
-                samples=end.samples,
-            )
-            for end in layout.ends
-        ),
+        stages=layout.ends,
         draws=_draws(layout),
         sources=_totals(layout),
         warnings=(),
@@ -166,7 +146,7 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
 
 
 def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
-    """Of ``rows`` dealt together, as `megaindex.loader.samplers` spreads samples."""
+    """Return the padding of ``rows`` that `megaindex.loader.samplers` assigns to the ranks."""
     parallel, micro = recipe.data_parallel_size, recipe.micro_batch_size or 1
     if parallel is None:
         return Padding(rows=masked, micro_batches=None, ranks=None)
@@ -180,8 +160,7 @@ def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
 
 
 def _draws(layout: RecipeLayout) -> tuple[StageDraw, ...]:
-    """Rows of all stages; ``reached`` is how far each source was read by the stages before."""
-    reached = [0] * len(layout.sizes)
+    reached = [0] * len(layout.sizes)  # one past the last sample that earlier stages read
     rows: list[StageDraw] = []
     for stage in layout.stages:
         rows += _stage_draws(layout, stage, reached)
@@ -218,7 +197,7 @@ def _stage_draws(layout: RecipeLayout, stage: PlannedStage, reached: list[int]) 
 
 
 def _first_beyond(layout: RecipeLayout, stage: PlannedStage, stream: int, fresh: int) -> int | None:
-    """The step in which a stream is drawn beyond its first ``fresh`` samples of the stage."""
+    """Return the step that draws a stream beyond its first ``fresh`` samples of the stage."""
     if stage.counts[stream] <= fresh:
         return None
     limits = [stage.num_samples] * len(stage.mixed.sources)
@@ -292,38 +271,32 @@ def _padding_text(padding: Padding, parallel: int | None) -> str:
 
 
 def _short_stages(layout: RecipeLayout) -> Iterator[str]:
-    """Stages that end before the samples they were to have, because batches are whole."""
+    """Yield the stages that whole batches end before their full length."""
     recipe, position = layout.recipe, 0
     stages = {stage.name: {s.source for s in stage.streams} for stage in recipe.stages}
     for end in layout.ends:
         position += end.samples
         sources = stages.pop(end.stage)
-        missing = end.wanted - end.samples
+        missing = end.samples_wanted - end.samples
         if missing <= 0 or end.length.startswith("tokens"):
             continue
         rows = recipe.batch.samples_after(1, position) - position
         later = [name for name, others in stages.items() if sources & others]
         outcome = "no later stage draws them"
         if later:
-            outcome = f"stage {later[0]} reads its sources on from there"
+            outcome = f"stage {later[0]} goes on reading its sources from there"
         elif not stages:
             outcome = f"tail pad serves them too and masks {rows - missing} rows of their batch"
         yield (
             f"stage {end.stage}: whole batches of {rows} end {missing} samples short of its "
-            f"{end.wanted:,} ({end.length}); {outcome}"
+            f"{end.samples_wanted:,} ({end.length}); {outcome}"
         )
 
 
 def print_recipe_plan(plan: RecipePlan, file: TextIO | None = None) -> None:
-    """Print the plan; the same layout on a terminal and in a pipe, colours on a terminal only."""
-    print_view(recipe_plan_view(plan), file)
-
-
-def recipe_plan_view(plan: RecipePlan) -> RenderableType:
-    """Return all parts of the printed plan."""
+    """Print the plan, with colours on a terminal."""
     parts: list[RenderableType] = [_answer(plan), _stages(plan), _sources(plan)]
-    parts += [warning(text) for text in plan.warnings]
-    return spaced(parts)
+    print_view(spaced([*parts, *map(warning, plan.warnings)]), file)
 
 
 def _answer(plan: RecipePlan) -> RenderableType:

@@ -1,4 +1,4 @@
-"""A plan as tables for a terminal."""
+"""Tables and notes of a printed plan."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _METHODS = {"closed-form": "exact", "built": "exact, counted", "expected": "expe
 
 
 def print_plan(plan: Plan, file: TextIO | None = None) -> None:
-    """Print the plan; the same layout on a terminal and in a pipe, colours on a terminal only."""
+    """Print the plan, with colours on a terminal."""
     print_view(plan_view(plan), file)
 
 
@@ -65,22 +65,23 @@ def _batch(plan: Plan) -> str:
 
 
 def _limits(plan: Plan, names: ShortNames) -> list[Text]:
-    """``8063 stays in one epoch, 8064 begins a second``, and the last without repeats if lower."""
+    """Return ``8063 stays in one epoch, 8064 begins a second``, and the last without repeats."""
     lines = []
     if len(plan.neighbours) == 2:
         last, beyond = plan.neighbours
-        stays, begins = " builds no epoch more, ", f" begins another of {names.cut(beyond.begins)}"
+        stays = " builds no further epoch, "
+        begins = f" begins another of {names.cut(beyond.begins)}"
         if last.num_epochs_built < beyond.num_epochs_built:
             stays = f" stays in {epochs_text(last.num_epochs_built)}, "
             begins = f" begins {_ordinal(beyond.num_epochs_built)}"
         if not beyond.begins:
-            begins = " runs dry"
+            begins = " runs out of samples"
         built = f": {beyond.samples_built:,} samples built"
         last_one, next_one = (str(n.train_iters) for n in plan.neighbours)
         lines.append(Text.assemble((last_one, "bold"), stays, (next_one, "bold"), begins, built))
     if plan.max_train_iters_without_repeat != plan.max_train_iters_same_epochs:
         lines.append(
-            Text(f"at most {plan.max_train_iters_without_repeat} iterations repeat nothing")
+            Text(f"up to {plan.max_train_iters_without_repeat} iterations repeat no sample")
         )
     return lines
 
@@ -110,7 +111,8 @@ def _totals(plan: Plan) -> RenderableType:
 
 def _sources(plan: Plan, names: ShortNames) -> RenderableType:
     weighted = any(row.weight is not None for row in plan.datasets)
-    columns = ["weight"] * weighted + ["epoch", "asked", "drawn", "built", "epochs", "repeated"]
+    columns = ["weight"] * weighted
+    columns += ["per epoch", "requested", "drawn", "built", "epochs", "repeated"]
     table = FittedTable(TableColumn("split", "label"), TableColumn("source", "name"), *columns)
     for row in plan.datasets[:_MANY_SOURCES]:
         table.add_row(_split(row), names.name(row.name), *_counts(row, weighted))
@@ -128,7 +130,7 @@ def _counts(row: Row, weighted: bool) -> list[str]:
 
 
 def _coverage(plan: Plan, names: ShortNames) -> RenderableType | None:
-    """Share of tokens, and of documents where they were counted, by times seen."""
+    """Return the table of tokens, and of documents where they were counted, by times seen."""
     lines = [
         (row, kind, shares)
         for row in plan.datasets
@@ -144,11 +146,11 @@ def _coverage(plan: Plan, names: ShortNames) -> RenderableType | None:
     heads = [f"{k}×" for k in range(min(times, _SHOWN_TIMES))]
     heads += [f"≥{_SHOWN_TIMES}×"] * (times > _SHOWN_TIMES)
     table = FittedTable(
-        TableColumn("seen", "label"),
+        TableColumn("seen in", "label"),
         TableColumn("source", "name"),
         TableColumn("share of", "label"),
         *heads,
-        TableColumn("figures are", "note"),
+        TableColumn("method", "note"),
     )
     for row, kind, shares in lines[:_MANY_SOURCES]:
         cells = [_percent(share) for share in shares[:_SHOWN_TIMES]]
@@ -161,7 +163,7 @@ def _coverage(plan: Plan, names: ShortNames) -> RenderableType | None:
 
 
 def _more(count: int) -> list[RenderableType]:
-    """A line for the rows that are left out."""
+    """Return a line on the rows that are left out."""
     if count <= _MANY_SOURCES:
         return []
     return [Prose(f"… {count - _MANY_SOURCES} more: --json lists all")]
@@ -186,7 +188,6 @@ def _percent(share: float) -> str:
 
 
 def _facts(plan: Plan) -> RenderableType | None:
-    """Short facts under the tables, each with a name."""
     facts = [*_tail_facts(plan), *_buffer_fact(plan), *_run_facts(plan)]
     if not facts:
         return None
@@ -227,7 +228,7 @@ def _buffer_fact(plan: Plan) -> list[tuple[str, str]]:
         unless = f" without {adapter_call(plan.order, {'variance_buffer': 'exact'})}"
     text = (
         f"{where}would build {epochs_text(effect.num_epochs_built)} ({effect.samples_built:,} "
-        f"samples); at most {effect.max_train_iters_without_repeat} iterations repeat nothing"
+        f"samples); up to {effect.max_train_iters_without_repeat} iterations repeat no sample"
         f"{unless}{short}"
     )
     return [(f"buffer {effect.variance_buffer}", text)]

@@ -31,27 +31,28 @@ from megaindex.plan.sources import (
 
 
 def evaluation_of(run: Run, train_iters: int, parts: Parts) -> Evaluations | None:
-    """Megatron and NeoX: (I // interval + 1) evaluations of eval_iters batches, then one test.
+    """Return the evaluations of a run, None without data for them.
+
+    Megatron and NeoX: (I // interval + 1) evaluations of eval_iters batches, then one test.
 
     Raises:
         InvalidArgument: the framework refuses such an evaluation.
     """
     if run.evaluation.full or run.evaluation.multiple:
-        _check_whole(run, parts)
+        _check_full_validation(run, parts)
     if not parts["valid"] and not parts["test"]:
         return None
     evaluation = run.evaluation
     size = evaluation.batch_size or run.nominal_batch
     total = run.batch.iterations_within(run.consumed_samples) + train_iters
     rounds = max(0, total // evaluation.interval + 1 - evaluation.start // evaluation.interval)
-    # The last evaluation comes after training, whatever the first one is.
-    begun = max(1, ceil_div(evaluation.start, evaluation.interval))
-    rounds_run = max(0, total // evaluation.interval + 1 - begun) + 1
+    first = max(1, ceil_div(evaluation.start, evaluation.interval))
+    rounds_run = max(0, total // evaluation.interval + 1 - first) + 1  # one more after training
     if evaluation.alone:
         rounds = rounds_run = 1
     samples = evaluation.iterations * size
     if evaluation.full:
-        return _whole(run, parts, rounds_run, size)
+        return _full_validation(run, parts, rounds_run, size)
     return Evaluations(
         rounds=rounds,
         valid_samples=rounds * samples,
@@ -64,12 +65,12 @@ def evaluation_of(run: Run, train_iters: int, parts: Parts) -> Evaluations | Non
     )
 
 
-def _check_whole(run: Run, parts: Parts) -> None:
+def _check_full_validation(run: Run, parts: Parts) -> None:
     """Check the rules of Megatron-LM for --full-validation and --multiple-validation-sets."""
     evaluation = run.evaluation
     if run.row.order != "megatron":
         raise InvalidArgument(
-            f"--full-validation is of Megatron-LM, and order {run.row.order} is not its; remove it"
+            f"--full-validation is a setting of order megatron, not {run.row.order}; remove it"
         )
     if not evaluation.full:
         raise InvalidArgument(
@@ -80,7 +81,7 @@ def _check_whole(run: Run, parts: Parts) -> None:
         raise InvalidArgument(
             "--full-validation with weights of the validation data: Megatron-LM stops with an "
             "AssertionError (size_is_none => weights_are_none); remove the weights, or give "
-            "--valid-data-path its own without any"
+            "--valid-data-path without weights"
         )
     if not any(part.tokens > 0 for part in parts["valid"]):
         raise InvalidArgument(
@@ -94,12 +95,12 @@ def _check_whole(run: Run, parts: Parts) -> None:
         )
 
 
-def _whole(run: Run, parts: Parts, rounds: int, size: int) -> Evaluations:
-    """Every evaluation runs through each validation dataset, in batches that start it over."""
+def _full_validation(run: Run, parts: Parts, rounds: int, size: int) -> Evaluations:
+    """Return the evaluations of --full-validation, each of which reads all validation datasets."""
     evaluation, version = run.evaluation, run.version
     ranks = run.data_parallel_size
     assert version is not None, "order megatron has one"
-    assert ranks is not None, "checked by _check_whole"
+    assert ranks is not None, "checked by _check_full_validation"
     micro = evaluation.micro_batch_size or 1
     held = [
         run.row.samples_in_epochs(1, part.tokens, run.sequence_length) for part in parts["valid"]
@@ -108,7 +109,7 @@ def _whole(run: Run, parts: Parts, rounds: int, size: int) -> Evaluations:
     sets = held if own else [sum(held)]
     by_rank = version.full_validation == "ranks"
     iterations = tuple(ceil_div(samples, ranks) if by_rank else samples for samples in sets)
-    # One sample a rank in each micro batch, or a micro batch.
+    # each rank reads one sample of each micro batch, or all of it
     each = size // (micro * ranks) * ranks if by_rank else size
     return Evaluations(
         rounds=rounds,
@@ -117,7 +118,7 @@ def _whole(run: Run, parts: Parts, rounds: int, size: int) -> Evaluations:
         batch_size=size,
         rounds_run=rounds,
         valid_samples_read=rounds * sum(iterations) * each,
-        # Megatron runs the test for as many iterations as the validation.
+        # the test runs for as many iterations as the validation
         test_samples_read=sum(iterations) * size,
         full=True,
         iterations=iterations,
@@ -131,7 +132,7 @@ def evaluation_rows(
     evaluation: Evaluations | None,
     progress: Progress | None,
 ) -> tuple[Row, ...]:
-    """Rows of validation and test; a source without a sample there has an empty row."""
+    """Return the rows of validation and test; sources without a sample have empty rows."""
     if evaluation is None:
         return ()
     rows: tuple[Row, ...] = ()
@@ -165,7 +166,7 @@ def _one_pass(
     filled: Sequence[SplitPart],
     progress: Progress | None,
 ) -> tuple[Row, ...]:
-    """Rows of full validation: each source is built for one epoch, and read whole."""
+    """Return the rows of full validation: one epoch of each source is built and read."""
     rows: tuple[Row, ...] = ()
     for part in filled:
         sizing = sizing_of(run, row, [part], "valid", progress, parts["train"])
@@ -184,7 +185,7 @@ def rows_of(
     requested: int,
     consumed: int,
 ) -> tuple[Row, ...]:
-    """Rows of one split: ``requested`` samples asked of its blend, ``consumed`` read from it."""
+    """Return the rows of one split: ``requested`` samples built of its blend, ``consumed`` read."""
     asked = sizing.requested(requested)
     epochs = None if asked is None else sizing.epochs(asked)
     built = None if asked is None or epochs is None else sizing.built(asked, epochs)
@@ -227,14 +228,13 @@ def rows_of(
 
 
 def _repeated(drawn: int | None, distinct: int | None, per_epoch: int) -> int | None:
-    """Samples drawn beyond those that are different and of the first epoch."""
     if drawn is None:
         return None
     return max(0, drawn - min(per_epoch, drawn if distinct is None else distinct))
 
 
 def _packed(run: Run, part: SplitPart, row: Row, served: Sequence[ServedRange] | None) -> Row:
-    """The row of a source that gives samples of whole documents, counted where that is cheap."""
+    """Return the row of a source with samples of whole documents, counted where that is cheap."""
     assert run.packing is not None
     varies = run.packing.pack_impl != "unpacked"
     work = (row.requested or 0) + part.sequences * (row.epochs or 0)
@@ -257,7 +257,7 @@ def _packed(run: Run, part: SplitPart, row: Row, served: Sequence[ServedRange] |
 def _covered(
     run: Run, sizing: Sizing, part: SplitPart, row: Row, served: Sequence[ServedRange] | None
 ) -> Row:
-    """The row with its coverage; uncounted draws are taken at the middle of their bounds."""
+    """Return the row with its coverage, for uncounted draws that of the middle of their bounds."""
     if row.requested is None or row.epochs is None or row.built is None:
         return row
     likely = sum(row.drawn_bounds) // 2

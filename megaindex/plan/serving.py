@@ -1,4 +1,4 @@
-"""Samples that a framework's loader serves of those built, and how often each."""
+"""Samples that a framework's loader serves, and the times that it serves each."""
 
 from __future__ import annotations
 
@@ -20,43 +20,41 @@ class ServedRange:
 
     @property
     def size(self) -> int:
-        """Samples served, each as often as it is."""
+        """Number of samples served, repetitions included."""
         return (self.end - self.begin) * self.times
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoaderPasses:
-    """Passes of one loader over its blend, for a whole run and up to a resume."""
+    """Passes of one loader over its blend, before and after a resume."""
 
     samples: int
+    """Samples served in all."""
     limit: int | None
-    """Positions of the blend served before the loader starts over; None: it never does."""
+    """Positions of the blend served before the loader starts over; None if it does not."""
     before: int = 0
+    """Samples served before the resume."""
     resumed_at: int = 0
-    """Position at which the loader goes on after ``before`` samples, and later starts over."""
-
-    @property
-    def starts_over(self) -> bool:
-        """True if positions of the blend are served again."""
-        return self.limit is not None and self.samples > self.limit
+    """Position at which the loader resumes, and to which it returns when it starts over."""
 
     @property
     def is_empty(self) -> bool:
-        """True if the loader has not one micro batch, so that the framework ends with an error."""
+        """True for a loader without a micro batch, at which the framework ends with an error."""
         return self.limit is not None and self.limit <= 0
 
     def positions(self) -> tuple[ServedRange, ...]:
-        """Positions of the blend, some of them more than once."""
+        """Return the positions of the blend that are served."""
         if self.is_empty:
             return ()
-        if self.limit is None or (not self.starts_over and self.before == self.resumed_at):
+        resumes_in_place = self.before == self.resumed_at
+        if self.limit is None or (self.samples <= self.limit and resumes_in_place):
             return (ServedRange(0, self.samples, 1),)
         first = _cycled(0, self.limit, self.before)
         return (*first, *_cycled(self.resumed_at, self.limit, self.samples - self.before))
 
 
 def _cycled(start: int, end: int, count: int) -> Iterator[ServedRange]:
-    """The first ``count`` of [start, end) again and again."""
+    """Yield the first ``count`` positions of [start, end) repeated."""
     passes, rest = divmod(count, end - start)
     if passes:
         yield ServedRange(start, end, passes)
@@ -65,7 +63,12 @@ def _cycled(start: int, end: int, count: int) -> Iterator[ServedRange]:
 
 
 def loader_limit(run: Run, built: Sequence[int]) -> int | None:
-    """Positions of a blend of sources of ``built`` samples that its loader counts."""
+    """Return the positions of a blend before its loader starts over; None if it does not.
+
+    Args:
+        run: order, and rows of all ranks that make a batch.
+        built: samples built of each source.
+    """
     short = run.row.uncounted_samples
     if not short:
         return None
@@ -84,8 +87,10 @@ def loader_passes(run: Run, built: Sequence[int], split: str, samples: int) -> L
 
 
 def _evaluation(run: Run, limit: int | None, split: str, samples: int) -> LoaderPasses:
-    """A resumed run of GPT-NeoX goes on with the validation batch whose number is (micro batches of
-    training // eval_interval) · eval_iters.
+    """Return the passes of validation or test.
+
+    A resumed run of GPT-NeoX goes on with validation batch
+    (micro batches of training // eval_interval) · eval_iters.
     """
     if not run.consumed_samples or not limit or split == "test":
         return LoaderPasses(samples=samples, limit=limit)
@@ -102,7 +107,7 @@ def _evaluation(run: Run, limit: int | None, split: str, samples: int) -> Loader
 
 
 def drawn_from(sizing: Sizing, positions: Sequence[ServedRange]) -> list[list[ServedRange]] | None:
-    """Draws of each source, numbered as the blend numbers them; None: not counted."""
+    """Return the draws of each source at ``positions`` of the blend; None where not counted."""
     counts: dict[int, list[int]] = {}
     for position in sorted({end for p in positions for end in (p.begin, p.end)}):
         drawn = sizing.draws.counts(position)
@@ -116,7 +121,7 @@ def drawn_from(sizing: Sizing, positions: Sequence[ServedRange]) -> list[list[Se
 
 
 def drawn_bounds(sizing: Sizing, positions: Sequence[ServedRange]) -> list[tuple[int, int]]:
-    """Least and most draws of each source, without a walk."""
+    """Return least and most draws of each source, without counting."""
     least, most = [0] * len(sizing.tokens), [0] * len(sizing.tokens)
     for p in positions:
         sides = zip(sizing.draws.bounds(p.begin), sizing.draws.bounds(p.end), strict=True)
@@ -129,15 +134,14 @@ def drawn_bounds(sizing: Sizing, positions: Sequence[ServedRange]) -> list[tuple
 def samples_served(
     sizing: Sizing, drawn: Sequence[ServedRange], built: int
 ) -> tuple[ServedRange, ...]:
-    """Samples of a source that its draws serve, apart from each other and in order.
+    """Return the samples of a source that its draws serve, in order and without overlap.
 
-    Draws beyond the samples there are take them modulo the length that is counted; of a length of 0
-    NumPy's remainder is 0, the first sample.
+    NeoX serves draws beyond the samples built modulo the dataset's reported length.
     """
     if built == 0:
         return ()
     short = sizing.row.uncounted_samples
-    length = max(1, built - short) if short else None
+    length = max(1, built - short) if short else None  # NumPy's remainder by 0 is 0 too
     events: dict[int, int] = {}
     for part in drawn:
         for piece in _inside(part, built, length):
@@ -152,7 +156,7 @@ def samples_served(
 
 
 def _inside(part: ServedRange, built: int, length: int | None) -> Iterator[ServedRange]:
-    """Draws of the samples there are; those beyond take them modulo ``length``, if there is one."""
+    """Yield the samples of a range of draws; those beyond ``built`` are modulo ``length``."""
     if part.begin < min(part.end, built):
         yield ServedRange(part.begin, min(part.end, built), part.times)
     beyond = max(part.begin, built)

@@ -1,4 +1,4 @@
-"""Tokens of each source, and the samples and epochs asked of it."""
+"""Tokens, requests and epochs of the sources of a blend."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ _CHUNK = 1 << 22
 
 @dataclass(frozen=True, kw_only=True)
 class SplitPart:
-    """The sequences [begin, end) of one source, as far as one split uses them."""
+    """The sequences [begin, end) of one source that one split uses."""
 
     source: Source
     begin: int
     end: int
     tokens: int
     pass_samples: int | None = None
-    """Samples of one pass where each is of whole documents: of pack_until_overflow, the fewest."""
+    """Samples of one pass, for samples of whole documents; the fewest for pack_until_overflow."""
     leaves_out: int = 0
-    """Documents among them that are not served: without a label, or too long."""
+    """Documents that are not served, because they have no label or are too long."""
 
     @property
     def sequences(self) -> int:
@@ -48,7 +48,7 @@ class SplitPart:
 
 
 def measure(source: Source, row: FrameworkRules, split: str | None) -> list[SplitPart]:
-    """Parts of a source: all of it, or the train, valid and test parts of ``split``.
+    """Return a source as one part, or the train, valid and test parts of ``split``.
 
     Raises:
         MissingFile, StorageError, FormatError: the pair cannot be read, or a length is negative.
@@ -66,15 +66,14 @@ def measure(source: Source, row: FrameworkRules, split: str | None) -> list[Spli
 
 
 def _sum(lengths: npt.NDArray[np.int32], begin: int, end: int, path: str) -> int:
-    """Tokens of the sequences [begin, end), in blocks: the sum makes copies as wide as int64."""
     total = 0
-    for start in range(begin, end, _CHUNK):
+    for start in range(begin, end, _CHUNK):  # the sum copies its block as int64
         block = lengths[start : min(start + _CHUNK, end)]
         if int(block.min()) < 0:
             at = int(np.argmax(block < 0))
             raise FormatError(
-                f"{path}: sequence {start + at} has the length {int(block[at])}; lengths are "
-                ">= 0: write the file again"
+                f"{path}: sequence {start + at} has the length {int(block[at])}, and lengths must "
+                "be at least 0; write the file again"
             )
         total += int(block.sum(dtype=np.int64))
     return total
@@ -82,7 +81,7 @@ def _sum(lengths: npt.NDArray[np.int32], begin: int, end: int, path: str) -> int
 
 @dataclass(frozen=True, kw_only=True)
 class Sizing:
-    """One split of one blend: how requests become epochs."""
+    """Sources of the blend of one split, with the rules that turn requests into epochs."""
 
     row: FrameworkRules
     sequence_length: int
@@ -93,12 +92,13 @@ class Sizing:
     """Explicit weights, or None."""
     buffer: Buffer
     asks_one_epoch: bool = False
-    """Each source is asked for one epoch, whatever is drawn of it: GPT-NeoX's train_epochs."""
+    """True if one epoch of each source is requested: GPT-NeoX's train_epochs."""
     pass_samples: tuple[int, ...] | None = None
-    """Samples of one pass over the documents of each source, where each is of whole documents."""
+    """Samples of one pass over each source's documents, for samples of whole documents."""
     pass_samples_vary: bool = False
-    """They are the fewest: another order of the documents may give more."""
+    """True if `pass_samples` are lower bounds over the orders of the documents."""
     walk: str = "auto"
+    """`Run.blend_counts`."""
     progress: Progress | None = None
 
     def __post_init__(self) -> None:
@@ -115,11 +115,11 @@ class Sizing:
                 )
 
     def per_epoch(self) -> list[int]:
-        """Samples of one epoch of each source."""
+        """Return the samples of one epoch of each source."""
         return self.samples_of([1] * len(self.tokens))
 
     def samples_of(self, epochs: Sequence[Fraction | int]) -> list[int]:
-        """Samples that so many epochs of each source hold."""
+        """Return the samples of these numbers of epochs of each source."""
         if self.pass_samples is not None:
             return [int(n * size) for n, size in zip(epochs, self.pass_samples, strict=True)]
         return [
@@ -133,7 +133,7 @@ class Sizing:
 
     @property
     def one_epoch_only(self) -> bool:
-        """Megatron builds several paths without weights for one epoch, whatever is asked."""
+        """True for several paths without weights, of which Megatron always builds one epoch."""
         return (
             self.row.request == "megatron"
             and not self.single
@@ -143,7 +143,7 @@ class Sizing:
 
     @property
     def exact(self) -> bool:
-        """True if a source is asked for exactly the samples that the blend draws."""
+        """True if requests are exactly the samples that the blend draws."""
         return not self.row.is_framework or self.buffer == "exact"
 
     @cached_property
@@ -161,10 +161,9 @@ class Sizing:
 
     @property
     def _weights(self) -> Sequence[float | int]:
-        """Without weights: Megatron and our orders blend by size, the others evenly."""
         if self.weights is not None:
             return self.weights
-        by_size = self.row.request in ("megatron", "exact")
+        by_size = self.row.request in ("megatron", "exact")  # the other frameworks blend equally
         return self.per_epoch() if by_size else [1.0] * len(self.tokens)
 
     @cached_property
@@ -172,17 +171,18 @@ class Sizing:
         return [1.0] if self.single else request_weights(self._weights, self.row)
 
     def requested(self, samples: int) -> list[int] | None:
-        """Samples asked of each source for ``samples`` of the blend; None: not counted."""
-        if self.asks_one_epoch:
+        """Return the samples requested of each source for ``samples`` of the blend.
+
+        None: the draws of the blend were not counted.
+        """
+        if self.asks_one_epoch or self.one_epoch_only:
             return self.per_epoch()
         if self.exact:
             return self.draws.counts(samples)
-        if self.one_epoch_only:
-            return self.per_epoch()
         return [self._request(i, samples) for i in range(len(self.tokens))]
 
     def blend_size(self, samples: int) -> int:
-        """Positions that the framework fills for ``samples`` of the blend, and checks."""
+        """Return the positions that the framework fills for ``samples`` of the blend."""
         if self.row.blend_size != "requested" or self.exact or self.one_epoch_only or self.single:
             return samples
         return sum(
@@ -197,7 +197,7 @@ class Sizing:
         )
 
     def epochs(self, requested: Sequence[int]) -> list[int]:
-        """Epochs that are built for so many samples of each source."""
+        """Return the epochs built for the samples requested of each source."""
         if self.pass_samples is not None:
             pairs = zip(requested, self.pass_samples, strict=True)
             return [max(1, ceil_div(count, size)) for count, size in pairs]
@@ -207,13 +207,13 @@ class Sizing:
         ]
 
     def built(self, requested: Sequence[int], epochs: Sequence[int]) -> list[int]:
-        """Samples built of each source: whole documents fill as many as are asked for."""
+        """Return the samples built of each source; of whole documents, those requested."""
         return self.samples_of(epochs) if self.pass_samples is None else list(requested)
 
     def longest(self, epochs: Sequence[int]) -> tuple[int, bool]:
-        """Most samples of the blend for which no source needs more than its ``epochs``.
+        """Return the most samples of the blend for which no source needs more than its ``epochs``.
 
-        The second value is False where it is a safe lower bound.
+        The second value is False if the first is a lower bound.
         """
         limits = self.samples_of(epochs)
         if self.one_epoch_only:
@@ -224,15 +224,14 @@ class Sizing:
         return longest, not self.pass_samples_vary
 
     def _longest_request(self, i: int, limit: int) -> int:
-        """Largest n whose request is within ``limit``; requests never fall as n grows."""
+        """Return the largest n with a request within ``limit``; requests rise with n."""
         if self._request(i, 0) > limit:
             return 0
         assert not isinstance(self.buffer, str)
         low, step = 0, max(1, int(limit / (self.request_weights[i] * self.buffer)))
         while self._request(i, low + step) <= limit:
             low += step
-        # Now low is within the limit and low + step is not.
-        while step > 1:
+        while step > 1:  # low is within the limit, low + step is not
             half = step // 2
             if self._request(i, low + half) <= limit:
                 low, step = low + half, step - half

@@ -31,10 +31,10 @@ def measure_documents(
     packing: NeoxDocumentsOrder,
     sequence_length: int,
 ) -> list[SplitPart]:
-    """Parts of a source, of the documents that take part.
+    """Return the parts of a source, as tokens and samples of the documents that take part.
 
-    Of a divided source GPT-NeoX takes as many documents for validation and test as the split
-    gives, but counts them from the first one on.
+    For validation and test GPT-NeoX takes the split's numbers of documents, but from the first
+    document on.
     """
     count = len(_open(source.path, row))
     bounds = [(0, count)] if split is None else row.split_bounds(split, count)
@@ -61,7 +61,7 @@ def measure_documents(
 
 
 def index_of_part(run: Run, part: SplitPart, requested: int) -> PackingIndex:
-    """The index that GPT-NeoX builds for so many samples."""
+    """Return the index that GPT-NeoX builds for ``requested`` samples."""
     assert run.packing is not None
     source, packing = part.source, run.packing
     text, labels = _open(source.path, run.row), _open_if(source.labels, run.row)
@@ -81,7 +81,7 @@ def index_of_part(run: Run, part: SplitPart, requested: int) -> PackingIndex:
 
 
 def samples_of_first_pass(index: PackingIndex, part: SplitPart) -> int:
-    """Samples of pack_until_overflow that begin in the first pass over the documents."""
+    """Return the samples of pack_until_overflow that begin in the first pass over the documents."""
     taking_part = part.sequences - part.leaves_out
     return int(np.searchsorted(index.sample_index[:-1, 0], taking_part))
 
@@ -89,17 +89,18 @@ def samples_of_first_pass(index: PackingIndex, part: SplitPart) -> int:
 def packing_error(
     run: Run, part: SplitPart, index: PackingIndex, served: Sequence[ServedRange]
 ) -> str:
-    """Return the error with which GPT-NeoX ends on pack_until_overflow: it reads on where the last
-    document of a pass is left out, or looks for a document after the last sample.
+    """Return the error with which GPT-NeoX ends on pack_until_overflow, or an empty string.
+
+    It ends with one where the last document of a pass is left out, and where the sample filled last
+    is served as the first.
     """
     assert run.packing is not None
     if run.packing.pack_impl == "unpacked":
         return ""
     if part.leaves_out and _reads_beyond_a_pass(run, part, index):
-        return "an IndexError: the last document of a pass is one that is left out"
-    last = _last_sample(index)
-    if last == 0 and any(piece.begin == 0 for piece in served):
-        return "a RecursionError: its first sample has no document after it"
+        return "an IndexError: the last document of a pass is left out of training"
+    if _last_sample(index) == 0 and any(piece.begin == 0 for piece in served):
+        return "a RecursionError: no document follows its first sample"
     return ""
 
 
@@ -124,16 +125,16 @@ def _last_sample(index: PackingIndex) -> int:
 def packing_coverage(
     run: Run, part: SplitPart, index: PackingIndex, served: Sequence[ServedRange]
 ) -> Coverage:
-    """Coverage of the documents of a part, counted; of pairwise data, of the preferred side."""
+    """Return the counted coverage of a part; of pairwise data, that of the preferred side."""
     lengths = _open(part.source.path, run.row).sequence_lengths[part.begin : part.end]
-    tokens, documents = count_served(index, _instead(run, index, served), lengths, part.begin)
-    return counted_coverage(tokens, documents)
+    served = _with_last_replaced(run, index, served)
+    return counted_coverage(*count_served(index, served, lengths, part.begin))
 
 
-def _instead(run: Run, index: PackingIndex, served: Sequence[ServedRange]) -> list[ServedRange]:
-    """For the last sample that pack_until_overflow fills, GPT-NeoX finds no document after it, and
-    serves its first sample.
-    """
+def _with_last_replaced(
+    run: Run, index: PackingIndex, served: Sequence[ServedRange]
+) -> list[ServedRange]:
+    """Return the samples that GPT-NeoX reads: for the one filled last, it reads the first."""
     assert run.packing is not None
     if run.packing.pack_impl == "unpacked":
         return list(served)
@@ -185,7 +186,7 @@ def parts_of(
     """Return the parts of every split that has sources.
 
     Raises:
-        InvalidArgument: the split leaves nothing to train on.
+        InvalidArgument: the split has no share for training.
         FormatError, StorageError: a dataset cannot be read.
     """
 
@@ -198,7 +199,7 @@ def parts_of(
         return {split: [measured(source)[0] for source in getattr(data, split)] for split in SPLITS}
     shares = row.shares(data.split)
     if shares[0] == 0:
-        raise InvalidArgument(f"--split {data.split} leaves no training data; give train a share")
+        raise InvalidArgument(f"--split {data.split} has no training data; give train a share")
     divided = [measured(source) for source in data.train]
     return {
         split: [parts[i] for parts in divided] if shares[i] > 0 else []
@@ -214,9 +215,17 @@ def sizing_of(
     progress: Progress | None,
     train: Sequence[SplitPart] = (),
 ) -> Sizing:
-    """Return the sizing of one split; ``train``: the parts of training, if not these.
+    """Return the sizing of one split.
 
-    Epochs of each source set the weights, of validation and test too where a corpus is divided.
+    Epochs for each source set the weights, of validation and test too where a corpus is divided.
+
+    Args:
+        run: the run.
+        row: rules of its order.
+        parts: sources of the split.
+        split: train, valid or test.
+        progress: called while draws are counted.
+        train: sources of the train split, by default ``parts``.
     """
     weights: tuple[float | int, ...] | None = _weights([part.source for part in parts])
     if run.target.per_source and (split == "train" or run.data.split is not None):
@@ -227,7 +236,7 @@ def sizing_of(
         )
     if run.data.documents_alpha is not None:
         weights = documents_weights([part.sequences for part in parts], run.data.documents_alpha)
-    if split != "train":  # an exact number of epochs is for training alone
+    if split != "train":  # Megatron-DeepSpeed has an exact number of epochs for training alone
         row = replace(row, exact_num_epochs=None)
     return Sizing(
         row=row,
@@ -247,7 +256,7 @@ def sizing_of(
 def _per_source_samples(
     run: Run, row: FrameworkRules, parts: Sequence[SplitPart]
 ) -> tuple[int, ...]:
-    """Epochs of each source as weights: the samples they hold."""
+    """Return the samples of each source's epochs, which are its weights."""
     samples = tuple(
         row.samples_in_epochs(epochs, part.tokens, run.sequence_length)
         for epochs, part in zip(run.target.per_source, parts, strict=True)
@@ -255,14 +264,15 @@ def _per_source_samples(
     if min(samples) < 1:
         raise InvalidArgument(
             f"--epochs: source {samples.index(min(samples)) + 1} gives no sample of "
-            f"{run.sequence_length} tokens; ask for more of it, or leave it out"
+            f"{run.sequence_length} tokens; raise its epochs, or leave it out"
         )
     return samples
 
 
 def documents_weights(documents: Sequence[int], alpha: float) -> tuple[float, ...]:
-    """GPT-NeoX's weights by the numbers of documents, in its own double expressions: shares to the
-    power of alpha, times what they lack of 1.
+    """Return GPT-NeoX's weights by numbers of documents, in its own double expressions.
+
+    The weights are share ** alpha · (1 - share), normalised.
     """
     if len(documents) == 1:
         return (1.0,)
@@ -284,7 +294,7 @@ def _buffer(
     weights: Sequence[float | int] | None,
     num_sources: int,
 ) -> Buffer:
-    """Return the buffer asked for, else the framework's own."""
+    """Return the run's buffer, else the framework's own."""
     if run.target.kind == "loader_epochs":
         return 1.0
     own = _own_buffer(run, row, weights, num_sources)
@@ -303,7 +313,7 @@ def own_buffers(run: Run) -> list[tuple[int, float]]:
 
 
 def own_sources(run: Run) -> bool:
-    """Return True if each split has sources of its own; in Megatron's order, be it train alone."""
+    """Return True if each split has its own sources; for Megatron, train alone suffices."""
     if run.row.order == "megatron":
         return run.data.apart
     return run.data.split is None and bool(run.data.valid or run.data.test)
@@ -314,8 +324,8 @@ def _own_buffer(
 ) -> float:
     """Return the buffer that the framework applies.
 
-    Megatron builds several paths without weights for one epoch; the other frameworks weigh them
-    alike.
+    Megatron builds one epoch of several paths without weights; other frameworks give them equal
+    weights.
     """
     weighted = weights is not None or (num_sources > 1 and row.request != "megatron")
     if own_sources(run) and num_sources == 1 and row.weight_alone != "as given":

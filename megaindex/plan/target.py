@@ -1,4 +1,4 @@
-"""The target of a run in iterations, and how far iterations may go."""
+"""The target of a run in iterations, and limits of the iterations."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from megaindex.plan.model import Coverage, DryLoader, Evaluations, Neighbour, Ph
 from megaindex.plan.serving import loader_limit
 from megaindex.plan.sizing import Sizing
 
-# Frameworks with a train_samples of their own: it, not whole batches, is asked of the datasets.
+# Frameworks with a setting train_samples, which they request of the datasets in place of batches.
 _TAKES_SAMPLES = ("megatron", "megatron-legacy")
 _WHOLE_EPOCHS = ("epochs", "loader_epochs")
 
@@ -26,17 +26,17 @@ class ResolvedTarget:
     train_iters: int
     """Iterations from the samples consumed already."""
     samples_consumed: int
-    """Real samples consumed in all: masked ones of a padded last batch do not count."""
+    """Samples consumed in all, without the masked ones of a padded last batch."""
     samples_requested: int
-    """Samples asked of the blend."""
+    """Samples requested of the blend."""
     samples_in_view: int
-    """Samples of the epochs aimed at, or of the whole epochs that the target reaches into."""
+    """Samples of the target's epochs, or of the whole epochs that the target reaches into."""
     tokens_in_view: int
     """Tokens of those epochs."""
 
 
 def resolve_target(run: Run, sizing: Sizing) -> ResolvedTarget:
-    """Resolve the target of a run."""
+    """Return the target of a run in iterations, samples and tokens."""
     wanted = _wanted(run, sizing)
     iterations = _iterations(run, wanted, run.tail)
     consumed = _consumed(run, wanted, iterations, run.tail)
@@ -66,7 +66,7 @@ def resolve_target(run: Run, sizing: Sizing) -> ResolvedTarget:
 
 
 def tails_of(run: Run, sizing: Sizing) -> tuple[Tail, ...]:
-    """Return the cost of each tail policy; empty for a target of iterations, without a tail."""
+    """Return the cost of each tail policy; empty for a target of iterations, which has no tail."""
     if run.target.kind in ("iterations", "loader_epochs"):
         return ()
     wanted = _wanted(run, sizing)
@@ -90,7 +90,7 @@ def tails_of(run: Run, sizing: Sizing) -> tuple[Tail, ...]:
 
 
 def _ranks_masked(run: Run, iterations: int, masked: int) -> int:
-    """Ranks without a sample in the last batch, whose samples are spread evenly."""
+    """Return the ranks without a sample in the last batch, whose samples are spread evenly."""
     if not masked or run.data_parallel_size is None:
         return 0
     last, end = (
@@ -100,7 +100,7 @@ def _ranks_masked(run: Run, iterations: int, masked: int) -> int:
 
 
 def whole_epochs(sizing: Sizing, samples: int) -> int:
-    """Least whole number of epochs, at least one, of all sources that hold ``samples`` samples."""
+    """Return the least number of epochs, from 1, of all sources that hold ``samples`` samples."""
     if sizing.pass_samples is not None:
         return max(1, ceil_div(samples, sum(sizing.pass_samples)))
     size = len(sizing.tokens)
@@ -115,7 +115,7 @@ def _epochs(run: Run) -> tuple[Fraction, ...]:
 
 
 def _wanted(run: Run, sizing: Sizing) -> int:
-    """Samples the target amounts to, from the very first on."""
+    """Return the samples of the target, counted from the first of the run."""
     target = run.target
     if target.kind in _WHOLE_EPOCHS:
         return sum(sizing.samples_of(_epochs(run)))
@@ -126,39 +126,42 @@ def _wanted(run: Run, sizing: Sizing) -> int:
 
 
 def _loader_iterations(run: Run, sizing: Sizing) -> int:
-    """As GPT-NeoX's update_iterations: micro batches · train_epochs // accumulation, resumed ones
-    included.
+    """Return the iterations of GPT-NeoX's train_epochs, without those before a resume.
+
+    As update_iterations: micro batches · train_epochs // accumulation.
 
     Raises:
-        InvalidArgument: the sources make not one micro batch.
+        InvalidArgument: the sources hold less than one micro batch.
     """
     limit, batch = loader_limit(run, sizing.per_epoch()), run.batch.final
     assert limit is not None, "checked by Run"
     batches, accumulation = limit // run.loader_batch, batch // run.loader_batch
     if batches == 0:
         raise InvalidArgument(
-            f"train_epochs: one epoch of the sources has no micro batch of {run.loader_batch} "
-            "samples, and GPT-NeoX ends with a ZeroDivisionError; lower the batch size"
+            f"train_epochs: one epoch of the sources holds less than a micro batch of "
+            f"{run.loader_batch} samples, and GPT-NeoX ends with a ZeroDivisionError; lower the "
+            "batch size"
         )
     whole = batches * int(run.target.value) // accumulation
     return max(0, whole - run.consumed_samples // batch)
 
 
 def _check_ramp(run: Run, consumed: int) -> None:
-    """Megatron-LM rounds samples within a ramp up, so no setting of it ends there exactly."""
+    """Refuse a target within a ramp: Megatron-LM rounds up there, so no setting is exact."""
     ramp = run.batch.ramp
     is_megatron = run.row.order == "megatron"
     if is_megatron and ramp and run.target.kind != "samples" and consumed <= ramp[2]:
         raise InvalidArgument(
             f"the target of {consumed} samples ends before the ramp's {ramp[2]}, where Megatron-LM "
-            "makes one iteration more; give --train-samples, or a longer target"
+            "runs one iteration more; give --train-samples, or a longer target"
         )
 
 
 def _requested(run: Run, wanted: int, iterations: int, consumed: int) -> int:
-    """Samples asked of the blend: Megatron's train_samples, or train_iters nominal batches.
+    """Return the samples requested of the blend.
 
-    Epochs and tokens are printed as train_samples.
+    They are Megatron's train_samples, as which epochs and tokens are printed, or train_iters
+    nominal batches.
     """
     if run.target.kind == "samples" and run.row.order in _TAKES_SAMPLES:
         return wanted if run.tail == "drop" else max(wanted, consumed)
@@ -187,7 +190,7 @@ def _consumed(run: Run, wanted: int, iterations: int, tail: str) -> int:
 
 @dataclass(frozen=True, kw_only=True)
 class IterationLimits:
-    """Largest iterations, counted like train_iters."""
+    """Largest numbers of iterations, counted like train_iters."""
 
     without_repeat: int
     same_epochs: int
@@ -196,7 +199,7 @@ class IterationLimits:
 
 
 def iteration_limits(run: Run, sizing: Sizing, train: Sequence[Row]) -> IterationLimits:
-    """Limits of the epochs that the rows build."""
+    """Return the limits set by the epochs of the rows."""
     once, exact = (0, True)
     if sizing.row.fewest_epochs == 1:
         once, exact = sizing.longest([1] * len(sizing.tokens))
@@ -218,7 +221,7 @@ def iteration_limits(run: Run, sizing: Sizing, train: Sequence[Row]) -> Iteratio
 
 
 def _epochs_now(train: Sequence[Row], num_sources: int) -> list[int] | None:
-    """Epochs built of each source, the most of any phase; None where they are not known."""
+    """Return the epochs of each source, the most of any phase; None where not counted."""
     epochs = [row.epochs for row in train if row.epochs is not None]
     if len(epochs) != len(train):
         return None
@@ -226,11 +229,11 @@ def _epochs_now(train: Sequence[Row], num_sources: int) -> list[int] | None:
 
 
 def _furthest(run: Run, samples: int) -> int:
-    """Most iterations in which no phase takes more than ``samples`` samples."""
+    """Return the most iterations in which no phase takes more than ``samples`` samples."""
     begins = [0, *run.phases]
     for begin, end in zip(begins, [*run.phases, None], strict=True):
         start = run.batch.samples_after(begin, run.consumed_samples)
-        # What a resumed run consumed before counts against its first phase.
+        # samples consumed before a resume count in the first phase
         limit = samples if begin == 0 else start + samples
         last = begin + run.batch.iterations_within(limit, start)
         if end is None or last < end:
@@ -267,7 +270,7 @@ def _neighbours(run: Run, sizing: Sizing, last: int, now: Sequence[int]) -> tupl
 
 
 def phases_of(run: Run, iterations: int) -> tuple[Phase, ...]:
-    """Megatron's phases: each builds datasets for its own iterations alone."""
+    """Return Megatron's phases, each with datasets for its own iterations."""
     if not run.phases:
         return ()
     ends = [end for end in run.phases if end < iterations] + [iterations]
@@ -281,7 +284,7 @@ def phases_of(run: Run, iterations: int) -> tuple[Phase, ...]:
 def dry_loaders(
     run: Run, target: ResolvedTarget, rows: Sequence[Row], evaluation: Evaluations | None
 ) -> tuple[DryLoader, ...]:
-    """Splits of which the run reads more than Megatron's single-pass loader holds."""
+    """Return the splits of which the run reads more than Megatron's single-pass loader holds."""
     if run.row.order != "megatron" or run.phases:
         return ()
     asked = {"train": (target.samples_requested, target.samples_consumed)}
@@ -314,13 +317,13 @@ def dry_loaders(
 
 
 def _reads_once(run: Run) -> bool:
-    """Return True if full validation has a single-pass loader: that of one set, before 0.18."""
+    """Return True if full validation has a single-pass loader: one set, before 0.18."""
     assert run.version is not None, "order megatron has one"
     return run.version.full_validation == "samples" and not run.evaluation.multiple
 
 
 def _loader_length(run: Run, rows: Sequence[Row], requested: int) -> int | None:
-    """Return the samples of Megatron's top-level dataset; None if they are not known."""
+    """Return the samples of Megatron's top-level dataset; None where they were not counted."""
     rows = [row for row in rows if row.tokens_per_epoch]
     built = [row.built for row in rows if row.built is not None]
     if not rows or len(built) != len(rows):
@@ -339,8 +342,9 @@ def _loader_length(run: Run, rows: Sequence[Row], requested: int) -> int | None:
 
 
 def permuted(rows: Sequence[Row]) -> tuple[Row, ...]:
-    """Rows under Megatron's cyclic loader, which permutes the built samples of a split as a whole:
-    what it takes of one of several sources is known in bounds, and coverage is not planned.
+    """Return rows for Megatron's cyclic loader, which permutes the built samples of a split.
+
+    Draws from one of several sources have bounds alone, and coverage is not planned.
     """
     blends: dict[str, int] = {}
     for row in rows:

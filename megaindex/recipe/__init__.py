@@ -1,4 +1,4 @@
-"""Runs of several sources and stages: read, write down in Python, open and amend.
+"""Recipes: runs of several sources and stages, read from YAML or written in Python.
 
 opened = open_recipe(read_recipe("run.yaml"))
 opened.index.locate([0, 1, 2])

@@ -8,8 +8,8 @@ from megaindex.recipe.amend import check_past as check_past
 from megaindex.recipe.nanotron_yaml import read_nanotron as read_nanotron
 from megaindex.recipe.recipe import Recipe as Recipe
 from megaindex.recipe.recipe import RecipeEvaluation as RecipeEvaluation
+from megaindex.recipe.recipe import RecipeSource as RecipeSource
 from megaindex.recipe.recipe import RecipeStage as RecipeStage
 from megaindex.recipe.recipe import Stream as Stream
 from megaindex.recipe.recipe import Weighting as Weighting
 from megaindex.recipe.recipe_file import read_recipe as read_recipe
-from megaindex.recipe.source import RecipeSource as RecipeSource

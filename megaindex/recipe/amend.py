@@ -1,4 +1,4 @@
-"""Changing a run that is under way: its past stays, its sources read on from where they are."""
+"""Changes of a run in progress: the samples served stay, the sources are read on from there."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from typing import Any
 from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
 from megaindex.recipe.layout import PlannedStage, RecipeLayout, first_samples
-from megaindex.recipe.recipe import Recipe, RecipeStage
-from megaindex.recipe.source import RecipeSource
+from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage
 from megaindex.validation import check_integer
 
 
@@ -23,19 +22,20 @@ def amend(
     stages: Sequence[RecipeStage],
     sources: Sequence[RecipeSource] = (),
 ) -> Recipe:
-    """The recipe up to ``consumed_samples``, and other stages from there on.
+    """Return the recipe with its stages up to ``consumed_samples``, and other stages from there on.
 
-    The stage under way ends with the last step made. What comes after draws anew: no stream makes
-    up for what it lagged behind before, and each source reads on, so nothing repeats or is lost.
+    The current stage ends with the last step made. The new stages begin their draws anew and read
+    each source on from its position, so that no sample is repeated or lost.
 
     Args:
-        layout: the run as it was planned.
-        consumed_samples: samples that all ranks together were served, whole steps.
-        stages: what follows.
-        sources: sources that are new.
+        layout: the run as planned, from `megaindex.recipe.plan_recipe`.
+        consumed_samples: samples served on all ranks together; the end of a step.
+        stages: the stages that follow.
+        sources: sources that only the new stages read.
 
     Raises:
-        InvalidArgument: the samples consumed are not whole steps of the run, or names collide.
+        InvalidArgument: ``consumed_samples`` is not the end of a step of the run, ``stages`` is
+            empty, or a name is used twice.
     """
     consumed_samples = check_integer("consumed_samples", consumed_samples)
     recipe, batch = layout.recipe, layout.recipe.batch
@@ -52,7 +52,7 @@ def amend(
         if _first_sample(layout, stage.name) < consumed_samples
     ]
     if not stages:
-        raise InvalidArgument("stages must hold at least one stage: what follows from there on")
+        raise InvalidArgument("stages is empty; give at least one stage that follows")
     first, *rest = stages
     return replace(
         recipe,
@@ -62,46 +62,51 @@ def amend(
 
 
 def check_past(old: RecipeLayout, new: RecipeLayout, consumed_samples: int) -> None:
-    """Refuse a new plan that would have served other samples before ``consumed_samples``.
+    """Check that two layouts serve the same samples before ``consumed_samples``.
+
+    Args:
+        old: the run so far, from `megaindex.recipe.plan_recipe`.
+        new: the changed run.
+        consumed_samples: samples served so far, on all ranks together.
 
     Raises:
-        InvalidArgument: it would; the message names the stage.
+        InvalidArgument: they do not; the message names the first stage that differs.
     """
     ours, theirs = (first_samples(plan.stages, consumed_samples) for plan in (old, new))
     for a, b in zip(ours, theirs, strict=False):
         if _facts(a, old) != _facts(b, new):
             raise InvalidArgument(
-                f"stage {a.name}: the new recipe serves other samples of it than the run was "
-                f"served before sample {consumed_samples}; keep its streams, limits, seed and "
-                "batching, and change what comes after (see amend)"
+                f"stage {a.name}: the new recipe serves other samples than the run before sample "
+                f"{consumed_samples}; keep its streams, limits, seed and batching, and change the "
+                "stages after it (see amend)"
             )
     if len(ours) != len(theirs):
         raise InvalidArgument(
             f"the new recipe has {len(theirs)} stages before sample {consumed_samples}, the run "
-            f"had {len(ours)}; keep them"
+            f"had {len(ours)}; keep those stages"
         )
 
 
 def _first_sample(layout: RecipeLayout, name: str) -> int:
-    """Where a stage begins; beyond the run where it was never reached."""
+    """Return the first sample of a stage; the end of the run if the stage was not reached."""
     begins = [stage.first_sample for stage in layout.stages if stage.name == name]
     return min(begins, default=layout.num_samples)
 
 
 def _as_far_as(stage: RecipeStage, layout: RecipeLayout, end: int) -> RecipeStage:
-    """The stage, ended by its number of steps where the run has not got to its end."""
+    """Return the stage, shortened to its steps before sample ``end``."""
     batch, first = layout.recipe.batch, _first_sample(layout, stage.name)
     length = sum(piece.num_samples for piece in layout.stages if piece.name == stage.name)
     steps = batch.iterations_within(min(end, first + length), first)
     kept = replace(stage, length=Target(kind="iterations", value=Fraction(steps)))
     if end < first + length and layout.recipe.exhaustion == "redistribute":
-        # its shares were lowered for its whole length, and must stay so
+        # its shares were lowered for its whole length
         return replace(kept, planned_samples=stage.planned_samples or length)
     return kept
 
 
 def _facts(stage: PlannedStage, plan: RecipeLayout) -> tuple[Any, ...]:
-    """All that decides what a stage serves; sources by name, since their numbers may move."""
+    """Return everything that decides the samples of a stage, sources by name, not number."""
     mixed, recipe = stage.mixed, plan.recipe
     mixing = {f.name: getattr(mixed.mixing, f.name) for f in fields(mixed.mixing)}
     unit = math.gcd(*mixed.mixing.shares)  # 4:2 draws what 2:1 draws

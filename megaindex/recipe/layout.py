@@ -1,6 +1,6 @@
-"""The layout of a recipe: positions of each stage and the draws from each source.
+"""The layout of a recipe: positions of each stage and draws from each source.
 
-Nothing is built or read for that: the same integers plan a run, index it and audit it.
+It is computed from the sizes of the sources alone; plan, index and audit use the same layout.
 """
 
 from __future__ import annotations
@@ -15,13 +15,12 @@ from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import Mixing
 from megaindex.index.staged_index import MixedStage
 from megaindex.recipe.mixture import Mixture, SourceSize, mixture_of, within_limits
-from megaindex.recipe.recipe import Recipe, RecipeStage, Rounds
-from megaindex.recipe.source import shown
+from megaindex.recipe.recipe import Recipe, RecipeStage, Rounds, shown
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedStage:
-    """A stretch of the run in which the mixture does not change."""
+    """A stage, or a part of one, in which the mixture does not change."""
 
     name: str
     first_sample: int
@@ -39,28 +38,30 @@ class PlannedStage:
 
     @property
     def counts(self) -> tuple[int, ...]:
-        """Samples that each of its streams gives."""
+        """Samples of each stream."""
         return tuple(int(count) for count in self.mixing.counts(self.num_samples))
 
     def shortened(self, num_samples: int) -> PlannedStage:
-        """Its first samples."""
+        """Return the stage with its first ``num_samples`` samples."""
         return replace(self, mixed=replace(self.mixed, num_samples=num_samples))
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageEnd:
-    """Samples that a stage of the recipe was to have, and those it has in whole batches."""
+    """Length of a stage in the recipe, and in whole batches."""
 
     stage: str
     length: str
-    """As the recipe says it, such as ``epochs: 1``."""
-    wanted: int
+    """Length as in the recipe file, such as ``epochs: 1``."""
+    samples_wanted: int
+    """Samples of that length."""
     samples: int
+    """Samples in whole batches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeLayout:
-    """The run from its first sample to its last."""
+    """All stages of a run, with the sizes of its sources."""
 
     recipe: Recipe
     sizes: tuple[SourceSize, ...]
@@ -73,17 +74,17 @@ class RecipeLayout:
     validation: SourceSize | None = None
     """One epoch of the source of the evaluations."""
     ends: tuple[StageEnd, ...] = ()
-    """Of the stages that were reached to their end."""
+    """Lengths of the stages that the run completes."""
     stopped_by: str = ""
-    """The source that ends the run early, where exhaustion stops it."""
+    """Source whose exhaustion ends the run early; empty if the run ends with its last stage."""
 
     @property
     def num_samples(self) -> int:
-        """Samples that are served, on all ranks together."""
+        """Samples served, on all ranks together."""
         return sum(stage.num_samples for stage in self.stages)
 
     def drawn(self) -> list[int]:
-        """Samples of each source that the run draws."""
+        """Return the samples that the run draws of each source."""
         total = [0] * len(self.sizes)
         for stage in self.stages:
             for source, count in zip(stage.mixed.sources, stage.counts, strict=True):
@@ -91,7 +92,7 @@ class RecipeLayout:
         return total
 
     def samples_needed(self) -> list[int]:
-        """One past the last sample of each source that the run reads, 0 where it reads none."""
+        """Return one past the last sample of each source that the run reads, 0 if it reads none."""
         ends = [0] * len(self.sizes)
         for stage in self.stages:
             mixed = stage.mixed
@@ -101,7 +102,7 @@ class RecipeLayout:
 
 
 def first_samples(stages: Sequence[PlannedStage], end: int) -> tuple[PlannedStage, ...]:
-    """The stages as far as sample ``end`` of the run."""
+    """Return the stages up to sample ``end`` of the run, the last one shortened."""
     return tuple(
         stage.shortened(min(stage.num_samples, end - stage.first_sample))
         for stage in stages
@@ -111,19 +112,19 @@ def first_samples(stages: Sequence[PlannedStage], end: int) -> tuple[PlannedStag
 
 _MOST_SAMPLES = 2**60
 _KEYS = {"iterations": "steps", "samples": "samples", "tokens": "tokens", "epochs": "epochs"}
-"""Of a stage's length, as recipes have them."""
+"""Keys of a stage's length in recipe files, by kind of target."""
 
 
 def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> RecipeLayout:
-    """Lay a recipe out.
+    """Return the layout of a recipe.
 
     Args:
         recipe: the run.
-        sizes: one epoch of each of its sources, as `Recipe.sources` has them.
+        sizes: one epoch of each source, in the order of `Recipe.sources`.
 
     Raises:
-        InvalidArgument: a stage has no whole step, begins elsewhere than it says, or draws more
-            than the limits of a source allow under exhaustion error or redistribute.
+        InvalidArgument: a stage has no whole step, does not begin at its `first_step`, or draws
+            more than the limits of a source allow under exhaustion error or redistribute.
     """
     for source, size in zip(recipe.sources, sizes, strict=True):
         if size.samples < 1:
@@ -137,14 +138,14 @@ def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> RecipeLayout:
         if builder.stopped_by:
             break
     stages = tuple(builder.stages)
-    if builder.stopped_by:  # on all ranks together: after the last batch that can be filled
+    if builder.stopped_by:  # after the last batch that can be filled, on all ranks
         builder.step = recipe.batch.iterations_within(builder.position)
         builder.masked = 0
         stages = first_samples(stages, recipe.batch.samples_after(builder.step))
     if not stages:
         raise InvalidArgument(
-            f"source {builder.stopped_by} allows no whole batch, so the run makes no step; raise "
-            "its max_epochs or max_fraction, or choose another exhaustion policy"
+            f"source {builder.stopped_by} allows less than one batch, so the run makes no step; "
+            "raise its max_epochs or max_fraction, or choose another exhaustion policy"
         )
     return RecipeLayout(
         recipe=recipe,
@@ -159,7 +160,7 @@ def resolve_recipe(recipe: Recipe, sizes: Sequence[SourceSize]) -> RecipeLayout:
 
 @dataclass
 class _LayoutBuilder:
-    """The stages laid out so far, and the position of the run and of each source."""
+    """Stages laid out so far, with the positions of the run and of each source."""
 
     recipe: Recipe
     sizes: tuple[SourceSize, ...]
@@ -172,7 +173,7 @@ class _LayoutBuilder:
     cursors: list[int] = field(init=False)
     """Next sample of each source."""
     left: list[int | None] = field(init=False)
-    """Samples that its limits still allow."""
+    """Samples that the limits of each source still allow; None without limits."""
 
     def __post_init__(self) -> None:
         self.cursors = [0] * len(self.sizes)
@@ -186,14 +187,12 @@ class _LayoutBuilder:
         return int(self.sizes[i].samples * share)
 
     def add_stage(self, stage: RecipeStage, *, is_last: bool) -> None:
-        """Append what the run draws in a stage, in pieces where a source is exhausted on the way.
-
-        The draws of a piece begin anew: what a stream lagged behind before is not made up for.
-        """
+        """Append a stage; where a source is exhausted in it, a new piece with new draws begins."""
         if stage.first_step not in (None, self.step):
             raise InvalidArgument(
-                f"stage {stage.name} is to begin with step {stage.first_step}, the stages before "
-                f"end with step {self.step}; stages follow each other without gap or overlap"
+                f"stage {stage.name} is to begin with step {stage.first_step}, but the stages "
+                f"before it end with step {self.step}; stages must follow each other without gap "
+                "or overlap"
             )
         mixture = self._mixture(stage)
         end = self._end(stage, mixture, is_last)
@@ -223,7 +222,7 @@ class _LayoutBuilder:
                     return
 
     def _check_last(self, stage: RecipeStage, name: str, is_last: bool) -> None:
-        """Only the last stage may run out of every source where the run is to continue."""
+        """Refuse, under exhaustion continue, that all sources of an earlier stage are exhausted."""
         if self.recipe.exhaustion == "continue" and not is_last:
             raise InvalidArgument(
                 f"stage {stage.name}: {name}, the last of its sources, is exhausted at sample "
@@ -232,19 +231,19 @@ class _LayoutBuilder:
             )
 
     def _mixture(self, stage: RecipeStage) -> Mixture:
-        """What the stage draws from, some of it from the first sample again."""
+        """Return the mixture of a stage, after resetting the sources that it restarts."""
         for stream in stage.streams:
             if stream.restart:
                 self.cursors[self.recipe.number(stream.source)] = 0
         return mixture_of(self.recipe, stage, self.sizes)
 
     def _end(self, stage: RecipeStage, mixture: Mixture, is_last: bool) -> int:
-        """One past the last sample of the stage; counts its steps."""
+        """Return one past the last sample of the stage; add its steps."""
         batch, start, length = self.recipe.batch, self.position, stage.length
         if length is not None and length.kind == "iterations":
             self.step += int(length.value)
             end = batch.samples_after(int(length.value), start)
-            self._ends(stage, end - start, end)
+            self._append_end(stage, end - start, end)
             return end
         wanted = start + self._wanted(stage, mixture)
         tail = self.recipe.tail if is_last else "drop"
@@ -261,16 +260,17 @@ class _LayoutBuilder:
                 + (", or use tail pad" if is_last else "")
             )
         self.step += steps
-        self._ends(stage, wanted - start, end)
+        self._append_end(stage, wanted - start, end)
         return end
 
-    def _ends(self, stage: RecipeStage, wanted: int, end: int) -> None:
+    def _append_end(self, stage: RecipeStage, wanted: int, end: int) -> None:
         length, samples = stage.length, end - self.position
-        said = "epochs: 1" if length is None else f"{_KEYS[length.kind]}: {shown(length.value)}"
-        self.ends.append(StageEnd(stage=stage.name, length=said, wanted=wanted, samples=samples))
+        text = "epochs: 1" if length is None else f"{_KEYS[length.kind]}: {shown(length.value)}"
+        self.ends.append(
+            StageEnd(stage=stage.name, length=text, samples_wanted=wanted, samples=samples)
+        )
 
     def _wanted(self, stage: RecipeStage, mixture: Mixture) -> int:
-        """Samples that the stage is to have."""
         length = stage.length
         if length is None or length.kind == "epochs":
             return int((Fraction(1) if length is None else length.value) * mixture.epoch)
@@ -278,7 +278,7 @@ class _LayoutBuilder:
         return value if length.kind == "samples" else value // self.recipe.sequence_length
 
     def _possible(self, mixture: Mixture, mixing: Mixing, wanted: int) -> int:
-        """Samples, at most those wanted, before a source is drawn beyond its limits."""
+        """Return the samples, at most ``wanted``, before a source is drawn beyond its limits."""
         limits = [self.left[i] for i in mixture.sources]
         if all(limit is None for limit in limits):
             return wanted
@@ -289,12 +289,12 @@ class _LayoutBuilder:
         return possible
 
     def _redistribute(self, mixture: Mixture, total: int) -> None:
-        """Lower the shares of what would be exhausted, from the start of the stage."""
+        """Lower the shares of sources that would be exhausted, from the start of the stage."""
         name = mixture.stage.name
         if mixture.stage.batching == "per_stream":
             raise InvalidArgument(
-                f"stage {name}: exhaustion redistribute divides samples, batching per_stream "
-                "whole batches; use batching stratified or random"
+                f"stage {name}: exhaustion redistribute divides samples and batching per_stream "
+                "whole batches, so they exclude each other; use batching stratified or random"
             )
         if self._possible(mixture, mixture.mixing(0), total) == total:
             return
@@ -303,7 +303,7 @@ class _LayoutBuilder:
         if divided is None:
             raise InvalidArgument(
                 f"stage {name} needs {total} samples, the limits of its sources leave "
-                f"{sum(limit or 0 for limit in limits)}; make it shorter, or raise max_epochs"
+                f"{sum(limit or 0 for limit in limits)}; shorten the stage, or raise max_epochs"
             )
         drawn = [k for k, count in enumerate(divided) if count > 0]
         mixture.sources = [mixture.sources[k] for k in drawn]
@@ -327,13 +327,12 @@ class _LayoutBuilder:
         if samples == 0:
             return
         begins = tuple(self.cursors[i] for i in mixture.sources)
-        mixed = MixedStage(
-            mixing=mixing, sources=tuple(mixture.sources), begins=begins, num_samples=samples
-        )
         stage = PlannedStage(
             name=mixture.stage.name,
             first_sample=self.position,
-            mixed=mixed,
+            mixed=MixedStage(
+                mixing=mixing, sources=tuple(mixture.sources), begins=begins, num_samples=samples
+            ),
             without=tuple(without),
         )
         self.stages.append(stage)

@@ -16,25 +16,25 @@ from megaindex.recipe.recipe import Recipe, RecipeStage, Rounding
 
 @dataclass(kw_only=True)
 class Mixture:
-    """Streams of a stage that are still drawn."""
+    """Streams of a stage that are not exhausted, with their shares."""
 
     recipe: Recipe
     stage: RecipeStage
     sources: list[int]
     """Number of the source that each stream reads."""
     shares: list[int]
-    """What is drawn of each, in samples, or in batches where a batch is of one stream."""
+    """Relative draws of each stream, in samples; in batches under batching per_stream."""
     epoch: int
     """Samples of an epoch of the mixture."""
     period: int | None
-    """Samples after which the shares are drawn exactly; None: no such number."""
+    """Samples after which the shares are drawn exactly; None if there is no such number."""
 
     def remove(self, stream: int) -> None:
         del self.sources[stream], self.shares[stream]
         self.period = None
 
     def mixing(self, piece: int) -> Mixing:
-        """The draws of the stage's ``piece``-th piece: a new one begins where a stream ends."""
+        """Return the draws of a piece of the stage; a new piece begins where a stream ends."""
         stage, shares = self.stage, tuple(self.shares)
         if stage.batching == "stratified":
             return Stratified(shares=shares)
@@ -46,13 +46,16 @@ class Mixture:
 
 
 def mixture_of(recipe: Recipe, stage: RecipeStage, sizes: Sequence[SourceSize]) -> Mixture:
-    """What a stage draws from, none of its streams exhausted.
+    """Return the mixture at the start of a stage, with all of its streams.
 
     Args:
+        recipe: the run.
+        stage: one of its stages.
         sizes: one epoch of each source of the recipe.
 
     Raises:
-        InvalidArgument: batching per_stream has several batch sizes, or a stream that fills none.
+        InvalidArgument: under batching per_stream, the batch size changes, or a stream has less
+            than one batch.
     """
     sources = [recipe.number(stream.source) for stream in stage.streams]
     drawn = [sizes[i] for i in sources]
@@ -86,7 +89,7 @@ def _one_batch_size(recipe: Recipe, stage: RecipeStage) -> int:
 
 
 def _whole_batches(stage: RecipeStage, counts: list[int], size: int) -> list[int]:
-    """Batches of each stream in an epoch of the mixture; what fills none is not drawn."""
+    """Return the whole batches of each stream in an epoch of the mixture."""
     for stream, count in zip(stage.streams, counts, strict=True):
         if count < size:
             raise InvalidArgument(
@@ -105,11 +108,11 @@ class SourceSize:
     documents: int
     samples: int
     cut_tokens: int = 0
-    """Those of the tokens that are in no sample: cut off or left out with long documents."""
+    """Tokens in no sample: cut off, or left out with long documents."""
 
 
 def proportions(stage: RecipeStage, sizes: Sequence[SourceSize]) -> list[Fraction]:
-    """Shares of the streams of a stage by proportion; ``sizes`` are those of their sources."""
+    """Return the proportions of a stage's streams; ``sizes`` are those of their sources."""
     if stage.weighting is None:
         return [stream.proportion or Fraction(0) for stream in stage.streams]
     measured = [getattr(size, stage.weighting.by) for size in sizes]
@@ -119,15 +122,15 @@ def proportions(stage: RecipeStage, sizes: Sequence[SourceSize]) -> list[Fractio
 def samples_per_epoch(
     stage: RecipeStage, sizes: Sequence[SourceSize], seed: int
 ) -> tuple[int, ...]:
-    """Samples of each stream in one epoch of the mixture.
+    """Return the samples of each stream in one epoch of the mixture.
 
     Args:
-        stage: whose streams are counted.
-        sizes: of each stream's source.
-        seed: of the draw that rounding "streaming" makes.
+        stage: the stage.
+        sizes: one epoch of each stream's source.
+        seed: seed of rounding "streaming".
 
     Raises:
-        InvalidArgument: a stream gives not even one sample.
+        InvalidArgument: a stream has less than one sample.
     """
     if stage.by_proportion:
         total = stage.epoch_size or sum(size.samples for size in sizes)
@@ -147,16 +150,16 @@ def samples_per_epoch(
 
 
 def _repeated(repeat: Fraction, samples: int, rounding: Rounding) -> int:
-    """Whole samples of so many epochs; 0.29 of 100 are 29, in mosaicml-streaming's doubles 28."""
+    # 0.29 of 100 is 29, and 28 in the doubles of mosaicml-streaming
     return int(float(repeat) * samples) if rounding == "streaming" else int(repeat * samples)
 
 
 def apportion(shares: Sequence[Fraction], total: int, rounding: Rounding, seed: int) -> list[int]:
-    """``total`` samples divided in proportion; the counts add up to it.
+    """Divide ``total`` samples in proportion to ``shares``; the counts add up to it.
 
-    largest_remainder: each share rounded down, what is missing given to those cut most, the first
-    of equals. streaming: as mosaicml-streaming does, in doubles: rounded down, what is missing
-    given to streams that ``numpy.random.default_rng(seed)`` draws.
+    Shares are rounded down. The missing samples go to the shares cut most, the first of equals
+    (largest_remainder), or to shares that ``numpy.random.default_rng(seed)`` draws (streaming: in
+    doubles, as mosaicml-streaming does).
     """
     if rounding == "streaming":
         fractions = np.array([float(share) for share in shares])
@@ -177,10 +180,10 @@ def apportion(shares: Sequence[Fraction], total: int, rounding: Rounding, seed: 
 def within_limits(
     shares: Sequence[Fraction], total: int, limits: Sequence[int | None]
 ) -> list[int] | None:
-    """``total`` samples in proportion, no stream beyond its limit; the others take what is cut.
+    """Divide ``total`` samples in proportion, with no stream beyond its limit.
 
     Returns:
-        Samples of each stream, or None where all limits together are below ``total``.
+        Samples of each stream, or None if the sum of the limits is below ``total``.
     """
     fixed: dict[int, int] = {}
     while True:

@@ -1,4 +1,4 @@
-"""Nanotron configuration files as recipes: a stage of this recipe for each of its data_stages."""
+"""Nanotron configuration files as recipes, with a stage for each entry of data_stages."""
 
 from __future__ import annotations
 
@@ -14,41 +14,49 @@ from megaindex.configs.run import Target
 from megaindex.configs.yaml_sections import Section, load_mapping
 from megaindex.errors import InvalidArgument
 from megaindex.io.paths import inside
-from megaindex.recipe.recipe import Recipe, RecipeStage, Stream
-from megaindex.recipe.source import RecipeSource
+from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
 from megaindex.validation import check_between
 
 _SEED = 42  # Nanotron's own, where its file has none
 
 
 def read_nanotron(path: str | os.PathLike[str]) -> Recipe:
-    """The run that a Nanotron configuration describes.
+    """Return the run that a Nanotron configuration describes.
 
-    A folder of a dataset is taken as the prefix of a .bin/.idx pair: ``megaindex import`` writes
-    the .idx beside its token file. Steps count from 1 in Nanotron, from 0 here. Each dataset reads
-    on from where the stage before left it; Nanotron begins every stage anew.
+    A dataset folder is the prefix of a .bin/.idx pair; ``megaindex import nanotron`` writes the
+    .idx of a token file. Nanotron counts steps from 1, a recipe from 0. Each stage reads its
+    datasets on from where the stage before ended, while Nanotron starts them again in each stage.
+
+    Args:
+        path: the YAML file; relative folders in it are relative to its directory.
 
     Raises:
         MissingFile, StorageError: the file cannot be read.
-        InvalidArgument: a setting is missing or wrong, or a dataset is of a kind without files.
+        InvalidArgument: a setting is missing or wrong, or a dataset has no token files.
     """
     top = Section(os.fspath(path), load_mapping(path, "--nanotron-config"))
     tokens, folder = top.section("tokens"), Path(path).parent
     micro, steps = _needed(tokens, "micro_batch_size"), _needed(tokens, "train_steps")
     accumulation = tokens.integer("batch_accumulation_per_replica") or 1
     parallel = top.section("parallelism", default={}).integer("dp") or 1
-    begins, blends = _stages(top)
-    ends = [*begins[1:], steps]
-    names = list(dict.fromkeys(name for blend in blends for name in blend))
+    sections = _sections(top)
+    blends = [_blend(section, tokens) for section in sections]
+    begins = [_needed(section, "start_training_step") - 1 for section in sections]
+    if begins[0] != 0:
+        raise InvalidArgument(
+            f"{top.where}: the first of the data_stages must have start_training_step 1, got "
+            f"{begins[0] + 1}"
+        )
+    names = [section.text("name", f"stage {k}") for k, section in enumerate(sections)]
+    paths = dict.fromkeys(path for blend in blends for path in blend)
+    # Nanotron's loader takes the seed of the first stage's data
+    seed = sections[0].section("data", default={}).integer("seed")
     return Recipe(
         sequence_length=_needed(tokens, "sequence_length"),
         batch=BatchSchedule.constant(global_batch_size(micro, parallel, accumulation)),
-        sources=tuple(RecipeSource(name=name, path=inside(folder, name)) for name in names),
-        stages=tuple(
-            _stage(name, blend, begin, end)
-            for name, blend, begin, end in zip(_names(top), blends, begins, ends, strict=True)
-        ),
-        seed=_seed(top),
+        sources=tuple(RecipeSource(name=path, path=inside(folder, path)) for path in paths),
+        stages=tuple(map(_stage, names, blends, begins, [*begins[1:], steps])),
+        seed=_SEED if seed is None else seed,
         micro_batch_size=micro,
         data_parallel_size=parallel,
         gradient_accumulation_steps=accumulation,
@@ -80,45 +88,19 @@ def _sections(top: Section) -> list[Section]:
     return sorted(sections, key=lambda section: _needed(section, "start_training_step"))
 
 
-def _names(top: Section) -> list[str]:
-    return [s.text("name", f"stage {k}") for k, s in enumerate(_sections(top))]
-
-
-def _seed(top: Section) -> int:
-    """That of the first stage's data, as Nanotron's loader takes it."""
-    data = _sections(top)[0].section("data", default={})
-    seed = data.integer("seed")
-    return _SEED if seed is None else seed
-
-
-def _stages(top: Section) -> tuple[list[int], list[dict[str, Fraction]]]:
-    """First step and blend of each stage."""
-    begins, blends = [], []
-    length = top.section("tokens").integer("sequence_length")
-    for section in _sections(top):
-        own = section.integer("sequence_length")
-        if own not in (None, length):
-            raise InvalidArgument(
-                f"{section.where}.sequence_length: {own} differs from that of tokens, {length}; a "
-                "run has one, in Nanotron too"
-            )
-        begins.append(_needed(section, "start_training_step") - 1)
-        dataset = section.section("data").section("dataset")
-        blends.append(_blend(dataset))
-    if begins[0] != 0:
-        raise InvalidArgument(
-            f"{top.where}: the first of the data_stages must have start_training_step 1, got "
-            f"{begins[0] + 1}"
-        )
-    return begins, blends
-
-
-def _blend(dataset: Section) -> dict[str, Fraction]:
+def _blend(stage: Section, tokens: Section) -> dict[str, Fraction]:
     """Return the folders of a stage, as written, and their weights, by default equal."""
+    own, length = stage.integer("sequence_length"), tokens.integer("sequence_length")
+    if own not in (None, length):
+        raise InvalidArgument(
+            f"{stage.where}.sequence_length: {own} differs from that of tokens, {length}; a "
+            "run has one, in Nanotron too"
+        )
+    dataset = stage.section("data").section("dataset")
     if dataset.values.get("dataset_max_tokens") is not None:
         raise InvalidArgument(
-            f"{dataset.where}.dataset_max_tokens: a limit on tokens has no counterpart here; write "
-            "a recipe with max_fraction instead"
+            f"{dataset.where}.dataset_max_tokens: a limit on tokens has no counterpart in recipes; "
+            "write a recipe with max_fraction instead"
         )
     value = dataset.values.get("dataset_folder")
     if isinstance(value, dict):

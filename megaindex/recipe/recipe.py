@@ -1,8 +1,7 @@
-"""A run of many sources and stages, with its evaluation.
+"""A run of several sources and stages, with its evaluation.
 
-A `Recipe` says what is trained on, in words of samples, steps and epochs;
-`megaindex.recipe.layout` turns it into positions once the sizes of its sources are known, and
-`megaindex.recipe.recipe_file` reads and writes it as YAML.
+A `Recipe` is in samples, steps and epochs. `megaindex.recipe.layout` computes its positions from
+the sizes of the sources; `megaindex.recipe.recipe_file` reads and writes it as YAML.
 
 >>> Recipe(
 ...     sequence_length=2048,
@@ -24,6 +23,7 @@ A `Recipe` says what is trained on, in words of samples, steps and epochs;
 
 from __future__ import annotations
 
+import reprlib
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
@@ -32,7 +32,7 @@ from megaindex.arithmetic import ceil_div
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import TAILS, Tail, Target
 from megaindex.errors import InvalidArgument
-from megaindex.recipe.source import RecipeSource, shown
+from megaindex.index.bins import LONG_DOCUMENTS, LongDocuments
 from megaindex.validation import (
     DEFAULT_SEED,
     check_between,
@@ -42,18 +42,97 @@ from megaindex.validation import (
     make_plain,
 )
 
+Kind = Literal["pretraining", "finetuning"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecipeSource:
+    """A source: one .bin/.idx pair, and the rules for making samples of it.
+
+    Raises:
+        InvalidArgument: a setting is out of range, or excludes another.
+    """
+
+    name: str
+    """Name in streams and plans. The shuffle depends on it, not on the path."""
+    path: str = ""
+    """Path prefix of the pair; empty for planning from ``tokens`` alone."""
+    kind: Kind = "pretraining"
+    """pretraining: documents are concatenated and cut every sequence_length tokens. finetuning:
+    samples are whole documents, with loss on some of their tokens."""
+    order: Literal["epoch", "window"] = "epoch"
+    labels: str = ""
+    """finetuning: prefix of a pair with the label of every token, -100 for tokens without loss."""
+    loss_mask: str = ""
+    """finetuning: prefix of a pair with 1 for every token with loss, such as those of a response,
+    and 0 for the others. Without labels and loss_mask all tokens have loss."""
+    packed: bool = True
+    """finetuning: several whole documents a sample, where they fit; False: one a sample."""
+    long_documents: LongDocuments = "truncate"
+    """finetuning: documents longer than a sample are truncated, split or skipped."""
+    max_epochs: Fraction | None = None
+    """Epochs that the run may draw; None: one, where the exhaustion policy sets a limit."""
+    max_fraction: Fraction | None = None
+    """Share of the samples that the run may draw, up to 1: max_epochs x max_fraction of them, as in
+    OLMo-core. It limits the number of samples, and does not select them."""
+    tokens: int | None = None
+    """Tokens of one epoch, for planning without files."""
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise InvalidArgument(f"source {self.path}: has no name; give it one")
+        where = f"source {self.name}"
+        if (self.tokens is None) == (not self.path):
+            raise InvalidArgument(f"{where}: give either a path or, to plan without files, tokens")
+        if self.tokens is not None:
+            tokens = check_between(f"{where}: tokens", self.tokens, 1, 2**62 - 1)
+            object.__setattr__(self, "tokens", tokens)
+        if self.labels and self.loss_mask:
+            raise InvalidArgument(f"{where}: labels and loss_mask exclude each other; give one")
+        self._check_kind(where)
+        for setting in ("max_epochs", "max_fraction"):
+            if getattr(self, setting) is None:
+                continue
+            value = check_fraction(f"{where}: {setting}", getattr(self, setting))
+            object.__setattr__(self, setting, value)
+            if not 0 < value <= 2**31:
+                raise InvalidArgument(f"{where}: {setting} must be positive, got {shown(value)}")
+        if self.max_fraction is not None and self.max_fraction > 1:
+            raise InvalidArgument(
+                f"{where}: max_fraction must be at most 1, got {self.max_fraction}; max_epochs "
+                "allows more than one epoch"
+            )
+
+    def _check_kind(self, where: str) -> None:
+        check_choice(f"{where}: kind", self.kind, ("pretraining", "finetuning"))
+        check_choice(f"{where}: long_documents", self.long_documents, LONG_DOCUMENTS)
+        if self.order not in ("epoch", "window"):
+            raise InvalidArgument(
+                f"{where}: order must be epoch or window, got {self.order!r}; the orders of the "
+                "frameworks have no stages"
+            )
+        if self.kind == "pretraining" and (self.labels or self.loss_mask):
+            raise InvalidArgument(f"{where}: labels and loss_mask are for kind finetuning")
+        if self.kind == "finetuning" and self.order == "window":
+            raise InvalidArgument(f"{where}: order window cuts documents; use order epoch")
+        if self.kind == "finetuning" and self.tokens is not None:
+            raise InvalidArgument(
+                f"{where}: the samples of kind finetuning depend on document lengths; give a path "
+                "in place of tokens"
+            )
+
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeEvaluation:
-    """Evaluation on a source of its own, the same samples in every round."""
+    """Evaluation on one source, with the same samples in every round."""
 
     source: RecipeSource
     interval: int = 1000
-    """Steps between two rounds; there is one more after the last step."""
+    """Steps between two rounds; one more round follows the last step."""
     iterations: int | None = None
     """Batches of a round. None: all samples of the source, each once, over all ranks."""
     batch_size: int | None = None
-    """Global batch size; None: that of training at its end."""
+    """Global batch size; None: that of the last training step."""
 
     def __post_init__(self) -> None:
         word = "evaluation: {}".format
@@ -64,7 +143,7 @@ class RecipeEvaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Rounds:
-    """The evaluations of a run."""
+    """Evaluation rounds of a run."""
 
     count: int
     batches: int
@@ -72,9 +151,9 @@ class Rounds:
     samples: int
     """Samples that a round scores, each once."""
     masked: int
-    """Rows without loss that fill up the last batch, or the last micro batch of every rank."""
+    """Rows without loss that complete the last batch, or the last micro batch of every rank."""
     available: int
-    """Samples that the source holds."""
+    """Samples of the source."""
 
 
 def rounds_of(
@@ -85,13 +164,17 @@ def rounds_of(
     *,
     rows: int | None = None,
 ) -> Rounds:
-    """What the evaluations of a run of ``num_steps`` steps read.
+    """Return the evaluation rounds of a run of ``num_steps`` steps.
 
     Args:
-        rows: of one micro batch on every rank, where that is known: a round ends with such.
+        evaluation: the setting.
+        available: samples of its source.
+        num_steps: training steps.
+        batch_size: global batch size, if the setting has none.
+        rows: rows of one micro batch on every rank, of which rounds are a multiple; None: batches.
 
     Raises:
-        InvalidArgument: a round asks for more samples than the source holds.
+        InvalidArgument: a round needs more samples than the source holds.
     """
     size = evaluation.batch_size or batch_size
     samples = available
@@ -123,17 +206,25 @@ ROUNDINGS = ("largest_remainder", "streaming")
 
 @dataclass(frozen=True, kw_only=True)
 class Stream:
-    """What a stage draws from one source: a proportion of it all, or samples of its own count."""
+    """Draws of a stage from one source: a proportion, or a number of epochs or samples.
+
+    At most one of ``proportion``, ``repeat`` and ``choose`` may be given; without any, an epoch of
+    the mixture has one epoch of the source.
+
+    Raises:
+        InvalidArgument: a setting is out of range, or excludes another.
+    """
 
     source: str
+    """Name of the `RecipeSource`."""
     proportion: Fraction | None = None
-    """Share of the stage, relative to the other streams'."""
+    """Share of the stage, relative to the other streams."""
     repeat: Fraction | None = None
     """Epochs of the source in each epoch of the mixture."""
     choose: int | None = None
     """Samples of the source in each epoch of the mixture."""
     restart: bool = False
-    """Begin with the source's first sample instead of where the run has got to."""
+    """Begin with the first sample of the source, instead of going on from its position."""
 
     def __post_init__(self) -> None:
         given = [k for k in ("proportion", "repeat", "choose") if getattr(self, k) is not None]
@@ -148,8 +239,8 @@ class Stream:
                 object.__setattr__(self, name, value)
             if value <= 0:
                 raise InvalidArgument(
-                    f"stream {self.source}: {name} must be positive, got {shown(value)}; leave "
-                    "out a stream that is not drawn"
+                    f"stream {self.source}: {name} must be positive, got {shown(value)}; leave out "
+                    "a stream that is not drawn"
                 )
             if value >= 2**53 or value < Fraction(1, 2**53):
                 raise InvalidArgument(
@@ -160,11 +251,12 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class Weighting:
-    """Proportions from the sizes of the sources: size ** alpha."""
+    """Proportions computed from the sizes of the sources: size ** alpha."""
 
     by: Literal["tokens", "documents", "samples"] = "tokens"
+    """Unit of the sizes, of one epoch."""
     alpha: float = 1.0
-    """1 keeps the sizes, 0 makes all equal, between flattens (a temperature of 1 / alpha)."""
+    """From 0 (equal proportions) to 1 (proportional to size); a temperature of 1 / alpha."""
 
     def __post_init__(self) -> None:
         check_choice("by", self.by, ("tokens", "documents", "samples"))
@@ -173,32 +265,38 @@ class Weighting:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeStage:
-    """A mixture of streams, for a while."""
+    """A stage: a mixture of streams and its length.
+
+    Raises:
+        InvalidArgument: a setting is out of range, or excludes another.
+    """
 
     name: str
     streams: tuple[Stream, ...]
     length: Target | None = None
-    """How long; epochs are those of the mixture. None: one epoch of it."""
+    """Iterations, samples, tokens, or epochs of the mixture. None: one epoch of the mixture."""
     first_step: int | None = None
-    """The step it must begin with, from 0, where that is to be checked."""
+    """Step, from 0, with which the stage must begin; None: not checked."""
     planned_samples: int | None = None
-    """Samples it was to have, where it was ended early (see `megaindex.recipe.amend`): what
-    exhaustion redistribute divided. None: those it has."""
+    """Samples before the stage was shortened by `megaindex.recipe.amend`, which exhaustion
+    redistribute divides. None: those of the stage."""
     epoch_size: int | None = None
     """Samples of an epoch of the mixture, for proportions. None: those of all its sources."""
     weighting: Weighting | None = None
-    """Proportions by size, in place of the streams' own."""
+    """Proportions by size, in place of those of the streams."""
     batching: Batching = "stratified"
+    """stratified: draws spread as evenly as possible. random: these, shuffled in blocks of 2048.
+    per_stream: every batch is of one stream."""
     rounding: Rounding = "largest_remainder"
-    """How proportions of an epoch_size, and repeats, become whole samples; "streaming": as that
-    library does."""
+    """Rule by which shares of an epoch_size, and repeats, are rounded to samples; "streaming" is
+    that of mosaicml-streaming."""
 
     def __post_init__(self) -> None:
         where = f"stage {self.name}"
         optional = ["first_step", "planned_samples", "epoch_size"]
         make_plain(self, optional=optional, called=f"{where}: {{}}".format)
         if not self.streams:
-            raise InvalidArgument(f"{where}: has no stream")
+            raise InvalidArgument(f"{where}: has no stream; give at least one")
         names = [stream.source for stream in self.streams]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
@@ -213,13 +311,13 @@ class RecipeStage:
         if self.weighting is not None and any(own):
             raise InvalidArgument(
                 f"{where}: weights by {self.weighting.by} take the place of proportion, repeat "
-                f"and choose; remove {own[0]} or the weights"
+                f"and choose; remove {own[0]}, or the weights"
             )
         size = self.epoch_size
         if size is not None and (not self.by_proportion or not 1 <= size < 2**53):
             raise InvalidArgument(
                 f"{where}: epoch_size, a number of samples from 1 to 2**53, is divided by "
-                "proportions"
+                f"proportions, got {size}; give every stream a proportion, or remove it"
             )
         check_choice(f"{where}: batching", self.batching, BATCHINGS)
         check_choice(f"{where}: rounding", self.rounding, ROUNDINGS)
@@ -232,31 +330,37 @@ class RecipeStage:
         whole = length.kind == "epochs" or length.value.denominator == 1
         if length.per_source or not whole or not 0 < length.value <= 2**62:
             raise InvalidArgument(
-                f"{where}: its length must be a positive number, whole but for epochs, got "
+                f"{where}: its length must be a positive number, and whole except for epochs, got "
                 f"{shown(length.value)} {length.kind}"
             )
 
     @property
     def by_proportion(self) -> bool:
-        """Whether streams share the stage, and not each gives samples of its own count."""
+        """True if streams have shares of the stage, False if they have numbers of samples."""
         return self.weighting is not None or self.streams[0].proportion is not None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """Everything that decides which token is trained on at which step."""
+    """A run of several sources and stages: all settings that decide its samples and their order.
+
+    Raises:
+        InvalidArgument: a setting is out of range, or names do not agree.
+    """
 
     sequence_length: int
+    """Tokens a sample, without the extra one of the shifted label."""
     batch: BatchSchedule
     sources: tuple[RecipeSource, ...]
     stages: tuple[RecipeStage, ...]
     seed: int = DEFAULT_SEED
     tail: Tail = "drop"
-    """Of the run's last batch."""
+    """Policy for the last batch of the run: leave incomplete batches out (drop), complete it with
+    rows without loss (pad) or with further samples (wrap)."""
     exhaustion: Exhaustion = "repeat"
-    """What happens where a source has given all that its limits allow: begin its next epoch
-    (without limits), stop the run on all ranks together, continue with the remaining sources,
-    draw less of it from the start of the stage (redistribute), or refuse to plan (error)."""
+    """Policy for a source that reaches its limits: begin its next epoch (repeat, without limits),
+    stop the run on all ranks, continue with the other sources, draw less of it from the start of
+    the stage (redistribute), or refuse the plan (error)."""
     evaluation: RecipeEvaluation | None = None
     micro_batch_size: int | None = None
     data_parallel_size: int | None = None
@@ -286,7 +390,7 @@ class Recipe:
             unknown = [s.source for s in stage.streams if s.source not in known]
             if unknown:
                 raise InvalidArgument(
-                    f"stage {stage.name}: there is no source {unknown[0]}; the sources are "
+                    f"stage {stage.name}: unknown source {unknown[0]}; the sources are "
                     f"{', '.join(sorted(known))}"
                 )
 
@@ -300,11 +404,16 @@ class Recipe:
 
     @property
     def rows_per_round(self) -> int | None:
-        """Rows of one micro batch on every rank; None where the recipe does not say."""
+        """Rows of one micro batch on every rank; None without these settings."""
         if self.micro_batch_size is None or self.data_parallel_size is None:
             return None
         return self.micro_batch_size * self.data_parallel_size
 
     def number(self, name: str) -> int:
-        """Number of the source of that name."""
+        """Return the number of the source of that name."""
         return [source.name for source in self.sources].index(name)
+
+
+def shown(value: Fraction | int) -> str:
+    """Return a number for a message, shortened if it is long."""
+    return reprlib.repr(str(value)).strip("'")

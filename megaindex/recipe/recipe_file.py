@@ -1,4 +1,4 @@
-"""Recipes as YAML: the whole run in one file.
+"""Recipe files in YAML.
 
 sequence_length: 2048
 batch: {micro_batch_size: 4, data_parallel_size: 8, gradient_accumulation_steps: 2}
@@ -38,11 +38,11 @@ from megaindex.recipe.recipe import (
     EXHAUSTIONS,
     Recipe,
     RecipeEvaluation,
+    RecipeSource,
     RecipeStage,
     Stream,
     Weighting,
 )
-from megaindex.recipe.source import RecipeSource
 from megaindex.validation import DEFAULT_SEED, check_choice
 
 _LENGTHS: dict[str, TargetKind] = {
@@ -65,22 +65,25 @@ _STAGE = (*_LENGTHS, "first_step", "planned_samples", "mix", "weights", "epoch_s
 
 
 def read_recipe(path: str | os.PathLike[str]) -> Recipe:
-    """The recipe in a YAML file; paths in it are relative to the file.
+    """Return the recipe in a YAML file.
+
+    Args:
+        path: the file; relative paths in it are relative to its directory.
 
     Raises:
         MissingFile, StorageError: the file cannot be read.
-        InvalidArgument: a setting is unknown, missing or wrong; the message says where.
+        InvalidArgument: a setting is unknown, missing or wrong; the message names file and setting.
     """
     return recipe_of(load_mapping(path, "--recipe"), os.fspath(path), Path(path).parent)
 
 
 def recipe_of(content: Mapping[str, Any], name: str, folder: Path) -> Recipe:
-    """The recipe that a mapping describes.
+    """Return the recipe that a mapping describes.
 
     Args:
-        content: as the YAML file has it.
-        name: of the file, for messages.
-        folder: paths of sources are relative to.
+        content: settings, as in a YAML file.
+        name: name of the file, for messages.
+        folder: directory that relative paths of sources are relative to.
     """
     top = Section(name, content)
     top.known(*_TOP)
@@ -164,7 +167,9 @@ def _stage(name: str, section: Section) -> RecipeStage:
     section.known(*_STAGE)
     given = [key for key in _LENGTHS if key in section.values]
     if len(given) > 1:
-        raise InvalidArgument(f"{section.where}: {' and '.join(given)} exclude each other")
+        raise InvalidArgument(
+            f"{section.where}: {' and '.join(given)} exclude each other; give one"
+        )
     words: dict[str, Any] = {
         key: section.text(key) for key in ("batching", "rounding") if key in section.values
     }
@@ -189,7 +194,7 @@ def _length(section: Section, name: str) -> Target:
 
 
 def _stream(source: str, mix: Section) -> Stream:
-    if mix.values[source] is None:  # `web:` alone draws an epoch of it
+    if mix.values[source] is None:  # `web:` alone: one epoch of it
         return Stream(source=source)
     if not isinstance(mix.values[source], Mapping):
         return Stream(source=source, proportion=mix.fraction(source))
@@ -232,9 +237,9 @@ def _evaluation(top: Section, folder: Path) -> RecipeEvaluation | None:
 
 
 def to_mapping(recipe: Recipe) -> dict[str, Any]:
-    """What `recipe_of` makes the recipe from: plain values, for YAML, JSON and checkpoints.
+    """Return the recipe as a mapping that `recipe_of` reads, for YAML, JSON and checkpoints.
 
-    Paths are those of the recipe: absolute ones may be read from any folder.
+    Paths are written as they are.
     """
     factors = {
         "micro_batch_size": recipe.micro_batch_size,
@@ -277,7 +282,7 @@ def _plain_stage(stage: RecipeStage) -> dict[str, Any]:
 
 
 def _plain(part: Any, *left_out: str) -> dict[str, Any]:
-    """Fields that are not at their default; fractions as text."""
+    """Return the fields without defaults; fractions as text."""
     values = {
         field.name: getattr(part, field.name)
         for field in fields(part)

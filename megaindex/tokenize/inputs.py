@@ -75,7 +75,7 @@ class InputFile:
                     "changes"
                 )
             return
-        with as_storage_error(self.path, "cannot look at the input"):
+        with as_storage_error(self.path, "cannot read the status of the input"):
             status = os.stat(self.path)
         now = (status.st_size, status.st_mtime_ns, status.st_ctime_ns)
         if now != (self.size, self.mtime_ns, self.ctime_ns):

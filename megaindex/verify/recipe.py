@@ -10,9 +10,8 @@ from megaindex.errors import FormatError, InvalidArgument, MissingFile
 from megaindex.format import IndexedDataset
 from megaindex.format.header import Fault
 from megaindex.index.labels import check_same_lengths
-from megaindex.recipe.recipe import Recipe
+from megaindex.recipe.recipe import Recipe, RecipeSource
 from megaindex.recipe.recipe_file import read_recipe
-from megaindex.recipe.source import RecipeSource
 from megaindex.verify.report import Collector, Report
 
 _CORRECT = "correct the recipe"

@@ -111,7 +111,7 @@ def test_a_page_is_replaced_by_the_next_one_and_no_other_file(prefix: Path, tmp_
     assert page.read_bytes() == first
     page.write_bytes(b"<!DOCTYPE html>\n<title>my own</title>")
     status, err = audit_to(page, prefix)
-    assert (status, err.count("page.html: already exists and is not a page of")) == (2, 1)
+    assert (status, err.count("page.html: the file exists and is not a page of")) == (2, 1)
     assert page.read_bytes() == b"<!DOCTYPE html>\n<title>my own</title>"
     assert [path.name for path in tmp_path.glob("*html*")] == ["page.html"]
 

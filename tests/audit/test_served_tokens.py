@@ -20,9 +20,8 @@ from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.loader import Loader, MicroBatchSampler, RecipeLoader, SampleOptions
-from megaindex.recipe.recipe import Recipe, RecipeStage
+from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage
 from megaindex.recipe.recipe import Stream as RecipeStream
-from megaindex.recipe.source import RecipeSource
 
 NUMBERS = itertools.count()
 

@@ -188,7 +188,7 @@ def flags(extra: str = "", **over: Any) -> Settings:
         ("--sft", "--sft is not planned"),
         ("--mock-data", "pass --data-path, or --tokens-per-epoch"),
         ("--perform-rl-step", "reinforcement learning"),
-        ("--dataloader-type external", "loader of the training program"),
+        ("--dataloader-type external", "--dataloader-type external is not planned"),
         ("--seq-lenght 8", "did you mean --seq-length"),
         ("--valid-data-path b", "--data-path and --valid-data-path exclude each other"),
         ("--data-args-path b", "--data-args-path: b cannot be read"),

@@ -137,8 +137,8 @@ PAIRS = {f"pos_{key}": ["a"] for key in SOME} | {f"neg_{key}": ["b"] for key in 
         ({"train_data_paths": ["a"]}, "or of none of them; give valid_data_paths and test_data_"),
         ({"pack_impl": "padded"}, "pack_impl: 'padded' is not planned"),
         ({"dataset_impl": "online"}, "dataset_impl: 'online' is not planned"),
-        ({"dataset_impl": "pairwise", **SOME}, "train_data_paths is of dataset_impl 'gpt2'"),
-        (PAIRS, "pos_train_data_paths is of dataset_impl 'pairwise', not 'gpt2'"),
+        ({"dataset_impl": "pairwise", **SOME}, "train_data_paths is a key of dataset_impl 'gpt2'"),
+        (PAIRS, "pos_train_data_paths is a key of dataset_impl 'pairwise', not 'gpt2'"),
         ({"dataset_impl": "pairwise", **PAIRS}, "refused by NeoX with pack_impl packed"),
         (
             {
@@ -163,6 +163,17 @@ PAIRS = {f"pos_{key}": ["a"] for key in SOME} | {f"neg_{key}": ["b"] for key in 
 def test_bad_values_name_the_setting(config: dict[str, object], reason: str) -> None:
     with pytest.raises(InvalidArgument, match=reason):
         neox_settings(config)
+
+
+def test_bad_values_name_the_file(tmp_path: Path) -> None:
+    one, two = write(tmp_path, one="seq-length: zero\ntrain_iters: 3", two="data_path: [a]")
+    with pytest.raises(InvalidArgument, match=r"^\S*two.yml: data_path must be one path"):
+        read_neox([one, two])
+    with pytest.raises(InvalidArgument, match=r"^\S*one.yml: seq_length"):
+        read_neox([one])
+    paths = write(tmp_path, some="train_data_paths: [a]", other="seed: 1")
+    with pytest.raises(InvalidArgument, match=r"^\S*some.yml, \S*other.yml: NeoX takes data paths"):
+        read_neox(paths)
 
 
 @pytest.mark.parametrize("text", ["[1, 2]", "just words", "", "{a: [}", "\tkey: 1", "a: \x00"])

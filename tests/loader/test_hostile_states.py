@@ -26,8 +26,7 @@ from megaindex.index.block_receipts import BlockReceipts
 from megaindex.index.spans import Index
 from megaindex.loader import CyclicSampler, Loader, MicroBatchSampler, RecipeLoader, Recorder
 from megaindex.loader.token_readers import MappedTokens
-from megaindex.recipe.recipe import Recipe, RecipeStage, Stream
-from megaindex.recipe.source import RecipeSource
+from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
 
 torch = pytest.importorskip("torch")
 

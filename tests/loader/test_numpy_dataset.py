@@ -23,8 +23,7 @@ from megaindex.loader.batch import SampleOptions
 from megaindex.loader.numpy_dataset import NumpyDataset
 from megaindex.loader.samplers import MicroBatchSampler, RandomAccessSampler
 from megaindex.loader.targets import targets_of
-from megaindex.recipe.recipe import Recipe, RecipeStage, Stream
-from megaindex.recipe.source import RecipeSource
+from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
 
 S = 8
 

@@ -22,8 +22,7 @@ from megaindex.index.block_receipts import planned_receipt
 from megaindex.index.receipts import Receipt, fingerprint_keys
 from megaindex.loader import RecipeLoader
 from megaindex.recipe.amend import amend
-from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeStage, Stream
-from megaindex.recipe.source import RecipeSource
+from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
 
 S = 16
 

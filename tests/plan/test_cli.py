@@ -67,7 +67,7 @@ def test_a_blend_is_a_table_without_colours_in_a_pipe(paths: list[Path]) -> None
     assert (status, err) == (0, "")
     assert "\x1b" not in out
     assert max(map(len, out.splitlines())) <= 110
-    for text in ("train_iters ", "web", "code", "math", "repeated", "pass --split 969,30,1"):
+    for text in ("train_iters ", "web", "code", "math", "repeated", "--split 969,30,1"):
         assert text in out
 
 

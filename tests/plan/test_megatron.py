@@ -146,7 +146,7 @@ def test_paths_without_weights_are_built_for_one_epoch(
     assert [row["epochs"] for row in rows] == [1, 1]
     dry = len(train) < iterations * 2
     assert dry == (iterations > plan["max_train_iters_without_repeat"])
-    assert dry == any("runs dry" in text for text in plan["warnings"])
+    assert dry == any("runs out of samples" in text for text in plan["warnings"])
 
 
 def test_each_split_with_its_own_blend(core: Any, paths: list[str]) -> None:

@@ -20,8 +20,7 @@ from megaindex.index.block_receipts import planned_receipt
 from megaindex.index.receipts import fingerprint_keys
 from megaindex.loader.source_progress import SourceProgress
 from megaindex.recipe.amend import amend, check_past
-from megaindex.recipe.recipe import Recipe, RecipeStage, Stream
-from megaindex.recipe.source import RecipeSource
+from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
 
 
 def stage(name: str, steps: int, batching: str = "stratified", **shares: int) -> RecipeStage:

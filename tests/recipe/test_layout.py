@@ -21,8 +21,7 @@ from megaindex.index.spans import Spans, check_sample_ids
 from megaindex.index.staged_index import StagedIndex
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
-from megaindex.recipe.recipe import Recipe, RecipeStage, Stream, Weighting
-from megaindex.recipe.source import RecipeSource
+from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream, Weighting
 
 
 @pytest.fixture(autouse=True)
@@ -253,7 +252,7 @@ def test_batches_of_one_stream() -> None:
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        ({"stages": [stage_of("x", {"z": 1}, steps(1))]}, "there is no source z; the sources are"),
+        ({"stages": [stage_of("x", {"z": 1}, steps(1))]}, "unknown source z; the sources are"),
         ({"stages": [stage_of("x", {"a": 1}, steps(1))] * 2}, "two stages are called x"),
         ({"stages": [stage_of("x", {"a": 1}, steps(1), first_step=3)]}, "is to begin with step 3"),
         ({"stages": [stage_of("x", {"a": 1}, Target(kind="samples", value=Fraction(3)))]},

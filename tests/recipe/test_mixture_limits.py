@@ -24,9 +24,8 @@ from megaindex.errors import InvalidArgument
 from megaindex.recipe.amend import amend, check_past
 from megaindex.recipe.layout import resolve_recipe
 from megaindex.recipe.mixture import SourceSize
-from megaindex.recipe.recipe import Exhaustion, Recipe, RecipeStage, Stream
+from megaindex.recipe.recipe import Exhaustion, Recipe, RecipeSource, RecipeStage, Stream
 from megaindex.recipe.recipe_file import recipe_of, to_mapping
-from megaindex.recipe.source import RecipeSource
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/mixture_limits.json").read_text())
 S = GOLDEN["sequence_length"]

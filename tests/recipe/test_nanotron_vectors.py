@@ -18,8 +18,7 @@ from megaindex.index.mixing import BLOCK
 from megaindex.recipe.layout import RecipeLayout, resolve_recipe
 from megaindex.recipe.mixture import SourceSize
 from megaindex.recipe.nanotron_yaml import read_nanotron
-from megaindex.recipe.recipe import Recipe, RecipeStage, Stream
-from megaindex.recipe.source import RecipeSource
+from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden/nanotron.json").read_text())
 
@@ -167,7 +166,7 @@ def test_stages_may_come_in_any_order_and_without_a_seed(tmp_path: Path) -> None
         ("start_training_step: 11", "start_training_step: 11, sequence_length: 512",
          r"data_stages\[0\].sequence_length: 512 differs from that of tokens, 256"),
         ("{dataset_folder: b}", "{dataset_folder: b, dataset_max_tokens: [100]}",
-         "dataset_max_tokens: a limit on tokens has no counterpart here"),
+         "dataset_max_tokens: a limit on tokens has no counterpart in recipes"),
     ],
 )  # fmt: skip
 def test_what_would_change_the_run_unseen_is_refused(

@@ -13,9 +13,8 @@ from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument, MissingFile
 from megaindex.plan.recipe_plan import make_recipe_plan
 from megaindex.recipe.nanotron_yaml import read_nanotron
-from megaindex.recipe.recipe import RecipeEvaluation, RecipeStage, Stream, Weighting
+from megaindex.recipe.recipe import RecipeEvaluation, RecipeSource, RecipeStage, Stream, Weighting
 from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
-from megaindex.recipe.source import RecipeSource
 
 FULL = """
 sequence_length: 2048
@@ -134,7 +133,7 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
         ("chat, kind: finetuning", "chat, kind: chat", "source chat: kind must be one of"),
         ("packed: false", "packed: 0", "sources.chat.packed must be true or false, got 0"),
         ("steps: 1000\n", "steps: 1000\n    epochs: 1\n", "steps and epochs exclude each other"),
-        ("web: 0.7", "wet: 0.7", "stage stable: there is no source wet"),
+        ("web: 0.7", "wet: 0.7", "stage stable: unknown source wet"),
         ("gradient_accumulation_steps: 2", "global_batch_size: 50", "50 is not a multiple"),
         ("mix: {web: 0.7, code: 0.3}", "mix: [web]", "stages.stable.mix must be a mapping"),
         ("sources:\n", "sources: [\n", "is not YAML"),

@@ -93,7 +93,7 @@ def test_damage_of_a_pair_is_in_its_report(recipe: Path) -> None:
         ("steps: 2", "steps: two", "", ""),
         ("steps: 2", "steps: 2, steps: 3", "the file", "steps is given twice"),
         ("mix: {web: 0.5, chat: 0.5}", "mix: {}", "stage one", "has no stream"),
-        ("{web: 0.5, chat: 0.5}", "{webb: 0.5}", "stage one", "there is no source webb"),
+        ("{web: 0.5, chat: 0.5}", "{webb: 0.5}", "stage one", "unknown source webb"),
         ("sequence_length: 8\n", "", "the file", "sequence_length is missing"),
         ("kind: finetuning, labels", "labels", "source chat", "are for kind finetuning"),
         ("sequence_length: 8", "sequence_length: 8: 9", "", "is not YAML"),

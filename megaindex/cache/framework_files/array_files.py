@@ -198,7 +198,7 @@ def states_of(paths: Mapping[str, str]) -> dict[str, FileState]:
         for name, path in paths.items():
             states[name] = state_of(os.stat(path))
     except OSError as error:
-        raise storage_error(error, path, "cannot look at") from error
+        raise storage_error(error, path, "cannot read the status of") from error
     return states
 
 

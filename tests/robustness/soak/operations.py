@@ -20,8 +20,7 @@ from megaindex.index.extended_index import extend_index
 from megaindex.loader import MicroBatchSampler
 from megaindex.loader.loader import Loader
 from megaindex.recipe.amend import amend, check_past
-from megaindex.recipe.recipe import Recipe, RecipeStage, Stream
-from megaindex.recipe.source import RecipeSource
+from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
 from megaindex.verify.verify import verify_all
 
 
