@@ -101,7 +101,7 @@ else:
     dev_flags += ["-isystem", pybind11.get_include()]
     core = Pybind11Extension(
         "megaindex.kernels._native",
-        ["csrc/bindings.cpp"],
+        ["csrc/bindings.cpp", "csrc/python/register_mapped_files.cpp"],
         include_dirs=["csrc"],
         depends=sorted(map(str, Path("csrc/megaindex").glob("*.hpp"))),
         cxx_std=17,

@@ -32,6 +32,10 @@
 namespace py = pybind11;
 using namespace megaindex;
 
+namespace megaindex::python {
+void register_mapped_files(pybind11::module_& m);
+}
+
 namespace {
 
 void require(bool fine, const std::string& rule) {
@@ -1089,4 +1093,5 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
         "num_epochs"_a, "max_num_samples"_a, "max_seq_length"_a, "seed"_a,
         "use_one_sent_blocks"_a);
   m.def("divisor_counts", &divisor_counts_at, "weights"_a, "position"_a);
+  megaindex::python::register_mapped_files(m);
 }

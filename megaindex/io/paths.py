@@ -182,7 +182,12 @@ def file_stamp(path: str) -> list[int]:
 def version_of(status: os.stat_result) -> str:
     """Of a file. Not its inode, which differs between machines, and which some mounted object
     stores give anew; whoever keeps a file open compares that too."""
-    seconds, fraction = divmod(status.st_mtime_ns, 10**9)
+    return version_at(status.st_mtime_ns)
+
+
+def version_at(modified: int) -> str:
+    """Return the version of a file that was last written to at that time, in nanoseconds."""
+    seconds, fraction = divmod(modified, 10**9)
     return f"of {seconds}.{fraction:09}"
 
 

@@ -6,10 +6,12 @@ files, are read sample by sample through their own ``__getitem__``.
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import numpy.typing as npt
 import torch
 
@@ -31,7 +33,7 @@ def read_gpt_sample(self: Any, idx: int | None) -> Any:
     """
     text = self._query_document_sample_shuffle_indices(idx)[0] if _is_bare(self, idx) else None
     if text is not None and not (text == self._pad_token_id).any():
-        return _bare_sample(self, text)
+        return _bare_sample(text)
     sample = core().originals["GPTDataset", "__getitem__"](self, idx)
     if self.masks_and_position_ids_are_cached:
         self.cached_loss_mask = self.cached_loss_mask.new_ones(self.cached_loss_mask.shape)
@@ -50,21 +52,22 @@ def _is_bare(self: Any, idx: int | None) -> bool:
     )
 
 
-def _bare_sample(self: Any, text: npt.NDArray[Any]) -> dict[str, torch.Tensor]:
+def _bare_sample(text: npt.NDArray[Any]) -> dict[str, torch.Tensor]:
     """Return Megatron's fields of tokens without padding, which it searches three times."""
-    tokens = torch.from_numpy(text).long()
-    if not self.masks_and_position_ids_are_cached:
-        size = tokens.numel() - 1
-        self.cached_attention_mask = None
-        self.cached_loss_mask = torch.ones(size, dtype=torch.float)
-        self.cached_position_ids = torch.arange(size, dtype=torch.long)
-        self.masks_and_position_ids_are_cached = True
-    return {
-        "tokens": tokens[:-1],
-        "labels": tokens[1:],
-        "loss_mask": torch.ones_like(self.cached_loss_mask),
-        "position_ids": self.cached_position_ids,
+    text = np.asarray(text, np.int64)
+    size = text.size - 1
+    return {  # NumPy slices an array in half the time that PyTorch takes
+        "tokens": torch.from_numpy(text[:-1]),
+        "labels": torch.from_numpy(text[1:]),
+        "loss_mask": torch.from_numpy(np.ones(size, np.float32)),
+        "position_ids": _position_ids(size),
     }
+
+
+@functools.lru_cache(maxsize=16)
+def _position_ids(size: int) -> torch.Tensor:
+    """Return the position ids that all samples of a length share, as Megatron's of one dataset."""
+    return torch.arange(size, dtype=torch.long)
 
 
 def read_gpt_samples(self: Any, ids: Sequence[Any]) -> list[Any]:

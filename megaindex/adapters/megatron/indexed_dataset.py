@@ -12,6 +12,7 @@ import functools
 import inspect
 import logging
 import weakref
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,6 @@ from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 
 logger = logging.getLogger("megaindex")
-
-DEFERRED = ("index", "bin_reader")
 
 
 def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -40,6 +39,7 @@ def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
         return
     vars(self).update(settings)
     _open(self)
+    _open_bin(self)
 
 
 def unsupported_reason(settings: dict[str, Any]) -> str | None:
@@ -70,10 +70,10 @@ _deferred: weakref.WeakSet[Any] = weakref.WeakSet()
 def open_deferred() -> None:
     """Open every deferred dataset, before Megatron's class loses the methods that open it."""
     for dataset in list(_deferred):
-        if DEFERRED[0] in vars(dataset):
+        if {"index", "bin_reader"} <= vars(dataset).keys():
             continue
         try:
-            _open(dataset)
+            _ = dataset.index, dataset.bin_reader
         except Exception:  # one that cannot be read any more must not keep the others from it
             logger.warning("%s: left unopened", dataset.path_prefix, exc_info=True)
             dataset.index = dataset.bin_reader = None  # Megatron's __del__ expects them
@@ -94,9 +94,11 @@ def _defaults() -> dict[str, Any]:
 
 def open_on_access(self: Any, name: str) -> Any:
     """``IndexedDataset.__getattr__``: opens a dataset made by `open_lazily`."""
-    if name in DEFERRED and "path_prefix" in vars(self):
-        _open(self)
-        return vars(self)[name]
+    if "path_prefix" in vars(self):
+        if name == "index":
+            return _open(self)
+        if name == "bin_reader":
+            return _open_bin(self)
     raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
@@ -117,15 +119,20 @@ def mapped(dataset: Any) -> IndexedDataset | None:
     return getattr(getattr(dataset, "index", None), "megaindex", None)
 
 
-def _open(self: Any) -> None:
-    reader = IndexedDataset(self.path_prefix, multimodal=self.multimodal)
-    module = core().indexed_dataset
-    self.index = _Index(reader)
+def _open(self: Any) -> _Index:
+    self.index = index = _Index(IndexedDataset(self.path_prefix, multimodal=self.multimodal))
+    return index
+
+
+def _open_bin(self: Any) -> Any:
+    """Set the reader of the .bin, which only Megatron's own code uses."""
+    reader, module = self.index.megaindex, core().indexed_dataset
     self.bin_reader = (
         _bin_reader_class()(reader.tokens.view(np.uint8), reader.path_prefix)
         if self.mmap
         else module._FileBinReader(module.get_bin_path(self.path_prefix))
     )
+    return self.bin_reader
 
 
 class _Index:
@@ -133,17 +140,18 @@ class _Index:
 
     def __init__(self, reader: IndexedDataset) -> None:
         self.megaindex = reader
-        self.dtype = reader.dtype.type
-        self.dtype_size = reader.dtype.itemsize
-        self.sequence_count = len(reader)
-        self.document_count = reader.document_indices.size
-        self.sequence_lengths = reader.sequence_lengths
-        self.sequence_pointers = reader.sequence_pointers
-        self.document_indices = reader.document_indices
-        self.sequence_modes = reader.sequence_modes
+
+    dtype = property(attrgetter("megaindex.dtype.type"))
+    dtype_size = property(attrgetter("megaindex.dtype.itemsize"))
+    sequence_count = property(lambda self: len(self.megaindex))
+    document_count = property(attrgetter("megaindex.document_indices.size"))
+    sequence_lengths = property(attrgetter("megaindex.sequence_lengths"))
+    sequence_pointers = property(attrgetter("megaindex.sequence_pointers"))
+    document_indices = property(attrgetter("megaindex.document_indices"))
+    sequence_modes = property(attrgetter("megaindex.sequence_modes"))
 
     def __len__(self) -> int:
-        return self.sequence_count
+        return len(self.megaindex)
 
     def __getitem__(self, idx: int) -> tuple[np.int64, np.int32, np.int8 | None]:
         mode = None if self.sequence_modes is None else self.sequence_modes[idx]

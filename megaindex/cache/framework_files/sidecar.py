@@ -60,6 +60,7 @@ from megaindex.cache.npy import ARRAY_DTYPES, map_npy
 from megaindex.errors import FormatError, MissingFile, StorageError
 from megaindex.io.mapping import map_with_status
 from megaindex.io.os_errors import as_storage_error
+from megaindex.kernels import file_mapper
 
 logger = logging.getLogger("megaindex")
 
@@ -446,6 +447,12 @@ def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
         MissingFile: a file was removed meanwhile.
         FormatError: a file was replaced or written to, or has another size than the sidecar says.
     """
+    core = file_mapper()
+    arrays: Arrays | None = None
+    if core is not None:
+        arrays = core.map_index_arrays(files.arrays, sidecar.arrays, sidecar.files)
+    if arrays is not None:
+        return arrays
     arrays = {}
     for name, path in files.arrays.items():
         data, status = map_with_status(path)
