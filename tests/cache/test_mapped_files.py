@@ -70,9 +70,7 @@ def assert_same(ours: np.ndarray[Any, Any], theirs: np.ndarray[Any, Any]) -> Non
         assert getattr(ours.flags, flag) == getattr(theirs.flags, flag), flag
 
 
-def test_arrays_are_those_mapped_one_by_one(
-    tmp_path: Path, one_by_one: Callable[[], None]
-) -> None:
+def test_arrays_are_those_mapped_one_by_one(tmp_path: Path, one_by_one: Callable[[], None]) -> None:
     files, record = set_of(tmp_path)
     together = at_once(files, record)
     one_by_one()

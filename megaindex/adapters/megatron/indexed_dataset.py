@@ -1,9 +1,9 @@
 """Megatron's IndexedDataset and its builder over megaindex's mappings and writers.
 
-Opened with the checks of `megaindex.IndexedDataset`; what is read outlives the dataset; no
-descriptor stays open; and a range outside its sequence raises instead of giving the tokens that
-follow. Object stores, and the fast cache load, which skips the
-header, are left to Megatron's own code.
+Files are opened with the checks of `megaindex.IndexedDataset`. Arrays that were read outlive the
+dataset, no descriptor stays open, and a range outside its sequence raises OutOfRange; Megatron
+returns the tokens that follow. Megatron's own code serves object stores and fast_cache_load, which
+skips the header.
 """
 
 from __future__ import annotations
@@ -52,12 +52,12 @@ def unsupported_reason(settings: dict[str, Any]) -> str | None:
     ):
         return "it lies in an object store"
     if settings.get("fast_cache_load") or settings.get("sequences_per_dataset"):
-        return "fast_cache_load opens it without looking at its header"
+        return "fast_cache_load opens it without reading its header"
     return None
 
 
 def open_lazily(cls: Any, path_prefix: str, mmap: bool) -> Any:
-    """Return an IndexedDataset whose files are opened when they are first needed."""
+    """Return an IndexedDataset that opens its files on first use."""
     dataset = cls.__new__(cls)
     vars(dataset).update(_defaults(), path_prefix=path_prefix, mmap=mmap)
     _deferred.add(dataset)
@@ -68,13 +68,13 @@ _deferred: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def open_deferred() -> None:
-    """Open every deferred dataset, before Megatron's class loses the methods that open it."""
+    """Open every deferred dataset, before the methods that open it are removed."""
     for dataset in list(_deferred):
         if {"index", "bin_reader"} <= vars(dataset).keys():
             continue
         try:
             _ = dataset.index, dataset.bin_reader
-        except Exception:  # one that cannot be read any more must not keep the others from it
+        except Exception:  # the others have to be opened all the same
             logger.warning("%s: left unopened", dataset.path_prefix, exc_info=True)
             dataset.index = dataset.bin_reader = None  # Megatron's __del__ expects them
     _deferred.clear()
@@ -93,7 +93,7 @@ def _defaults() -> dict[str, Any]:
 
 
 def open_on_access(self: Any, name: str) -> Any:
-    """``IndexedDataset.__getattr__``: opens a dataset made by `open_lazily`."""
+    """``IndexedDataset.__getattr__``: opens the files of a dataset made by `open_lazily`."""
     if "path_prefix" in vars(self):
         if name == "index":
             return _open(self)
@@ -103,7 +103,7 @@ def open_on_access(self: Any, name: str) -> Any:
 
 
 def close_nothing(self: Any) -> None:
-    """``IndexedDataset.__del__``: mappings end with their last view, descriptors are not kept."""
+    """``IndexedDataset.__del__``: mappings end with their last view, no descriptor is open."""
 
 
 def read_range(self: Any, idx: Any, offset: Any = 0, length: Any = None) -> Any:
@@ -115,7 +115,7 @@ def read_range(self: Any, idx: Any, offset: Any = 0, length: Any = None) -> Any:
 
 
 def mapped(dataset: Any) -> IndexedDataset | None:
-    """Return megaindex's dataset under a Megatron one; None where Megatron's code serves it."""
+    """Return megaindex's dataset behind a Megatron one; None if Megatron's code serves it."""
     return getattr(getattr(dataset, "index", None), "megaindex", None)
 
 
@@ -160,7 +160,7 @@ class _Index:
 
 @functools.cache
 def _bin_reader_class() -> Any:
-    """Return a subclass of Megatron's reader of mapped files, since users test isinstance."""
+    """Return a subclass of Megatron's reader of mapped files, for tests by isinstance."""
 
     class MappedBinReader(core().indexed_dataset._MMapBinReader):  # type: ignore[misc]
         """A reader of a mapping that the arrays it returns own."""
@@ -173,7 +173,7 @@ def _bin_reader_class() -> Any:
             end = int(offset) + int(count) * np.dtype(dtype).itemsize
             if not 0 <= offset <= end <= self._data.size:
                 raise OutOfRange(
-                    f"{self._path_prefix}.bin: bytes {offset} to {end} were asked for, the file "
+                    f"{self._path_prefix}.bin: bytes {offset} to {end} were requested, the file "
                     f"has {self._data.size}"
                 )
             return self._data[int(offset) : end].view(dtype)
@@ -218,8 +218,8 @@ def write_index(
 
 
 def add_document(self: Any, tensor: Any, lengths: Any, modes: Any = None) -> None:
-    """``IndexedDatasetBuilder.add_document``, with a mode 0 for each sequence where none is given,
-    as it is documented."""
+    """``IndexedDatasetBuilder.add_document``, with mode 0 for each sequence if none is given, as
+    Megatron documents."""
     if self.multimodal and modes is None:
         modes = [0] * len(lengths)
     core().originals["IndexedDatasetBuilder", "add_document"](self, tensor, lengths, modes)
