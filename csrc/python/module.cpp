@@ -55,5 +55,6 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   python::register_batch(m);
   python::register_blending(m);
   python::register_mapping(m);
+  python::register_mapped_files(m);
   register_helpers(m);
 }

@@ -8,6 +8,7 @@ namespace megaindex::python {
 void register_batch(pybind11::module_& m);
 void register_bijection(pybind11::module_& m);
 void register_blending(pybind11::module_& m);
+void register_mapped_files(pybind11::module_& m);
 void register_mapping(pybind11::module_& m);
 void register_receipt(pybind11::module_& m);
 void register_samples(pybind11::module_& m);

@@ -1,4 +1,4 @@
-"""megaindex under other programs' data loaders; each has a module or package of its own."""
+"""Adapters for the data loaders of training frameworks, one module or package for each."""
 
 from megaindex._lazy import lazy_exports
 

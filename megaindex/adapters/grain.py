@@ -1,4 +1,4 @@
-"""megaindex under grain, and so under MaxText: data sources with random access.
+"""Data sources with random access for grain, and so for MaxText.
 
     samples = NumpyDataset(opened.index, opened.datasets, fields="maxtext")
     batches = RandomAccessSampler(num_samples=len(samples), micro_batch_size=8,
@@ -6,10 +6,10 @@
                                   data_parallel_size=jax.process_count())
     dataset = grain.MapDataset.source(BatchSource(samples, batches)).to_iter_dataset()
 
-The order is the index's: `shuffle` and slices of grain are not needed, and its `repeat` would
-replay one order. Every host has equally many batches by construction, so none runs dry before the
-others, and rows that fill up the last step carry no loss. grain itself is not imported here: its
-sources are any objects with ``__len__`` and ``__getitem__``.
+The index determines the order: grain's `shuffle` and slices are not needed, and its `repeat` would
+repeat one order. All hosts have the same number of batches, and rows that pad the last step have a
+loss mask of zeros. grain itself is not imported: its sources are any objects with ``__len__`` and
+``__getitem__``.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ class SampleSource:
     """A source for ``grain.MapDataset.source`` or ``grain.DataLoader``; items are samples.
 
     Args:
-        samples: what is read; workers open its files anew.
-        fingerprint: of the order, such as a receipt or a content hash: grain refuses a checkpoint
-            taken with another.
+        samples: dataset that is read; workers open its files again.
+        fingerprint: fingerprint of the order, such as a receipt or a content hash; grain refuses a
+            checkpoint with another.
     """
 
     def __init__(self, samples: NumpyDataset, *, fingerprint: str = "") -> None:
@@ -50,7 +50,7 @@ class BatchSource:
     With workers grain batches what each worker reads; batches that are items stay as they are.
 
     Args:
-        samples: what is read.
+        samples: dataset that is read.
         batches: the sample ids of each batch, such as
             `megaindex.loader.RandomAccessSampler`.
         fingerprint: as for `SampleSource`.

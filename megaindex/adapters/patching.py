@@ -15,7 +15,7 @@ _ABSENT: Any = object()
 
 
 class Patches:
-    """Replacements that can be undone together; true while there are any."""
+    """Replacements that are undone together; false when there are none."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -24,7 +24,7 @@ class Patches:
         return bool(self._undo)
 
     def replace(self, owner: Any, name: str, value: object) -> None:
-        """Set an attribute of a module or a class; one that it only inherits is put into it."""
+        """Set an attribute of a module or a class, where `undo` restores or deletes it."""
         before = vars(owner).get(name, _ABSENT)
         setattr(owner, name, value)
         self._undo.append(partial(_restore, owner, name, before))

@@ -23,9 +23,9 @@ class Policy:
     """The samples requested of each source, and the shuffling of its epochs."""
 
     variance_buffer: float | Literal["exact"] | None
-    """None: what the framework applies."""
+    """None: the framework's own."""
     row: FrameworkRules
-    """The framework's order with the final epoch as asked."""
+    """Rules of the framework's order, with the final epoch of `install`."""
 
     @functools.cached_property
     def final_epoch(self) -> dict[str, Any]:
@@ -54,12 +54,12 @@ class Policy:
         """Return the samples requested of each source of a blend.
 
         Args:
-            num_samples: samples asked of the blend.
-            weights: normalised once, as the framework asks by them.
-            blend_weights: normalised twice, as the blend compares them.
+            num_samples: samples requested of the blend.
+            weights: weights normalised once, by which the framework requests samples.
+            blend_weights: weights normalised twice, which the blend compares.
         """
         buffer = self.variance_buffer
-        assert buffer is not None, "else the framework's own function is asked"
+        assert buffer is not None, "without a buffer the framework's own function is used"
         if not isinstance(buffer, str):
             count = len(weights)
             return [self.row.samples_requested(num_samples, w, buffer, count) for w in weights]

@@ -1,7 +1,7 @@
-"""Log lines and `status` of the adapters: which datasets megaindex serves, and which it leaves.
+"""Log lines and `status` of the adapters: the datasets that megaindex or the framework serves.
 
-Lines go to the logger ``megaindex`` at level INFO, on rank 0 and not in the workers of a
-DataLoader. A framework whose users see no logging has them printed where nothing shows them.
+Lines are logged by the logger ``megaindex`` at level INFO, on rank 0 and not in the workers of a
+DataLoader. For GPT-NeoX, which configures no logging, they are printed if the level hides them.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _MOST_DEFERRED = 4  # blends whose records are deferred: each keeps its corpora 
 
 
 class ServedDataset(NamedTuple):
-    """One dataset, and the code that serves it."""
+    """One dataset and the code that serves it."""
 
     framework: str
     kind: str
-    """Its class, or what is done for it (``reading``)."""
+    """Its class, or the operation that is served (``reading``)."""
     name: str
     served_by: str
     """``megaindex``, or the framework."""
@@ -68,8 +68,8 @@ class Status:
 
 
 def status() -> Status:
-    """Return which adapters are installed, and for every dataset made since then the code that
-    serves it: megaindex or, with the reason, the framework."""
+    """Return the installed adapters, and for every dataset made since then the code that serves it:
+    megaindex or, with the reason, the framework."""
     present = [reports for reports in _ALL if reports.active is not None]
     return Status(
         installed={reports.framework: str(reports.active) for reports in present},

@@ -25,6 +25,7 @@ from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageE
 from megaindex.format.cast import CHUNK
 from megaindex.format.header import (
     HEADER_BYTES,
+    DtypeTable,
     IndexHeader,
     dtype_of_code,
     get_dialect,
@@ -36,7 +37,8 @@ from megaindex.io.atomic import AtomicFiles
 from megaindex.io.filesystem import Progress, copy_range
 from megaindex.io.mapping import map_file
 from megaindex.io.os_errors import as_storage_error, storage_error
-from megaindex.io.paths import FileInfo, is_remote, open_regular
+from megaindex.io.paths import FileInfo, is_remote, open_regular, version_at
+from megaindex.kernels import file_mapper
 from megaindex.objects.files import each_of, local_copy, stat_path
 
 _CHUNK = 1 << 18  # sequences whose pointers are computed at once
@@ -62,7 +64,7 @@ def check_not_a_half(path_prefix: str) -> None:
             )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False, slots=True)
 class MappedPair:
     """A .bin and its .idx as read-only arrays, each of which owns its mapping.
 
@@ -133,6 +135,9 @@ def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mapped
     """Map both files and check header, sizes, first and last bound, and the last sequence."""
     dialect = get_dialect(dialect_name)
     bin_path, idx_path = pair_paths(path_prefix)
+    at_once = _map_at_once(bin_path, idx_path, dialect)
+    if at_once is not None and not (multimodal and at_once.modes is None):
+        return at_once
     remote = is_remote(bin_path)
     data = None
     if remote:
@@ -175,6 +180,30 @@ def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mapped
         raise fault.error(idx_path)
     _check_last_sequence(pair)
     return pair
+
+
+def _map_at_once(bin_path: str, idx_path: str, dialect: DtypeTable) -> MappedPair | None:
+    """Return a local pair without faults, mapped in one call; None for any other, and without the
+    native core."""
+    core = file_mapper()
+    mapped = core and core.map_pair_files(bin_path, idx_path, dialect.dtypes)
+    if mapped is None:
+        return None
+    code, dtype, lengths, pointers, bounds, modes, tokens, *sizes, idx_time, bin_time = mapped
+    return MappedPair(
+        bin_path=bin_path,
+        idx_path=idx_path,
+        header=IndexHeader(dtype_code=code, num_sequences=lengths.size, num_bounds=bounds.size),
+        dtype=dtype,
+        lengths=lengths,
+        pointers=pointers,
+        bounds=bounds,
+        modes=modes,
+        mapped_tokens=tokens,
+        idx_nbytes=sizes[0],
+        bin_nbytes=sizes[1],
+        versions=(version_at(idx_time), version_at(bin_time)),
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -176,7 +176,12 @@ def file_stamp(path: str) -> list[int]:
 def version_of(status: os.stat_result) -> str:
     """Return the version of a file: its modification time, since inodes differ between machines
     and change on some mounted object stores."""
-    seconds, fraction = divmod(status.st_mtime_ns, 10**9)
+    return version_at(status.st_mtime_ns)
+
+
+def version_at(modified: int) -> str:
+    """Return the version of a file that was modified at this time, in nanoseconds."""
+    seconds, fraction = divmod(modified, 10**9)
     return f"of {seconds}.{fraction:09}"
 
 

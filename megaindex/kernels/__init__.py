@@ -12,6 +12,7 @@ import logging
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 from megaindex.errors import InvalidArgument
 from megaindex.kernels.protocol import Backend
@@ -100,6 +101,14 @@ def _reason(error: ImportError) -> str:
 def active() -> Backend:
     """Return the backend in use."""
     return load(backend())
+
+
+@functools.cache
+def file_mapper() -> Any | None:
+    """Return the native core, which maps all files of a dataset in one call; None where it is not
+    in use and files are mapped one by one."""
+    is_wanted = _wanted() in ("", "native")
+    return load("native") if is_wanted and why_not_native() is None else None
 
 
 def num_threads() -> int:

@@ -235,7 +235,7 @@ def test_data_without_one_batch_are_refused(exact: bool, neox: Any, tmp_path: Pa
     """GPT-NeoX divides by zero."""
     adapter.install(exact=exact)
     args = arguments(tmp_path, SIZES, batch_size=400)
-    with pytest.raises(InvalidArgument, match="samples make not one batch of 400"):
+    with pytest.raises(InvalidArgument, match="samples are fewer than one batch of 400"):
         batches(args, 1)
 
 
@@ -300,7 +300,7 @@ def test_parts_of_less_than_one_sample(exact: bool, neox: Any, tmp_path: Path) -
             blend[int((blend.dataset_index == 0).argmax())]
     args = arguments(tmp_path / "run", SIZES)
     loaders = {name: neox_stand_in.make_data_loader(empty, args) for name in ("train", "valid")}
-    with pytest.raises(InvalidArgument, match="its 0 samples make not one batch"):
+    with pytest.raises(InvalidArgument, match="its 0 samples are fewer than one batch"):
         neox_stand_in.data_utils().shift_and_wrap_data_loaders(args, {**loaders, "test": None})
 
 
@@ -313,7 +313,7 @@ def test_a_test_part_of_less_than_one_batch_is_warned_of(
     args.batch_size = 4000
     loaders["test"] = neox_stand_in.make_data_loader(loaders["test"].dataset, args)
     neox_stand_in.data_utils().shift_and_wrap_data_loaders(args, loaders)
-    assert "make not one batch of 4000, all ranks together: testing will end" in caplog.text
+    assert "are fewer than one batch of 4000 of all ranks together: testing will end" in caplog.text
 
 
 def test_fields_have_the_frameworks_order(neox: Any, tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
-"""megaindex under Megatron-LM and megatron-core: the same samples in the same order, faster.
+"""Adapter for Megatron-LM and megatron-core: the same samples in the same order, built faster.
 
     import megaindex.adapters.megatron as adapter
     adapter.install()
 
-replaces how ``megatron.core.datasets`` builds, caches and reads its indices; `uninstall` puts
-everything back. Settings of `install` change what is asked of each source, and how its last epoch
-is shuffled. ``python -m megaindex.adapters.megatron -- pretrain_gpt.py …`` runs a script with it
-installed. Without touching Megatron, the classes here are its own with the methods of megaindex:
+replaces the functions of ``megatron.core.datasets`` that build, cache and read indices; `uninstall`
+restores them. Settings of `install` change the number of samples requested of each source, and the
+shuffling of its last epoch. ``python -m megaindex.adapters.megatron -- pretrain_gpt.py …`` runs a
+script with the adapter installed. Without `install`, the classes of this package are subclasses of
+Megatron's with megaindex's methods:
 ``from megaindex.adapters.megatron import GPTDataset, BlendedMegatronDatasetBuilder``.
 """
 

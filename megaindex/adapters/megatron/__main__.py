@@ -1,5 +1,5 @@
-"""``python -m megaindex.adapters.megatron -- script.py arguments``: a script with megaindex under
-Megatron."""
+"""Command ``python -m megaindex.adapters.megatron -- script.py arguments``: runs a script under the
+adapter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _USAGE = """usage: python -m megaindex.adapters.megatron [--variance-buffer B|ex
 
 
 def main(arguments: list[str]) -> int:
-    """Run the script as ``python script.py`` would."""
+    """Install the adapter, run the script as ``python script.py`` would, return the exit status."""
     settings: dict[str, Any] = {}
     while len(arguments) > 1 and arguments[0] in _SETTINGS:
         settings[_SETTINGS[arguments[0]]] = read_number(arguments[1])

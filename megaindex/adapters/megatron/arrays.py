@@ -1,4 +1,4 @@
-"""GPTDataset's three arrays, built under Megatron's own cache names."""
+"""The three index arrays of a GPTDataset, under Megatron's own cache names."""
 
 from __future__ import annotations
 
@@ -44,10 +44,10 @@ FINAL_EPOCH_ATTRIBUTES = ("megaindex_separate_final_epoch", "megaindex_final_epo
 
 
 class LowLevelCorpus:
-    """The part of a low-level dataset that its indices depend on, read when it is needed.
+    """The properties of a low-level dataset that its indices depend on, read on first use.
 
-    Sizes and times of the two files stand for their content while they are those that a sidecar
-    has recorded; otherwise the lengths are read and hashed.
+    While sizes and times of its files are those of a sidecar, the fingerprint of the sidecar is
+    used; otherwise the lengths are read and hashed.
     """
 
     def __init__(self, dataset: Any) -> None:
@@ -59,7 +59,7 @@ class LowLevelCorpus:
         self._lengths: I32 | None = None
 
     def take_facts(self, facts: Mapping[str, Any]) -> None:
-        """Take the facts of a sidecar whose files have this stamp."""
+        """Set the facts of a sidecar that has the stamp of these files."""
         self._num_sequences = facts["sequences"]
 
     def facts(self) -> dict[str, Any]:
@@ -73,7 +73,7 @@ class LowLevelCorpus:
 
     @property
     def lengths(self) -> I32:
-        """int32[sequences], all of them checked."""
+        """int32[sequences]; every sequence was checked."""
         if self._lengths is None:
             reader = mapped(self.dataset)
             if reader is not None:
@@ -82,7 +82,7 @@ class LowLevelCorpus:
         return self._lengths
 
     def fingerprint(self) -> str:
-        """Return 32 hex digits; of the lengths alone where the files are not local."""
+        """Return 32 hex digits; of files that are not local, the checksum of the lengths alone."""
         if self._fingerprint is None:
             reader = mapped(self.dataset)
             self._fingerprint = (
@@ -99,23 +99,23 @@ class DatasetRequest(ArrayRequest):
 
     corpus: LowLevelCorpus
     documents: range | I32 | tuple[float, float]
-    """Sequence ids of one epoch; or the bounds of the split, as shares of the corpus."""
+    """Sequence ids of one epoch, or the bounds of the split as fractions of the corpus."""
     num_samples: int | None
     sequence_length: int
     seed: int
     extra: int
     drop_last_partial: bool
     row: FrameworkRules
-    """Megatron's order, with the final epoch of `install`."""
+    """Rules of Megatron's order, with the final epoch of `install`."""
     final_epoch: dict[str, Any]
-    """The settings of it that are not Megatron's own."""
+    """Settings of the final epoch that differ from Megatron's defaults."""
     name: str
     """Name of the dataset in messages."""
     description: str
     files: ArrayFiles | None
 
     def fill(self, sink: framework.Sink, threads: int | None = None) -> None:
-        """Build the arrays into ``sink`` with so many threads, or with `num_threads`."""
+        """Build the arrays into ``sink``; ``threads`` defaults to `num_threads`."""
         order = self.order()
         if len(order.documents) == 0:
             _fill_without_documents(sink)
@@ -126,15 +126,15 @@ class DatasetRequest(ArrayRequest):
         """Return the order of the samples, with its epochs counted.
 
         Raises:
-            InvalidArgument: samples are asked of documents without a token, or too many.
+            InvalidArgument: the documents hold no token, or the order has too many tokens.
         """
         check_setting("add_extra_token", self.extra, "add_extra_token_to_sequence")
         chosen = self._chosen()
         tokens = count_tokens(self.corpus.lengths, chosen)
         if tokens == 0 and self.num_samples:
             raise InvalidArgument(
-                f"{self.name}: its documents hold no token, and {self.num_samples} samples are "
-                "asked of them; leave it out of this split, or give the split more of it"
+                f"{self.name}: {self.num_samples} samples are requested of documents without a "
+                "token; leave the corpus out of this split, or give the split more of it"
             )
         order = ShuffledOrder(
             rules=self.row,
@@ -208,13 +208,14 @@ def request_of(self: Any, corpus: LowLevelCorpus) -> DatasetRequest:
     """Return the request for a GPTDataset's arrays.
 
     Raises:
-        InvalidArgument: its files would have the names of those of Megatron's own policy.
+        InvalidArgument: its class names files without the settings of the final epoch.
     """
     if core().policy.final_epoch and FINAL_EPOCH_ATTRIBUTES[0] not in self.unique_identifiers:
         raise InvalidArgument(
             f"{type(self).__name__} names its files without the attributes that GPTDataset names "
-            f"them by, so separate_final_epoch {core().policy.row.separate_final_epoch} cannot be "
-            "told from Megatron's own; let its _key_config_attributes begin with those of its base"
+            f"them by: under separate_final_epoch {core().policy.row.separate_final_epoch} they "
+            "would have the names of Megatron's own; let its _key_config_attributes begin with "
+            "those of its base"
         )
     documents = np.asarray(self.indices)
     return DatasetRequest(
@@ -232,7 +233,7 @@ def request_of(self: Any, corpus: LowLevelCorpus) -> DatasetRequest:
 
 
 def settings_of(config: Any, split: Any) -> dict[str, Any]:
-    """Return the part of a request that is the same for all datasets of a split."""
+    """Return the arguments of a request that all datasets of a split share."""
     return {
         "sequence_length": check_setting("sequence_length", config.sequence_length),
         "seed": check_setting("seed", config.random_seed, "random_seed"),
@@ -253,7 +254,7 @@ def cache_directory(config: Any, path_prefix: str | None, cls: type) -> str | No
 
 
 def files_of(directory: str | None, base: str) -> ArrayFiles | None:
-    """Return Megatron's names of the files of one dataset."""
+    """Return the paths of one dataset's files, as Megatron names them; None in memory."""
     if directory is None:
         return None
     path = f"{directory}/{base}"
@@ -270,7 +271,7 @@ def files_of(directory: str | None, base: str) -> ArrayFiles | None:
 
 def build_document_sample_shuffle_indices(self: Any) -> tuple[Any, ...]:
     """``GPTDataset._build_document_sample_shuffle_indices``."""
-    if isinstance(self.indices, DatasetRequest):  # made by the builder, which fills the arrays in
+    if isinstance(self.indices, DatasetRequest):  # the builder sets the arrays later
         return None, None, None
     name = f"{self.dataset_path} ({self.index_split.name})"
     reason = unsupported_reason(type(self), self.config)
@@ -307,12 +308,12 @@ def build_document_sample_shuffle_indices(self: Any) -> tuple[Any, ...]:
 
 
 def epochs_in(entries: int, documents: int) -> int:
-    """Return the number of epochs in a document_index of so many entries."""
+    """Return the number of epochs in a document_index of that many entries."""
     return entries // documents if documents else 1
 
 
 def log_as_megatron(sizes: Iterable[tuple[int, int]]) -> None:
-    """Log samples and epochs of datasets in Megatron's own lines, which logs are searched for."""
+    """Log samples and epochs of datasets in Megatron's own lines."""
     theirs = core().gpt_dataset.logger
     if theirs.isEnabledFor(logging.INFO) and on_rank_0():
         lines = [
@@ -336,7 +337,7 @@ def unsupported_reason(cls: type, config: Any) -> str | None:
             if core().policy.final_epoch:
                 raise InvalidArgument(
                     f"{cls.__name__} has a {method} of its own, so its arrays are built by "
-                    "Megatron's code, which knows no separate_final_epoch; leave that setting out "
+                    "Megatron's code, which has no separate_final_epoch; leave that setting out "
                     "of install()"
                 )
             return f"{cls.__name__} has a {method} of its own"

@@ -1,7 +1,6 @@
-"""BlendedDataset's two arrays and the draws of its sources.
+"""The two arrays of a BlendedDataset.
 
-The draws follow from weights and size, which are known before any source is read, and those of 500
-sources take about as long as their arrays.
+They depend on weights and size alone, so they are computed in a thread while the sources are built.
 """
 
 from __future__ import annotations
@@ -41,15 +40,15 @@ logger = logging.getLogger("megaindex")
 CountedDraws = tuple[Arrays, list[int]]
 """The arrays of a blend, and the number of draws of each source."""
 BLEND_ARRAYS = ("dataset_index", "dataset_sample_index")
-_COMPARED = 1_000_000  # draws of found arrays that are compared with our own
+_COMPARED = 1_000_000  # draws of found arrays that are compared
 
 
 @dataclass(frozen=True, kw_only=True)
 class BlendDraw:
-    """The weights and the size that decide the draws of a blend."""
+    """The weights and the size of a blend, from which its draws are computed."""
 
     weights: list[Any]
-    """Normalised weights, or, without a size, the samples of each source."""
+    """Normalised weights; without a size, the number of samples of each source."""
     size: int | None
 
     @property
@@ -131,10 +130,10 @@ def _expected_draw(config: Any, number: int, size: int) -> BlendDraw | None:
 def sizes_per_dataset(
     normalized_weights: Sequence[float], target_size_per_split: Sequence[int], **surplus: float
 ) -> list[list[int]]:
-    """``_get_size_per_split_per_dataset`` under a variance buffer: for each dataset the samples
-    that each split requests, with a surplus where Megatron requests its own.
+    """``_get_size_per_split_per_dataset`` under a variance buffer: the samples that each split
+    requests of each dataset.
 
-    Exactly, a blend is as long as was asked, and its length is the sum of what is drawn.
+    With ``"exact"`` the requests are the draws of each source, and their sum is the target size.
     """
     policy = core().policy
     asks_for_surplus = surplus or policy.variance_buffer == "exact"
@@ -155,7 +154,7 @@ def _normalized(weights: Sequence[float]) -> list[float]:
 
 
 class BackgroundDraws:
-    """Draws of several blends, made in a thread that `start` starts."""
+    """Draws of several blends, computed in a thread."""
 
     def __init__(self, draws: Sequence[BlendDraw | None]) -> None:
         self._draws = draws
@@ -180,11 +179,11 @@ class BackgroundDraws:
 _started_draws: weakref.WeakKeyDictionary[Any, list[tuple[BlendDraw, Future[CountedDraws]]]] = (
     weakref.WeakKeyDictionary()
 )
-"""Draws that were started, by the first dataset of their blend."""
+"""Draws in progress, by the first dataset of their blend."""
 
 
 def draws_for(draw: BlendDraw, datasets: Sequence[Any]) -> Callable[[], CountedDraws]:
-    """Return a function that makes the draws from ``datasets``, or waits for started ones."""
+    """Return a function that computes the draws of a blend, or waits for those in progress."""
     for known, made in _started_draws.pop(datasets[0], []):
         if known == draw:
             return made.result
@@ -192,12 +191,12 @@ def draws_for(draw: BlendDraw, datasets: Sequence[Any]) -> Callable[[], CountedD
 
 
 def build_indices(self: Any) -> tuple[Any, Any]:
-    """``BlendedDataset._build_indices``; sources that are drawn beyond their end are extended.
+    """``BlendedDataset._build_indices``; extends sources of which more is drawn than they have.
 
-    Megatron builds each source with a surplus of 0.5 % and raises IndexError where the blend draws
-    more. Such a source is asked for as many samples as are drawn of it, which can take one more
-    epoch of it; nothing else changes. The arrays then get names of their own, so that a run without
-    megaindex stops at its start, as it always did, and not in the middle.
+    Megatron builds each source with a surplus of 0.5 % and raises IndexError if the blend draws
+    more. Such a source is built again with the samples drawn of it, which can take one more epoch.
+    The arrays of the blend then have other names, so that a run without megaindex stops at its
+    start and not in the middle.
     """
     kind, name = type(self).__name__, f"{self.split.name} of {len(self.datasets)} datasets"
     reason = unchecked_cache_reason(self.config)
@@ -289,7 +288,7 @@ def _extend_overdrawn(self: Any, counts: list[int]) -> None:
             continue
         logger.warning(
             "%s: the %s blend draws %d samples of it and %d were built; building more, where "
-            "Megatron would ask for a larger mid_level_dataset_surplus",
+            "Megatron would require a larger mid_level_dataset_surplus",
             getattr(dataset, "dataset_path", number), self.split.name, drawn, len(dataset),
         )  # fmt: skip
         datasets[number] = type(dataset)(
@@ -302,8 +301,8 @@ def _extend_overdrawn(self: Any, counts: list[int]) -> None:
 class DescriptionJson:
     """A replacement for the module ``json`` where a blend is named.
 
-    The description of a blend holds those of its datasets, each of which was written already:
-    they are moved in by eight spaces instead of being written again.
+    The description of a blend contains those of its datasets, which were serialized before: they
+    are indented by eight spaces instead of being serialized again.
     """
 
     def __init__(self, module: Any) -> None:

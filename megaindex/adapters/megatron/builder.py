@@ -1,7 +1,7 @@
-"""BlendedMegatronDatasetBuilder: all datasets of a blend at once, and no barriers.
+"""Methods of BlendedMegatronDatasetBuilder: all datasets of a blend at once, without barriers.
 
-One process per file system builds what is missing (`megaindex.cache.claim`), so ranks need not wait
-for rank 0 at a barrier, and none of them needs a device to wait with.
+One process per file system builds missing arrays (`megaindex.cache.claim`), so ranks do not wait
+for rank 0 at a barrier, which would need a device.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def _build(
     split: Sequence[Any],
     sizes_per_dataset: Sequence[Any],
 ) -> list[list[Any]]:
-    """Return the datasets of each split, which open their files when they are read."""
+    """Return the datasets of each split; they open their files on first use."""
     started = time.perf_counter()
     draws = expected_draws(self.config, self.sizes, split) if len(prefixes) > 1 else []
     background = BackgroundDraws(draws)
@@ -81,7 +81,7 @@ def _build(
 def _report(
     made_of: tuple[list[DatasetRequest], list[Sidecar], list[bool]], what: str, seconds: float
 ) -> None:
-    """Log and record the datasets of a blend or of one corpus, all in one log record."""
+    """Record the datasets of a blend or of one corpus, with one log record for all."""
     _, sidecars, built = made_of
     summary = f"{len(built)} datasets of {what}, {sum(built)} of them built, in {seconds:.2f} s"
     MEGATRON.serve_together(partial(_records, *made_of), summary)
@@ -117,8 +117,7 @@ def _size_of(sidecar: Sidecar) -> tuple[int, int]:
 def _check_enough(
     self: Any, columns: Sequence[Sequence[Any]], split: Sequence[Any], asked: Sequence[Any]
 ) -> None:
-    """Refuse a blend by size that is shorter than requested, where no surplus or less than
-    the draws may be built.
+    """Check that a blend without weights is as long as requested under a variance buffer.
 
     Raises:
         InvalidArgument: one epoch of all sources holds fewer samples.
@@ -140,9 +139,9 @@ def _check_enough(
         total = sum(len(dataset) for dataset in column)
         if total < size:
             raise InvalidArgument(
-                f"{name.name}: {size} samples are asked of sources without weights, whose one "
-                f"epoch holds {total}; Megatron would serve those and no more. Give weights, or "
-                "leave variance_buffer out"
+                f"{name.name}: {size} samples are requested of sources without weights, whose one "
+                f"epoch holds {total}; Megatron would serve only those. Give weights, or leave "
+                "variance_buffer out"
             )
 
 
@@ -220,7 +219,7 @@ def build_megatron_dataset_splits(
 
 
 def _open_all(datasets: list[Any]) -> list[Any]:
-    """Open the datasets of one corpus: deferring that pays only for many of them."""
+    """Open the files of the datasets of one corpus, which takes less than deferring it."""
     for dataset in datasets:
         if dataset is not None:
             _ = dataset.shuffle_index, dataset.dataset.index
@@ -247,7 +246,7 @@ def _patched(name: str, theirs: Any) -> Any:
 
 
 def coordinates(cls: Any, config: Any) -> bool:
-    """Return whether datasets of this class claim builds among themselves, without barriers."""
+    """Return True if datasets of this class are built under a claim, without barriers."""
     if not isinstance(cls, type):
         return False
     build = getattr(cls, "_build_document_sample_shuffle_indices", None)
@@ -258,7 +257,7 @@ def coordinates(cls: Any, config: Any) -> bool:
 
 
 def _report_unserved(cls: Any, args: Sequence[Any]) -> None:
-    """Report that a class builds its arrays itself, unless it requests them from megaindex."""
+    """Report a class that builds its arrays itself."""
     owns = not isinstance(cls, type) or not (
         getattr(cls, "_build_indices", None) is blend.build_indices
         or getattr(cls, "_build_document_sample_shuffle_indices", None)

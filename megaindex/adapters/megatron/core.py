@@ -1,4 +1,4 @@
-"""The modules of megatron-core, imported once, and what differs between its versions."""
+"""The modules of megatron-core, imported once, and the names that differ between releases."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ _PACKAGE = "megatron.core.datasets"
 SIZES = "_get_size_per_split_per_dataset"
 """The builder's function that computes the samples requested of each source."""
 OLDEST, NEWEST = (0, 12), (0, 20)
-"""Releases of megatron-core that are served; NEWEST is Megatron-LM main of 2026-08."""
+"""Oldest and newest supported release of megatron-core; NEWEST is Megatron-LM main of 2026-08."""
 
 
 METHODS: dict[str, dict[str, Callable[..., Any]]] = {}
-"""megaindex's methods by Megatron's class and method, which the module ``patches`` registers."""
+"""megaindex's methods by class and method of Megatron; the module ``patches`` registers them."""
 STANDALONE: dict[str, dict[str, Callable[..., Any]]] = {}
-"""Methods that the subclasses of `load_class` have besides."""
+"""Additional methods of the subclasses of `load_class`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def core() -> MegatronCore:
     """Return megatron-core's dataset modules.
 
     Raises:
-        InvalidArgument: megatron-core cannot be imported, or is of a release that is not served.
+        InvalidArgument: megatron-core cannot be imported, or its release is not supported.
     """
     version, names = _version()
     try:
@@ -148,7 +148,7 @@ def _version() -> tuple[str, ReleaseNames]:
     """Return the release of megatron-core, read before modules that older releases lack.
 
     Raises:
-        InvalidArgument: it is older than what is served.
+        InvalidArgument: the release is older than `OLDEST`.
     """
     version = _read_version()
     numbers = re.match(r"(\d+)\.(\d+)", version)
@@ -161,8 +161,8 @@ def _version() -> tuple[str, ReleaseNames]:
         )
     if release is None or release > NEWEST:
         logger.warning(
-            "megatron-core %s is newer than megaindex knows, which was tested with %s; compare a "
-            "first run with and without the adapter (docs/megatron.md, Verify)", version, served,
+            "megatron-core %s is newer than the releases that were tested, %s; compare a first "
+            "run with and without the adapter (docs/megatron.md, Verify)", version, served,
         )  # fmt: skip
     known = max(first for first in RELEASE_NAMES if release is None or first <= release)
     return version, RELEASE_NAMES[known]

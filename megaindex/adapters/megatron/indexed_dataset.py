@@ -1,9 +1,9 @@
 """Megatron's IndexedDataset and its builder over megaindex's mappings and writers.
 
-Opened with the checks of `megaindex.IndexedDataset`; what is read outlives the dataset; no
-descriptor stays open; and a range outside its sequence raises instead of giving the tokens that
-follow. Object stores, and the fast cache load, which skips the
-header, are left to Megatron's own code.
+Files are opened with the checks of `megaindex.IndexedDataset`. Arrays that were read outlive the
+dataset, no descriptor stays open, and a range outside its sequence raises OutOfRange; Megatron
+returns the tokens that follow. Megatron's own code serves object stores and fast_cache_load, which
+skips the header.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import functools
 import inspect
 import logging
 import weakref
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -23,8 +24,6 @@ from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 
 logger = logging.getLogger("megaindex")
-
-DEFERRED = ("index", "bin_reader")
 
 
 def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -40,6 +39,7 @@ def initialize(self: Any, *args: Any, **kwargs: Any) -> None:
         return
     vars(self).update(settings)
     _open(self)
+    _open_bin(self)
 
 
 def unsupported_reason(settings: dict[str, Any]) -> str | None:
@@ -52,12 +52,12 @@ def unsupported_reason(settings: dict[str, Any]) -> str | None:
     ):
         return "it lies in an object store"
     if settings.get("fast_cache_load") or settings.get("sequences_per_dataset"):
-        return "fast_cache_load opens it without looking at its header"
+        return "fast_cache_load opens it without reading its header"
     return None
 
 
 def open_lazily(cls: Any, path_prefix: str, mmap: bool) -> Any:
-    """Return an IndexedDataset whose files are opened when they are first needed."""
+    """Return an IndexedDataset that opens its files on first use."""
     dataset = cls.__new__(cls)
     vars(dataset).update(_defaults(), path_prefix=path_prefix, mmap=mmap)
     _deferred.add(dataset)
@@ -68,13 +68,13 @@ _deferred: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def open_deferred() -> None:
-    """Open every deferred dataset, before Megatron's class loses the methods that open it."""
+    """Open every deferred dataset, before the methods that open it are removed."""
     for dataset in list(_deferred):
-        if DEFERRED[0] in vars(dataset):
+        if {"index", "bin_reader"} <= vars(dataset).keys():
             continue
         try:
-            _open(dataset)
-        except Exception:  # one that cannot be read any more must not keep the others from it
+            _ = dataset.index, dataset.bin_reader
+        except Exception:  # the others have to be opened all the same
             logger.warning("%s: left unopened", dataset.path_prefix, exc_info=True)
             dataset.index = dataset.bin_reader = None  # Megatron's __del__ expects them
     _deferred.clear()
@@ -93,15 +93,17 @@ def _defaults() -> dict[str, Any]:
 
 
 def open_on_access(self: Any, name: str) -> Any:
-    """``IndexedDataset.__getattr__``: opens a dataset made by `open_lazily`."""
-    if name in DEFERRED and "path_prefix" in vars(self):
-        _open(self)
-        return vars(self)[name]
+    """``IndexedDataset.__getattr__``: opens the files of a dataset made by `open_lazily`."""
+    if "path_prefix" in vars(self):
+        if name == "index":
+            return _open(self)
+        if name == "bin_reader":
+            return _open_bin(self)
     raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
 
 def close_nothing(self: Any) -> None:
-    """``IndexedDataset.__del__``: mappings end with their last view, descriptors are not kept."""
+    """``IndexedDataset.__del__``: mappings end with their last view, no descriptor is open."""
 
 
 def read_range(self: Any, idx: Any, offset: Any = 0, length: Any = None) -> Any:
@@ -113,19 +115,24 @@ def read_range(self: Any, idx: Any, offset: Any = 0, length: Any = None) -> Any:
 
 
 def mapped(dataset: Any) -> IndexedDataset | None:
-    """Return megaindex's dataset under a Megatron one; None where Megatron's code serves it."""
+    """Return megaindex's dataset behind a Megatron one; None if Megatron's code serves it."""
     return getattr(getattr(dataset, "index", None), "megaindex", None)
 
 
-def _open(self: Any) -> None:
-    reader = IndexedDataset(self.path_prefix, multimodal=self.multimodal)
-    module = core().indexed_dataset
-    self.index = _Index(reader)
+def _open(self: Any) -> _Index:
+    self.index = index = _Index(IndexedDataset(self.path_prefix, multimodal=self.multimodal))
+    return index
+
+
+def _open_bin(self: Any) -> Any:
+    """Set the reader of the .bin, which only Megatron's own code uses."""
+    reader, module = self.index.megaindex, core().indexed_dataset
     self.bin_reader = (
         _bin_reader_class()(reader.tokens.view(np.uint8), reader.path_prefix)
         if self.mmap
         else module._FileBinReader(module.get_bin_path(self.path_prefix))
     )
+    return self.bin_reader
 
 
 class _Index:
@@ -133,17 +140,18 @@ class _Index:
 
     def __init__(self, reader: IndexedDataset) -> None:
         self.megaindex = reader
-        self.dtype = reader.dtype.type
-        self.dtype_size = reader.dtype.itemsize
-        self.sequence_count = len(reader)
-        self.document_count = reader.document_indices.size
-        self.sequence_lengths = reader.sequence_lengths
-        self.sequence_pointers = reader.sequence_pointers
-        self.document_indices = reader.document_indices
-        self.sequence_modes = reader.sequence_modes
+
+    dtype = property(attrgetter("megaindex.dtype.type"))
+    dtype_size = property(attrgetter("megaindex.dtype.itemsize"))
+    sequence_count = property(lambda self: len(self.megaindex))
+    document_count = property(attrgetter("megaindex.document_indices.size"))
+    sequence_lengths = property(attrgetter("megaindex.sequence_lengths"))
+    sequence_pointers = property(attrgetter("megaindex.sequence_pointers"))
+    document_indices = property(attrgetter("megaindex.document_indices"))
+    sequence_modes = property(attrgetter("megaindex.sequence_modes"))
 
     def __len__(self) -> int:
-        return self.sequence_count
+        return len(self.megaindex)
 
     def __getitem__(self, idx: int) -> tuple[np.int64, np.int32, np.int8 | None]:
         mode = None if self.sequence_modes is None else self.sequence_modes[idx]
@@ -152,7 +160,7 @@ class _Index:
 
 @functools.cache
 def _bin_reader_class() -> Any:
-    """Return a subclass of Megatron's reader of mapped files, since users test isinstance."""
+    """Return a subclass of Megatron's reader of mapped files, for tests by isinstance."""
 
     class MappedBinReader(core().indexed_dataset._MMapBinReader):  # type: ignore[misc]
         """A reader of a mapping that the arrays it returns own."""
@@ -165,7 +173,7 @@ def _bin_reader_class() -> Any:
             end = int(offset) + int(count) * np.dtype(dtype).itemsize
             if not 0 <= offset <= end <= self._data.size:
                 raise OutOfRange(
-                    f"{self._path_prefix}.bin: bytes {offset} to {end} were asked for, the file "
+                    f"{self._path_prefix}.bin: bytes {offset} to {end} were requested, the file "
                     f"has {self._data.size}"
                 )
             return self._data[int(offset) : end].view(dtype)
@@ -210,8 +218,8 @@ def write_index(
 
 
 def add_document(self: Any, tensor: Any, lengths: Any, modes: Any = None) -> None:
-    """``IndexedDatasetBuilder.add_document``, with a mode 0 for each sequence where none is given,
-    as it is documented."""
+    """``IndexedDatasetBuilder.add_document``, with mode 0 for each sequence if none is given, as
+    Megatron documents."""
     if self.multimodal and modes is None:
         modes = [0] * len(lengths)
     core().originals["IndexedDatasetBuilder", "add_document"](self, tensor, lengths, modes)

@@ -1,7 +1,7 @@
-"""GPTDatasets of a blend, made without opening a file: each opens its own when it is first read.
+"""GPTDatasets of a blend that open their files on first use.
 
-A blend of 500 sources over three splits is 1500 datasets. Their settings are checked when
-they are built; mapping 5,500 files can wait until the process that reads them needs them.
+A blend of 500 sources over three splits has 1500 datasets. Their settings are checked when they are
+made; their 5,500 files are mapped by the processes that read them.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _COPIED_ATTRIBUTES = {
 
 
 class DatasetIdentifiers(dict[str, Any]):
-    """``unique_identifiers`` of a dataset, with the JSON they were written as.
+    """``unique_identifiers`` of a dataset, with their JSON text.
 
-    They do not change once a dataset is made: its files are named by them.
+    They never change, since the files of the dataset are named by them.
     """
 
     __slots__ = ("description",)
@@ -51,8 +51,8 @@ class DatasetIdentifiers(dict[str, Any]):
 class DatasetFactory:
     """A factory of the GPTDatasets of one split, which differ in corpus and number of samples.
 
-    The first is made by Megatron's own constructor; the others are copies of it. Their
-    descriptions, by which Megatron names the files, are one text with two values put in.
+    Megatron's own constructor makes a template, of which the datasets are copies. Their
+    descriptions, by which Megatron names the files, differ in these two values alone.
     """
 
     def __init__(self, cls: Any, config: Any, split: Any, share: tuple[float, float]) -> None:
@@ -112,24 +112,24 @@ _waiting: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def defer_arrays(dataset: Any, request: DatasetRequest, sidecar: Sidecar) -> None:
-    """Have ``dataset`` map its arrays when they are first accessed."""
+    """Make ``dataset`` map its arrays on first access."""
     vars(dataset)[_PENDING] = request, sidecar
     _waiting.add(dataset)
 
 
 def load_deferred_arrays() -> None:
-    """Complete every deferred dataset, before Megatron's classes lose the methods that do it."""
+    """Complete every deferred dataset, before the methods that do it are removed."""
     for dataset in list(_waiting):
         try:
             vars(dataset).update(get_complete_state(dataset))
-        except Exception:  # one that cannot be read any more must not keep the others from it
+        except Exception:  # the others have to be completed all the same
             logger.warning("%s: left incomplete", dataset.dataset_path, exc_info=True)
         vars(dataset).pop(_PENDING, None)
     _waiting.clear()
 
 
 def get_deferred_array(self: Any, name: str) -> Any:
-    """``GPTDataset.__getattr__``: called for attributes that are not set yet."""
+    """``GPTDataset.__getattr__``: maps the arrays of a deferred dataset."""
     pending = vars(self).get(_PENDING)
     if pending is None or name not in (*ARRAYS, "indices"):
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
@@ -152,7 +152,7 @@ def count_samples(self: Any) -> int:
 
 
 def get_complete_state(self: Any) -> dict[str, Any]:
-    """``GPTDataset.__getstate__``: complete, for processes without megaindex."""
+    """``GPTDataset.__getstate__``: the complete state, for processes without megaindex."""
     if _PENDING in vars(self):
         for name in (*ARRAYS, "indices"):
             getattr(self, name)

@@ -53,7 +53,7 @@ def iterate_single(self: Any) -> Iterator[list[int]]:
 
 
 def iterate_cyclic(self: Any) -> Iterator[list[int]]:
-    """``MegatronPretrainingRandomSampler.__iter__``: one epoch, or what is left of it."""
+    """``MegatronPretrainingRandomSampler.__iter__``: one epoch, or the rest of it."""
     import torch
 
     stride, size = self.micro_batch_times_data_parallel_size, self.micro_batch_size
@@ -146,18 +146,18 @@ def install(
     datasets that are made afterwards.
 
     Args:
-        variance_buffer: what each source of a blend is asked for, as a multiple of its share: a
-            number from 1. ``"exact"``: what the blend draws of it. None: Megatron's own,
+        variance_buffer: samples requested of each source of a blend, as a multiple of its share: a
+            number from 1; ``"exact"``: the samples that the blend draws of it. None: Megatron's
             1 + mid_level_dataset_surplus.
-        separate_final_epoch: whether the last of several epochs is shuffled apart: ``"always"``,
-            ``"never"``, or ``"auto"`` where few of its samples are asked for. None: Megatron's
-            own, auto. The arrays of another setting have names of their own.
-        final_epoch_threshold: the share of an epoch below which auto shuffles it apart. None:
-            Megatron's own, 0.8.
+        separate_final_epoch: ``"always"`` or ``"never"`` shuffle the last of several epochs apart;
+            ``"auto"`` does if few of its samples are requested. None: Megatron's auto. The arrays
+            of another setting have other names.
+        final_epoch_threshold: fraction of an epoch below which ``"auto"`` shuffles it apart. None:
+            Megatron's 0.8.
 
     Raises:
-        InvalidArgument: a setting is out of range; or megatron-core cannot be imported, or is of a
-            release that is not served.
+        InvalidArgument: a setting is out of range; megatron-core cannot be imported, or its release
+            is not supported.
     """
     policy = make_policy("megatron", variance_buffer, separate_final_epoch, final_epoch_threshold)
     _install_classes()

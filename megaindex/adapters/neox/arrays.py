@@ -1,4 +1,4 @@
-"""The three arrays of a GPT-NeoX dataset: built by megaindex, under GPT-NeoX's own cache names."""
+"""The three index arrays of a GPT-NeoX dataset, under GPT-NeoX's own cache names."""
 
 from __future__ import annotations
 
@@ -42,16 +42,16 @@ class NeoxRequest(ArrayRequest, Generic[T]):
     settings: Mapping[str, Any]
     """All values besides the corpora that the arrays depend on."""
     stamp: list[int]
-    """Sizes and times of the corpora's files: they stand for the content while they are those that
-    the sidecar has recorded."""
+    """Sizes and times of the corpora's files; while they are those of the sidecar, the content is
+    taken as unchanged."""
     texts: Sequence[IndexedDataset]
     make_order: Callable[[], T]
-    description: str = ""  # GPT-NeoX marks nothing
+    description: str = ""  # GPT-NeoX writes no marker
     _order: T | None = None
 
     def order(self) -> T:
-        """Return the order of the samples, made once from corpora that were checked."""
-        if self._order is None:  # a cached_property has one lock for all builders
+        """Return the order of the samples, computed once after the corpora were checked."""
+        if self._order is None:  # cached_property of Python 3.11 has one lock for all instances
             for text in self.texts:
                 text.validate()
             self._order = self.make_order()
@@ -72,7 +72,7 @@ class NeoxRequest(ArrayRequest, Generic[T]):
 
     @abc.abstractmethod
     def corpus(self) -> str:
-        """Return a fingerprint of all that the arrays depend on besides the settings."""
+        """Return a fingerprint of the corpora that the arrays depend on."""
 
     @abc.abstractmethod
     def facts(self) -> Mapping[str, Any]:
@@ -121,7 +121,7 @@ class WholeDocumentsRequest(NeoxRequest[PackingOrder]):
         return xxhash.xxh3_128_hexdigest(canonical_json(parts).encode())
 
     def facts(self) -> Mapping[str, Any]:
-        """Return num_epochs and tokens_per_epoch of the documents that take part."""
+        """Return num_epochs and tokens_per_epoch of the documents in the order."""
         order = self.order()
         return {
             "num_epochs": ceil_div(order.num_samples, int(order.takes_part.sum())),
@@ -132,16 +132,16 @@ class WholeDocumentsRequest(NeoxRequest[PackingOrder]):
         neox_documents.build(self.order(), sink)
 
     def check(self, arrays: Arrays) -> None:
-        """Build them again, which takes less than a second for ten million documents."""
+        """Compare with newly built arrays; ten million documents take less than a second."""
         memory = Memory()
         neox_documents.build(self.order(), memory)
         for name, expected in memory.arrays.items():
             if arrays[name].dtype != expected.dtype or not np.array_equal(arrays[name], expected):
-                raise FormatError(f"{name} is not what the documents and the seed give")
+                raise FormatError(f"{name} is not that of the documents and the seed")
 
 
 def files_of(base: str) -> ArrayFiles:
-    """Return GPT-NeoX's names of one set of arrays, and that of the sidecar beside them."""
+    """Return the paths of one set of arrays, as GPT-NeoX names them, and of their sidecar."""
     return ArrayFiles(
         arrays={ours: f"{base}_{theirs}.npy" for ours, theirs in _NAMES.items()},
         sidecar=f"{base}{SUFFIX}",

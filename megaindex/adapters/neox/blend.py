@@ -1,4 +1,4 @@
-"""GPT-NeoX's BlendableDataset, with any number of datasets and whole batches read at once."""
+"""Methods of GPT-NeoX's BlendableDataset, for any number of datasets and whole batches."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from megaindex.loader.token_readers import TokenReader
 
 logger = logging.getLogger("megaindex")
 
-_MOST_IN_UINT8 = 254  # what GPT-NeoX asserts; a uint8 holds no more
+_MOST_IN_UINT8 = 254  # GPT-NeoX asserts that there are no more
 
 
 def init_blend(self: Any, datasets: Sequence[Any], weights: Sequence[float]) -> None:
     """``BlendableDataset.__init__``.
 
-    As in GPT-NeoX the blend is as long as its datasets together, so towards its end it asks for
-    samples that a dataset does not have. Exactly, it ends before that; and where epochs instead of
-    samples are requested of the datasets, each is served once in every epoch.
+    As in GPT-NeoX the blend is as long as its datasets together, so near its end it draws samples
+    that a dataset does not have. With ``exact`` it ends before the first of them; and if epochs are
+    requested of the datasets, each sample is served once in every epoch.
     """
     if len(datasets) != len(weights) or not datasets:
         raise InvalidArgument(
@@ -58,7 +58,7 @@ def init_blend(self: Any, datasets: Sequence[Any], weights: Sequence[float]) -> 
 
 
 def _report(self: Any, weights: Sequence[float], drawn: _BlendArrays, seconds: float) -> None:
-    """Record the blend, and print the lines of GPT-NeoX that logs are searched for."""
+    """Record the blend, and print GPT-NeoX's own lines about it."""
     show = framework().print_line
     show(f"> elapsed time for building blendable dataset indices: {seconds:.2f} (sec)")
     shares = normalized(weights).tolist()
@@ -90,9 +90,9 @@ class _BlendArrays:
     counts: I64
     """Number of draws of each dataset."""
     entry: str | None = None
-    """Cache entry of the draws; None where they are not kept."""
+    """Path of the cache entry; None for draws that are not cached."""
     was_built: bool = True
-    """Whether this process built them; else the entry was found."""
+    """False if the cache entry was found."""
 
     def first(self, size: int) -> _BlendArrays:
         """Return the first ``size`` draws, without a copy."""
@@ -105,9 +105,9 @@ class _BlendArrays:
 
 @dataclass(frozen=True, eq=False)
 class _BlendRule:
-    """The rule and the values that decide the draws of a blend.
+    """The rule and the values from which the draws of a blend are computed.
 
-    Those of training, validation and test are often equal but for their number.
+    Those of training, validation and test often differ in their number alone.
     """
 
     rule: Literal["greedy", "exhaustive"]
@@ -115,8 +115,10 @@ class _BlendRule:
     """See `fill_blend`."""
 
     def first(self, size: int, directory: str | None) -> _BlendArrays:
-        """Return the first ``size`` draws: those of the blend before, if it has as many; else new
-        ones, which are kept in ``directory`` if they are many, for all processes to map."""
+        """Return the first ``size`` draws, as a part of the previous blend's if it has as many.
+
+        At least `_WORTH_KEEPING` new draws are cached in ``directory``, for all processes to map.
+        """
         global _last_arrays  # noqa: PLW0603
         key = (self.rule, self.values.tobytes())
         known = _last_arrays[1]() if _last_arrays is not None and _last_arrays[0] == key else None
@@ -171,8 +173,8 @@ class _BlendRule:
 _last_arrays: tuple[tuple[str, bytes], weakref.ref[_BlendArrays]] | None = None
 _ARRAYS = "_megaindex_drawn"
 FOLDER = "megaindex-blends"
-"""Beside the arrays of a blend's first dataset; a cache as `megaindex.build_index` has."""
-_WORTH_KEEPING = 1 << 16  # draws: they take longer than to open a file
+"""Name of the cache of draws, in the directory of the first dataset's arrays."""
+_WORTH_KEEPING = 1 << 16  # draws that take longer to compute than to open a file
 
 
 def _directory_of(dataset: Any) -> str | None:
@@ -182,7 +184,7 @@ def _directory_of(dataset: Any) -> str | None:
 
 
 def normalized(weights: Sequence[float]) -> F64:
-    """Return the weights that the blend compares, summed as GPT-NeoX does here.
+    """Return the normalised weights of a blend, summed in GPT-NeoX's order.
 
     Raises:
         InvalidArgument: no positive sum, or a weight that is negative or not finite.
@@ -198,7 +200,7 @@ def normalized(weights: Sequence[float]) -> F64:
 
 
 def reshuffles(self: Any) -> bool:
-    """Return whether all datasets continue in another order after their last sample."""
+    """Return True if every dataset has another order for each epoch."""
     return all(
         getattr(getattr(dataset, "megaindex", None), "reshuffles", False)
         for dataset in self.datasets
@@ -213,10 +215,8 @@ def read_blend_sample(self: Any, idx: int) -> Any:
 
 
 def read_blend_samples(self: Any, ids: Sequence[int]) -> list[Any]:
-    """``__getitems__``: the samples of a batch, those of each dataset read together.
-
-    One by one where a subclass has a ``__getitem__`` of its own.
-    """
+    """``__getitems__``: the samples of a batch, read together, or one by one if ``__getitem__`` is
+    overridden."""
     if type(self).__getitem__ is not read_blend_sample:
         return [self[idx] for idx in ids]
     texts = _text_reader_of(self)
@@ -234,8 +234,8 @@ def _read(self: Any, ids: Sequence[int]) -> list[Any]:
     beyond = (within < 0) | (within >= self.size)
     if beyond.any():
         raise OutOfRange(
-            f"sample {int(wanted[beyond][0])} was asked for, the blend holds samples 0 to "
-            f"{self.size - 1}; nothing is served in its place"
+            f"sample {int(wanted[beyond][0])} was requested, the blend holds samples 0 to "
+            f"{self.size - 1}; exact serves no other in its place"
         )
     source, sample = self.dataset_index[within], self.dataset_sample_index[within]
     parts = []
@@ -249,13 +249,13 @@ def _read(self: Any, ids: Sequence[int]) -> list[Any]:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _TextReader:
-    """A reader of all sources of a blend of text alone by one call."""
+    """A reader of all sources of a blend of text in one call."""
 
     index: BlendedIndex
     reader: TokenReader
 
     def read(self, ids: Sequence[int]) -> I64 | None:
-        """Return the samples of a batch; None where the blend or a source lacks one of them."""
+        """Return the samples of a batch; None if the blend or a source lacks one of them."""
         try:
             spans = self.index.locate(ids)
         except OutOfRange:

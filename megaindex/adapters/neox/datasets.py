@@ -167,8 +167,7 @@ def init_pairwise(
 
 
 def _start(self: Any, samples: NeoxSamples, build_index_mappings: bool) -> None:
-    """Fetch the arrays, and give the dataset the attributes that GPT-NeoX does: the arrays when
-    they are first asked for."""
+    """Fetch the arrays of a dataset; its array attributes are set on first access."""
     self.megaindex = samples
     if build_index_mappings:
         _incomplete.add(self)
@@ -176,7 +175,7 @@ def _start(self: Any, samples: NeoxSamples, build_index_mappings: bool) -> None:
 
 
 def _report(made: Sequence[Any], seconds: float) -> None:
-    """Record datasets, and print the lines of GPT-NeoX that logs are searched for."""
+    """Record datasets, and print GPT-NeoX's own lines about them."""
     lines, rows = [], []
     for dataset in made:
         samples: NeoxSamples = dataset.megaindex
@@ -213,12 +212,12 @@ _ARRAYS = {
     "shuffle_idx": "shuffle_index",
 }
 _LENGTHS = {"shuffle_idx_len": -1, "sample_idx_len": 0}
-"""What is added to the number of samples."""
+"""Lengths minus the number of samples."""
 _incomplete: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
 def get_deferred(self: Any, name: str) -> Any:
-    """``__getattr__``, called for what is not there yet: arrays and lengths."""
+    """``__getattr__``: sets arrays and lengths on first access."""
     if self in _incomplete:
         samples: NeoxSamples = self.megaindex
         if name in _LENGTHS:
@@ -234,7 +233,7 @@ def get_deferred(self: Any, name: str) -> Any:
 
 
 def get_complete_state(self: Any) -> dict[str, Any]:
-    """``__getstate__``: complete, for processes that know nothing of megaindex."""
+    """``__getstate__``: the complete state, for processes without megaindex."""
     if self in _incomplete:
         for name in (*_ARRAYS, *_LENGTHS):
             getattr(self, name)
@@ -242,51 +241,51 @@ def get_complete_state(self: Any) -> dict[str, Any]:
 
 
 def complete_all() -> None:
-    """Give every dataset what it lacks, before GPT-NeoX's classes lose the methods that would."""
+    """Complete every dataset, before the methods that do it are removed."""
     for dataset in list(_incomplete):
         try:
             get_complete_state(dataset)
-        except Exception:  # noqa: PERF203 one that is unreadable must not stop the others
+        except Exception:  # noqa: PERF203 the others have to be completed all the same
             logger.warning("%s: left incomplete", dataset.name, exc_info=True)
     _incomplete.clear()
 
 
 def check_exists(prefix: str, dataset: Any) -> None:
-    """Refuse the None that GPT-NeoX has for a pair that is not there.
+    """Check that GPT-NeoX found the pair, for which it would return None.
 
     Raises:
-        MissingFile: it is that.
+        MissingFile: the dataset is None.
     """
     if dataset is None:
         raise MissingFile(
-            f"{prefix}.idx and {prefix}.bin: at least one is not there, or is of no format that "
-            "data_impl names; check the path in the configuration"
+            f"{prefix}.idx and {prefix}.bin: at least one is missing, or its format is not that of "
+            "data_impl; check the path in the configuration"
         )
 
 
 def _why_left(dataset: Any) -> str:
     kind = type(dataset).__name__
     if framework().is_own(dataset):
-        return f"{kind} reads in a way of its own"
+        return f"{kind} has reading methods of its own"
     return f"{kind} is not one of GPT-NeoX's indexed datasets"
 
 
 def _check_policy(name: str) -> None:
-    """Refuse settings that GPT-NeoX's own code does not know.
+    """Check that GPT-NeoX's own code can build arrays under the installed settings.
 
     Raises:
-        InvalidArgument: `install` was given another final epoch.
+        InvalidArgument: `install` has another final epoch than GPT-NeoX.
     """
     policy = framework().policy
     if policy.final_epoch:
         raise InvalidArgument(
-            f"{name}: GPT-NeoX's own code builds its arrays, which knows no separate_final_epoch "
+            f"{name}: GPT-NeoX's own code builds its arrays, which has no separate_final_epoch "
             f"{policy.row.separate_final_epoch}; leave that setting out of install()"
         )
 
 
 def count_samples(self: Any) -> int:
-    """``__len__``: GPT-NeoX leaves out the last sample, exact does not."""
+    """``__len__``: without the last sample, as in GPT-NeoX, unless ``exact``."""
     samples: NeoxSamples | None = getattr(self, "megaindex", None)
     if samples is None:
         return max(0, int(min(self.shuffle_idx_len, self.sample_idx_len)))
@@ -302,21 +301,17 @@ def read_sample(self: Any, idx: int) -> Any:
 
 
 def read_samples(self: Any, ids: Sequence[int]) -> list[Any]:
-    """``__getitems__``: the samples of a batch, read together.
-
-    One by one where there is nothing of ours to read, or a subclass has a ``__getitem__`` of its
-    own, which a batch must not go past.
-    """
+    """``__getitems__``: the samples of a batch, read together, or one by one if GPT-NeoX's code
+    serves the dataset or a subclass overrides ``__getitem__``."""
     if getattr(self, "megaindex", None) is None or type(self).__getitem__ is not read_sample:
         return [self[idx] for idx in ids]
     return _read(self, ids)
 
 
 class BatchRows(list[Rows]):
-    """The samples of a batch, the rows of ``whole``: arrays [n, S + 1] by name.
+    """The samples of a batch as rows of ``whole``, arrays [n, S + 1] by name.
 
-    PyTorch's DataLoader asks a dataset for a list of samples and stacks them again; ``collate``
-    takes the arrays instead.
+    PyTorch's DataLoader takes a list of samples and stacks them; ``collate`` uses ``whole``.
     """
 
     def __init__(self, whole: Rows, count: int) -> None:
@@ -327,7 +322,7 @@ class BatchRows(list[Rows]):
 
 
 def join_batches(parts: Sequence[tuple[I64, Sequence[Any]]], count: int) -> list[Any]:
-    """Return the samples of a batch of which each part has those at its positions."""
+    """Return the samples of a batch, joined from parts of (positions, samples)."""
     if len(parts) == 1:
         only = parts[0][1]
         return only if isinstance(only, BatchRows) else list(only)
@@ -349,7 +344,7 @@ def join_batches(parts: Sequence[tuple[I64, Sequence[Any]]], count: int) -> list
 
 
 def is_plain_text(dataset: Any) -> bool:
-    """Whether samples are tokens of cut documents and nothing else, read as they are here."""
+    """Return True if samples are tokens of cut documents alone, read by `read_samples`."""
     samples = getattr(dataset, "megaindex", None)
     return (
         isinstance(samples, NeoxTextSamples)
@@ -376,10 +371,10 @@ def _read(self: Any, ids: Sequence[int]) -> list[Any]:
 
 
 def _substitute(self: Any, ids: I64) -> I64:
-    """The samples that GPT-NeoX serves for ``ids``: others where it finds none.
+    """Return the ids of the samples that GPT-NeoX serves for ``ids``.
 
-    It takes an id beyond its samples modulo its length; and where the last sample of
-    pack_until_overflow has no document after it, the first sample.
+    An id beyond the samples is taken modulo the length; and the first sample replaces the last one
+    of pack_until_overflow, which no document follows.
     """
     samples, size = self.megaindex.num_samples, count_samples(self)
     if size < 1:
@@ -392,8 +387,8 @@ def _substitute(self: Any, ids: I64) -> I64:
         self._has_warned = True
         first = int((served != ids).argmax())
         logger.warning(
-            "%s: sample %d is not there, and as in GPT-NeoX sample %d is served in its place; "
-            "install(exact=True) serves what was asked for",
+            "%s: sample %d does not exist, and as in GPT-NeoX sample %d is served in its place; "
+            "install(exact=True) raises OutOfRange",
             self.name,
             int(ids[first]),
             int(served[first]),

@@ -1,9 +1,9 @@
 """GPT-NeoX's indexed datasets over megaindex's mappings.
 
-Opened with the checks of `megaindex.IndexedDataset`; what is read outlives the dataset; no
-descriptor stays open; and a range outside its sequence raises instead of giving what follows.
-Files of the old format (``cached``, ``lazy``) are read the same way, so that GPT2Dataset can be
-built over them, which GPT-NeoX's own code cannot.
+Files are opened with the checks of `megaindex.IndexedDataset`. Arrays that were read outlive the
+dataset, no descriptor stays open, and a range outside its sequence raises OutOfRange; GPT-NeoX
+returns the tokens that follow. Files of the old format (``cached``, ``lazy``) are read in the same
+way, so GPT2Dataset works with them, unlike in GPT-NeoX's own code.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class LegacyDataset(IndexedDataset):
 def mapped(dataset: Any) -> IndexedDataset | None:
     """Return megaindex's dataset under one of GPT-NeoX's; None for other classes and for None.
 
-    Subclasses with their own reading methods are other classes, which must not be bypassed.
+    Subclasses that override reading methods count as other classes.
     """
     if dataset is None:
         return None
@@ -81,8 +81,8 @@ def mapped(dataset: Any) -> IndexedDataset | None:
 
 
 def make_dataset(path: str, impl: str, skip_warmup: bool = False) -> Any:
-    """``indexed_dataset.make_dataset``: ``infer`` and ``lazy`` open their files too, and what is
-    mapped is shared by the datasets of a group."""
+    """``indexed_dataset.make_dataset``: also opens files of ``infer`` and ``lazy``; mapped corpora
+    are shared by the datasets of a group."""
     if impl == "mmap":
         return group.open_shared(path, partial(_make, path, impl, skip_warmup))
     return _make(path, impl, skip_warmup)
@@ -130,7 +130,7 @@ def open_mapped(self: Any, path: str, skip_warmup: bool = True) -> None:
     self._path = path
     self._index = _Index(IndexedDataset(path, dialect="neox"))
     self._bin_buffer = self._index.megaindex.tokens.view(np.uint8).data
-    # closed by GPT-NeoX's __del__; our mappings end with their last view
+    # GPT-NeoX's __del__ closes this; mappings end with their last view
     self._bin_buffer_mmap = SimpleNamespace(_mmap=io.BytesIO())
 
 

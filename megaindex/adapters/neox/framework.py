@@ -27,7 +27,7 @@ class NeoxFramework:
     samplers: ModuleType
     data_utils: ModuleType
     exact: bool = False
-    """Without GPT-NeoX's modulo and its replays; see `install`."""
+    """See `install`."""
     policy: Policy = field(default_factory=functools.partial(make_policy, "neox", *[None] * 3))
     """The samples requested of each source, and the shuffling of its epochs."""
     originals: dict[tuple[str, ...], Any] = field(default_factory=dict)

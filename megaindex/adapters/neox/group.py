@@ -1,9 +1,9 @@
-"""The datasets that GPT-NeoX builds in one go: corpora opened once, arrays fetched together.
+"""Groups of datasets that GPT-NeoX builds in one call: shared corpora, arrays fetched together.
 
 GPT-NeoX makes three datasets of every source, one after another, and opens its corpus for each.
-While one of its functions that do so runs, corpora are shared by path, and requests for index
-arrays are collected; when it returns, those of one directory are looked up by one listing, missing
-arrays are built by one process and recorded together, and all are reported at once.
+While a grouped function of its ``data_utils`` runs, corpora are shared by path and requests for
+index arrays are collected. When it returns, the requests of each directory are looked up with one
+listing, one process builds and records missing arrays, and all datasets are reported.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Report = Callable[[Sequence[Any], float], None]
 """A function of datasets whose arrays were fetched and the seconds for each of them."""
 
 _CLAIM = "megaindex-neox"
-"""The claim of all groups of a directory: jobs that share arrays do not build them twice."""
+"""Name of the claim of all groups of a directory, so that jobs do not build arrays twice."""
 
 
 class GroupMember(Protocol):
@@ -70,7 +70,7 @@ class DatasetGroup:
             if not samples.is_fetched:
                 directories[samples.request().directory].append(samples)
         for directory, members in directories.items():
-            # those of one corpus, which may have the same arrays, side by side
+            # requests of one corpus, whose arrays may be equal, have to be adjacent
             members.sort(key=lambda samples: samples.data_prefix)
             requests = [samples.request() for samples in members]
             fetched = fetch_together(
@@ -134,7 +134,7 @@ def fetch_in_group(dataset: Any, report: Report) -> None:
 
 
 def grouped(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the datasets of a function of ``data_utils`` one group."""
+    """Return a function of ``data_utils`` whose datasets form one group."""
 
     @functools.wraps(function)
     def run(*args: Any, **kwargs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""GPT-NeoX's sampler, and what of its data_utils decides how samples follow one another."""
+"""GPT-NeoX's sampler, and the functions of its data_utils that build datasets and loaders."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ logger = logging.getLogger("megaindex")
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Return what PyTorch's default does, without a copy where samples were read at once."""
+    """Collate as PyTorch's default, without a copy of samples that were read together."""
     import torch
 
     if isinstance(samples, BatchRows):
@@ -29,7 +29,7 @@ def collate(samples: Sequence[Any]) -> Any:
 
 
 def make_data_loader(dataset: Any, neox_args: Any) -> Any:
-    """``data_utils.make_data_loader``: GPT-NeoX's own, with that collation."""
+    """``data_utils.make_data_loader``, with `collate`."""
     import torch
 
     if (
@@ -46,7 +46,7 @@ def make_data_loader(dataset: Any, neox_args: Any) -> Any:
 
 
 def iterate_batches(self: Any) -> Iterator[list[int]]:
-    """``DistributedBatchSampler.__iter__``: begins at start_iter without counting up to it."""
+    """``DistributedBatchSampler.__iter__``: starts at start_iter without earlier batches."""
     if not _is_plain(self):
         reason = "its sampler is not sequential, or it wraps or keeps its last batch"
         NEOX.leave("sampling", type(self).__name__, reason)
@@ -79,10 +79,10 @@ def _reshuffles(source: Any) -> bool:
 
 
 def cycle(loader: Any) -> Iterator[Any]:
-    """``itertools.cycle`` over a data loader, reading the batches again instead of keeping them.
+    """``itertools.cycle`` over a data loader that reads batches again instead of storing them.
 
-    As there, what comes again is what came: after a resume, the batches from there on. Exactly, it
-    is the whole epoch, and of training data in another order each time.
+    As in GPT-NeoX a resumed run repeats the batches since it was resumed. With ``exact`` it repeats
+    the whole epoch, in another order each time for training data.
     """
     sampler = getattr(loader, "batch_sampler", None)
     start: int | None = getattr(sampler, "start_iter", None)
@@ -108,24 +108,24 @@ def _repeat(loader: Any, start: int) -> Iterator[Any]:
 
 
 def shift_and_wrap_data_loaders(neox_args: Any, data_loaders: Any, loop: bool = True) -> Any:
-    """``data_utils.shift_and_wrap_data_loaders``; exactly, training goes on in its epoch.
+    """``data_utils.shift_and_wrap_data_loaders``; with ``exact`` training continues in its epoch.
 
     Raises:
-        InvalidArgument: training or validation data make not one batch.
+        InvalidArgument: training or validation data are fewer than one batch.
     """
     for name in ("train", "valid"):
         loader = data_loaders[name]
         if loader is not None and len(loader) == 0:
             raise InvalidArgument(
-                f"{name}: its {len(loader.dataset)} samples make not one batch of "
-                f"{loader.batch_sampler.batch_size}, all ranks together; give it more data, or ask "
-                "for more iterations"
+                f"{name}: its {len(loader.dataset)} samples are fewer than one batch of "
+                f"{loader.batch_sampler.batch_size} of all ranks together; give it more data, or "
+                "request more iterations"
             )
     test = data_loaders["test"]
     if test is not None and len(test) == 0 and neox_args.eval_iters > 0:
         logger.warning(
-            "test: its %d samples make not one batch of %d, all ranks together: testing will end "
-            "in StopIteration", len(test.dataset), test.batch_sampler.batch_size,
+            "test: its %d samples are fewer than one batch of %d of all ranks together: testing "
+            "will end in StopIteration", len(test.dataset), test.batch_sampler.batch_size,
         )  # fmt: skip
     train = data_loaders["train"]
     if framework().exact and train is not None:
@@ -136,7 +136,7 @@ def shift_and_wrap_data_loaders(neox_args: Any, data_loaders: Any, loop: bool = 
 
 
 def compile_helper() -> None:
-    """``data_utils.compile_helper``: megaindex's helpers need no compiler when training starts."""
+    """``data_utils.compile_helper``: does nothing, since megaindex's helpers are compiled."""
 
 
 def weights_and_num_samples(
@@ -144,7 +144,7 @@ def weights_and_num_samples(
 ) -> tuple[list[float], list[int | None]]:
     """``data_utils.get_normalized_weights_and_num_samples`` under a variance buffer.
 
-    In place of ⌈N·w·1.005⌉ samples, which of a source of weight w may not be enough, or far more.
+    GPT-NeoX requests ⌈N·w·1.005⌉ samples of a source of weight w.
     """
     policy = framework().policy
     divided = request_weights(weights, policy.row)
@@ -155,12 +155,12 @@ def weights_and_num_samples(
 
 
 def build_the_dataset(*args: Any, **kwargs: Any) -> Any:
-    """``data_utils.build_the_dataset``, with a message where a named pair is not there.
+    """``data_utils.build_the_dataset``, which also checks that the named pairs exist.
 
-    Reference values may be missing: GPT-NeoX then goes on without them.
+    Reference values may be missing: GPT-NeoX continues without them.
 
     Raises:
-        MissingFile: a pair of text, labels or rewards is not there.
+        MissingFile: a pair of text, labels or rewards is missing.
     """
     original = framework().original("data_utils", "build_the_dataset")
     given = _signature(original).bind(*args, **kwargs).arguments if args else kwargs
@@ -169,7 +169,7 @@ def build_the_dataset(*args: Any, **kwargs: Any) -> Any:
         path = given.get(name)
         if path is None:
             continue
-        if opens:  # GPT-NeoX is given the same
+        if opens:  # GPT-NeoX opens the same shared dataset
             check_exists(path, files.make_dataset(path, "mmap", given["skip_warmup"]))
         else:
             _check_pair(path)
@@ -180,14 +180,14 @@ _PREFIXES = (
     ("data_prefix", "label_prefix", "reward_prefix"),
     tuple(f"{side}_{what}" for side in ("pos", "neg") for what in ("data_prefix", "label_prefix")),
 )
-"""Arguments that name pairs: of gpt2, and of pairwise data."""
+"""Arguments that name pairs, of gpt2 and of pairwise data."""
 
 
 def build_train_valid_test_datasets(*args: Any, **kwargs: Any) -> Any:
     """``data_utils.build_train_valid_test_datasets``, with the surplus of `install`.
 
     Raises:
-        MissingFile: the pair is not there.
+        MissingFile: the pair does not exist.
     """
     original = framework().original("data_utils", "build_train_valid_test_datasets")
     bound = _signature(original).bind(*args, **kwargs)

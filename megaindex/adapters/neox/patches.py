@@ -14,8 +14,7 @@ from megaindex.adapters.patching import Patches
 from megaindex.adapters.policy import Policy, make_policy
 from megaindex.adapters.reports import NEOX
 
-# Methods are replaced on the classes, so that classes imported by name before, and subclasses,
-# have them too.
+# replaced on the classes, for classes that were imported by name before, and for subclasses
 METHODS: dict[tuple[str, str], dict[str, Callable[..., Any]]] = {
     ("gpt2_dataset", "GPT2Dataset"): {
         "__init__": datasets.init_gpt2,
@@ -83,15 +82,15 @@ def install(
     A second call only changes the settings, for datasets that are made afterwards.
 
     Args:
-        exact: the changes of `megaindex.adapters.neox`. It implies variance_buffer ``"exact"``,
-            unless another is given.
-        variance_buffer: what each source is asked for, as a multiple of its share: a number from 1.
-            ``"exact"``: what the blend draws of it. None: GPT-NeoX's own, 1.005 of the sources of
-            train_data_paths and 1 of data_path.
-        separate_final_epoch: whether the last of several epochs is shuffled apart: ``"always"``,
-            ``"never"``, or ``"auto"`` where few of its samples are asked for. None: GPT-NeoX's
-            own, never. The arrays of another setting have names of their own.
-        final_epoch_threshold: the share of an epoch below which auto shuffles it apart, 0.8 by
+        exact: make the changes listed in `megaindex.adapters.neox`. Implies variance_buffer
+            ``"exact"``, unless another is given.
+        variance_buffer: samples requested of each source, as a multiple of its share: a number from
+            1; ``"exact"``: the samples that the blend draws of it. None: GPT-NeoX's 1.005 for
+            sources of train_data_paths and 1 for data_path.
+        separate_final_epoch: ``"always"`` or ``"never"`` shuffle the last of several epochs apart;
+            ``"auto"`` does if few of its samples are requested. None: GPT-NeoX's never. The arrays
+            of another setting have other names.
+        final_epoch_threshold: fraction of an epoch below which ``"auto"`` shuffles it apart, 0.8 by
             default.
 
     Raises:
@@ -121,7 +120,7 @@ def install(
 
 
 def uninstall() -> None:
-    """Undo `install`. Make datasets anew: those made under it need its replacements."""
+    """Undo `install`. Datasets that were made since then have to be made again."""
     _restore()
     NEOX.end()
 
@@ -138,9 +137,9 @@ def _functions(policy: Policy) -> dict[tuple[str, str], Callable[..., Any]]:
 
 
 def _places_of(original: Any, home: ModuleType, name: str) -> list[tuple[ModuleType, str]]:
-    """Return the modules and names of a function: its home, and where it was imported."""
+    """Return the modules and names under which a function was defined and imported."""
     if getattr(original, "__module__", None) != home.__name__:
-        return [(home, name)]  # of the standard library: other programs keep it
+        return [(home, name)]  # a function of the standard library, which other modules keep
     return [
         (module, alias)
         for module_name, module in list(sys.modules.items())

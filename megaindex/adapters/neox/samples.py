@@ -41,12 +41,12 @@ from megaindex.index.spans import Index
 from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset
 from megaindex.validation import check_integer, check_setting
 
-_EPOCHS_KEPT = 2  # of which samples are read at the same time
+_EPOCHS_KEPT = 2  # epochs whose samples are read at the same time
 
 
 @dataclass(kw_only=True)
 class NeoxSamples:
-    """The request of one dataset; `fetch` and `epoch` answer it."""
+    """The settings of one dataset and its arrays, which `fetch` builds and `epoch` opens."""
 
     name: str
     data_prefix: str
@@ -56,18 +56,18 @@ class NeoxSamples:
     allow_chopped: bool
     exact: bool
     requested: int | None
-    """Samples asked for; None where epochs are."""
+    """Requested samples; None if epochs are requested."""
     policy: Policy
     """The shuffling of the final epoch."""
     reshuffles: bool = False
-    """Whether sample n of n is the first of a second epoch, in an order of its own."""
+    """True if sample n of n is the first one of a second epoch in another order."""
     _requests: dict[int, NeoxRequest[Any]] = field(default_factory=dict)
     _fetched: dict[int, Fetched] = field(default_factory=dict)
     _epochs: dict[int, NeoxDataset | NeoxPairwiseDataset] = field(default_factory=dict)
 
     @property
     def num_samples(self) -> int:
-        """Samples of one epoch: those that are built, of each the same number."""
+        """Number of samples built for one epoch; the same for each epoch."""
         return int(self.fetch().sidecar.arrays["shuffle_index"][1][0])
 
     def tokens(self) -> int:
@@ -75,8 +75,8 @@ class NeoxSamples:
         raise NotImplementedError
 
     def epochs_as_neox_counts(self, num_epochs: int) -> int:
-        """Return the number in GPT-NeoX's line ``total number of epochs``, which it computes for
-        every packing as for packed."""
+        """Return the number of GPT-NeoX's line ``total number of epochs``, which it computes by the
+        rule of packed for every packing."""
         tokens = 0 if self.pack_impl == "packed" else self.tokens()
         if self.requested is None or tokens == 0:
             return num_epochs
@@ -84,7 +84,7 @@ class NeoxSamples:
 
     @property
     def whole_documents(self) -> NeoxDocumentsOrder:
-        """The order, where pack_impl is not packed."""
+        """The order of whole documents, if pack_impl is not packed."""
         return NeoxDocumentsOrder(
             pack_impl=self.pack_impl,  # type: ignore[arg-type]
             allow_chopped=bool(self.allow_chopped),
@@ -92,10 +92,10 @@ class NeoxSamples:
         )
 
     def check_final_epoch(self) -> None:
-        """Refuse a final epoch of its own for packings of whole documents.
+        """Check that the final epoch of `install` applies to this packing.
 
         Raises:
-            InvalidArgument: they shuffle documents, not epochs of samples.
+            InvalidArgument: pack_impl is not packed, so documents are shuffled instead of epochs.
         """
         if self.pack_impl != "packed" and self.policy.final_epoch:
             raise InvalidArgument(
@@ -115,18 +115,18 @@ class NeoxSamples:
         return self._requests[epoch]
 
     def fetch(self, epoch: int = 0) -> Fetched:
-        """Look the arrays of an epoch up, or build them; they are mapped when they are read."""
+        """Find or build the arrays of an epoch, without mapping them."""
         if epoch not in self._fetched:
             self._fetched[epoch] = self.request(epoch).fetch()
         return self._fetched[epoch]
 
     @property
     def is_fetched(self) -> bool:
-        """Whether the arrays of the first epoch are known to be there."""
+        """True after the arrays of the first epoch were found or built."""
         return 0 in self._fetched
 
     def set_fetched(self, fetched: Fetched) -> None:
-        """Take arrays of the first epoch that were fetched together with others."""
+        """Set the arrays of the first epoch, fetched by a group."""
         self._fetched.setdefault(0, fetched)
 
     def epoch(self, number: int) -> NeoxDataset | NeoxPairwiseDataset:
@@ -142,7 +142,7 @@ class NeoxSamples:
         return opened
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return the attributes that are not read again from the files."""
+        """Return the attributes without requests and open arrays, which are made again."""
         return {**vars(self), "_requests": {}, "_epochs": {}}
 
     def make_request(self, epoch: int) -> NeoxRequest[Any]:
@@ -152,7 +152,7 @@ class NeoxSamples:
     def open(
         self, arrays: Mapping[str, Any], facts: Mapping[str, Any]
     ) -> NeoxDataset | NeoxPairwiseDataset:
-        """Return the samples that these arrays make."""
+        """Return the samples of these arrays."""
         raise NotImplementedError
 
     def request_of(

@@ -1,4 +1,4 @@
-"""One set of index arrays under a framework's names: location, identity, state."""
+"""One set of index arrays under a framework's file names: paths, record and file states."""
 
 from __future__ import annotations
 
@@ -13,26 +13,27 @@ from megaindex.io.os_errors import storage_error
 
 
 class Listing:
-    """The names in a directory at one moment, in place of a look at each of thousands.
+    """The names and inodes of the files in a directory at one moment.
 
-    A blend of 1500 datasets looks for 7500 files: as many calls, or, on a network, messages, where
-    a listing takes a few dozen. It tells that a file is there, not its size: who relies on it
-    compares sizes when the files are opened.
+    A blend of 1500 datasets looks for 7500 files: as many system calls, or messages on a network,
+    where a listing takes a few dozen. It does not contain sizes; they are compared when the files
+    are mapped.
     """
 
     def __init__(self, inodes: dict[str, int]) -> None:
         self._inodes = inodes
         self.sidecars: dict[int, dict[str, Sidecar]] = {}
-        """Sets by name, of each sidecar file that was read, by inode: many names are links to one
-        such file, which is read once."""
+        """Sets by name of each sidecar file that was read, by its inode, since many names are hard
+        links to one file."""
         self.accepted: list[tuple[ArrayFiles, Sidecar]] = []
-        """Sets of the framework's that were checked and are to be recorded, together."""
+        """Sets written by the framework that were checked and have to be recorded."""
         self.verified: list[tuple[ArrayFiles, Sidecar]] = []
-        """Sets of another boot that lost nothing, and are to be noted as being on the disk."""
+        """Sets recorded under another boot that are complete and have to be marked as durable."""
 
     @classmethod
     def of(cls, directory: str, at_most: int) -> Listing | None:
-        """None where there are more names than ``at_most``, or it cannot be listed."""
+        """Return the listing of a directory; None if it has more than ``at_most`` names or cannot
+        be listed."""
         inodes: dict[str, int] = {}
         prefix = f"{directory}/"
         try:
@@ -51,11 +52,11 @@ class Listing:
         return path in self._inodes
 
     def inode(self, path: str) -> int | None:
-        """Of a file's name; union file systems may tell another than ``os.stat`` does."""
+        """Return the inode of a name; on union file systems it may differ from ``os.stat``'s."""
         return self._inodes.get(path)
 
     def shows(self, files: ArrayFiles, sidecar: Sidecar) -> bool:
-        """Return whether all files are there and have the inodes that the sidecar has of them."""
+        """Return True if all files exist and have the inodes that the sidecar records."""
         inodes = self._inodes
         return (
             not sidecar.in_doubt
@@ -69,14 +70,17 @@ class Listing:
 def current_states(
     files: ArrayFiles, sidecar: Sidecar | None, listing: Listing | None
 ) -> dict[str, FileState] | None:
-    """Return the state of each array file, for all that is known; None where a file is missing."""
+    """Return the state of each array file; None if a file is missing.
+
+    With a ``listing`` that has the recorded inodes the recorded states are returned.
+    """
     if listing is not None and sidecar is not None and listing.shows(files, sidecar):
         return sidecar.files
     if not files.are_there(os.path.isfile if listing is None else listing.__contains__):
         return None
     try:
         return states_of(files.arrays)
-    except MissingFile:  # removed just now, by who builds them anew
+    except MissingFile:  # removed meanwhile by another builder
         return None
 
 
@@ -84,8 +88,7 @@ Arrays = dict[str, IntArray]
 ArrayRecord = tuple[str, tuple[int, ...], int]
 """dtype, shape, and bytes of the header of an .npy file."""
 FileState = list[int]
-"""Size in bytes, time of the last change in nanoseconds, inode: of a file that was not replaced or
-written to, they stay, when it is renamed too."""
+"""Size in bytes, time of the last change in nanoseconds, and inode. Renaming a file keeps them."""
 SUFFIX = "-megaindex.json"
 
 
@@ -96,13 +99,14 @@ class ArrayFiles:
     arrays: Mapping[str, str]
     """Path of the .npy file of each array."""
     sidecar: str
-    """Its path, which ends in ``-megaindex.json``."""
+    """Path of the sidecar, which ends in ``-megaindex.json``."""
     marker: str | None = None
-    """A text file that the framework writes with them, and without which it finds nothing."""
+    """Path of a text file without which the framework does not find the arrays; None where it
+    writes no such file."""
 
     @property
     def paths(self) -> list[str]:
-        """All that the framework looks for."""
+        """Paths of all files that the framework looks for."""
         return [*self.arrays.values(), *([self.marker] if self.marker else [])]
 
     @property
@@ -118,7 +122,7 @@ class ArrayFiles:
         return arrays, self.marker and self.marker.removeprefix(base)
 
     def are_there(self, is_there: Callable[[str], bool] = os.path.isfile) -> bool:
-        """Return whether the framework would find them."""
+        """Return True if the framework would find the arrays."""
         return all(map(is_there, self.paths))
 
     def __str__(self) -> str:
@@ -130,37 +134,40 @@ class Sidecar:
     """The record of one set of arrays."""
 
     origin: str
-    """built: by megaindex; found: written by the framework, checked and accepted."""
+    """``built`` by megaindex; ``found``: written by the framework, then checked and accepted."""
     settings: Mapping[str, Any]
-    """Everything but the corpus that decides the arrays."""
+    """All values besides the corpus that the arrays depend on."""
     corpus: str
     """Fingerprint of the corpus; empty where the arrays depend on none."""
     stamp: list[int]
     """Sizes and times of the corpus's files when the fingerprint was taken."""
     facts: Mapping[str, Any]
-    """Derived values that a reader need not compute again."""
+    """Derived values, so that they need not be computed again."""
     arrays: Mapping[str, ArrayRecord]
     files: dict[str, FileState]
-    """The files that this was recorded of: others of their names are not described by it."""
+    """State of each file when it was recorded; the record does not hold for files of another
+    state."""
     checksums: Mapping[str, str] | None
-    """XXH3-128 of the elements of each array; None where it was read and nobody needs them."""
+    """XXH3-128 of the elements of each array; None for a sidecar that was read and is not in
+    doubt."""
     in_doubt: bool = False
-    """Recorded under another boot, and nobody has noted that the files are on the disk: pages of
-    them may have been lost. Not part of the record."""
+    """True for a set recorded under another boot and not marked as durable: a power loss may have
+    taken pages of its files. Not part of the record."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Identity:
-    """The inputs of a request, computed only as far as a sidecar does not answer them."""
+    """The inputs of a request, as functions that are called only if a sidecar leaves them open."""
 
     settings: Callable[[], Mapping[str, Any]]
     corpus: Callable[[], str]
     stamp: list[int] = field(default_factory=list)
     facts: Callable[[], Mapping[str, Any]] = dict
     learn: Callable[[Mapping[str, Any]], object] = dict
-    """Called with the facts of a sidecar whose stamp shows that they still hold."""
+    """Called with the facts of a sidecar whose stamp is that of the corpus."""
 
     def is_of(self, sidecar: Sidecar) -> bool:
+        """Return True if the sidecar records the corpus and the settings of this request."""
         known = bool(self.stamp) and sidecar.stamp == self.stamp
         if known:
             self.learn(sidecar.facts)

@@ -47,7 +47,7 @@ class Fetched:
 
     sidecar: Sidecar
     was_built: bool
-    """By this process; else they were found."""
+    """True if this process built them."""
 
 
 class ArrayRequest(abc.ABC):
@@ -72,7 +72,7 @@ class ArrayRequest(abc.ABC):
 
     @property
     def content(self) -> object:
-        """Equal for requests of equal arrays; None where that is not known."""
+        """A value that is equal for requests of equal arrays; None if it cannot be determined."""
         return None
 
     @abc.abstractmethod
@@ -81,7 +81,7 @@ class ArrayRequest(abc.ABC):
 
     @abc.abstractmethod
     def check(self, arrays: Arrays) -> None:
-        """Raise FormatError if these, which the framework wrote, are not the arrays."""
+        """Raise FormatError unless these arrays, which the framework wrote, are those requested."""
 
     @property
     def directory(self) -> str:
@@ -141,10 +141,10 @@ def fetch_together(
     """Look sets of one directory up, or let one process build those that are missing.
 
     Args:
-        requests: those of equal content side by side.
-        directory: of all their files.
-        key: of the claim. Whoever builds one of these sets should use the same.
-        before_building: called with the number of missing sets, in the process that builds.
+        requests: requests of equal content must be adjacent, so that it is built once.
+        directory: directory of all files.
+        key: key of the claim, the same for all jobs that build these sets.
+        before_building: called with the number of missing sets in the process that builds.
 
     Raises:
         FormatError: arrays that the framework wrote belong to another corpus or are damaged.
@@ -160,15 +160,15 @@ def fetch_together(
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Thousands of objects are made at once, and stay: looking for garbage among them, and among
-    all that a trainer holds, would take a fifth of the time. They are old objects afterwards."""
+    """Suspend garbage collection, which takes a fifth of the time when thousands of objects are
+    made; afterwards they count as old objects."""
     enabled = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
         if enabled:
-            if gc.get_freeze_count() == 0:  # what others have frozen stays so
+            if gc.get_freeze_count() == 0:  # unfreezing would also unfreeze the caller's objects
                 gc.freeze()
                 gc.unfreeze()
             gc.enable()
@@ -176,8 +176,8 @@ def uncollected() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _listing(requests: Sequence[ArrayRequest], directory: str) -> Iterator[Listing | None]:
-    """To look requests up by; what is found to be the framework's is recorded at the end, and what
-    has outlived a boot noted."""
+    """Yield a listing to find requests with; at the end record the arrays that were accepted, and
+    mark those that were verified as durable."""
     listing = Listing.of(directory, at_most=_WORTH_LISTING * len(requests))
     yield listing
     if listing is None:
@@ -206,7 +206,7 @@ def _build_missing(
         sidecars = [request.find(listing) for request in requests]
     missing = [number for number, sidecar in enumerate(sidecars) if sidecar is None]
     before_building(len(missing))
-    # Python's lock is held for most of the work on a small corpus: threads would only wait for it.
+    # threads do not pay for small corpora, where most of the work holds Python's lock
     nbytes = sum(requests[number].corpus_nbytes for number in missing)
     at_once = num_threads() if nbytes >= len(missing) * _WORTH_A_THREAD else 1
     rounds = ceil_div(len(missing), _TOGETHER * at_once)  # all threads end at about the same time

@@ -1,27 +1,24 @@
-"""Sidecars: what identifies index arrays under a framework's own file names.
+"""Sidecars: records of index arrays that have a framework's own file names.
 
 {"durable":"10","boot":"5e1c…","checksums":"90ab…","endings":{"sample_index":"-sample_index.npy"},
  "marker":null,"sets":{"a-train":{…},"b-train":{…}},"sidecar_format":3}
 
-Hard links give it a name for each of its sets. ``durable`` has a character for each set, in their
-order: 1 once its files are known to be on the disk. It comes first, and so has a fixed place, where
-it is overwritten: one byte is there or is not, whatever happens, and it needs no name of its own.
-``checksums`` are those of all arrays, in their order, in one text: most readers need none of them.
+A framework finds its arrays by path and settings alone. The sidecar ``…-megaindex.json`` records
+the corpus they were built from, to detect a corpus that changed, and the state of each array file,
+to detect files that the framework has replaced. Runs with and without megaindex share the arrays;
+the framework never reads the sidecar. Sets that were built together share one sidecar file, which
+has a hard link for each of them, so hundreds of sets cost one file to write and to read.
 
-A framework finds its arrays by path and settings alone. The sidecar ``…-megaindex.json`` adds which
-corpus they were cut from, so that a corpus that changed is noticed, and which files it speaks of,
-so that arrays that the framework put in their place are not taken for them. Runs with and without
-megaindex share the arrays; the framework never reads the sidecar. Sidecars of sets that were built
-together are hard links to one file that lists them all: hundreds of sets cost one file to write and
-to read.
+``durable`` has a character for each set, in their order: 1 after its files were synced. It is the
+first value, so its offset is fixed and one byte is overwritten in place. ``checksums`` holds those
+of all arrays, in their order, in one string, since most readers do not need them.
 
-A sidecar of this boot, or one that says that its files are on the disk, is taken at its word. After
-another boot its arrays are read once and compared with their checksums: a power loss takes pages
-that were not written yet, and leaves the sizes as they were.
+A set that was recorded under this boot, or is marked as durable, is used as recorded. After another
+boot its arrays are read once and compared with their checksums: a power loss takes pages that were
+not yet written to the disk and keeps the sizes.
 
-Arrays that have none were written by the framework: they are checked, accepted, logged and recorded
-as ``found``. What is found is never written to, and what was built here is rebuilt when the corpus
-has changed.
+Arrays without a sidecar were written by the framework: they are checked, logged and recorded as
+``found``, and never written to. Arrays built by megaindex are rebuilt when the corpus has changed.
 """
 
 from __future__ import annotations
@@ -60,6 +57,7 @@ from megaindex.cache.npy import ARRAY_DTYPES, map_npy
 from megaindex.errors import FormatError, MissingFile, StorageError
 from megaindex.io.mapping import map_with_status
 from megaindex.io.os_errors import as_storage_error
+from megaindex.kernels import file_mapper
 
 logger = logging.getLogger("megaindex")
 
@@ -74,7 +72,7 @@ UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 """Errors that parsing anything but a sidecar raises."""
 _LONGEST = 1 << 28  # bytes; a set has about a thousand
 _DIGITS = 32  # of a checksum
-_NOT_RECORDED = ("checksums", "in_doubt")  # with a set: the one lies beside, the other is found out
+_NOT_RECORDED = ("checksums", "in_doubt")  # fields of a Sidecar that are not stored with its set
 _HEAD = '{"durable":"'
 
 
@@ -83,17 +81,17 @@ class SidecarFile:
     """The content of one sidecar file."""
 
     boot: str
-    """Under which it was written."""
+    """Boot id under which it was written."""
     endings: Mapping[str, str]
-    """Of the names of the arrays' files, after the name of the set."""
+    """Endings of the names of the array files, after the name of the set."""
     marker: str | None
-    """Likewise, of the file without which the framework finds nothing."""
+    """Ending of the name of the marker; None without one."""
     durable: str
     """A character for each set."""
     sets: dict[str, Sidecar]
 
     def is_durable(self, name: str) -> bool:
-        """Return whether the files of a set are known to be on the disk."""
+        """Return True if the files of a set were synced."""
         return self.durable[self.place_of(name)] == "1"
 
     def place_of(self, name: str) -> int:
@@ -115,7 +113,7 @@ class SidecarFile:
 
 
 def write_sidecars(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
-    """Record sets of one directory, in one file that has a name for each of them."""
+    """Write one sidecar file for sets of one directory, with a hard link for each of them."""
     first = sets[0][0].sidecar
     temporary = f"{first}.tmp.{secrets.token_hex(8)}"
     with as_storage_error(first, "cannot write"):
@@ -154,8 +152,8 @@ def _text(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> str:
 
 
 def _link(source: str, name: str) -> bool:
-    """Whether ``name`` is now one of ``source``: not where there is a file of that name already,
-    nor on a file system without hard links."""
+    """Return True if ``name`` was linked to ``source``; False if a file of that name exists, and on
+    file systems without hard links."""
     try:
         os.link(source, name)
     except OSError:
@@ -172,7 +170,8 @@ def remove(path: str) -> None:
 
 
 def read_sidecar(files: ArrayFiles, listing: Listing | None = None) -> Sidecar | None:
-    """Return the sidecar; None where it cannot be read: the arrays are then checked."""
+    """Return the sidecar of a set; None if it is missing or cannot be parsed: the arrays are then
+    checked."""
     if listing is not None and files.sidecar not in listing:
         return None
     try:
@@ -188,7 +187,7 @@ def read_sidecar(files: ArrayFiles, listing: Listing | None = None) -> Sidecar |
 
 
 def _sets_of(path: str, listing: Listing | None) -> dict[str, Sidecar]:
-    """The sets a sidecar lists, read once for all names that a listing shows to be one file."""
+    """Return the sets of a sidecar file, read once for all of its hard links in a listing."""
     inode = None if listing is None else listing.inode(path)
     if listing is not None and inode in listing.sidecars:
         return listing.sidecars[inode]
@@ -203,8 +202,8 @@ _read_last: tuple[tuple[int, ...], dict[str, Sidecar]] | None = None
 
 
 def _sets_in(path: str) -> tuple[int, dict[str, Sidecar]]:
-    """The inode of a sidecar, and the sets it lists. The one read last is kept: the next set is
-    often in it too."""
+    """Return the inode of a sidecar file and its sets; those of the file read last are cached,
+    since the next set is often in the same file."""
     global _read_last  # noqa: PLW0603
     status = os.stat(path)
     identity = (status.st_dev, status.st_ino, status.st_mtime_ns, status.st_size)
@@ -218,9 +217,10 @@ def _sets_in(path: str) -> tuple[int, dict[str, Sidecar]]:
 
 
 def parse_sidecar(text: bytes, *, with_checksums: bool = False) -> SidecarFile:
-    """Parse the file; raises one of `UNREADABLE` for another format.
+    """Parse a sidecar file; its sets have checksums if one of them is in doubt, or if asked for.
 
-    Checksums are given to those sets alone that are in doubt, or to all ``with_checksums``.
+    Raises:
+        One of `UNREADABLE`: the text has another format.
     """
     body = json.loads(text)
     if body["sidecar_format"] != SIDECAR_FORMAT:
@@ -260,11 +260,11 @@ def _parsed(arrays: dict[str, Any], files: dict[str, Any], **fields: Any) -> Sid
 
 
 def load_sidecar(path: str) -> SidecarFile:
-    """Parse any file of such a name, from an untrusted writer too.
+    """Parse a sidecar file of an untrusted writer.
 
     Raises:
-        StorageError: it cannot be read.
-        ValueError and the others of `UNREADABLE`: it is not a sidecar.
+        StorageError: the file cannot be read.
+        ValueError or another of `UNREADABLE`: the file is not a sidecar.
     """
     if os.path.islink(path):
         raise ValueError("it is a symbolic link")
@@ -281,18 +281,19 @@ def load_sidecar(path: str) -> SidecarFile:
 
 
 def make_sets_durable_later(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
-    """Sync sets of one directory soon and note it, so that no later boot need verify them."""
+    """Sync sets of one directory in the background and mark them as durable, so that they are not
+    verified after a reboot."""
     sync_later(lambda: make_sets_durable(sets))
 
 
 def make_sets_durable(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
-    """Sync sets of one directory now, and note those whose files are still the recorded ones."""
+    """Sync sets of one directory, and mark those as durable whose files are still as recorded."""
     synced = [(files, sidecar) for files, sidecar in sets if _sync(files, sidecar)]
     with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
         if synced:
             directory = os.path.dirname(synced[0][0].sidecar) or "."
             os.fsync(stack.enter_context(opened(directory)))
-        sidecars: dict[int, tuple[int, SidecarFile]] = {}  # kept open: no inode gets a new meaning
+        sidecars: dict[int, tuple[int, SidecarFile]] = {}  # kept open, so that no inode is reused
         for files, sidecar in synced:
             with contextlib.suppress(FileNotFoundError, *UNREADABLE):
                 inode = os.stat(files.sidecar).st_ino
@@ -303,7 +304,7 @@ def make_sets_durable(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
 
 
 def _sync(files: ArrayFiles, sidecar: Sidecar) -> bool:
-    """Return whether all arrays are those of the sidecar, and on the disk now."""
+    """Sync the arrays; return False if one is missing or not the recorded file."""
     with contextlib.suppress(OSError):
         for name, path in files.arrays.items():
             with opened(path) as descriptor:
@@ -332,10 +333,10 @@ def find_arrays(
 ) -> Sidecar | None:
     """Return the sidecar of arrays that may be used; None where they have to be built.
 
-    ``check`` looks at arrays that have no sidecar, or other files than it was written for, and
-    raises FormatError if they are not those that ``identity`` asks for. With a ``listing`` of their
-    directory no file is looked at but sidecars: files that were written to since are left to
-    `map_arrays`; and what is accepted is not recorded, but noted in ``listing.accepted``.
+    ``check`` is called with arrays that have no sidecar or were replaced since, and raises
+    FormatError if they are not those of ``identity``. With a ``listing`` of the directory only
+    sidecars are opened: `map_arrays` detects files that were written to since. Arrays that are
+    accepted are then appended to ``listing.accepted`` instead of being recorded.
 
     Raises:
         FormatError: arrays that megaindex did not write belong to another corpus or are damaged.
@@ -350,7 +351,7 @@ def find_arrays(
         return _accept(files, states, identity, check, listing)
     if identity.is_of(sidecar):
         return _verified(files, sidecar, listing) if sidecar.in_doubt else sidecar
-    if listing is not None:  # a new file may have got the inode of a removed one: look at it
+    if listing is not None:  # a new file may have the inode of a removed one
         return find_arrays(files, identity, check)
     if sidecar.origin != "built":
         _refuse(files)
@@ -362,21 +363,21 @@ def _refuse(files: ArrayFiles) -> NoReturn:
     raise FormatError(
         f"{files}-*: these index arrays were written by the framework, not by megaindex, and are "
         "not those of the corpus and the settings of this run: the corpus changed after they were "
-        "built, or a setting did that their name does not tell; remove the files of that name, or "
+        "built, or a setting that is not part of their name did; remove the files of that name, or "
         "choose another cache directory"
     )
 
 
 def _verified(files: ArrayFiles, sidecar: Sidecar, listing: Listing | None) -> Sidecar | None:
-    """Return the sidecar of another boot if nothing was lost; None to have arrays built."""
+    """Return a sidecar of another boot if its arrays are complete; None if they must be rebuilt."""
     try:
         damaged = damaged_arrays(files, sidecar)
-    except MissingFile:  # removed just now, by who builds them anew
+    except MissingFile:  # removed meanwhile by another builder
         return None
     if damaged and sidecar.origin != "built":
         raise FormatError(
-            f"{files.arrays[damaged[0]]}: does not hold what it held when it was accepted; a power "
-            "loss takes what is not yet on the disk; remove all files of that name, they will be "
+            f"{files.arrays[damaged[0]]}: the content is not that of the checksum recorded when it "
+            "was accepted, as after a power loss; remove all files of that name, they will be "
             "built again"
         )
     if damaged:
@@ -393,12 +394,12 @@ def _verified(files: ArrayFiles, sidecar: Sidecar, listing: Listing | None) -> S
 
 
 def damaged_arrays(files: ArrayFiles, sidecar: Sidecar) -> list[str]:
-    """Names of the arrays that do not hold what the sidecar says; every byte is read.
+    """Return the names of the arrays that differ from their checksums; every byte is read.
 
     Raises:
         MissingFile, FormatError: as `map_arrays`.
     """
-    assert sidecar.checksums is not None, "they are read where a sidecar is in doubt"
+    assert sidecar.checksums is not None, "a sidecar in doubt has checksums"
     arrays = map_arrays(files, sidecar)
     return [name for name, a in arrays.items() if array_checksum(a) != sidecar.checksums[name]]
 
@@ -430,7 +431,7 @@ def _accept(
 
 
 def record_accepted(sets: Sequence[tuple[ArrayFiles, Sidecar]]) -> None:
-    """Record sets of one directory where it can be written to: else they are checked each time."""
+    """Record sets of one directory; log a warning if it cannot be written to."""
     try:
         write_sidecars(sets)
     except StorageError as error:
@@ -446,7 +447,11 @@ def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
         MissingFile: a file was removed meanwhile.
         FormatError: a file was replaced or written to, or has another size than the sidecar says.
     """
-    arrays = {}
+    core = file_mapper()
+    arrays: Arrays = core and core.map_index_arrays(files.arrays, sidecar.arrays, sidecar.files)
+    if arrays is not None:
+        return arrays
+    arrays = {}  # one by one, to find the file that differs
     for name, path in files.arrays.items():
         data, status = map_with_status(path)
         if state_of(status) != sidecar.files[name]:
@@ -455,7 +460,7 @@ def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
         if array is None:
             dtype, shape, offset = sidecar.arrays[name]
             raise FormatError(
-                f"{path}: {files.sidecar} promises {dtype} of shape {shape} after {offset} bytes, "
+                f"{path}: {files.sidecar} records {dtype} of shape {shape} after {offset} bytes, "
                 f"the file has {data.size}; remove both files, they will be built again"
             )
         arrays[name] = array
@@ -463,18 +468,18 @@ def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
 
 
 def _elements(data: npt.NDArray[np.uint8], record: ArrayRecord) -> IntArray | None:
-    """Return what a file holds behind its header; None if its size differs."""
+    """Return the array behind the header of a file; None if the record does not fit its size."""
     dtype, shape, offset = record
     try:
         if data.size == offset + math.prod(shape) * _ITEMSIZE[dtype]:
             return data[offset:].view(dtype).reshape(shape)
-    except (KeyError, TypeError, ValueError):  # no sizes or no type: nobody wrote that here
+    except (KeyError, TypeError, ValueError):  # the record holds no sizes or no dtype
         pass
     return None
 
 
 def _is_ours_damaged(sidecar: Sidecar, states: dict[str, FileState]) -> bool:
-    """Return whether one of the very files that were written here has another size now."""
+    """Return True if a file that megaindex wrote has the recorded inode and another size."""
     return sidecar.origin == "built" and any(
         size != states[name][0] and inode == states[name][-1]
         for name, (size, _, inode) in sidecar.files.items()

@@ -1,4 +1,4 @@
-"""Writes index arrays under a framework's own file names."""
+"""Writer of index arrays under a framework's own file names."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from megaindex.io.os_errors import storage_error
 class ArrayWriter(MappedArrays):
     """A sink for the arrays of one set of files.
 
-    A framework takes a set as present when all its files are. So the last one is removed first,
-    and gets its name when everything else is complete, the sidecar too: a crash leaves the set
-    whole or absent. No file has its name before it is complete: a builder that was frozen, and
-    replaced, may wake up and go on beside readers of what the other one built.
+    A framework takes a set as present when all its files are. So the last file is removed first and
+    renamed into place after all others and the sidecar: a crash leaves a complete set or none.
+    Every file is written under a temporary name, since a builder that was suspended and replaced
+    may continue while others read the arrays of its replacement.
     """
 
     def __init__(self, files: ArrayFiles, listing: Listing | None = None) -> None:
-        """``listing``: of their directory, taken by who holds the claim on it."""
+        """``listing``: a listing of the directory, taken while its claim was held."""
         super().__init__()
         self.files = files
         self._listing = listing
@@ -43,14 +43,14 @@ class ArrayWriter(MappedArrays):
     def __exit__(self, *exc: object) -> None:
         self.close()
         for path in self._unnamed:
-            with contextlib.suppress(OSError):  # what stays is removed by the next builder
+            with contextlib.suppress(OSError):  # the next builder removes leftovers
                 remove(path + self._suffix)
 
     def path_of(self, name: str) -> str:
         return self.files.arrays[name] + self._suffix
 
     def begin(self) -> ArrayWriter:
-        """Make the set absent."""
+        """Remove the last file and the sidecar, so that the set is absent."""
         try:
             if self._listing is None:
                 os.makedirs(os.path.dirname(self.files.sidecar) or ".", exist_ok=True)
@@ -62,7 +62,7 @@ class ArrayWriter(MappedArrays):
         return self
 
     def copy(self, arrays: Mapping[str, IntArray]) -> None:
-        """Fill the set with arrays that another one holds too."""
+        """Write the arrays of another set of equal content."""
         for name, array in arrays.items():
             self.write(name, array)
 
@@ -77,7 +77,7 @@ class ArrayWriter(MappedArrays):
         return identity.sidecar("built", records, states, checksums)
 
     def rename_into_place(self, text: str = "") -> None:
-        """Give all files their names; ``text`` is what the marker holds, where there is one."""
+        """Rename all files into place; ``text`` is the content of the marker, if there is one."""
         if self.files.marker:
             create_file(self.files.marker + self._suffix, text.encode())
         while self._unnamed:
@@ -89,7 +89,7 @@ class ArrayWriter(MappedArrays):
             del self._unnamed[0]
 
     def publish(self, identity: Identity, text: str = "") -> Sidecar:
-        """Record the set and make it visible."""
+        """Write the sidecar and rename all files into place."""
         sidecar = self.sidecar(identity)
         write_sidecars([(self.files, sidecar)])
         self.rename_into_place(text)
@@ -103,8 +103,8 @@ def write_together(
     """Publish sets of one directory, recorded in one sidecar file.
 
     Args:
-        writers: each with the identity of its set and the text of its marker.
-        fill: ``fill(k, writer)`` fills the arrays of the k-th.
+        writers: writers, each with the identity of its set and the text of its marker.
+        fill: function that fills the arrays of set k: ``fill(k, writer)``.
     """
     try:
         sidecars = []
