@@ -246,7 +246,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 @settings(max_examples=300)
 @given(data=st.data())
 def test_any_value_in_a_sidecar(folder: Path, data: st.DataObject) -> None:
-    """Whatever a place of it holds: a report, a description, and for readers an error of ours."""
+    """It is reported and described; a reader gets the arrays that were written, or a typed error."""
     with ArrayWriter(files_of(folder, CONTENTS, "x")) as writer:
         fill(writer, CONTENTS)
         writer.publish(IDENTITY)
@@ -259,11 +259,16 @@ def test_any_value_in_a_sidecar(folder: Path, data: st.DataObject) -> None:
         inner = inner[key]
     inner[place[-1]] = data.draw(LEAVES)
     path.write_text(json.dumps(body))
-    for full in (False, True):
-        verify(path, full=full)
-    inspect(path)
+    quick, full = (verify(path, full=full) for full in (False, True))
+    assert (quick.path, full.path) == (str(path), str(path))
+    assert {f.rule for f in quick.findings} <= {f.rule for f in full.findings}
+    assert all(Path(f.file).parent == folder and f.rule for f in full.findings)
+    (described,) = inspect(path)
+    assert isinstance(described, EntryDescription)
+    assert described.path == (str(path) if described.faults else f"{folder}/x")
     files = files_of(folder, CONTENTS, "x")
     with contextlib.suppress(MegaIndexError):
         found = find_arrays(files, IDENTITY, lambda arrays: None)
         if found is not None:
-            map_arrays(files, found)
+            for name, array in map_arrays(files, found).items():
+                np.testing.assert_array_equal(array, CONTENTS[name], strict=True)
