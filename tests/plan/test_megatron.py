@@ -15,6 +15,8 @@ from support.planning import plan_json
 SEQ = 16
 SPLITS = ("train", "valid", "test")
 
+pytestmark = pytest.mark.not_quick
+
 
 @pytest.fixture(scope="module")
 def core() -> Any:

@@ -187,6 +187,7 @@ MEGATRON = [
 ]
 
 
+@pytest.mark.not_quick
 @pytest.mark.parametrize("words", MEGATRON, ids=range(len(MEGATRON)))
 def test_megatron_reads_what_was_planned(words: list[str], tmp_path: Path) -> None:
     """megatron-core builds from the printed flags, with the adapter where a comment calls it."""

@@ -246,7 +246,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
 @settings(max_examples=300)
 @given(data=st.data())
 def test_any_value_in_a_sidecar(folder: Path, data: st.DataObject) -> None:
-    """It is reported and described; a reader gets the arrays that were written, or a typed error."""
+    """It is reported and described; readers get the arrays that were written or a typed error."""
     with ArrayWriter(files_of(folder, CONTENTS, "x")) as writer:
         fill(writer, CONTENTS)
         writer.publish(IDENTITY)
