@@ -16,9 +16,8 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/megaindex/*.hpp)
 
-# Processes that run tests: one a core, at most four, and each file of tests in one of them
+# Processes that run tests: one a core, at most four
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ "$$n" -lt 4 ]; then echo "$$n"; else echo 4; fi)
-PARALLEL := -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 # Tests start many processes: without byte code each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -30,10 +29,10 @@ demo: $(VENV)/.installed
 	$(BIN)/megaindex demo --dir demo-data
 
 quick: $(VENV)/.quick-installed
-	$(BIN)/pytest --quick $(PARALLEL)
+	$(BIN)/pytest --quick -n $(JOBS)
 
 test: $(VENV)/.test-installed
-	$(BIN)/python -m pytest -m "not slow" $(PARALLEL)
+	$(BIN)/python -m pytest -m "not slow" -n $(JOBS)
 
 # The property tests with a seed of their own, which MEGAINDEX_EXPLORE_SEED sets; of TESTS alone
 explore: $(VENV)/.test-installed

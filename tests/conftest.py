@@ -35,6 +35,9 @@ settings.register_profile(
 settings.register_profile("quick", derandomize=True, max_examples=int(_EXAMPLES or 15), **_COMMON)
 settings.load_profile("megaindex")
 
+# Several processes run tests, and their arrays are small. Torch reads it when it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 # What a shell starts in the background ignores Ctrl-C, and so do its children: tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -48,7 +51,7 @@ OPTIONAL = (
 )  # fmt: skip
 # Folders of long tests: with several processes they come first, so that no process works on one
 # of them while the others have ended.
-FIRST = ("robustness", "engine", "test_install.py", "objects", "kernels")
+FIRST = ("engine", "robustness", "adapters", "test_install.py", "objects", "kernels")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -79,6 +82,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not _needs_more_than_the_core(item)]
     if hasattr(config, "workerinput"):  # one of several processes
         items.sort(key=_place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each file to one process, and all that may start a Ray cluster to the same: of two on
+    one machine, the later takes the address of the earlier."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "engine" if file.startswith("tests/engine/") else file
+
+    config.option.loadscopereorder = False  # not those of the most tests first, but those of FIRST
+    return ByFile(config, log)
 
 
 def _needs_more_than_the_core(item: pytest.Item) -> bool:
