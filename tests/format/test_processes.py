@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.open_files import open_below
+from support.files import open_below
 
 from megaindex.errors import MissingFile, StorageError
 from megaindex.format import IndexedDataset, IndexedDatasetWriter

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.command_line import plan as cli
+from support.command_line import plan_json
 from support.corpora import write_corpus
 from support.megatron_dataset import Tokenizer
-from support.planning import cli, plan_json
 
 from megaindex.configs.megatron_args import read_megatron
 from megaindex.configs.neox_yaml import read_neox
