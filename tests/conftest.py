@@ -32,7 +32,7 @@ settings.register_profile(
 settings.register_profile(
     "explore", derandomize=False, max_examples=int(_EXAMPLES or 300), **_COMMON
 )
-settings.register_profile("quick", derandomize=True, max_examples=int(_EXAMPLES or 15), **_COMMON)
+settings.register_profile("quick", derandomize=True, max_examples=int(_EXAMPLES or 10), **_COMMON)
 settings.load_profile("megaindex")
 
 # Several processes run tests, and their arrays are small. Torch reads it when it is imported.

@@ -243,7 +243,7 @@ def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
             yield from places(value[key], (*path, key))
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(data=st.data())
 def test_any_value_in_a_sidecar(folder: Path, data: st.DataObject) -> None:
     """It is reported and described; readers get the arrays that were written or a typed error."""
