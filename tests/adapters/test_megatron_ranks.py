@@ -15,7 +15,11 @@ from support.megatron_blends import build, files, installed, places
 WEIGHTS = [1.0, 2.0, 3.0, 2.0, 1.0]
 CONFIG = {"split": "60,20,20", "mid_level_dataset_surplus": 1.0}
 SIZES = (60, 9, 5)
-SPAWN = multiprocessing.get_context("spawn")
+# Processes that share no state with this one, forked from one that has imported all of it once.
+RANKS = multiprocessing.get_context("forkserver")
+RANKS.set_forkserver_preload(
+    ["torch.distributed", "megatron.core.datasets.blended_megatron_dataset_builder"]
+)
 
 
 def import_core() -> Any:
@@ -90,7 +94,7 @@ def run(tmp_path: Path, caches: list[Path], corpora: list[str]) -> list[dict[str
     out = tmp_path / "out"
     out.mkdir()
     workers = [
-        SPAWN.Process(
+        RANKS.Process(
             target=train,
             args=(rank, len(caches), str(tmp_path / "store"), str(cache), str(out), corpora),
         )
@@ -116,7 +120,7 @@ def test_one_builder_per_file_system(tmp_path: Path, corpora: list[str]) -> None
 
 def test_a_killed_builder_is_replaced(core: Any, tmp_path: Path, corpora: list[str]) -> None:
     cache = tmp_path / "cache"
-    dying = SPAWN.Process(target=die_while_building, args=(str(cache), corpora))
+    dying = RANKS.Process(target=die_while_building, args=(str(cache), corpora))
     dying.start()
     dying.join(300)
     assert dying.exitcode == -signal.SIGKILL
@@ -145,7 +149,7 @@ def build_alone(cache: str, corpora: list[str]) -> None:
 
 
 def test_without_a_process_group(tmp_path: Path, corpora: list[str]) -> None:
-    alone = SPAWN.Process(target=build_alone, args=(str(tmp_path / "cache"), corpora))
+    alone = RANKS.Process(target=build_alone, args=(str(tmp_path / "cache"), corpora))
     alone.start()
     alone.join(300)
     assert alone.exitcode == 0
