@@ -1,6 +1,8 @@
 # make demo   install into .venv, with or without a compiler, then plan, build, read and prove one
 #             epoch of a real corpus
-# make test   install into .venv with what the tests need, then run them
+# make quick  the tests of formats, kernels, orders and plans alone, without torch, megatron-core
+#             and Ray: under a minute on two cores, for the loop of editing and testing
+# make test   install into .venv with what the tests need, then run them: minutes; JOBS= processes
 # make lint   ruff and strict mypy
 # make bench  time every kernel and the whole build against megatron-core; with
 #             NEOX=checkout also against a GPT-NeoX checkout whose helpers are compiled
@@ -14,14 +16,23 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml setup.py $(wildcard csrc/*/*.cpp csrc/*/*.hpp)
 
-.PHONY: demo test explore lint bench matrix docs-sample sanitize slow fuzz soak faults clean
+# Processes that run tests: one a core, at most four
+JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ "$$n" -lt 4 ]; then echo "$$n"; else echo 4; fi)
+
+# Tests start many processes: without byte code each would compile the package again.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo quick test explore lint bench matrix docs-sample sanitize slow fuzz soak faults clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
 	$(BIN)/megaindex demo --dir demo-data
 
+quick: $(VENV)/.quick-installed
+	$(BIN)/pytest --quick -n $(JOBS)
+
 test: $(VENV)/.test-installed
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow" -n $(JOBS)
 
 # The property tests with a seed of their own, which MEGAINDEX_EXPLORE_SEED sets; of TESTS alone
 explore: $(VENV)/.test-installed
@@ -83,7 +94,11 @@ $(VENV)/.dev-installed: $(SOURCES) | $(VENV)/bin/python
 	@MEGAINDEX_DEV=1 $(PIP) --editable .
 	@touch $(VENV)/.installed $@
 
-$(VENV)/.test-installed: $(VENV)/.dev-installed requirements/test.txt requirements/peers.txt
+$(VENV)/.quick-installed: $(VENV)/.dev-installed requirements/quick.txt
+	@$(PIP) -r requirements/quick.txt
+	@touch $@
+
+$(VENV)/.test-installed: $(VENV)/.quick-installed requirements/test.txt requirements/peers.txt
 	@echo "installing what the tests need (the CPU build of torch, and megatron-core to compare with)"
 	@$(PIP) -r requirements/test.txt
 	@$(PIP) --no-deps -r requirements/peers.txt

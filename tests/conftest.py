@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
+import sys
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -29,12 +32,81 @@ settings.register_profile(
 settings.register_profile(
     "explore", derandomize=False, max_examples=int(_EXAMPLES or 300), **_COMMON
 )
+settings.register_profile("quick", derandomize=True, max_examples=int(_EXAMPLES or 10), **_COMMON)
 settings.load_profile("megaindex")
+
+# Several processes run tests, and their arrays are small. Torch reads it when it is imported.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # What a shell starts in the background ignores Ctrl-C, and so do its children: tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 BACKENDS = ("reference", "numba", "native")
+
+# ``pytest --quick`` runs these folders alone; it needs pytest, hypothesis and megaindex.
+QUICK = ("cache", "configs", "format", "index", "io", "kernels", "plan", "recipe", "verify")
+OPTIONAL = (
+    "torch", "megatron", "torchdata", "streaming", "grain", "ray", "moto", "obstore", "pyarrow",
+    "zstandard", "matplotlib", "tokenizers", "sentencepiece",
+)  # fmt: skip
+# Folders of long tests: with several processes they come first, so that no process works on one
+# of them while the others have ended.
+FIRST = ("engine", "robustness", "adapters", "test_install.py", "objects", "kernels")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--quick",
+        action="store_true",
+        help="the tests of the core alone, without torch, megatron-core and Ray",
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if config.getoption("--quick"):
+        sys.modules.update(dict.fromkeys(OPTIONAL))  # type: ignore[arg-type]  # None: not found
+        settings.load_profile("quick")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    if not config.getoption("--quick"):
+        return None
+    below = collection_path.relative_to(Path(__file__).parent).parts
+    return bool(below) and below[0] not in QUICK
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--quick"):
+        left_out = [item for item in items if _needs_more_than_the_core(item)]
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if not _needs_more_than_the_core(item)]
+    if hasattr(config, "workerinput"):  # one of several processes
+        items.sort(key=_place)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Give each file to one process, and all that need a Ray cluster to the same one."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):  # type: ignore[misc]
+        def _split_scope(self, nodeid: str) -> str:
+            file = nodeid.partition("::")[0]
+            return "engine" if file.startswith("tests/engine/") else file
+
+    config.option.loadscopereorder = False  # not those of the most tests first, but those of FIRST
+    return ByFile(config, log)
+
+
+def _needs_more_than_the_core(item: pytest.Item) -> bool:
+    fixtures = set(getattr(item, "fixturenames", ())) - {"megatron_helpers"}
+    peers = any(name.startswith(("megatron_", "their_")) for name in fixtures)
+    return peers or any(map(item.get_closest_marker, ("slow", "not_quick")))
+
+
+def _place(item: pytest.Item) -> int:
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    return FIRST.index(folder) if folder in FIRST else len(FIRST)
 
 
 @pytest.fixture(params=BACKENDS, scope="session")
@@ -51,8 +123,11 @@ def _skip_without_peers() -> None:
 
 
 @pytest.fixture(scope="session")
-def megatron_helpers() -> ModuleType:
-    """megatron-core's compiled helpers."""
+def megatron_helpers(pytestconfig: pytest.Config) -> ModuleType:
+    """megatron-core's compiled helpers; with --quick those of the fastest backend, which the other
+    backends are then compared with."""
+    if pytestconfig.getoption("--quick"):
+        return importlib.import_module("megaindex.helpers")
     _skip_without_peers()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

@@ -12,10 +12,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from support import neox_stand_in
+from support.command_line import plan_json
 from support.corpora import write_corpus
 from support.megatron_blends import assert_equal, build, files, places, samples
 from support.neox_running import arguments, batches, loaders_of
-from support.planning import plan_json
 
 import megaindex
 import megaindex.adapters.megatron

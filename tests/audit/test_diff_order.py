@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.files import closed
 from support.megatron_dataset import Tokenizer
-from support.permissions import closed
 
 from megaindex import build_index
 from megaindex.audit.diff import compare

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.command_line import plan_json
 from support.corpora import write_corpus
 from support.megatron_dataset import EOD, Tokenizer
-from support.planning import plan_json
 
 import megaindex
 from megaindex.configs.run import BatchSchedule, Data, Run, Source, Target

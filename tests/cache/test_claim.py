@@ -64,6 +64,7 @@ def wait_for(path: Path) -> None:
     raise AssertionError(f"{path} did not appear")
 
 
+@pytest.mark.not_quick
 def test_one_of_several_processes_builds(tmp_path: Path) -> None:
     workers = [
         SPAWN.Process(target=build_slowly, args=(str(tmp_path), number, 0.3)) for number in range(4)
@@ -78,6 +79,7 @@ def test_one_of_several_processes_builds(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log", "result"]
 
 
+@pytest.mark.not_quick
 def test_a_killed_builder_is_replaced_at_once(tmp_path: Path) -> None:
     """On the same machine, long before its counter counts as standing still."""
     holder = SPAWN.Process(target=hold, args=(str(tmp_path),))

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.command_line import cli
+from support.command_line import Terminal, cli
 from support.corpora import write_corpus
-from support.terminals import Terminal
 
 from megaindex.cli import main
 from megaindex.console import FittedTable, ShortNames, TableColumn, distinct, elided

@@ -66,17 +66,20 @@ def test_sums_without_end(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "world_size"),
     [
-        "--nproc_per_node --nnodes 2",
-        "--nproc_per_node 8 --nnodes",
-        "--nproc_per_node " + "9" * 5000,
-        "--nproc_per_node ٣",
+        ("--nproc_per_node --nnodes 2", 8),
+        ("--nproc_per_node 8 --nnodes", 8),
+        ("--nproc_per_node " + "9" * 5000, 8),
+        ("--nproc_per_node ٣", 3),  # a number to int(), and so to torchrun
     ],
 )
-def test_launchers_without_a_number(words: str) -> None:
+def test_launchers_without_a_number(words: str, world_size: int) -> None:
+    """The number of processes is the environment's where the launcher's flags give none."""
     text = f"--seq-length 8 --global-batch-size 4 --data-path /d/a --train-iters 2 {words}"
-    read_megatron(text, environment={"WORLD_SIZE": "8"})
+    settings = read_megatron(text, environment={"WORLD_SIZE": "8"})
+    assert settings.world_size == world_size
+    assert (settings.seq_length, settings.train_iters) == (8, 2)
 
 
 def test_files_of_a_command_line_that_are_no_text(tmp_path: Path) -> None:

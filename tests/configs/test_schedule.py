@@ -14,7 +14,7 @@ from megaindex.errors import InvalidArgument
 
 
 @pytest.fixture(scope="module")
-def calculator() -> Any:
+def megatron_calculator() -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         from megatron.core import num_microbatches_calculator
@@ -28,10 +28,10 @@ def calculator() -> Any:
     samples=st.integers(1, 5000),
 )
 def test_ramp_up_is_megatrons(
-    calculator: Any, start: int, increment: int, steps: int, samples: int
+    megatron_calculator: Any, start: int, increment: int, steps: int, samples: int
 ) -> None:
     final = start + increment * steps
-    theirs = calculator(final, 1, 1, False, 1, start, increment, samples)
+    theirs = megatron_calculator(final, 1, 1, False, 1, start, increment, samples)
     ours = ramp_up(start, increment, samples, final, "--rampup-batch-size")
     consumed = 0
     for iteration in range(200):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -13,6 +16,17 @@ from support.ray_clusters import quiet
 
 from megaindex.builders.many import BuildTask
 from megaindex.engine import Engine, open_engine
+
+
+@pytest.fixture(scope="session", autouse=True)
+def ray_folder() -> Iterator[None]:
+    """A folder for the files of Ray, among them the address of the latest cluster, which all
+    processes of this machine would share. Its path is short, as those of sockets must be."""
+    with (
+        tempfile.TemporaryDirectory(prefix="ray-", ignore_cleanup_errors=True) as folder,
+        patch.dict(os.environ, {"RAY_TMPDIR": folder}),
+    ):
+        yield
 
 
 @pytest.fixture(params=["local", "ray"], scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
@@ -72,6 +72,7 @@ def same_results(ours: Any, theirs: Any) -> None:
 
 @pytest.mark.parametrize("multimodal", [False, True])
 @pytest.mark.parametrize("dtype", DTYPES)
+@settings(max_examples=20)  # of 16 cases
 @given(documents=DOCUMENTS)
 def test_same_bytes_and_same_reads(
     megatron_datasets: Any, dtype: Any, multimodal: bool, documents: Documents

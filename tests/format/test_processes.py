@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from support.open_files import open_below
+from support.files import open_below
 
 from megaindex.errors import MissingFile, StorageError
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
@@ -116,7 +116,7 @@ forks = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
 @forks
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.not_quick)])
 def test_other_processes_read_the_same(raw_pair: RawPair, method: str) -> None:
     dataset = IndexedDataset(raw_pair())
     with multiprocessing.get_context(method).Pool(2) as pool:

@@ -148,6 +148,7 @@ def test_add_index_refuses_what_does_not_match(
     assert IndexedDataset(tmp_path / "a", dialect=dialect)[0].tolist() == [7]
 
 
+@pytest.mark.not_quick
 def test_memory_does_not_grow_with_the_corpus(tmp_path: Path) -> None:
     """200,000 documents of 20 tokens: 16 MB of tokens and 4 MB of index."""
     document = np.arange(20, dtype=np.int32)

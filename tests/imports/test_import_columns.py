@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from support.permissions import closed
+from support.files import closed
 
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format import IndexedDataset

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.command_line import plan_json
 from support.corpora import write_corpus
-from support.planning import plan_json
 
 import megaindex
 from megaindex import EpochOrder

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from support.open_files import open_below
+from support.files import open_below
 
 from megaindex.errors import InvalidArgument, MissingFile, StorageError
 from megaindex.io.pread import DescriptorCache

@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 
 import pytest
-from support.terminals import Terminal, stderr_as
+from support.command_line import Terminal, stderr_as
 
 from megaindex.progress import copying
 

@@ -115,9 +115,9 @@ def assert_same(actual: tuple[Any, ...], expected: tuple[Any, ...]) -> None:
 
 @given(
     family=st.sampled_from(FAMILIES),
-    n=st.integers(1, 20) | st.integers(60, 300),
+    n=st.integers(1, 20) | st.integers(60, 150),
     total=st.sampled_from(SUMS),
-    size=st.integers(0, 200) | st.integers(1025, 3000),
+    size=st.integers(0, 200) | st.integers(1025, 1500),
     seed=st.integers(0, 2**32),
 )
 def test_greedy_is_the_peers(
@@ -163,7 +163,7 @@ def test_weights_at_the_ends_of_the_doubles(
 @given(
     family=st.sampled_from(FAMILIES),
     n=st.integers(1, 10) | st.integers(60, 150),
-    cuts=st.lists(st.integers(0, 4000), min_size=1, max_size=3),
+    cuts=st.lists(st.integers(0, 1500), min_size=1, max_size=3),
     seed=st.integers(0, 2**32),
 )
 def test_a_blend_goes_on_from_its_counts(
@@ -171,8 +171,8 @@ def test_a_blend_goes_on_from_its_counts(
 ) -> None:
     weights = make_weights(family, n, 1.0, seed)
     whole_counts, counts = np.zeros(n, np.int64), np.zeros(n, np.int64)
-    whole = blend(backend.blend_greedy, weights, 0, 4000, whole_counts)
-    bounds = [0, *sorted(cuts), 4000]
+    whole = blend(backend.blend_greedy, weights, 0, 1500, whole_counts)
+    bounds = [0, *sorted(cuts), 1500]
     parts = [
         blend(backend.blend_greedy, weights, begin, end, counts)
         for begin, end in itertools.pairwise(bounds)

@@ -190,6 +190,7 @@ def test_rare_short_samples_are_exact_where_the_peers_ratio_overflows(
     assert set(target.values()) == {length}
 
 
+@pytest.mark.not_quick
 def test_rows_are_64_bits_wide_beyond_32_bit_sentences(
     backend: Any, megatron_helpers: ModuleType, tmp_path: Path
 ) -> None:

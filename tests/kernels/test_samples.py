@@ -93,7 +93,8 @@ def test_few_documents(backend: Any, lengths: list[int], extra: int) -> None:
 @pytest.mark.parametrize("mean", [3, 700, 60_000])
 def test_threads_do_not_change_a_row(rng: np.random.Generator, threads: int, mean: int) -> None:
     lengths = rng.integers(0, 2 * mean, 50_000).astype(np.int32)
-    documents = rng.permutation(np.tile(np.arange(50_000, dtype=np.int32), 10))
+    epochs = 10 if mean < 1000 else 2
+    documents = rng.permutation(np.tile(np.arange(50_000, dtype=np.int32), epochs))
     native = load("native")
     for extra in (0, 1):
         for drop in (True, False):
@@ -111,12 +112,14 @@ def test_lengths_looked_up_in_short_form_are_the_same(
     """Above a million lengths, each read several times, 16 bits a length are read instead of 32."""
     count = 2**20 + 1
     lengths = rng.integers(0, 9, count).astype(np.int32)
-    lengths[rng.integers(0, count, 50)] = [65_534, 65_535, 65_536, 2**30, 70_000] * 10
+    lengths[rng.integers(0, count, 50)] = [65_534, 65_535, 65_536, 2**24, 70_000] * 10
     documents = rng.integers(0, count, 3 * count).astype(np.int32)
     rows = cut(load("native"), lengths, documents, 4096, threads=threads)
     np.testing.assert_array_equal(rows, cut(load("numba"), lengths, documents, 4096))
     if threads == 1:
-        np.testing.assert_array_equal(rows, cut(load("reference"), lengths, documents, 4096))
+        part = np.concatenate((np.flatnonzero(lengths > 9).astype(np.int32), documents[:9000]))
+        expected = cut(load("reference"), lengths, part, 4096)
+        np.testing.assert_array_equal(cut(load("numba"), lengths, part, 4096), expected)
     lengths[documents[-1]] = -5
     out = np.empty_like(rows)
     with pytest.raises(InvalidArgument, match="a length is negative"):
@@ -148,6 +151,7 @@ def test_huge_documents_are_cut_by_arithmetic(backend: Any, megatron_helpers: Mo
     np.testing.assert_array_equal(rows, expected)
 
 
+@pytest.mark.not_quick
 def test_the_partial_count_is_exact_where_float32_is_not(
     backend: Any, megatron_helpers: ModuleType
 ) -> None:

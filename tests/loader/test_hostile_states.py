@@ -141,7 +141,7 @@ def loader_of(index: Index, corpus: IndexedDataset, batches: int, **changes: Any
 
 
 QUICK = settings(
-    max_examples=150,
+    max_examples=75,
     derandomize=True,
     phases=[Phase.generate],  # what is drawn is small already
     deadline=None,

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from support.corpora import write_corpus
-from support.open_files import open_below
+from support.files import open_below
 
 from megaindex.format import IndexedDataset
 from megaindex.index.spans import Spans

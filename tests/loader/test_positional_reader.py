@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
-from support.open_files import open_below
+from support.files import open_below
 
 from megaindex._types import I64
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, OutOfRange, StorageError

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.command_line import Terminal, stderr_as
 from support.corpora import write_corpus
 from support.object_server import Proxy, request, upload
-from support.terminals import Terminal, stderr_as
 
 import megaindex
 from megaindex.cache.fingerprint import CHUNK_BYTES, CHUNKS, content_fingerprint, corpus_fingerprint

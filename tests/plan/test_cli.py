@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.command_line import plan as cli
+from support.command_line import plan_json
 from support.corpora import write_corpus
-from support.planning import cli, plan_json
 
 from megaindex.configs.megatron_args import read_megatron
 from megaindex.configs.neox_yaml import read_neox

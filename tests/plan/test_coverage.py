@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.command_line import plan_json
 from support.corpora import write_corpus
-from support.planning import plan_json
 
 from megaindex.builders import build_index
 from megaindex.configs.run import Source

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from support.command_line import plan as cli
+from support.command_line import plan_json
 from support.corpora import write_corpus
-from support.planning import cli, plan_json
 
 import megaindex
 from megaindex.index.frameworks import LeftOver

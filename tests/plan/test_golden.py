@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from support.planning import cli, plan_json
+from support.command_line import plan as cli
+from support.command_line import plan_json
 
 CASE = [
     "--tokens-per-epoch", 2113896210, "--seq-length", 2048, "--micro-batch-size", 16,

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.command_line import plan_json
 from support.corpora import write_corpus
 from support.megatron_dataset import Tokenizer
-from support.planning import plan_json
 
 SEQ = 16
 SPLITS = ("train", "valid", "test")
+
+pytestmark = pytest.mark.not_quick
 
 
 @pytest.fixture(scope="module")

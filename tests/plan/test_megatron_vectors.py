@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.command_line import plan as cli
 from support.corpora import write_corpus
-from support.planning import cli
 
 from megaindex.errors import MegaIndexError
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from support.command_line import plan_json
 from support.corpora import write_corpus
-from support.planning import plan_json
 
 from megaindex.index.blending import request_weights
 from megaindex.index.frameworks import framework_rules

@@ -15,9 +15,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.command_line import plan as cli
+from support.command_line import plan_json
 from support.corpora import write_corpus
 from support.megatron_dataset import Tokenizer
-from support.planning import cli, plan_json
 
 from megaindex.configs.megatron_args import read_megatron
 from megaindex.configs.neox_yaml import read_neox
@@ -187,6 +188,7 @@ MEGATRON = [
 ]
 
 
+@pytest.mark.not_quick
 @pytest.mark.parametrize("words", MEGATRON, ids=range(len(MEGATRON)))
 def test_megatron_reads_what_was_planned(words: list[str], tmp_path: Path) -> None:
     """megatron-core builds from the printed flags, with the adapter where a comment calls it."""
