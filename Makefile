@@ -12,7 +12,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
-SOURCES := pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/megaindex/*.hpp)
+SOURCES := pyproject.toml setup.py $(wildcard csrc/*/*.cpp csrc/*/*.hpp)
 
 .PHONY: demo test explore lint bench matrix docs-sample sanitize slow fuzz soak faults clean
 .DELETE_ON_ERROR:

@@ -1,10 +1,13 @@
-"""Builds the native core, which is optional: without a compiler megaindex runs on Numba.
+"""Build of megaindex with its native core, which is optional: without it Numba runs the kernels.
 
-Why a core was not built is kept beside the kernels: pip shows nothing of a build that succeeds, and
-``megaindex --version`` says it.
+The reason why a core was not built is written beside the kernels, and ``megaindex --version``
+prints it, since pip shows no output of a build that succeeds.
 
-MEGAINDEX_NO_NATIVE=1  leave the native core out
-MEGAINDEX_DEV=1        warnings are errors, and a core that does not compile fails the install
+MEGAINDEX_NO_NATIVE=1   leave the native core out
+MEGAINDEX_DEV=1         make compiler warnings errors, fail the install if the core does not
+                        compile, and compile again only the sources that changed
+MEGAINDEX_BUILD_JOBS=N  number of compiler processes; the number of CPUs by default
+MEGAINDEX_CXXFLAGS, MEGAINDEX_LDFLAGS  further flags
 """
 
 import contextlib
@@ -13,13 +16,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from zlib import crc32
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
 
 KERNELS = Path("megaindex", "kernels")
 REASON = "no_native.txt"  # read by megaindex.kernels
-_KEPT = 4000  # characters at the end of what the compiler said
+_KEPT = 4000  # last characters of the compiler's output
 
 dev = os.environ.get("MEGAINDEX_DEV") == "1"
 ext_modules = []
@@ -27,7 +31,7 @@ cmdclass = {}
 if os.environ.get("MEGAINDEX_NO_NATIVE") == "1":
 
     class BuildWithout(build_py):
-        """Copies the package, and notes that the core was left out."""
+        """Command that copies the package and writes that the core was left out."""
 
         def run(self):
             super().run()
@@ -38,30 +42,54 @@ if os.environ.get("MEGAINDEX_NO_NATIVE") == "1":
     cmdclass = {"build_py": BuildWithout}
 else:
     import pybind11
-    from pybind11.setup_helpers import Pybind11Extension, build_ext
+    from pybind11.setup_helpers import ParallelCompile, Pybind11Extension, build_ext
 
     class BuildCore(build_ext):
-        """Builds the core, or notes why it cannot be built."""
+        """Command that builds the core, or writes a file with the reason why it was not built."""
+
+        def finalize_options(self):
+            super().finalize_options()
+            if extra_flags:  # keeps their objects apart from those of other flags
+                self.build_temp += f"-{crc32(extra_flags.encode()):08x}"
 
         def build_extension(self, ext):
             note = Path(self.get_ext_fullpath(ext.name)).with_name(REASON)
             note.unlink(missing_ok=True)  # of an earlier build
-            with tempfile.TemporaryFile() as said:
+            with tempfile.TemporaryFile() as output:
                 try:
-                    with _output_to(said):
+                    with (
+                        _output_to(output),
+                        ParallelCompile("MEGAINDEX_BUILD_JOBS", needs_recompile=self._is_outdated),
+                    ):
                         super().build_extension(ext)
                 except Exception as error:
-                    said.seek(0)
-                    text = said.read().decode(errors="replace").strip()
+                    output.seek(0)
+                    text = output.read().decode(errors="replace").strip()
                     note.parent.mkdir(parents=True, exist_ok=True)
                     note.write_text(f"{_summary(error)}\n{text[-_KEPT:]}\n", encoding="utf-8")
                     raise
                 finally:
-                    said.seek(0)
-                    sys.stderr.write(said.read().decode(errors="replace"))
+                    output.seek(0)
+                    sys.stderr.write(output.read().decode(errors="replace"))
+
+        def _is_outdated(self, obj, _source):
+            """Return whether a file that the object was compiled from has changed.
+
+            The compiler lists these files beside the object in development builds only; other
+            builds compile everything.
+            """
+            listed = Path(obj).with_suffix(".d")
+            if self.force or not dev or not listed.exists():
+                return True
+            files = listed.read_text().replace("\\\n", " ").partition(": ")[2].split()
+            built = os.path.getmtime(obj)
+            return any(
+                not os.path.exists(file) or os.path.getmtime(file) > built
+                for file in (*files, "setup.py")
+            )
 
         def copy_extensions_to_source(self):
-            """Of an editable install: what was built lies elsewhere until here."""
+            """Copy the core of an editable install, or the reason, from the build folder."""
             super().copy_extensions_to_source()
             note, source = Path(self.build_lib, KERNELS, REASON), KERNELS / REASON
             source.unlink(missing_ok=True)
@@ -69,7 +97,7 @@ else:
                 source.write_bytes(note.read_bytes())
 
     def _summary(error):
-        """A line; the error may repeat the command with all its flags."""
+        """Return one line, without the flags of the command that failed."""
         first = error
         while not isinstance(first, subprocess.CalledProcessError):
             first = first.__cause__ or first.__context__
@@ -81,7 +109,7 @@ else:
 
     @contextlib.contextmanager
     def _output_to(file):
-        """Lets the compiler, another process, write into a file."""
+        """Redirect stdout and stderr, those of child processes too, into a file."""
         sys.stdout.flush()
         sys.stderr.flush()
         kept = [os.dup(1), os.dup(2)]
@@ -96,26 +124,27 @@ else:
                 os.dup2(descriptor, number)
                 os.close(descriptor)
 
-    # as system headers, pybind11's own warnings stay out of ours
-    dev_flags = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
+    extra_flags = os.environ.get("MEGAINDEX_CXXFLAGS", "")
+    # -isystem keeps pybind11's own warnings out; -MD lists the files of each object
+    dev_flags = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-MD"]
     dev_flags += ["-isystem", pybind11.get_include()]
     core = Pybind11Extension(
         "megaindex.kernels._native",
-        ["csrc/bindings.cpp"],
+        sorted(map(str, Path("csrc/python").glob("*.cpp"))),
         include_dirs=["csrc"],
-        depends=sorted(map(str, Path("csrc/megaindex").glob("*.hpp"))),
+        depends=sorted(map(str, Path("csrc").glob("*/*.hpp"))),
         cxx_std=17,
         extra_compile_args=[
             "-O3",
-            # doubles decide which dataset comes next: a fused multiply-add would move samples
+            # blends compare doubles: a fused multiply-add would round otherwise and move samples
             "-ffp-contract=off",
             "-fno-math-errno",
             *(dev_flags if dev else []),
-            *os.environ.get("MEGAINDEX_CXXFLAGS", "").split(),
+            *extra_flags.split(),
         ],
         extra_link_args=["-pthread", *os.environ.get("MEGAINDEX_LDFLAGS", "").split()],
     )
-    # setuptools reports a failed optional extension and goes on without it
+    # setuptools reports an optional extension that fails and continues without it
     core.optional = not dev
     ext_modules = [core]
     cmdclass = {"build_ext": BuildCore}

@@ -1,10 +1,15 @@
-"""The kernels in the call forms of the frameworks' own helpers modules.
+"""The frameworks' index-building functions, with the frameworks' signatures.
 
-Stands in for ``megatron.core.datasets.helpers`` (megatron-core 0.16.1, all seven functions with its
-positional signatures) and answers GPT-NeoX's forms too: uint8 ``dataset_index``, the five-argument
-sample index, the eight-argument ``build_mapping``. Where the frameworks convert an argument of the
-wrong kind into a copy, count in float32, or read out of range, these raise InvalidArgument or give
-the exact answer; docs/compatibility.md lists each case.
+A replacement of ``megatron.core.datasets.helpers`` (megatron-core 0.16.1): all seven functions take
+its positional arguments, and those of GPT-NeoX, which are a uint8 ``dataset_index``, five arguments
+of ``build_sample_idx_int32`` and eight of ``build_mapping``. Arrays may be unaligned, as those of a
+mapped ``.idx`` are, or anything that `numpy.asarray` accepts. Where the frameworks write into a
+converted copy, count in float32 or read out of range, these functions raise `InvalidArgument` or
+return the exact result; docs/compatibility.md lists each case.
+
+``backend`` is a module with the kernels, by default the one that `megaindex.backend` names. The
+native module has the seven functions too: ``megaindex.kernels._native.build_sample_idx`` is
+`build_sample_idx` with that module as ``backend``.
 """
 
 from __future__ import annotations
@@ -20,7 +25,8 @@ from megaindex._types import I32, I64, DatasetIndex, IntArray
 from megaindex.arithmetic import INT32_MAX, INT64_MAX, samples_in
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import active, num_threads
-from megaindex.kernels.checks import check_blocks_mapping, check_mapping
+from megaindex.kernels.checks import check_blocks_mapping, check_integer, check_mapping
+from megaindex.kernels.protocol import Backend
 
 __all__ = [
     "build_blending_indices",
@@ -41,8 +47,13 @@ def build_sample_idx(
     tokens_per_epoch: int,
     drop_last_partial_sequence: bool = True,
     add_extra_token_to_sequence: bool = True,
+    *,
+    backend: Backend | None = None,
 ) -> IntArray:
-    """sample_index [num_samples + 1, 2], int32 where positions and offsets fit, else int64."""
+    """Return sample_index [num_samples + 1, 2], int32 if positions and offsets fit, else int64.
+
+    Parameters and errors are those of `build_sample_idx_int32`.
+    """
     lengths, documents = _int32(sizes, "sizes"), _int32(document_indices, "document_indices")
     largest = max(documents.shape[0], int(lengths.max(initial=0)))
     build = build_sample_idx_int32 if largest <= INT32_MAX else build_sample_idx_int64
@@ -54,6 +65,7 @@ def build_sample_idx(
         tokens_per_epoch,
         drop_last_partial_sequence,
         1 if add_extra_token_to_sequence else 0,
+        backend=backend,
     )
 
 
@@ -65,24 +77,30 @@ def build_sample_idx_int32(
     tokens_per_epoch: int,
     drop_last_partial_sequence: bool = True,
     add_extra_token_to_sequence: int = 1,
+    *,
+    backend: Backend | None = None,
 ) -> IntArray:
-    """sample_index as int32[num_samples + 1, 2].
+    """Return sample_index as int32[num_samples + 1, 2].
+
+    Row k is the position in ``document_idx`` and the offset in that document at which sample k
+    begins.
 
     Args:
-        sizes: int32[sequences], tokens of each.
+        sizes: int32[sequences], tokens of each sequence.
         document_idx: int32[num_epochs * documents], sequence ids in reading order.
         sequence_length: tokens per sample, at least 1.
-        num_epochs: epochs that ``document_idx`` holds.
+        num_epochs: number of epochs in ``document_idx``.
         tokens_per_epoch: tokens of one epoch.
         drop_last_partial_sequence: False keeps a shorter last sample, counted exactly.
         add_extra_token_to_sequence: 1 if samples share a token for the shifted label, else 0.
 
     Raises:
-        InvalidArgument: an argument of another dtype or out of range, or missing tokens.
+        InvalidArgument: an argument is not of an integer dtype or out of range, or the documents
+            hold fewer tokens than ``num_epochs * tokens_per_epoch``.
     """
     return _sample_idx(np.int32, sizes, document_idx, sequence_length, num_epochs,
                        tokens_per_epoch, drop_last_partial_sequence,
-                       add_extra_token_to_sequence)  # fmt: skip
+                       add_extra_token_to_sequence, backend)  # fmt: skip
 
 
 def build_sample_idx_int64(
@@ -93,11 +111,13 @@ def build_sample_idx_int64(
     tokens_per_epoch: int,
     drop_last_partial_sequence: bool = True,
     add_extra_token_to_sequence: int = 1,
+    *,
+    backend: Backend | None = None,
 ) -> IntArray:
-    """As `build_sample_idx_int32`, int64[num_samples + 1, 2]."""
+    """Return sample_index as int64[num_samples + 1, 2]; see `build_sample_idx_int32`."""
     return _sample_idx(np.int64, sizes, document_idx, sequence_length, num_epochs,
                        tokens_per_epoch, drop_last_partial_sequence,
-                       add_extra_token_to_sequence)  # fmt: skip
+                       add_extra_token_to_sequence, backend)  # fmt: skip
 
 
 def build_blending_indices(
@@ -107,38 +127,67 @@ def build_blending_indices(
     num_datasets: int,
     size: int,
     verbose: bool = False,
+    *,
+    backend: Backend | None = None,
 ) -> None:
-    """Fill ``dataset_index`` (int16 or uint8) and ``dataset_sample_index`` (int64) with ``size``
-    draws, each from the dataset furthest behind its weight.
+    """Fill both arrays with ``size`` draws, each from the dataset furthest behind its weight.
+
+    Draw n is from the dataset i with the largest ``weights[i] * max(n, 1) - draws of i so far``,
+    the lowest i among equals.
+
+    Args:
+        dataset_index: int16 or uint8 [at least size], the dataset of each draw.
+        dataset_sample_index: int64 [at least size], the number of that dataset's draws before.
+        weights: float64[at least num_datasets], finite and not negative; their sum need not be 1.
+        num_datasets: number of datasets, at most 32767, or 255 with uint8.
+        size: number of draws.
+        verbose: ignored, as there is nothing to print.
 
     Raises:
-        InvalidArgument: outputs of another dtype or size (a silent copy would lose what is
-            written), weights that are negative or not finite, more datasets than the dtype holds.
+        InvalidArgument: outputs of another dtype or too small (a converted copy would lose what is
+            written), weights that are negative or not finite, or too many datasets for the dtype.
     """
-    values = _for_kernels(weights, np.float64)
+    values = _for_kernels(weights, np.float64, "weights")
     _check_blend(dataset_index, dataset_sample_index, values, num_datasets, size)
     if not np.isfinite(values).all() or (values < 0).any():
         raise InvalidArgument(f"weights must be finite and >= 0, got {values.tolist()}")
     counts = np.zeros(num_datasets, np.int64)
     with _filled(dataset_index[:size], dataset_sample_index[:size]) as out:
-        active().blend_greedy(values[:num_datasets], 0, size, counts, *out)
+        (backend or active()).blend_greedy(values[:num_datasets], 0, size, counts, *out)
 
 
 def build_exhaustive_blending_indices(
-    dataset_index: DatasetIndex, dataset_sample_index: I64, sizes: npt.ArrayLike, num_datasets: int
+    dataset_index: DatasetIndex,
+    dataset_sample_index: I64,
+    sizes: npt.ArrayLike,
+    num_datasets: int,
+    *,
+    backend: Backend | None = None,
 ) -> None:
-    """Fill both arrays so that dataset i is drawn exactly ``sizes[i]`` times; empty ones never."""
-    values = np.asarray(sizes)
-    if values.size and values.dtype.kind not in "iu":
-        raise InvalidArgument(f"sizes must be integers, got {values.dtype}")
+    """Fill both arrays with draws from dataset i in proportion to ``sizes[i]`` and as many.
+
+    Draws are those of `build_blending_indices` with weights ``sizes / sizes.sum()``, except that a
+    dataset is left out after ``sizes[i]`` draws.
+
+    Args:
+        dataset_index: int16 or uint8 [at least the sum of sizes], the dataset of each draw.
+        dataset_sample_index: int64 of the same length, the number of that dataset's draws before.
+        sizes: integers [at least num_datasets], not negative; a dataset of size 0 is never drawn.
+        num_datasets: number of datasets, at most 32767, or 255 with uint8.
+
+    Raises:
+        InvalidArgument: outputs of another dtype or too small, or sizes that are not integers,
+            negative, or reach a sum of 2**63.
+    """
+    values = _integers(sizes, "sizes")
     if (values < 0).any() or sum(values.tolist()) > INT64_MAX:
         raise InvalidArgument(f"sizes must be >= 0 with a sum below 2**63, got {values.tolist()}")
-    values = _for_kernels(values, np.int64)
+    values = _for_kernels(values, np.int64, "sizes")
     size = int(values[:num_datasets].sum())
     _check_blend(dataset_index, dataset_sample_index, values, num_datasets, size)
     counts = np.zeros(num_datasets, np.int64)
     with _filled(dataset_index[:size], dataset_sample_index[:size]) as out:
-        active().blend_exhaustive(values[:num_datasets], 0, size, counts, *out)
+        (backend or active()).blend_exhaustive(values[:num_datasets], 0, size, counts, *out)
 
 
 def build_mapping(
@@ -151,17 +200,36 @@ def build_mapping(
     seed: int,
     verbose: bool = False,
     min_num_sent: int = 2,
+    *,
+    backend: Backend | None = None,
 ) -> IntArray:
-    """Samples of sentence pairs (BERT, T5): rows (first sentence, end, target length), shuffled.
+    """Return samples of BERT and T5: shuffled rows (first sentence, end sentence, target length).
 
-    GPT-NeoX's form has no ``min_num_sent``: it is 2 there.
+    Args:
+        docs: int64[documents + 1]; document d is the sentences ``docs[d]`` to ``docs[d + 1] - 1``.
+        sizes: int32[sentences], tokens of each sentence.
+        num_epochs: epochs at most.
+        max_num_samples: no further epoch is begun once there are this many samples.
+        max_seq_length: target length of a sample, in tokens.
+        short_seq_prob: from 0 to 1; one target in ``round(1 / short_seq_prob)`` is drawn from
+            [2, max_seq_length] instead.
+        seed: int32.
+        verbose: ignored, as there is nothing to print.
+        min_num_sent: documents with fewer sentences are left out. GPT-NeoX's function has no such
+            argument and uses 2.
+
+    Returns:
+        uint32[samples, 3], or uint64 if there are more than 2**32 - 1 sentences.
+
+    Raises:
+        InvalidArgument: an argument is of another kind or out of range.
     """
-    bounds, lengths = np.asarray(docs), np.asarray(sizes)
+    bounds, lengths = _array(docs, "docs"), _array(sizes, "sizes")
     check_mapping(bounds, lengths, num_epochs, max_num_samples, max_seq_length, short_seq_prob,
                   seed, min_num_sent)  # fmt: skip
-    return active().build_mapping(
-        _for_kernels(bounds, np.int64),
-        _for_kernels(lengths, np.int32),
+    return (backend or active()).map_sentences(
+        _for_kernels(bounds, np.int64, "docs"),
+        _for_kernels(lengths, np.int32, "sizes"),
         num_epochs,
         max_num_samples,
         max_seq_length,
@@ -181,15 +249,30 @@ def build_blocks_mapping(
     seed: int,
     verbose: bool = False,
     use_one_sent_blocks: bool = False,
+    *,
+    backend: Backend | None = None,
 ) -> IntArray:
-    """Blocks of sentences (REALM): rows (first sentence, end, document, block), shuffled."""
-    bounds, lengths, titles = np.asarray(docs), np.asarray(sizes), np.asarray(titles_sizes)
+    """Return blocks of REALM: shuffled rows (first sentence, end sentence, document, block).
+
+    Args:
+        titles_sizes: int32[at least documents], tokens of each document's title, for which its
+            blocks leave room.
+        use_one_sent_blocks: True also allows blocks of one sentence.
+
+    The other arguments and the errors are those of `build_mapping`.
+
+    Returns:
+        uint32[blocks, 4], or uint64 if there are more than 2**32 - 1 sentences. Blocks are numbered
+        in each epoch.
+    """
+    bounds, lengths = _array(docs, "docs"), _array(sizes, "sizes")
+    titles = _array(titles_sizes, "titles_sizes")
     check_blocks_mapping(bounds, lengths, titles, num_epochs, max_num_samples, max_seq_length,
                          seed, use_one_sent_blocks)  # fmt: skip
-    return active().build_blocks_mapping(
-        _for_kernels(bounds, np.int64),
-        _for_kernels(lengths, np.int32),
-        _for_kernels(titles, np.int32),
+    return (backend or active()).map_blocks(
+        _for_kernels(bounds, np.int64, "docs"),
+        _for_kernels(lengths, np.int32, "sizes"),
+        _for_kernels(titles, np.int32, "titles_sizes"),
         num_epochs,
         max_num_samples,
         max_seq_length,
@@ -207,48 +290,46 @@ def _sample_idx(
     tokens_per_epoch: int,
     drop_last_partial: bool,
     extra: int,
+    backend: Backend | None,
 ) -> IntArray:
-    # the lengths may be unaligned, as those of a mapped .idx are: kernels read them byte by byte
+    # cut_samples reads unaligned lengths, so that those of a mapped .idx need no copy
     lengths = _int32(sizes, "sizes")
-    documents = _for_kernels(_int32(document_idx, "document_idx"), np.int32)
-    if not 1 <= sequence_length < INT32_MAX or extra not in (0, 1):
+    documents = _for_kernels(_int32(document_idx, "document_idx"), np.int32, "document_idx")
+    if documents.size == 0:
+        raise InvalidArgument("document_idx must hold at least one document, got an empty array")
+    check_integer("sequence_length", sequence_length, 1, INT32_MAX - 1)
+    check_integer("add_extra_token_to_sequence", extra, 0, 1)
+    check_integer("num_epochs", num_epochs, 1, INT64_MAX)
+    check_integer("tokens_per_epoch", tokens_per_epoch, 0, INT64_MAX)
+    tokens = int(num_epochs) * int(tokens_per_epoch)
+    if tokens > INT64_MAX:
         raise InvalidArgument(
-            f"sequence_length must be from 1 to {INT32_MAX - 1} and add_extra_token_to_sequence "
-            f"0 or 1, got {sequence_length} and {extra}"
-        )
-    tokens = num_epochs * tokens_per_epoch
-    if num_epochs < 1 or not 0 <= tokens <= INT64_MAX or documents.size == 0:
-        raise InvalidArgument(
-            f"num_epochs must be >= 1, num_epochs * tokens_per_epoch from 0 to 2**63 - 1 and "
-            f"document_idx not empty, got {num_epochs} * {tokens_per_epoch} tokens and "
-            f"{documents.size} documents"
+            f"num_epochs * tokens_per_epoch must be below 2**63, got {num_epochs} * "
+            f"{tokens_per_epoch}"
         )
     num_samples = samples_in(tokens, sequence_length, extra, drop_last_partial=drop_last_partial)
     if num_samples > int(lengths.max(initial=0)) * documents.size:
         raise InvalidArgument(
-            f"{documents.size} documents cannot hold the {tokens} tokens that num_epochs * "
-            "tokens_per_epoch promises; count tokens_per_epoch over the documents of one epoch"
+            f"document_idx: its {documents.size} documents cannot hold the {tokens} tokens of "
+            "num_epochs * tokens_per_epoch; count tokens_per_epoch over the documents of one epoch"
         )
     out: IntArray = np.empty((num_samples + 1, 2), dtype)
     if dtype is np.int32 and max(documents.size, int(lengths.max(initial=0))) > INT32_MAX:
         raise InvalidArgument(
-            f"{documents.size} documents do not fit int32 rows; use build_sample_idx_int64"
+            f"document_idx: {documents.size} documents do not fit int32 rows; use "
+            "build_sample_idx_int64"
         )
-    active().cut_samples(
+    (backend or active()).cut_samples(
         lengths, documents, sequence_length, extra, num_samples, tokens, out, num_threads()
     )
     return out
 
 
 def _int32(values: npt.ArrayLike, name: str) -> I32:
-    """As int32 without wrapping: the peers cast what does not fit."""
-    array = np.asarray(values)
-    if array.dtype == np.int32 and array.ndim == 1:
+    """Return a contiguous int32 array; the frameworks cast values that do not fit."""
+    array = _integers(values, name)
+    if array.dtype == np.int32:
         return np.ascontiguousarray(array)
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise InvalidArgument(
-            f"{name} must be integers in one dimension, got {array.dtype} of shape {array.shape}"
-        )
     if array.size and not (int(array.min()) >= -(2**31) and int(array.max()) <= INT32_MAX):
         raise InvalidArgument(
             f"{name} must fit int32, got {int(array.min())} to {int(array.max())}"
@@ -256,18 +337,39 @@ def _int32(values: npt.ArrayLike, name: str) -> I32:
     return np.ascontiguousarray(array, np.int32)
 
 
-def _for_kernels(values: npt.ArrayLike, dtype: type[np.generic]) -> npt.NDArray[Any]:
-    """As a contiguous, aligned array of that dtype: a copy only where it is not one.
+def _integers(values: npt.ArrayLike, name: str) -> IntArray:
+    array = _array(values, name)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise InvalidArgument(
+            f"{name} must be integers in one dimension, got {array.dtype} of shape {array.shape}"
+        )
+    return array
 
-    Arrays in an .idx file begin at byte 34, so what Megatron passes is seldom aligned.
+
+def _array(values: npt.ArrayLike, name: str) -> npt.NDArray[Any]:
+    try:
+        return np.asarray(values)
+    except ValueError as error:  # of nested lists of different lengths
+        raise InvalidArgument(f"{name} must be an array: {error}") from None
+
+
+def _for_kernels(values: npt.ArrayLike, dtype: type[np.generic], name: str) -> npt.NDArray[Any]:
+    """Return a contiguous, aligned array of that dtype, which is a copy only if needed.
+
+    Arrays in an .idx file begin at byte 34, so those that Megatron passes are seldom aligned.
     """
-    return np.require(np.asarray(values), dtype, ("C_CONTIGUOUS", "ALIGNED"))
+    array = _array(values, name)
+    if array.dtype.kind == "c":
+        raise InvalidArgument(f"{name} must be real numbers, got {array.dtype}")
+    try:
+        return np.require(array, dtype, ("C_CONTIGUOUS", "ALIGNED"))
+    except (TypeError, ValueError) as error:
+        raise InvalidArgument(f"{name} must be numbers: {error}") from None
 
 
 @contextlib.contextmanager
 def _filled(*outputs: npt.NDArray[Any]) -> Iterator[list[npt.NDArray[Any]]]:
-    """Yield arrays that a kernel can fill: ``outputs`` themselves, or arrays that are copied into
-    those that are not contiguous and aligned."""
+    """Yield contiguous, aligned arrays for a kernel to fill; copies are copied back at the end."""
     arrays = [
         array if array.flags.c_contiguous and array.flags.aligned else array.copy()
         for array in outputs
@@ -304,17 +406,18 @@ def _check_blend(
             )
     if np.may_share_memory(dataset_index, dataset_sample_index):
         raise InvalidArgument("dataset_index and dataset_sample_index must not share memory")
+    check_integer("num_datasets", num_datasets, 0, INT64_MAX)
+    check_integer("size", size, 0, INT64_MAX)
     if weights.ndim != 1:
         raise InvalidArgument(
             f"weights and sizes must have one dimension, got shape {weights.shape}"
         )
     if not 1 <= num_datasets <= min(room[dataset_index.dtype], weights.size):
         raise InvalidArgument(
-            f"num_datasets must be from 1 to {room[dataset_index.dtype]}, what "
-            f"{dataset_index.dtype} has room for, and at most the {weights.size} weights given, "
-            f"got {num_datasets}"
+            f"num_datasets must be from 1 to {room[dataset_index.dtype]} ({dataset_index.dtype}) "
+            f"and at most the {weights.size} weights given, got {num_datasets}"
         )
-    if size < 0 or min(dataset_index.size, dataset_sample_index.size) < size:
+    if min(dataset_index.size, dataset_sample_index.size) < size:
         raise InvalidArgument(
             f"dataset_index and dataset_sample_index must hold {size} draws, got "
             f"{dataset_index.size} and {dataset_sample_index.size}"

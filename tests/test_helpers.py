@@ -16,7 +16,15 @@ import megaindex.helpers as ours
 from megaindex.errors import InvalidArgument
 
 
-def test_sample_idx_forms(megatron_datasets: Any, rng: np.random.Generator) -> None:
+@pytest.fixture(params=["helpers", "native"])
+def functions(request: pytest.FixtureRequest) -> Any:
+    """megaindex.helpers, and the native module, which has functions of the same names."""
+    if request.param == "helpers":
+        return ours
+    return pytest.importorskip("megaindex.kernels._native")
+
+
+def test_sample_idx_forms(functions: Any, megatron_datasets: Any, rng: np.random.Generator) -> None:
     theirs = megatron_datasets.helpers
     lengths = rng.integers(0, 50, 200).astype(np.int32)
     documents = rng.permutation(np.tile(np.arange(200, dtype=np.int32), 3))
@@ -26,48 +34,83 @@ def test_sample_idx_forms(megatron_datasets: Any, rng: np.random.Generator) -> N
         # the peer's typed forms have no defaults
         for flags in ((True, 1), (True, 0), (False, 0)):
             expected = getattr(theirs, name)(*arguments, *flags)
-            actual = getattr(ours, name)(*arguments, *flags)
+            actual = getattr(functions, name)(*arguments, *flags)
             assert actual.dtype == expected.dtype
             np.testing.assert_array_equal(actual, expected)
-    five = ours.build_sample_idx_int32(*arguments)  # GPT-NeoX's form
+    five = functions.build_sample_idx_int32(*arguments)  # GPT-NeoX's form
     np.testing.assert_array_equal(five, theirs.build_sample_idx(*arguments))
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.uint8])
-def test_blending_fills_what_it_is_given(
-    megatron_helpers: ModuleType, rng: np.random.Generator, dtype: type
+def test_blending_fills_its_outputs(
+    functions: Any, megatron_helpers: ModuleType, rng: np.random.Generator, dtype: type
 ) -> None:
     weights = rng.dirichlet(np.ones(7))
     expected = np.zeros(1000, np.int16), np.zeros(1000, np.int64)
     actual = np.zeros(1000, dtype), np.zeros(1000, np.int64)
     megatron_helpers.build_blending_indices(*expected, weights, 7, 1000, False)
-    ours.build_blending_indices(*actual, weights.tolist(), 7, 1000, False)
+    functions.build_blending_indices(*actual, weights.tolist(), 7, 1000, False)
     np.testing.assert_array_equal(actual[0], expected[0])
     np.testing.assert_array_equal(actual[1], expected[1])
     sizes = [3, 500, 7]
     megatron_helpers.build_exhaustive_blending_indices(
         *(e[:510] for e in expected), np.array(sizes), 3
     )
-    ours.build_exhaustive_blending_indices(*(a[:510] for a in actual), sizes, 3)
+    functions.build_exhaustive_blending_indices(*(a[:510] for a in actual), sizes, 3)
     np.testing.assert_array_equal(actual[0], expected[0])
     np.testing.assert_array_equal(actual[1], expected[1])
 
 
-def test_mappings(megatron_helpers: ModuleType, rng: np.random.Generator) -> None:
+def test_mappings(functions: Any, megatron_helpers: ModuleType, rng: np.random.Generator) -> None:
     sizes = rng.integers(1, 60, 300).astype(np.int32)
     docs = np.unique(np.concatenate(([0, 300], rng.integers(0, 300, 60)))).astype(np.int64)
     titles = rng.integers(1, 9, docs.size - 1).astype(np.int32)
     expected = megatron_helpers.build_mapping(docs, sizes, 2, 1000, 128, 0.1, 7, False, 2)
     for actual in (
-        ours.build_mapping(docs, sizes, 2, 1000, 128, 0.1, 7, False, 2),
-        ours.build_mapping(docs, sizes, 2, 1000, 128, 0.1, 7, False),  # GPT-NeoX's form
+        functions.build_mapping(docs, sizes, 2, 1000, 128, 0.1, 7, False, 2),
+        functions.build_mapping(docs, sizes, 2, 1000, 128, 0.1, 7, False),  # GPT-NeoX's form
     ):
         assert actual.dtype == expected.dtype
         np.testing.assert_array_equal(actual, expected)
     np.testing.assert_array_equal(
-        ours.build_blocks_mapping(docs, sizes, titles, 2, 1000, 128, 7, False, True),
+        functions.build_blocks_mapping(docs, sizes, titles, 2, 1000, 128, 7, False, True),
         megatron_helpers.build_blocks_mapping(docs, sizes, titles, 2, 1000, 128, 7, False, True),
     )
+
+
+def test_views_of_an_idx_file(
+    functions: Any, megatron_datasets: Any, megatron_helpers: ModuleType, tmp_path: Path
+) -> None:
+    """The arrays of Megatron's own reader, which begin at byte 34 of the mapped file."""
+    corpus = write_corpus(tmp_path / "c", np.arange(500) % 70)
+    dataset = megatron_datasets.IndexedDataset(corpus.path_prefix)
+    lengths, documents = dataset.sequence_lengths, dataset.document_indices[:-1].astype(np.int32)
+    assert not lengths.flags.aligned
+    order = np.random.default_rng(3).permutation(np.tile(documents, 2))
+    numbers = (32, 2, int(lengths.sum()), True, 1)
+    for name in ("build_sample_idx_int32", "build_sample_idx_int64"):
+        expected = getattr(megatron_helpers, name)(lengths, order, *numbers)
+        actual = getattr(functions, name)(lengths, order, *numbers)
+        assert actual.dtype == expected.dtype
+        np.testing.assert_array_equal(actual, expected)
+    docs = dataset.document_indices
+    assert not docs.flags.aligned
+    numbers = (2, 2**40, 128, 0.1, 7, False, 1)
+    np.testing.assert_array_equal(
+        functions.build_mapping(docs, lengths, *numbers),
+        megatron_helpers.build_mapping(docs, lengths, *numbers),
+    )
+
+
+def test_native_functions_run_native_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever MEGAINDEX_BACKEND names."""
+    native = pytest.importorskip("megaindex.kernels._native")
+    monkeypatch.setattr(ours, "active", lambda: None)
+    assert native.build_sample_idx([9, 9], [1, 0], 4, 1, 18).shape == (5, 2)
+    with pytest.raises(AttributeError):
+        ours.build_sample_idx([9, 9], [1, 0], 4, 1, 18)
+    with pytest.raises(InvalidArgument, match="sequence_length must be from 1"):
+        native.build_sample_idx([9, 9], [1, 0], 0, 1, 18)
 
 
 def placed(form: str, array: np.ndarray, folder: Path) -> np.ndarray:
@@ -98,9 +141,7 @@ def test_arrays_are_read_wherever_they_lie(
     megatron_helpers: ModuleType,
     rng: np.random.Generator,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ours, "active", lambda: backend)
     sizes = rng.integers(1, 60, 300).astype(np.int32)
     docs = np.unique(np.concatenate(([0, 300], rng.integers(0, 300, 60)))).astype(np.int64)
     titles = rng.integers(1, 9, docs.size - 1).astype(np.int32)
@@ -115,12 +156,12 @@ def test_arrays_are_read_wherever_they_lie(
     for name, arrays, numbers in calls:
         expected = getattr(megatron_helpers, name)(*arrays, *numbers)
         given = [placed(form, array, tmp_path) for array in arrays]
-        actual = getattr(ours, name)(*given, *numbers)
+        actual = getattr(ours, name)(*given, *numbers, backend=backend)
         assert actual.dtype == expected.dtype
         np.testing.assert_array_equal(actual, expected)
         if name.endswith("int32"):
             flags = [bool(number) for number in numbers[-2:]]
-            actual = ours.build_sample_idx(given[0], given[1], *numbers[:-2], *flags)
+            actual = ours.build_sample_idx(*given, *numbers[:-2], *flags, backend=backend)
             np.testing.assert_array_equal(actual, expected)
 
 
@@ -132,9 +173,7 @@ def test_outputs_are_filled_wherever_they_lie(
     backend: Any,
     rng: np.random.Generator,
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ours, "active", lambda: backend)
     weights, sizes = rng.dirichlet(np.ones(5)), rng.integers(0, 40, 5)
     size = int(sizes.sum())
     for build, values, numbers in (
@@ -142,14 +181,14 @@ def test_outputs_are_filled_wherever_they_lie(
         (ours.build_exhaustive_blending_indices, sizes, (5,)),
     ):
         expected = np.zeros(size, dtype), np.zeros(size, np.int64)
-        build(*expected, values, *numbers)  # type: ignore[arg-type, operator]
+        build(*expected, values, *numbers, backend=backend)  # type: ignore[arg-type, operator]
         actual = [placed(form, np.zeros_like(e), tmp_path) for e in expected]
         given = placed(form, values, tmp_path)
         if form == "read-only map":
             with pytest.raises(InvalidArgument, match="writeable"):
-                build(*actual, given, *numbers)  # type: ignore[operator]
+                build(*actual, given, *numbers, backend=backend)  # type: ignore[operator]
             continue
-        build(*actual, given, *numbers)  # type: ignore[operator]
+        build(*actual, given, *numbers, backend=backend)  # type: ignore[operator]
         for a, e in zip(actual, expected, strict=True):
             np.testing.assert_array_equal(a, e)
 
@@ -199,6 +238,22 @@ def test_writes_are_never_lost_in_a_converted_copy(megatron_helpers: ModuleType)
 
 
 @pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"sizes": [[1], [1, 2]]}, "sizes must be an array"),
+        ({"num_epochs": "x"}, "num_epochs must be an integer"),
+        ({"tokens_per_epoch": 2**63}, "tokens_per_epoch must be from 0"),
+        ({"tokens_per_epoch": 2**62, "num_epochs": 4}, "must be below 2"),
+        ({"sequence_length": 4.0}, "sequence_length must be an integer, got 4.0"),
+    ],
+)
+def test_arguments_of_another_kind_are_refused(change: dict[str, Any], message: str) -> None:
+    valid = {"sizes": [9], "document_idx": [0], "sequence_length": 4, "num_epochs": 1}
+    with pytest.raises(InvalidArgument, match=message):
+        ours.build_sample_idx_int64(**{**valid, "tokens_per_epoch": 9, **change})
+
+
+@pytest.mark.parametrize(
     ("weights", "num_datasets", "size", "message"),
     [
         ([0.5, np.nan], 2, 4, "weights must be finite"),
@@ -206,7 +261,7 @@ def test_writes_are_never_lost_in_a_converted_copy(megatron_helpers: ModuleType)
         ([0.5, 0.5], 3, 4, "at most the 2 weights given, got 3"),
         ([0.5, 0.5], 0, 4, "num_datasets must be from 1"),
         ([0.5, 0.5], 2, 5, "must hold 5 draws, got 4 and 4"),
-        ([1.0] * 256, 256, 4, "from 1 to 255, what uint8 has room for"),
+        ([1.0] * 256, 256, 4, r"from 1 to 255 \(uint8\)"),
     ],
 )
 def test_blends_that_cannot_be_are_refused(
@@ -232,8 +287,8 @@ def test_an_empty_dataset_is_never_drawn() -> None:
         ([2**31], [0], 4, 1, 9, "sizes must fit int32"),
         ([1.5], [0], 4, 1, 9, "sizes must be integers"),
         ([9], [0], 0, 1, 9, "sequence_length must be from 1"),
-        ([9], [], 4, 1, 9, "document_idx not empty"),
-        ([9], [0], 4, 0, 9, "num_epochs must be >= 1"),
+        ([9], [], 4, 1, 9, "document_idx must hold at least one document"),
+        ([9], [0], 4, 0, 9, "num_epochs must be from 1"),
         ([9], [0], 4, 1, 10**12, "cannot hold the 1000000000000 tokens"),
         ([9], [0], 4, 1, 18, "fewer tokens than num_epochs"),
         ([9], [1], 4, 1, 9, "names a sequence that has no length"),

@@ -1,10 +1,10 @@
-// Keyed bijections of [0, n): a shuffle of which any entry can be computed by itself.
+// Keyed bijections of [0, n): shuffles of which any entry can be computed by itself.
 //
-// From 4096 on: write an index as (left, right) in a grid of `rows` x `columns` cells, rows =
-// ceil(sqrt(n)), and add to each half in turn a keyed hash of the other, modulo its size: a Feistel
-// network, which can be undone step by step, whatever the hash. At most rows - 1 cells are not in
-// [0, n); what lands on one is sent through again until it does not ("cycle walking").
-// Below 4096 a network is not fair enough: there a keyed Fisher-Yates table is.
+// From n = 4096 on, an index is written as (left, right) in a grid of rows x columns cells, with
+// rows = ceil(sqrt(n)), and each round adds to one half a keyed hash of the other, modulo its size.
+// This Feistel network is a bijection of the grid whatever the hash. At most rows - 1 cells are not
+// in [0, n); an index mapped to one is mapped again until it is in [0, n) (cycle walking). Below
+// 4096 a network is not uniform enough, and a keyed Fisher-Yates table is used.
 #pragma once
 
 #include <cmath>
@@ -12,26 +12,23 @@
 #include <utility>
 #include <vector>
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define MEGAINDEX_BIJECTION_AVX2 1
-#include <immintrin.h>
-#endif
+#include "megaindex/cpu.hpp"
 
 namespace megaindex {
 
 constexpr int64_t kBijectionTableBelow = 4096;
 constexpr int64_t kBijectionMost = int64_t{1} << 62;  // both halves stay below 2^31
-constexpr int kBijectionRounds = 8;                   // even: both halves change equally often
+constexpr int kBijectionRounds = 8;                   // even, so that both halves change equally often
 constexpr uint32_t kBijectionFactor = 0x85ebca6b;
 
-// SplitMix64's mixing of one word.
+// The finaliser of SplitMix64.
 inline uint64_t mixed(uint64_t x) {
   x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9;
   x = (x ^ (x >> 27)) * 0x94d049bb133111eb;
   return x ^ (x >> 31);
 }
 
-// Word `i` of the stream of a 128-bit key.
+// Return word `i` of the stream of a 128-bit key.
 inline uint64_t key_word(const uint64_t* key, uint64_t i) {
   return mixed(key[1] ^ mixed(key[0] + (i + 1) * 0x9e3779b97f4a7c15));
 }
@@ -40,7 +37,7 @@ struct FeistelRound {
   uint32_t flip;
   uint32_t factor;  // odd
 
-  // A hash of `half` in [0, size).
+  // Return a hash of `half` in [0, size).
   uint32_t operator()(uint32_t half, uint32_t size) const {
     const uint32_t x = (half ^ flip) * kBijectionFactor;
     const uint32_t y = (x ^ (x >> 15)) * factor;
@@ -48,7 +45,7 @@ struct FeistelRound {
   }
 };
 
-// The network on the whole grid, of which [0, n) is the beginning.
+// The network on the whole grid, whose first n cells are [0, n).
 struct Feistel {
   uint64_t n;
   uint32_t rows;
@@ -103,17 +100,16 @@ struct Feistel {
   }
 };
 
-#ifdef MEGAINDEX_BIJECTION_AVX2
-// Consecutive indices, 8 to a register.
+#ifdef MEGAINDEX_HAS_AVX2
+// The network for consecutive indices, with 8 in each register.
 class FeistelAvx2 {
  public:
-  static constexpr int64_t kAtOnce = 32;  // 4 registers hide each other's waits
+  static constexpr int64_t kAtOnce = 32;  // with 4 registers the latencies of instructions overlap
 
-  // out[k] becomes where begin + k goes, or with kBack where it comes from; count is a multiple of
-  // kAtOnce.
+  // Fill out with the values of the indices begin, begin + 1, …, or with kBack the indices of these
+  // values; count is a multiple of kAtOnce. Values outside [0, n) are mapped again.
   template <bool kBack, class T>
-  __attribute__((target("avx2"))) static void fill(const Feistel& f, uint64_t begin, int64_t count,
-                                                   T* out) {
+  MEGAINDEX_AVX2 static void fill(const Feistel& f, uint64_t begin, int64_t count, T* out) {
     const __m256i rows = lanes(f.rows), columns = lanes(f.columns);
     alignas(32) uint32_t first[2][8];
     for (uint64_t i = 0; i < 8; ++i) {
@@ -127,7 +123,7 @@ class FeistelAvx2 {
       for (int v = 0; v < 4; ++v) {
         left[v] = next_left;
         right[v] = next_right;
-        next_right = _mm256_add_epi32(next_right, lanes(8));  // fewer than a row's columns
+        next_right = _mm256_add_epi32(next_right, lanes(8));  // 8 is less than columns
         const __m256i over = at_least(next_right, columns);
         next_right = _mm256_sub_epi32(next_right, _mm256_and_si256(over, columns));
         next_left = _mm256_sub_epi32(next_left, over);
@@ -147,27 +143,23 @@ class FeistelAvx2 {
   }
 
  private:
-  __attribute__((target("avx2"), always_inline)) static inline __m256i lanes(uint32_t x) {
+  MEGAINDEX_AVX2_INLINE static __m256i lanes(uint32_t x) {
     return _mm256_set1_epi32(static_cast<int>(x));
   }
-  __attribute__((target("avx2"), always_inline)) static inline __m256i at_least(__m256i a,
-                                                                                __m256i b) {
+  MEGAINDEX_AVX2_INLINE static __m256i at_least(__m256i a, __m256i b) {
     return _mm256_cmpeq_epi32(_mm256_max_epu32(a, b), a);
   }
-  __attribute__((target("avx2"), always_inline)) static inline __m256i sum(__m256i a, __m256i b,
-                                                                           __m256i size) {
+  MEGAINDEX_AVX2_INLINE static __m256i sum(__m256i a, __m256i b, __m256i size) {
     const __m256i whole = _mm256_add_epi32(a, b);
-    // below `size` the difference wraps round to something larger
+    // if whole < size, the difference wraps to a larger number
     return _mm256_min_epu32(whole, _mm256_sub_epi32(whole, size));
   }
-  __attribute__((target("avx2"), always_inline)) static inline __m256i difference(__m256i a,
-                                                                                  __m256i b,
-                                                                                  __m256i size) {
+  MEGAINDEX_AVX2_INLINE static __m256i difference(__m256i a, __m256i b, __m256i size) {
     const __m256i whole = _mm256_sub_epi32(a, b);
     return _mm256_min_epu32(whole, _mm256_add_epi32(whole, size));
   }
-  __attribute__((target("avx2"), always_inline)) static inline __m256i hash(
-      const FeistelRound& round, __m256i half, __m256i size) {
+  MEGAINDEX_AVX2_INLINE static __m256i hash(const FeistelRound& round, __m256i half,
+                                            __m256i size) {
     const __m256i x =
         _mm256_mullo_epi32(_mm256_xor_si256(half, lanes(round.flip)), lanes(kBijectionFactor));
     const __m256i y = _mm256_mullo_epi32(_mm256_xor_si256(x, _mm256_srli_epi32(x, 15)),
@@ -178,22 +170,22 @@ class FeistelAvx2 {
   }
 
   template <bool kBack>
-  __attribute__((target("avx2"), always_inline)) static inline void store(
+  MEGAINDEX_AVX2_INLINE static void store(
       const Feistel& f, __m256i left, __m256i right, __m256i columns, int32_t* out) {
     const __m256i value = _mm256_add_epi32(_mm256_mullo_epi32(left, columns), right);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), value);
     const __m256i over = at_least(value, lanes(static_cast<uint32_t>(f.n)));
     const int outside = _mm256_movemask_ps(_mm256_castsi256_ps(over));
-    if (__builtin_expect(outside != 0, 0)) walk<kBack, uint32_t>(f, outside, out);
+    if (__builtin_expect(outside != 0, 0)) remap<kBack, uint32_t>(f, outside, out);
   }
   template <bool kBack>
-  __attribute__((target("avx2"), always_inline)) static inline void store(
+  MEGAINDEX_AVX2_INLINE static void store(
       const Feistel& f, __m256i left, __m256i right, __m256i columns, int64_t* out) {
     const __m256i even = _mm256_add_epi64(
         _mm256_mul_epu32(left, columns), _mm256_blend_epi32(right, _mm256_setzero_si256(), 0xaa));
     const __m256i odd = _mm256_add_epi64(_mm256_mul_epu32(_mm256_srli_epi64(left, 32), columns),
                                          _mm256_srli_epi64(right, 32));
-    // lanes 0 4 | 1 5 and 2 6 | 3 7 become 0 1 2 3 and 4 5 6 7
+    // reorders lanes 0 4 | 1 5 and 2 6 | 3 7 to 0 1 2 3 and 4 5 6 7
     const __m256i low = _mm256_unpacklo_epi64(even, odd), high = _mm256_unpackhi_epi64(even, odd);
     const __m256i last = _mm256_set1_epi64x(static_cast<int64_t>(f.n) - 1);
     int outside = 0;
@@ -204,11 +196,11 @@ class FeistelAvx2 {
       const __m256i over = _mm256_cmpgt_epi64(value, last);
       outside |= _mm256_movemask_pd(_mm256_castsi256_pd(over)) << (4 * v);
     }
-    if (__builtin_expect(outside != 0, 0)) walk<kBack, uint64_t>(f, outside, out);
+    if (__builtin_expect(outside != 0, 0)) remap<kBack, uint64_t>(f, outside, out);
   }
-  // U: T without a sign, since cells beyond n may not fit in T.
+  // U is the unsigned T: cells beyond n may not fit T.
   template <bool kBack, class U, class T>
-  static void walk(const Feistel& f, int outside, T* out) {
+  static void remap(const Feistel& f, int outside, T* out) {
     for (; outside != 0; outside &= outside - 1) {
       T& value = out[__builtin_ctz(static_cast<unsigned>(outside))];
       value = static_cast<T>(kBack ? f.invert(static_cast<U>(value)) : f.at(static_cast<U>(value)));
@@ -252,8 +244,8 @@ class Bijection {
   template <bool kBack, class T>
   void fill(int64_t begin, int64_t count, T* out) const {
     int64_t done = 0;
-#ifdef MEGAINDEX_BIJECTION_AVX2
-    if (!is_table() && __builtin_cpu_supports("avx2")) {
+#ifdef MEGAINDEX_HAS_AVX2
+    if (!is_table() && has_avx2()) {
       done = count - count % FeistelAvx2::kAtOnce;
       FeistelAvx2::fill<kBack>(network_, static_cast<uint64_t>(begin), done, out);
     }

@@ -1,4 +1,4 @@
-// Where samples of a blend lie, each in the three arrays of its own source.
+// Token runs of the samples of a blend, found in the arrays of each source.
 #pragma once
 
 #include <cstdint>
@@ -12,12 +12,13 @@
 
 namespace megaindex {
 
-// The arrays of one source, in the types they have.
+// The arrays of one source, in their own types.
 using AnyIndexArrays =
     std::variant<IndexArrays<uint32_t, int32_t>, IndexArrays<uint32_t, int64_t>,
                  IndexArrays<int64_t, int32_t>, IndexArrays<int64_t, int64_t>>;
 
-// Runs of samples[k] of source which[k], for each of n samples; sources has one entry for each run.
+// Add the runs of samples[k] of source which[k], for n samples; sources gets one entry for each
+// run.
 inline void blended_spans(const std::vector<AnyIndexArrays>& indices, const int64_t* which,
                           const int64_t* samples, int64_t n, Runs& runs,
                           std::vector<int32_t>& sources, int64_t* row_splits) {

@@ -1,4 +1,4 @@
-// Which dataset each position of a blend is drawn from, as the frameworks' greedy rule has it.
+// Blends by the frameworks' greedy rule: the dataset of each position.
 #pragma once
 
 #include <algorithm>
@@ -13,11 +13,12 @@ namespace megaindex {
 
 constexpr int64_t kBlendPollEvery = int64_t{1} << 16;
 
-// The products of weights and draws that counts can be told from.
+// The largest product of a weight and a draw number: a double still resolves differences of 1.
 constexpr double kMostBehind = static_cast<double>(int64_t{1} << 50);
 
-// Windows bound rounding errors by those of products, and tell counts apart by 1. For weights that
-// are too large or too close to the smallest doubles the plain scan is right.
+// Return whether windows are exact for these weights: their bounds of rounding errors are those of
+// products, and counts must differ by 1. For larger weights and those near the smallest doubles the
+// plain scan is used.
 inline bool fits_windows(const BlendRule& rule, int64_t end) {
   constexpr double kLeast = 1e-270;
   const double draws = blend_multiplier(end);
@@ -39,7 +40,7 @@ void scan_blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* coun
   }
 }
 
-// Windows, with stretches of the plain scan where they do not pay.
+// Draw by windows, and by the plain scan for stretches where that is faster.
 template <class Vector, class Index, class Poll>
 void window_blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* counts,
                   const BlendOutput<Index>& out, Poll& poll) {
@@ -66,9 +67,9 @@ void window_blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* co
 }
 
 template <class Vector, class Index, class Poll>
-void walk_blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* counts,
+void draw_blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* counts,
                 const BlendOutput<Index>& out, Poll& poll) {
-  // Setting windows up takes about as long as a few hundred draws of the scan.
+  // setting up windows takes about as long as a few hundred draws of the scan
   constexpr int64_t kFewDraws = 256;
   if (rule.num_datasets <= kMaxLanes || (end - begin > kFewDraws && fits_windows(rule, end))) {
     window_blend<Vector>(rule, begin, end, counts, out, poll);
@@ -77,9 +78,9 @@ void walk_blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* coun
   }
 }
 
-// The dataset that takes every draw, or -1. After n draws of which it had at most n, a dataset is
-// ahead of any other by n * (its weight - 1 - the other's) or more. Weights that sum to one never
-// have such a dataset unless it is alone.
+// Return the dataset that every draw is from, or -1. After n draws, at most n of them from this
+// dataset, it is behind by more than any other by n * (its weight - 1 - the other's) or more. Among
+// weights that sum to 1 there is such a dataset only if it is alone.
 inline int64_t only_drawn(const BlendRule& rule, int64_t begin, int64_t end,
                           const int64_t* counts) {
   const double* heaviest = std::max_element(rule.weights, rule.weights + rule.num_datasets);
@@ -87,7 +88,7 @@ inline int64_t only_drawn(const BlendRule& rule, int64_t begin, int64_t end,
   if (rule.num_datasets == 1) return i;
   if (rule.limits != nullptr || counts[i] > begin) return -1;
   if (*heaviest * blend_multiplier(end) > kMostBehind) return -1;
-  constexpr double kRounding = 1e-9;  // far more than there is
+  constexpr double kRounding = 1e-9;  // far above the rounding error
   const double above = *heaviest * (1 - kRounding) - 1;
   const auto lighter = [above](double w) { return w < above; };
   const int64_t others = std::count_if(rule.weights, rule.weights + rule.num_datasets, lighter);
@@ -105,16 +106,17 @@ void blend(const BlendRule& rule, int64_t begin, int64_t end, int64_t* counts,
     }
     return;
   }
-#ifdef MEGAINDEX_BLEND_AVX2
-  if (__builtin_cpu_supports("avx2")) {
-    return walk_blend<Avx2Vector>(rule, begin, end, counts, out, poll);
+#ifdef MEGAINDEX_HAS_AVX2
+  if (has_avx2()) {
+    return draw_blend<Avx2Vector>(rule, begin, end, counts, out, poll);
   }
 #endif
-  walk_blend<PortableVector>(rule, begin, end, counts, out, poll);
+  draw_blend<PortableVector>(rule, begin, end, counts, out, poll);
 }
 
-// Draws positions begin ... end - 1. counts[i] is how often dataset i was drawn before `begin`, and
-// is advanced to `end`. Either output may be null. Weights are finite, not negative, of any sum.
+// Draw positions begin ... end - 1. counts[i] is the number of draws from dataset i before `begin`,
+// and is advanced to `end`. Either output may be null. Weights are finite, not negative, of any
+// sum.
 template <class Index, class Poll = NoPoll>
 void blend_greedy(const double* weights, int64_t num_datasets, int64_t begin, int64_t end,
                   int64_t* counts, Index* dataset_index, int64_t* dataset_sample_index,
@@ -123,8 +125,8 @@ void blend_greedy(const double* weights, int64_t num_datasets, int64_t begin, in
         BlendOutput<Index>{dataset_index, dataset_sample_index, begin}, poll);
 }
 
-// As blend_greedy with weights sizes[i] / sum, each dataset sizes[i] times: `end` is at most the
-// sum. An empty dataset is never drawn.
+// Draw as blend_greedy with weights sizes[i] / sum, at most sizes[i] times from dataset i; `end` is
+// at most the sum. An empty dataset is never drawn.
 template <class Index, class Poll = NoPoll>
 void blend_exhaustive(const int64_t* sizes, int64_t num_datasets, int64_t begin, int64_t end,
                       int64_t* counts, Index* dataset_index, int64_t* dataset_sample_index,
@@ -139,8 +141,8 @@ void blend_exhaustive(const int64_t* sizes, int64_t num_datasets, int64_t begin,
         BlendOutput<Index>{dataset_index, dataset_sample_index, begin}, poll);
 }
 
-// `out` has size / stride + 1 rows of num_datasets counts: row k is the state before position
-// k * stride, from which blend_greedy goes on.
+// Fill `out`, size / stride + 1 rows of num_datasets, with the counts before every stride-th
+// position.
 template <class Poll = NoPoll>
 void blend_checkpoints(const double* weights, int64_t num_datasets, int64_t size, int64_t stride,
                        int64_t* out, Poll poll = {}) {
@@ -150,7 +152,7 @@ void blend_checkpoints(const double* weights, int64_t num_datasets, int64_t size
     std::copy(row - num_datasets, row, row);
     blend_greedy<int16_t>(weights, num_datasets, (k - 1) * stride, k * stride, row, nullptr,
                           nullptr, poll);
-    if ((k & 0x3ff) == 0) poll();  // a short stride is over before the walk polls
+    if ((k & 0x3ff) == 0) poll();  // draws of a short stride end before blend polls
   }
 }
 

@@ -1,17 +1,14 @@
-// blending_vector.hpp in AVX2.
+// The vector operations of blending_vector.hpp with AVX2 instructions.
 #pragma once
 
 #include "megaindex/blending_vector.hpp"
+#include "megaindex/cpu.hpp"
 
-#if defined(__x86_64__) && defined(__GNUC__)
-#define MEGAINDEX_BLEND_AVX2 1
-#define MEGAINDEX_AVX2 __attribute__((target("avx2")))
-
-#include <immintrin.h>
+#ifdef MEGAINDEX_HAS_AVX2
 
 namespace megaindex {
 
-// Read from kMaxLanes - lane on: all bits set in that lane, none in the others.
+// From kMaxLanes - lane on, a mask of kMaxLanes lanes in which only that lane is set.
 struct OneHot {
   int64_t lanes[2 * kMaxLanes]{};
   constexpr OneHot() { lanes[kMaxLanes] = -1; }
@@ -23,7 +20,7 @@ struct Avx2Vector {
     return _mm256_sub_pd(_mm256_mul_pd(_mm256_load_pd(slope), d), _mm256_load_pd(count));
   }
 
-  // The largest, in all lanes.
+  // Return the largest value in all lanes.
   MEGAINDEX_AVX2 static __m256d largest(__m256d x) {
     const __m256d half = _mm256_max_pd(x, _mm256_permute2f128_pd(x, x, 1));
     return _mm256_max_pd(half, _mm256_permute_pd(half, 5));
@@ -34,7 +31,7 @@ struct Avx2Vector {
     return _mm256_min_pd(half, _mm256_permute_pd(half, 5));
   }
 
-  // Keeps, per lane, the largest maximum of 16 entries so far and where it first came up.
+  // Each lane keeps the largest maximum of 16 entries and the first place where it occurred.
   MEGAINDEX_AVX2 static int64_t first_max(const double* slope, const double* count, int64_t size,
                                           double d) {
     const __m256d dd = _mm256_set1_pd(d);
@@ -130,9 +127,9 @@ struct Avx2Vector {
   }
 
  private:
-  // Up to 4 lanes without floors, the even ones in one register and the odd ones in another. What
-  // each will be behind by at the next draw is worked out both for the case that it wins this one
-  // and for the case that it does not: that leaves little to wait for from one winner to the next.
+  // Up to 4 lanes without floors, even lanes in one register and odd lanes in another. How far each
+  // lane is behind at the next draw is computed both with and without this draw, which shortens the
+  // chain of dependent instructions from one draw to the next.
   template <class Emit>
   MEGAINDEX_AVX2 static RaceResult race_of_4(const Race& race, double d, int64_t draws,
                                              const Emit& emit) {
@@ -147,7 +144,7 @@ struct Avx2Vector {
     }
     for (int64_t k = 0; k < draws; ++k) {
       d += 1;
-      // Of each pair the even lane wins if it is equal; then likewise the left of the two pairs.
+      // among equals the even lane of a pair wins, and the left of the two pairs
       const __m128d even = _mm_cmpge_pd(value[0], value[1]);
       const __m128d pair = _mm_max_pd(value[0], value[1]);
       const __m128d other = _mm_permute_pd(pair, 1);
@@ -169,7 +166,7 @@ struct Avx2Vector {
     return {draws, 0, 0};
   }
 
-  // The same for up to 8 lanes: of pairs, then of two pairs, then of two halves.
+  // The same for up to 8 lanes: pairs, then pairs of pairs, then halves.
   template <class Emit>
   MEGAINDEX_AVX2 static RaceResult race_of_8(const Race& race, double d, int64_t draws,
                                              const Emit& emit) {
@@ -208,7 +205,7 @@ struct Avx2Vector {
     return {draws, 0, 0};
   }
 
-  // The lane of the winning pair's winner.
+  // Return the winning lane of the winning pair.
   static int lane_of(int wins, int even) {
     const int pair = __builtin_ctz(static_cast<unsigned>(wins));
     return 2 * pair + 1 - (even >> pair & 1);
@@ -218,15 +215,15 @@ struct Avx2Vector {
     return _mm256_setr_pd(x[0], x[2], x[4], x[6]);
   }
 
-  // The counts stay in V registers. The draw is added to them by the very comparison that finds it,
-  // so that its lane number, needed only for the output, is not waited for.
+  // The counts stay in V registers. The comparison that finds the draw also adds it to them, so
+  // that the next draw does not depend on the lane number, which only the output needs.
   template <int V, class Emit>
   MEGAINDEX_AVX2 static RaceResult race_in(const Race& race, double d, int64_t draws,
                                            const Emit& emit) {
     const __m256d zero = _mm256_setzero_pd();
     const __m256d one = _mm256_set1_pd(1);
-    // Minus the counts: plain copies would be merged by GCC into narrower moves, which the wide
-    // loads after them have to wait for.
+    // The counts are negated because GCC merges plain copies into narrower moves, which stall the
+    // wide loads that follow.
     __m256d minus[V];
     for (int v = 0; v < V; ++v) minus[v] = _mm256_sub_pd(zero, _mm256_load_pd(race.count + 4 * v));
     RaceResult result{draws, 0, 0};

@@ -1,4 +1,4 @@
-// Datasets of one weight, drawn in turn, as one entry.
+// Entries of a blend: datasets of equal weight that are drawn in turn.
 #pragma once
 
 #include <cstdint>
@@ -10,9 +10,9 @@
 
 namespace megaindex {
 
-// Among datasets of the same weight (and limit) and count, the lowest index comes first, and then
-// its count is one more than theirs. So they take turns: an entry is their weight, the count of the
-// member that is next, and which member that is. With few datasets each is its own entry.
+// Among datasets of equal weight, limit and count, the lowest index is drawn first, and then its
+// count is one more than the others'. So they are drawn in turn: an entry has their weight, the
+// next member and its count. With few datasets each is an entry of its own.
 class BlendEntries {
  public:
   BlendEntries(const BlendRule& rule, const int64_t* counts, bool group)
@@ -37,7 +37,7 @@ class BlendEntries {
   double weight(int64_t e) const { return rule_.weights[first(e)]; }
   int64_t next(int64_t e) const { return at(member_, at(next_, e)); }
 
-  // Takes over the counts of entry e as they stand; returns the count of the member that is next.
+  // Load the counts of entry e and return the count of its next member.
   double load(int64_t e) {
     const int64_t last = at(member_, at(start_, e + 1) - 1);
     at(next_, e) = at(start_, e);
@@ -45,15 +45,15 @@ class BlendEntries {
     return rule_.entry_count(last, counts_[last]);
   }
 
-  // Moves on to the next member, once the count of this one is up; true if it was the last.
+  // Advance to the next member after a draw of this one; return whether it was the last.
   bool turn(int64_t e) {
     if (++at(next_, e) < at(start_, e + 1)) return false;
     at(next_, e) = at(start_, e);
     return true;
   }
 
-  // Whether members stand as their turns leave them, after those before them one draw more. Counts
-  // from elsewhere may not.
+  // Return whether the counts of members are those of draws in turn, which a caller's counts may
+  // not be.
   bool in_turn() const {
     for (int64_t e = 0; e < size_; ++e) {
       const int64_t low = counts_[at(member_, at(start_, e + 1) - 1)];
@@ -68,12 +68,12 @@ class BlendEntries {
   }
 
  private:
-  // Numbers the entries in the order of their first members, which leaves single datasets in order;
-  // writes each dataset's and returns how many there are. A few that are alike stay single: they
-  // are looked at together anyway, and a draw of a single one is faster.
+  // Number the entries in the order of their first members; write the entry of each dataset and
+  // return the number of entries. Groups of fewer than kFew datasets are not joined: draws from
+  // entries of one dataset are faster.
   int64_t number_entries(std::vector<int32_t>& entry) const {
     constexpr int32_t kFew = 8;
-    std::vector<int32_t> members(entry.size(), 0);  // of each first dataset
+    std::vector<int32_t> members(entry.size(), 0);  // of the group of each first dataset
     for (const int32_t first : find_first(entry)) ++at(members, first);
     std::vector<int32_t> number(entry.size(), -1);
     int32_t size = 0;
@@ -86,7 +86,7 @@ class BlendEntries {
     return size;
   }
 
-  // Writes the first dataset that each is like.
+  // Write the first dataset of equal weight and limit of each.
   std::vector<int32_t>& find_first(std::vector<int32_t>& first) const {
     const int64_t n = rule_.num_datasets;
     int shift = 62;
@@ -108,7 +108,7 @@ class BlendEntries {
     return rule_.weights[i] == rule_.weights[j] && limit(i) == limit(j);
   }
   uint64_t hash(int64_t i) const {
-    const double weight = rule_.weights[i] + 0.0;  // one zero
+    const double weight = rule_.weights[i] + 0.0;  // turns -0.0 into 0.0
     uint64_t bits;
     std::memcpy(&bits, &weight, sizeof bits);
     bits ^= static_cast<uint64_t>(limit(i)) << 1;

@@ -1,4 +1,4 @@
-// The entries that can be drawn in the next few draws.
+// Pools: the entries that can be drawn in the next few draws.
 #pragma once
 
 #include <algorithm>
@@ -13,9 +13,9 @@
 
 namespace megaindex {
 
-// Entries picked from a wider pool because they touch a floor: as long as the best is behind by
-// floor.at(d) or more, and d <= last, nobody outside is as far behind. The widest pool, of all
-// entries, has no floor.
+// Entries picked from a wider pool because they reach a floor: while the best is behind by
+// floor.at(d) or more and d <= last, no entry outside is as far behind. The widest pool has all
+// entries and no floor.
 struct BlendPool {
   Doubles slope;
   Doubles count;
@@ -23,16 +23,16 @@ struct BlendPool {
   int64_t size = 0;             // padded
   Line floor;
   double last = -1;
-  int64_t width = 0;            // draws the floor should last
-  int64_t fitting = 0;          // draws of late, when the candidates for `width` are too many
+  int64_t width = 0;            // draws for which the floor should hold
+  int64_t fitting = 0;          // recent width, if the candidates for `width` were too many
 
-  // To lay the next floor: the slowest entry at or above this one, and how far this one is below
-  // the best.
+  // For the next floor: the smallest slope of the entries at or above this floor, and the distance
+  // from this floor up to the best entry.
   double slowest = 0;
   double depth = 0;
 
-  // To pick from this pool: how far behind each entry is, and the maxima of those that share their
-  // place modulo slots.size().
+  // For picking from this pool: how far behind each entry is, and the maxima of the entries of
+  // equal place modulo slots.size().
   Doubles values;
   Doubles slots;
 
@@ -45,13 +45,12 @@ struct BlendPool {
   }
 };
 
-// Slots take the place of entries in choosing a floor: there are about three for each that is to be
-// above it.
+// A floor is chosen by slots instead of entries, about three for each entry wanted above it.
 inline void make_slots(BlendPool& from, int64_t width) {
   from.slots.resize(static_cast<size_t>(padded(3 * width)));
 }
 
-// A level that `wanted` of the slots reach, and not half as many more. `guesses` are tried first.
+// Return a level that wanted to 1.5 * wanted slots reach, trying `guesses` first.
 template <class Vector>
 double floor_level(Doubles& slots, int64_t wanted, std::initializer_list<double> guesses) {
   const auto size = static_cast<int64_t>(slots.size());
@@ -79,13 +78,13 @@ double floor_level(Doubles& slots, int64_t wanted, std::initializer_list<double>
   return *nth;
 }
 
-// Lays a floor for `width` draws from d on. At least width + 1 entries touch it at d, if there are
-// as many, so one of them is left whichever are drawn; it rises as the slowest of them did.
+// Set a floor for `width` draws from d on. At least width + 1 entries, if there are as many, reach
+// it at d, so one of them remains whichever are drawn; its slope is that of the slowest of them.
 template <class Vector>
-void lay_floor(BlendPool& from, BlendPool& to, double d, int64_t width) {
+void set_floor(BlendPool& from, BlendPool& to, double d, int64_t width) {
   constexpr double kLowest = -1e300;  // above entries that are spent
   const int64_t wanted = width + 1;
-  // Where the last floor has come to, or a little further below that than it was below the best.
+  // first guess: the last floor at d; second guess: a little more than its depth below that
   const double before = to.floor.at(d);
   const double level =
       std::max(kLowest, floor_level<Vector>(from.slots, wanted, {before, before - 1.2 * to.depth}));
@@ -99,9 +98,9 @@ void lay_floor(BlendPool& from, BlendPool& to, double d, int64_t width) {
 
 template <class Vector>
 void pick(const BlendPool& from, BlendPool& to) {
-  // An entry below the floor at both ends is below it all along. These reach as much further as
-  // rounding can lift an entry: by that of two products, each at most slope * last, and that of
-  // sums and differences as large as the floor.
+  // An entry below the floor at both ends is below it in between. The reach is extended by the
+  // largest rounding errors: of two products, each at most slope * last, and of sums and
+  // differences as large as the floor.
   constexpr double kUnit = std::numeric_limits<double>::epsilon();
   const double span = to.last - to.floor.first;
   const double slack = 8 * kUnit * (std::fabs(to.floor.level) + to.floor.rise * span);
@@ -114,7 +113,7 @@ void pick(const BlendPool& from, BlendPool& to) {
     const int64_t place = at(to.parent, k);
     at(to.slope, k) = at(from.slope, place);
     at(to.count, k) = at(from.count, place);
-    // looked up, because a branch on this would be mispredicted
+    // a table look-up, because a branch on this would be mispredicted
     const double unless_above[2] = {kNever, 0};
     const bool above = at(from.values, place) >= to.floor.level;
     slowest = std::min(slowest, at(to.slope, k) + unless_above[above]);
@@ -126,15 +125,15 @@ void pick(const BlendPool& from, BlendPool& to) {
   }
 }
 
-// Picks those of `from` that can be drawn within to.width draws, or within fewer if these are more
-// than `most`. False if even one draw has more candidates.
+// Pick the entries of `from` that can be drawn within to.width draws, or within fewer if these are
+// more than `most`. Return false if even one draw has more candidates.
 template <class Vector>
 bool narrow(BlendPool& from, BlendPool& to, double d, int64_t most) {
   Vector::spread(from.slope.data(), from.count.data(), from.size, d, from.values.data(),
                  from.slots.data(), static_cast<int64_t>(from.slots.size()));
   to.fitting = std::min(to.width, to.fitting + 1);
   for (; to.fitting > 0; to.fitting = to.fitting * 3 / 4) {
-    lay_floor<Vector>(from, to, d, to.fitting);
+    set_floor<Vector>(from, to, d, to.fitting);
     pick<Vector>(from, to);
     if (to.size <= most) return true;
   }

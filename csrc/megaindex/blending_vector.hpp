@@ -1,5 +1,6 @@
-// The loops of blending that are worth vector instructions, for any machine; blending_avx2.hpp has
-// them for AVX2. Both give the same doubles: a product and a difference, each rounded, never fused.
+// The loops of blending that vector instructions speed up, in portable C++; blending_avx2.hpp has
+// them for AVX2. Both compute the same doubles: a product and a difference, each rounded, not
+// fused.
 #pragma once
 
 #include <algorithm>
@@ -10,7 +11,7 @@
 
 namespace megaindex {
 
-// Arrays of doubles begin at a multiple of 32 bytes, as the loads and stores of AVX2 want them.
+// Allocator of arrays aligned to 32 bytes, for the aligned loads and stores of AVX2.
 template <class T>
 struct Aligned {
   using value_type = T;
@@ -33,31 +34,31 @@ constexpr double kNever = std::numeric_limits<double>::infinity();
 
 // A line as a function of the number of draws.
 struct Line {
-  double first = 0;  // where it is at `level`
+  double first = 0;  // where its value is `level`
   double level = -kNever;
   double rise = 0;
 
   double at(double d) const { return level + rise * (d - first); }
 };
 
-// A few entries, among whom a number of draws is decided without looking at any other.
+// A few entries among which a number of draws is decided without comparing others.
 constexpr int64_t kMaxLanes = 64;
 struct Race {
   const double* slope;
   double* count;  // advanced with every draw
   int64_t size;   // at most kMaxLanes
-  uint64_t special;  // lanes that the caller draws itself
+  uint64_t special;  // bits of the lanes that the caller draws itself
   Line floor[2];  // a draw counts only if its entry is behind by floor.at(d) or more
 };
 
 struct RaceResult {
   int64_t drawn;
-  uint64_t leaders;  // if a special lane leads the next draw: it, and those as far behind
-  double top;        // how far the best was behind when a floor stopped the race
+  uint64_t leaders;  // if a special lane leads the next draw: bits of it and of its equals
+  double top;        // how far behind the best was when a floor ended the race
 };
 
-// Entries that may rise to a line before its end: those where
-// value + slope * reach >= least holds at the line's beginning or at its end.
+// Bounds for entries that may rise to a line: value + slope * reach >= least at the line's
+// beginning or at its end.
 struct Reach {
   double reach[2];
   double least[2];
@@ -68,7 +69,7 @@ struct PortableVector {
     return slope[i] * d - count[i];
   }
 
-  // The first of the entries furthest behind.
+  // Return the first of the entries furthest behind.
   static int64_t first_max(const double* slope, const double* count, int64_t size, double d) {
     int64_t best = 0;
     for (int64_t i = 1; i < size; ++i) {
@@ -77,8 +78,8 @@ struct PortableVector {
     return best;
   }
 
-  // Draws up to `draws` lanes, at d, d + 1, ..., and calls emit(draw, lane) for each; the lowest
-  // lane wins among equals.
+  // Draw up to `draws` lanes, at d, d + 1, ..., and call emit(draw, lane) for each; the lowest lane
+  // wins among equals.
   template <class Emit>
   static RaceResult race(const Race& race, double d, int64_t draws, const Emit& emit) {
     for (int64_t k = 0; k < draws; ++k, d += 1) {
@@ -96,7 +97,7 @@ struct PortableVector {
     return {draws, 0, 0};
   }
 
-  // How far behind each entry is, and the maximum of those that share i modulo num_slots.
+  // Compute how far behind each entry is, and the maximum for each i modulo num_slots.
   static void spread(const double* slope, const double* count, int64_t size, double d,
                      double* values, double* slots, int64_t num_slots) {
     std::fill(slots, slots + num_slots, -kNever);
@@ -114,7 +115,8 @@ struct PortableVector {
     return count;
   }
 
-  // Writes the places of the entries within reach and returns how many; `places` has room for size.
+  // Write the places of the entries within reach and return their number; `places` has room for
+  // size.
   static int64_t within(const double* values, const double* slope, int64_t size, const Reach& r,
                         int32_t* places) {
     int64_t found = 0;

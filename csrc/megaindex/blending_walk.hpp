@@ -1,4 +1,4 @@
-// What the ways of walking a blend share, and the plainest of them.
+// The rule and the output of a blend, and the plain scan of all datasets.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,7 @@ namespace megaindex {
 // among equals; a dataset whose count has reached its limit is left out.
 struct BlendRule {
   const double* weights;
-  const int64_t* limits;  // null: none
+  const int64_t* limits;  // null without limits
   int64_t num_datasets;
 
   bool spent(int64_t i, int64_t count) const { return limits != nullptr && count >= limits[i]; }
@@ -26,8 +26,8 @@ inline double blend_multiplier(int64_t n) { return static_cast<double>(std::max<
 
 template <class Index>
 struct BlendOutput {
-  Index* dataset;   // null: not wanted
-  int64_t* sample;  // null: not wanted
+  Index* dataset;   // null if the caller wants none
+  int64_t* sample;  // null if the caller wants none
   int64_t origin;   // position of the first element
 
   void write(int64_t n, int64_t dataset_index, int64_t sample_index) const {
@@ -45,7 +45,7 @@ inline int64_t padded(int64_t n, int64_t multiple = kBlendPad) {
   return (n + multiple - 1) / multiple * multiple;
 }
 
-// Looks at every dataset for every draw: right for any weights.
+// Compares all datasets for every draw: exact for any weights.
 template <class Vector>
 class ScanBlend {
  public:

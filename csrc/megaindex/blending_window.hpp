@@ -1,13 +1,13 @@
-// A blend walked without looking at every dataset for every draw.
+// Blends without comparing all datasets for every draw.
 //
 // An entry is behind by weight * d - count after d draws: a line in d that steps down by 1 when the
-// entry is drawn. Before a window of draws, a floor is laid under the entries that are furthest
-// behind, and the few that touch it anywhere in the window are picked. They race among themselves:
-// while the best of them is at or above the floor, nobody else can be as far behind.
+// entry is drawn. For a window of draws, a floor is set below the entries that are furthest behind,
+// and the few entries that reach it anywhere in the window are picked. Draws are decided among
+// them: while the best of them is at or above the floor, no other entry is as far behind.
 //
-// The race is in the very doubles of the plain scan. So where the floor lies decides how many
-// entries are looked at, never which is drawn. With very many entries there are two floors: one for
-// a pool that lasts hundreds of draws, one for the field picked from it.
+// Comparisons use the same doubles as the plain scan. So the floor decides how many entries are
+// compared, and never which is drawn. With very many entries there are two floors: one for a pool
+// that serves hundreds of draws, and one for the field picked from it.
 #pragma once
 
 #include <algorithm>
@@ -38,15 +38,15 @@ class WindowBlend {
 
   bool in_turn() const { return entries_.in_turn(); }
 
-  // Takes over the counts as they stand.
+  // Load the caller's counts.
   void load() {
     for (int64_t e = 0; e < entries_.size(); ++e) at(pools_[0].count, e) = entries_.load(e);
     for (size_t k = 1; k < pools_.size(); ++k) pools_[k].last = -1;
     quota_ = 0;
   }
 
-  // Draws until `end`, or until windows do not pay, as when very many entries are equally far
-  // behind. Returns where it stopped.
+  // Draw until `end`, or until windows are slower than the scan, as when very many entries are
+  // equally far behind. Return the position reached.
   template <class Index>
   int64_t advance(int64_t begin, int64_t end, const BlendOutput<Index>& out) {
     for (int64_t n = begin, mark = begin; n < end;) {
@@ -62,15 +62,15 @@ class WindowBlend {
   }
 
  private:
-  // How many draws each pool but the widest should last: picking more candidates less often pays
-  // where there are more to pick from.
+  // Return the number of draws for each pool but the widest: from more entries, more candidates are
+  // picked less often.
   static std::vector<int64_t> pool_widths(int64_t entries) {
     if (entries <= kMaxLanes) return {};
     if (entries <= 1500) return {entries <= 256 ? 16 : 20};
     return {entries <= 16384 ? 256 : 512, 16};
   }
 
-  // Makes sure that the field holds whoever is drawn at n. False if too many are too close.
+  // Pick the field anew if it may lack the entry drawn at n. Return false if too many are close.
   bool choose_field(int64_t n) {
     const double d = blend_multiplier(n);
     size_t k = 0;
@@ -84,7 +84,7 @@ class WindowBlend {
       if (!narrow<Vector>(pools_[k], pools_[k + 1], d, is_field ? kMaxLanes : entries_.size())) {
         return false;
       }
-      looked_at_ += 3 * pools_[k].size;  // costs about as much as three scans
+      looked_at_ += 3 * pools_[k].size;  // takes about as long as three scans
       quota_ = 0;
     }
     return true;
@@ -97,7 +97,7 @@ class WindowBlend {
     if (quota_ == 0) mark_special();
     int64_t draws = std::min(end - n, quota_);
     if (n == 0) draws = 1;  // positions 0 and 1 have the same multiplier
-    const double left = field.last - d;  // infinite where there is no floor
+    const double left = field.last - d;  // infinite without a floor
     if (left < kMaxDraws) draws = std::min(draws, static_cast<int64_t>(left) + 1);
     const BlendPool& wider = pools_[pools_.size() > 1 ? pools_.size() - 2 : 0];
     const Race race{field.slope.data(), field.count.data(), std::min(field.size, entries_.size()),
@@ -127,7 +127,7 @@ class WindowBlend {
     });
   }
 
-  // The race itself has advanced the count of the lane.
+  // Record a draw of a lane whose count the race has advanced.
   template <class Index>
   void take_single(int64_t n, int64_t lane, const BlendOutput<Index>& out) {
     for (size_t k = pools_.size(); k-- > 1;) {
@@ -163,8 +163,8 @@ class WindowBlend {
     return best;
   }
 
-  // The race cannot draw lanes that stand for several datasets, whose counts stay until the last
-  // had its turn, nor lanes near their limit. The others stay within theirs for quota_ draws.
+  // Mark the lanes that a race must not draw: entries of several datasets, whose count stays until
+  // the last was drawn, and lanes near their limit. The others stay within theirs for quota_ draws.
   void mark_special() {
     special_ = 0;
     quota_ = kMaxDraws;
@@ -200,8 +200,8 @@ class WindowBlend {
   BlendEntries entries_;
   std::vector<BlendPool> pools_;  // all entries first, the field last
   uint64_t special_ = 0;          // lanes of the field
-  int64_t quota_ = 0;             // draws until these must be found anew
-  bool stopped_ = false;          // at a floor, where the best was behind by top_
+  int64_t quota_ = 0;             // draws until special_ must be computed again
+  bool stopped_ = false;          // a race ended at a floor, with the best behind by top_
   double top_ = 0;
   int64_t looked_at_ = 0;
 };

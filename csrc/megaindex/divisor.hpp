@@ -1,10 +1,10 @@
-// Blending by Webster's divisor rule: draw the dataset with the largest weight / (2 * count + 1),
-// the lowest index among equals. Compared exactly, for integer weights.
+// Blends by Webster's divisor rule: draw the dataset with the largest weight / (2 * count + 1), the
+// lowest index among equals. Integer weights are compared exactly.
 //
 // The draw that takes dataset i from k to k + 1 happens at "time" (2k + 1) / weights[i], whatever
-// is drawn between. So the counts at any time follow by a division, and a stretch of draws by
-// sorting the draws that fall into a stretch of time. Times are scaled by the sum of the weights,
-// which makes a draw take 2 units.
+// else is drawn. So the counts at a time follow by division, and a range of draws by sorting the
+// draws within a range of times. Times are scaled by the sum of the weights, so that a draw takes 2
+// units on average.
 #pragma once
 
 #include <algorithm>
@@ -24,12 +24,12 @@ namespace megaindex {
 __extension__ typedef __int128 Wide;
 
 struct DivisorDraw {
-  double time;  // after the beginning of the stretch, rounded
+  double time;  // since the beginning of the stretch, rounded
   int64_t count;
   int32_t dataset;
 };
 
-// The sum of the weights; refuses weights and positions whose products would not fit.
+// Return the sum of the weights; throw if products of weights and positions could overflow.
 inline Wide divisor_sum(const uint64_t* weights, int64_t num_datasets, int64_t position) {
   const auto too_large = [](uint64_t weight) { return weight >= uint64_t{1} << 53; };
   const Wide sum = std::accumulate(weights, weights + num_datasets, Wide{0});
@@ -47,7 +47,7 @@ class DivisorStretch {
   DivisorStretch(const uint64_t* weights, int64_t num_datasets, Wide sum)
       : weights_(weights), num_datasets_(num_datasets), sum_(sum) {}
 
-  // Whether `counts` are those before `position`: as many draws, the last of them before the next.
+  // Return whether `counts` are those before `position`: as many draws, the last before the next.
   bool reaches(int64_t position, const int64_t* counts) const {
     DivisorDraw last{-1, 0, -1};
     DivisorDraw next{-1, 0, -1};
@@ -65,8 +65,8 @@ class DivisorStretch {
     return drawn == position && (last.dataset < 0 || exactly_before(last, next));
   }
 
-  // Finds the draws after `position`, where the counts are as given, that happen before
-  // 2 * (position + length): at most num_datasets fewer or more than `length`. Returns how many.
+  // Find the draws from `position`, where the counts are `counts`, to time 2 * (position + length).
+  // Return their number, which differs from `length` by at most num_datasets.
   int64_t find(int64_t position, int64_t length, const int64_t* counts) {
     const auto room = static_cast<size_t>(length + num_datasets_ + 1);
     draws_.resize(room);
@@ -80,7 +80,7 @@ class DivisorStretch {
     return num_draws_;
   }
 
-  // The k-th of them in order.
+  // The k-th draw found, in order of time.
   const DivisorDraw& operator[](int64_t k) const { return draws_[order_[static_cast<size_t>(k)]]; }
 
  private:
@@ -99,8 +99,8 @@ class DivisorStretch {
     largest_ = std::max({largest_, std::fabs(first), std::fabs(time)});
   }
 
-  // First into buckets of one draw each, then exactly among neighbours; those may be in different
-  // buckets, because times are rounded.
+  // Sort into buckets of about one draw, then exactly among neighbours, which may be in different
+  // buckets because times are rounded.
   void sort(int64_t length) {
     const auto bucket = [length](const DivisorDraw& draw) {
       const double half = std::min(std::max(draw.time / 2, 0.0), static_cast<double>(length - 1));
@@ -124,7 +124,7 @@ class DivisorStretch {
   }
 
   bool before(const DivisorDraw& a, const DivisorDraw& b) const {
-    // five roundings at most lie between a time and its value here
+    // a computed time has at most five rounding errors
     const double apart = 16 * std::numeric_limits<double>::epsilon() * largest_;
     return std::fabs(a.time - b.time) > apart ? a.time < b.time : exactly_before(a, b);
   }
@@ -140,16 +140,16 @@ class DivisorStretch {
   const uint64_t* weights_;
   int64_t num_datasets_;
   Wide sum_;
-  double largest_ = 0;  // of the times, in size
+  double largest_ = 0;  // absolute value of a time
   int64_t num_draws_ = 0;
   std::vector<DivisorDraw> draws_;
   std::vector<uint32_t> order_;
   std::vector<uint32_t> starts_;  // of each bucket in order_
 };
 
-// Draws positions begin ... end - 1. counts[i] is how often dataset i was drawn before `begin`, as
-// divisor_counts has it, and is advanced to `end`. Either output may be null. Throws InvalidInput
-// for weights, an `end` or counts that cannot be.
+// Draw positions begin ... end - 1. counts[i] is the number of draws from dataset i before `begin`,
+// as of divisor_counts, and is advanced to `end`. Either output may be null. Throw InvalidInput for
+// weights or an `end` out of range, and for other counts.
 template <class Index, class Poll = NoPoll>
 void divisor_fill(const uint64_t* weights, int64_t num_datasets, int64_t begin, int64_t end,
                   int64_t* counts, Index* dataset_index, int64_t* dataset_sample_index,
@@ -157,7 +157,7 @@ void divisor_fill(const uint64_t* weights, int64_t num_datasets, int64_t begin, 
   constexpr int64_t kLength = 4096;
   DivisorStretch stretch(weights, num_datasets, divisor_sum(weights, num_datasets, end));
   if (!stretch.reaches(begin, counts)) {
-    throw InvalidInput("counts: are not those of the divisor rule before `begin`; take them from "
+    throw InvalidInput("counts: must be those of the divisor rule before `begin`; take them from "
                        "divisor_counts");
   }
   for (int64_t n = begin; n < end;) {
@@ -173,9 +173,10 @@ void divisor_fill(const uint64_t* weights, int64_t num_datasets, int64_t begin, 
   }
 }
 
-// The counts before `position`. At time m / sum, floor((weights[i] * m + sum) / (2 * sum)) draws of
-// i are over; rounding moves each by at most a half, so at m = 2 * position - num_datasets at most
-// `position` draws are over, and at most num_datasets are left.
+// Compute the counts before `position`. Until time m / sum, floor((weights[i] * m + sum) / (2 *
+// sum)) draws are from dataset i; this is a rounded quotient, which differs by at most a half. So
+// until m = 2 * position - num_datasets there are at most `position` draws, and at most
+// num_datasets remain.
 inline void divisor_counts(const uint64_t* weights, int64_t num_datasets, int64_t position,
                            int64_t* counts_out) {
   const Wide sum = divisor_sum(weights, num_datasets, position);

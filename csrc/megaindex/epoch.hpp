@@ -1,6 +1,6 @@
-// The documents of one complete pass, in an order that is computed and never stored.
+// The documents of one complete pass, in an order that is computed and not stored.
 //
-// Memory: where every `stride`-th document starts, in tokens. With lengths 3 0 4 2, the order
+// Stored is the token at which every `stride`-th document starts. With lengths 3 0 4 2, the order
 // 2 0 3 1 and stride 2:  documents  2 0 | 3 1   tokens 4+3 | 2+0   starts 0 7 9
 #pragma once
 
@@ -26,12 +26,12 @@ class PermutedDocuments {
   int64_t size() const { return order_.size(); }
   int64_t num_documents() const { return lengths_.count; }
 
-  // The positions of entries begin ... begin + count - 1 of the copies, laid side by side.
+  // Compute the positions of entries begin ... begin + count - 1 of the concatenated copies.
   template <class T>
   void positions(int64_t begin, int64_t count, T* out) const {
     order_.inverse_range(begin, count, reinterpret_cast<std::make_signed_t<T>*>(out));
   }
-  // The documents at positions begin ... begin + count - 1, their lengths requested from memory.
+  // Compute the documents at positions begin ... begin + count - 1, and prefetch their lengths.
   template <class T>
   void request(int64_t begin, int64_t count, T* documents) const {
     order_.range(begin, count, documents);
@@ -55,9 +55,8 @@ class PermutedDocuments {
 
 namespace detail {
 
-// Adds the tokens of entries [begin, end) of the copies, laid side by side, to the stride that each
-// is in. The other way round, stride by stride, every length would be a wait for memory: lengths
-// are many, strides few enough for a cache.
+// Add the tokens of entries [begin, end) of the concatenated copies to the sums of their strides.
+// Computed stride by stride instead, every length would be a cache miss; the sums fit a cache.
 template <class T, class Poll>
 void add_to_strides(const PermutedDocuments& documents, int64_t stride, int64_t begin, int64_t end,
                     int64_t* sums, const SharedPoll<Poll>& poll) {
@@ -77,8 +76,8 @@ void add_to_strides(const PermutedDocuments& documents, int64_t stride, int64_t 
 
 }  // namespace detail
 
-// starts[j] = tokens before position j * stride; the last entry is the tokens of the pass. There
-// are ceil(size / stride) + 1 entries.
+// Fill starts, ceil(size / stride) + 1 entries, with the tokens before position j * stride; the
+// last entry is the tokens of the pass.
 template <class Poll = NoPoll>
 void epoch_starts(const PermutedDocuments& documents, int64_t stride, int num_threads,
                   int64_t* starts, Poll poll = {}) {

@@ -1,4 +1,4 @@
-// Stretches of a pass over permuted documents, as runs of tokens.
+// Token runs of ranges of a pass over permuted documents.
 #pragma once
 
 #include <algorithm>
@@ -13,21 +13,21 @@ namespace megaindex {
 
 namespace detail {
 
-// Documents of a row of the table, or of one half of a long row: where the second half begins is
-// known once it has been read, counted back from the next row. So a token in the middle of nowhere
-// costs the lengths of about half a row.
+// Documents of a row of the table, or of one half of a long row. The start of a second half is
+// computed back from the next row, once its lengths are read. So finding any token reads the
+// lengths of about half a row.
 template <class T>
 struct EpochPiece {
   int64_t number = -1;
-  int64_t count = 0;        // documents: the last piece may be short
-  int64_t cursor = 0;       // the document that was read last: requests often go on from there
-  int64_t known = -1;       // documents whose end is known; -1: not even where the first begins
+  int64_t count = 0;        // documents; fewer in the last piece
+  int64_t cursor = 0;       // the last document read, where the next request often continues
+  int64_t known = -1;       // documents whose end is computed; -1 without the first start
   T* documents = nullptr;   // [size]
   int64_t* ends = nullptr;  // [size + 1]: ends[i] is the first token of document i
 };
 
-// Answers requests in groups: first the pieces of the next ones are asked from memory, then those that
-// were asked for before are read.
+// Answers requests in groups: the pieces of the next group are prefetched before those of this
+// group are read.
 template <class T>
 class EpochReader {
  public:
@@ -52,13 +52,13 @@ class EpochReader {
   void read(const int64_t* begins, const int64_t* ends, int64_t n, Runs& runs, int64_t* row_splits) {
     row_splits[0] = 0;
     std::vector<int64_t> numbers(static_cast<size_t>(n));
-    int64_t requested = 0;  // the pieces of requests before this one are asked from memory
+    int64_t requested = 0;  // requests before this one have their pieces prefetched
     for (int64_t k = 0; k < n; ++k) {
       if (in_last_document(begins[k], ends[k])) {
         runs.add(static_cast<int64_t>(last_->documents[last_->cursor]),
                  begins[k] - last_->ends[last_->cursor], ends[k] - begins[k]);
       } else {
-        // no further ahead where documents are so long that requests before this one needed none
+        // prefetch only this piece if the requests before were all in one long document
         const int64_t ahead = requested < k ? 0 : group_;
         requested = std::max(requested, k);
         while (requested < std::min(n, k + ahead + 1)) {
@@ -80,8 +80,8 @@ class EpochReader {
   static constexpr int64_t kRoom = 1024;  // documents requested at once
   static constexpr int64_t kNear = 4;     // rows
 
-  // numbers[k] = the piece that most likely holds token begins[k]: of its row the half it would be in
-  // if all documents were as long.
+  // Set numbers[k] to the piece that most likely holds token begins[k]: the half of its row in
+  // which it would be if all documents were equally long.
   void guess_pieces(const int64_t* begins, int64_t count, int64_t* numbers) {
     find_rows(begins, count, numbers);
     if (halves_ == 1) return;
@@ -90,7 +90,7 @@ class EpochReader {
       numbers[k] = std::min(2 * row + (begins[k] >= middle), num_pieces_ - 1);
     }
   }
-  // numbers[k] = the last row that starts at or before begins[k].
+  // Set numbers[k] to the last row that starts at or before begins[k].
   void find_rows(const int64_t* begins, int64_t count, int64_t* numbers) {
     const int64_t near = std::min(last_found_ + kNear, num_rows_);
     bool all_near = true;
@@ -107,7 +107,7 @@ class EpochReader {
     }
     last_found_ = numbers[count - 1];
   }
-  // Bisections side by side, which wait for memory together.
+  // Bisect for all requests together, so that their cache misses overlap.
   void bisect(const int64_t* begins, int64_t count, int64_t* numbers) const {
     std::fill(numbers, numbers + count, 0);
     for (int64_t left = num_rows_; left > 1; left -= left / 2) {
@@ -118,7 +118,7 @@ class EpochReader {
     }
   }
 
-  // The piece of that number; if it is not here it takes the place of the oldest.
+  // Return the piece of that number, replacing the oldest if it is not loaded.
   EpochPiece<T>& request(int64_t number) {
     if (pieces_[newest_].number == number) return pieces_[newest_];
     for (auto& piece : pieces_) {
@@ -134,7 +134,7 @@ class EpochReader {
     documents_.request(number * size_, piece.count, piece.documents);
     return piece;
   }
-  // The same, with the token at which it begins.
+  // Return the piece of that number with its first token computed.
   EpochPiece<T>& opened(int64_t number) {
     EpochPiece<T>& piece = request(number);
     if (piece.known >= 0) return piece;
@@ -156,7 +156,7 @@ class EpochReader {
     return piece.ends[i + 1];
   }
 
-  // Whether these tokens are of the document that the last request ended in: of a long one most are.
+  // Return whether these tokens are in the last document of the previous request.
   bool in_last_document(int64_t begin, int64_t end) const {
     return last_ != nullptr && last_->ends[last_->cursor] <= begin &&
            end <= last_->ends[last_->cursor + 1];
@@ -182,18 +182,18 @@ class EpochReader {
     }
   }
   int64_t before(const EpochPiece<T>& piece) const {
-    if (piece.number == 0) foreign();
+    if (piece.number == 0) throw_foreign();
     return piece.number - 1;
   }
   EpochPiece<T>& opened_after(const EpochPiece<T>& piece) {
     const int64_t end = piece.ends[piece.count];
-    if (piece.number + 1 == num_pieces_) foreign();
+    if (piece.number + 1 == num_pieces_) throw_foreign();
     EpochPiece<T>& next = opened(piece.number + 1);
-    if (next.ends[0] != end) foreign();
+    if (next.ends[0] != end) throw_foreign();
     return next;
   }
-  [[noreturn]] static void foreign() {
-    throw InvalidInput("starts: do not belong to these lengths; make them with epoch_starts");
+  [[noreturn]] static void throw_foreign() {
+    throw InvalidInput("starts: must be those of these lengths; make them with epoch_starts");
   }
 
   const PermutedDocuments& documents_;
@@ -202,7 +202,7 @@ class EpochReader {
   const int64_t halves_, size_, num_pieces_, group_;  // pieces of a row, documents of a piece
   int64_t last_found_ = 0;
   size_t newest_ = 0;
-  const EpochPiece<T>* last_ = nullptr;  // the piece the last request ended in, until it is reused
+  const EpochPiece<T>* last_ = nullptr;  // the last piece of the previous request, until it is replaced
   std::vector<EpochPiece<T>> pieces_;
   std::vector<T> piece_documents_;
   std::vector<int64_t> piece_ends_;
@@ -210,8 +210,8 @@ class EpochReader {
 
 }  // namespace detail
 
-// Where tokens begins[k] ... ends[k] - 1 of the pass lie; 0 <= begins[k] < ends[k] <= its tokens.
-// Requests in the order of the pass are answered fastest: its documents are then found once.
+// Find the runs of tokens begins[k] ... ends[k] - 1 of a pass, 0 <= begins[k] < ends[k] <= its
+// tokens. Requests in the order of the pass are fastest, since each document is then found once.
 inline void epoch_spans(const PermutedDocuments& documents, int64_t stride, const int64_t* starts,
                         const int64_t* begins, const int64_t* ends, int64_t num_requests, Runs& runs,
                         int64_t* row_splits) {

@@ -1,7 +1,7 @@
-// Gathers runs of tokens into the rows of a batch: widened, with labels one token ahead.
+// Gathering of token runs into the rows of a batch, in a wider dtype and with shifted labels.
 //
-// Row k holds the tokens of its runs, one after another: out[k][j] = text[j], labels[k][j] =
-// text[j + 1]. Cells beyond the text hold pad_id; text beyond the row is left out.
+// The text of row k is the tokens of its runs: out[k][j] = text[j], labels[k][j] = text[j + 1].
+// Cells after the text are pad_id; text after the row is left out.
 #pragma once
 
 #include <algorithm>
@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "megaindex/cpu.hpp"
 #include "megaindex/parallel.hpp"
 #include "megaindex/rows.hpp"
 
@@ -18,8 +19,7 @@ namespace megaindex {
 
 enum class TokenType { kU8, kI8, kU16, kI16, kU32, kI32, kU64, kI64, kF32, kF64 };
 
-// One dataset: the tokens of its .bin, and the pointers and lengths of its .idx, which lie at odd
-// addresses there.
+// One dataset: the tokens of its .bin, and the unaligned pointers and lengths of its .idx.
 struct TokenSource {
   const unsigned char* tokens;
   int64_t bytes;
@@ -48,8 +48,9 @@ inline T load(const unsigned char* at) {
   return value;
 }
 
-// Where tokens offset ... offset + length - 1 of a sequence begin in the .bin, in bytes; -1 if they
-// leave their sequence or the file. Each value is compared with what is left: no sum overflows.
+// Return the byte of the .bin at which tokens offset ... offset + length - 1 of a sequence begin,
+// or -1 if they are not in the sequence and the file. Values are compared with differences, so that
+// no sum can overflow.
 inline int64_t run_begin(const TokenSource& source, int64_t document, int64_t offset,
                          int64_t length) {
   if (document < 0 || document >= source.sequences) return -1;
@@ -63,13 +64,14 @@ inline int64_t run_begin(const TokenSource& source, int64_t document, int64_t of
   return (begin + offset) << source.itemsize_log2;
 }
 
-// Whether every T is an Out; a float32 takes any number, rounded.
+// Whether Out holds every value of T; floats take any number, rounded.
 template <class T, class Out>
 constexpr bool kFits = std::is_floating_point_v<Out> ||
                        (std::is_integral_v<T> &&
                         std::numeric_limits<T>::digits <= std::numeric_limits<Out>::digits);
 
-// The run's n tokens are text[at] ... text[at + n - 1] of a row of `width` cells, at <= width.
+// Copy a run whose n tokens are text[at] ... text[at + n - 1] of a row of `width` cells, at <=
+// width.
 template <class T, class Out>
 __attribute__((always_inline)) inline void copy_run(const T* __restrict from, int64_t n, int64_t at,
                                                     int64_t width, Out* __restrict out,
@@ -98,22 +100,17 @@ void copy_run_portable(const unsigned char* from, int64_t n, int64_t at, int64_t
   copy_run(reinterpret_cast<const T*>(from), n, at, width, out, labels);
 }
 
-#ifdef MEGAINDEX_HAS_AVX2_LOOPS
-// The same loops, which the compiler turns into 32-byte stores.
+// The same loops with 32-byte stores.
 template <class T, class Out>
-__attribute__((target("avx2"))) void copy_run_avx2(const unsigned char* from, int64_t n, int64_t at,
-                                                   int64_t width, Out* out, Out* labels) {
+MEGAINDEX_AVX2 void copy_run_avx2(const unsigned char* from, int64_t n, int64_t at, int64_t width,
+                                  Out* out, Out* labels) {
   copy_run(reinterpret_cast<const T*>(from), n, at, width, out, labels);
 }
-#endif
 
 template <class T, class Out>
 CopyRun<Out> copy_run_of() {
   if constexpr (kFits<T, Out>) {
-#ifdef MEGAINDEX_HAS_AVX2_LOOPS
-    if (has_avx2()) return copy_run_avx2<T, Out>;
-#endif
-    return copy_run_portable<T, Out>;
+    return has_avx2() ? copy_run_avx2<T, Out> : copy_run_portable<T, Out>;
   } else {
     return nullptr;
   }
@@ -121,7 +118,7 @@ CopyRun<Out> copy_run_of() {
 
 }  // namespace detail
 
-// The function that copies tokens of that type; null if some of them are not an Out.
+// Return the function that copies tokens of that type, or null if Out does not hold all of them.
 template <class Out>
 detail::CopyRun<Out> copier(TokenType type) {
   switch (type) {
@@ -143,7 +140,7 @@ namespace detail {
 
 using RunBegins = std::vector<const unsigned char*>;
 
-// Where each run begins in memory; the number of the first bad run, or -1.
+// Find the address of each run; return the number of the first invalid run, or -1.
 inline int64_t find_runs(const std::vector<TokenSource>& sources, const TokenRuns& runs,
                          RunBegins& begins) {
   constexpr int64_t kAhead = 16;
@@ -170,7 +167,7 @@ inline int64_t find_runs(const std::vector<TokenSource>& sources, const TokenRun
   return -1;
 }
 
-// The first bytes of a run; the hardware finds the others by itself.
+// Prefetch the first bytes of a run; the hardware prefetches the others.
 inline void prefetch(const unsigned char* begin, int64_t bytes) {
   constexpr int64_t kLine = 64, kMost = 2048;
   const int64_t end = std::min(bytes, kMost);
@@ -185,7 +182,7 @@ void gather_row(const std::vector<TokenSource>& sources, const TokenRuns& runs,
     return sources[static_cast<size_t>(runs.source[r])];
   };
   const int64_t count = runs.row_splits[runs.rows];
-  int64_t at = 0;  // the text so far; its token `width` is still a label
+  int64_t at = 0;  // tokens of the text so far; its token `width` is a label too
   for (int64_t r = runs.row_splits[row]; r < runs.row_splits[row + 1] && at <= width; ++r) {
     if (r + 1 < count) {
       prefetch(begins[static_cast<size_t>(r + 1)],
@@ -202,12 +199,12 @@ void gather_row(const std::vector<TokenSource>& sources, const TokenRuns& runs,
 
 }  // namespace detail
 
-// Fills the rows; or returns the number of the first run that leaves its sequence, its file or the
-// sources, and then nothing was written. Every source must have a copier<Out>.
+// Fill the rows and return -1, or write nothing and return the number of the first run that is not
+// in its sequence, its file or the sources. Every source must have a copier<Out>.
 template <class Out>
 int64_t gather(const std::vector<TokenSource>& sources, const TokenRuns& runs, int64_t width,
                Out pad_id, int num_threads, Rows<Out> out, Rows<Out> labels) {
-  // starting a thread takes as long as writing some hundred kilobytes
+  // starting a thread takes as long as writing a few hundred kilobytes
   constexpr int64_t kBytesPerThread = int64_t{1} << 20;
   detail::RunBegins begins(static_cast<size_t>(runs.row_splits[runs.rows]));
   if (const int64_t bad = detail::find_runs(sources, runs, begins); bad >= 0) return bad;

@@ -1,4 +1,4 @@
-// What a kernel throws when its input cannot be what the caller says it is.
+// The exception of kernels for invalid arguments.
 #pragma once
 
 #include <stdexcept>

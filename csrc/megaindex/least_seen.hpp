@@ -1,8 +1,8 @@
-// Samples in the order of least-seen tokens first: at each step the one whose tokens have been served
-// least often so far, those of the steps before included.
+// The least-seen order: at each step the sample whose tokens have been served least often, the
+// steps before included.
 //
-// Tokens come as segments that every run covers as a whole. Scores only grow, so a heap of old scores
-// does: its least sample is taken if its score, computed again, still is the least.
+// Tokens are given as segments, which runs cover as a whole. Scores only grow, so a heap of
+// outdated scores suffices: its least sample is taken if its recomputed score is still the least.
 #pragma once
 
 #include <algorithm>
@@ -22,8 +22,8 @@ struct SegmentRuns {
   int64_t num_samples;
 };
 
-// Writes `count` samples to out; widths are tokens, and counts how often those of a segment have been
-// served, which goes on to the end of what is written. Of equals the lower number comes first.
+// Write `count` samples to out, the lower number first among equals. widths are the tokens of each
+// segment; counts, how often they have been served, is updated.
 template <class Poll = NoPoll>
 void least_seen(const SegmentRuns& runs, const int64_t* widths, int64_t* counts, int64_t count,
                 int64_t* out, Poll poll = {}) {

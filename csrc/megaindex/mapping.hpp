@@ -15,7 +15,7 @@
 
 namespace megaindex {
 
-// A document with a longer sentence than this is left out.
+// Documents with a longer sentence are left out.
 constexpr int32_t kLongestSentence = 512;
 
 struct MappingArgs {
@@ -23,10 +23,10 @@ struct MappingArgs {
   int64_t num_docs;
   const int32_t* sizes;  // tokens of each sentence
   int64_t num_epochs;
-  int64_t max_num_samples;  // no further epoch starts once there are this many
+  int64_t max_num_samples;  // no further epoch is begun once there are this many
   int64_t max_seq_length;
   int32_t seed;
-  int64_t min_num_sent;  // of a document that takes part, and of each sample but its last
+  int64_t min_num_sent;  // of a document that is used, and of each sample but its last
 };
 
 // The sentences [start, end) of one document; `number` counts samples within the epoch.
@@ -46,9 +46,9 @@ class SentenceMapping {
         divisor_(draws_ ? UINT64_MAX / ratio(short_seq_prob) + 1 : 0) {}
 
   bool epochs_alike() const { return !draws_; }
-  // Sentences a sample leaves to the rest of its document, unless it takes them all.
+  // Sentences that a sample leaves to its document, unless it takes all.
   int64_t min_left() const { return 2; }
-  // One long sentence alone is kept: it can be cut to length.
+  // A document of one long sentence is kept, since it can be cut to length.
   bool refuses_long(int64_t sentences) const { return sentences > 1; }
 
   int64_t target(int64_t /*document*/) {
@@ -65,7 +65,7 @@ class SentenceMapping {
   }
 
  private:
-  // A 32-bit word is a multiple of any ratio from 2^32 on only if it is 0: no larger one is needed.
+  // At most 2^32: a 32-bit word is a multiple of larger ratios only if it is 0.
   static uint64_t ratio(double short_seq_prob) {
     return static_cast<uint64_t>(std::min(std::round(1 / short_seq_prob), 4294967296.0));
   }
@@ -74,7 +74,7 @@ class SentenceMapping {
   // c for multiples only (Lemire, Kaser, Kurz 2019). A ratio of 1 gives c = 2^64, stored as 0.
   bool is_multiple(uint32_t word) const { return word * divisor_ <= divisor_ - 1; }
 
-  Mt19937 rng_;  // also the stream of std::mt19937
+  Mt19937 rng_;  // the same stream as std::mt19937
   uint32_t longest_;
   bool draws_;
   uint64_t divisor_;
@@ -107,8 +107,8 @@ class BlockMapping {
   const int32_t* titles_;
 };
 
-// The Fisher-Yates of both mappings. Positions are drawn a chunk ahead of the swaps, which
-// otherwise wait for memory at every step.
+// The Fisher-Yates shuffle of both mappings. Positions are drawn and prefetched one chunk ahead of
+// the swaps, so that cache misses overlap.
 template <int64_t kWidth, class Index, class Poll>
 void shuffle_rows(uint64_t seed, Index* rows, int64_t num_rows, Poll& poll) {
   constexpr int64_t kChunk = 128;
@@ -133,7 +133,8 @@ void shuffle_rows(uint64_t seed, Index* rows, int64_t num_rows, Poll& poll) {
   }
 }
 
-// Count, allocate count x kWidth numbers, fill. The arrays in `args` must outlive the object.
+// Samples of a corpus: count() returns the number of rows that fill() writes. The arrays of `args`
+// must outlive the object.
 template <class Kind>
 class Mapping {
  public:
@@ -147,8 +148,8 @@ class Mapping {
     num_samples_ = num_epochs_ = 0;
     Kind kind = kind_;
     while (num_epochs_ < args_.num_epochs && num_samples_ < args_.max_num_samples) {
-      const int64_t in_epoch = walk(kind, [](const MappedSample&) {}, poll);
-      if (in_epoch == 0) break;  // no document takes part, in any epoch
+      const int64_t in_epoch = visit_samples(kind, [](const MappedSample&) {}, poll);
+      if (in_epoch == 0) break;  // further epochs are empty too
       int64_t epochs = 1;
       if (kind.epochs_alike()) {
         const int64_t enough = (args_.max_num_samples - 1) / in_epoch + 1;
@@ -163,7 +164,7 @@ class Mapping {
     return num_samples_;
   }
 
-  // After `count`: its answer is the number of rows of `out`.
+  // Fill `out` after count(), which returns its number of rows.
   template <class Index, class Poll = NoPoll>
   void fill(Index* out, Poll poll = {}) const {
     Kind kind = kind_;
@@ -176,16 +177,16 @@ class Mapping {
         const auto write = [end](const MappedSample& sample) {
           Kind::write(sample, end + sample.number * Kind::kWidth);
         };
-        end += walk(kind, write, poll) * Kind::kWidth;
+        end += visit_samples(kind, write, poll) * Kind::kWidth;
       }
     }
-    // The peer adds in 32 bits, so 2^31 - 1 is followed by -2^31, then widens with the sign.
+    // Megatron adds in 32 bits, so 2^31 - 1 is followed by -2^31, and then extends the sign.
     const auto next_seed = static_cast<int32_t>(static_cast<uint32_t>(args_.seed) + 1);
     shuffle_rows<Kind::kWidth>(static_cast<uint64_t>(int64_t{next_seed}), out, num_samples_, poll);
   }
 
  private:
-  // Which documents take part does not change with the epoch: one byte each, found once.
+  // Mark the documents that are used, which are the same in every epoch.
   template <class Poll>
   void find_documents(Poll& poll) {
     takes_part_ = std::make_unique<bool[]>(static_cast<size_t>(args_.num_docs));
@@ -203,16 +204,16 @@ class Mapping {
     return std::any_of(first, last, [](int32_t size) { return size > kLongestSentence; });
   }
 
-  // Calls `sink` with every sample of one epoch and returns how many there were.
+  // Call `sink` with every sample of one epoch and return their number.
   template <class Sink, class Poll>
-  int64_t walk(Kind& kind, Sink sink, Poll& poll) const {
+  int64_t visit_samples(Kind& kind, Sink sink, Poll& poll) const {
     int64_t samples = 0;
     for (int64_t doc = 0; doc < args_.num_docs; ++doc) {
       if (doc % kPollEvery == 0) poll();
       if (!takes_part_[doc]) continue;
       const int64_t last = args_.docs[doc + 1];
       for (int64_t start = args_.docs[doc];;) {
-        // Drawn once more after a document's last sample, as the peer does.
+        // also drawn after a document's last sample, as in Megatron
         const int64_t target = kind.target(doc);
         if (start == last) break;
         const int64_t end = cut(start, last, target);
@@ -224,8 +225,8 @@ class Mapping {
     return samples;
   }
 
-  // A sample ends where it reaches its target, unless it would be too short or leave too little:
-  // then it takes the rest of the document.
+  // Return the end of a sample: where it reaches its target, or if it would have or leave too few
+  // sentences, the end of the document.
   int64_t cut(int64_t start, int64_t last, int64_t target) const {
     const int64_t latest = last - kind_.min_left();
     int64_t tokens = 0;

@@ -1,10 +1,10 @@
-// What a model is told about a batch besides its tokens: which labels count, and where documents
-// meet.
+// Loss masks and document boundaries of a batch.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
 
+#include "megaindex/cpu.hpp"
 #include "megaindex/rows.hpp"
 
 namespace megaindex {
@@ -34,7 +34,7 @@ __attribute__((always_inline)) inline void mask_row(const MaskIds& ids, int64_t 
       loss_mask[j] = padded | (has_end & (tokens[j] == end)) ? 0.0F : 1.0F;
       pads |= padded | (tokens[j] == pad);
     }
-    if (pads == 0) continue;  // nearly always: tokens need not be written again
+    if (pads == 0) continue;  // most blocks have no padding to replace
     for (int64_t j = begin; j < stop; ++j) {
       tokens[j] = tokens[j] == pad ? Token{0} : tokens[j];
       labels[j] = labels[j] == pad ? Token{0} : labels[j];
@@ -42,7 +42,7 @@ __attribute__((always_inline)) inline void mask_row(const MaskIds& ids, int64_t 
   }
 }
 
-// First position from `begin` on that holds `id`, or `width`.
+// Return the first position from `begin` on that holds `id`, or `width`.
 template <class Token>
 __attribute__((always_inline)) inline int64_t find_id(const Token* tokens, int64_t begin,
                                                       int64_t width, Token id) {
@@ -66,47 +66,41 @@ int64_t find_id_portable(const Token* tokens, int64_t begin, int64_t width, Toke
   return find_id(tokens, begin, width, id);
 }
 
-#ifdef MEGAINDEX_HAS_AVX2_LOOPS
 // The same loops, 32 bytes at a time.
 template <class Token>
-__attribute__((target("avx2"))) void mask_row_avx2(const MaskIds& ids, int64_t width, Token* tokens,
-                                                   Token* labels, float* loss_mask) {
+MEGAINDEX_AVX2 void mask_row_avx2(const MaskIds& ids, int64_t width, Token* tokens, Token* labels,
+                                  float* loss_mask) {
   mask_row(ids, width, tokens, labels, loss_mask);
 }
 
 template <class Token>
-__attribute__((target("avx2"))) int64_t find_id_avx2(const Token* tokens, int64_t begin,
-                                                     int64_t width, Token id) {
+MEGAINDEX_AVX2 int64_t find_id_avx2(const Token* tokens, int64_t begin, int64_t width, Token id) {
   return find_id(tokens, begin, width, id);
 }
-#endif
 
 }  // namespace detail
 
-// loss_mask becomes 0 where the label is pad or the token is the end of a document, else 1; then
-// tokens and labels that are pad become 0, an id that every embedding has.
+// Set loss_mask to 0 where the label is pad or the token ends a document, else 1; then replace pad
+// in tokens and labels by 0, an id that every embedding has.
 template <class Token>
 void mask_loss(const MaskIds& ids, int64_t rows, int64_t width, Rows<Token> tokens,
                Rows<Token> labels, Rows<float> loss_mask) {
-  auto* mask = detail::mask_row_portable<Token>;
-#ifdef MEGAINDEX_HAS_AVX2_LOOPS
-  if (has_avx2()) mask = detail::mask_row_avx2<Token>;
-#endif
+  auto* mask = has_avx2() ? detail::mask_row_avx2<Token> : detail::mask_row_portable<Token>;
   for (int64_t k = 0; k < rows; ++k) {
     mask(ids, width, tokens[k], labels[k], loss_mask[k]);
   }
 }
 
-// Fields of `width` positions that tell documents apart; any of them may be null.
+// Fields that separate the documents of a row; each may be null.
 struct DocumentFields {
-  Rows<int64_t> position_ids;  // counted from the start of the document
-  Rows<int32_t> cu_seqlens;    // width + 1 cells: 0, the other starts, then width to the end
-  int32_t* max_seqlen;         // one for each row: tokens of its longest document
+  Rows<int64_t> position_ids;  // position in the document
+  Rows<int32_t> cu_seqlens;    // width + 1 cells: starts of documents, then width
+  int32_t* max_seqlen;         // for each row the tokens of its longest document
 };
 
 namespace detail {
 
-// end_of(begin) is where the document that begins there ends: above begin, at most width.
+// Fill the fields of a row; end_of(begin) is the end of the document at begin, at most width.
 template <class EndOf>
 void document_row(const DocumentFields& fields, int64_t row, int64_t width, EndOf&& end_of) {
   int64_t* positions = fields.position_ids[row];
@@ -128,14 +122,11 @@ void document_row(const DocumentFields& fields, int64_t row, int64_t width, EndO
 
 }  // namespace detail
 
-// A document ends with the token end_id, and with the row.
+// Fill the fields of documents that end with the token end_id or with the row.
 template <class Token>
 void documents_by_token(int64_t rows, int64_t width, Rows<const Token> tokens, int64_t end_id,
                         const DocumentFields& fields) {
-  auto* find = detail::find_id_portable<Token>;
-#ifdef MEGAINDEX_HAS_AVX2_LOOPS
-  if (has_avx2()) find = detail::find_id_avx2<Token>;
-#endif
+  auto* find = has_avx2() ? detail::find_id_avx2<Token> : detail::find_id_portable<Token>;
   for (int64_t k = 0; k < rows; ++k) {
     detail::document_row(fields, k, width, [&](int64_t begin) {
       return std::min(width, find(tokens[k], begin, width, static_cast<Token>(end_id)) + 1);
@@ -143,15 +134,15 @@ void documents_by_token(int64_t rows, int64_t width, Rows<const Token> tokens, i
   }
 }
 
-// Every run is a document, and what the runs leave of the row belongs to the last; the runs of row
-// k are row_splits[k] ... row_splits[k + 1] - 1, empty ones count for nothing.
+// Fill the fields of documents that are runs: those of row k are row_splits[k] ... row_splits[k +
+// 1] - 1. Empty runs are skipped, and cells after the runs belong to the last document.
 inline void documents_by_run(const int64_t* lengths, const int64_t* row_splits, int64_t rows,
                              int64_t width, const DocumentFields& fields) {
   for (int64_t k = 0; k < rows; ++k) {
     int64_t run = row_splits[k], last = row_splits[k + 1], end = 0;
     while (last > run && lengths[last - 1] == 0) --last;
     detail::document_row(fields, k, width, [&](int64_t begin) {
-      // an end past the row is one token beyond at most where samples carry a label's extra token
+      // a run may end one token after the row, with the extra token of the label
       while (run < last && end <= begin) end += lengths[run++];
       return run == last ? width : std::min(end, width);
     });

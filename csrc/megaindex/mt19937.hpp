@@ -7,8 +7,8 @@
 
 namespace megaindex {
 
-// 624 words of state and a read position, laid out as numpy's ("MT19937", key, pos) tuple, so a
-// stream can be taken over from RandomState.get_state() and given back through set_state().
+// 624 words of state and a read position, in the layout of NumPy's ("MT19937", key, pos) tuple, so
+// that a stream can be copied from RandomState.get_state() and to set_state().
 class Mt19937 {
  public:
   static constexpr int kWords = 624;
@@ -44,15 +44,15 @@ class Mt19937 {
     return high << 32 | next32();
   }
 
-  // Positions for Fisher-Yates steps i = first, first-1, ..., first-count+1 (all >= 1): each
-  // uniform on [0, i], drawn by masking to the next power of two and rejecting what exceeds i.
-  // Below 2^32 one 32-bit word is spent per try, above two, as numpy's random_interval does.
+  // Draw positions of the Fisher-Yates steps i = first, first-1, ..., first-count+1 (all >= 1):
+  // each uniform on [0, i], masked to the next power of two and rejected if above i. A try takes
+  // one 32-bit word for i below 2^32 and two from there on, as NumPy's random_interval does.
   void draw_positions(uint64_t first, int64_t count, uint32_t* positions) {
     int64_t done = 0;
     while (done < count) {
       const uint64_t i = first - static_cast<uint64_t>(done);
       const auto mask = static_cast<uint32_t>(mask_for(i));
-      // The mask holds down to i = mask/2 + 1.
+      // the mask is that of all i down to mask / 2 + 1
       const auto same_mask = static_cast<int64_t>(i - (mask >> 1));
       const int64_t stop = std::min(count, done + same_mask);
       done = draw_run(static_cast<uint32_t>(first), mask, done, stop, positions);
@@ -80,13 +80,13 @@ class Mt19937 {
   }
 
   // A rejected word is overwritten by the next one instead of being branched over: about one word
-  // in four is rejected, which no branch predictor can foresee.
+  // in four is rejected, which would be mispredicted.
   int64_t draw_run(uint32_t first, uint32_t mask, int64_t done, int64_t stop,
                    uint32_t* positions) {
     while (done < stop) {
       if (pos_ == kWords) refill();
       int pos = pos_;
-      // Every word yields at most one position, so this many words cannot overshoot `stop`.
+      // a word yields at most one position, so this many words cannot pass `stop`
       const int words = static_cast<int>(std::min<int64_t>(kWords - pos, stop - done));
       uint32_t limit = first - static_cast<uint32_t>(done);
       uint32_t* out = positions + done;
@@ -108,7 +108,7 @@ class Mt19937 {
     return far ^ (y >> 1) ^ ((0U - (y & 1U)) & 0x9908b0dfU);
   }
 
-  // Three loops whose reads never meet their own writes within a vector's width.
+  // Three loops that can be vectorised: none reads what it has just written.
   void refill() {
     constexpr int kShift = 397;
     for (int i = 0; i < kWords - kShift; ++i) {

@@ -1,4 +1,4 @@
-// Whole documents into samples: a sample ends before the document that would not fit any more.
+// Packing of whole documents: a sample ends before the document that would not fit.
 #pragma once
 
 #include <cstdint>
@@ -9,11 +9,11 @@ namespace megaindex {
 
 struct Packed {
   int64_t samples;  // begun
-  int64_t tokens;   // in the sample that is still open
+  int64_t tokens;   // of the last sample
 };
 
-// Writes to begins, room for `most`, the numbers of the documents with which samples begin. `tokens`
-// is what the open sample holds; 0 opens a new one. Stops once `most` samples have begun.
+// Write to begins, which has room for `most`, the documents with which samples begin. `tokens` are
+// those of the sample to continue; 0 begins a new one. Stop once `most` samples have begun.
 template <class Poll = NoPoll>
 Packed pack_documents(const int32_t* lengths, int64_t documents, int64_t capacity, int64_t tokens,
                       int64_t most, int64_t* begins, Poll poll = {}) {
@@ -22,7 +22,7 @@ Packed pack_documents(const int32_t* lengths, int64_t documents, int64_t capacit
     if (d % (int64_t{1} << 24) == 0) poll();
     const int64_t length = lengths[d];
     const bool opens = tokens == 0 || length > capacity - tokens;
-    begins[samples] = d;  // kept if the document opens a sample: which ones do cannot be predicted
+    begins[samples] = d;  // kept if the document begins a sample, which cannot be predicted
     samples += opens;
     tokens = opens ? length : tokens + length;
   }

@@ -1,4 +1,4 @@
-// Parts of one job on threads of their own, as far as the system starts any.
+// Running the parts of a job on threads, as many as the system can start.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@
 
 namespace megaindex {
 
-// Threads that are waited for where they go out of scope, also when an exception leaves it: a
-// std::thread that is destroyed before that ends the process.
+// Threads that are joined at the end of their scope, also by an exception: destroying a std::thread
+// that is not joined ends the process.
 template <class Thread = std::thread>
 class JoinedThreads {
  public:
@@ -23,7 +23,7 @@ class JoinedThreads {
     for (auto& thread : threads_) thread.join();
   }
 
-  // Whether a thread runs the task: false where the system has no thread left.
+  // Start a thread for the task, or return false if the system cannot start one.
   template <class Task>
   bool start(Task task) {
     try {
@@ -38,8 +38,9 @@ class JoinedThreads {
   std::vector<Thread> threads_;
 };
 
-// Runs task(0) ... task(count - 1), count >= 1: the first on the caller's thread, each other on its
-// own, those for which none starts on the caller's too. Rethrows the first part's exception.
+// Run task(0) ... task(count - 1), count >= 1: the first on the caller's thread, each other on its
+// own, or on the caller's if none can be started. Rethrow the exception of the first part that
+// threw.
 template <class Thread = std::thread, class Task>
 void run_parallel(int64_t count, const Task& task) {
   std::vector<std::exception_ptr> errors(static_cast<size_t>(count));

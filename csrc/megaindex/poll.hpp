@@ -1,4 +1,4 @@
-// Long kernels call a Poll now and then, so that the caller can stop them (it may throw).
+// Polls: callbacks of long kernels, which may throw to stop them.
 #pragma once
 
 #include <atomic>
@@ -10,8 +10,8 @@ struct NoPoll {
   void operator()() const {}
 };
 
-// A Poll for the threads of one kernel: that which made it asks, and the others end when it was told
-// to.
+// A Poll shared by the threads of one kernel. The thread that made it calls the Poll; if that
+// throws, the others stop.
 template <class Poll>
 class SharedPoll {
  public:
@@ -21,7 +21,7 @@ class SharedPoll {
 
   void operator()() const {
     if (stopped_) throw Stopped{};
-    if (std::this_thread::get_id() != asking_) return;
+    if (std::this_thread::get_id() != owner_) return;
     try {
       poll_();
     } catch (...) {
@@ -32,7 +32,7 @@ class SharedPoll {
 
  private:
   Poll& poll_;
-  const std::thread::id asking_ = std::this_thread::get_id();
+  const std::thread::id owner_ = std::this_thread::get_id();
   mutable std::atomic<bool> stopped_{false};
 };
 

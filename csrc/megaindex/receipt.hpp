@@ -1,11 +1,13 @@
-// Receipts: 128-bit sums over samples of a hash of (position, what was served there).
+// Receipts: 128-bit sums over samples of a hash of the position and the token runs served there.
 //
-// A sample is the runs of tokens it reads: (source, document, offset, length). Sums commute, so ranks
-// and workers add their own samples, and one swapped, repeated or shifted sample changes the sum.
+// A run is (source, document, offset, length). Sums commute, so that ranks and workers can add
+// their own samples; swapping, repeating or shifting one sample changes the sum.
 #pragma once
 
 #include <algorithm>
 #include <cstdint>
+
+#include "megaindex/cpu.hpp"
 
 namespace megaindex {
 
@@ -19,8 +21,8 @@ struct ReceiptSpans {
 
 namespace detail {
 
-// Odd multipliers without structure: fractional parts of square roots of the first eight primes, as
-// in SHA-512. The finalisers are those of MurmurHash3 and SplitMix64.
+// Odd multipliers: fractional parts of the square roots of the first eight primes, as in SHA-512.
+// The finalisers are those of MurmurHash3 and SplitMix64.
 struct HighLane {
   static constexpr uint64_t chain = 0x6a09e667f3bcc909, document = 0xbb67ae8584caa73b,
                             offset = 0x3c6ef372fe94f82b, length = 0xa54ff53a5f1d36f1;
@@ -40,8 +42,8 @@ struct LowLane {
   }
 };
 
-// One lane after the run at `at`, whose source has the fingerprint word `key`. The multiplication by
-// Lane::chain makes the order of runs count; the finaliser is left to the end of the sample.
+// Return a lane after the run at `at`, whose source has the fingerprint word `key`. Multiplying by
+// Lane::chain makes the hash depend on the order of runs. The finaliser is applied once per sample.
 template <class Lane>
 inline __attribute__((always_inline)) uint64_t after_run(uint64_t h, uint64_t key,
                                                          const ReceiptSpans& spans, int64_t at) {
@@ -51,8 +53,8 @@ inline __attribute__((always_inline)) uint64_t after_run(uint64_t h, uint64_t ke
          static_cast<uint64_t>(spans.length[at]) * Lane::length;
 }
 
-// Samples of one run each, of one source, are hashed 8 at a time: a plain loop, which the compiler
-// turns into vector code.
+// Samples that have one run each, of one source, are hashed 8 at a time in a loop that is compiled
+// to vector code.
 constexpr int64_t kLikeSamples = 8;
 
 inline bool are_alike(const ReceiptSpans& spans, int64_t first) {
@@ -80,28 +82,14 @@ inline __attribute__((always_inline)) void hash_alike(const int64_t* positions,
   }
 }
 
-#if defined(__x86_64__)
-#define MEGAINDEX_RECEIPT_AVX2 __attribute__((target("avx2")))
-#else
-#define MEGAINDEX_RECEIPT_AVX2
-#endif
-
-MEGAINDEX_RECEIPT_AVX2 inline void hash_alike_avx2(const int64_t* positions,
-                                                   const ReceiptSpans& spans, const uint64_t* keys,
-                                                   int64_t first, uint64_t* high, uint64_t* low) {
+MEGAINDEX_AVX2 inline void hash_alike_avx2(const int64_t* positions, const ReceiptSpans& spans,
+                                           const uint64_t* keys, int64_t first, uint64_t* high,
+                                           uint64_t* low) {
   hash_alike<HighLane>(positions, spans, keys, first, high);
   hash_alike<LowLane>(positions, spans, keys + 1, first, low);
 }
 
-inline bool has_avx2() {
-#if defined(__x86_64__)
-  return __builtin_cpu_supports("avx2");
-#else
-  return false;
-#endif
-}
-
-// Both lanes of sample k.
+// Compute both lanes of sample k.
 inline void hash_sample(int64_t position, const ReceiptSpans& spans, const uint64_t* keys, int64_t k,
                         uint64_t& high, uint64_t& low) {
   high = low = static_cast<uint64_t>(position);
@@ -116,11 +104,11 @@ inline void hash_sample(int64_t position, const ReceiptSpans& spans, const uint6
 
 }  // namespace detail
 
-// Adds the hash of each of n samples to its block: sums has a high and a low word a block. keys holds
-// the two words of each source's fingerprint.
+// Add the hash of each of n samples to its block: sums has a high and a low word for each block,
+// keys the two words of each source's fingerprint.
 inline void receipt_add(const int64_t* positions, int64_t n, const ReceiptSpans& spans,
                         const uint64_t* keys, const int64_t* blocks, uint64_t* sums) {
-  uint64_t sum_high = 0, sum_low = 0;  // of the block so far: neighbours mostly share one
+  uint64_t sum_high = 0, sum_low = 0;  // of the current block, which successive samples mostly share
   const auto add_to = [&](int64_t block) {
     uint64_t* sum = sums + 2 * block;
     sum[1] += sum_low;
@@ -132,7 +120,7 @@ inline void receipt_add(const int64_t* positions, int64_t n, const ReceiptSpans&
     sum_high += high + (sum_low < low);
     if (k + 1 == n || blocks[k + 1] != blocks[k]) add_to(blocks[k]);
   };
-  const bool vectors = detail::has_avx2();
+  const bool vectors = has_avx2();
   uint64_t high[detail::kLikeSamples], low[detail::kLikeSamples];
   for (int64_t k = 0; k < n;) {
     const int64_t count = std::min(n - k, detail::kLikeSamples);

@@ -1,4 +1,4 @@
-// Runs of tokens, as kernels find them one after another.
+// Token runs as kernels append them.
 #pragma once
 
 #include <algorithm>
@@ -12,17 +12,17 @@
 
 namespace megaindex {
 
-// Columns that were given back, kept for the next ones: the first touch of a fresh page costs more
-// than all that is then written there. At most 32 MiB are kept. Nobody waits for the pool: a process
-// forked while another thread was in it would wait forever.
+// Columns kept for reuse, at most 32 MiB, because the first write to a fresh page costs more than
+// all later ones. The lock is only tried: a process forked while another thread held it would
+// otherwise wait forever.
 class ColumnPool {
  public:
-  // Room for at least `capacity` entries; capacity_of tells how many.
+  // Return room for at least `capacity` entries; capacity_of() is the actual number.
   int64_t* take(int64_t capacity) {
     const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
     for (size_t i = 0; lock && i < kept_.size(); ++i) {
       const int64_t room = capacity_of(kept_[i]);
-      if (capacity <= room && room / 4 <= capacity) {  // a small array does not hold much memory
+      if (capacity <= room && room / 4 <= capacity) {  // a small array must not keep a large block
         std::swap(kept_[i], kept_.back());
         int64_t* column = kept_.back();
         kept_.pop_back();
@@ -44,14 +44,15 @@ class ColumnPool {
   }
   static int64_t capacity_of(const int64_t* column) { return column[-kHeader]; }
 
-  // The one of this process; never destroyed, since arrays may outlive what is.
+  // Return the pool of this process, which is not destroyed because arrays may outlive static
+  // objects.
   static ColumnPool& shared() {
     static auto* const pool = new ColumnPool;
     return *pool;
   }
 
  private:
-  static constexpr int64_t kHeader = 8;  // entries before the first: a line of the cache
+  static constexpr int64_t kHeader = 8;  // entries before the first: one cache line
   static constexpr int64_t kLargest = int64_t{1} << 18;
   static constexpr size_t kMost = 16;
 
@@ -61,8 +62,8 @@ class ColumnPool {
   std::vector<int64_t*> kept_;
 };
 
-// Three columns that grow together. Not std::vector: their memory is handed over as it is, to arrays
-// that give it back.
+// Three columns that grow together. They are not std::vectors because arrays take over their memory
+// and give it back to the pool.
 class Runs {
  public:
   struct GiveBack {

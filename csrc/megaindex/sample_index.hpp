@@ -1,4 +1,4 @@
-// sample_index: where every sample begins when documents are read one after another.
+// sample_index: the beginning of every sample in the concatenated documents.
 #pragma once
 
 #include <algorithm>
@@ -23,15 +23,15 @@ struct SampleGeometry {
   int64_t sequence_length;  // S >= 1
   int64_t extra;            // 1 if a sample holds one token more for the shifted label, else 0
   int64_t num_samples;      // rows - 1
-  int64_t total_tokens;     // of all documents, as the caller counted them
+  int64_t total_tokens;     // of all documents, by the caller's count
 };
 
 namespace detail {
 
 constexpr int64_t kLookAhead = 32;  // documents between the request of a length and its use
 
-// The int32 lengths of an .idx file. They begin at byte 34 there, so they are read as bytes: int32
-// would have to be aligned.
+// The int32 lengths of an .idx file. They are read as bytes because they begin at byte 34 and so
+// are not aligned.
 struct FileLengths {
   const unsigned char* bytes;
   int64_t count;
@@ -44,8 +44,8 @@ struct FileLengths {
   }
 };
 
-// The same lengths in half the room, which more of the cache can hold: what does not fit in 16 bits
-// (and what is negative) is looked up in the file.
+// The same lengths in 16 bits, of which more fit a cache; those that are larger or negative are
+// read from the file.
 struct ShortLengths {
   const uint16_t* values;
   FileLengths file;
@@ -67,7 +67,7 @@ struct ShortLengths {
   }
 };
 
-// Lengths of documents in the order of document_index, requested from memory well ahead.
+// Lengths of documents in the order of document_index, prefetched ahead of their use.
 template <class Lengths, class Poll>
 class LengthReader {
  public:
@@ -91,7 +91,7 @@ class LengthReader {
   }
 
  private:
-  // A negative id is a very high one.
+  // As unsigned, a negative id is too large.
   bool exists(uint64_t document) const { return document < static_cast<uint64_t>(lengths_.count); }
 
   const Lengths lengths_;
@@ -101,7 +101,7 @@ class LengthReader {
 
 constexpr int64_t kPollEvery = int64_t{1} << 20;  // documents
 
-// Calls visit(position, length) for begin, begin+1, ..., end-1.
+// Call visit(position, length) for begin, begin+1, ..., end-1.
 template <class Reader, class Visit>
 void forward(const Reader& lengths, int64_t begin, int64_t end, Visit&& visit) {
   for (int64_t d = begin; d < std::min(end, begin + kLookAhead); ++d) lengths.request(d);
@@ -130,7 +130,7 @@ void backward(const Reader& lengths, int64_t begin, int64_t end, Visit&& visit) 
   for (; d >= begin; --d) visit(d, lengths.at(d));
 }
 
-// Row `row` = (document, offset), in one store.
+// Set a row to (document, offset) in one store.
 inline void put(int32_t* rows, int64_t row, int64_t document, int64_t offset) {
   const uint64_t pair = static_cast<uint32_t>(document) | static_cast<uint64_t>(offset) << 32;
   std::memcpy(rows + 2 * row, &pair, sizeof(pair));
@@ -140,9 +140,9 @@ inline void put(int64_t* rows, int64_t row, int64_t document, int64_t offset) {
   rows[2 * row + 1] = offset;
 }
 
-// Whether a document holds the next boundary is a coin toss that no branch predictor wins, so its
-// row is written always and kept or not. The rows gather here first: a row that is not kept must
-// not touch memory that another thread fills. Rows outside 1 ... last_row are dropped.
+// A buffer of rows. Whether a document holds the next boundary would be mispredicted as a branch,
+// so its row is always written and then kept or not. A row that is not kept must not touch memory
+// that another thread fills, hence the buffer. Rows outside 1 ... last_row are dropped.
 template <class T, int Step>  // Step: +1 rows ascend, -1 rows descend
 class RowStage {
  public:
@@ -162,7 +162,7 @@ class RowStage {
     next_row_ += Step * kept_;
     kept_ = 0;
   }
-  // `count` rows in one document, `stride` tokens apart.
+  // Add `count` rows in one document, `stride` tokens apart.
   void fill(int64_t document, int64_t offset, int64_t stride, int64_t count) {
     if (count <= 8) {
       for (int64_t j = 0; j < count; ++j) offer(document, offset + stride * j, true);
@@ -191,8 +191,8 @@ class RowStage {
   int64_t kept_ = 0;
 };
 
-// Cuts documents [begin, end), the first of which starts at token `start`; returns where the last
-// one ends. Writes the rows from 1 to num_samples that fall inside.
+// Cut documents [begin, end), the first of which starts at token `start`: write the rows from 1 to
+// num_samples in them, and return the token at which the last one ends.
 template <class Reader, class T>
 int64_t cut_forward(const Reader& lengths, const SampleGeometry& g, int64_t begin,
                     int64_t end, int64_t start, T* rows) {
@@ -218,8 +218,8 @@ int64_t cut_forward(const Reader& lengths, const SampleGeometry& g, int64_t begi
   return position;
 }
 
-// The same rows from the other side: the last document ends before token `stop`. Returns where
-// the first one starts.
+// Write the same rows backwards, where the last document ends before token `stop`; return the token
+// at which the first one starts.
 template <class Reader, class T>
 int64_t cut_backward(const Reader& lengths, const SampleGeometry& g, int64_t begin,
                      int64_t end, int64_t stop, T* rows) {
@@ -252,9 +252,9 @@ int64_t sum_lengths(const Reader& lengths, int64_t begin, int64_t end) {
   return sum;
 }
 
-// Cuts [0, n) with `threads` >= 2 threads. The total is known, so one thread cuts from the front
-// and one from the back at once; the blocks between them are summed meanwhile and cut after.
-// Returns false if the two sides do not meet: the total was not that of these documents.
+// Cut [0, n) with `threads` >= 2 threads. With the total of tokens, one thread can cut from the
+// front and one from the back; meanwhile the blocks between are summed, and then cut. Return false
+// if the sums contradict the total.
 template <class Reader, class T>
 bool cut_parallel(const Reader& lengths, const SampleGeometry& g, int64_t n, int threads,
                   T* rows) {
@@ -283,11 +283,11 @@ bool cut_parallel(const Reader& lengths, const SampleGeometry& g, int64_t n, int
   return true;
 }
 
-// drop_last_partial=false: the last row ends at the last token there is.
+// Set the last row to the last token, for drop_last_partial=false.
 template <class Reader, class T>
 void put_last_partial(const Reader& lengths, const SampleGeometry& g, int64_t n, T* rows) {
   int64_t d = n - 1;
-  // An empty document has no last token to share.
+  // an empty document has no token to share
   if (g.extra == 1) {
     while (d > 0 && lengths.at(d) == 0) --d;
   }
@@ -314,8 +314,8 @@ void cut(const Reader& reader, int64_t num_documents, const SampleGeometry& g, i
 
 }  // namespace detail
 
-// Whether `short_lengths` of cut_samples is worth its memory: 2 bytes a length, asked for only where
-// each is looked up several times and they are under a twelfth of the arrays they belong to.
+// Return whether cut_samples should use short_lengths: if each length is read several times, and
+// their 2 bytes each are less than a twelfth of the arrays of the index.
 inline bool short_lengths_pay(int64_t num_lengths, int64_t num_documents, int64_t num_samples) {
   constexpr int64_t kFitsAnyCache = 1 << 20;
   const int64_t arrays = 4 * num_documents + 8 * num_samples;
@@ -323,9 +323,9 @@ inline bool short_lengths_pay(int64_t num_lengths, int64_t num_documents, int64_
          12 * 2 * num_lengths <= arrays;
 }
 
-// Fills rows[num_samples + 1][2]. `lengths` holds int32, aligned or not; `short_lengths` is null or
-// room for as many uint16. Throws InvalidInput if an id, a length or the number of tokens does
-// not fit, or what poll throws; rows is unspecified then.
+// Fill rows[num_samples + 1][2]. `lengths` are int32, aligned or not; `short_lengths` is null or
+// has room for as many uint16. Throw InvalidInput if an id, a length or the number of tokens is
+// invalid, or the exception of poll; rows is unspecified then.
 template <class T, class Poll = NoPoll>
 void cut_samples(const unsigned char* lengths, int64_t num_lengths, const int32_t* document_index,
                  int64_t num_documents, const SampleGeometry& g, int num_threads,

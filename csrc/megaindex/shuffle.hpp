@@ -16,9 +16,8 @@
 
 namespace megaindex {
 
-// Fisher-Yates spends nearly all its time waiting for memory: step i swaps x[i] with x[j], j random.
-// The positions j do not depend on the data, so they are drawn a chunk ahead and their cache lines
-// requested long before the swaps need them.
+// Fisher-Yates is bound by cache misses: step i swaps x[i] with x[j], j random. The positions j do
+// not depend on the data, so they are drawn one chunk ahead and prefetched before they are swapped.
 constexpr int64_t kShuffleChunk = 8192;
 constexpr int64_t kPrefetchAhead = 48;
 
@@ -33,23 +32,23 @@ void swap_chunk(T* x, int64_t first, int64_t count, const Position* positions) {
   for (int64_t k = count - ahead; k < count; ++k) std::swap(x[first - k], x[positions[k]]);
 }
 
-// Positions in chunks, drawn ahead by a second thread while the caller swaps: the order of draws and
-// of swaps is that of one thread, only the waiting is shared. A caller that finds no chunk draws it
-// itself, so a machine with one busy core loses nothing.
+// Chunks of positions, drawn ahead by a second thread while the caller swaps. The order of draws
+// and of swaps is that of one thread. A caller that finds no chunk draws it itself, so that nothing
+// is lost on one core.
 template <class Position>
 class PositionStream {
  public:
   PositionStream(Mt19937& rng, int64_t size, bool threaded)
       : rng_(rng), first_(size - 1), buffer_(new Position[kRing * kShuffleChunk]) {
-    if (threaded) helper_.start([this] { draw_ahead(); });  // without it the caller draws all
+    if (threaded) helper_.start([this] { draw_ahead(); });  // if none starts, the caller draws all
   }
   PositionStream(const PositionStream&) = delete;
   PositionStream& operator=(const PositionStream&) = delete;
   ~PositionStream() { stop_.store(true, std::memory_order_relaxed); }
 
-  // Positions of the steps of this chunk; valid until `release`.
+  // Return the positions of the steps of this chunk, valid until `release`.
   const Position* acquire(int64_t chunk) {
-    // A chunk takes microseconds to draw: too short to sleep for.
+    // a chunk is drawn in microseconds, less than a sleep takes
     while (drawn_.load(std::memory_order_acquire) <= chunk) {
       const std::unique_lock<std::mutex> lock(mutex_, std::try_to_lock);
       if (!lock.owns_lock()) {
@@ -81,7 +80,7 @@ class PositionStream {
   }
   void draw_ahead() {
     while (!stop_.load(std::memory_order_relaxed)) {
-      if (is_full()) {  // a full ring lasts longer than this, and the caller need not wake anybody
+      if (is_full()) {  // a full ring takes longer to use, and the caller need not signal
         std::this_thread::sleep_for(std::chrono::microseconds(200));
         continue;
       }
@@ -98,7 +97,7 @@ class PositionStream {
   std::atomic<int64_t> used_{0};   // chunks no longer needed
   std::atomic<bool> stop_{false};
   std::mutex mutex_;  // of rng_ and of the step from one chunk to the next
-  JoinedThreads<> helper_{1};  // the last member: waited for before the others go
+  JoinedThreads<> helper_{1};  // the last member, so that it is joined before the others are destroyed
 };
 
 template <class Position, class T, class Poll>
@@ -112,7 +111,7 @@ void shuffle_with(Mt19937& rng, T* x, int64_t size, bool threaded, Poll& poll) {
   }
 }
 
-// Shuffles x in place and leaves `rng` where RandomState.shuffle would leave it.
+// Shuffle x in place and advance `rng` as RandomState.shuffle does.
 template <class T, class Poll = NoPoll>
 void shuffle(Mt19937& rng, T* x, int64_t size, int num_threads, Poll poll = {}) {
   if (size < 2) return;
@@ -124,7 +123,7 @@ void shuffle(Mt19937& rng, T* x, int64_t size, int num_threads, Poll poll = {}) 
   }
 }
 
-// out = first, first+1, ..., shuffled: one of Megatron's two shuffle_index ranges.
+// Fill out with first, first+1, ... in shuffled order, a range of Megatron's shuffle_index.
 template <class T, class Poll = NoPoll>
 void shuffled_range(Mt19937& rng, int64_t first, int64_t size, T* out, int num_threads,
                     Poll poll = {}) {
@@ -132,13 +131,13 @@ void shuffled_range(Mt19937& rng, int64_t first, int64_t size, T* out, int num_t
   shuffle(rng, out, size, num_threads, poll);
 }
 
-// out = the documents, `num_epochs` times over, shuffled together. `documents` may be null: then
-// they are first_document, first_document+1, ... and no array of them is needed.
+// Fill out with `num_epochs` copies of the documents, shuffled together. If `documents` is null,
+// they are first_document, first_document+1, ...
 template <class Poll = NoPoll>
 void shuffled_documents(Mt19937& rng, const int32_t* documents, int32_t first_document,
                         int64_t num_documents, int64_t num_epochs, int32_t* out, int num_threads,
                         Poll poll = {}) {
-  if (num_documents == 0) return;  // however many epochs of them
+  if (num_documents == 0) return;  // num_epochs may be huge
   for (int64_t epoch = 0; epoch < num_epochs; ++epoch) {
     int32_t* row = out + epoch * num_documents;
     if (documents != nullptr) {

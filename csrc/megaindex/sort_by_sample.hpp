@@ -1,4 +1,4 @@
-// Entries of a shuffle in the order of the samples they serve.
+// Sorting the entries of a shuffle by sample.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace megaindex {
 
 namespace detail {
 
-constexpr int kWindowBits = 14;  // samples whose positions fit in a near cache
+constexpr int kWindowBits = 14;  // samples whose positions fit the L1 cache
 constexpr int64_t kWindow = int64_t{1} << kWindowBits;
 
 inline uint32_t sample_at(const uint32_t* shuffle, int64_t position, int64_t samples) {
@@ -26,11 +26,12 @@ inline uint32_t sample_at(const uint32_t* shuffle, int64_t position, int64_t sam
 
 }  // namespace detail
 
-// Entries begin ... begin + n - 1 of a shuffle of the samples 0 ... samples - 1, sorted by sample: each
-// becomes sample << 32 | its place among these n, counted from 0. No sample may be there twice.
+// Sort entries begin ... begin + n - 1 of a shuffle of the samples 0 ... samples - 1 by sample:
+// each becomes sample << 32 | its place among these n, from 0. Throw InvalidInput if a sample
+// occurs twice.
 //
-// Scattered writes wait for memory at each. So the entries are first sorted by windows of samples,
-// which takes one stream of writes a window, and then each window is put in order in a near cache.
+// Entries are first sorted into windows of samples, with one sequential stream of writes for each
+// window, and then within each window, which fits a cache. Direct writes would be cache misses.
 inline void sort_by_sample(const uint32_t* shuffle, int64_t samples, int64_t begin, int64_t n,
                            uint64_t* out) {
   using detail::kWindow;
@@ -45,7 +46,7 @@ inline void sort_by_sample(const uint32_t* shuffle, int64_t samples, int64_t beg
     const uint32_t sample = shuffle[begin + k];
     out[next[sample >> kWindowBits]++] = uint64_t{sample} << 32 | static_cast<uint64_t>(k);
   }
-  std::vector<uint32_t> window(static_cast<size_t>(kWindow));  // place + 1; 0 where there is none
+  std::vector<uint32_t> window(static_cast<size_t>(kWindow));  // place + 1, or 0 without an entry
   int64_t from = 0;
   for (size_t w = 0; from < n; ++w) {  // next[w] is where window w ends
     const int64_t to = next[w];
@@ -60,7 +61,7 @@ inline void sort_by_sample(const uint32_t* shuffle, int64_t samples, int64_t beg
       }
       there = static_cast<uint32_t>(place + 1);
     }
-    for (uint64_t k = 0; from < to; ++k) {  // no branch on what is there: nobody can foresee it
+    for (uint64_t k = 0; from < to; ++k) {  // a branch on window[k] would be mispredicted
       out[from] = (first + k) << 32 | (window[k] - 1);
       from += window[k] != 0;
       window[k] = 0;

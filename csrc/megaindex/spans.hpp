@@ -1,4 +1,4 @@
-// Where samples of Megatron's three arrays lie, as runs of tokens.
+// Token runs of samples of Megatron's three arrays.
 #pragma once
 
 #include <algorithm>
@@ -11,8 +11,8 @@
 
 namespace megaindex {
 
-// Sample i of training is sample s = shuffle[i] of the concatenated documents: it reads from row s of
-// `samples` to row s + 1. Nothing in the arrays is trusted: a cache may be damaged.
+// Sample i of training is sample s = shuffle[i] of the concatenated documents, from row s of
+// `samples` to row s + 1. All values are checked, since cache files may be damaged.
 template <class Shuffle, class Cell>
 struct IndexArrays {
   const Shuffle* shuffle;
@@ -32,8 +32,8 @@ struct Extent {
   int64_t first, begin, last, end;
 };
 
-// A batch of samples takes one step after the other together: each step asks memory for what the
-// next one reads, so that the waits for one sample are spent on the others.
+// A batch of samples that takes each step together: every step prefetches what the next one reads,
+// so that the cache misses of the samples overlap.
 template <class Shuffle, class Cell>
 class ArrayBatch {
  public:
@@ -61,8 +61,7 @@ class ArrayBatch {
  private:
   static constexpr int64_t kDocumentsAhead = 16;
 
-  // Whether these are samples cut one after another, with some left out, asked for in that order:
-  // the processor then fetches ahead by itself.
+  // Return whether these are nearly successive samples in order, which the hardware prefetches.
   bool are_neighbours() const {
     const int64_t first = ids_[0], last = ids_[count_ - 1];
     if (first < 0 || last != first + count_ - 1 || last >= index_.num_samples) return false;
@@ -108,7 +107,7 @@ class ArrayBatch {
     Extent extent{cells[0], cells[1], cells[2], cells[3]};
     if (extent.first < 0 || extent.first > extent.last || extent.last >= index_.num_documents ||
         extent.end > INT32_MAX) {
-      damaged(extent);
+      throw_damaged(extent);
     }
     extent.end += index_.extra;
     return extent;
@@ -127,7 +126,7 @@ class ArrayBatch {
     __builtin_prefetch(index_.lengths.address(exists(document) ? document : 0));
   }
 
-  // A negative id is a very high one.
+  // As unsigned, a negative id is too large.
   bool exists(uint64_t document) const {
     return document < static_cast<uint64_t>(index_.lengths.count);
   }
@@ -136,16 +135,16 @@ class ArrayBatch {
     for (int64_t p = extent.first; p <= extent.last; ++p) {
       if (p + kDocumentsAhead <= extent.last) request_length(p + kDocumentsAhead);
       const auto document = static_cast<uint64_t>(int64_t{index_.documents[p]});
-      if (!exists(document)) damaged(extent);
+      if (!exists(document)) throw_damaged(extent);
       const int64_t length = index_.lengths[document];
       const int64_t from = p == extent.first ? extent.begin : 0;
       const int64_t to = p == extent.last ? extent.end : length;
-      if (from < 0 || from > to || to > length) damaged(extent);
+      if (from < 0 || from > to || to > length) throw_damaged(extent);
       if (from < to) runs.add(static_cast<int64_t>(document), from, to - from);
     }
   }
 
-  [[noreturn]] static void damaged(const Extent& extent) {
+  [[noreturn]] static void throw_damaged(const Extent& extent) {
     throw InvalidInput(
         "sample_index: a sample from offset " + std::to_string(extent.begin) + " at position " +
         std::to_string(extent.first) + " to offset " + std::to_string(extent.end) +
@@ -157,12 +156,13 @@ class ArrayBatch {
   const int64_t* ids_;
   const int64_t count_;
   const bool neighbours_;
-  Extent extents_[kSamples];  // between two steps `first` holds the row; unused for neighbours
+  Extent extents_[kSamples];  // `first` is the row between two steps; unused for neighbours
 };
 
 }  // namespace detail
 
-// Runs of n samples, none empty; those of sample k are row_splits[k] ... row_splits[k + 1] - 1.
+// Add the runs of n samples, none empty; those of sample k are row_splits[k] ... row_splits[k + 1]
+// - 1.
 template <class Shuffle, class Cell>
 void array_spans(const IndexArrays<Shuffle, Cell>& index, const int64_t* ids, int64_t n, Runs& runs,
                  int64_t* row_splits) {

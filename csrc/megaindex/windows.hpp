@@ -1,4 +1,4 @@
-// Stretches of a .bin, as runs within the sequences that fill it one after another.
+// Token runs of ranges of a .bin whose sequences are contiguous.
 #pragma once
 
 #include <algorithm>
@@ -31,8 +31,8 @@ struct Sequences {
 
 namespace detail {
 
-// at[k] = the last sequence that begins at or before byte[k]: bisections side by side, which wait for
-// memory together.
+// Set at[k] to the last sequence that begins at or before byte[k]; bisecting for all requests
+// together lets their cache misses overlap.
 inline void bisect_sequences(const Sequences& sequences, const int64_t* byte, int64_t count,
                              int64_t* at) {
   std::fill(at, at + count, sequences.first);
@@ -44,7 +44,7 @@ inline void bisect_sequences(const Sequences& sequences, const int64_t* byte, in
   }
 }
 
-// Refuses a sequence that does not end where the next one begins, unless it is the last.
+// Throw if a sequence does not end where the next one begins, unless it is the last.
 inline void check_seam(const Sequences& sequences, int64_t sequence) {
   const int64_t stop = sequences.end_of(sequence);
   if (sequence + 1 == sequences.stop || sequences.begin_of(sequence + 1) == stop) return;
@@ -53,8 +53,8 @@ inline void check_seam(const Sequences& sequences, int64_t sequence) {
                      " of the .bin, and the next one does not begin there");
 }
 
-// Adds the runs of bytes `at` to `end`, the first of which lies in or after `sequence`; returns the
-// sequence of the last one. Of each sequence that is touched both seams are checked.
+// Add the runs of bytes `at` to `end`, the first of which is in or after `sequence`; return the
+// sequence of the last one. Both ends of each sequence used are checked.
 inline int64_t add_window(const Sequences& sequences, int64_t sequence, int64_t at, int64_t end,
                           Runs& runs) {
   if (sequence > sequences.first) check_seam(sequences, sequence - 1);
@@ -79,8 +79,8 @@ inline int64_t add_window(const Sequences& sequences, int64_t sequence, int64_t 
 
 }  // namespace detail
 
-// Where tokens begins[k] ... ends[k] - 1 of the .bin lie, 0 <= begins[k] < ends[k]; the runs of request
-// k are row_splits[k] ... row_splits[k + 1] - 1. The sequences read must follow each other.
+// Find the runs of tokens begins[k] ... ends[k] - 1 of the .bin, 0 <= begins[k] < ends[k]; those of
+// request k are row_splits[k] ... row_splits[k + 1] - 1. The sequences used must be contiguous.
 inline void window_spans(const Sequences& sequences, const int64_t* begins, const int64_t* ends,
                          int64_t n, Runs& runs, int64_t* row_splits) {
   constexpr int64_t kAtOnce = 16;
@@ -88,15 +88,15 @@ inline void window_spans(const Sequences& sequences, const int64_t* begins, cons
   row_splits[0] = 0;
   for (int64_t first = 0; first < n; first += kAtOnce) {
     const int64_t count = std::min(kAtOnce, n - first);
-    bool go_on = first > 0;  // each begins within the one before, or where that one ended
+    bool follows = first > 0;  // each request begins within or at the end of the one before
     for (int64_t k = 0; k < count; ++k) {
       const int64_t at = first + k;
       bytes[k] = begins[at] << sequences.item_bits;
-      go_on = go_on && begins[at - 1] <= begins[at] && begins[at] <= ends[at - 1];
+      follows = follows && begins[at - 1] <= begins[at] && begins[at] <= ends[at - 1];
     }
-    if (!go_on) detail::bisect_sequences(sequences, bytes, count, found);
+    if (!follows) detail::bisect_sequences(sequences, bytes, count, found);
     for (int64_t k = 0; k < count; ++k) {
-      if (go_on) {
+      if (follows) {
         while (last > sequences.first && sequences.begin_of(last) > bytes[k]) --last;
       } else {
         last = found[k];

@@ -1,7 +1,7 @@
-"""Chooses the backend, once: native where it was compiled, else Numba.
+"""Kernels and the choice of their backend: native if it was compiled, else Numba.
 
-MEGAINDEX_BACKEND=native|numba|reference overrides the choice, MEGAINDEX_NUM_THREADS bounds the
-threads of the native core. Results depend on neither.
+MEGAINDEX_BACKEND=native|numba|reference overrides the choice, and MEGAINDEX_NUM_THREADS limits the
+threads of native kernels. Results do not depend on either.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from megaindex.kernels.protocol import Backend
 
 logger = logging.getLogger("megaindex")
 
-_MOST_THREADS = 1024  # beyond them a kernel has less to do than there is to start
-_SHOWN = 40  # characters of a wrong setting
+_MOST_THREADS = 1024  # starting more would take longer than the work of any kernel
+_SHOWN = 40  # characters of an invalid setting in a message
 _REASON = Path(__file__).with_name("no_native.txt")  # setup.py writes it
 _REINSTALL = (
-    "reinstall megaindex where a C++17 compiler is, without MEGAINDEX_NO_NATIVE and with pip's "
+    "reinstall megaindex with a C++17 compiler, without MEGAINDEX_NO_NATIVE and with pip's "
     "--force-reinstall --no-cache-dir"
 )
 _MODULES = {"native": "_native", "numba": "jit", "reference": "reference"}
@@ -32,7 +32,7 @@ def load(name: str) -> Backend:
     """Return the backend of that name: native, numba or reference.
 
     Raises:
-        InvalidArgument: no such backend.
+        InvalidArgument: the name is not one of a backend.
         ImportError: the native core was not compiled.
     """
     if name not in _MODULES:
@@ -43,12 +43,12 @@ def load(name: str) -> Backend:
 
 @functools.cache
 def backend() -> str:
-    """Name of the backend in use: native, numba or reference; warns once where it is a slow one."""
+    """Return the name of the backend in use, with a warning if Numba replaces a missing core."""
     name = choose()
     if name == "numba" and (reason := why_not_native()) is not None and not _wanted():
         logger.warning(
             "megaindex runs on Numba, several times slower: its native core is not installed (%s); "
-            "megaindex --version says more. To have it, %s.",
+            "megaindex --version prints the details. To install it, %s.",
             reason.partition("\n")[0],
             _REINSTALL,
         )
@@ -56,10 +56,10 @@ def backend() -> str:
 
 
 def choose() -> str:
-    """Return the name of the backend that is wanted, else of the best that there is.
+    """Return the name in MEGAINDEX_BACKEND, else that of the fastest installed backend.
 
     Raises:
-        InvalidArgument: what MEGAINDEX_BACKEND names is unknown or not installed.
+        InvalidArgument: MEGAINDEX_BACKEND names an unknown backend or one that is not installed.
     """
     wanted = _wanted()
     if wanted not in ("", "native"):
@@ -79,8 +79,7 @@ def _wanted() -> str:
 
 
 def why_not_native() -> str | None:
-    """Why there is no native core: what its build said, else what importing it says; None if there
-    is one."""
+    """Return why the native core is missing, from its build or its import, or None if it is not."""
     try:
         load("native")
     except ImportError as error:
@@ -89,11 +88,11 @@ def why_not_native() -> str | None:
 
 
 def _reason(error: ImportError) -> str:
-    if isinstance(error, ModuleNotFoundError):  # not of a core that is there and does not load
+    if isinstance(error, ModuleNotFoundError):  # other errors come from a core that cannot load
         try:
             return _REASON.read_text(encoding="utf-8", errors="replace").strip() or str(error)
         except OSError:
-            return f"{error}: it was not built here"
+            return f"{error}: the core was not built"
     return str(error)
 
 
@@ -104,7 +103,10 @@ def active() -> Backend:
 
 
 def num_threads() -> int:
-    """Threads a native kernel may use: MEGAINDEX_NUM_THREADS, else the CPUs of this process."""
+    """Return the number of threads for a native kernel.
+
+    MEGAINDEX_NUM_THREADS, or by default the number of CPUs that this process may use.
+    """
     wanted = os.environ.get("MEGAINDEX_NUM_THREADS")
     if not wanted:
         return len(os.sched_getaffinity(0))

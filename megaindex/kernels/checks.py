@@ -1,7 +1,7 @@
-"""What build_mapping and build_blocks_mapping refuse; the kernels trust what passes.
+"""Checks of the arguments of map_sentences and map_blocks, which those kernels do not repeat.
 
-Each check takes its kernel's argument list, before or after the arrays are brought to the kernel's
-dtypes, and returns None. Documents are checked in O(documents), sizes in O(sentences).
+Each check takes its kernel's arguments, with arrays of any integer dtype. The cost is O(documents)
+for docs and O(sentences) for sizes.
 """
 
 from __future__ import annotations
@@ -29,12 +29,11 @@ def check_mapping(
     seed: int,
     min_num_sent: int = 2,
 ) -> None:
-    """Raises InvalidArgument for what build_mapping cannot answer."""
+    """Raise InvalidArgument for arguments that map_sentences cannot take."""
     _check_counts(sizes, num_epochs, max_num_samples, max_seq_length, seed)
     _check_corpus(docs, sizes)
-    _check_integer("min_num_sent", min_num_sent, 0, INT32_MAX)
-    # NaN fails this too
-    if not 0 <= short_seq_prob <= 1:
+    check_integer("min_num_sent", min_num_sent, 0, INT32_MAX)
+    if not 0 <= short_seq_prob <= 1:  # also refuses NaN
         raise InvalidArgument(f"short_seq_prob must be from 0 to 1, got {short_seq_prob}")
     if short_seq_prob > 0 and max_seq_length < 2:
         raise InvalidArgument(
@@ -51,10 +50,10 @@ def check_blocks_mapping(
     max_num_samples: int,
     max_seq_length: int,
     seed: int,
-    use_one_sent_blocks: bool,  # noqa: ARG001 - the kernel's own argument list
+    use_one_sent_blocks: bool,  # noqa: ARG001 - an argument of the kernel
 ) -> None:
-    """Raises InvalidArgument for what build_blocks_mapping cannot answer."""
-    # Rows hold document numbers too, in the width that the sentences ask for.
+    """Raise InvalidArgument for arguments that map_blocks cannot take."""
+    # Rows also hold document numbers, in a width chosen by the number of sentences.
     if sizes.size <= UINT32_MAX < docs.size - 2:
         raise InvalidArgument(
             f"docs: {docs.size - 1} documents do not fit the 32-bit rows of {sizes.size} "
@@ -75,7 +74,7 @@ def _check_corpus(docs: IntArray, sizes: IntArray) -> None:
     if len(docs) == 0:
         raise InvalidArgument(
             "docs must hold the first sentence of every document and the end of the last, "
-            "got no entry at all"
+            "got an empty array"
         )
     if docs[0] < 0 or docs[-1] > len(sizes):
         raise InvalidArgument(
@@ -94,16 +93,16 @@ def _check_corpus(docs: IntArray, sizes: IntArray) -> None:
 def _check_counts(
     sizes: IntArray, num_epochs: int, max_num_samples: int, max_seq_length: int, seed: int
 ) -> None:
-    _check_integer("num_epochs", num_epochs, 0, INT32_MAX)
-    _check_integer("max_num_samples", max_num_samples, 0, UINT64_MAX)
-    _check_integer("max_seq_length", max_seq_length, 1, INT32_MAX)
-    _check_integer("seed", seed, -INT32_MAX - 1, INT32_MAX)
-    # An epoch has at most one sample a sentence, and the last one started is finished.
+    check_integer("num_epochs", num_epochs, 0, INT32_MAX)
+    check_integer("max_num_samples", max_num_samples, 0, UINT64_MAX)
+    check_integer("max_seq_length", max_seq_length, 1, INT32_MAX)
+    check_integer("seed", seed, -INT32_MAX - 1, INT32_MAX)
+    # An epoch has at most one sample per sentence, and an epoch that was begun is finished.
     most = min(num_epochs * sizes.size, max_num_samples + sizes.size)
     if most > INT64_MAX // 32:  # 4 numbers of 8 bytes each
         raise InvalidArgument(
             f"num_epochs {num_epochs} and max_num_samples {max_num_samples} allow {most} samples "
-            f"of {sizes.size} sentences, more than any memory holds; lower either"
+            f"of {sizes.size} sentences, more than any memory holds; lower one of them"
         )
 
 
@@ -121,14 +120,15 @@ def _check_lengths(name: str, lengths: IntArray) -> None:
     if lengths.size == 0:
         return
     least = int(lengths.min())
-    # An int32 is never too long: most corpora are spared this second pass.
+    # an int32 cannot exceed the limit, so most corpora need no second pass
     most = 0 if np.can_cast(lengths.dtype, np.int32) else int(lengths.max())
     if least < 0 or most > INT32_MAX:
         wrong = least if least < 0 else most
         raise InvalidArgument(f"{name} must be from 0 to {INT32_MAX} tokens, got {wrong}")
 
 
-def _check_integer(name: str, value: SupportsIndex, least: int, most: int) -> None:
+def check_integer(name: str, value: SupportsIndex, least: int, most: int) -> None:
+    """Raise InvalidArgument unless value is an integer from least to most."""
     try:
         number = operator.index(value)
     except TypeError:

@@ -1,4 +1,4 @@
-"""The interface of every backend; what arguments mean is in `megaindex.kernels.reference`."""
+"""The interface of all backends; `megaindex.kernels.reference` documents each function."""
 
 from __future__ import annotations
 
@@ -39,8 +39,6 @@ class Backend(Protocol):
         out: I32,
         num_threads: int = 1,
     ) -> None: ...
-
-    def draw_positions(self, state: U32, first: int, count: int) -> U64: ...
 
     def cut_samples(
         self,
@@ -214,7 +212,7 @@ class Backend(Protocol):
         dataset_sample_index: I64 | None,
     ) -> None: ...
 
-    def build_mapping(
+    def map_sentences(
         self,
         docs: I64,
         sizes: I32,
@@ -226,7 +224,7 @@ class Backend(Protocol):
         min_num_sent: int = 2,
     ) -> IntArray: ...
 
-    def build_blocks_mapping(
+    def map_blocks(
         self,
         docs: I64,
         sizes: I32,

@@ -213,7 +213,7 @@ def test_threads_change_nothing() -> None:
         ({"out": np.zeros((2, 4), np.int64)}, r"out: expected int64\(1, 4\)"),
         ({"out": np.zeros((1, 4), np.int16)}, "out: expected int64"),
         ({"out": np.zeros(4, np.int64)}, "two-dimensional"),
-        ({"out": np.zeros((1, 8), np.int64)[:, ::2]}, "must lie side by side"),
+        ({"out": np.zeros((1, 8), np.int64)[:, ::2]}, "must be contiguous"),
         ({"out": np.frombuffer(bytes(32), np.int64).reshape(1, 4)}, "read-only"),
         ({"labels": np.zeros((1, 4), np.int32)}, "labels: expected int64"),
         ({"labels": [[0] * 4]}, "expected a numpy array or None"),
@@ -246,7 +246,7 @@ def test_the_native_core_checks(change: dict[str, Any], message: str) -> None:
 def test_the_native_table_checks_and_keeps_its_arrays() -> None:
     native = pytest.importorskip("megaindex.kernels._native")
     pointers, lengths = np.array([0]), np.array([3], np.int32)
-    with pytest.raises(InvalidArgument, match="pointers, lengths: must be as many"):
+    with pytest.raises(InvalidArgument, match="pointers, lengths: must have equal lengths"):
         native.token_table([(np.zeros(3, np.uint16), pointers, np.zeros(2, np.int32))])
     with pytest.raises(InvalidArgument, match="tokens: expected a 1-dimensional"):
         native.token_table([(np.zeros((3, 1), np.uint16), pointers, lengths)])

@@ -43,8 +43,8 @@ def test_more_samples_than_any_array_holds(epochs: int) -> None:
     docs, sizes = np.array([0, 2, 4]), np.full(4, 9, np.int32)
     titles = np.ones(2, np.int32)
     for call in (
-        lambda most: native.build_mapping(docs, sizes, epochs, most, 9, 0.0, 1),
-        lambda most: native.build_blocks_mapping(docs, sizes, titles, epochs, most, 9, 1, True),
+        lambda most: native.map_sentences(docs, sizes, epochs, most, 9, 0.0, 1),
+        lambda most: native.map_blocks(docs, sizes, titles, epochs, most, 9, 1, True),
     ):
         with pytest.raises(InvalidArgument, match="at most 2\\*\\*40 samples"):
             call(2**64 - 1)
@@ -101,8 +101,7 @@ LONG = {
     "epoch starts, two threads": lambda: starts_of_a_pass(2),
     "samples": lambda: cut(1),
     "samples, three threads": lambda: cut(3),
-    "positions of a shuffle": lambda: native.draw_positions(native.seed_state(1), 2**40, 2**28),
-    "mapping": lambda: native.build_mapping(
+    "mapping": lambda: native.map_sentences(
         np.array([0, 1000]), np.full(1000, 9, np.int32), 2**31 - 1, 2**60, 30, 0.1, 1
     ),
 }

@@ -49,7 +49,7 @@ def test_a_written_down_case(backend: Any) -> None:
     [
         ({1: np.array([4])}, "must lie inside"),
         ({2: np.array([0, 2])}, "must lie inside"),
-        ({4: np.zeros(2, np.int64)}, "one for each segment"),
+        ({4: np.zeros(2, np.int64)}, "one entry for each segment"),
         ({5: 2}, "num_samples: must be from 0"),
         ({0: np.array([1, 2])}, "expected 1 entries|expected 2 entries"),
     ],

@@ -86,7 +86,7 @@ def test_build_mapping_is_the_peers(
     arguments = (corpus.docs, corpus.sizes, epochs, most, length, probability, seed)
     check_mapping(*arguments, least)
     expected = megatron_helpers.build_mapping(*arguments, VERBOSE, least)
-    assert_same(backend.build_mapping(*arguments, least), expected)
+    assert_same(backend.map_sentences(*arguments, least), expected)
 
 
 @given(corpora(), EPOCHS, MOST, LENGTHS, SEEDS, st.booleans())
@@ -104,7 +104,7 @@ def test_build_blocks_mapping_is_the_peers(
     arguments = (*corpus, epochs, most, length, seed)
     check_blocks_mapping(*arguments, one_sentence)
     expected = megatron_helpers.build_blocks_mapping(*arguments, VERBOSE, one_sentence)
-    assert_same(backend.build_blocks_mapping(*arguments, one_sentence), expected)
+    assert_same(backend.map_blocks(*arguments, one_sentence), expected)
 
 
 @pytest.mark.parametrize("probability", [0.0, 0.1, 0.9, 1.0])
@@ -122,12 +122,12 @@ def test_thousands_of_documents_refill_the_streams_and_cross_chunks(
     arguments = (docs, sizes, 2, 2**40, 100, probability, 1234)
     expected = megatron_helpers.build_mapping(*arguments, VERBOSE, least)
     assert len(expected) > 3000
-    assert_same(backend.build_mapping(*arguments, least), expected)
+    assert_same(backend.map_sentences(*arguments, least), expected)
 
     titles = rng.integers(0, 20, 1500).astype(np.int32)
     arguments = (docs, sizes, titles, 2, 2**40, 100, 1234)
     expected = megatron_helpers.build_blocks_mapping(*arguments, VERBOSE, least == 1)
-    assert_same(backend.build_blocks_mapping(*arguments, least == 1), expected)
+    assert_same(backend.map_blocks(*arguments, least == 1), expected)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_only_a_new_epoch_asks_whether_there_are_enough_samples(
     backend: Any, most: int, samples: int, probability: float
 ) -> None:
     corpus = corpus_of([[5, 5], [5, 5], [], [5, 5], [5]], [0] * 5)
-    rows = backend.build_mapping(corpus.docs, corpus.sizes, 4, most, 32, probability, 1, 2)
-    blocks = backend.build_blocks_mapping(*corpus, 4, most, 32, 1, False)
+    rows = backend.map_sentences(corpus.docs, corpus.sizes, 4, most, 32, probability, 1, 2)
+    blocks = backend.map_blocks(*corpus, 4, most, 32, 1, False)
     assert rows.shape == (samples, 3)
     assert blocks.shape == (samples, 4)
     starts, times = np.unique(rows[:, 0], return_counts=True)
@@ -150,8 +150,8 @@ def test_only_a_new_epoch_asks_whether_there_are_enough_samples(
 def test_min_num_sent_is_two_by_default(backend: Any) -> None:
     corpus = corpus_of([[5], [5, 5], [5, 5, 5]], [0] * 3)
     arguments = (corpus.docs, corpus.sizes, 1, 10, 64, 0.0, 1)
-    assert_same(backend.build_mapping(*arguments), backend.build_mapping(*arguments, 2))
-    assert len(backend.build_mapping(*arguments)) == 2
+    assert_same(backend.map_sentences(*arguments), backend.map_sentences(*arguments, 2))
+    assert len(backend.map_sentences(*arguments)) == 2
 
 
 @pytest.mark.parametrize("documents", [[], [[]], [[5]], [[600, 5], [], [5, 600]]])
@@ -160,17 +160,17 @@ def test_a_corpus_without_a_fitting_document_ends_at_once(
 ) -> None:
     # The peer goes over the documents num_epochs times; Megatron asks for 2**31 - 2 epochs.
     corpus = corpus_of(documents, [0] * len(documents))
-    rows = backend.build_mapping(corpus.docs, corpus.sizes, 2**31 - 2, 10, 64, 0.1, 1, 2)
+    rows = backend.map_sentences(corpus.docs, corpus.sizes, 2**31 - 2, 10, 64, 0.1, 1, 2)
     assert (rows.dtype, rows.shape) == (np.uint32, (0, 3))
-    blocks = backend.build_blocks_mapping(*corpus, 2**31 - 2, 10, 64, 1, False)
+    blocks = backend.map_blocks(*corpus, 2**31 - 2, 10, 64, 1, False)
     assert (blocks.dtype, blocks.shape) == (np.uint32, (0, 4))
 
 
 def test_one_long_sentence_is_a_sample_but_not_a_block(backend: Any) -> None:
     corpus = corpus_of([[600]], [0])
-    rows = backend.build_mapping(corpus.docs, corpus.sizes, 1, 10, 64, 0.0, 1, 1)
+    rows = backend.map_sentences(corpus.docs, corpus.sizes, 1, 10, 64, 0.0, 1, 1)
     assert rows.tolist() == [[0, 1, 64]]
-    assert backend.build_blocks_mapping(*corpus, 1, 10, 64, 1, True).shape == (0, 4)
+    assert backend.map_blocks(*corpus, 1, 10, 64, 1, True).shape == (0, 4)
 
 
 @pytest.mark.parametrize("length", [2, 1000, INT32_MAX])
@@ -184,7 +184,7 @@ def test_rare_short_samples_are_exact_where_the_peers_ratio_overflows(
     corpus = corpus_of([[5, 5]], [0])
     target = {}
     for ratio in (word - 1, word, word + 1, 2**32, 2**40):
-        rows = backend.build_mapping(corpus.docs, corpus.sizes, 1, 9, length, 1 / ratio, seed, 2)
+        rows = backend.map_sentences(corpus.docs, corpus.sizes, 1, 9, length, 1 / ratio, seed, 2)
         target[ratio] = rows[0, 2]
     assert target.pop(word) == 2 + word % (length - 1)
     assert set(target.values()) == {length}
@@ -201,12 +201,12 @@ def test_rows_are_64_bits_wide_beyond_32_bit_sentences(
     docs = num_sentences - np.array([8, 8, 5, 0])
     titles = np.array([0, 3, 4], np.int32)
     arguments = (docs, sizes, 3, 2**40, 50, 0.5, 5)
-    rows = backend.build_mapping(*arguments, 2)
+    rows = backend.map_sentences(*arguments, 2)
     assert_same(rows, megatron_helpers.build_mapping(*arguments, VERBOSE, 2))
     assert rows.dtype == np.uint64
     assert rows.max() == num_sentences
     arguments = (docs, sizes, titles, 3, 2**40, 50, 5)
-    blocks = backend.build_blocks_mapping(*arguments, True)
+    blocks = backend.map_blocks(*arguments, True)
     assert_same(blocks, megatron_helpers.build_blocks_mapping(*arguments, VERBOSE, True))
     assert blocks.dtype == np.uint64
     path.unlink()
@@ -306,12 +306,12 @@ def test_samples_of_one_token_need_no_draw(backend: Any, megatron_helpers: Modul
     arguments = (corpus.docs, corpus.sizes, 2, 2**64 - 1, 1, 0.0, 1)
     check_mapping(*arguments)
     assert_same(
-        backend.build_mapping(*arguments, 1),
+        backend.map_sentences(*arguments, 1),
         megatron_helpers.build_mapping(*arguments, VERBOSE, 1),
     )
     arguments = (*corpus, 2, 2**64 - 1, 1, 1)
     check_blocks_mapping(*arguments, True)
     assert_same(
-        backend.build_blocks_mapping(*arguments, True),
+        backend.map_blocks(*arguments, True),
         megatron_helpers.build_blocks_mapping(*arguments, VERBOSE, True),
     )

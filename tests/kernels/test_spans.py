@@ -338,11 +338,11 @@ def test_the_native_core_refuses_what_it_cannot_use() -> None:
         (5, 5 * one, "begin < end"),
         (5, -one, "0 <= begin"),
         (6, np.array([2**62]), "begin < end < "),
-        (6, np.array([5, 6]), "must be as many"),
+        (6, np.array([5, 6]), "must have equal lengths"),
     ):
         with pytest.raises(InvalidArgument, match=message):
             native.window_spans(*fine[:place], wrong, *fine[place + 1 :])
-    with pytest.raises(InvalidArgument, match="do not belong to these lengths"):
+    with pytest.raises(InvalidArgument, match="must be those of these lengths"):
         native.epoch_spans(KEY, lengths, 1, 1, np.array([0, 5, 9]), one, 9 * one)
 
 

@@ -19,11 +19,10 @@ from megaindex.kernels.jit.gather import (
     gather,
     mask_loss,
 )
-from megaindex.kernels.jit.mapping import build_blocks_mapping, build_mapping
+from megaindex.kernels.jit.mapping import map_blocks, map_sentences
 from megaindex.kernels.jit.receipt import least_seen, receipt_add
 from megaindex.kernels.jit.samples import cut_samples, pack_documents
 from megaindex.kernels.jit.shuffle import (
-    draw_positions,
     shuffle,
     shuffled_documents,
     shuffled_range,

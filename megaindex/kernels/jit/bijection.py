@@ -36,7 +36,7 @@ def _subtract(a_high, a_low, b_high, b_low):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _to_float(high, low):  # type: ignore[no-untyped-def]
-    """Of a signed 128-bit value: negated first where it is negative, to keep its low bits."""
+    """Convert a signed 128-bit value; a negative one is negated first to keep its low bits."""
     if np.int64(high) < 0:
         high, low = _subtract(np.uint64(0), np.uint64(0), high, low)
         return -(np.float64(high) * 18446744073709551616.0 + np.float64(low))
@@ -61,7 +61,7 @@ def _exactly_before(weights, i, count_a, j, count_b):  # type: ignore[no-untyped
 
 @numba.njit(cache=True, nogil=True)
 def _reaches(weights, position, counts):  # type: ignore[no-untyped-def]
-    """Whether `counts` are those before `position`: as many draws, the last before the next."""
+    """Return whether `counts` are those of the divisor rule before `position`."""
     last = first = -1
     drawn = np.int64(0)
     for i in range(len(weights)):
@@ -117,7 +117,7 @@ def _collect(weights, total, begin, end, counts, times, datasets, nths):  # type
 
 @numba.njit(cache=True, nogil=True)
 def _sort(weights, length, found, times, datasets, nths, order):  # type: ignore[no-untyped-def]
-    """Writes the order of the first `found` draws: by buckets, then exactly among neighbours."""
+    """Sort the first `found` draws into `order`: by buckets, then exactly among neighbours."""
     starts = np.zeros(length + 1, np.int64)
     buckets = np.empty(found, np.int64)
     largest = 0.0
@@ -191,7 +191,7 @@ def divisor_counts(weights: U64, position: int) -> I64:
 
 
 _FACTOR = np.uint32(0x85EBCA6B)
-_CHUNK = 4096  # indices: what passes between the loops stays in a near cache
+_CHUNK = 4096  # indices; the halves between two loops fit the L1 cache
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -221,12 +221,12 @@ def _hash(half, flip, factor, size):  # type: ignore[no-untyped-def]
 @numba.njit(cache=True, nogil=True, inline="always")
 def _sum(a, b, size):  # type: ignore[no-untyped-def]
     whole = np.uint32(a + b)
-    return min(whole, np.uint32(whole - size))  # below size the difference wraps round
+    return min(whole, np.uint32(whole - size))  # if whole < size, the difference wraps
 
 
 @numba.njit(cache=True, nogil=True)
 def _forward(left, right, rounds, rows, columns):  # type: ignore[no-untyped-def]
-    """Every pair of halves, in place: a loop per round, so that the compiler can use vectors."""
+    """Map all pairs of halves in place, with one loop per round that is compiled to vectors."""
     for r in range(0, len(rounds), 2):
         flip, factor = rounds[r, 0], rounds[r, 1]
         for k in range(left.size):
@@ -249,7 +249,7 @@ def _backward(left, right, rounds, rows, columns):  # type: ignore[no-untyped-de
 
 
 @numba.njit(cache=True, nogil=True)
-def _through(back, left, right, rounds, rows, columns):  # type: ignore[no-untyped-def]
+def _map_halves(back, left, right, rounds, rows, columns):  # type: ignore[no-untyped-def]
     if back:
         _backward(left, right, rounds, rows, columns)
     else:
@@ -257,8 +257,8 @@ def _through(back, left, right, rounds, rows, columns):  # type: ignore[no-untyp
 
 
 @numba.njit(cache=True, nogil=True)
-def _send(back, begin, given, rounds, rows, columns, n, out):  # type: ignore[no-untyped-def]
-    """out[k] = where given[k] goes, or comes from; begin + k where nothing is given."""
+def _map(back, begin, given, rounds, rows, columns, n, out):  # type: ignore[no-untyped-def]
+    """Fill ``out`` with values, or with ``back`` indices, of ``given`` or, if empty, begin + k."""
     left = np.empty(_CHUNK, np.uint32)
     right = np.empty(_CHUNK, np.uint32)
     one_left = np.empty(1, np.uint32)
@@ -270,13 +270,13 @@ def _send(back, begin, given, rounds, rows, columns, n, out):  # type: ignore[no
             index = np.uint64(given[first + k] if given.size else begin + first + k)
             left[k] = np.uint32(index // wide)
             right[k] = np.uint32(index % wide)
-        _through(back, left[:count], right[:count], rounds, rows, columns)
+        _map_halves(back, left[:count], right[:count], rounds, rows, columns)
         for k in range(count):
             value = np.uint64(left[k]) * wide + np.uint64(right[k])
-            while value >= n:  # again, until it lands inside
+            while value >= n:  # cycle walking
                 one_left[0] = np.uint32(value // wide)
                 one_right[0] = np.uint32(value % wide)
-                _through(back, one_left, one_right, rounds, rows, columns)
+                _map_halves(back, one_left, one_right, rounds, rows, columns)
                 value = np.uint64(one_left[0]) * wide + np.uint64(one_right[0])
             out[first + k] = value
 
@@ -284,7 +284,7 @@ def _send(back, begin, given, rounds, rows, columns, n, out):  # type: ignore[no
 def _run(key: U64, n: int, begin: int, given: I64, out: IntArray, back: bool = False) -> None:
     rows, columns = (np.uint32(size) for size in grid(n))
     rounds = np.array(round_words(key), np.uint32)
-    _send(back, begin, given, rounds, rows, columns, np.uint64(n), out)
+    _map(back, begin, given, rounds, rows, columns, np.uint64(n), out)
 
 
 def bijection_apply(key: U64, n: int, indices: IntArray) -> I64:

@@ -1,8 +1,9 @@
-"""Blending kernels in Numba; see reference/blending.py for what they compute.
+"""Blends in Numba; reference/blending.py documents the functions.
 
-Pool 0 holds all entries, each next one the entries of the one before that can be drawn in its next
-draws; the last one is the field that races. A pool is a row of `slope`, `count`, `parent`,
-`values`, of `floors` (floats) and of `sizes` (integers).
+The method is that of csrc/megaindex/blending_window.hpp. Pool 0 has all entries, and each further
+pool those entries of the pool before that can be drawn within the next draws; draws are decided in
+the last pool, the field. A pool is a row of `slope`, `count`, `parent`, `values`, of `floors`
+(floats) and of `sizes` (integers).
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ import numpy as np
 from megaindex._types import F64, I64, DatasetIndex
 
 _NO_LIMIT = np.iinfo(np.int64).max
-_SLICE = 1 << 20  # draws between two looks at signals
-_FEW_DRAWS = 1024  # not worth setting up windows for
+_SLICE = 1 << 20  # draws between two checks of signals
+_FEW_DRAWS = 1024  # up to here, setting up windows takes longer than the scan
 _MOST_BEHIND, _LEAST = 2.0**50, 1e-270  # see fits_windows in csrc/megaindex/blending.hpp
 
 
 @numba.njit(cache=True, nogil=True)
 def _scan(weights, limits, n, end, counts, origin, index, samples):  # type: ignore[no-untyped-def]
-    """Looks at every dataset for every draw. Empty outputs are not filled."""
+    """Compare all datasets for every draw; empty outputs are not filled."""
     behind = np.empty(len(weights))
     for position in range(n, end):
         # in two passes, because a branch on the best so far would be mispredicted
@@ -65,7 +66,7 @@ def _blend(
     out = (counts, begin, index, samples)
     windows = len(weights) > MAX_LANES and end - begin > _FEW_DRAWS and _fits_windows(weights, end)
     if windows:
-        pools = make_pools(weights + 0.0, limits)  # one zero
+        pools = make_pools(weights + 0.0, limits)  # turns -0.0 into 0.0
         turn = np.empty(len(pools[1]), np.int64)
         windows = load(pools, limits, counts, turn)
     n, stretch = begin, 64
@@ -75,11 +76,11 @@ def _blend(
             _scan(weights, limits, n, stop, *out)
             n = stop
             continue
-        reached = walk(pools, limits, turn, n, stop, *out)
+        reached = draw_windows(pools, limits, turn, n, stop, *out)
         if reached - n > 64 * stretch:
             stretch = 64
         n = reached
-        if n < stop:  # very many are equally far behind
+        if n < stop:  # too many datasets are almost equally far behind
             _scan(weights, limits, n, min(end, n + stretch), *out)
             n, stretch = min(end, n + stretch), min(2 * stretch, 1 << 16)
             load(pools, limits, counts, turn)
@@ -124,10 +125,10 @@ _UNIT = float(np.finfo(np.float64).eps)
 
 
 def make_pools(weights: F64, limits: I64) -> tuple[Any, ...]:
-    """(member, start, slope, count, parent, values, floors, sizes) for `walk`.
+    """Return (member, start, slope, count, parent, values, floors, sizes) for `draw_windows`.
 
-    Datasets that are alike, 8 or more, are one entry: member[start[e]:start[e + 1]]. Entries are in
-    the order of their first members.
+    8 or more datasets of equal weight and limit are one entry: member[start[e]:start[e + 1]].
+    Entries are in the order of their first members.
     """
     alike = np.column_stack((weights.view(np.int64), limits))
     _, first, inverse, number = np.unique(
@@ -160,7 +161,7 @@ def make_pools(weights: F64, limits: I64) -> tuple[Any, ...]:
 
 @numba.njit(cache=True, nogil=True)
 def load(pools, limits, counts, turn):  # type: ignore[no-untyped-def]
-    """Takes over the counts as they stand; False if members do not stand as turns leave them."""
+    """Load the counts of the datasets; return False if they are not those of members in turn."""
     member, start, _, count, _, _, floors, sizes = pools
     for e in range(sizes[0, SIZE]):
         low = counts[member[start[e + 1] - 1]]
@@ -192,7 +193,7 @@ def _reached(slots, level):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def _level(slots, wanted, guess):  # type: ignore[no-untyped-def]
-    """A level that `wanted` of the slots reach, and not half as many more. `guess` comes first."""
+    """Return a level that `wanted` to 1.5 * `wanted` slots reach, `guess` if it is one."""
     most = wanted + wanted // 2
     if wanted <= _reached(slots, guess) <= most:
         return guess
@@ -213,7 +214,7 @@ def _level(slots, wanted, guess):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _lay_floor(floors, sizes, slots, pool, d):  # type: ignore[no-untyped-def]
+def _set_floor(floors, sizes, slots, pool, d):  # type: ignore[no-untyped-def]
     wanted = sizes[pool, FITTING] + 1
     best = slots.max()
     before = _floor(floors, pool, d)
@@ -229,7 +230,7 @@ def _lay_floor(floors, sizes, slots, pool, d):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def _pick(slope, count, parent, values, floors, sizes, pool, most):  # type: ignore[no-untyped-def]
-    """The entries of the wider pool that touch the floor; False if they are more than `most`."""
+    """Pick the entries of the wider pool that reach the floor; return False if above `most`."""
     level, last = floors[pool, LEVEL], floors[pool, LAST]
     span = last - floors[pool, FIRST]
     slack = 8 * _UNIT * (abs(level) + floors[pool, RISE] * span)
@@ -267,7 +268,7 @@ def _narrow(slope, count, parent, values, floors, sizes, slots, pool, d, most): 
             slots[i - begin] = max(slots[i - begin], value)
     sizes[pool, FITTING] = min(sizes[pool, WIDTH], sizes[pool, FITTING] + 1)
     while sizes[pool, FITTING] > 0:
-        _lay_floor(floors, sizes, slots, pool, d)
+        _set_floor(floors, sizes, slots, pool, d)
         if _pick(slope, count, parent, values, floors, sizes, pool, most):
             return True
         sizes[pool, FITTING] = sizes[pool, FITTING] * 3 // 4
@@ -276,9 +277,10 @@ def _narrow(slope, count, parent, values, floors, sizes, slots, pool, d, most): 
 
 @numba.njit(cache=True, nogil=True)
 def _choose_field(slope, count, parent, values, floors, sizes, slots, top, d):  # type: ignore[no-untyped-def]
-    """Makes sure the field holds whoever is drawn at d; the best was behind by `top` if it did not.
+    """Pick entries anew if the field may lack the dataset drawn at d.
 
-    Returns how many entries were looked at, or -1 if too many are too close.
+    ``top`` is how far behind the field's best entry was when a draw was not decided, else inf.
+    Return the number of entries compared, or -1 if too many are close to each other.
     """
     field = len(sizes) - 1
     pool = 0
@@ -299,9 +301,9 @@ def _draw(  # type: ignore[no-untyped-def]
     member, start, slope, count, parent, floors, limits, turn, race, n, end, counts, origin, index,
     samples,
 ):  # fmt: skip
-    """Draws while the field holds whoever is drawn: where to go on, and what stopped it, or inf.
+    """Draw while the field has the dataset to draw; return the position reached and `top` or inf.
 
-    One function, because Numba counts references to arrays at every call.
+    This is one function because Numba counts references to arrays at every call.
     """
     field = len(slope) - 1
     while n < end:
@@ -341,10 +343,10 @@ def _draw(  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def walk(pools, limits, turn, n, end, counts, origin, index, samples):  # type: ignore[no-untyped-def]
-    """Draws from n on, and fills outputs that are not empty.
+def draw_windows(pools, limits, turn, n, end, counts, origin, index, samples):  # type: ignore[no-untyped-def]
+    """Draw from n on, and fill outputs that are not empty.
 
-    Returns `end`, or where windows stopped to pay.
+    Return `end`, or the position from which windows are slower than the scan.
     """
     member, start, slope, count, parent, values, floors, sizes = pools
     slots = np.empty(3 * sizes[:, WIDTH].max())

@@ -1,4 +1,4 @@
-"""Batches, masks and document bounds in Numba; see reference/gather.py."""
+"""Batches, masks and document bounds in Numba; reference/gather.py documents the functions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from megaindex.kernels.reference.gather import check_holds
 
 @numba.njit(cache=True, nogil=True)
 def _first_bad(runs, number, size, itemsize, pointers, lengths):  # type: ignore[no-untyped-def]
-    """First run of source ``number`` that leaves its sequence or the ``size`` tokens, else -1."""
+    """Return the first run of a source that is not in its sequence and its tokens, or -1."""
     source, document, offset, length = runs
     for r in range(document.size):
         if source[r] != number:
@@ -75,7 +75,7 @@ def _copy(
     shift: int,
     pad_id: int,
 ) -> None:
-    """Copy the text of every row from its token ``shift`` on; NumPy converts a run at a time."""
+    """Copy every row's text from its token ``shift`` on, one run at a time."""
     runs = list(zip(source.tolist(), begin.tolist(), length.tolist(), strict=True))
     splits = row_splits.tolist()
     for row, first, last in zip(rows, splits, splits[1:], strict=False):
@@ -108,7 +108,7 @@ def mask_loss(
 
 @numba.njit(cache=True, nogil=True)
 def _row(k, ends, width, position_ids, cu_seqlens, max_seqlen):  # type: ignore[no-untyped-def]
-    """Row k, whose documents end at ``ends``; what is left belongs to one more."""
+    """Fill row k, whose documents end at ``ends``; the cells after them are one more document."""
     begin, documents, longest = 0, 0, 0
     for i in range(ends.size + 1):
         end = min(ends[i], width) if i < ends.size else width
@@ -128,36 +128,15 @@ def _row(k, ends, width, position_ids, cu_seqlens, max_seqlen):  # type: ignore[
 
 
 @numba.njit(cache=True, nogil=True)
-def _by_token(tokens, eod_id, position_ids, cu_seqlens, max_seqlen):  # type: ignore[no-untyped-def]
+def documents_by_token(tokens, eod_id, position_ids, cu_seqlens, max_seqlen):  # type: ignore[no-untyped-def]
     for k in range(tokens.shape[0]):
         ends = np.flatnonzero(tokens[k] == eod_id) + 1
         _row(k, ends, tokens.shape[1], position_ids, cu_seqlens, max_seqlen)
 
 
-def documents_by_token(
-    tokens: IntArray,
-    eod_id: int,
-    position_ids: I64 | None,
-    cu_seqlens: I32 | None,
-    max_seqlen: I32 | None,
-) -> None:
-    _by_token(tokens, eod_id, position_ids, cu_seqlens, max_seqlen)
-
-
 @numba.njit(cache=True, nogil=True)
-def _by_run(length, splits, width, position_ids, cu_seqlens, max_seqlen):  # type: ignore[no-untyped-def]
-    for k in range(splits.size - 1):
-        sizes = length[splits[k] : splits[k + 1]]
+def documents_by_run(length, row_splits, width, position_ids, cu_seqlens, max_seqlen):  # type: ignore[no-untyped-def]
+    for k in range(row_splits.size - 1):
+        sizes = length[row_splits[k] : row_splits[k + 1]]
         ends = np.cumsum(sizes[sizes > 0])[:-1]
         _row(k, ends, width, position_ids, cu_seqlens, max_seqlen)
-
-
-def documents_by_run(
-    length: I64,
-    row_splits: I64,
-    width: int,
-    position_ids: I64 | None,
-    cu_seqlens: I32 | None,
-    max_seqlen: I32 | None,
-) -> None:
-    _by_run(length, row_splits, width, position_ids, cu_seqlens, max_seqlen)

@@ -1,4 +1,4 @@
-"""Samples of sentence corpora in Numba; see reference/mapping.py for what is computed."""
+"""Samples of sentence corpora in Numba; reference/mapping.py documents the functions."""
 
 from __future__ import annotations
 
@@ -9,21 +9,24 @@ import numpy as np
 
 from megaindex._types import I32, I64, U64, IntArray
 from megaindex.kernels.reference.mapping import (
-    LONGEST_SENTENCE,
     MT19937,
     MT19937_64,
     Rules,
     Twister,
+    cut,
     row_dtype,
     short_seq_ratio,
     shuffle_seed,
+    takes_part,
 )
 
 _CHUNK = 1024
+_takes_part = numba.njit(cache=True, nogil=True)(takes_part)
+_cut = numba.njit(cache=True, nogil=True)(cut)
 
 
 class _Targets(NamedTuple):
-    """How long samples become: drawn, or what a document's title leaves of ``longest``."""
+    """Target lengths of samples: drawn, or for blocks ``longest`` less a document's title."""
 
     blocks: bool
     longest: int
@@ -31,9 +34,9 @@ class _Targets(NamedTuple):
 
 
 def _twister(kind: Twister, seed: int) -> tuple[U64, U64]:
-    """Return a stream: state words, read position and tempered words; and the numbers of its kind.
+    """Return a stream (state words, read position, tempered words) and the engine's parameters.
 
-    Both twisters run in 64-bit words: the masks of the 32-bit one keep its upper halves empty.
+    Both engines use 64-bit words; the masks of the 32-bit one keep the upper halves 0.
     """
     u, d, s, b, t, c, low = kind.tempering
     numbers = (kind.size, kind.middle, kind.matrix, u, d, s, b, t, c, low)
@@ -91,28 +94,11 @@ def _next(stream, kind):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _takes_part(docs, sizes, rules):  # type: ignore[no-untyped-def]
-    """Which documents take part does not change with the epoch: found once."""
+def _kept_documents(docs, sizes, rules):  # type: ignore[no-untyped-def]
     kept = np.empty(docs.size - 1, np.bool_)
     for doc in range(kept.size):
-        sentences = docs[doc + 1] - docs[doc]
-        kept[doc] = sentences >= rules.min_num_sent
-        if kept[doc] and not (rules.keep_long_alone and sentences == 1):
-            for i in range(docs[doc], docs[doc + 1]):
-                if sizes[i] > LONGEST_SENTENCE:
-                    kept[doc] = False
-                    break
+        kept[doc] = _takes_part(sizes[docs[doc] : docs[doc + 1]], rules)
     return kept
-
-
-@numba.njit(cache=True, nogil=True)
-def _cut(sizes, start, last, target, min_num_sent, min_left):  # type: ignore[no-untyped-def]
-    tokens = np.int64(0)
-    for i in range(start, last - min_left):
-        tokens += np.int64(sizes[i])
-        if tokens >= target and i + 1 - start >= min_num_sent:
-            return i + 1
-    return last
 
 
 @numba.njit(cache=True, nogil=True)
@@ -126,8 +112,8 @@ def _target(stream, kind, ratio, longest):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _walk(corpus, rules, targets, stream, kind, out):  # type: ignore[no-untyped-def]
-    """One epoch's samples: counted, and written where ``out`` has rows."""
+def _cut_epoch(corpus, rules, targets, stream, kind, out):  # type: ignore[no-untyped-def]
+    """Return the number of one epoch's samples, and write them if ``out`` has rows."""
     docs, sizes, titles, kept = corpus
     samples = 0
     for doc in range(kept.size):
@@ -141,7 +127,7 @@ def _walk(corpus, rules, targets, stream, kind, out):  # type: ignore[no-untyped
                 target = _target(stream, kind, targets.ratio, targets.longest)
             if start == last:
                 break
-            end = _cut(sizes, start, last, target, rules.min_num_sent, rules.min_left)
+            end = _cut(sizes, start, last, target, rules)
             if out.shape[0] > 0:
                 out[samples, 0] = start
                 out[samples, 1] = end
@@ -155,14 +141,14 @@ def _walk(corpus, rules, targets, stream, kind, out):  # type: ignore[no-untyped
 
 @numba.njit(cache=True, nogil=True)
 def _count(corpus, rules, targets, stream, kind, nothing, num_epochs, max_num_samples):  # type: ignore[no-untyped-def]
-    """Build samples, epoch by epoch, until there are ``max_num_samples`` or more."""
+    """Return the number of samples and of epochs."""
     samples = epochs = np.int64(0)
     while epochs < num_epochs and samples < max_num_samples:
-        in_epoch = _walk(corpus, rules, targets, stream, kind, nothing)
+        in_epoch = _cut_epoch(corpus, rules, targets, stream, kind, nothing)
         if in_epoch == 0:
-            break  # no document takes part, in any epoch
+            break  # further epochs are empty too
         more = np.int64(1)
-        if targets.blocks or targets.ratio == 0:  # all epochs are alike
+        if targets.blocks or targets.ratio == 0:  # all epochs have the same samples
             more = min(num_epochs, (max_num_samples - 1) // in_epoch + 1)
         epochs += more
         samples += more * in_epoch
@@ -178,7 +164,7 @@ def _fill(corpus, rules, targets, stream, kind, rows, num_epochs):  # type: igno
             rows[end : end + in_epoch] = rows[:in_epoch]
             end += in_epoch
         else:
-            end += _walk(corpus, rules, targets, stream, kind, rows[end:])
+            end += _cut_epoch(corpus, rules, targets, stream, kind, rows[end:])
 
 
 @numba.njit(cache=True, nogil=True)
@@ -190,7 +176,7 @@ def _shuffle(stream, kind, rows):  # type: ignore[no-untyped-def]
         count = min(_CHUNK, last)
         for k in range(count):
             positions[k] = np.int64(_next(stream, kind) % np.uint64(last - k + 1))
-        # Reading a chunk's rows before swapping them fetches their cache lines side by side.
+        # reads all rows of a chunk before swapping any, so that their cache misses overlap
         for k in range(count):
             touched += np.uint64(rows[positions[k], 0])
         for k in range(count):
@@ -211,9 +197,9 @@ def _build(
     max_num_samples: int,
     seed: int,
 ) -> IntArray:
-    corpus = (docs, sizes, titles, _takes_part(docs, sizes, rules))
+    corpus = (docs, sizes, titles, _kept_documents(docs, sizes, rules))
     nothing = np.empty((0, 4 if targets.blocks else 3), row_dtype(sizes))
-    # Counted first, so that nothing but the answer is allocated; then drawn again and written.
+    # samples are counted first and then drawn again, so that only the result is allocated
     stream, kind = _twister(MT19937, seed)
     enough = min(max_num_samples, 2**63 - 1)
     samples, epochs = _count(corpus, rules, targets, stream, kind, nothing, num_epochs, enough)
@@ -224,7 +210,7 @@ def _build(
     return rows
 
 
-def build_mapping(
+def map_sentences(
     docs: I64,
     sizes: I32,
     num_epochs: int,
@@ -240,7 +226,7 @@ def build_mapping(
     return _build(docs, sizes, no_titles, rules, targets, num_epochs, max_num_samples, seed)
 
 
-def build_blocks_mapping(
+def map_blocks(
     docs: I64,
     sizes: I32,
     titles_sizes: I32,

@@ -1,8 +1,4 @@
-"""Receipts and the least-seen order in Numba; see reference/receipt.py.
-
-Scores only grow, so a heap of old scores does: its least sample is taken if its score, computed
-again, still is the least.
-"""
+"""Receipts and the least-seen order in Numba; reference/receipt.py documents the functions."""
 
 from __future__ import annotations
 
@@ -11,7 +7,6 @@ import heapq
 import numba
 import numpy as np
 
-from megaindex._types import I32, I64, U64
 from megaindex.kernels.reference.receipt import HIGH_LANE, HIGH_MIX, LOW_LANE, LOW_MIX
 
 _LANES = np.array([HIGH_LANE, LOW_LANE], np.uint64)
@@ -34,12 +29,12 @@ def _mixed(h, lane):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _add(  # type: ignore[no-untyped-def]
-    positions, source, document, offset, length, splits, keys, blocks, sums
+def receipt_add(  # type: ignore[no-untyped-def]
+    positions, source, document, offset, length, row_splits, keys, blocks, sums
 ):
     for k in range(positions.size):
         high = low = np.uint64(positions[k])
-        for at in range(splits[k], splits[k + 1]):
+        for at in range(row_splits[k], row_splits[k + 1]):
             run = document[at], offset[at], length[at]
             high = _after_run(high, keys[source[at], 0], run[0], run[1], run[2], 0)
             low = _after_run(low, keys[source[at], 1], run[0], run[1], run[2], 1)
@@ -47,20 +42,6 @@ def _add(  # type: ignore[no-untyped-def]
         total = sums[blocks[k], 1] + low
         sums[blocks[k], 0] += high + np.uint64(total < low)  # the carry
         sums[blocks[k], 1] = total
-
-
-def receipt_add(
-    positions: I64,
-    source: I32,
-    document: I64,
-    offset: I64,
-    length: I64,
-    row_splits: I64,
-    keys: U64,
-    blocks: I64,
-    sums: U64,
-) -> None:
-    _add(positions, source, document, offset, length, row_splits, keys, blocks, sums)
 
 
 @numba.njit(cache=True, nogil=True)
@@ -73,7 +54,10 @@ def _score(begins, ends, first, last, widths, counts):  # type: ignore[no-untype
 
 
 @numba.njit(cache=True, nogil=True)
-def _least_seen(begins, ends, splits, widths, counts, order):  # type: ignore[no-untyped-def]
+def least_seen(begins, ends, row_splits, widths, counts, num_samples):  # type: ignore[no-untyped-def]
+    """Take samples from a heap of scores, which are computed again: scores only grow."""
+    order = np.empty(num_samples, np.int64)
+    splits = row_splits
     heap = [
         (_score(begins, ends, splits[k], splits[k + 1], widths, counts), k)
         for k in range(splits.size - 1)
@@ -91,11 +75,4 @@ def _least_seen(begins, ends, splits, widths, counts, order):  # type: ignore[no
             counts[begins[run] : ends[run]] += 1
         order[taken] = sample
         taken += 1
-
-
-def least_seen(
-    begins: I64, ends: I64, row_splits: I64, widths: I64, counts: I64, num_samples: int
-) -> I64:
-    order = np.empty(num_samples, np.int64)
-    _least_seen(begins, ends, row_splits, widths, counts, order)
     return order

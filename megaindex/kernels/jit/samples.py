@@ -1,11 +1,11 @@
-"""sample_index and packed documents in Numba; see reference/samples.py."""
+"""sample_index and packed documents in Numba; reference/samples.py documents the functions."""
 
 from __future__ import annotations
 
 import numba
 import numpy as np
 
-from megaindex._types import I32, I64, U16, IntArray
+from megaindex._types import I32, U16, IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.kernels.reference.samples import _last_partial
 
@@ -16,22 +16,22 @@ _BLOCK = 1024
 
 @numba.njit(cache=True, nogil=True)
 def _fetch(lengths, short, document_index, begin, block):  # type: ignore[no-untyped-def]
-    """Lengths of the documents from ``begin`` on, as many as ``block`` holds; a code if one is bad.
+    """Fill ``block`` with the lengths of documents from ``begin`` on; return their number.
 
-    A loop of loads that depend on nothing but document_index: many wait for memory at once.
+    A negative result is the code of an error. The loads of the first loop depend on document_index
+    alone, so that many cache misses overlap.
     """
     count = min(block.size, document_index.size - begin)
     size = np.uint64(lengths.size)
-    unknown = False
+    missing = False
     for i in range(count):
-        document = np.uint64(
-            np.int64(document_index[begin + i])
-        )  # a negative id is a very high one
-        known = document < size
-        unknown |= not known
-        at = document if known else np.uint64(0)
+        # as unsigned, a negative id is too large
+        document = np.uint64(np.int64(document_index[begin + i]))
+        exists = document < size
+        missing |= not exists
+        at = document if exists else np.uint64(0)
         block[i] = short[at] if short.size else lengths[at]
-    if unknown:
+    if missing:
         return _NO_LENGTH
     lowest = np.int32(0)
     for i in range(count):
@@ -43,7 +43,7 @@ def _fetch(lengths, short, document_index, begin, block):  # type: ignore[no-unt
 
 @numba.njit(cache=True, nogil=True)
 def _cut(lengths, short, document_index, S, extra, num_samples, out):  # type: ignore[no-untyped-def]
-    """Returns the tokens of all documents, or a negative code for what is wrong."""
+    """Return the tokens of all documents, or the negative code of an error."""
     block = np.empty(_BLOCK, np.int32)
     row = np.int64(1)
     position = np.int64(0)
@@ -57,8 +57,8 @@ def _cut(lengths, short, document_index, S, extra, num_samples, out):  # type: i
             position += length
             if row > num_samples:
                 continue
-            # Written always and kept if the token is in this document: whether it is cannot be
-            # predicted. A long document holds more rows, S tokens apart.
+            # A row is always written and kept if its token is in this document: a branch on that
+            # would be mispredicted. A long document has more rows, S tokens apart.
             out[row, 0] = begin + i
             out[row, 1] = ahead + 1 - extra
             hit = np.int64(ahead < length)
@@ -73,9 +73,9 @@ def _cut(lengths, short, document_index, S, extra, num_samples, out):  # type: i
 
 
 def _short_lengths(lengths: I32, document_index: I32) -> U16:
-    """The lengths in 16 bits where each is looked up several times, else none: they fit a cache.
+    """Return the lengths in 16 bits, which fit a cache, if each is read several times, else none.
 
-    What does not fit in 16 bits, or is negative, is looked up in ``lengths``.
+    The value 2**16 - 1 stands for lengths that are larger or negative.
     """
     if document_index.size < 3 * lengths.size or lengths.size < 2**20:
         return np.empty(0, np.uint16)
@@ -107,19 +107,14 @@ def cut_samples(
 
 
 @numba.njit(cache=True, nogil=True)
-def _pack(lengths, capacity, tokens, begins):  # type: ignore[no-untyped-def]
-    samples = 0
+def pack_documents(lengths, capacity, tokens, begins):  # type: ignore[no-untyped-def]
+    samples = np.int64(0)
     for d in range(lengths.size):
         if samples == begins.size:
             break
         length = np.int64(lengths[d])
         opens = tokens == 0 or length > capacity - tokens
-        begins[samples] = d
+        begins[samples] = d  # kept if the document begins a sample, which cannot be predicted
         samples += opens
         tokens = length if opens else tokens + length
     return samples, tokens
-
-
-def pack_documents(lengths: I32, capacity: int, tokens: int, begins: I64) -> tuple[int, int]:
-    samples, left = _pack(lengths, np.int64(capacity), np.int64(tokens), begins)
-    return int(samples), int(left)

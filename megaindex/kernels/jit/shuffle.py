@@ -1,4 +1,4 @@
-"""numpy's legacy stream in Numba; see reference/shuffle.py for what it computes."""
+"""NumPy's legacy random stream in Numba; reference/shuffle.py documents the functions."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _mask_for(step):  # type: ignore[no-untyped-def]
 
 @numba.njit(cache=True, nogil=True)
 def _draw_narrow(key, words, first, positions, count):  # type: ignore[no-untyped-def]
-    """Steps below 2**32. A rejected word is overwritten by the next instead of branched over."""
+    """Draw for steps below 2**32; a rejected word is overwritten by the next one, not skipped."""
     done = np.int64(0)
     while done < count:
         step = first - done
@@ -113,7 +113,7 @@ def _shuffle(key, x):  # type: ignore[no-untyped-def]
     while first > 0:
         count = min(_CHUNK, first)
         _draw(key, words, first, positions, count)
-        # Reading a chunk's cells before swapping them fetches their cache lines side by side.
+        # reads all cells of a chunk before swapping any, so that their cache misses overlap
         for k in range(count):
             touched += np.int64(x[positions[k]])
         for k in range(count):
@@ -121,15 +121,6 @@ def _shuffle(key, x):  # type: ignore[no-untyped-def]
             x[i], x[j] = x[j], x[i]
         first -= count
     return touched
-
-
-@numba.njit(cache=True, nogil=True)
-def _positions(key, first, count):  # type: ignore[no-untyped-def]
-    words = np.empty(_WORDS, np.uint32)
-    _temper(key, words)
-    positions = np.empty(count + 1, np.int64)
-    _draw(key, words, first, positions, count)
-    return positions[:count]
 
 
 def shuffle(state: U32, array: IntArray, num_threads: int = 1) -> None:
@@ -157,11 +148,6 @@ def shuffled_documents(
         else documents
     )
     _shuffle(state, out)
-
-
-def draw_positions(state: U32, first: int, count: int) -> U64:
-    positions: U64 = _positions(state, first, count).astype(np.uint64)
-    return positions
 
 
 def sort_by_sample(shuffle_index: U32, samples: int, begin: int, out: U64) -> None:

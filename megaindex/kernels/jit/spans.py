@@ -1,4 +1,4 @@
-"""Spans of samples in Numba; see reference/spans.py for what they compute."""
+"""Token runs of samples in Numba; reference/spans.py documents the functions."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from megaindex.kernels.jit.bijection import bijection_apply, bijection_range
 
 @numba.njit(cache=True, nogil=True, inline="always")
 def _run(documents, lengths, rows, extra, row, position):  # type: ignore[no-untyped-def]
-    """(document, offset, length) of a sample at one position; length -1 where it is damaged."""
+    """Return (document, offset, length) of a sample at one position; length -1 if damaged."""
     document = documents[position]
     if document < 0 or document >= lengths.size:
         return 0, 0, -1
@@ -26,7 +26,7 @@ def _run(documents, lengths, rows, extra, row, position):  # type: ignore[no-unt
 
 @numba.njit(cache=True, nogil=True)
 def _count(shuffle, rows, documents, lengths, extra, ids, splits):  # type: ignore[no-untyped-def]
-    """Fills splits with the runs of each sample; the first damaged sample, or -1."""
+    """Fill ``splits``; return the first damaged sample, or -1."""
     for k in range(ids.size):
         row = np.int64(shuffle[ids[k]])
         if row < 0 or row >= rows.shape[0] - 1:
@@ -111,7 +111,7 @@ _BATCH = 1 << 18  # positions, rounded down to whole strides
 
 @numba.njit(cache=True, nogil=True)
 def _sum_strides(documents, lengths, stride, out):  # type: ignore[no-untyped-def]
-    """out[j + 1] becomes out[0] plus the tokens of strides 0 ... j."""
+    """Set out[j + 1] to out[0] plus the tokens of strides 0 … j."""
     total = out[0]
     for k in range(documents.size):
         total += lengths[documents[k]]
@@ -137,9 +137,9 @@ def epoch_starts(
 
 @numba.njit(cache=True, nogil=True)
 def _find_epoch_spans(documents, first, stop, lengths, start, begins, ends, runs, splits):  # type: ignore[no-untyped-def]
-    """Return the runs of every request, as many as there is room for, and how many there are.
+    """Fill ``runs`` as far as there is room, and ``splits``; return the number of runs.
 
-    documents[first[k]:stop[k]] are those that request k may need.
+    ``documents[first[k]:stop[k]]`` are the candidates of request k.
     """
     found = 0
     for k in range(begins.size):
@@ -161,9 +161,9 @@ def _find_epoch_spans(documents, first, stop, lengths, start, begins, ends, runs
 
 
 def _documents(key: U64, size: int, low: I64, high: I64) -> tuple[I64, I64]:
-    """Entries of the bijection at positions low[k] ... high[k] - 1, and where those of k begin.
+    """Return the bijection at positions low[k] … high[k] - 1, and where those of k begin.
 
-    Stretches side by side share their documents; scattered ones have their own.
+    Overlapping and adjacent ranges share their entries.
     """
     begin, end = int(low.min(initial=size)), int(high.max(initial=0))
     if end - begin <= (high - low).sum():
@@ -216,7 +216,7 @@ def _meets_next(pointers, lengths, size, stop, sequence):  # type: ignore[no-unt
 
 @numba.njit(cache=True, nogil=True)
 def _find_window_spans(pointers, lengths, size, first, stop, begins, ends, runs, splits):  # type: ignore[no-untyped-def]
-    """Fills splits, and runs where there is room for them; the first damaged sequence, or -1."""
+    """Fill ``splits``, and ``runs`` as far as there is room; return a damaged sequence or -1."""
     found = 0
     for k in range(begins.size):
         at, end = begins[k] * size, ends[k] * size

@@ -1,4 +1,4 @@
-"""The written specification: obvious loops over NumPy arrays, slow and sure."""
+"""The specification of all kernels: plain loops over NumPy arrays, written to be read."""
 
 from megaindex.kernels.reference.bijection import (
     bijection_apply,
@@ -20,11 +20,10 @@ from megaindex.kernels.reference.gather import (
     mask_loss,
     token_table,
 )
-from megaindex.kernels.reference.mapping import build_blocks_mapping, build_mapping
+from megaindex.kernels.reference.mapping import map_blocks, map_sentences
 from megaindex.kernels.reference.receipt import least_seen, receipt_add
 from megaindex.kernels.reference.samples import cut_samples, pack_documents, tokens_within
 from megaindex.kernels.reference.shuffle import (
-    draw_positions,
     seed_state,
     shuffle,
     shuffled_documents,

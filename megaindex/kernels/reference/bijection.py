@@ -1,10 +1,11 @@
-"""Keyed bijections of [0, n): a shuffle of which any entry can be computed by itself.
+"""Keyed bijections of [0, n): shuffles of which any entry can be computed by itself.
 
-A key is uint64[2]. Below 4096 the bijection is a Fisher-Yates table, fair as only a shuffle is.
-From there on it is a Feistel network: index = left * columns + right in a grid of ceil(sqrt(n))
-rows; in turn, each half gets a keyed hash of the other added, modulo its size. That can be undone
-step by step, so no two indices meet. At most ``rows - 1`` cells of the grid lie beyond n; what
-lands on one is sent through again, until it does not.
+A key is uint64[2]. Below n = 4096 the bijection is a Fisher-Yates table, since a network on so few
+entries is not uniform enough. From there on it is a Feistel network: index = left * columns + right
+in a grid of ceil(sqrt(n)) rows, and in each round one half has a keyed hash of the other added,
+modulo its size. Each round can be undone, so the network is a bijection of the grid. At most
+``rows - 1`` cells of the grid lie beyond n; an index that is mapped to one is mapped again, until
+it lies in [0, n) (cycle walking).
 """
 
 from __future__ import annotations
@@ -24,51 +25,51 @@ _FACTOR = 0x85EBCA6B
 
 
 def bijection_apply(key: U64, n: int, indices: IntArray) -> I64:
-    """Where each index goes, int64[...]: ``indices`` are int64 or uint64 in [0, n)."""
+    """Return the values of indices, int64; ``indices`` are int64 or uint64 in [0, n)."""
     if n < TABLE_BELOW:
         table = _table(key, n)
         values = [table[i] for i in indices.tolist()]
     else:
         network = _Network(key, n)
-        values = [network.walk(i, network.forward) for i in indices.tolist()]
+        values = [network.cycle(i, network.forward) for i in indices.tolist()]
     return np.array(values, np.int64)
 
 
 def bijection_invert(key: U64, n: int, values: IntArray) -> I64:
-    """Return the index that goes to each value: undoes `bijection_apply`."""
+    """Return the indices of values, int64: the inverse of `bijection_apply`."""
     if n < TABLE_BELOW:
         table = _table(key, n)
         indices = [table.index(value) for value in values.tolist()]
     else:
         network = _Network(key, n)
-        indices = [network.walk(value, network.backward) for value in values.tolist()]
+        indices = [network.cycle(value, network.backward) for value in values.tolist()]
     return np.array(indices, np.int64)
 
 
 def bijection_range(key: U64, n: int, begin: int, out: IntArray) -> None:
-    """``out``, int32 or int64, becomes where begin, begin + 1, ... go."""
+    """Fill ``out``, int32 or int64, with the values of the indices begin, begin + 1, …"""
     out[:] = bijection_apply(key, n, np.arange(begin, begin + out.size))
 
 
 def bijection_inverse_range(key: U64, n: int, begin: int, out: IntArray) -> None:
-    """``out``, int32 or int64, becomes what goes to begin, begin + 1, ..."""
+    """Fill ``out``, int32 or int64, with the indices of the values begin, begin + 1, …"""
     out[:] = bijection_invert(key, n, np.arange(begin, begin + out.size))
 
 
 def key_word(key: U64, i: int) -> int:
-    """Word ``i`` of the stream of a key: SplitMix64 over one half, mixed with the other."""
+    """Return word ``i`` of a key's stream: SplitMix64 of one half, mixed with the other."""
     low, high = (int(word) for word in key)
     return _mixed(high ^ _mixed((low + (i + 1) * 0x9E3779B97F4A7C15) & _WORD))
 
 
 def round_words(key: U64) -> list[tuple[int, int]]:
-    """(flip, odd factor) of each round, 32 bits each."""
+    """Return (flip, odd factor) of each round, 32 bits each."""
     words = [key_word(key, r) for r in range(ROUNDS)]
     return [(word & _HALF_WORD, word >> 32 | 1) for word in words]
 
 
 def grid(n: int) -> tuple[int, int]:
-    """(rows, columns): the least square-like grid of at least ``n`` cells."""
+    """Return (rows, columns) of the smallest near-square grid of at least ``n`` cells."""
     rows = math.isqrt(n - 1) + 1 if n else 1
     return rows, -(-n // rows)
 
@@ -107,7 +108,7 @@ class _Network:
             left = (left - self._hash(r, right, self._rows)) % self._rows
         return left * self._columns + right
 
-    def walk(self, x: int, step: Callable[[int], int]) -> int:
+    def cycle(self, x: int, step: Callable[[int], int]) -> int:
         x = step(x)
         while x >= self._n:
             x = step(x)

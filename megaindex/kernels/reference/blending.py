@@ -1,9 +1,8 @@
-"""Which dataset each position of a blend is drawn from: the written specification.
+"""Blends: the dataset and the dataset's sample of each position.
 
-Every function takes C-contiguous arrays that its caller has checked, and no two of the outputs
-overlap. `counts[i]` is how often dataset i was drawn before `begin`; it is advanced in place to
-`end`, so a blend can stop and go on anywhere. Outputs hold the positions `begin … end - 1` from
-their first element on, and either may be None.
+Arrays are C-contiguous and do not overlap. `counts[i]` is the number of draws from dataset i before
+`begin`, and is advanced in place to `end`, so that a blend can be continued from any position.
+Outputs hold the positions `begin … end - 1`, and either may be None.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ def blend_greedy(
 ) -> None:
     """Draw from the dataset that is furthest behind its weight, the lowest index among equals.
 
-    "Behind" is `weights[i] * max(position, 1) - counts[i]` in float64, rounded after the product
-    and after the difference, as the frameworks compute it. Weights are finite and >= 0, and need
-    not sum to one.
+    A dataset is behind by `weights[i] * max(position, 1) - counts[i]` in float64, rounded after the
+    product and after the difference, as in megatron-core 0.16.1 and GPT-NeoX. Weights are finite
+    and >= 0, and need not sum to one.
 
     With weights 0.5, 0.25, 0.25 the datasets drawn are 0 1 2 0, 0 1 2 0, …
     """
     for position in range(begin, end):
-        with np.errstate(over="ignore"):  # equally far behind: infinitely
+        with np.errstate(over="ignore"):  # datasets that are infinitely behind are equals
             behind = weights * float(max(position, 1)) - counts
         _draw(int(np.argmax(behind)), position - begin, counts, dataset_index, dataset_sample_index)
 
@@ -46,9 +45,9 @@ def blend_exhaustive(
     dataset_index: DatasetIndex | None,
     dataset_sample_index: I64 | None,
 ) -> None:
-    """As `blend_greedy` with weights `sizes / sizes.sum()`, leaving out datasets that are spent.
+    """Draw as `blend_greedy` with weights `sizes / sizes.sum()`, at most `sizes[i]` times each.
 
-    Dataset i is spent once drawn `sizes[i]` times; an empty one is never drawn.
+    A dataset of size 0 is never drawn.
     `end` is at most `sizes.sum()`.
     """
     weights = sizes / float(sizes.sum())
@@ -79,9 +78,9 @@ def divisor_fill(
     dataset_index: DatasetIndex | None,
     dataset_sample_index: I64 | None,
 ) -> None:
-    """Webster's divisor rule: draw argmax weights[i] / (2 * counts[i] + 1), lowest index first.
+    """Draw argmax weights[i] / (2 * counts[i] + 1), the lowest index among equals.
 
-    Compared exactly, by cross-multiplication.
+    This is Webster's divisor rule; quotients are compared exactly, by cross-multiplication.
 
     With weights 2, 1, 1 the first four are 0 1 2 0: the quotients are 2 1 1, then 2/3 1 1, then
     2/3 1/3 1, then 2/3 1/3 1/3.
@@ -104,15 +103,16 @@ def divisor_fill(
 
 
 def divisor_counts(weights: U64, position: int) -> I64:
-    """The counts of `divisor_fill` before `position` (at most 2**60), without the walk to it.
+    """Return the counts of `divisor_fill` before `position` (at most 2**60), in O(datasets).
 
     The draw that takes dataset i from k to k + 1 happens at "time" (2k + 1) / weights[i], so at
-    time m / sum exactly floor((weights[i] * m + sum) / (2 * sum)) draws of i are over. Rounding
-    moves each of these by at most a half: at m = 2 * position - n, between position - n and
-    position draws are over, and at most n are left to walk.
+    time m / sum exactly floor((weights[i] * m + sum) / (2 * sum)) draws of i have happened: that is
+    weights[i] * m / (2 * sum) rounded. Rounding changes each count by at most a half: at
+    m = 2 * position - n, between position - n and position draws have happened, and at most n
+    remain to be drawn one by one.
 
     Raises:
-        InvalidArgument: weights or a position that `divisor_fill` would refuse.
+        InvalidArgument: weights or a position out of the range of `divisor_fill`.
     """
     check_divisor(weights, position)
     total = sum(int(weight) for weight in weights)
@@ -136,12 +136,12 @@ def check_divisor(weights: U64, position: int) -> None:
 
 def wrong_divisor_counts() -> InvalidArgument:
     return InvalidArgument(
-        "counts: are not those of the divisor rule before `begin`; take them from divisor_counts"
+        "counts: must be those of the divisor rule before `begin`; take them from divisor_counts"
     )
 
 
 def _check_divisor_counts(shares: list[int], position: int, counts: list[int]) -> None:
-    drawn, ahead = [], []  # times of each dataset's last draw and of its next
+    drawn, ahead = [], []  # times of each dataset's last and next draw
     for i, (share, count) in enumerate(zip(shares, counts, strict=True)):
         if count < 0 or (share == 0 and count > 0):
             raise wrong_divisor_counts()

@@ -11,11 +11,12 @@ from megaindex.errors import InvalidArgument
 
 
 def token_table(sources: Sequence[TokenSource]) -> list[TokenSource]:
-    """What `gather` reads from: for each source its tokens, pointers and lengths.
+    """Return a table of the sources' arrays for `gather`, in a form of the backend's own.
 
-    Tokens are the whole ``.bin``, one-dimensional and of its dtype; pointers int64[n] in bytes and
-    lengths int32[n] in tokens, as the ``.idx`` has them, at odd addresses too. The table keeps them
-    alive; what else it is, is each backend's own matter.
+    Args:
+        sources: for each source the tokens of the whole ``.bin``, one-dimensional and of its
+            dtype; the pointers of the ``.idx``, int64[n] in bytes; and its lengths, int32[n] in
+            tokens. Pointers and lengths may be unaligned. The table keeps the arrays alive.
     """
     return list(sources)
 
@@ -39,13 +40,13 @@ def gather(
     and labels 6 7 8.
 
     Args:
-        out: int64, int32 or float32 [samples, width]; the cells of a row lie side by side. Its
-            dtype holds every token of every source; float32 takes any, rounded.
+        out: int64, int32 or float32 [samples, width] with contiguous rows. Its dtype holds every
+            token of every source; float32 takes any, rounded.
         labels: None, or another array like ``out``.
 
     Returns:
-        -1; or the number of the first run that leaves its sequence or the ``.bin``, or names none,
-        or begins between two tokens, and then nothing was written.
+        -1 if all runs are valid. Else nothing is written, and the result is the number of the first
+        run that is outside its sequence, the ``.bin`` or the sources, or begins inside a token.
 
     Raises:
         InvalidArgument: the dtype of ``out`` does not hold every token of the sources.
@@ -66,7 +67,7 @@ def gather(
 
 
 def check_holds(table: Sequence[TokenSource], out: IntArray) -> None:
-    """InvalidArgument unless every token of the sources is a value of ``out``'s dtype."""
+    """Raise InvalidArgument unless the dtype of ``out`` holds every token of the sources."""
     for tokens, _, _ in table:
         if out.dtype != np.float32 and not np.can_cast(tokens.dtype, out.dtype):
             raise InvalidArgument(
@@ -123,15 +124,16 @@ def documents_by_token(
     cu_seqlens: I32 | None,
     max_seqlen: I32 | None,
 ) -> None:
-    """Tell the documents of each row apart, each ending with the token ``eod_id``.
+    """Fill the fields that separate documents, each of which ends with the token ``eod_id``.
 
     Args:
         tokens: int64 or int32 [samples, width].
         position_ids: int64 [samples, width], filled with positions counted from the start of the
-            document.
-        cu_seqlens: int32 [samples, width + 1], filled with where documents begin and the last one
-            ends, then with ``width``. Documents of 2 and 3 tokens give 0 2 5 5 5 5.
-        max_seqlen: int32 [samples], filled with the tokens of the longest document.
+            document, or None.
+        cu_seqlens: int32 [samples, width + 1], filled with the starts of the documents, the end of
+            the last one, then ``width`` to the end, or None. Documents of 2 and 3 tokens give
+            0 2 5 5 5 5.
+        max_seqlen: int32 [samples], filled with the tokens of the longest document, or None.
     """
     width = tokens.shape[1]
     for k, row in enumerate(tokens):
@@ -147,9 +149,10 @@ def documents_by_run(
     cu_seqlens: I32 | None,
     max_seqlen: I32 | None,
 ) -> None:
-    """As `documents_by_token`, where each run of row k is a document (see ``row_splits``).
+    """Fill the fields of `documents_by_token`, where each run of a row is a document.
 
-    What the runs leave of a row belongs to its last document; empty runs count for nothing.
+    Row k has the runs ``row_splits[k]:row_splits[k + 1]``. Cells after the runs belong to the last
+    document; empty runs are skipped.
     """
     for k in range(row_splits.size - 1):
         sizes = [size for size in length[row_splits[k] : row_splits[k + 1]].tolist() if size]

@@ -1,7 +1,7 @@
-"""Samples of sentence corpora: build_mapping (BERT, T5) and build_blocks_mapping (REALM).
+"""Samples of sentence corpora: the frameworks' build_mapping and build_blocks_mapping.
 
 Both cut every document into runs of whole sentences, epoch after epoch, and shuffle the runs. They
-differ in the target length of a run and in what a row says of it.
+differ in the target length of a run and in the columns of a row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Rules(NamedTuple):
 
 
 class Twister(NamedTuple):
-    """What tells C++'s std::mt19937 and std::mt19937_64 apart."""
+    """Parameters of a Mersenne Twister engine of the C++ standard library."""
 
     bits: int
     size: int
@@ -64,7 +64,7 @@ MT19937_64 = Twister(
 )
 
 
-def build_mapping(
+def map_sentences(
     docs: I64,
     sizes: I32,
     num_epochs: int,
@@ -74,13 +74,13 @@ def build_mapping(
     seed: int,
     min_num_sent: int = 2,
 ) -> IntArray:
-    """Rows (first sentence, end sentence, target length) of BERT and T5 samples, shuffled.
+    """Return shuffled samples of BERT and T5: rows (first sentence, end sentence, target length).
 
     Args:
-        docs: document d is the sentences docs[d] .. docs[d+1]-1; int64[documents + 1].
-        sizes: tokens of each sentence; int32[sentences].
+        docs: int64[documents + 1]; document d is the sentences docs[d] … docs[d + 1] - 1.
+        sizes: int32[sentences], tokens of each sentence.
         num_epochs: epochs at most.
-        max_num_samples: no further epoch starts once there are this many samples.
+        max_num_samples: no further epoch is begun once there are this many samples.
         max_seq_length: target length of a sample, in tokens.
         short_seq_prob: one target in round(1 / short_seq_prob) is drawn from
             [2, max_seq_length] instead.
@@ -88,7 +88,7 @@ def build_mapping(
         min_num_sent: documents with fewer sentences are left out.
 
     Returns:
-        uint32[samples, 3], or uint64 where there are more than 2**32 - 1 sentences.
+        uint32[samples, 3], or uint64 if there are more than 2**32 - 1 sentences.
     """
     rules = Rules(min_num_sent, min_left=2, keep_long_alone=True)
     ratio = short_seq_ratio(short_seq_prob)
@@ -107,7 +107,7 @@ def build_mapping(
     return shuffled(rows, 3, row_dtype(sizes), seed)
 
 
-def build_blocks_mapping(
+def map_blocks(
     docs: I64,
     sizes: I32,
     titles_sizes: I32,
@@ -117,13 +117,13 @@ def build_blocks_mapping(
     seed: int,
     use_one_sent_blocks: bool,
 ) -> IntArray:
-    """Rows (first sentence, end sentence, document, block of the epoch) of REALM, shuffled.
+    """Return shuffled blocks of REALM: rows (first sentence, end sentence, document, block).
 
-    ``titles_sizes`` is int32[documents or more]: a block leaves room for its document's title.
-    The other arguments are those of `build_mapping`.
+    Blocks are numbered in each epoch. ``titles_sizes`` is int32[documents or more]: a block leaves
+    room for its document's title. The other arguments are those of `map_sentences`.
 
     Returns:
-        uint32[blocks, 4], or uint64 where there are more than 2**32 - 1 sentences.
+        uint32[blocks, 4], or uint64 if there are more than 2**32 - 1 sentences.
     """
     least = 1 if use_one_sent_blocks else 2
     rules = Rules(least, min_left=least, keep_long_alone=False)
@@ -142,7 +142,7 @@ def build_blocks_mapping(
 def cut_documents(
     docs: I64, sizes: I32, rules: Rules, target_of: Callable[[int], int]
 ) -> Iterator[SentenceSample]:
-    """Return the samples of one epoch, in the order of the corpus."""
+    """Yield the samples of one epoch, in the order of the corpus."""
     for document in range(len(docs) - 1):
         start, last = int(docs[document]), int(docs[document + 1])
         if not takes_part(sizes[start:last], rules):
@@ -152,22 +152,25 @@ def cut_documents(
             end = cut(sizes, start, last, target, rules)
             yield SentenceSample(start, end, target, document)
             start = end
-            target = target_of(document)  # after a document's last sample too, as the peer does
+            target = target_of(document)  # also after the last sample, as Megatron does
 
 
 def takes_part(sizes: I32, rules: Rules) -> bool:
-    """Whether a document of sentences with these sizes has enough of them, and no long one."""
+    """Return whether a document has enough sentences and none that is too long."""
     if len(sizes) < rules.min_num_sent:
         return False
     if rules.keep_long_alone and len(sizes) == 1:
         return True
-    return all(size <= LONGEST_SENTENCE for size in sizes)
+    for size in sizes:  # noqa: SIM110 - Numba compiles this function too, without all()
+        if size > LONGEST_SENTENCE:
+            return False
+    return True
 
 
 def cut(sizes: I32, start: int, last: int, target: int, rules: Rules) -> int:
-    """End of the sample that starts at ``start``, in a document that ends at ``last``.
+    """Return the end of the sample that starts at ``start``, in a document that ends at ``last``.
 
-    The sample ends where it reaches its target, unless it would be too short or leave too little:
+    The sample ends where it reaches its target, unless it would have or leave too few sentences:
     then it takes the rest. With sizes 5, 5, 5, 5, two sentences at least and a target of 8:
     [0, 2), [2, 4). With a target of 12, [0, 3) would leave one sentence alone, so [0, 4).
     """
@@ -180,22 +183,22 @@ def cut(sizes: I32, start: int, last: int, target: int, rules: Rules) -> int:
 
 
 def repeat(epoch: Callable[[], list[Row]], num_epochs: int, max_num_samples: int) -> list[Row]:
-    """Rows of whole epochs, until there are ``max_num_samples`` or more."""
+    """Return rows of whole epochs, until there are ``max_num_samples`` or more."""
     rows: list[Row] = []
     for _ in range(num_epochs):
         if len(rows) >= max_num_samples:
             break
         in_epoch = epoch()
         if not in_epoch:
-            break  # no document takes part, in any epoch
+            break  # further epochs are empty too
         rows += in_epoch
     return rows
 
 
 def short_seq_ratio(short_seq_prob: float) -> int:
-    """1 / short_seq_prob, halves rounded up; 0 for never.
+    """Return 1 / short_seq_prob, with halves rounded up, or 0 if the probability is 0.
 
-    A 32-bit word is a multiple of any ratio from 2**32 on only if it is 0: no larger one is needed.
+    The result is at most 2**32: of larger ratios, a 32-bit word is a multiple only if it is 0.
     """
     if short_seq_prob * 2**32 <= 1:
         return 2**32 if short_seq_prob > 0 else 0
@@ -203,12 +206,12 @@ def short_seq_ratio(short_seq_prob: float) -> int:
 
 
 def row_dtype(sizes: I32) -> type[np.unsignedinteger]:
-    """Return the width of a row's numbers."""
+    """Return the dtype of the rows of a corpus."""
     return np.uint32 if len(sizes) <= 0xFFFFFFFF else np.uint64
 
 
 def shuffled(rows: list[Row], width: int, dtype: type[np.unsignedinteger], seed: int) -> IntArray:
-    """Return the rows as an array, in the order of a Fisher-Yates with 64-bit words."""
+    """Return the rows as an array, shuffled by Fisher-Yates with 64-bit words."""
     words = mersenne_twister(MT19937_64, shuffle_seed(seed))
     for i in range(len(rows) - 1, 0, -1):
         j = next(words) % (i + 1)
@@ -217,12 +220,12 @@ def shuffled(rows: list[Row], width: int, dtype: type[np.unsignedinteger], seed:
 
 
 def shuffle_seed(seed: int) -> int:
-    """seed + 1 as the peer adds it, in 32 bits: 2**31 - 1 is followed by -2**31."""
+    """Return seed + 1 as Megatron adds it, in 32 bits: 2**31 - 1 is followed by -2**31."""
     return (seed + 1 + 2**31) % 2**32 - 2**31
 
 
 def mersenne_twister(kind: Twister, seed: int) -> Iterator[int]:
-    """Return the words of ``std::mt19937(seed)`` or ``std::mt19937_64(seed)``."""
+    """Yield the words of ``std::mt19937(seed)`` or ``std::mt19937_64(seed)``."""
     mask = (1 << kind.bits) - 1
     state = [seed & mask]
     for i in range(1, kind.size):

@@ -8,9 +8,9 @@ from megaindex._types import I32, I64, U64
 
 WORD = 2**64 - 1
 
-# Odd multipliers without structure, of the chain of runs, document, offset and length: fractional
-# parts of square roots of the first eight primes, as in SHA-512. The finalisers are those of
-# MurmurHash3 and SplitMix64: shifts and multipliers.
+# Odd multipliers of the chain of runs, document, offset and length: fractional parts of the square
+# roots of the first eight primes, as in SHA-512. The finalisers, shifts and multipliers, are those
+# of MurmurHash3 and SplitMix64.
 HIGH_LANE = (0x6A09E667F3BCC909, 0xBB67AE8584CAA73B, 0x3C6EF372FE94F82B, 0xA54FF53A5F1D36F1)
 HIGH_MIX = (33, 0xFF51AFD7ED558CCD, 33, 0xC4CEB9FE1A85EC53, 33)
 LOW_LANE = (0x510E527FADE682D1, 0x9B05688C2B3E6C1F, 0x1F83D9ABFB41BD6B, 0x5BE0CD19137E2179)
@@ -30,13 +30,13 @@ def receipt_add(
 ) -> None:
     """Add the hash of each sample to the sum of its block.
 
-    Sample k is at ``positions[k]`` of the training order and reads the runs
+    Sample k is at ``positions[k]`` of the training order and has the runs
     ``row_splits[k]:row_splits[k + 1]`` of source, document, offset and length.
 
     Args:
         keys: uint64[sources, 2], the fingerprint of each source.
         blocks: int64[samples], the row of ``sums`` that each sample is added to.
-        sums: uint64[number of blocks, 2], high and low word of a sum modulo 2**128, added to.
+        sums: uint64[number of blocks, 2], high and low word of each sum modulo 2**128; updated.
     """
     for k, position in enumerate(positions.tolist()):
         high = low = position
@@ -65,15 +65,15 @@ def _mixed(h: int, mix: tuple[int, ...]) -> int:
 def least_seen(
     begins: I64, ends: I64, row_splits: I64, widths: I64, counts: I64, num_samples: int
 ) -> I64:
-    """``num_samples`` samples, each the one whose tokens have been served least often by then.
+    """Return ``num_samples`` samples, each the one with the least-served tokens at its turn.
 
     Tokens come as segments: run r covers segments ``begins[r]:ends[r]``, sample k has the runs
     ``row_splits[k]:row_splits[k + 1]``. The score of a sample is the sum over its tokens of how
-    often they have been served; of equals the lower number comes first.
+    often they have been served; among equals the lower number comes first.
 
     Args:
         widths: int64[segments], tokens of each segment.
-        counts: int64[segments], how often its tokens have been served; goes on.
+        counts: int64[segments], how often the tokens of each have been served; updated.
 
     Returns:
         int64[num_samples].

@@ -9,16 +9,17 @@ from megaindex.errors import InvalidArgument
 
 
 def tokens_within(pointers: I64, lengths: I32, item_size: int, nbytes: int) -> int:
-    """Return the tokens of all sequences; -1 where one breaks a rule.
+    """Return the tokens of all sequences, or -1 if one does not lie in the .bin.
 
-    Each has a length that is not negative, lies within the first ``nbytes`` of the .bin, and begins
-    at a multiple of ``item_size``: 1, 2, 4 or 8 bytes. ``pointers`` are in bytes, ``lengths`` in
-    items. Of items of 2 bytes, pointers 0 6 and lengths 3 1 are 4 tokens within 8 bytes.
+    A sequence has a length that is not negative, lies within the first ``nbytes`` of the .bin, and
+    begins at a multiple of ``item_size``, which is 1, 2, 4 or 8 bytes. ``pointers`` are in bytes,
+    ``lengths`` in items. With items of 2 bytes, pointers 0 6 and lengths 3 1 are 4 tokens in 8
+    bytes.
     """
     begins, sizes = pointers.astype(np.int64), lengths.astype(np.int64)
     if begins.size == 0:
         return 0
-    # a pointer beyond the .bin is caught before it is added to: the sum cannot wrap unseen
+    # pointers beyond the .bin are refused first, so that the sum below cannot wrap
     if sizes.min() < 0 or begins.min() < 0 or begins.max() > nbytes:
         return -1
     if (begins + sizes * item_size).max() > nbytes or (begins % item_size).any():
@@ -36,16 +37,25 @@ def cut_samples(
     out: IntArray,
     num_threads: int = 1,
 ) -> None:
-    """Fill ``out``, int32 or int64 [num_samples + 1, 2]: (position in document_index, offset).
+    """Fill ``out`` with sample_index: rows (position in document_index, offset in the document).
 
-    Row k tells where sample k begins: at the last token of sample k-1 if samples hold one token
-    more for the shifted label (``extra=1``), else one past it. With lengths 3 0 4, S = 2, extra 1,
-    tokens ``a b c | | d e f g`` are cut into ``a b c``, ``c d e``, ``e f g``: rows (0,0) (0,2)
-    (2,1) (2,3). ``total_tokens`` is what the documents hold together; where ``num_samples`` was
-    rounded up, the last row ends at the last token.
+    Row k is the beginning of sample k: the last token of sample k - 1 if samples share a token for
+    the shifted label (``extra=1``), else the token after it. With lengths 3 0 4, S = 2 and extra 1,
+    tokens ``a b c | | d e f g`` are cut into ``a b c``, ``c d e``, ``e f g``: rows (0, 0) (0, 2)
+    (2, 1) (2, 3).
+
+    Args:
+        lengths: int32[sequences], tokens of each; may be unaligned.
+        document_index: int32[documents], sequence ids in reading order.
+        sequence_length: tokens per sample, at least 1.
+        extra: 0 or 1.
+        num_samples: samples to cut; if it was rounded up, the last row is the last token.
+        total_tokens: tokens of all documents.
+        out: int32 or int64 [num_samples + 1, 2].
+        num_threads: threads of the native kernel; the result does not depend on it.
 
     Raises:
-        InvalidArgument: a document has no length, a length is negative, or tokens are missing.
+        InvalidArgument: a sequence does not exist, a length is negative, or tokens are missing.
     """
     out[0] = 0, 0
     row, position = 1, 0
@@ -69,7 +79,7 @@ def cut_samples(
 
 
 def _last_partial(lengths: I32, document_index: I32, extra: int) -> tuple[int, int]:
-    """Return the row that ends at the last token there is; empty documents have none to share."""
+    """Return the row of the last token; empty documents have no token to share."""
     d = document_index.size - 1
     while extra == 1 and d > 0 and lengths[document_index[d]] == 0:
         d -= 1
@@ -77,7 +87,7 @@ def _last_partial(lengths: I32, document_index: I32, extra: int) -> tuple[int, i
 
 
 def pack_documents(lengths: I32, capacity: int, tokens: int, begins: I64) -> tuple[int, int]:
-    """Where samples begin when documents are packed whole until the next would not fit.
+    """Pack whole documents into samples, each until the next document would not fit.
 
     With lengths 3 4 9 1 and a capacity of 8, documents 0 and 1 make a sample, document 2, too long
     for any, begins one, and so does document 3: begins 0 2 3.
@@ -85,12 +95,11 @@ def pack_documents(lengths: I32, capacity: int, tokens: int, begins: I64) -> tup
     Args:
         lengths: int32[n], tokens of the documents in reading order, none negative.
         capacity: tokens that a sample of several documents may hold.
-        tokens: what the open sample holds already; 0 where there is none, and the next document
-            opens one.
-        begins: int64[m], filled from its start; packing stops when m samples have begun.
+        tokens: tokens of the sample that is not complete; 0 begins a new one.
+        begins: int64[m], filled with the documents at which samples begin; packing stops after m.
 
     Returns:
-        How many samples began, and the tokens of the one that is still open.
+        The number of samples begun, and the tokens of the last one.
     """
     samples = 0
     for d, length in enumerate(lengths.tolist()):

@@ -19,15 +19,16 @@ def array_spans(
     extra: int,
     sample_ids: I64,
 ) -> tuple[I64, I64, I64, I64]:
-    """Runs of the samples with these ids: (document, offset, length, row_splits), all int64.
+    """Return the token runs of samples: (document, offset, length, row_splits), all int64.
 
-    Sample i of training is sample ``s = shuffle_index[i]`` of the concatenated documents: it reads
-    from row s of ``sample_index`` to row s + 1, and ``extra`` tokens more. The runs of the k-th id
-    are ``row_splits[k]:row_splits[k + 1]``, none is empty. With lengths 3 0 4, documents 0 1 2 and
-    rows (0, 2) and (2, 1), a sample and its extra token are the runs (0, 2, 1) and (2, 0, 2).
+    Sample i of training is sample ``s = shuffle_index[i]`` of the concatenated documents: its
+    tokens are those from row s of ``sample_index`` to row s + 1, and ``extra`` more. The runs of
+    the k-th id are ``row_splits[k]:row_splits[k + 1]``; empty runs are left out. With lengths
+    3 0 4, documents 0 1 2 and rows (0, 2) and (2, 1), a sample and its extra token are the runs
+    (0, 2, 1) and (2, 0, 2).
 
     Raises:
-        InvalidArgument: an id, an entry or a row names what is not there: the arrays are damaged.
+        InvalidArgument: an id, an entry or a row is out of range; the arrays may be damaged.
     """
     runs: list[tuple[int, int, int]] = []
     splits = [0]
@@ -50,19 +51,19 @@ def array_spans(
 def _sample(
     document_index: I32, lengths: I32, first: int, begin: int, last: int, end: int
 ) -> list[tuple[int, int, int]]:
-    """From offset ``begin`` at position ``first`` to offset ``end`` at position ``last``."""
-    fine = 0 <= first <= last < document_index.size
+    """Return runs from ``begin`` at position ``first`` to ``end`` at position ``last``."""
+    valid = 0 <= first <= last < document_index.size
     runs = []
-    for position in range(first, last + 1) if fine else ():
+    for position in range(first, last + 1) if valid else ():
         document = int(document_index[position])
-        fine = fine and 0 <= document < lengths.size
-        length = int(lengths[document]) if fine else 0
+        valid = valid and 0 <= document < lengths.size
+        length = int(lengths[document]) if valid else 0
         low = begin if position == first else 0
         high = end if position == last else length
-        fine = fine and 0 <= low <= high <= length
+        valid = valid and 0 <= low <= high <= length
         if low < high:
             runs.append((document, low, high - low))
-    if not fine:
+    if not valid:
         raise InvalidArgument(
             f"sample_index: a sample from offset {begin} at position {first} to offset {end} at "
             f"position {last} of document_index leaves its documents; build the index again"
@@ -71,9 +72,10 @@ def _sample(
 
 
 def span_table(indices: Sequence[IndexArrays]) -> list[IndexArrays]:
-    """What `blended_spans` looks in: the arguments of `array_spans` but the ids, of each source.
+    """Return a table of the sources' arrays for `blended_spans`, in a form of the backend's own.
 
-    The table keeps the arrays alive; what else it is, is each backend's own matter.
+    ``indices`` holds the arguments of `array_spans` for each source, without the ids. The table
+    keeps the arrays alive.
     """
     return list(indices)
 
@@ -81,10 +83,10 @@ def span_table(indices: Sequence[IndexArrays]) -> list[IndexArrays]:
 def blended_spans(
     table: list[IndexArrays], which: I64, samples: I64
 ) -> tuple[I32, I64, I64, I64, I64]:
-    """Runs of ``samples[k]`` of source ``which[k]``, for every k.
+    """Return the token runs of ``samples[k]`` of source ``which[k]``, for every k.
 
     Returns:
-        (source, document, offset, length, row_splits): as `array_spans`, and int32 sources.
+        (source, document, offset, length, row_splits): int32 sources, then as `array_spans`.
 
     Raises:
         InvalidArgument: a source or sample does not exist, or the arrays are damaged.
@@ -108,11 +110,11 @@ def blended_spans(
 def epoch_starts(
     key: U64, lengths: I32, copies: int, stride: int, out: I64, num_threads: int = 1
 ) -> None:
-    """Fill ``out``, int64 [ceil(positions / stride) + 1]: tokens before every stride-th position.
+    """Fill ``out`` with the number of tokens before every stride-th position of a pass.
 
-    The pass has ``copies * len(lengths)`` positions: position p holds document
-    ``bijection(p) % len(lengths)``. The last entry is the tokens of the pass. With lengths 3 0 4 2
-    in the order 2 0 3 1, a stride of 2 gives 0 7 9.
+    A pass over ``copies`` epochs has ``copies * len(lengths)`` positions: position p holds document
+    ``bijection(p) % len(lengths)``. ``out`` is int64[ceil(positions / stride) + 1]; its last entry
+    is the tokens of the pass. With lengths 3 0 4 2 in the order 2 0 3 1, a stride of 2 gives 0 7 9.
     """
     size = copies * lengths.size
     position = np.arange(size)
@@ -125,10 +127,12 @@ def epoch_starts(
 def epoch_spans(
     key: U64, lengths: I32, copies: int, stride: int, starts: I64, begins: I64, ends: I64
 ) -> tuple[I64, I64, I64, I64]:
-    """Where tokens begins[k] ... ends[k] - 1 of the pass lie: (document, offset, length, splits).
+    """Return the runs of tokens begins[k] … ends[k] - 1 of a pass.
 
-    All int64; the runs of request k are ``splits[k]:splits[k + 1]``, none is empty. ``starts`` is
-    what `epoch_starts` filled; each request holds at least one token.
+    ``starts`` is the result of `epoch_starts`. Each request has at least one token.
+
+    Returns:
+        (document, offset, length, row_splits), all int64, as `array_spans`.
     """
     size = copies * lengths.size
     document = bijection_apply(key, size, np.arange(size)) % lengths.size
@@ -150,15 +154,17 @@ def epoch_spans(
 def window_spans(
     pointers: I64, lengths: I32, item_size: int, first: int, stop: int, begins: I64, ends: I64
 ) -> tuple[I64, I64, I64, I64]:
-    """Where tokens begins[k] ... ends[k] - 1 of the .bin lie: (sequence, offset, length, splits).
+    """Return the runs of tokens begins[k] … ends[k] - 1 of a .bin.
 
-    All int64; the runs of request k are ``splits[k]:splits[k + 1]``, none is empty. Sequences
-    ``first`` ... ``stop - 1`` have ``lengths`` items of ``item_size`` bytes and begin at byte
-    ``pointers``; each request holds at least one token, and 0 <= begin.
+    Sequences ``first`` … ``stop - 1`` have ``lengths`` items of ``item_size`` bytes and begin at
+    byte ``pointers``. Each request has at least one token, and 0 <= begin.
+
+    Returns:
+        (sequence, offset, length, row_splits), all int64, as `array_spans`.
 
     Raises:
         InvalidArgument: a sequence of a request does not begin where the one before it ends, or
-            the next does not begin where it ends.
+            the next one does not begin where it ends.
     """
     runs: list[tuple[int, int, int]] = []
     splits = [0]

@@ -71,6 +71,12 @@ def _cut_samples(c: Choices) -> Arguments:
     return [lengths, documents, size, extra, samples, total, rows, _threads(c)]
 
 
+def _sample_idx(c: Choices) -> Arguments:
+    lengths, documents, size, *_ = _cut_samples(c)
+    tokens = c.integer(99) if c.seldom() else max(0, int(lengths.sum() % 999))
+    return [lengths, documents, size, 1 + c.below(2), tokens, bool(c.below(2))]
+
+
 def _epoch_lengths(c: Choices) -> tuple[np.ndarray, np.ndarray, int, int]:
     lengths = array(c, "int32", 1 + c.below(40), 30)
     return _key(c), lengths, 1 + c.integer(2), 1 + c.integer(9)
@@ -141,6 +147,22 @@ def _exhaustive(c: Choices) -> Arguments:
     return _blend(c, sizes, np.minimum(array(c, "int64", len(sizes), 3) * c.below(2), sizes))
 
 
+def _blend_rows(c: Choices) -> Arguments:
+    size = c.below(60)
+    return [np.zeros(size, c.one_of((np.int16, np.uint8))), np.zeros(size, np.int64)]
+
+
+def _blending_indices(c: Choices) -> Arguments:
+    weights, *_ = _greedy(c)
+    rows = _blend_rows(c)
+    return [*rows, weights, len(weights), len(rows[0]), False]
+
+
+def _exhaustive_indices(c: Choices) -> Arguments:
+    sizes = array(c, "int64", 1 + c.below(9), 6)
+    return [*_blend_rows(c), sizes, len(sizes)]
+
+
 def _divisor(c: Choices) -> Arguments:
     n = 1 + c.below(20)
     return _blend(c, array(c, "uint64", n, 99), np.zeros(n, np.int64))
@@ -188,11 +210,6 @@ def _bijection_range(c: Choices) -> Arguments:
     return [_key(c), n, c.integer(99), out]
 
 
-def _draw(c: Choices) -> Arguments:
-    first = c.integer(99)
-    return [_state(c), first, c.integer(99) if c.below(2) else first]
-
-
 def _checkpoints(c: Choices) -> Arguments:
     return [array(c, "float64", 1 + c.below(9), 99), c.integer(200), 1 + c.integer(50)]
 
@@ -210,7 +227,6 @@ CALLS: dict[str, Callable[[Choices], Arguments]] = {
     "shuffled_range": lambda c: [_state(c), c.integer(99), _any_ints(c), _threads(c)],
     "shuffled_documents": _documents,
     "sort_by_sample": _sort_by_sample,
-    "draw_positions": _draw,
     "cut_samples": _cut_samples,
     "bijection_apply": _bijection,
     "bijection_invert": _bijection,
@@ -229,8 +245,15 @@ CALLS: dict[str, Callable[[Choices], Arguments]] = {
     "blend_checkpoints": _checkpoints,
     "divisor_fill": _divisor,
     "divisor_counts": lambda c: [array(c, "uint64", 1 + c.below(20), 99), c.integer(9999)],
-    "build_mapping": _mapping,
-    "build_blocks_mapping": _blocks,
+    "map_sentences": _mapping,
+    "map_blocks": _blocks,
+    "build_mapping": lambda c: [*_mapping(c)[:7], False, c.integer(3)],
+    "build_blocks_mapping": lambda c: [*_blocks(c)[:7], False, bool(c.below(2))],
+    "build_sample_idx": lambda c: [*_sample_idx(c), bool(c.below(2))],
+    "build_sample_idx_int32": lambda c: [*_sample_idx(c), c.below(2)],
+    "build_sample_idx_int64": lambda c: [*_sample_idx(c), c.below(2)],
+    "build_blending_indices": _blending_indices,
+    "build_exhaustive_blending_indices": _exhaustive_indices,
     **READING,
 }  # fmt: skip
 NAMES = sorted(CALLS)

@@ -68,10 +68,15 @@ void drive_shuffle() {
     check(std::equal(state[0], state[0] + Mt19937::kStateWords, state[1]), "state after shuffle");
   }
   std::vector<uint64_t> positions(300);
-  Mt19937 rng(1);
-  rng.draw_positions((uint64_t{1} << 32) + 100, 300, positions.data());
-  for (size_t k = 0; k < positions.size(); ++k) {
-    check(positions[k] <= (uint64_t{1} << 32) + 100 - k, "wide position");
+  Mt19937 rng(1), plain(1);
+  const uint64_t first = (uint64_t{1} << 32) + 100;  // the steps cross the limit of 32-bit words
+  rng.draw_positions(first, 300, positions.data());
+  for (uint64_t k = 0; k < positions.size(); ++k) {
+    const bool wide = first - k > UINT32_MAX;
+    uint64_t word;
+    do word = wide ? plain.next64() & ((uint64_t{1} << 33) - 1) : plain.next32();
+    while (word > first - k);
+    check(positions[k] == word, "wide position");
   }
 }
 

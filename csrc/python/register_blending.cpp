@@ -1,0 +1,156 @@
+// Blends.
+#include "python/arrays.hpp"
+#include "python/register.hpp"
+
+#include <cmath>
+#include <string>
+
+#include "megaindex/blending.hpp"
+#include "megaindex/divisor.hpp"
+
+namespace megaindex::python {
+namespace {
+
+// Outputs for positions [begin, end) of a blend; dataset_index and dataset_sample_index may be
+// None.
+struct BlendOutputs {
+  int64_t* counts;
+  void* dataset_index = nullptr;
+  bool wide_index = true;  // int16, else GPT-NeoX's uint8
+  int64_t* dataset_sample_index = nullptr;
+
+  BlendOutputs(const py::array& weights, int64_t begin, int64_t end, py::array& counts_,
+               const py::object& index, const py::object& sample_index)
+      : counts(output<int64_t>(counts_, "counts")) {
+    require_no_overlap(counts_, "counts", {weights});
+    require_no_overlap(index, "dataset_index", {weights, counts_});
+    require_no_overlap(sample_index, "dataset_sample_index", {weights, counts_, index});
+    const int64_t num_datasets = weights.size();
+    require(counts_.size() == num_datasets && num_datasets >= 1,
+            "counts: must have one entry for each dataset, and at least one");
+    require(0 <= begin && begin <= end, "begin, end: must be 0 <= begin <= end");
+    if (!index.is_none()) {
+      auto array = as_numpy(index);
+      check_length(array, end - begin, "dataset_index");
+      wide_index = !is<uint8_t>(array);
+      dataset_index = wide_index ? static_cast<void*>(output<int16_t>(array, "dataset_index"))
+                                 : output<uint8_t>(array, "dataset_index");
+      require(num_datasets <= (wide_index ? 32767 : 255),
+              "dataset_index: its dtype cannot number this many datasets");
+    }
+    if (!sample_index.is_none()) {
+      auto array = as_numpy(sample_index);
+      check_length(array, end - begin, "dataset_sample_index");
+      dataset_sample_index = output<int64_t>(array, "dataset_sample_index");
+    }
+  }
+
+  // Call body(dataset_index pointer of its own type) without the GIL.
+  template <class Body>
+  void fill(Body&& body) const {
+    py::gil_scoped_release unlocked;
+    if (wide_index) {
+      body(static_cast<int16_t*>(dataset_index));
+    } else {
+      body(static_cast<uint8_t*>(dataset_index));
+    }
+  }
+
+ private:
+  static void check_length(const py::array& a, int64_t length, const char* name) {
+    require(a.size() == length, std::string(name) + ": must hold end - begin = " +
+                                    std::to_string(length) + " entries, got " + describe(a));
+  }
+};
+
+// A NaN would compare false with every product of a weight.
+const double* blend_weights(const py::array& weights) {
+  const double* w = input<double>(weights, "weights");
+  for (int64_t i = 0; i < weights.size(); ++i) {
+    require(std::isfinite(w[i]) && w[i] >= 0, "weights: must be finite and >= 0");
+  }
+  return w;
+}
+
+void greedy(const py::array& weights, int64_t begin, int64_t end, py::array& counts,
+            const py::object& dataset_index, const py::object& dataset_sample_index) {
+  const double* w = blend_weights(weights);
+  const int64_t n = weights.size();
+  const BlendOutputs out(weights, begin, end, counts, dataset_index, dataset_sample_index);
+  out.fill([&](auto* index) {
+    blend_greedy(w, n, begin, end, out.counts, index, out.dataset_sample_index, Signals{});
+  });
+}
+
+void exhaustive(const py::array& sizes, int64_t begin, int64_t end, py::array& counts,
+                const py::object& dataset_index, const py::object& dataset_sample_index) {
+  const int64_t* s = input<int64_t>(sizes, "sizes");
+  const int64_t n = sizes.size();
+  const BlendOutputs out(sizes, begin, end, counts, dataset_index, dataset_sample_index);
+  int64_t total = 0, drawn = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    require(0 <= out.counts[i] && out.counts[i] <= s[i] && s[i] <= INT64_MAX - total,
+            "sizes, counts: must be 0 <= counts <= sizes, and their sum below 2**63");
+    total += s[i];
+    drawn += out.counts[i];
+  }
+  require(drawn == begin && end <= total, "begin, end: begin must be the sum of counts and end at "
+                                          "most the sum of sizes");
+  out.fill([&](auto* index) {
+    blend_exhaustive(s, n, begin, end, out.counts, index, out.dataset_sample_index, Signals{});
+  });
+}
+
+py::array_t<int64_t> checkpoints(const py::array& weights, int64_t size, int64_t stride) {
+  const double* w = blend_weights(weights);
+  const int64_t n = weights.size();
+  require(n >= 1, "weights: need at least one dataset");
+  require(size >= 0 && stride >= 1 && size / stride < int64_t{1} << 40,
+          "size, stride: must be size >= 0, stride >= 1 and at most 2**40 rows");
+  py::array_t<int64_t> rows(py::array::ShapeContainer{size / stride + 1, n});
+  int64_t* out = rows.mutable_data();
+  {
+    py::gil_scoped_release unlocked;
+    blend_checkpoints(w, n, size, stride, out, Signals{});
+  }
+  return rows;
+}
+
+void divisor(const py::array& weights, int64_t begin, int64_t end, py::array& counts,
+             const py::object& dataset_index, const py::object& dataset_sample_index) {
+  const uint64_t* w = input<uint64_t>(weights, "weights");
+  const int64_t n = weights.size();
+  const BlendOutputs out(weights, begin, end, counts, dataset_index, dataset_sample_index);
+  out.fill([&](auto* index) {
+    divisor_fill(w, n, begin, end, out.counts, index, out.dataset_sample_index, Signals{});
+  });
+}
+
+py::array_t<int64_t> divisor_counts_at(const py::array& weights, int64_t position) {
+  const uint64_t* w = input<uint64_t>(weights, "weights");
+  require(position >= 0, "position: must be >= 0");
+  py::array_t<int64_t> counts(weights.size());
+  int64_t* out = counts.mutable_data();
+  const int64_t n = weights.size();
+  {
+    py::gil_scoped_release unlocked;
+    divisor_counts(w, n, position, out);
+  }
+  return counts;
+}
+
+}  // namespace
+
+void register_blending(py::module_& m) {
+  using namespace py::literals;
+  m.def("blend_greedy", &greedy, "weights"_a, "begin"_a, "end"_a, "counts"_a, "dataset_index"_a,
+        "dataset_sample_index"_a);
+  m.def("blend_exhaustive", &exhaustive, "sizes"_a, "begin"_a, "end"_a, "counts"_a,
+        "dataset_index"_a, "dataset_sample_index"_a);
+  m.def("blend_checkpoints", &checkpoints, "weights"_a, "size"_a, "stride"_a);
+  m.def("divisor_fill", &divisor, "weights"_a, "begin"_a, "end"_a, "counts"_a, "dataset_index"_a,
+        "dataset_sample_index"_a);
+  m.def("divisor_counts", &divisor_counts_at, "weights"_a, "position"_a);
+}
+
+}  // namespace megaindex::python

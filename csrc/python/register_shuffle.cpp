@@ -1,0 +1,113 @@
+// NumPy's legacy random stream and shuffles.
+#include "python/arrays.hpp"
+#include "python/register.hpp"
+
+#include <string>
+
+#include "megaindex/mt19937.hpp"
+#include "megaindex/shuffle.hpp"
+#include "megaindex/sort_by_sample.hpp"
+
+namespace megaindex::python {
+namespace {
+
+uint32_t* stream_state(py::array& state) {
+  uint32_t* words = output<uint32_t>(state, "state");
+  require(state.size() == Mt19937::kStateWords && words[Mt19937::kWords] <= Mt19937::kWords,
+          "state: expected uint32[625], its last entry at most 624; make it with seed_state");
+  return words;
+}
+
+py::array_t<uint32_t> seed_state(int64_t seed) {
+  require(seed >= 0 && seed <= 0xffffffffLL,
+          "seed: must be from 0 to 2**32 - 1, got " + std::to_string(seed));
+  py::array_t<uint32_t> state(Mt19937::kStateWords);
+  Mt19937(static_cast<uint32_t>(seed)).save(state.mutable_data());
+  return state;
+}
+
+// Call body(rng) without the GIL, and store the new state of the stream.
+template <class Body>
+void with_stream(py::array& state, Body&& body) {
+  uint32_t* words = stream_state(state);
+  py::gil_scoped_release unlocked;
+  Mt19937 rng(words);
+  body(rng);
+  rng.save(words);
+}
+
+// Call body with a pointer of the array's own integer type.
+template <class Body>
+void with_shuffle_array(py::array& a, const char* name, Body&& body) {
+  if (is<int32_t>(a)) return body(output<int32_t>(a, name));
+  if (is<uint32_t>(a)) return body(output<uint32_t>(a, name));
+  body(output<int64_t>(a, name));
+}
+
+void shuffle_array(py::array& state, py::array& array, int num_threads) {
+  require_no_overlap(array, "array", {state});
+  with_shuffle_array(array, "array", [&](auto* x) {
+    const int64_t size = array.size();
+    with_stream(state, [&](Mt19937& rng) { shuffle(rng, x, size, num_threads, Signals{}); });
+  });
+}
+
+void fill_shuffled_range(py::array& state, int64_t first, py::array& out, int num_threads) {
+  require_no_overlap(out, "out", {state});
+  with_shuffle_array(out, "out", [&](auto* x) {
+    const int64_t size = out.size();
+    with_stream(state, [&](Mt19937& rng) {
+      shuffled_range(rng, first, size, x, num_threads, Signals{});
+    });
+  });
+}
+
+void fill_shuffled_documents(py::array& state, const py::object& documents, int64_t first_document,
+                             int64_t num_epochs, py::array& out, int num_threads) {
+  int32_t* x = output<int32_t>(out, "out");
+  require_no_overlap(out, "out", {state, documents});
+  require(num_epochs >= 1 && out.size() % num_epochs == 0,
+          "out: must hold num_epochs equal rows, got " + std::to_string(out.size()) + " cells for " +
+              std::to_string(num_epochs) + " epochs");
+  const int64_t count = out.size() / num_epochs;
+  const int32_t* ids = nullptr;
+  if (documents.is_none()) {
+    require(first_document >= 0 && first_document + count <= 0x80000000LL,
+            "first_document: sequence ids must be from 0 to 2**31 - 1");
+  } else {
+    const auto array = as_numpy(documents);
+    ids = input<int32_t>(array, "documents");
+    require(array.size() == count, "documents: must have as many entries as a row of out");
+  }
+  const auto first = static_cast<int32_t>(first_document);
+  with_stream(state, [&](Mt19937& rng) {
+    shuffled_documents(rng, ids, first, count, num_epochs, x, num_threads, Signals{});
+  });
+}
+
+void fill_sorted(const py::array& shuffle_index, int64_t samples, int64_t begin, py::array& out) {
+  const auto* shuffle = input<uint32_t>(shuffle_index, "shuffle_index");
+  auto* entries = output<uint64_t>(out, "out");
+  require_no_overlap(out, "out", {shuffle_index});
+  const int64_t n = out.size();
+  require(0 <= begin && begin <= shuffle_index.size() && n <= shuffle_index.size() - begin &&
+              n < UINT32_MAX,
+          "begin, out: must lie in shuffle_index, fewer than 2**32 - 1 entries");
+  require(0 <= samples && samples <= int64_t{1} << 32, "samples: must be 0 to 2**32");
+  py::gil_scoped_release unlocked;
+  sort_by_sample(shuffle, samples, begin, n, entries);
+}
+
+}  // namespace
+
+void register_shuffle(py::module_& m) {
+  using namespace py::literals;
+  m.def("seed_state", &seed_state, "seed"_a);
+  m.def("shuffle", &shuffle_array, "state"_a, "array"_a, "num_threads"_a = 1);
+  m.def("shuffled_range", &fill_shuffled_range, "state"_a, "first"_a, "out"_a, "num_threads"_a = 1);
+  m.def("shuffled_documents", &fill_shuffled_documents, "state"_a, "documents"_a,
+        "first_document"_a, "num_epochs"_a, "out"_a, "num_threads"_a = 1);
+  m.def("sort_by_sample", &fill_sorted, "shuffle_index"_a, "samples"_a, "begin"_a, "out"_a);
+}
+
+}  // namespace megaindex::python
