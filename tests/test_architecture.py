@@ -209,7 +209,7 @@ def test_kernels_know_neither_python_nor_files() -> None:
 
 def test_one_header_asks_for_the_processor() -> None:
     sources = {path.name: path.read_text() for path in (ROOT / "csrc").rglob("*.?pp")}
-    words = ("__x86_64__", "__aarch64__", "__builtin_cpu", "immintrin.h", "target(\"", "__AVX")
+    words = ("__x86_64__", "__aarch64__", "__builtin_cpu", "immintrin.h", 'target("', "__AVX")
     asking = {name for name, text in sources.items() if any(word in text for word in words)}
     assert asking == {"cpu.hpp"}
 
