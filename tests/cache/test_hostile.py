@@ -120,7 +120,7 @@ def test_a_manifest_that_is_none(entry: Path, text: str) -> None:
 
 def test_a_manifest_without_end_is_not_read(entry: Path) -> None:
     os.truncate(entry / "manifest.json", 1 << 40)  # sparse
-    with pytest.raises(FormatError, match="no regular file of at most"):
+    with pytest.raises(FormatError, match="not a regular file of at most"):
         read_manifest(entry)
 
 

@@ -219,7 +219,7 @@ def test_threads_change_nothing() -> None:
         ({"labels": [[0] * 4]}, "expected a numpy array or None"),
         ({"row_splits": np.array([0, 2])}, "row_splits: must rise"),
         ({"row_splits": np.array([1, 1])}, "row_splits: must rise"),
-        ({"row_splits": np.zeros(0, np.int64)}, "row_splits: needs at least one entry"),
+        ({"row_splits": np.zeros(0, np.int64)}, "row_splits: must have at least one entry"),
         ({"source": np.zeros(1, np.int64)}, "source: expected a 1-dimensional int32"),
         ({"length": np.zeros(2, np.int64)}, "length: expected 1 entries"),
         ({"out": np.zeros((1, 4), np.int32), "pad_id": 2**31}, "pad_id: does not fit"),

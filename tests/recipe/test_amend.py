@@ -116,5 +116,5 @@ def test_the_ledger_counts_what_was_served(folder: Path) -> None:
             == ["one", "two", "three"][: np.searchsorted(bounds, consumed) + 1][: len(by_stage)]
         )
         assert sum(row.samples for rows in by_stage.values() for row in rows) == consumed
-    with pytest.raises(OutOfRange, match=f"the run has {total}"):
+    with pytest.raises(OutOfRange, match=f"must be from 0 to {total}"):
         ledger.totals(total + 1)

@@ -256,7 +256,7 @@ class Tidying:
     folder: Path
 
     def run(self) -> None:
-        leftovers._looked.clear()  # of another process, that never looked here
+        leftovers._listed.clear()  # of another process, that never looked here
 
         def find() -> bool | None:
             return None

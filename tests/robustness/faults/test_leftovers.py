@@ -26,7 +26,7 @@ IDENTITY = Identity(settings=dict, corpus=lambda: "new")
 
 @pytest.fixture(autouse=True)
 def _looks_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "_looked", {})
+    monkeypatch.setattr(leftovers, "_listed", {})
 
 
 def litter(folder: Path) -> None:
