@@ -388,7 +388,7 @@ def test_invalid_loader_arguments_are_refused(corpus: IndexedDataset) -> None:
 
     index = megaindex.build_index(corpus, sequence_length=16, seed=1)
     for device in (-1, "cuda:-2", "no such", 1.5, [0]):
-        with pytest.raises(InvalidArgument, match="device=.*; give one that torch has here"):
+        with pytest.raises(InvalidArgument, match="device=.*; use a device of this torch"):
             Loader(index, corpus, [], device=device)  # type: ignore[arg-type]
     for name in ("read_ahead", "num_threads", "bytes_ahead"):
         for wrong in (1.5, float("nan"), "1"):

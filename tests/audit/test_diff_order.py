@@ -340,7 +340,7 @@ def test_settings_files(prefix: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["seed=1"], "give two sides"),
+        (["seed=1"], "two sides are needed"),
         (["seed=1", "sed=2"], "unknown setting sed"),
         (["seed=1", "seed=x"], "seed cannot be 'x'"),
         (["seed=1", "nowhere"], "no such directory or file"),

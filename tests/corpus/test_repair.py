@@ -156,7 +156,7 @@ def test_outputs_are_never_replaced(prefix: str, original: bytes, tmp_path: Path
     damage(prefix, original + b"x")
     with pytest.raises(StorageError, match="already exists"):
         repair(prefix, prefix)
-    with pytest.raises(InvalidArgument, match="names one file"):
+    with pytest.raises(InvalidArgument, match="must be the common prefix"):
         repair(prefix, tmp_path / "out.idx")
     os.unlink(prefix + ".bin")
     with pytest.raises(MissingFile, match="tokens cannot be rebuilt"):

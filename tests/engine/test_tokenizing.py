@@ -28,6 +28,6 @@ def test_the_pair_is_that_of_one_process(engine: Engine, tmp_path: Path) -> None
 def test_a_bad_line_is_named_from_wherever_it_was_met(engine: Engine, tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", [*TEXTS * 40, 7])
     line = 40 * len(TEXTS) + 1
-    with pytest.raises(FormatError, match=rf"a\.jsonl: line {line}: key 'text' holds 7, neither"):
+    with pytest.raises(FormatError, match=rf"a\.jsonl: line {line}: key 'text' must hold a string"):
         tokenize(tmp_path / "o", [source], tokenizer="bytes", part_bytes=9999, engine=engine)
     assert not (tmp_path / "o.bin").exists()

@@ -155,7 +155,9 @@ def test_epochs_that_cannot_give_the_samples_are_refused(
         order=MegatronLegacyOrder(exact_num_epochs=2),
     )  # fmt: skip
     assert index.num_epochs == 2
-    with pytest.raises(megaindex.InvalidArgument, match=f"exact_num_epochs={exact}: num_samples must be"):
+    with pytest.raises(
+        megaindex.InvalidArgument, match=f"exact_num_epochs={exact}: num_samples must be"
+    ):
         megaindex.build_index(
             corpus, sequence_length=20, seed=1, num_samples=samples,
             order=MegatronOrder(exact_num_epochs=exact),

@@ -119,7 +119,10 @@ def test_padding_belongs_to_the_last_document_and_the_extra_token_to_none(backen
         (("documents_by_run", "one", "splits", 3, None, None, "one"), "max_seqlen: expected a 1-"),
         (("documents_by_run", "one", "rising", 3, None, None, None), "row_splits: must rise"),
         (("documents_by_run", "minus", "splits", 3, None, None, None), "length: must be 0"),
-        (("documents_by_run", "one", "splits", -1, None, None, None), "row_splits: must have .*; width: must be"),
+        (
+            ("documents_by_run", "one", "splits", -1, None, None, None),
+            "row_splits: must have .*; width: must be",
+        ),
     ],
 )
 def test_the_native_core_checks(call: tuple[Any, ...], message: str) -> None:

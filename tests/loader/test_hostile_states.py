@@ -327,7 +327,7 @@ def test_values_that_are_not_states_are_refused(
     ):
         with pytest.raises(FormatError, match=r"^not the state of .* from an intact checkpoint$"):
             load(wrong)
-    with pytest.raises(FormatError, match="^not a ladder"):
+    with pytest.raises(FormatError, match="^not block receipts"):
         BlockReceipts.from_dict(wrong)
 
 

@@ -328,7 +328,7 @@ def test_an_error_comes_in_the_place_of_its_batch(
     iteration = iter(Loader(index, corpus, ids, read_ahead=read_ahead))
     for _ in range(10):
         next(iteration)
-    with pytest.raises(OutOfRange, match="was asked for"):
+    with pytest.raises(OutOfRange, match="does not exist"):
         next(iteration)
 
 

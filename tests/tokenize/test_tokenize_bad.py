@@ -232,7 +232,7 @@ def test_a_bad_file_always_stops(
             "dtype=uint8: holds ids up to 255, and those of .* up to",
         ),
         ({"dtype": "float32"}, InvalidArgument, "dtype must be an integer type, got float32"),
-        ({"dtype": "uint32"}, InvalidArgument, "dtype=uint32: the megatron dialect has no code"),
+        ({"dtype": "uint32"}, InvalidArgument, "dtype uint32 has no code in the megatron dialect"),
         ({"tokenizer": "notes.txt"}, FormatError, r"notes\.txt: cannot be read by Sentence"),
         ({"tokenizer": "other.json"}, FormatError, r"other\.json: cannot be read by the token"),
         ({"tokenizer": "."}, InvalidArgument, "the folder holds neither tokenizer.json nor"),
@@ -295,7 +295,7 @@ def test_ids_beyond_the_token_type_are_found_before_anything_is_done(tmp_path: P
 
 def test_outputs_that_must_not_be_written(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "a.jsonl", ["text"])
-    with pytest.raises(InvalidArgument, match="names one file of the pair"):
+    with pytest.raises(InvalidArgument, match="must be the common prefix"):
         run(tmp_path / "o.bin", [source])
     with pytest.raises(MissingFile, match="check the path"):
         run(tmp_path / "none" / "o", [source])

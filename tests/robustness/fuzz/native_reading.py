@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import struct
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -158,6 +161,45 @@ def _by_run(c: Choices) -> Arguments:
     return [lengths, splits, width, *_fields(c, len(splits) - 1, min(max(width, 0), 999))]
 
 
+def _write(c: Choices, name: str, content: bytes) -> str:
+    """Write a file, now and then with another byte or cut short, and return its path."""
+    changed = bytearray(content)
+    if changed and c.seldom():
+        changed[c.integer(len(changed)) % len(changed)] = c.byte()
+    if c.seldom():
+        del changed[c.below(len(changed) + 1) :]
+    Path(name).write_bytes(changed)
+    return c.one_of((name, name, name, "missing", "a\0b", "s3://a/b"))
+
+
+def _pair_files(c: Choices) -> Arguments:
+    """A .bin/.idx pair of uint16, mostly valid."""
+    lengths = np.array([c.below(9) for _ in range(c.below(6))], np.int32)
+    pointers = 2 * (np.cumsum(lengths, dtype=np.int64) - lengths)
+    bounds = np.arange(len(lengths) + 1, dtype=np.int64)
+    header = struct.pack("<9sQBQQ", b"MMIDIDX\0\0", 1, 8, len(lengths), len(bounds))
+    idx = header + lengths.tobytes() + pointers.tobytes() + bounds.tobytes()
+    paths = [_write(c, "fuzz.bin", bytes(2 * int(lengths.sum()))), _write(c, "fuzz.idx", idx)]
+    return [*paths, {8: np.dtype(np.uint16), 1: np.dtype(np.uint8)}]
+
+
+def _array_files(c: Choices) -> Arguments:
+    """Arrays of a sidecar with their records and file states, mostly as they are."""
+    paths, records, states = {}, {}, {}
+    for name in ("document_index", "sample_index")[: c.below(3)]:
+        shape, dtype = (1 + c.below(5), 1 + c.below(2)), c.one_of(("int32", "int64", "float64"))
+        offset = c.one_of((128, 0, 1))
+        content = bytes(offset + shape[0] * shape[1] * np.dtype(dtype).itemsize)
+        paths[name] = _write(c, f"{name}.npy", content)
+        status = os.stat(f"{name}.npy")
+        state: list[Any] = [status.st_size, status.st_mtime_ns, status.st_ino]
+        records[name] = (dtype, c.one_of((shape, shape, (c.integer(9), 2), "x")), offset)
+        if c.seldom():
+            state[c.below(3)] = c.one_of((c.integer(99), None, "x"))
+        states[name] = c.one_of((state, state, state, state[:2], None))
+    return [paths, records, states]
+
+
 READING: dict[str, Callable[[Choices], Arguments]] = {
     "array_spans": _array_spans,
     "tokens_within": _tokens_within,
@@ -169,4 +211,6 @@ READING: dict[str, Callable[[Choices], Arguments]] = {
     "mask_loss": _mask_loss,
     "documents_by_token": _by_token,
     "documents_by_run": _by_run,
+    "map_pair_files": _pair_files,
+    "map_index_arrays": _array_files,
 }
