@@ -64,7 +64,7 @@ def build_sample_idx(
         num_epochs,
         tokens_per_epoch,
         drop_last_partial_sequence,
-        1 if add_extra_token_to_sequence else 0,
+        add_extra_token_to_sequence,
         backend=backend,
     )
 
