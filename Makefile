@@ -14,7 +14,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
-SOURCES := pyproject.toml setup.py $(wildcard csrc/*/*.cpp csrc/*/*.hpp)
+SOURCES := pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.hpp)
 
 # Processes that run tests: one a core, at most four
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ "$$n" -lt 4 ]; then echo "$$n"; else echo 4; fi)
