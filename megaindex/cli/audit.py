@@ -50,6 +50,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(options: argparse.Namespace) -> None:
+    """Check what does not depend on the data, before it is read."""
     if options.step is not None and options.document is not None:
         raise InvalidArgument("--step and --document exclude each other; give one of them")
     if options.rank is not None and options.step is None:
@@ -58,6 +59,11 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidArgument("--source needs --document; give the document as well")
     if options.html and (options.step is not None or options.document is not None):
         raise InvalidArgument("--html shows the audit, not a look-up; leave one of them out")
+    if options.html:
+        from megaindex.audit.page import check_page, check_plots
+
+        check_plots()
+        check_page(options.html)
 
 
 def _stream(options: argparse.Namespace) -> AuditStream:
@@ -80,11 +86,6 @@ def _audit(stream: AuditStream, options: argparse.Namespace) -> None:
     from megaindex.audit.render import print_audit
     from megaindex.audit.report import audit
 
-    if options.html:
-        from megaindex.audit.page import check_page, check_plots, write_page
-
-        check_plots()
-        check_page(options.html)  # before the work
     with counting_samples() as progress:
         result = audit(stream, points=options.points, progress=progress)
     if options.json:
@@ -92,6 +93,8 @@ def _audit(stream: AuditStream, options: argparse.Namespace) -> None:
     else:
         print_audit(result)
     if options.html:
+        from megaindex.audit.page import write_page
+
         write_page(result, options.html)
         print(f"megaindex audit: wrote {options.html}", file=sys.stderr)
 

@@ -89,11 +89,19 @@ def test_without_matplotlib_the_extra_is_named(
     assert not (tmp_path / "page.html").exists()
 
 
-def test_a_page_that_cannot_be_written_is_an_error(prefix: Path, tmp_path: Path) -> None:
-    run = ["--data-path", prefix, "--seq-length", 16, "--global-batch-size", 8, "--epochs", 1]
-    status, _, err = cli("audit", *run, "--html", tmp_path / "missing" / "page.html")
+def test_the_folder_of_a_page_is_checked_before_the_data_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ["--data-path", "no/such/data", "--seq-length", 16, "--global-batch-size", 8]
+    page = tmp_path / "missing" / "page.html"
+    status, _, err = cli("audit", *run, "--epochs", 1, "--html", page)
     assert status == 2
-    assert "cannot create: No such file or directory" in err
+    assert f"page.html: cannot write: the folder {page.parent} does not exist" in err
+    page.parent.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(page.parent))
+    status, _, err = cli("audit", *run, "--epochs", 1, "--html", page)
+    assert status == 2
+    assert f"page.html: cannot write: no write access to {page.parent}" in err
 
 
 def audit_to(page: Path, prefix: Path) -> tuple[int, str]:
