@@ -225,7 +225,11 @@ def test_a_bad_file_always_stops(
         ({"eod": "<none>"}, InvalidArgument, "eod='<none>': must be a token of .*json"),
         ({"eod": 400}, InvalidArgument, "eod=400: must be a token .* or an id from 0 to "),
         ({"eod": -1}, InvalidArgument, "eod=-1: must be a token of"),
-        ({"append_eod": True}, InvalidArgument, "defines no end token; .*--eod"),
+        (
+            {"append_eod": True},
+            InvalidArgument,
+            r"defines no end token; .*--eod; its special tokens are '<eos>' \(\d+\)",
+        ),
         (
             {"dtype": "uint8"},
             InvalidArgument,
@@ -237,6 +241,16 @@ def test_a_bad_file_always_stops(
         ({"tokenizer": "other.json"}, FormatError, r"other\.json: cannot be read by the token"),
         ({"tokenizer": "."}, InvalidArgument, "the folder holds neither tokenizer.json nor"),
         ({"tokenizer": "gone.json"}, MissingFile, r"gone\.json: cannot read the tokenizer"),
+        (
+            {"tokenizer": "gpt2"},
+            MissingFile,
+            r"gpt2: no such file .*: hf download gpt2 tokenizer\.json .* --local-dir gpt2 ",
+        ),
+        (
+            {"tokenizer": "EleutherAI/gpt-neox-20b"},
+            MissingFile,
+            r"hf download EleutherAI/gpt-neox-20b .* then --tokenizer gpt-neox-20b$",
+        ),
         ({"keys": []}, InvalidArgument, r"keys must be one or more .* got \[\]"),
         (
             {"keys": ["a", "a"]},
