@@ -41,19 +41,19 @@ def _run(arguments: Sequence[str]) -> int:
     if "_ARGCOMPLETE" in os.environ:
         arguments = _completed_arguments()
     verb, *rest = arguments or ("--help",)
-    if verb == "help":
-        verb, *rest = (rest[0], "--help") if rest else ("--help",)
-    if verb in ("-h", "--help"):
+    if verb == "help" and rest:
+        verb, rest = rest[0], ["--help"]
+    if verb in ("help", "-h", "--help"):
         print(_usage())
-    elif verb in ("-V", "--version"):
+        return 0
+    if verb in ("-V", "--version"):
         print(_version())
-    elif verb not in VERBS:
+        return 0
+    if verb not in VERBS:
         print(f"megaindex: {_unknown(verb)}", file=sys.stderr)
         return BAD_INPUT
-    else:
-        status: int = importlib.import_module(VERBS[verb][0]).main(rest)
-        return status
-    return 0
+    status: int = importlib.import_module(VERBS[verb][0]).main(rest)
+    return status
 
 
 def _unknown(verb: str) -> str:
@@ -80,7 +80,7 @@ def _completed_arguments() -> Sequence[str]:
     parser = Parser(prog="megaindex")
     parser.add_argument("-V", "--version", action="store_true")
     parser.add_argument("verb", choices=(*VERBS, "help"))
-    parser.add_argument("of_help", nargs="?", choices=tuple(VERBS))
+    parser.add_argument("verb_of_help", nargs="?", choices=tuple(VERBS))
     parser.parse_args([])
     return ()
 

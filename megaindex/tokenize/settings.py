@@ -69,16 +69,17 @@ def check_settings(
 
 
 def _end_of_document(loaded: Tokenizer, file: TokenizerFile, eod: int | str | None) -> int:
-    special = _special_tokens(loaded)
     if eod is None:
         if loaded.own_eod is None:
-            raise InvalidArgument(f"{file}: defines no end token; name one with --eod{special}")
+            raise InvalidArgument(
+                f"{file}: defines no end token; name one with --eod{_special_tokens(loaded)}"
+            )
         return loaded.own_eod
     found = loaded.id_of(eod) if isinstance(eod, str) else check_integer("eod", eod)
     if found is None or not 0 <= found <= loaded.largest_id:
         raise InvalidArgument(
             f"eod={eod!r}: must be a token of {file} or an id from 0 to "
-            f"{loaded.largest_id}{special}"
+            f"{loaded.largest_id}{_special_tokens(loaded)}"
         )
     return found
 

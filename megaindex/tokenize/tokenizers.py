@@ -256,9 +256,8 @@ def _refuse_hub_name(path: str) -> None:
         folder = path.rpartition("/")[2]
         raise MissingFile(
             f"{path}: no such file or folder, and tokenizers are not downloaded; if it is a name "
-            f"on the Hugging Face hub: hf download {path} tokenizer.json tokenizer_config.json "
-            f"--local-dir {folder} (or tokenizer.model, for SentencePiece), then --tokenizer "
-            f"{folder}"
+            f"on the Hugging Face hub, get its tokenizer.json or tokenizer.model by: hf download "
+            f"{path} --include 'tokenizer*' --local-dir {folder}; then pass --tokenizer {folder}"
         )
 
 
