@@ -22,6 +22,11 @@ from megaindex.progress import counting_samples
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     _check(options)
+    if options.html:
+        from megaindex.audit.page import check_page, check_plots
+
+        check_plots()
+        check_page(options.html)  # before the work
     stream = _stream(options)
     if options.step is None and options.document is None:
         _audit(stream, options)
@@ -50,7 +55,6 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _check(options: argparse.Namespace) -> None:
-    """Check what does not depend on the data, before it is read."""
     if options.step is not None and options.document is not None:
         raise InvalidArgument("--step and --document exclude each other; give one of them")
     if options.rank is not None and options.step is None:
@@ -59,11 +63,6 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidArgument("--source needs --document; give the document as well")
     if options.html and (options.step is not None or options.document is not None):
         raise InvalidArgument("--html shows the audit, not a look-up; leave one of them out")
-    if options.html:
-        from megaindex.audit.page import check_page, check_plots
-
-        check_plots()
-        check_page(options.html)
 
 
 def _stream(options: argparse.Namespace) -> AuditStream:

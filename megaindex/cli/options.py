@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import json
 import os
 from collections.abc import Collection, Iterator, Sequence
@@ -27,10 +28,8 @@ class Parser(argparse.ArgumentParser):
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         """Parse as argparse does; under argcomplete print completions and end the process."""
         if "_ARGCOMPLETE" in os.environ and not Parser._is_completing:
-            import argcomplete
-
             Parser._is_completing = True  # argcomplete calls this method
-            argcomplete.autocomplete(self)
+            importlib.import_module("argcomplete").autocomplete(self)
         self._words = args or ()
         return super().parse_known_args(args, namespace)
 
