@@ -15,5 +15,5 @@ loads none of numpy, numba and torch.
 
 from megaindex._lazy import lazy_exports
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 lazy_exports(__name__)

@@ -22,6 +22,11 @@ from megaindex.progress import counting_samples
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     _check(options)
+    if options.html:
+        from megaindex.audit.page import check_page, check_plots
+
+        check_plots()
+        check_page(options.html)  # before the work
     stream = _stream(options)
     if options.step is None and options.document is None:
         _audit(stream, options)
@@ -80,11 +85,6 @@ def _audit(stream: AuditStream, options: argparse.Namespace) -> None:
     from megaindex.audit.render import print_audit
     from megaindex.audit.report import audit
 
-    if options.html:
-        from megaindex.audit.page import check_page, check_plots, write_page
-
-        check_plots()
-        check_page(options.html)  # before the work
     with counting_samples() as progress:
         result = audit(stream, points=options.points, progress=progress)
     if options.json:
@@ -92,6 +92,8 @@ def _audit(stream: AuditStream, options: argparse.Namespace) -> None:
     else:
         print_audit(result)
     if options.html:
+        from megaindex.audit.page import write_page
+
         write_page(result, options.html)
         print(f"megaindex audit: wrote {options.html}", file=sys.stderr)
 
