@@ -7,7 +7,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -197,6 +197,24 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     return merged(base, over)
 
 
+@contextmanager
+def given_run(run: Run | None, settings: Mapping[str, Any]) -> Iterator[Run]:
+    """Yield a run, or that of settings by name, which errors in the block are named by too.
+
+    Raises:
+        InvalidArgument: both are given, or the settings are wrong.
+    """
+    if run is not None and settings:
+        raise InvalidArgument(
+            f"a Run has all settings, also {next(iter(settings))}; change it with "
+            "dataclasses.replace, or give settings alone"
+        )
+    # messages on the settings of Megatron-LM name its flags
+    reads_files = settings.get("neox_config") or settings.get("megatron_args")
+    with nullcontext() if run is not None or reads_files else _named_as_arguments():
+        yield run_by_name(settings) if run is None else run
+
+
 def run_by_name(given: Mapping[str, Any]) -> Run:
     """Return the run of settings given as arguments, named like the flags of the command.
 
@@ -223,7 +241,7 @@ def run_by_name(given: Mapping[str, Any]) -> Run:
 
 
 @contextmanager
-def named_as_arguments() -> Iterator[None]:
+def _named_as_arguments() -> Iterator[None]:
     """Replace the flags in the message of an InvalidArgument by the names of arguments."""
     try:
         yield

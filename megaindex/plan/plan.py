@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from megaindex.configs.run import Run
-from megaindex.configs.run_builder import ARGUMENTS, named_as_arguments, run_by_name
-from megaindex.errors import InvalidArgument
+from megaindex.configs.run_builder import ARGUMENTS, given_run
 from megaindex.index.blending import Progress
 from megaindex.plan import advice
 from megaindex.plan.advice import buffer_effect, check_failures
@@ -60,20 +58,8 @@ def make_plan(run: Run | None = None, *, progress: Progress | None = None, **set
             setting.
         FormatError, StorageError: a dataset cannot be read.
     """
-    if run is None:
-        with nullcontext() if _reads_files(settings) else named_as_arguments():
-            return _plan_of(run_by_name(settings), progress)
-    if settings:
-        raise InvalidArgument(
-            f"a Run has all settings, also {next(iter(settings))}; change it with "
-            "dataclasses.replace, or give settings alone"
-        )
-    return _plan_of(run, progress)
-
-
-def _reads_files(settings: Mapping[str, Any]) -> bool:
-    """Return True if messages may name flags of Megatron-LM."""
-    return bool(settings.get("neox_config") or settings.get("megatron_args"))
+    with given_run(run, settings) as given:
+        return _plan_of(given, progress)
 
 
 def _signature() -> inspect.Signature:
