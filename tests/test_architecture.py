@@ -146,6 +146,20 @@ def test_every_public_name_resolves_and_is_listed(facade: str) -> None:
         _ = module.other
 
 
+def test_packages_are_found_without_their_import() -> None:
+    """`import *` loads none of them: some need torch."""
+    code = """
+import sys, megaindex
+assert {"make_plan", "build_index", "plan", "loader", "audit", "recipe"} <= set(dir(megaindex))
+assert not [name for name in dir(megaindex) if name.startswith("_") and name != "__version__"]
+from megaindex import *
+assert "megaindex.audit" not in sys.modules and "megaindex.loader" not in sys.modules
+assert megaindex.plan.make_plan is megaindex.make_plan is make_plan
+assert megaindex.audit is sys.modules["megaindex.audit"]
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_a_function_with_the_name_of_its_module_stays_the_function() -> None:
     """Whichever of the two is imported first."""
     code = """

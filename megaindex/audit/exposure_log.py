@@ -102,7 +102,7 @@ class ExposureLog:
                 source=name,
                 tokens=served,
                 epoch=served / max(1, size),
-                unseen=1 - seen / max(1, size),
+                unseen=(size - seen) / max(1, size),
                 repeats=(served - seen) / max(1, served),
             )
             for name, served, seen, size in (every, *lines)

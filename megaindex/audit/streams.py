@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
 
@@ -41,7 +41,7 @@ class AuditSource:
     """Documents of one source that an epoch has."""
 
     name: str
-    lengths: I32
+    lengths: I32 = field(repr=False)
     """int32[documents]: tokens of consecutive sequences; those of length 0 are not counted."""
     first_document: int = 0
     """Sequence id of the first of these sequences."""
@@ -75,7 +75,7 @@ class AuditStream:
     index: Index
     sources: tuple[AuditSource, ...]
     """Sources in the order of ``Spans.source``."""
-    step_bounds: I64
+    step_bounds: I64 = field(repr=False)
     """int64[steps + 1]: step k serves the samples [step_bounds[k], step_bounds[k + 1])."""
     past_steps: int = 0
     """Steps made already."""
