@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from megaindex.audit.lookup import documents_of, steps_of
 from megaindex.audit.streams import AuditStream, stream_of_recipe, stream_of_run
 from megaindex.cli.options import Parser, add_flags
-from megaindex.cli.plan import add_run_arguments, recipe_of, settings_of
+from megaindex.cli.plan import add_run_arguments, recipe_of
 from megaindex.configs.batch_schedule import parse_count
-from megaindex.configs.run_builder import resolve
+from megaindex.configs.run_builder import read_settings, resolve
 from megaindex.errors import InvalidArgument
 from megaindex.progress import counting_samples
 
@@ -68,7 +68,7 @@ def _check(options: argparse.Namespace) -> None:
 def _stream(options: argparse.Namespace) -> AuditStream:
     recipe = recipe_of(options, besides=("consumed_samples",))
     if recipe is None:
-        run = resolve(settings_of(options))
+        run = resolve(read_settings(vars(options)))
         with counting_samples() as progress:
             return stream_of_run(
                 run, subset=options.subset, cache_dir=options.cache_dir, progress=progress
