@@ -44,6 +44,12 @@ def public_docstrings(facade: str) -> Iterator[tuple[str, str]]:
                 yield f"{facade}.{name}.{key}", inspect.getdoc(getattr(value, key)) or ""
 
 
+def test_every_package_with_public_names_is_documented() -> None:
+    stubs = (ROOT / "megaindex").rglob("__init__.pyi")
+    packages = {".".join(stub.parent.relative_to(ROOT).parts) for stub in stubs}
+    assert packages - set(FACADES) == {"megaindex.tokenize"}  # whose names `megaindex` has
+
+
 @pytest.mark.parametrize("facade", FACADES)
 def test_every_public_name_has_a_docstring(facade: str) -> None:
     """Its first paragraph is a sentence, and not the signature that a dataclass has instead."""
