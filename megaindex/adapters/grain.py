@@ -19,6 +19,8 @@ from typing import SupportsIndex
 
 from megaindex.loader.numpy_dataset import Fields, NumpyDataset
 
+__all__ = ["BatchSource", "SampleSource"]
+
 
 class SampleSource:
     """A source for ``grain.MapDataset.source`` or ``grain.DataLoader``; items are samples.

@@ -237,7 +237,7 @@ def build_index(
 ) -> BuiltIndex:
     """Return the index of one dataset: the samples of a run and the tokens that each reads.
 
-    With a framework order the arrays are those of `GPTDataset` of megatron-core 0.16.1 (order
+    With a framework order the arrays are those of ``GPTDataset`` of megatron-core 0.16.1 (order
     megatron), ``GPT2Dataset`` of GPT-NeoX (main, 2026-05), Megatron-DeepSpeed (main, 2025-07) or
     PaddleNLP (3.0.0b4), for the same documents, seed and number of samples.
 

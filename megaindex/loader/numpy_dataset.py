@@ -62,6 +62,7 @@ class NumpyDataset:
 
     @property
     def index(self) -> Index:
+        """The index that samples are located in."""
         return self._maker.index
 
     def __len__(self) -> int:
