@@ -15,7 +15,7 @@ _ABSENT: Any = object()
 
 
 class Patches:
-    """Replacements that are undone together; false when there are none."""
+    """Replacements that are undone together; false if empty."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []

@@ -85,7 +85,7 @@ def open_sources(
     """Return the sources of a valid snapshot, or open all and write a snapshot.
 
     Args:
-        corpora: prefixes or open datasets; with open datasets there is no snapshot.
+        corpora: prefixes or open datasets; open datasets are not written to a snapshot.
         asked: samples requested of each.
         settings: other settings of the indices; without a snapshot if JSON cannot represent them.
         build: function that builds the index of one source.

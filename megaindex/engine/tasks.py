@@ -97,7 +97,7 @@ class TaskQueue:
         self._losses = Counter[int]()
 
     def next(self) -> int | None:
-        """Return the number of the next task, or None if there is none."""
+        """Return the number of the next task, or None after the last one."""
         return self._again.popleft() if self._again else next(self._fresh, None)
 
     def put_back(self, number: int) -> None:

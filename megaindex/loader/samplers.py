@@ -320,7 +320,7 @@ class RandomAccessSampler(Sequence[list[int | None]]):
         """Return the sample ids of a micro batch, or a list of them; None for rows of padding.
 
         Raises:
-            OutOfRange: there is no batch of this number; negative numbers are refused.
+            OutOfRange: the number is negative or beyond the last batch.
         """
         if isinstance(number, slice):
             return [self[k] for k in range(*number.indices(len(self)))]

@@ -75,7 +75,7 @@ def find_tokenizer(path: str | os.PathLike[str], *, add_special_tokens: bool) ->
 
     Raises:
         InvalidArgument: its library is not installed, or a folder holds no tokenizer.
-        MissingFile: there is no such file or folder.
+        MissingFile: the file or folder does not exist.
         StorageError: the file cannot be read.
     """
     path = os.fspath(path)

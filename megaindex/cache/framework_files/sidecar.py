@@ -271,12 +271,12 @@ def load_sidecar(path: str) -> SidecarFile:
     with as_storage_error(path, "cannot read"), opened(path) as descriptor:
         status = os.fstat(descriptor)
         if not stat.S_ISREG(status.st_mode) or status.st_size > _LONGEST:
-            raise ValueError(f"it is no regular file of at most {_LONGEST} bytes")
+            raise ValueError(f"it is not a regular file of at most {_LONGEST} bytes")
         file = parse_sidecar(os.pread(descriptor, _LONGEST, 0), with_checksums=True)
     for sidecar in file.sets.values():
         sizes = [size for state in sidecar.files.values() for size in state]
         if sidecar.files.keys() != sidecar.arrays.keys() or {int} != {type(n) for n in sizes}:
-            raise ValueError("it has files without arrays, or sizes that are no numbers")
+            raise ValueError("it has files without arrays, or sizes that are not numbers")
     return file
 
 
