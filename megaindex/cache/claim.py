@@ -60,7 +60,7 @@ def _pid_namespace() -> str:
 
 
 def read_claim(path: Path) -> str | None:
-    """Return the text of a claim, or None if it does not exist; links and pipes are not followed."""
+    """Return the text of a claim, without following links or pipes; None if it does not exist."""
     try:
         descriptor = open_at_once(path, follow=False)
         try:
