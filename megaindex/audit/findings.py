@@ -79,7 +79,15 @@ def headline(audit: Audit) -> str:
 
 
 def findings(audit: Audit) -> list[str]:
-    """Return sentences on the shares seen, the first repeats and the jumps."""
+    """Return sentences on what a run sees, as at the top of the audit's page.
+
+    Shares of the corpus never seen, seen once and more often, so far and after all steps; the
+    sources that repeat, those served most often for their size first, with their first repeats;
+    jumps; and tokens that are in no sample.
+
+    Args:
+        audit: result of `megaindex.audit.audit`.
+    """
     steps = {
         "so far": f"So far, after {audit.stream.past_steps:,} steps",
         "after all steps": f"After all {audit.stream.num_steps:,} steps",
@@ -129,7 +137,13 @@ def _repeats(sources: list[SourceCounts]) -> Iterator[str]:
 
 
 def suggestions(audit: Audit) -> list[str]:
-    """Return sentences on what to change; where less than 1 % is unseen and no jump, nothing."""
+    """Return sentences on what to change about a run, as at the top of the audit's page.
+
+    A source counts as unseen in part from 1 % of its tokens on.
+
+    Args:
+        audit: result of `megaindex.audit.audit`.
+    """
     found = list(_changes(audit, source_counts(audit)))
     if found:
         return found
