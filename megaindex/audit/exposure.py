@@ -74,11 +74,6 @@ class Exposure:
         sums = [_sums(values, self.stretches) for values in (self.step_earlier, self.step_tokens)]
         return np.asarray(sums[0] / np.maximum(sums[1], 1), np.float64)
 
-    def source_curves(self) -> F64:
-        """Return float64[stretches, sources], `curve` by source; NaN where none is served."""
-        served = np.where(self.composition, self.composition, np.nan)
-        return np.asarray(self.source_earlier / served, np.float64)
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Served:

@@ -148,8 +148,8 @@ def suggestions(audit: Audit) -> list[str]:
     if found:
         return found
     return [
-        "No change is suggested: less than 1 % of each source is never seen, and the loss has no "
-        "reason to jump."
+        "No change is suggested: less than 1 % of each source is never seen, and the exposure does "
+        "not jump."
     ]
 
 
@@ -183,7 +183,7 @@ def _changes(audit: Audit, sources: list[SourceCounts]) -> Iterator[str]:
             "together and the run ends within them. Choose a whole number of epochs"
             + ("." if stream.order == "epoch" else f" (`megaindex plan {flag}`){order}.")
         )
-    short = [source for source in unseen if source.more < _NOTABLE and source.served]
+    short = [source for source in unseen if source.more < _NOTABLE]
     if len(sources) == 1 and short:
         steps = -(-stream.num_steps * short[0].tokens // short[0].served)
         yield (
@@ -193,14 +193,20 @@ def _changes(audit: Audit, sources: list[SourceCounts]) -> Iterator[str]:
     least = min((source.epochs for source in unseen), default=np.inf)
     over = [source for source in sources if source.epochs >= max(1, 2 * least)]
     if over:
+        up_to = "up to " * (len(over) > 1)
         equal = "; ".join(
             f"{s.name} {percent(s.tokens / audit.tokens)} (now {percent(s.of_served)})"
-            for s in [*over[:_MOST_NAMED], *unseen[:_MOST_NAMED]]
+            for s in dict.fromkeys([*over[:_MOST_NAMED], *unseen[:_MOST_NAMED]])
         )
         yield (
-            f"{_names(over)}: served {over[0].epochs:.2f} times over, while parts of "
+            f"{_names(over)}: served {up_to}{over[0].epochs:.2f} times over, while parts of "
             f"{_names(unseen)} are never seen. Sources that are seen equally often have these "
             f"shares of the tokens served: {equal}."
+        )
+    elif short and len(sources) > 1:
+        yield (
+            f"{_names(short)}: the run ends before one epoch of them; a longer run, or a larger "
+            "share of it, reads more."
         )
 
 

@@ -34,7 +34,7 @@ _MARK = "<title>megaindex audit</title>"  # of every page since the first, near 
 _START_BYTES = 512
 _MOST_TIMES = 12  # rows of a table by times seen
 _MOST_ROWS = 200
-_MOST_NAMED = 20
+_MOST_LETTERS = 400  # of a setting
 _CSS = f"""
 :root {{ color-scheme: light dark; {plots.variables(dark=False)} }}
 @media screen and (prefers-color-scheme: dark) {{ :root {{ {plots.variables(dark=True)} }} }}
@@ -91,7 +91,8 @@ footer {{ margin-top: 2rem; color: var(--soft); font-size: .88rem; }}
   body {{ margin: 0; padding: 0; max-width: none; font-size: 1rem; line-height: 1.35; }}
   h2 {{ break-after: avoid; margin-top: 1rem; }}
   td small {{ display: inline; }}
-  figure, section.keep, .findings, tr, dl {{ break-inside: avoid; }}
+  details::details-content {{ content-visibility: visible; display: block; }}
+  figure, section.keep, .findings, tr {{ break-inside: avoid; }}
 }}
 """
 
@@ -167,7 +168,7 @@ def page(audit: Audit, *, command: str = "", date: str = "") -> str:
         f"<h1>Tokens served over training</h1>\n<p>{escape(headline(audit))}.</p>",
         _list("What this run sees", findings(audit), names),
         _list("What to change", suggestions(audit), names, "change"),
-        _run(audit, command, date),
+        _run(audit, names, command, date),
         _exposure(audit),
         _by_source(audit, counts, names),
         _shares(audit),
@@ -197,7 +198,7 @@ def _prose(text: str) -> str:
     return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
-def _run(audit: Audit, command: str, date: str) -> str:
+def _run(audit: Audit, names: ShortNames, command: str, date: str) -> str:
     """Return the list of the run's settings."""
     stream = audit.stream
     sizes = np.unique(np.diff(stream.step_bounds)).tolist()
@@ -206,8 +207,7 @@ def _run(audit: Audit, command: str, date: str) -> str:
         batch = f"{sizes[0]:,} to {batch}"
     ranks = f", {stream.data_parallel_size:,} ranks" if stream.data_parallel_size else ""
     micro = f", micro batches of {stream.micro_batch_size:,}" if stream.micro_batch_size else ""
-    named = [source.name for source in stream.sources[:_MOST_NAMED]]
-    rest = len(stream.sources) - _MOST_NAMED
+    sources = ", ".join(names.name(source.name) for source in stream.sources)
     settings = {
         "order": stream.order,
         **stream.settings,
@@ -215,19 +215,29 @@ def _run(audit: Audit, command: str, date: str) -> str:
         "steps": f"{stream.num_steps:,}, of which {stream.past_steps:,} are past",
         "batch": batch + micro + ranks,
         "epochs built": f"{stream.index.num_epochs:,}",
-        "sources": ", ".join(named) + (f" and {rest:,} more" if rest > 0 else ""),
+        "sources": (f"{names.common}: " if names.common else "") + sources,
         "megaindex": megaindex.__version__,
         "date": date,
+        "command": command,
     }
     rows = "".join(
-        f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{escape(str(value))}</dd>\n"
+        f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{_value(name, str(value))}</dd>\n"
         for name, value in settings.items()
         if value != ""
     )
-    if command:  # broken between its words alone
-        words = " ".join(f"<span>{escape(word)}</span>" for word in command.split(" "))
-        rows += f"<dt>command</dt><dd><code>{words}</code></dd>\n"
-    return f'<section class="keep">\n<h2>This run</h2>\n<dl>\n{rows}</dl>\n</section>'
+    return f"<section>\n<h2>This run</h2>\n<dl>\n{rows}</dl>\n</section>"
+
+
+def _value(name: str, value: str) -> str:
+    """Return a setting as HTML; of a long one the first words, and all of it when opened."""
+    shown = escape(value)
+    if name == "command":  # broken between its words alone
+        words = " ".join(f"<span>{escape(word)}</span>" for word in value.split(" "))
+        shown = f"<code>{words}</code>"
+    if len(value) <= _MOST_LETTERS:
+        return shown
+    start = escape(value[: _MOST_LETTERS // 2])
+    return f"<details><summary>{start} …</summary>{shown}</details>"
 
 
 def _exposure(audit: Audit) -> str:

@@ -23,6 +23,7 @@ _LEFT, _RIGHT = 9.0, 98.0  # bounds of the axes, in percent of the width
 _TOP, _BOTTOM = 28, 24  # pixels above and below the axes
 _UNITS = 1000  # width of the inner picture
 _MOST_LABELS = 6
+_LEAST_SAMPLES, _LEAST_POINTS = 20, 20  # of a curve: samples a point, points
 # Colours of light and dark pages. a to h: Okabe and Ito's, distinct for colour-blind readers; r: a
 # ramp for counts
 _PALETTE = {
@@ -184,14 +185,22 @@ def exposure_curve(audit: Audit) -> str:
 
 
 def exposure_by_source(audit: Audit, shown: Sequence[int]) -> str:
-    """Plot mean earlier exposures over steps for some of the sources, by their numbers."""
-    curves = audit.exposure.source_curves()[:, shown]
-    served = curves[~np.isnan(curves)]
-    most = max(0.5, float(served.max(initial=0)))
+    """Plot mean earlier exposures over steps for some of the sources, by their numbers.
+
+    Stretches are joined until each holds some samples of the source that is served least.
+    """
+    exposure, bounds = audit.exposure, audit.exposure.stretches
+    served = exposure.composition[:, shown]
+    samples = served.sum(axis=0) / audit.stream.index.sequence_length / len(served)
+    joined = math.ceil(_LEAST_SAMPLES / max(float(samples.min()), 1e-9))
+    starts = np.arange(0, len(served), max(1, min(joined, len(served) // _LEAST_POINTS)))
+    sums = [np.add.reduceat(c, starts) for c in (exposure.source_earlier[:, shown], served)]
+    curves = sums[0] / np.where(sums[1], sums[1], np.nan)
+    most = max(0.5, float(curves[sums[1] > 0].max(initial=0)))
     title = "Exposure of each source by step"
     plot = _of_steps(audit, title, 200, most * 1.1, "earlier exposures of a token, by source")
     for curve, colour in zip(curves.T, COLOURS, strict=False):
-        plot.stairs(curve, audit.exposure.stretches, colour)
+        plot.stairs(curve, np.append(bounds[starts], bounds[-1]), colour)
     return plot.svg("step")
 
 
