@@ -58,7 +58,7 @@ class Audit:
         repeats = np.flatnonzero(exposure.distances)
         return {
             "order": stream.order,
-            "settings": dict(stream.settings),
+            "run_settings": dict(stream.settings),
             "sequence_length": stream.index.sequence_length,
             "steps": stream.num_steps,
             "past_steps": stream.past_steps,
@@ -75,7 +75,7 @@ class Audit:
                     "tokens": int(total.sum()),
                     "cut_tokens": source.cut_tokens,
                     "tokens_by_times_seen": {"past": past.tolist(), "total": total.tolist()},
-                    "first_repeat": None if repeat < 0 else repeat,
+                    "first_repeated_step": None if repeat < 0 else repeat,
                 }
                 for source, past, total, repeat in zip(
                     stream.sources,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import runpy
@@ -94,6 +95,22 @@ def test_the_page_says_which_run_it_shows(page: str) -> None:
         "megaindex": megaindex.__version__,
         "date": "2027-01-15 08:00 UTC",
     }
+
+
+def test_json_has_what_the_page_shows(prefix: Path) -> None:
+    run = ["--data-path", prefix, "--seq-length", 16, "--global-batch-size", 8, "--epochs", 2]
+    status, out, err = cli("audit", *run, "--order", "epoch", "--points", 4, "--json")
+    assert status == 0, err
+    shown = json.loads(out)
+    assert shown["run_settings"]["seed"] == 1234
+    first = shown["sources"][0]["first_repeated_step"]
+    assert 0 < first <= shown["epoch_steps"][0] + 1
+    curve = shown["exposure_curve"]
+    (served, earlier) = (
+        np.array(curve[name]).sum(axis=1)
+        for name in ("tokens_by_source", "earlier_exposures_by_source")
+    )
+    assert (earlier / served).tolist() == curve["mean_earlier_exposures"]
 
 
 def test_names_are_escaped(tmp_path: Path) -> None:
