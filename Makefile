@@ -9,6 +9,7 @@
 # make matrix the Megatron adapter against every release of megatron-core
 # make docs   the site of docs/, with search and an API reference, in build/site
 # make docs-sample  docs/audit-sample.html and its picture, for docs/audit.md
+# make examples   the scripts of examples/, with the packages that they need
 # make explore, make sanitize, make slow, make fuzz, make soak: see CONTRIBUTING.md
 
 PYTHON ?= python3
@@ -23,7 +24,7 @@ JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ "$$n" -lt 4 ]; then echo "
 # Tests start many processes: without byte code each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test explore lint bench matrix docs docs-sample sanitize slow fuzz soak faults clean
+.PHONY: demo quick test examples explore lint bench matrix docs docs-sample sanitize slow fuzz soak faults clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -35,6 +36,10 @@ quick: $(VENV)/.quick-installed
 test: $(VENV)/.test-installed
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS)
 
+examples: $(VENV)/.test-installed
+	$(PIP) -r requirements/examples.txt
+	$(BIN)/python -m pytest tests/test_examples.py
+
 # The property tests with a seed of their own, which MEGAINDEX_EXPLORE_SEED sets; of TESTS alone
 explore: $(VENV)/.test-installed
 	@seed=$${MEGAINDEX_EXPLORE_SEED:-$$($(BIN)/python -c 'import secrets; print(secrets.randbits(32))')}; \
@@ -45,8 +50,8 @@ explore: $(VENV)/.test-installed
 
 lint: $(VENV)/.test-installed
 	$(PIP) -r requirements/dev.txt
-	$(BIN)/ruff check megaindex tests benchmarks docs/*.py setup.py
-	$(BIN)/ruff format --check megaindex tests benchmarks docs/*.py setup.py
+	$(BIN)/ruff check megaindex tests benchmarks examples docs/*.py setup.py
+	$(BIN)/ruff format --check megaindex tests benchmarks examples docs/*.py setup.py
 	$(BIN)/mypy
 
 bench: $(VENV)/.test-installed

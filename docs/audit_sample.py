@@ -6,7 +6,6 @@ audit-exposure-dark.svg.
 
 from __future__ import annotations
 
-import re
 import tempfile
 from fractions import Fraction
 from pathlib import Path
@@ -15,21 +14,10 @@ import numpy as np
 
 from megaindex import IndexedDatasetWriter
 from megaindex.audit import audit, stream_of_run, write_page
-from megaindex.audit.plots import exposure_curve
+from megaindex.audit.plots import exposure_curve, picture, variables
 from megaindex.plan import BatchSchedule, Data, Run, Source, Target
 
 DOCS = Path(__file__).parent
-_DARK = {
-    "#ffffff": "#0d1117",  # background
-    "#000000": "#c9d1d9",  # axes
-    "#e6e6e6": "#30363d",  # grid
-    "#666666": "#9198a1",
-    "#999999": "#9198a1",
-    "#f2ead8": "#2e2a1f",  # the past
-    "#8a6d1c": "#d4a72c",
-    "#0072b2": "#58a6ff",
-    "#d55e00": "#ff9b57",
-}
 
 
 def make_corpus(prefix: Path, *, documents: int = 20_000) -> None:
@@ -56,8 +44,7 @@ def sample_run(prefix: Path) -> Run:
 
 def dark(svg: str) -> str:
     """Return the picture in colours for a dark page."""
-    svg = svg.replace("</style>", "text{fill: #c9d1d9}</style>", 1)
-    return re.sub("#[0-9a-f]{6}", lambda colour: _DARK.get(colour[0], colour[0]), svg)
+    return svg.replace(variables(dark=False), variables(dark=True))
 
 
 def main() -> None:
@@ -66,9 +53,9 @@ def main() -> None:
         make_corpus(prefix)
         result = audit(stream_of_run(sample_run(prefix)), points=120)
     write_page(result, DOCS / "audit-sample.html")
-    picture = exposure_curve(result) + "\n"
-    (DOCS / "audit-exposure.svg").write_text(picture)
-    (DOCS / "audit-exposure-dark.svg").write_text(dark(picture))
+    light = picture(exposure_curve(result))
+    (DOCS / "audit-exposure.svg").write_text(light)
+    (DOCS / "audit-exposure-dark.svg").write_text(dark(light))
 
 
 if __name__ == "__main__":

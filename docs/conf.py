@@ -37,7 +37,7 @@ class NDArray(Generic[TypeVar("Scalar")]):
 numpy.typing.ArrayLike, numpy.typing.NDArray = ArrayLike, NDArray
 
 NAVIGATION = {
-    "Start": ["quickstart", "concepts"],
+    "Start": ["quickstart", "concepts", "examples"],
     "Guides": [
         *("planning", "orders", "reading", "recipes"),
         *("Tokenizing <tokenize>", "Corpora <corpora>", "Auditing <audit>", "objects", "scale"),

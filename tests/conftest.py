@@ -47,7 +47,7 @@ BACKENDS = ("reference", "numba", "native")
 QUICK = ("cache", "configs", "format", "index", "io", "kernels", "plan", "recipe", "verify")
 OPTIONAL = (
     "torch", "megatron", "torchdata", "streaming", "grain", "ray", "moto", "obstore", "pyarrow",
-    "zstandard", "matplotlib", "tokenizers", "sentencepiece",
+    "zstandard", "tokenizers", "sentencepiece",
 )  # fmt: skip
 # Folders of long tests: with several processes they come first, so that no process works on one
 # of them while the others have ended.

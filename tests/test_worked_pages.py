@@ -15,7 +15,6 @@ from megaindex.cli import VERBS
 
 _NEEDED = {
     "grain": "import grain",
-    "matplotlib": "write_page(",
     "pyarrow": "import pyarrow",
     "streaming": "write_mds(",
     "tokenizers": "train_bpe(",

@@ -57,6 +57,10 @@ class Exposure:
     """int64[stretches, sources]: tokens served of each source."""
     fresh: I64
     """int64[stretches, sources]: tokens served for the first time."""
+    source_earlier: I64
+    """int64[stretches, sources]: `step_earlier` by source, summed over the steps of a stretch."""
+    first_repeats: I64
+    """int64[sources]: first step that serves a token of the source again; -1 if there is none."""
     distances: I64
     """int64[steps]: tokens served again k steps after the last time, for each k from 0 on."""
 
@@ -107,6 +111,8 @@ def count_exposure(
         shares=tally.shares.reshape(-1, SHARES),
         composition=composition,
         fresh=tally.fresh.reshape(composition.shape),
+        source_earlier=tally.source_earlier.reshape(composition.shape),
+        first_repeats=np.where(tally.first_repeats < stream.num_steps, tally.first_repeats, -1),
         distances=tally.distances,
     )
 
@@ -157,8 +163,12 @@ class _Tally:
         self.step_tokens, self.step_earlier, self.distances = (
             np.zeros(stream.num_steps, np.int64) for _ in range(3)
         )
-        self.shares = np.zeros((int(stretch_of[-1]) + 1) * SHARES, np.int64)
-        self.fresh = np.zeros((int(stretch_of[-1]) + 1) * len(stream.sources), np.int64)
+        stretches, num_sources = int(stretch_of[-1]) + 1, len(stream.sources)
+        self.shares = np.zeros(stretches * SHARES, np.int64)
+        self.fresh, self.source_earlier = (
+            np.zeros(stretches * num_sources, np.int64) for _ in range(2)
+        )
+        self.first_repeats = np.full(num_sources, stream.num_steps, np.int64)
 
     def add(self, served: _Served, documents: range) -> None:
         bounds = self._stream.token_base[documents.start : documents.stop + 1]
@@ -168,17 +178,12 @@ class _Tally:
         cuts = np.unique(np.concatenate((begin, end, bounds)))
         segment, step = self._history(begin, end, step, cuts)
         width = np.diff(cuts)
-        self._steps(segment, step, width[segment])
-
         first = np.searchsorted(cuts, bounds[filled])
         source = np.searchsorted(
             self._stream.document_base, documents.start + filled, "right"
         ).astype(np.int64)
         of_segment = np.repeat(source - 1, np.diff(first, append=width.size))
-        begins = np.flatnonzero(np.diff(segment, prepend=-1))  # first serving of each segment
-        fresh = segment[begins]
-        place = self._stretch_of[step[begins]] * len(self._stream.sources) + of_segment[fresh]
-        _accumulate(self.fresh, place, width[fresh])
+        self._steps(segment, step, width[segment], of_segment[segment])
         before = segment[step < self._stream.past_steps]
         for counts, servings in ((self.past, before), (self.total, segment)):
             times = np.bincount(servings, minlength=width.size)
@@ -194,7 +199,7 @@ class _Tally:
         segment, steps = np.divmod(key, self._stream.num_steps)
         return segment, steps
 
-    def _steps(self, segment: I64, step: I64, width: I64) -> None:
+    def _steps(self, segment: I64, step: I64, width: I64, source: I64) -> None:
         place = np.arange(segment.size)
         again = np.zeros(segment.size, np.bool_)
         again[1:] = segment[1:] == segment[:-1]
@@ -205,9 +210,13 @@ class _Tally:
         earlier = np.maximum.accumulate(np.where(same_step, 0, place)) - first
         _accumulate(self.step_tokens, step, width)
         _accumulate(self.step_earlier, step, width * earlier)
-        stretch = self._stretch_of[step] * SHARES + np.minimum(earlier, SHARES - 1)
-        _accumulate(self.shares, stretch, width)
+        stretch = self._stretch_of[step]
+        _accumulate(self.shares, stretch * SHARES + np.minimum(earlier, SHARES - 1), width)
+        by_source = stretch * self.first_repeats.size + source
+        _accumulate(self.source_earlier, by_source, width * earlier)
+        _accumulate(self.fresh, by_source[~again], width[~again])
         repeats = np.flatnonzero(again)
+        np.minimum.at(self.first_repeats, source[repeats], step[repeats])
         _accumulate(self.distances, step[repeats] - step[repeats - 1], width[repeats])
 
 

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
+import re
 from collections.abc import Sequence
 from html import escape
 
-from megaindex.audit.render import (
-    SOURCE_COLUMNS,
-    cut_texts,
+import numpy as np
+
+import megaindex
+from megaindex._types import I64
+from megaindex.audit import plots
+from megaindex.audit.exposure import SHARES
+from megaindex.audit.findings import (
+    SourceCounts,
     distance_text,
+    findings,
     headline,
-    jump_text,
-    source_rows,
+    source_counts,
+    suggestions,
 )
+from megaindex.audit.render import SOURCE_COLUMNS, source_rows
 from megaindex.audit.report import Audit, shares
-from megaindex.console import percent
-from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.console import ShortNames, percent
+from megaindex.errors import MissingFile, StorageError
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import check_local, check_regular, open_at_once
@@ -25,42 +32,69 @@ from megaindex.io.paths import check_local, check_regular, open_at_once
 PAGE_REMEDY = "write the page (--html) to a disk"
 _MARK = "<title>megaindex audit</title>"  # of every page since the first, near its beginning
 _START_BYTES = 512
-_CSS = """
-body { font: 15px/1.5 system-ui, sans-serif; color: #1a1a1a; background: #fff;
-       max-width: 60rem; margin: 2rem auto; padding: 0 1.5rem; }
-h1 { font-size: 1.5rem; margin-bottom: .2rem; }
-h2 { font-size: 1.15rem; margin: 2.2rem 0 .4rem; border-bottom: 1px solid #ddd; }
-.notice { border-left: 4px solid #d55e00; background: #fdf3ec; padding: .5rem .9rem; }
-figure { margin: .6rem 0; }
-figure svg { width: 100%; height: auto; display: block; }
-figcaption { color: #333; max-width: 52rem; }
-table { border-collapse: collapse; margin: .6rem 0; font-variant-numeric: tabular-nums; }
-th, td { padding: .2rem .9rem .2rem 0; text-align: right; border-bottom: 1px solid #e4e4e4; }
-th:first-child, td:first-child { text-align: left; }
-td:first-child { overflow-wrap: anywhere; }
-code { white-space: nowrap; }
-footer { margin-top: 2.5rem; color: #555; font-size: .9rem; }
-@page { margin: 14mm; }
-@media print {
-  body { margin: 0; padding: 0; max-width: none; font-size: 10pt; line-height: 1.35; }
-  h1, h2 { margin-top: .8rem; }
-  figure svg { width: 94%; }
-  figure, table, section.keep { break-inside: avoid; }
-  h2 { break-after: avoid; }
-}
+_MOST_TIMES = 12  # rows of a table by times seen
+_MOST_ROWS = 200
+_MOST_LETTERS = 400  # of a setting
+_CSS = f"""
+:root {{ color-scheme: light dark; {plots.variables(dark=False)} }}
+@media screen and (prefers-color-scheme: dark) {{ :root {{ {plots.variables(dark=True)} }} }}
+* {{ box-sizing: border-box; }}
+body {{ font: 16px/1.5 system-ui, sans-serif; color: var(--text); background: var(--back);
+  max-width: 60rem; margin: 1.5rem auto; padding: 0 1rem; overflow-wrap: anywhere; }}
+h1 {{ font-size: 1.5rem; line-height: 1.25; margin: 0 0 .3rem; }}
+h2 {{ font-size: 1.15rem; margin: 2rem 0 .5rem; border-bottom: 1px solid var(--grid); }}
+p, ul {{ margin: .4rem 0; }}
+ul {{ padding-left: 1.2rem; }}
+.findings {{ border: 1px solid var(--grid); border-left: 4px solid var(--a); border-radius: 4px;
+  padding: .6rem 1rem; margin: 1rem 0; }}
+.findings h2 {{ border: 0; margin: .2rem 0; font-size: 1rem; }}
+.findings li {{ margin: .25rem 0; }}
+.change {{ border-left-color: var(--b); }}
+dl {{ display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1rem; margin: .5rem 0; }}
+dt {{ color: var(--soft); }}
+dd {{ margin: 0; min-width: 0; }}
+code {{ font-size: .9em; }}
+figure {{ margin: .6rem 0; }}
+figure svg {{ display: block; overflow: visible; }}
+figcaption {{ color: var(--soft); font-size: .92rem; max-width: 46rem; }}
+.legend {{ list-style: none; display: flex; flex-wrap: wrap; gap: .1rem 1rem; padding: 0;
+  margin: .2rem 0; font-size: .88rem; }}
+.legend i {{ display: inline-block; width: .8em; height: .8em; margin-right: .35em; }}
+table {{ border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums;
+  font-size: .92rem; }}
+th, td {{ padding: .25rem .5rem; text-align: right; border-bottom: 1px solid var(--grid);
+  vertical-align: top; }}
+th {{ font-weight: 600; color: var(--soft); vertical-align: bottom; }}
+th:first-child, td:first-child {{ text-align: left; padding-left: 0; }}
+th, td {{ overflow-wrap: normal; }}
+.sources td:first-child {{ overflow-wrap: anywhere; }}
+td small {{ display: block; color: var(--soft); }}
+td b {{ font-weight: 500; white-space: nowrap; }}
+dd span {{ display: inline-block; max-width: 100%; }}
+td i {{ display: block; height: 4px; background: var(--a); margin: 2px 0 0 auto; }}
+i {{ print-color-adjust: exact; -webkit-print-color-adjust: exact; }}
+footer {{ margin-top: 2rem; color: var(--soft); font-size: .88rem; }}
+{plots.STYLE}
+@media screen and (max-width: 620px) {{
+  .sources thead {{ display: none; }}
+  .sources tr, .sources td {{ display: block; }}
+  .sources tr {{ border-bottom: 1px solid var(--grid); padding: .4rem 0; }}
+  .sources td {{ border: 0; padding: 0; }}
+  .sources td:first-child {{ font-weight: 600; text-align: left; }}
+  .sources td + td {{ display: flex; justify-content: space-between; }}
+  .sources td + td::before {{ content: attr(data-name); color: var(--soft); }}
+  .sources td:empty {{ display: none; }}
+}}
+@page {{ margin: 14mm; }}
+@media print {{
+  :root {{ font-size: 9.5pt; }}
+  body {{ margin: 0; padding: 0; max-width: none; font-size: 1rem; line-height: 1.35; }}
+  h2 {{ break-after: avoid; margin-top: 1rem; }}
+  td small {{ display: inline; }}
+  details::details-content {{ content-visibility: visible; display: block; }}
+  figure, section.keep, .findings, tr {{ break-inside: avoid; }}
+}}
 """
-
-
-def check_plots() -> None:
-    """Check that matplotlib can be imported.
-
-    Raises:
-        InvalidArgument: matplotlib is not installed.
-    """
-    if importlib.util.find_spec("matplotlib") is None:
-        raise InvalidArgument(
-            "--html draws with matplotlib, which is not installed: pip install 'megaindex[plots]'"
-        )
 
 
 def check_page(path: str | os.PathLike[str]) -> bool:
@@ -98,108 +132,211 @@ def check_page(path: str | os.PathLike[str]) -> bool:
     return True
 
 
-def write_page(audit: Audit, path: str | os.PathLike[str]) -> None:
+def write_page(
+    audit: Audit, path: str | os.PathLike[str], *, command: str = "", date: str = ""
+) -> None:
     """Write an audit as one HTML page, atomically; an earlier page at the path is replaced.
+
+    The page depends on the arguments alone, so that equal audits give equal bytes.
 
     Args:
         audit: result of `megaindex.audit.audit`.
         path: local path of the page.
+        command: command line that made the audit, to be shown.
+        date: date of the audit, to be shown.
 
     Raises:
-        InvalidArgument: matplotlib is not installed, or the path is a URL.
+        InvalidArgument: the path is a URL.
         StorageError: another file is at the path, or the page cannot be written.
     """
     name = os.fspath(path)
     files = AtomicFiles([name], overwrite=check_page(name))
-    text = page(audit)
+    text = page(audit, command=command, date=date)
     try:
         with as_storage_error(name, "cannot write"):
-            files.open(name).write(text.encode())
+            files.open(name).write(text.encode("utf-8", "replace"))
         files.publish()
     finally:
         files.discard()
 
 
-def page(audit: Audit) -> str:
+def page(audit: Audit, *, command: str = "", date: str = "") -> str:
     """Return the page as text; as `write_page`."""
-    check_plots()
-    texts = [*map(jump_text, audit.jumps), *cut_texts(audit)]
-    notices = "".join(f'<p class="notice">{escape(text)}</p>' for text in texts)
-    sections = (_exposure(audit), _shares(audit), _times(audit), _sources(audit), _repeats(audit))
+    names = ShortNames.of(source.name for source in audit.stream.sources)
+    counts = source_counts(audit)
+    parts = (
+        f"<h1>Tokens served over training</h1>\n<p>{escape(headline(audit))}.</p>",
+        _list("What this run sees", findings(audit), names),
+        _list("What to change", suggestions(audit), names, "change"),
+        _run(audit, names, command, date),
+        _exposure(audit),
+        _by_source(audit, counts, names),
+        _shares(audit),
+        _times(audit),
+        _sources(audit, counts, names),
+        _repeats(audit),
+        "<footer><p>All counts of tokens are exact. The token that a sample reads only as the "
+        "label of its last position does not count for that sample. Steps count from 0: trainers "
+        "log step k as iteration k + 1. Made by <code>megaindex audit --html</code>.</p></footer>",
+    )
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
         f"{_MARK}\n<style>{_CSS}</style>\n</head>\n<body>\n"
-        f"<h1>Tokens served over training</h1>\n<p>{escape(headline(audit))}.</p>\n{notices}\n"
-        + "\n".join(sections)
-        + f"\n{_footer(audit)}\n</body>\n</html>\n"
+        + "\n".join(part for part in parts if part)
+        + "\n</body>\n</html>\n"
     )
 
 
-def _exposure(audit: Audit) -> str:
-    from megaindex.audit.plots import exposure_curve
+def _list(title: str, texts: Sequence[str], names: ShortNames, kind: str = "") -> str:
+    items = "".join(f"<li>{_prose(names.text(text))}</li>\n" for text in texts)
+    return f'<div class="findings {kind}">\n<h2>{title}</h2>\n<ul>\n{items}</ul>\n</div>'
 
+
+def _prose(text: str) -> str:
+    """Return escaped text, with code between back quotes."""
+    return re.sub("`([^`]+)`", r"<code>\1</code>", escape(text))
+
+
+def _run(audit: Audit, names: ShortNames, command: str, date: str) -> str:
+    """Return the list of the run's settings."""
+    stream = audit.stream
+    sizes = np.unique(np.diff(stream.step_bounds)).tolist()
+    batch = f"{sizes[-1]:,} samples a step"
+    if len(sizes) > 1:
+        batch = f"{sizes[0]:,} to {batch}"
+    ranks = f", {stream.data_parallel_size:,} ranks" if stream.data_parallel_size else ""
+    micro = f", micro batches of {stream.micro_batch_size:,}" if stream.micro_batch_size else ""
+    sources = ", ".join(names.name(source.name) for source in stream.sources)
+    settings = {
+        "order": stream.order,
+        **stream.settings,
+        "sequence_length": f"{stream.index.sequence_length:,}",
+        "steps": f"{stream.num_steps:,}, of which {stream.past_steps:,} are past",
+        "batch": batch + micro + ranks,
+        "epochs built": f"{stream.index.num_epochs:,}",
+        "sources": (f"{names.common}: " if names.common else "") + sources,
+        "megaindex": megaindex.__version__,
+        "date": date,
+        "command": command,
+    }
+    rows = "".join(
+        f"<dt>{escape(name.replace('_', ' '))}</dt><dd>{_value(name, str(value))}</dd>\n"
+        for name, value in settings.items()
+        if value != ""
+    )
+    return f"<section>\n<h2>This run</h2>\n<dl>\n{rows}</dl>\n</section>"
+
+
+def _value(name: str, value: str) -> str:
+    """Return a setting as HTML; of a long one the first words, and all of it when opened."""
+    shown = escape(value)
+    if name == "command":  # broken between its words alone
+        words = " ".join(f"<span>{escape(word)}</span>" for word in value.split(" "))
+        shown = f"<code>{words}</code>"
+    if len(value) <= _MOST_LETTERS:
+        return shown
+    start = escape(value[: _MOST_LETTERS // 2])
+    return f"<details><summary>{start} …</summary>{shown}</details>"
+
+
+def _exposure(audit: Audit) -> str:
     past = " The shaded part is past." if audit.stream.past_steps else ""
     return _section(
         "Exposure by step",
-        exposure_curve(audit),
+        plots.exposure_curve(audit),
         "Mean number of times that earlier steps have served the tokens of each step. 0: all "
         "tokens are new. A ramp comes from epochs that are shuffled together, a jump from an epoch "
         "that begins after all others have ended. Dotted lines: the tokens served amount to "
-        "once, twice, … the corpus." + past,
+        "1 ×, 2 ×, … the corpus." + past,
+    )
+
+
+def _by_source(audit: Audit, counts: Sequence[SourceCounts], names: ShortNames) -> str:
+    if len(counts) == 1:
+        return ""
+    often = sorted(range(len(counts)), key=lambda k: (-counts[k].epochs, k))
+    shown = sorted(often[: plots.MOST_COLOURS], key=lambda k: (-counts[k].served, k))
+    rest = len(often) - len(shown)
+    only = f" Of {len(often):,} sources, those served most often for their size." * (rest > 0)
+    return _section(
+        "Exposure of each source by step",
+        plots.exposure_by_source(audit, shown),
+        "Mean number of times that earlier steps have served the tokens that a step reads of a "
+        f"source. A source repeats from where its line leaves 0.{only}",
+        _legend(plots.COLOURS, [names.name(counts[k].name) for k in shown]),
     )
 
 
 def _shares(audit: Audit) -> str:
-    from megaindex.audit.plots import exposure_shares
-
+    used = int(np.flatnonzero(audit.exposure.shares.sum(axis=0)).max(initial=0)) + 1
+    times = ["first", "second", "third", *(f"{k}th" for k in range(4, SHARES))]
+    labels = [*(f"{time} time" for time in times), f"{SHARES}th time or later"]
     return _section(
         "New and repeated tokens",
-        exposure_shares(audit),
-        "Shares of a step's tokens that are served for the first, the second, … time. The lightest "
-        "colour is new text.",
+        plots.exposure_shares(audit),
+        "Shares of a step's tokens that are served for the first, the second, … time.",
+        _legend(plots.RAMP, labels[:used]),
     )
 
 
 def _times(audit: Audit) -> str:
-    from megaindex.audit.plots import times_seen
-
     columns = ["seen"]
     histograms = []
     for name, counts in audit.moments():
-        columns += [f"tokens {name}", f"share {name}", f"documents {name}"]
-        tokens = counts.tokens.sum(axis=0)
-        histograms += [
-            [f"{n:,}" for n in tokens.tolist()],
-            [percent(share) for share in shares(tokens)],
-            [f"{n:,}" for n in counts.documents_in_part.tolist()],
-        ]
+        columns += [f"tokens {name}", f"documents {name}"]
+        for values in (counts.tokens.sum(axis=0), counts.documents_in_part):
+            folded = [*values[:_MOST_TIMES], values[_MOST_TIMES:].sum()]
+            histograms.append(np.array(folded if values.size > _MOST_TIMES else values))
     rows = [
-        [f"{times}×", *(column[times] if times < len(column) else "" for column in histograms)]
-        for times in range(max(map(len, histograms)))
+        [
+            f"{times}×" + " and more" * (times == _MOST_TIMES),
+            *(_bar(column, times) if times < column.size else "" for column in histograms),
+        ]
+        for times in range(max(column.size for column in histograms))
     ]
-    return _section(
-        "Tokens and documents by times seen",
-        times_seen(audit),
-        "Share, in percent, of the corpus by the number of times that it is served. A document "
-        "counts by its most served token. Tokens outside the samples drawn, and those of an "
-        "incomplete last sample, are not served.",
-        _table(columns, rows),
+    return (
+        "<section>\n<h2>Tokens and documents by times seen</h2>\n"
+        + _table(columns, rows)
+        + "<p>A document counts by its most served token. Tokens outside the samples drawn, and "
+        "those of an incomplete last sample, are not served.</p>\n</section>"
     )
 
 
-def _sources(audit: Audit) -> str:
-    if len(audit.stream.sources) == 1:
-        return ""
-    from megaindex.audit.plots import composition
+def _bar(counts: I64, at: int) -> str:
+    share = shares(counts)[at]
+    text = f"<b>{percent(share)}</b> <small>{counts[at]:,}</small>"
+    return f'{text}<i style="width: {4 * share:.3f}em"></i>'
 
-    rows = [[name, *cells] for name, cells in source_rows(audit)]
+
+def _sources(audit: Audit, counts: Sequence[SourceCounts], names: ShortNames) -> str:
+    if len(counts) == 1:
+        return ""
+    served = audit.exposure.composition
+    order = np.argsort(-served.sum(axis=0), kind="stable")
+    most = plots.MOST_COLOURS - (order.size > plots.MOST_COLOURS)
+    shown, rest = order[:most], order[most:]
+    labels = [names.name(counts[k].name) for k in shown]
+    columns = served[:, shown]
+    if rest.size:
+        columns = np.column_stack((columns, served[:, rest].sum(axis=1)))
+        labels.append(f"{rest.size:,} others")
+    listed = [counts[k] for k in order[:_MOST_ROWS]]
+    rows = [[escape(names.name(name)), *map(escape, c)] for name, c in source_rows(listed)]
+    notes = [f"Common part of the names: {names.common}."] if names.common else []
+    if len(counts) > _MOST_ROWS:
+        notes.append(f"The {_MOST_ROWS} sources served most; --json lists all.")
     return _section(
-        "Sources over time",
-        composition(audit),
+        "Sources by step",
+        plots.composition(audit, columns),
         "Shares of the sources in the tokens of a step. A blend keeps them constant from the first "
         "step to the last. The table lists the tokens of each source by times served.",
-        _table(["source", *SOURCE_COLUMNS], rows),
+        _legend(plots.COLOURS, labels),
+    ) + "".join(
+        (
+            _table(["source", *SOURCE_COLUMNS], rows, "sources"),
+            *(f"<p>{escape(note)}</p>\n" for note in notes),
+        )
     )
 
 
@@ -207,38 +344,42 @@ def _repeats(audit: Audit) -> str:
     title = "Distance between repeats"
     if not audit.exposure.distances.any():
         return f'<section class="keep"><h2>{title}</h2><p>{distance_text(audit)}</p></section>'
-    from megaindex.audit.plots import repeat_distances
-
     return _section(
         title,
-        repeat_distances(audit),
+        plots.repeat_distances(audit),
         "Tokens that are served again, by the number of steps since the last time. Small distances "
         "mean that text is repeated soon after it was seen. " + distance_text(audit),
     )
 
 
-def _section(title: str, picture: str, caption: str, table: str = "") -> str:
-    described = picture.replace("<svg", f'<svg role="img" aria-label="{escape(title)}"', 1)
+def _section(title: str, plot: str, caption: str, legend: str = "") -> str:
     return (
-        f'<section class="keep">\n<h2>{escape(title)}</h2>\n<figure>\n{described}\n'
-        f"<figcaption>{escape(caption)}</figcaption>\n</figure>\n</section>\n{table}"
+        f'<section class="keep">\n<h2>{escape(title)}</h2>\n<figure>\n{legend}{plot}\n'
+        f"<figcaption>{escape(caption)}</figcaption>\n</figure>\n</section>\n"
     )
 
 
-def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _legend(colours: Sequence[str], names: Sequence[str]) -> str:
+    items = "".join(
+        f'<li><i style="background: var(--{colour})"></i>{escape(name)}</li>'
+        for colour, name in zip(colours, names, strict=False)
+    )
+    return f'<ul class="legend">{items}</ul>\n'
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "") -> str:
+    """Return a table; cells are HTML."""
     head = "".join(f"<th>{escape(name)}</th>" for name in columns)
     body = "".join(
-        "<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows
+        "<tr>"
+        + "".join(
+            f'<td data-name="{escape(name)}">{cell}</td>'
+            for name, cell in zip(columns, row, strict=True)
+        )
+        + "</tr>\n"
+        for row in rows
     )
-    return f"<table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>"
-
-
-def _footer(audit: Audit) -> str:
-    names = ", ".join(escape(source.name) for source in audit.stream.sources[:20])
-    more = len(audit.stream.sources) - 20
-    rest = f" and {more} more" if more > 0 else ""
     return (
-        f"<footer><p>Data: {names}{rest}. All counts of tokens are exact. The token that a sample "
-        "reads only as the label of its last position does not count for that sample. Steps count "
-        "from 0. Made by <code>megaindex audit --html</code>.</p></footer>"
+        f'<table class="{kind}">\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n'
+        "</table>\n"
     )

@@ -1,220 +1,271 @@
-"""Plots of the audit page, drawn with matplotlib as SVG text."""
+"""Plots of the audit page as SVG: fonts keep their size at any width, colours come from CSS.
+
+A plot has no viewBox. Lines and texts lie at percentages of its width; curves lie in an inner
+picture that is stretched to the width of the axes.
+"""
 
 from __future__ import annotations
 
-import io
-import re
-from collections.abc import Sequence
-from typing import Any
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from html import escape
 
 import numpy as np
 
 from megaindex._types import F64, I64
 from megaindex.audit.exposure import SHARES
-from megaindex.audit.report import Audit, shares
+from megaindex.audit.report import Audit
 
-_WIDTH = 9.0  # inches, as all figures
-# Okabe and Ito's colours, distinct for colour-blind readers and in grey, and a ramp for counts.
-_COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#8A8A8A", "#F0E442")
-_RAMP = ("#dbe9f6", "#a6cbe3", "#5fa3cf", "#2a76b5", "#0b4d94", "#08244a")
-_MOST_SOURCES = len(_COLOURS)
-_MOST_TIMES = 12
-_STYLE: dict[Any, Any] = {
-    "svg.fonttype": "none",  # text can be searched, and scales
-    "svg.hashsalt": "megaindex",  # the same audit gives the same bytes
-    "font.family": "sans-serif",
-    "font.size": 10,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#e6e6e6",
-    "axes.axisbelow": True,
+MOST_COLOURS = 8
+_LEFT, _RIGHT = 9.0, 98.0  # bounds of the axes, in percent of the width
+_TOP, _BOTTOM = 28, 24  # pixels above and below the axes
+_UNITS = 1000  # width of the inner picture
+_MOST_LABELS = 6
+_LEAST_SAMPLES, _LEAST_POINTS = 20, 20  # of a curve: samples a point, points
+# Colours of light and dark pages. a to h: Okabe and Ito's, distinct for colour-blind readers; r: a
+# ramp for counts
+_PALETTE = {
+    "a": ("#0072b2", "#58a6ff"),
+    "b": ("#d55e00", "#ff9b57"),
+    "c": ("#009e73", "#2fc796"),
+    "d": ("#cc79a7", "#e3a0c6"),
+    "e": ("#e69f00", "#f0b73f"),
+    "f": ("#56b4e9", "#8fd0f5"),
+    "g": ("#8a8a8a", "#a5a5a5"),
+    "h": ("#b3a100", "#d9cb3c"),
+    "r0": ("#dbe9f6", "#17324d"),
+    "r1": ("#a6cbe3", "#1f5482"),
+    "r2": ("#5fa3cf", "#2f7fbd"),
+    "r3": ("#2a76b5", "#62a9de"),
+    "r4": ("#0b4d94", "#a3cfee"),
+    "r5": ("#08244a", "#e2f1fb"),
+    "back": ("#ffffff", "#0d1117"),
+    "text": ("#1a1a1a", "#dde3ea"),
+    "soft": ("#5c5c5c", "#9aa4af"),
+    "grid": ("#e2e2e2", "#2d333b"),
+    "past": ("#f2ead8", "#2e2a1f"),
+    "mark": ("#8a6d1c", "#d4a72c"),
 }
+COLOURS = "abcdefgh"
+RAMP = tuple(f"r{k}" for k in range(SHARES))
+STYLE = """svg { font: 12px system-ui, sans-serif; }
+svg text { fill: var(--soft); }
+svg .grid { stroke: var(--grid); }
+svg .mark { stroke: var(--soft); stroke-dasharray: 2 3; }
+svg .now { stroke: var(--mark); }
+svg .past { fill: var(--past); }
+svg text.now { fill: var(--mark); stroke: none; }
+svg text.jump { fill: var(--b); font-weight: 600; }
+svg .line { fill: none; stroke-width: 1.8; vector-effect: non-scaling-stroke; }
+svg .jump { fill: var(--b); }"""
+
+
+def variables(*, dark: bool) -> str:
+    """Return the CSS variables of the colours of a light or dark page."""
+    return " ".join(f"--{name}: {pair[dark]};" for name, pair in _PALETTE.items())
+
+
+def picture(plot: str) -> str:
+    """Return a plot as an SVG file of its own, 900 pixels wide, in light colours."""
+    style = f"<style>svg {{ {variables(dark=False)} }}\n{STYLE}</style>"
+    paper = f'{style}<rect width="100%" height="100%" fill="var(--back)"/>'
+    height = plot.partition('height="')[2].partition('"')[0]
+    size = f'width="900" viewBox="0 0 900 {height}"'
+    return plot.replace('width="100%"', size, 1).replace("\n", f"\n{paper}\n", 1) + "\n"
+
+
+@dataclass(eq=False)
+class _Plot:
+    """Axes of one plot and what is drawn in them."""
+
+    title: str
+    height: int
+    x_end: float
+    y_end: float
+    y_title: str
+    y_text: Callable[[float], str] = "{:g}".format
+    back: list[str] = field(default_factory=list)
+    curves: list[str] = field(default_factory=list)
+    front: list[str] = field(default_factory=list)
+
+    def x(self, value: float) -> float:
+        """Return a place in percent of the width."""
+        return round(_LEFT + (_RIGHT - _LEFT) * value / self.x_end, 3)
+
+    def y(self, value: float) -> float:
+        """Return a place in pixels from above."""
+        return round(_TOP + self.height * (1 - value / self.y_end), 2)
+
+    def text(self, x: float, y: float, words: str, kind: str = "", *, dx: int = 0) -> None:
+        """Add a text that ends at ``x``, or begins there at the left of the axes."""
+        right = x > self.x_end / 4
+        self.front.append(
+            f'<text class="{kind}" x="{self.x(x)}%" y="{y}" dx="{-dx if right else dx}" '
+            f'text-anchor="{"end" if right else "start"}">{escape(words)}</text>'
+        )
+
+    def upright(self, x: float, kind: str) -> None:
+        """Add a line from the lower axis to the top."""
+        place = f'x1="{self.x(x)}%" x2="{self.x(x)}%" y1="{_TOP}" y2="{self.y(0)}"'
+        self.front.append(f'<line class="{kind}" {place}/>')
+
+    def stairs(self, values: F64, bounds: I64, colour: str) -> None:
+        """Add a line of steps, interrupted where a value is NaN."""
+        drawn = self._path(values, bounds)
+        self.curves.append(f'<path class="line" style="stroke: var(--{colour})" d="{drawn}"/>')
+
+    def area(self, lower: F64, upper: F64, bounds: I64, colour: str) -> None:
+        """Add the area between two lines of steps."""
+        back = self._path(lower[::-1], bounds[::-1]).replace("M", "L", 1)
+        drawn = self._path(upper, bounds)
+        self.curves.append(f'<path style="fill: var(--{colour})" d="{drawn}{back}Z"/>')
+
+    def _path(self, values: F64, bounds: I64) -> str:
+        across = np.round(bounds * (_UNITS / self.x_end), 2).tolist()
+        down = np.round(self.height * (1 - values / self.y_end), 2).tolist()
+        parts: list[str] = []
+        before = math.nan
+        for begin, end, level in zip(across, across[1:], down, strict=False):
+            if not math.isnan(level):
+                if math.isnan(before):
+                    parts.append(f"M{begin:g} {level:g}")
+                elif level != before:
+                    parts.append(f"V{level:g}")
+                parts.append(f"H{end:g}")
+            before = level
+        return "".join(parts)
+
+    def svg(self, x_title: str) -> str:
+        grid, below = [], self.height + _TOP + 17
+        for value in _ticks(self.y_end, 4):
+            y = self.y(value)
+            grid.append(f'<line class="grid" x1="{_LEFT}%" x2="{_RIGHT}%" y1="{y}" y2="{y}"/>')
+            grid.append(
+                f'<text x="{_LEFT}%" dx="-6" y="{y + 4}" text-anchor="end">'
+                f"{self.y_text(value)}</text>"
+            )
+        for value in _ticks(self.x_end * 0.9, 4, least=1):
+            place = f'x="{self.x(value)}%" y="{below}" text-anchor="middle"'
+            grid.append(f"<text {place}>{value:,.0f}</text>")
+        grid.append(f'<text x="{_RIGHT}%" y="{below}" text-anchor="end">{x_title}</text>')
+        grid.append(f'<text x="0" y="12">{escape(self.y_title)}</text>')
+        inner = (
+            f'<svg x="{_LEFT}%" y="{_TOP}" width="{_RIGHT - _LEFT}%" height="{self.height}" '
+            f'viewBox="0 0 {_UNITS} {self.height}" preserveAspectRatio="none" overflow="visible">'
+        )
+        return "\n".join(
+            (
+                f'<svg xmlns="http://www.w3.org/2000/svg" role="img" '
+                f'aria-label="{escape(self.title)}" width="100%" '
+                f'height="{self.height + _TOP + _BOTTOM}">',
+                *self.back, *grid, inner, *self.curves, "</svg>", *self.front, "</svg>",
+            )
+        )  # fmt: skip
 
 
 def exposure_curve(audit: Audit) -> str:
     """Plot mean earlier exposures over steps, with the past shaded and jumps marked."""
-    figure, axes = _figure(3.4)
     exposure = audit.exposure
     most = max(0.5, float(exposure.curve().max()))
-    axes.stairs(
-        exposure.curve(), exposure.stretches, baseline=None, color=_COLOURS[0], linewidth=1.8
-    )
-    for times, step in enumerate(audit.epoch_steps, 1):
-        axes.axvline(step, color="#999999", linestyle=":", linewidth=1)
-        axes.annotate(
-            f"{times} × corpus",
-            (step, most * 1.16),
-            color="#666666",
-            fontsize=8,
-            ha="right",
-            va="top",
-            xytext=(-3, 0),
-            textcoords="offset points",
-        )
-    for jump in audit.jumps:
-        axes.annotate(
-            f"step {jump.step:,}:\n{jump.before:.2f} → {jump.after:.2f}",
-            (jump.step, (jump.before + jump.after) / 2),
-            xytext=(-14, -4),
-            textcoords="offset points",
-            ha="right",
-            va="center",
-            color=_COLOURS[5],
-            arrowprops={"arrowstyle": "->", "color": _COLOURS[5]},
-        )
-    _steps_axis(axes, audit)
-    axes.set_ylim(0, most * 1.18)
-    axes.set_ylabel("mean earlier exposures\n(times per token)")
-    return _svg(figure, "exposure")
+    plot = _of_steps(audit, "Exposure by step", 200, most * 1.15, "earlier exposures of a token")
+    epochs = list(enumerate(audit.epoch_steps, 1))
+    for times, step in epochs:
+        plot.upright(step, "mark")
+        if times % -(-len(epochs) // _MOST_LABELS) == 0:
+            plot.text(step, _TOP + 10, f"{times} ×", dx=4)
+    plot.stairs(exposure.curve(), exposure.stretches, "a")
+    for jump in sorted(audit.jumps, key=lambda jump: jump.before - jump.after)[:_MOST_LABELS]:
+        middle = plot.y((jump.before + jump.after) / 2)
+        plot.front.append(f'<circle class="jump" cx="{plot.x(jump.step)}%" cy="{middle}" r="3.5"/>')
+        words = f"step {jump.step:,}: {jump.before:.2f} → {jump.after:.2f}"
+        plot.text(jump.step, middle + 4, words, "jump", dx=9)
+    return plot.svg("step")
+
+
+def exposure_by_source(audit: Audit, shown: Sequence[int]) -> str:
+    """Plot mean earlier exposures over steps for some of the sources, by their numbers.
+
+    Stretches are joined until each holds some samples of the source that is served least.
+    """
+    exposure, bounds = audit.exposure, audit.exposure.stretches
+    served = exposure.composition[:, shown]
+    samples = served.sum(axis=0) / audit.stream.index.sequence_length / len(served)
+    joined = math.ceil(_LEAST_SAMPLES / max(float(samples.min()), 1e-9))
+    starts = np.arange(0, len(served), max(1, min(joined, len(served) // _LEAST_POINTS)))
+    sums = [np.add.reduceat(c, starts) for c in (exposure.source_earlier[:, shown], served)]
+    curves = sums[0] / np.where(sums[1], sums[1], np.nan)
+    most = max(0.5, float(curves[sums[1] > 0].max(initial=0)))
+    title = "Exposure of each source by step"
+    plot = _of_steps(audit, title, 200, most * 1.1, "earlier exposures of a token, by source")
+    for curve, colour in zip(curves.T, COLOURS, strict=False):
+        plot.stairs(curve, np.append(bounds[starts], bounds[-1]), colour)
+    return plot.svg("step")
 
 
 def exposure_shares(audit: Audit) -> str:
     """Plot the shares of each step's tokens that are seen for the first, second, … time."""
-    figure, axes = _figure(3.2)
-    counts = audit.exposure.shares
-    used = max(1, int(np.flatnonzero(counts.sum(axis=0))[-1]) + 1)
-    labels = [f"{_ordinal(k + 1)} time" for k in range(SHARES - 1)] + [f"{SHARES}th or later"]
-    _stack(axes, audit, counts[:, :used], labels[:used], _RAMP)
-    axes.set_ylabel("share of the tokens of a step")
-    return _svg(figure, "shares")
+    used = max(1, int(np.flatnonzero(audit.exposure.shares.sum(axis=0))[-1]) + 1)
+    counts = audit.exposure.shares[:, :used]
+    return _stack(audit, "New and repeated tokens", counts, RAMP)
 
 
-def times_seen(audit: Audit) -> str:
-    """Plot tokens and documents by times seen, so far and after all steps."""
-    figure, panels = _figure(3.0, columns=2)
-    colours = {"so far": _COLOURS[1], "after all steps": _COLOURS[0]}
-    tokens = [(name, counts.tokens.sum(axis=0)) for name, counts in audit.moments()]
-    documents = [(name, counts.documents_in_part) for name, counts in audit.moments()]
-    for axes, what, moments in zip(
-        panels, ("tokens", "documents"), (tokens, documents), strict=True
-    ):
-        _bars(axes, [(name, counts, colours[name]) for name, counts in moments])
-        axes.set_ylabel(f"share of {what}")
-        axes.set_xlabel("times seen")
-    if audit.stream.past_steps:
-        panels[0].legend(frameon=False, fontsize=9)
-    return _svg(figure, "times")
+def composition(audit: Audit, counts: I64) -> str:
+    """Plot the shares of groups of sources, columns of ``counts``, in the tokens of a step."""
+    return _stack(audit, "Sources by step", counts, COLOURS)
 
 
 def repeat_distances(audit: Audit) -> str:
     """Plot the tokens served again, by steps since the last time."""
-    figure, axes = _figure(2.8)
     distances = audit.exposure.distances
     bins = min(60, distances.size)
     bounds = np.unique(np.linspace(0, distances.size, bins + 1).astype(np.int64))
     counts = np.add.reduceat(distances, bounds[:-1]) / max(1, int(distances.sum()))
-    axes.stairs(counts, bounds, fill=True, color=_COLOURS[2])
-    axes.set_xlabel("steps since the token was last served")
-    axes.set_ylabel(f"share of repeated tokens\n(in {int(bounds[1]):,} steps)")
-    axes.set_xlim(0, distances.size)
-    axes.xaxis.set_major_formatter(_thousands())
-    axes.yaxis.set_major_formatter(_percent())
-    return _svg(figure, "distances")
+    width = "a step" if bounds[1] == 1 else f"{int(bounds[1]):,} steps"
+    plot = _Plot(
+        title="Distance between repeats",
+        height=150,
+        x_end=float(distances.size),
+        y_end=float(counts.max()) * 1.1,
+        y_title=f"share of repeated tokens, for each {width.removeprefix('a ')}",
+        y_text=_percent,
+    )
+    plot.area(np.zeros(counts.size), np.asarray(counts, np.float64), bounds, "c")
+    return plot.svg("steps")
 
 
-def composition(audit: Audit) -> str:
-    """Plot the share of each source in the tokens of a step; the smallest sources together."""
-    figure, axes = _figure(3.2)
-    counts = audit.exposure.composition
-    names = [source.name.rsplit("/", 1)[-1] for source in audit.stream.sources]
-    order = np.argsort(-counts.sum(axis=0), kind="stable")
-    shown, rest = order[: _MOST_SOURCES - 1], order[_MOST_SOURCES - 1 :]
-    columns, labels = counts[:, shown], [names[k] for k in shown]
-    if rest.size:
-        columns = np.column_stack((columns, counts[:, rest].sum(axis=1)))
-        labels.append(f"{rest.size} others")
-    _stack(axes, audit, columns, labels, _COLOURS)
-    axes.set_ylabel("share of the tokens of a step")
-    return _svg(figure, "composition")
-
-
-def _stack(
-    axes: Any, audit: Audit, counts: I64, labels: Sequence[str], colours: Sequence[str]
-) -> None:
-    parts = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-    upper = np.cumsum(parts, axis=1)
-    lower: F64 = np.zeros(len(parts))
-    for k, label in enumerate(labels):
-        axes.stairs(
-            upper[:, k],
-            audit.exposure.stretches,
-            baseline=lower,
-            fill=True,
-            color=colours[k],
-            label=label,
-        )
-        lower = upper[:, k]
-    _steps_axis(axes, audit)
-    axes.set_ylim(0, 1)
-    axes.yaxis.set_major_formatter(_percent())
-    axes.legend(frameon=False, fontsize=9, loc="upper left", bbox_to_anchor=(1.0, 1.0))
-
-
-def _bars(axes: Any, moments: Sequence[tuple[str, I64, str]]) -> None:
-    width = 0.8 / len(moments)
-    most = 0
-    for k, (name, counts, colour) in enumerate(moments):
-        values = shares(counts)
-        if len(values) > _MOST_TIMES:
-            values[_MOST_TIMES:] = [sum(values[_MOST_TIMES:])]
-        most = max(most, len(values))
-        place = np.arange(len(values)) + (k - (len(moments) - 1) / 2) * width
-        drawn = axes.bar(place, values, width * 0.95, color=colour, label=name)
-        texts = [f"{100 * v:.1f}" if v >= 0.0005 else "" for v in values]
-        axes.bar_label(drawn, texts, fontsize=8, padding=1)
-    labels = [str(k) for k in range(most)]
-    if most > _MOST_TIMES:
-        labels[-1] = f"≥{_MOST_TIMES}"
-    axes.set_xticks(range(most), labels)
-    axes.margins(y=0.12)
-    axes.yaxis.set_major_formatter(_percent())
-
-
-def _steps_axis(axes: Any, audit: Audit) -> None:
+def _of_steps(audit: Audit, title: str, height: int, y_end: float, y_title: str) -> _Plot:
+    """Return axes over the steps of the run, with the past shaded."""
+    plot = _Plot(
+        title=title, height=height, x_end=audit.stream.num_steps, y_end=y_end, y_title=y_title
+    )
     past = audit.stream.past_steps
     if past:
-        axes.axvspan(0, past, color="#f2ead8", zorder=0, linewidth=0)
-        axes.axvline(past, color="#8a6d1c", linewidth=1)
-        axes.annotate("now", (past, 0), xytext=(3, 3), textcoords="offset points", color="#8a6d1c")
-    axes.set_xlim(0, audit.stream.num_steps)
-    axes.set_xlabel("step")
-    axes.xaxis.set_major_formatter(_thousands())
+        width = f'width="{plot.x(past) - _LEFT:.3f}%" height="{height}"'
+        plot.back.append(f'<rect class="past" x="{_LEFT}%" y="{_TOP}" {width}/>')
+        plot.upright(past, "now")
+        plot.text(past, _TOP - 3, "now", "now")
+    return plot
 
 
-def _figure(height: float, columns: int = 1) -> tuple[Any, Any]:
-    from matplotlib import rc_context
-    from matplotlib.figure import Figure
-
-    with rc_context(_STYLE):
-        figure = Figure(figsize=(_WIDTH, height), layout="constrained")
-        return figure, figure.subplots(1, columns)
-
-
-def _thousands() -> Any:
-    from matplotlib.ticker import FuncFormatter
-
-    return FuncFormatter(lambda value, _: f"{value:,.0f}")
+def _stack(audit: Audit, title: str, counts: I64, colours: Sequence[str]) -> str:
+    plot = _of_steps(audit, title, 180, 1.0, "share of the tokens of a step")
+    plot.y_text = _percent
+    parts = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    levels = np.column_stack((np.zeros(len(parts)), np.cumsum(parts, axis=1)))
+    for (lower, upper), colour in zip(itertools.pairwise(levels.T), colours, strict=False):
+        plot.area(lower, upper, audit.exposure.stretches, colour)
+    return plot.svg("step")
 
 
-def _percent() -> Any:
-    from matplotlib.ticker import PercentFormatter
-
-    return PercentFormatter(1.0, symbol=" %")
+def _percent(share: float) -> str:
+    return f"{100 * share:.3g}%"
 
 
-def _ordinal(number: int) -> str:
-    return {1: "1st", 2: "2nd", 3: "3rd"}.get(number, f"{number}th")
-
-
-def _svg(figure: Any, name: str) -> str:
-    """Return the figure as an <svg> element with ids that are unique on the page."""
-    from matplotlib import rc_context
-
-    text = io.StringIO()
-    with rc_context(_STYLE):
-        none: dict[Any, None] = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(text, format="svg", metadata=none)
-    element = text.getvalue()
-    element = element[element.index("<svg") :]
-    return re.sub(r'(\bid="|url\(#|href="#)', rf"\g<1>{name}-", element)
+def _ticks(end: float, most: int, *, least: float = 0) -> list[float]:
+    """Return at most ``most`` + 1 round multiples of one step, from 0 to ``end``."""
+    least = max(least, end / most)
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next(power * k for k in (1, 2, 2.5, 5, 10) if power * k >= least * (1 - 1e-9))
+    return [round(k * step, 12) for k in range(int(end / step * (1 + 1e-9)) + 1)]

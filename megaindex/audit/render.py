@@ -12,8 +12,16 @@ from rich.text import Text
 
 from megaindex._types import F64
 from megaindex.audit.diff import Difference, TokenRun
+from megaindex.audit.findings import (
+    SourceCounts,
+    cut_texts,
+    distance_text,
+    headline,
+    jump_text,
+    source_counts,
+)
 from megaindex.audit.lookup import Serving
-from megaindex.audit.report import Audit, Jump, shares
+from megaindex.audit.report import Audit, shares
 from megaindex.audit.streams import AuditStream
 from megaindex.console import (
     FittedTable,
@@ -26,67 +34,17 @@ from megaindex.console import (
     spaced,
 )
 
-
-def headline(audit: Audit) -> str:
-    """Return a line with the order, the samples and the corpus."""
-    stream = audit.stream
-    order = f"order {stream.order}, " if stream.order else ""
-    past = f", of which {stream.past_steps:,} are past" if stream.past_steps else ""
-    return (
-        f"{order}{stream.num_samples:,} samples of {stream.index.sequence_length:,} tokens in "
-        f"{stream.num_steps:,} steps{past}; corpus of {audit.tokens:,} tokens"
-    )
+SOURCE_COLUMNS = (
+    "of tokens served", "unseen", "once", "twice or more", "epochs served", "first repeat"
+)  # fmt: skip
 
 
-def jump_text(jump: Jump) -> str:
-    """Return a sentence on a jump and its effect on the loss."""
-    return (
-        f"From step {jump.step:,} on, tokens have been seen {jump.after:.2f} times before, just "
-        f"before it {jump.before:.2f} times: the training loss tends to fall there, because the "
-        "model has seen these tokens before, not because it generalises better."
-    )
-
-
-def cut_texts(audit: Audit) -> list[str]:
-    """Return a sentence on each source with tokens that no sample holds."""
-    return [
-        f"{source.name}: {source.cut_tokens:,} tokens "
-        f"({percent(source.cut_tokens / int(counts.sum()))}) are in no sample of an epoch, because "
-        f"of {source.cut_by}, and stay unseen."
-        for source, counts in zip(audit.stream.sources, audit.exposure.total.tokens, strict=True)
-        if source.cut_tokens
-    ]
-
-
-def distance_text(audit: Audit) -> str:
-    """Return sentences on the steps between repeats."""
-    distances = audit.exposure.distances
-    repeated = int(distances.sum())
-    if repeated == 0:
-        return "No token is served twice."
-    cumulated = np.cumsum(distances)
-    least = int(np.flatnonzero(distances)[0])
-    tenth, median, most = (
-        int(np.searchsorted(cumulated, share * repeated)) for share in (0.1, 0.5, 0.9)
-    )
-    return (
-        f"Tokens served again: {repeated:,}. Steps since the last time: at least {least:,}, "
-        f"median {median:,}; 10 % within {tenth:,}, 90 % within {most:,}."
-    )
-
-
-SOURCE_COLUMNS = ("of tokens served", "unseen", "once", "twice or more", "epochs served")
-
-
-def source_rows(audit: Audit) -> Iterator[tuple[str, list[str]]]:
+def source_rows(sources: Sequence[SourceCounts]) -> Iterator[tuple[str, list[str]]]:
     """Yield each source's name and its cells under `SOURCE_COLUMNS`."""
-    served = audit.exposure.composition.sum(axis=0)
-    of_served = shares(served)
-    sources, histograms = audit.stream.sources, audit.exposure.total.tokens
-    for source, counts, share in zip(sources, histograms, of_served, strict=True):
-        unseen, once, *more = shares(counts)
-        epochs = float(np.arange(counts.size) @ counts) / max(1, int(counts.sum()))
-        yield source.name, [*map(percent, (share, unseen, once, sum(more))), f"{epochs:.3f}"]
+    for source in sources:
+        parts = map(percent, (source.of_served, source.unseen, source.once, source.more))
+        repeat = "" if source.first_repeat is None else f"step {source.first_repeat:,}"
+        yield source.name, [*parts, f"{source.epochs:.3f}", repeat]
 
 
 _CURVE_WIDTH = 60
@@ -179,7 +137,7 @@ def _resampled(curve: F64, width: int) -> F64:
 
 def _sources(audit: Audit, names: ShortNames) -> RenderableType:
     table = FittedTable(TableColumn("source", "name"), *SOURCE_COLUMNS)
-    for name, cells in source_rows(audit):
+    for name, cells in source_rows(source_counts(audit)):
         table.add_row(names.name(name), *cells)
     return Group(table, *names.note())
 

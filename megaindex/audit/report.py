@@ -58,6 +58,7 @@ class Audit:
         repeats = np.flatnonzero(exposure.distances)
         return {
             "order": stream.order,
+            "run_settings": dict(stream.settings),
             "sequence_length": stream.index.sequence_length,
             "steps": stream.num_steps,
             "past_steps": stream.past_steps,
@@ -74,9 +75,14 @@ class Audit:
                     "tokens": int(total.sum()),
                     "cut_tokens": source.cut_tokens,
                     "tokens_by_times_seen": {"past": past.tolist(), "total": total.tolist()},
+                    "first_repeated_step": None if repeat < 0 else repeat,
                 }
-                for source, past, total in zip(
-                    stream.sources, exposure.past.tokens, exposure.total.tokens, strict=True
+                for source, past, total, repeat in zip(
+                    stream.sources,
+                    exposure.past.tokens,
+                    exposure.total.tokens,
+                    exposure.first_repeats.tolist(),
+                    strict=True,
                 )
             ],
             "exposure_curve": {
@@ -84,6 +90,7 @@ class Audit:
                 "mean_earlier_exposures": exposure.curve().tolist(),
                 "tokens_by_earlier_exposures": exposure.shares.tolist(),
                 "tokens_by_source": exposure.composition.tolist(),
+                "earlier_exposures_by_source": exposure.source_earlier.tolist(),
             },
             "jumps": [vars(jump) for jump in self.jumps],
             "epoch_steps": self.epoch_steps,

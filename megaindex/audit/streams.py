@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias
@@ -25,6 +25,7 @@ from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.frameworks import Split
 from megaindex.index.order_settings import order_of_row
 from megaindex.index.spans import Index, datasets_of
+from megaindex.plan.plan import target_text
 from megaindex.plan.rows import evaluation_of
 from megaindex.plan.serving import ServedRange, loader_passes
 from megaindex.plan.sizing import Sizing, SplitPart
@@ -85,6 +86,8 @@ class AuditStream:
     """Name of the order, for display."""
     micro_batch_size: int | None = None
     data_parallel_size: int | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Further settings of the run by name, for display."""
 
     def __post_init__(self) -> None:
         if self.num_steps < 1:
@@ -182,6 +185,7 @@ def stream_of_index(
         step_bounds=bounds,
         past_steps=past,
         order=str(getattr(index, "order", "")),
+        settings={"seed": index.seed} if hasattr(index, "seed") else {},
         micro_batch_size=setting_or_none("micro_batch_size", micro_batch_size),
         data_parallel_size=setting_or_none("data_parallel_size", data_parallel_size),
     )
@@ -298,6 +302,12 @@ def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> AuditStrea
         past_steps=past,
         masked_rows=opened.layout.samples_masked,
         order="epoch",
+        settings={
+            "seed": recipe.seed,
+            "stages": ", ".join(stage.name for stage in recipe.stages),
+            "tail": recipe.tail,
+            "exhaustion": recipe.exhaustion,
+        },
         micro_batch_size=recipe.micro_batch_size,
         data_parallel_size=recipe.data_parallel_size,
     )
@@ -365,9 +375,27 @@ def _stream_of_run(
         past_steps=past,
         masked_rows=_masked_rows(run, target) if subset == "train" else 0,
         order=run.row.order,
+        settings=_settings(run, subset),
         micro_batch_size=run.micro_batch_size,
         data_parallel_size=run.data_parallel_size,
     )
+
+
+def _settings(run: Run, subset: Split) -> dict[str, Any]:
+    sources = getattr(run.data, subset) or run.data.train
+    weights = [source.weight for source in sources]
+    settings = {
+        "framework": run.row.framework,
+        "seed": run.seed,
+        "target": target_text(run),
+        "subset": subset,
+        "split": run.data.split,
+        "weights": None if None in weights else ", ".join(f"{weight:g}" for weight in weights),
+        "variance_buffer": run.variance_buffer,
+        "tail": run.tail,
+        "separate_final_epoch": getattr(run.order, "separate_final_epoch", None),
+    }
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _check(run: Run) -> None:

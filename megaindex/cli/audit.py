@@ -6,7 +6,10 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
+import shlex
 import sys
+import time
 from collections.abc import Sequence
 
 from megaindex.audit.lookup import documents_of, steps_of
@@ -23,13 +26,12 @@ def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     _check(options)
     if options.html:
-        from megaindex.audit.page import check_page, check_plots
+        from megaindex.audit.page import check_page
 
-        check_plots()
         check_page(options.html)  # before the work
     stream = _stream(options)
     if options.step is None and options.document is None:
-        _audit(stream, options)
+        _audit(stream, options, shlex.join(["megaindex", "audit", *arguments]))
     else:
         _look_up(stream, options)
     return 0
@@ -81,7 +83,7 @@ def _stream(options: argparse.Namespace) -> AuditStream:
     return stream_of_recipe(recipe, consumed_samples=consumed)
 
 
-def _audit(stream: AuditStream, options: argparse.Namespace) -> None:
+def _audit(stream: AuditStream, options: argparse.Namespace, command: str) -> None:
     from megaindex.audit.render import print_audit
     from megaindex.audit.report import audit
 
@@ -94,7 +96,10 @@ def _audit(stream: AuditStream, options: argparse.Namespace) -> None:
     if options.html:
         from megaindex.audit.page import write_page
 
-        write_page(result, options.html)
+        # SOURCE_DATE_EPOCH is the date of a build that can be reproduced
+        seconds = int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
+        date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
+        write_page(result, options.html, command=command, date=date)
         print(f"megaindex audit: wrote {options.html}", file=sys.stderr)
 
 

@@ -91,7 +91,7 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
         sequence_length=run.sequence_length,
         variance_buffer=sizing.buffer if row.is_framework else "exact",
         tail=run.tail,
-        target=_target_text(run),
+        target=target_text(run),
         global_batch_size=run.batch.final,
         batch_schedule=run.batch.stages,
         consumed_samples=run.consumed_samples,
@@ -194,7 +194,8 @@ def _ranks(run: Run, target: ResolvedTarget) -> RankShare | None:
     )
 
 
-def _target_text(run: Run) -> str:
+def target_text(run: Run) -> str:
+    """Return the target of a run, such as ``1.5 epochs``."""
     target = run.target
     if target.per_source:
         return f"{', '.join(map(_number, target.per_source))} epochs"

@@ -59,6 +59,9 @@ def check_against_brute_force(stream: AuditStream, points: int = 400) -> None:
     assert found.step_tokens.tolist() == expected["tokens"].tolist()
     assert found.step_earlier.tolist() == expected["earlier"].tolist()
     assert found.distances.tolist() == expected["distances"].tolist()
+    assert found.first_repeats.tolist() == expected["first_repeats"]
+    by_source = np.add.reduceat(expected["by_source"], found.stretches[:-1])
+    assert found.source_earlier.tolist() == by_source.tolist()
     assert as_plain(found.past) == expected["past"]
     assert as_plain(found.total) == expected["total"]
     by_stretch = np.add.reduceat(found.step_tokens, found.stretches[:-1])

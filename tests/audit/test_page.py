@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
+import json
 import os
 import re
 import runpy
 import socket
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -17,7 +18,19 @@ import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
 
+import megaindex
 from megaindex.audit import audit, stream_of_run
+from megaindex.audit.findings import findings, source_counts, suggestions
+from megaindex.configs.run_builder import resolve
+from megaindex.configs.settings import Settings
+
+
+@pytest.fixture(autouse=True, scope="module")
+def date() -> Iterator[None]:
+    """Pages of equal audits are equal at a given date."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SOURCE_DATE_EPOCH", "1800000000")
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +54,9 @@ def test_nothing_is_fetched(page: str) -> None:
 
 
 def test_every_picture_is_well_formed_and_explained(page: str) -> None:
-    pictures = re.findall(r"<svg.*?</svg>", page, re.DOTALL)
+    pictures = re.findall(
+        r"<figure>\n(?:<ul.*?</ul>\n)?(<svg(?:(?!<figure).)*</svg>)\n<figcaption>", page, re.DOTALL
+    )
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page, re.DOTALL)
     assert len(pictures) == len(captions) == 5
     for picture, caption in zip(pictures, captions, strict=True):
@@ -59,6 +74,123 @@ def test_the_numbers_are_on_it(page: str) -> None:
         assert words in page
 
 
+def test_the_page_says_which_run_it_shows(page: str) -> None:
+    shown = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page))
+    words = re.sub("<.*?>", "", shown.pop("command"))
+    assert words.startswith("megaindex audit --data-path 0.8 ")
+    assert shown.pop("sources").endswith("/*: web, books")
+    assert shown == {
+        "order": "neox",
+        "framework": "GPT-NeoX (main, 2026-05)",
+        "seed": "1234",
+        "target": "150 iterations",
+        "subset": "train",
+        "weights": "0.8, 0.2",
+        "tail": "drop",
+        "separate final epoch": "never",
+        "sequence length": "16",
+        "steps": "200, of which 50 are past",
+        "batch": "8 samples a step",
+        "epochs built": "4",
+        "megaindex": megaindex.__version__,
+        "date": "2027-01-15 08:00 UTC",
+    }
+
+
+def test_json_has_what_the_page_shows(prefix: Path) -> None:
+    run = ["--data-path", prefix, "--seq-length", 16, "--global-batch-size", 8, "--epochs", 2]
+    status, out, err = cli("audit", *run, "--order", "epoch", "--points", 4, "--json")
+    assert status == 0, err
+    shown = json.loads(out)
+    assert shown["run_settings"]["seed"] == 1234
+    first = shown["sources"][0]["first_repeated_step"]
+    assert 0 < first <= shown["epoch_steps"][0] + 1
+    curve = shown["exposure_curve"]
+    (served, earlier) = (
+        np.array(curve[name]).sum(axis=1)
+        for name in ("tokens_by_source", "earlier_exposures_by_source")
+    )
+    assert (earlier / served).tolist() == curve["mean_earlier_exposures"]
+
+
+def test_names_are_escaped(tmp_path: Path) -> None:
+    names = ["<b>one", "&two;\"'"]
+    for name in names:
+        (tmp_path / name).mkdir()
+        write_corpus(tmp_path / name / "c", np.full(60, 20))
+    run = ["--data-path", *(tmp_path / name / "c" for name in names), "--seq-length", 16]
+    run += [
+        "--global-batch-size",
+        4,
+        "--epochs",
+        2,
+        "--order",
+        "epoch",
+        "--html",
+        tmp_path / "page.html",
+    ]
+    status, _, err = cli("audit", *run)
+    assert status == 0, err
+    page = (tmp_path / "page.html").read_text(encoding="utf-8")
+    assert "<b>one" not in page
+    assert "&two;" not in page
+    assert "&lt;b&gt;one" in page
+    assert "&amp;two;&quot;&#x27;" in page
+
+
+@pytest.mark.parametrize(
+    ("order", "epochs", "seen", "change"),
+    [
+        ("megatron", "1", r"0\.\d+% \(\d+\) never seen; 99\.\d+%", "No change is suggested"),
+        (
+            "megatron",
+            "0.4",
+            r"6\d\.\d+% .*never seen; 3\d\.\d+% ",
+            "the whole corpus takes about 12",
+        ),
+        (
+            "neox",
+            "1.3",
+            r"1[12]\.\d+% .*never seen; .* seen once; .* seen twice",
+            "Choose a whole number of",
+        ),
+        ("epoch", "2", "seen twice or more, at most 2 times", "boundaries of epochs"),
+        ("paddlenlp", "3.3", "seen twice or more, at most 4", "--separate-final-epoch never"),
+    ],
+)
+def test_findings_of_one_source(
+    prefix: Path, order: str, epochs: str, seen: str, change: str
+) -> None:
+    settings = Settings(
+        order=order, data_path=(str(prefix),), seq_length=16, global_batch_size=8, epochs=epochs
+    )
+    result = audit(stream_of_run(resolve(settings)))
+    assert re.search(seen, findings(result)[0])
+    assert change in suggestions(result)[-1]
+
+
+def test_findings_of_a_blend(tmp_path: Path) -> None:
+    """400 samples of books are 4 epochs, those of web less than one."""
+    for name, size in (("web", 3000), ("books", 100)):
+        write_corpus(tmp_path / name, np.full(size, 16))
+    paths = ("0.5", str(tmp_path / "web"), "0.5", str(tmp_path / "books"))
+    settings = Settings(
+        order="epoch", data_path=paths, seq_length=16, global_batch_size=8, train_samples="800"
+    )
+    result = audit(stream_of_run(resolve(settings)))
+    web, books = source_counts(result)
+    assert web.first_repeat is None
+    # the first step that serves a sample number beyond the first epoch of books
+    assert books.first_repeat == 99 * 2 // 8
+    texts = findings(result)
+    assert any("books repeats from step 24 on; it is served 4.00 times over" in t for t in texts)
+    assert "1 of 2 sources never repeat." in texts
+    assert "books 3.23% (now 50.00%); " in suggestions(result)[-1]
+    settings = replace(settings, data_path=paths[1:2] + paths[1:2], train_samples="80")
+    short = audit(stream_of_run(resolve(settings)))
+    assert "the run ends before one epoch of them" in suggestions(short)[-1]
+
+
 def test_the_picture_of_the_documentation_shows_what_its_text_says(tmp_path: Path) -> None:
     """docs/audit_sample.py, on a smaller corpus: one jump, from 2 earlier exposures to 3."""
     sample = runpy.run_path(str(Path(__file__).parents[2] / "docs/audit_sample.py"))
@@ -71,22 +203,11 @@ def test_the_picture_of_the_documentation_shows_what_its_text_says(tmp_path: Pat
 def test_the_same_audit_gives_the_same_page(prefix: Path, tmp_path: Path) -> None:
     run = ["--data-path", prefix, "--seq-length", 16, "--global-batch-size", 8, "--epochs", 1]
     texts = []
-    for name in ("one.html", "two.html"):
-        assert cli("audit", *run, "--html", tmp_path / name)[0] == 0
-        texts.append((tmp_path / name).read_text(encoding="utf-8"))
+    for _ in range(2):
+        assert cli("audit", *run, "--html", tmp_path / "page.html")[0] == 0
+        texts.append((tmp_path / "page.html").read_text(encoding="utf-8"))
     assert texts[0] == texts[1]
     assert "No token is served twice" in texts[0]
-
-
-def test_without_matplotlib_the_extra_is_named(
-    prefix: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    run = ["--data-path", prefix, "--seq-length", 16, "--global-batch-size", 8, "--epochs", 1]
-    status, _, err = cli("audit", *run, "--html", tmp_path / "page.html")
-    assert status == 2
-    assert "pip install 'megaindex[plots]'" in err
-    assert not (tmp_path / "page.html").exists()
 
 
 def test_a_page_that_cannot_be_written_is_an_error(prefix: Path, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ def brute_force(stream: AuditStream) -> dict[str, Any]:
     last: dict[tuple[int, int, int], int] = {}
     tokens, earlier = (np.zeros(stream.num_steps, int) for _ in range(2))
     distances = np.zeros(stream.num_steps, int)
+    by_source = np.zeros((stream.num_steps, len(stream.sources)), int)
+    first_repeats = [-1] * len(stream.sources)
     past = _histograms(seen)
     for step in range(stream.num_steps):
         served = []
@@ -29,10 +31,13 @@ def brute_force(stream: AuditStream) -> dict[str, Any]:
         for source, document, k in served:
             tokens[step] += 1
             earlier[step] += seen[source][document][k]
+            by_source[step, source] += seen[source][document][k]
         for place in served:
             source, document, k = place
             if place in last:
                 distances[step - last[place]] += 1
+                if first_repeats[source] < 0:
+                    first_repeats[source] = step
             last[place] = step
         for source, document, k in served:
             seen[source][document][k] += 1
@@ -42,6 +47,8 @@ def brute_force(stream: AuditStream) -> dict[str, Any]:
         "tokens": tokens,
         "earlier": earlier,
         "distances": distances,
+        "by_source": by_source,
+        "first_repeats": first_repeats,
         "past": past,
         "total": _histograms(seen),
     }

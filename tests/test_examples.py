@@ -1,0 +1,153 @@
+"""The scripts and the notebook of examples/ run, and read the samples that they say."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import io
+import json
+import os
+import re
+import runpy
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import megaindex
+from megaindex.plan import Settings, make_plan, resolve
+
+EXAMPLES = Path(__file__).parents[1] / "examples"
+NEEDED = {
+    "plain_pytorch": ["torch"],
+    "stateful_dataloader": ["torchdata"],
+    "lightning_trainer": ["lightning"],
+    "hf_trainer": ["transformers", "accelerate"],
+    "accelerate_loop": ["accelerate"],
+}
+APART = ("lightning_trainer", "hf_trainer", "accelerate_loop")  # they set up the whole process
+
+
+@pytest.fixture
+def corpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A corpus of 105 samples of 128 tokens in the working directory."""
+    monkeypatch.chdir(tmp_path)
+    rng = np.random.default_rng(0)
+    with megaindex.IndexedDatasetWriter("my_corpus", dtype="uint8") as writer:
+        for length in rng.integers(50, 400, 60):
+            writer.add_document(rng.integers(0, 50, length))
+
+
+def run_example(name: str) -> str:
+    """Return what an example prints."""
+    for module in NEEDED[name]:
+        if importlib.util.find_spec(module) is None:
+            pytest.skip(f"{module} is not installed; make examples installs it")
+    path = str(EXAMPLES / f"{name}.py")
+    if name not in APART:
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of torchdata
+            runpy.run_path(path, run_name="__main__")
+        return out.getvalue()
+    return run_python(path)
+
+
+def run_python(*arguments: str) -> str:
+    """Return what a Python process prints."""
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "HF_HUB_OFFLINE": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def loss_of(text: str) -> float:
+    found = re.search(r"loss (\d+\.\d+)", text)
+    assert found, text
+    return float(found[1])
+
+
+def test_plain_pytorch_and_its_resume(corpus: None) -> None:
+    first = run_example("plain_pytorch")
+    assert first.startswith("52 steps to sample 208 of 210, loss ")
+    assert loss_of(first) < np.log(256)
+    assert run_example("plain_pytorch").startswith("12 steps to sample 208 of 210, ")
+
+
+def test_stateful_dataloader(corpus: None) -> None:
+    assert run_example("stateful_dataloader") == "3 and 23 batches, continued: True\n"
+
+
+def test_lightning_trains_and_resumes(corpus: None) -> None:
+    steps = [line for line in run_example("lightning_trainer").splitlines() if "steps" in line]
+    assert steps == ["26 steps to sample 104"] * 2
+
+
+def test_hugging_face_trainer(corpus: None) -> None:
+    text = run_example("hf_trainer")
+    assert "26 steps, loss" in text
+    assert loss_of(text) < np.log(256)
+
+
+def test_hugging_face_labels_are_shifted_once(
+    corpus: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("transformers") is None:
+        pytest.skip("transformers is not installed; make examples installs it")
+    monkeypatch.setenv("PYTHONPATH", f"{EXAMPLES}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
+    code = (
+        "import torch, transformers, hf_trainer as example\n"
+        "model = transformers.LlamaForCausalLM(transformers.LlamaConfig(vocab_size=256,\n"
+        "    hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2))\n"
+        "dataset = example.GPTDataset(example.index, example.corpus)\n"
+        "batch = example.for_the_model([dataset[k] for k in range(4)])\n"
+        "found = model(**batch)\n"
+        "ids = torch.as_tensor(dataset[0]['tokens'])\n"
+        "assert batch['shift_labels'][0, :-1].equal(ids[1:])\n"
+        "expected = torch.nn.functional.cross_entropy(\n"
+        "    found.logits.flatten(0, 1), batch['shift_labels'].flatten())\n"
+        "torch.testing.assert_close(found.loss, expected)\n"
+    )
+    run_python("-c", code)
+
+
+def test_accelerate_loop(corpus: None) -> None:
+    assert "26 steps to sample 104 of 105" in run_example("accelerate_loop")
+
+
+def test_the_notebook(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    notebook = json.loads((EXAMPLES / "plan_and_audit.ipynb").read_text())
+    assert (notebook["nbformat"], notebook["nbformat_minor"]) == (4, 5)
+    names: dict[str, object] = {}
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "code":
+            assert (cell["outputs"], cell["execution_count"]) == ([], None)
+            exec("".join(cell["source"]), names)
+    printed = capsys.readouterr().out
+    settings = Settings(
+        data_path=("notebook_corpus",), order="neox", seq_length=128, micro_batch_size=2,
+        data_parallel_size=4, epochs="1.3",
+    )  # fmt: skip
+    assert f"train_iters {make_plan(resolve(settings)).train_iters}\n" in printed
+    assert "never seen; " in printed
+    assert "Choose a whole number of epochs" in printed
+    assert (tmp_path / "audit.html").exists()
+
+
+def test_the_list_names_every_example() -> None:
+    listed = (EXAMPLES.parent / "docs/examples.md").read_text()
+    for path in (*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")):
+        assert f"](../examples/{path.name})" in listed
+        assert path.suffix == ".ipynb" or path.stem in NEEDED
