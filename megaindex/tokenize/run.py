@@ -125,7 +125,7 @@ def tokenize(
         ]
         work.check_unused_parts(
             {part.key for part in parts},
-            settings.identity() | {"part_bytes": part_bytes},
+            settings.identity() | {"part_bytes": int(part_bytes)},
             discard=discard_parts,
         )
         done, fresh = _all_done(tasks, work, engine, stage)
