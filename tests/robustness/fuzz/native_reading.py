@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from megaindex.errors import MegaIndexError
 from megaindex.kernels import _native
 
 Arguments = list[Any]
+_FOLDER = tempfile.TemporaryDirectory()  # removed at exit
 
 
 def _index(c: Choices) -> Arguments:
@@ -168,8 +170,9 @@ def _write(c: Choices, name: str, content: bytes) -> str:
         changed[c.integer(len(changed)) % len(changed)] = c.byte()
     if c.seldom():
         del changed[c.below(len(changed) + 1) :]
-    Path(name).write_bytes(changed)
-    return c.one_of((name, name, name, "missing", "a\0b", "s3://a/b"))
+    path = os.path.join(_FOLDER.name, name)
+    Path(path).write_bytes(changed)
+    return c.one_of((path, path, path, "missing", "a\0b", "s3://a/b"))
 
 
 def _pair_files(c: Choices) -> Arguments:
@@ -191,7 +194,7 @@ def _array_files(c: Choices) -> Arguments:
         offset = c.one_of((128, 0, 1))
         content = bytes(offset + shape[0] * shape[1] * np.dtype(dtype).itemsize)
         paths[name] = _write(c, f"{name}.npy", content)
-        status = os.stat(f"{name}.npy")
+        status = os.stat(os.path.join(_FOLDER.name, f"{name}.npy"))
         state: list[Any] = [status.st_size, status.st_mtime_ns, status.st_ino]
         records[name] = (dtype, c.one_of((shape, shape, (c.integer(9), 2), "x")), offset)
         if c.seldom():
