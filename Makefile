@@ -7,6 +7,7 @@
 # make bench  time every kernel and the whole build against megatron-core; with
 #             NEOX=checkout also against a GPT-NeoX checkout whose helpers are compiled
 # make matrix the Megatron adapter against every release of megatron-core
+# make docs   the site of docs/, with search and an API reference, in build/site
 # make docs-sample  docs/audit-sample.html and its picture, for docs/audit.md
 # make explore, make sanitize, make slow, make fuzz, make soak: see CONTRIBUTING.md
 
@@ -14,7 +15,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
-SOURCES := pyproject.toml setup.py $(wildcard csrc/*/*.cpp csrc/*/*.hpp)
+SOURCES := pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.hpp)
 
 # Processes that run tests: one a core, at most four
 JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ "$$n" -lt 4 ]; then echo "$$n"; else echo 4; fi)
@@ -22,7 +23,7 @@ JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ "$$n" -lt 4 ]; then echo "
 # Tests start many processes: without byte code each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test explore lint bench matrix docs-sample sanitize slow fuzz soak faults clean
+.PHONY: demo quick test explore lint bench matrix docs docs-sample sanitize slow fuzz soak faults clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -56,10 +57,17 @@ bench: $(VENV)/.test-installed
 matrix: $(VENV)/.test-installed
 	$(BIN)/python tests/robustness/matrix.py $(VENV)/megatron-core $(MATRIX_VERSIONS)
 
+# A link, anchor or docstring that is missing fails; -E, since a page read before would not warn again
+docs: $(VENV)/.test-installed
+	$(PIP) -r requirements/docs.txt
+	$(BIN)/python -W ignore -m sphinx -W --keep-going -E -q docs build/site
+	@echo "built build/site/index.html"
+
 docs-sample: $(VENV)/.test-installed
 	$(BIN)/python docs/audit_sample.py
 
 slow: $(VENV)/.test-installed
+	$(PIP) -r requirements/docs.txt
 	$(BIN)/python -m pytest -m slow
 
 sanitize: $(VENV)/.test-installed

@@ -4,8 +4,8 @@ The reason why a core was not built is written beside the kernels, and ``megaind
 prints it, since pip shows no output of a build that succeeds.
 
 MEGAINDEX_NO_NATIVE=1   leave the native core out
-MEGAINDEX_DEV=1         make compiler warnings errors, fail the install if the core does not
-                        compile, and compile again only the sources that changed
+MEGAINDEX_DEV=1         make compiler warnings errors, and fail the install if the core does not
+                        compile
 MEGAINDEX_BUILD_JOBS=N  number of compiler processes; the number of CPUs by default
 MEGAINDEX_CXXFLAGS, MEGAINDEX_LDFLAGS  further flags
 """
@@ -16,7 +16,6 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from zlib import crc32
 
 from setuptools import setup
 from setuptools.command.build_py import build_py
@@ -47,20 +46,12 @@ else:
     class BuildCore(build_ext):
         """Command that builds the core, or writes a file with the reason why it was not built."""
 
-        def finalize_options(self):
-            super().finalize_options()
-            if extra_flags:  # keeps their objects apart from those of other flags
-                self.build_temp += f"-{crc32(extra_flags.encode()):08x}"
-
         def build_extension(self, ext):
             note = Path(self.get_ext_fullpath(ext.name)).with_name(REASON)
             note.unlink(missing_ok=True)  # of an earlier build
             with tempfile.TemporaryFile() as output:
                 try:
-                    with (
-                        _output_to(output),
-                        ParallelCompile("MEGAINDEX_BUILD_JOBS", needs_recompile=self._is_outdated),
-                    ):
+                    with _output_to(output), ParallelCompile("MEGAINDEX_BUILD_JOBS"):
                         super().build_extension(ext)
                 except Exception as error:
                     output.seek(0)
@@ -71,22 +62,6 @@ else:
                 finally:
                     output.seek(0)
                     sys.stderr.write(output.read().decode(errors="replace"))
-
-        def _is_outdated(self, obj, _source):
-            """Return whether a file that the object was compiled from has changed.
-
-            The compiler lists these files beside the object in development builds only; other
-            builds compile everything.
-            """
-            listed = Path(obj).with_suffix(".d")
-            if self.force or not dev or not listed.exists():
-                return True
-            files = listed.read_text().replace("\\\n", " ").partition(": ")[2].split()
-            built = os.path.getmtime(obj)
-            return any(
-                not os.path.exists(file) or os.path.getmtime(file) > built
-                for file in (*files, "setup.py")
-            )
 
         def copy_extensions_to_source(self):
             """Copy the core of an editable install, or the reason, from the build folder."""
@@ -124,15 +99,14 @@ else:
                 os.dup2(descriptor, number)
                 os.close(descriptor)
 
-    extra_flags = os.environ.get("MEGAINDEX_CXXFLAGS", "")
-    # -isystem keeps pybind11's own warnings out; -MD lists the files of each object
-    dev_flags = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror", "-MD"]
+    # -isystem keeps pybind11's own warnings out
+    dev_flags = ["-Wall", "-Wextra", "-Wconversion", "-Wshadow", "-Werror"]
     dev_flags += ["-isystem", pybind11.get_include()]
     core = Pybind11Extension(
         "megaindex.kernels._native",
-        sorted(map(str, Path("csrc/python").glob("*.cpp"))),
+        ["csrc/building.cpp", "csrc/reading.cpp"],
         include_dirs=["csrc"],
-        depends=sorted(map(str, Path("csrc").glob("*/*.hpp"))),
+        depends=sorted(map(str, Path("csrc").glob("*/*.[ch]pp"))),
         cxx_std=17,
         extra_compile_args=[
             "-O3",
@@ -140,7 +114,7 @@ else:
             "-ffp-contract=off",
             "-fno-math-errno",
             *(dev_flags if dev else []),
-            *extra_flags.split(),
+            *os.environ.get("MEGAINDEX_CXXFLAGS", "").split(),
         ],
         extra_link_args=["-pthread", *os.environ.get("MEGAINDEX_LDFLAGS", "").split()],
     )

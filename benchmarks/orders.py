@@ -11,7 +11,7 @@ from benchmarks.corpora import SHAPES, write_sparse
 from benchmarks.kernels import check_equal
 from benchmarks.timing import Comparison, alternate
 from megaindex import Index, Spans
-from megaindex.index.spans import joined
+from megaindex.index.spans import join_spans
 from megaindex.kernels import load
 from megaindex.loader import Receipt, fingerprint_keys, planned_receipt
 
@@ -131,7 +131,7 @@ def locate(name: str, order: str, directory: Path, rounds: int) -> Comparison:
         return [index.locate([sample]) for sample in ids.tolist()]
 
     pieces = [(np.array([k]), spans) for k, spans in enumerate(one_by_one())]
-    for one, other in zip(together(), joined(pieces, BATCH), strict=True):
+    for one, other in zip(together(), join_spans(pieces, BATCH), strict=True):
         check_equal(f"locate, order {order}", one, other)
     seconds = alternate(together, one_by_one, rounds)
     return Comparison(

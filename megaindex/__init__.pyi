@@ -1,3 +1,10 @@
+from megaindex import adapters as adapters
+from megaindex import audit as audit
+from megaindex import corpus as corpus
+from megaindex import helpers as helpers
+from megaindex import loader as loader
+from megaindex import plan as plan
+from megaindex import recipe as recipe
 from megaindex.builders import build_index as build_index
 from megaindex.builders.blend import build_blend as build_blend
 from megaindex.builders.extend import extend_run as extend_run
@@ -23,6 +30,7 @@ from megaindex.index.order_settings import WindowOrder as WindowOrder
 from megaindex.index.spans import Index as Index
 from megaindex.index.spans import Spans as Spans
 from megaindex.kernels import backend as backend
+from megaindex.plan.plan import make_plan as make_plan
 from megaindex.tokenize import Tokenized as Tokenized
 from megaindex.tokenize import tokenize as tokenize
 

@@ -3,6 +3,9 @@
 A package lists its public names once, in the stub ``__init__.pyi`` that type checkers read:
 
     from megaindex.builders.blend import build_blend as build_blend
+
+A line ``from megaindex import plan as plan`` makes a package of the package available without its
+import. It is in `dir`, and not in ``__all__``: ``import *`` loads none of them.
 """
 
 from __future__ import annotations
@@ -21,7 +24,8 @@ def lazy_exports(package: str) -> None:
     homes = {words[3]: words[1] for words in lines if words[:1] == ["from"]}
     module.__dict__["_homes"] = homes
     own = [words[0][:-1] for words in lines if words and words[0].endswith(":")]  # __version__
-    module.__dict__["__all__"] = sorted([*homes, *own])
+    names = [name for name, home in homes.items() if home != package]
+    module.__dict__["__all__"] = sorted([*names, *own])
     module.__class__ = _LazyPackage
 
 
@@ -37,14 +41,16 @@ class _LazyPackage(ModuleType):
     def __getattr__(self, name: str) -> object:
         if name not in self._homes:
             raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
+        if self._homes[name] == self.__name__:
+            return importlib.import_module(f"{self.__name__}.{name}")
         value = getattr(importlib.import_module(self._homes[name]), name)
         self.__dict__[name] = value
         return value
 
     def __setattr__(self, name: str, value: object) -> None:
         is_module = isinstance(value, ModuleType) and value.__name__ == f"{self.__name__}.{name}"
-        if not (is_module and name in self._homes):
+        if not (is_module and self._homes.get(name, self.__name__) != self.__name__):
             super().__setattr__(name, value)
 
     def __dir__(self) -> list[str]:
-        return list(self.__dict__["__all__"])
+        return sorted({*self._homes, *self.__dict__["__all__"]})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import io
 import itertools
 import re
 import shutil
@@ -9,7 +11,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.cells import cell_len
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 
 
 _PIPED_WIDTH = 110
+_TEXT_WIDTH = 100
 _GAP = 3  # between two columns
 _LEAST_NAME = 16  # least characters of a shortened name in a table
 _LINE_NAME = 40
@@ -34,9 +37,56 @@ def print_view(view: RenderableType, file: TextIO | None = None) -> None:
     """Print to a file, stdout by default, without trailing blanks."""
     out = file or sys.stdout
     console = Console(file=out, width=None if out.isatty() else _PIPED_WIDTH, highlight=False)
+    out.write(_lines(view, console))
+
+
+def text_of(view: RenderableType) -> str:
+    """Return a view as text of at most 100 columns, without colours."""
+    return _lines(view, Console(file=io.StringIO(), width=_TEXT_WIDTH, highlight=False)).rstrip()
+
+
+def _lines(view: RenderableType, console: Console) -> str:
     with console.capture() as text:
         console.print(view)
-    out.write("\n".join(line.rstrip() for line in text.get().split("\n")))
+    return "\n".join(line.rstrip() for line in text.get().split("\n"))
+
+
+def html_of(view: Any) -> str:
+    """Return a view as HTML, with every text escaped."""
+    if isinstance(view, FittedTable):
+        return view.to_html()
+    if isinstance(view, Group):
+        return "".join(map(html_of, view.renderables))
+    if isinstance(view, (Padding, Panel)):
+        return html_of(view.renderable)
+    if isinstance(view, Table):  # a grid
+        cells = zip(*(column.cells for column in view.columns), strict=True)
+        rows = [[_plain(cell) for cell in row] for row in cells]
+        return html_table([], rows, labels=len(view.columns))
+    text = html.escape(_plain(view)).replace("\n", "<br>")
+    return f"<p>{text}</p>" if text else ""
+
+
+def _plain(text: Any) -> str:
+    return text.plain if isinstance(text, Text) else str(getattr(text, "text", text))
+
+
+def html_table(
+    heads: Sequence[str], rows: Iterable[Sequence[str]], *, labels: int, caption: str = ""
+) -> str:
+    """Return an HTML table, escaped; the first ``labels`` columns are aligned left."""
+
+    def line(tag: str, cells: Sequence[str]) -> str:
+        sides = ["left"] * labels + ["right"] * len(cells)
+        return "".join(
+            f'<{tag} style="text-align:{side}">{html.escape(cell)}</{tag}>'
+            for cell, side in zip(cells, sides, strict=False)
+        )
+
+    head = f"<thead><tr>{line('th', heads)}</tr></thead>" if heads else ""
+    body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
+    title = f"<caption>{html.escape(caption)}</caption>" if caption else ""
+    return f"<table>{title}{head}<tbody>{body}</tbody></table>"
 
 
 def print_lines(lines: Iterable[str], file: TextIO | None = None) -> None:
@@ -146,6 +196,10 @@ class FittedTable:
         assert len(cells) == len(self.columns)
         self._rows.append(cells)
         self._styles.append(style)
+
+    def to_html(self) -> str:
+        labels = sum(column.is_label for column in self.columns)
+        return html_table([column.name for column in self.columns], self._rows, labels=labels)
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
         columns = range(len(self.columns))

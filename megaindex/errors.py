@@ -24,6 +24,10 @@ class InvalidArgument(MegaIndexError, ValueError):
     """An argument or setting is out of range, of the wrong kind, or contradicts another."""
 
 
+class MissingAttribute(InvalidArgument, AttributeError):
+    """An attribute that an object does not have; `hasattr` returns False for it."""
+
+
 class FormatError(MegaIndexError, ValueError):
     """The bytes of a file break a rule of its format."""
 

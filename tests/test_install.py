@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[1]
 
@@ -122,3 +125,27 @@ def test_a_wrong_backend_does_not_hide_the_version(
     monkeypatch.setenv("MEGAINDEX_BACKEND", "cuda")
     assert main(["--version"]) == 0
     assert "must be native, numba or reference, got 'cuda'" in capsys.readouterr().out
+
+
+def test_every_file_that_names_the_version_names_this_one() -> None:
+    import megaindex
+
+    changes = (ROOT / "CHANGELOG.md").read_text()
+    assert re.findall(r"^## (\S+)", changes, re.MULTILINE)[0] == megaindex.__version__
+    citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert citation["version"] == megaindex.__version__
+    assert set(citation) >= {"cff-version", "message", "title", "authors"}
+    for page in (ROOT / "docs").glob("*.md"):
+        named = re.findall(r"megaindex (\d+\.\d+\.\d+) is active", page.read_text())
+        assert set(named) <= {megaindex.__version__}, page.name
+
+
+def test_the_changelog_names_what_there_is() -> None:
+    """Each new name of the table of renamed ones can be imported, and no old one."""
+    table = (ROOT / "CHANGELOG.md").read_text().partition("### Renamed in Python")[2]
+    rows = re.findall(r"^\| `(megaindex\.[\w.]+)\.(\w+)` \| `(\w+)` \|$", table, re.MULTILINE)
+    assert len(rows) >= 6
+    for package, old, new in rows:
+        module = importlib.import_module(package)
+        assert hasattr(module, new), f"{package}.{new}"
+        assert not hasattr(module, old), f"{package}.{old}"

@@ -1,6 +1,6 @@
 """Data sources with random access for grain, and so for MaxText.
 
-    samples = NumpyDataset(opened.index, opened.datasets, fields="maxtext")
+    samples = NumpyDataset(opened.index, fields="maxtext")
     batches = RandomAccessSampler(num_samples=len(samples), micro_batch_size=8,
                                   data_parallel_rank=jax.process_index(),
                                   data_parallel_size=jax.process_count())
@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from typing import SupportsIndex
 
 from megaindex.loader.numpy_dataset import Fields, NumpyDataset
+
+__all__ = ["BatchSource", "SampleSource"]
 
 
 class SampleSource:

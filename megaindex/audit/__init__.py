@@ -1,7 +1,7 @@
 """Audits of the samples that a run serves, and comparisons of orders.
 
-result = audit(stream_of_index(index, [source], global_batch_size=512))
-write_page(result, "audit.html")
+>>> result = audit(stream_of_index(index, [source], global_batch_size=512))
+>>> write_page(result, "audit.html")
 """
 
 from megaindex._lazy import lazy_exports

@@ -1,6 +1,8 @@
 from megaindex.audit.diff import Difference as Difference
 from megaindex.audit.diff import compare as compare
 from megaindex.audit.diff_inputs import Side as Side
+from megaindex.audit.exposure_log import ExposureLog as ExposureLog
+from megaindex.audit.exposure_log import SourceExposure as SourceExposure
 from megaindex.audit.lookup import Serving as Serving
 from megaindex.audit.lookup import documents_of as documents_of
 from megaindex.audit.lookup import steps_of as steps_of

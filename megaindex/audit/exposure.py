@@ -55,6 +55,8 @@ class Exposure:
     """int64[stretches, SHARES]: tokens by the times that earlier steps served them."""
     composition: I64
     """int64[stretches, sources]: tokens served of each source."""
+    fresh: I64
+    """int64[stretches, sources]: tokens served for the first time."""
     distances: I64
     """int64[steps]: tokens served again k steps after the last time, for each k from 0 on."""
 
@@ -104,6 +106,7 @@ def count_exposure(
         stretches=stretches,
         shares=tally.shares.reshape(-1, SHARES),
         composition=composition,
+        fresh=tally.fresh.reshape(composition.shape),
         distances=tally.distances,
     )
 
@@ -155,6 +158,7 @@ class _Tally:
             np.zeros(stream.num_steps, np.int64) for _ in range(3)
         )
         self.shares = np.zeros((int(stretch_of[-1]) + 1) * SHARES, np.int64)
+        self.fresh = np.zeros((int(stretch_of[-1]) + 1) * len(stream.sources), np.int64)
 
     def add(self, served: _Served, documents: range) -> None:
         bounds = self._stream.token_base[documents.start : documents.stop + 1]
@@ -171,6 +175,10 @@ class _Tally:
             self._stream.document_base, documents.start + filled, "right"
         ).astype(np.int64)
         of_segment = np.repeat(source - 1, np.diff(first, append=width.size))
+        begins = np.flatnonzero(np.diff(segment, prepend=-1))  # first serving of each segment
+        fresh = segment[begins]
+        place = self._stretch_of[step[begins]] * len(self._stream.sources) + of_segment[fresh]
+        _accumulate(self.fresh, place, width[fresh])
         before = segment[step < self._stream.past_steps]
         for counts, servings in ((self.past, before), (self.total, segment)):
             times = np.bincount(servings, minlength=width.size)

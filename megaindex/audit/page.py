@@ -64,17 +64,25 @@ def check_plots() -> None:
 
 
 def check_page(path: str | os.PathLike[str]) -> bool:
-    """Check that a page may be written at a path: only earlier pages are replaced.
+    """Check that a page can be written at a path: only earlier pages are replaced.
 
     Returns:
         True if an earlier page is there.
 
     Raises:
         InvalidArgument: the path is a URL.
-        StorageError: another file is there, or it cannot be read.
+        MissingFile: its folder does not exist.
+        StorageError: another file is there, it cannot be read, or its folder cannot be written to.
     """
     name = os.fspath(path)
     check_local(name, PAGE_REMEDY)
+    folder = os.path.dirname(name) or "."
+    if not os.path.isdir(folder):
+        raise MissingFile(
+            f"{name}: cannot write: the folder {folder} does not exist; {PAGE_REMEDY}"
+        )
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StorageError(f"{name}: cannot write: no write access to {folder}; {PAGE_REMEDY}")
     try:
         with as_storage_error(name, "cannot read its status"):
             check_regular(name, os.lstat(name))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ class Audit:
     """Result of `audit`: a stream, its exact counts and the jumps of its exposure."""
 
     stream: AuditStream
-    exposure: Exposure
+    exposure: Exposure = field(repr=False)
     jumps: tuple[Jump, ...]
 
     @property

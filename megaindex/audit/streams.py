@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,7 @@ from megaindex.builders import build_index
 from megaindex.builders.recipe import open_recipe
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import Run
+from megaindex.configs.run_builder import given_run
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import MOST_SOURCES, BlendedIndex
@@ -23,14 +24,14 @@ from megaindex.index.blending import DivisorDraws, GreedyDraws, Progress, fill_b
 from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.frameworks import Split
 from megaindex.index.order_settings import order_of_row
-from megaindex.index.spans import Index
+from megaindex.index.spans import Index, datasets_of
 from megaindex.plan.rows import evaluation_of
 from megaindex.plan.serving import ServedRange, loader_passes
 from megaindex.plan.sizing import Sizing, SplitPart
 from megaindex.plan.sources import Parts, parts_of, sizing_of
 from megaindex.plan.target import ResolvedTarget, phases_of, resolve_target
 from megaindex.recipe.recipe import Recipe
-from megaindex.validation import check_between, check_setting, setting_or_none
+from megaindex.validation import check_between, check_setting, setting_or_none, shown
 
 _SAMPLES_AT_ONCE = 1 << 16
 
@@ -40,7 +41,7 @@ class AuditSource:
     """Documents of one source that an epoch has."""
 
     name: str
-    lengths: I32
+    lengths: I32 = field(repr=False)
     """int32[documents]: tokens of consecutive sequences; those of length 0 are not counted."""
     first_document: int = 0
     """Sequence id of the first of these sequences."""
@@ -74,7 +75,7 @@ class AuditStream:
     index: Index
     sources: tuple[AuditSource, ...]
     """Sources in the order of ``Spans.source``."""
-    step_bounds: I64
+    step_bounds: I64 = field(repr=False)
     """int64[steps + 1]: step k serves the samples [step_bounds[k], step_bounds[k + 1])."""
     past_steps: int = 0
     """Steps made already."""
@@ -143,7 +144,7 @@ class AuditStream:
 
 def stream_of_index(
     index: Index,
-    sources: Sequence[AuditSource],
+    sources: Sequence[AuditSource] | None = None,
     *,
     global_batch_size: int,
     num_steps: int | None = None,
@@ -156,6 +157,7 @@ def stream_of_index(
     Args:
         index: an index, such as `megaindex.build_index` or `megaindex.build_blend` returns.
         sources: its sources, in the order of ``Spans.source``; one for an index of one dataset.
+            Default: the datasets that the index holds, if it reads all of their documents.
         global_batch_size: samples of a step.
         num_steps: steps in all. Default: the whole batches of the index.
         consumed_samples: samples served so far; their steps are the past ones.
@@ -164,8 +166,9 @@ def stream_of_index(
         data_parallel_size: ranks that share a step.
 
     Raises:
-        InvalidArgument: a number is out of range.
+        InvalidArgument: a number is out of range, or the sources are missing.
     """
+    sources = _sources_of(index) if sources is None else sources
     global_batch_size = check_setting("global_batch_size", global_batch_size)
     num_steps = setting_or_none("num_steps", num_steps)
     consumed_samples = check_setting("consumed_samples", consumed_samples)
@@ -182,6 +185,22 @@ def stream_of_index(
         micro_batch_size=setting_or_none("micro_batch_size", micro_batch_size),
         data_parallel_size=setting_or_none("data_parallel_size", data_parallel_size),
     )
+
+
+def _sources_of(index: Index) -> list[AuditSource]:
+    """Return the datasets of an index as sources."""
+    datasets = datasets_of(index)
+    sources = [
+        AuditSource(name=dataset.path_prefix, lengths=dataset.sequence_lengths)
+        for dataset in datasets
+    ]
+    tokens = sum(int(source.lengths.sum(dtype=np.int64)) for source in sources)
+    if not sources or tokens != index.tokens_per_epoch:
+        raise InvalidArgument(
+            f"the sources of {shown(index)} are missing: it holds {tokens} tokens of datasets and "
+            f"reads {index.tokens_per_epoch}; give an AuditSource for each"
+        )
+    return sources
 
 
 def step_bounds(schedule: BatchSchedule, consumed: int, total: int) -> tuple[I64, int]:
@@ -288,11 +307,12 @@ Folder: TypeAlias = str | os.PathLike[str]
 
 
 def stream_of_run(
-    run: Run,
+    run: Run | None = None,
     *,
     subset: Split = "train",
     cache_dir: Folder | None = None,
     progress: Progress | None = None,
+    **settings: Any,
 ) -> AuditStream:
     """Return the stream of a run under a framework, by the rules of its version.
 
@@ -301,12 +321,20 @@ def stream_of_run(
         subset: train, or valid or test with the samples of all evaluations.
         cache_dir: cache of built indices; None: build in memory.
         progress: called with (done, total) while draws are counted.
+        settings: the run by names in place of ``run``, as for `megaindex.make_plan`.
 
     Raises:
         InvalidArgument: the run cannot be built: it has no files, or more samples of a source are
             drawn than built.
         FormatError, StorageError: a dataset cannot be read.
     """
+    with given_run(run, settings) as given:
+        return _stream_of_run(given, subset, cache_dir, progress)
+
+
+def _stream_of_run(
+    run: Run, subset: Split, cache_dir: Folder | None, progress: Progress | None
+) -> AuditStream:
     _check(run)
     if run.packing is not None:
         raise InvalidArgument(

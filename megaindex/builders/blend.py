@@ -157,6 +157,7 @@ def _open_index(
         order=record["order"],
         sequence_lengths=dataset.sequence_lengths,
         cache_entry=record["entry"],
+        datasets=(dataset,),
         **facts,
         **arrays,
     )

@@ -2,7 +2,7 @@
 
 run = extend_run("/data/web", sequence_length=2048, seed=1234, order="neox", num_samples=1_000_000,
                  more_epochs="0.5")
-loader = Loader(run.index, run.datasets, sampler)
+loader = Loader(run.index, sampler)
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ def extend_run(
         settings: other arguments of `build_index` that the run was planned with.
 
     Returns:
-        The extended run: ``index`` and ``datasets`` are the arguments of a loader.
+        The extended run, whose ``index`` a loader reads.
 
     Raises:
         InvalidArgument: a number is out of range, or the order of a blend is epoch or window; build

@@ -31,6 +31,19 @@ class BuildSettings:
         """Build the index of the dataset at a prefix."""
         return build_index(path, **vars(self))
 
+    def built(self, path: str) -> Built:
+        """Build the index of the dataset at a prefix, or find it, and return its size."""
+        start = time.perf_counter()
+        index = self.build(path)
+        return Built(
+            path=path,
+            order=index.order,
+            num_samples=index.num_samples,
+            num_epochs=index.num_epochs,
+            tokens_per_epoch=index.tokens_per_epoch,
+            seconds=time.perf_counter() - start,
+        )
+
 
 @dataclass(frozen=True, kw_only=True)
 class Built:
@@ -57,21 +70,12 @@ class BuildTask:
 
     def run(self) -> Built:
         """Build the index or find it in the cache; errors name the dataset."""
-        start = time.perf_counter()
         try:
-            index = self.settings.build(self.path)
+            return self.settings.built(self.path)
         except (MegaIndexError, MemoryError) as error:
             if str(error).startswith(self.path):
                 raise
             raise type(error)(f"{self.path}: {error}") from error
-        return Built(
-            path=self.path,
-            order=index.order,
-            num_samples=index.num_samples,
-            num_epochs=index.num_epochs,
-            tokens_per_epoch=index.tokens_per_epoch,
-            seconds=time.perf_counter() - start,
-        )
 
 
 def build_many(paths: Sequence[str], settings: BuildSettings, engine: Engine) -> Iterator[Built]:

@@ -171,7 +171,7 @@ class OpenSource:
         return self.epoch.extend(self.epoch.epochs_for(max(1, num_samples)))
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class OpenRecipe:
     """Recipe with opened sources, and the index of its run."""
 
@@ -179,6 +179,9 @@ class OpenRecipe:
     sources: tuple[OpenSource, ...]
     validation_cache: ValidationCache
     validation: OpenSource | None = None
+
+    def __repr__(self) -> str:
+        return f"OpenRecipe({self.layout!r})"
 
     @property
     def datasets(self) -> tuple[IndexedDataset, ...]:
@@ -339,6 +342,7 @@ def _epoch(corpus: RecipeSource, dataset: IndexedDataset, recipe: Recipe) -> Epo
         return BinIndex(
             bins=_bins(corpus, dataset, recipe.sequence_length),
             tokens_per_epoch=dataset.num_tokens,
+            datasets=(dataset,),
             **common,
         )
     if corpus.order == "window":
@@ -347,6 +351,7 @@ def _epoch(corpus: RecipeSource, dataset: IndexedDataset, recipe: Recipe) -> Epo
         sequence_lengths=dataset.sequence_lengths,
         documents=documents,
         tokens_per_epoch=dataset.num_tokens,
+        datasets=(dataset,),
         **common,
     )
 

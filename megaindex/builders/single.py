@@ -54,9 +54,7 @@ def build_packing(
     """Return the index of ``chosen`` documents; ``common``: see `packing_order`."""
     packed = packing_order(dataset, chosen, order, **common)
     arrays = _arrays(packed, {"corpus": dataset}, cache_dir)
-    return neox_documents.index_of(
-        packed, arrays, sequence_lengths=dataset.sequence_lengths, next_token=order.next_token
-    )
+    return neox_documents.index_of(packed, arrays, dataset=dataset, next_token=order.next_token)
 
 
 def build_pairs(
@@ -82,10 +80,8 @@ def pair_indices(
     next_token: bool,
 ) -> tuple[PackingIndex, PackingIndex]:
     """Return the indices of both sides, which share the arrays."""
-    index = neox_documents.index_of(
-        order, arrays, sequence_lengths=pos.sequence_lengths, next_token=next_token
-    )
-    return index, replace(index, sequence_lengths=neg.sequence_lengths)
+    index = neox_documents.index_of(order, arrays, dataset=pos, next_token=next_token)
+    return index, replace(index, sequence_lengths=neg.sequence_lengths, datasets=(neg,))
 
 
 def packing_order(
@@ -241,7 +237,7 @@ def build_index(
 ) -> BuiltIndex:
     """Return the index of one dataset: the samples of a run and the tokens that each reads.
 
-    With a framework order the arrays are those of `GPTDataset` of megatron-core 0.16.1 (order
+    With a framework order the arrays are those of ``GPTDataset`` of megatron-core 0.16.1 (order
     megatron), ``GPT2Dataset`` of GPT-NeoX (main, 2026-05), Megatron-DeepSpeed (main, 2025-07) or
     PaddleNLP (3.0.0b4), for the same documents, seed and number of samples.
 
@@ -267,7 +263,7 @@ def build_index(
             Default: memory. Orders epoch and window have no arrays.
 
     Returns:
-        An index with ``num_samples``, ``num_epochs``, ``tokens_per_epoch`` and
+        An index with ``num_samples``, ``num_epochs``, ``tokens_per_epoch``, ``datasets`` and
         ``locate(sample_ids)``. Framework orders also have ``document_index`` int32
         [epochs * documents], ``sample_index`` int32 or int64 [num_samples + 1, 2] and
         ``shuffle_index`` uint32 or int64 [num_samples]; all are int64 with `NeoxDocumentsOrder`.
@@ -321,6 +317,7 @@ def build_index(
             num_epochs=order.epochs_mixed,
             epochs_mixed=order.epochs_mixed,
             left_over=order.left_over,
+            datasets=(dataset,),
             **common,
         )
         return _for_length(block, num_samples, whole)
@@ -405,4 +402,5 @@ def _index(
         tokens_per_epoch=request.tokens_per_epoch,
         add_extra_token=request.add_extra_token,
         cache_entry=entry,
+        datasets=(dataset,),
     )

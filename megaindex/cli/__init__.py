@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Sequence
 
@@ -26,6 +27,7 @@ VERBS = {
     "inspect": ("megaindex.cli.inspect", "describe pairs and cache entries"),
     "demo": ("megaindex.cli.demo", "plan, build, read and check one epoch of a real corpus"),
 }
+_OTHER_WORDS = ("help", "--help", "--version")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -36,19 +38,51 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: Sequence[str]) -> int:
-    if not arguments or arguments[0] in ("-h", "--help"):
+    if "_ARGCOMPLETE" in os.environ:
+        arguments = _completed_arguments()
+    verb, *rest = arguments or ("--help",)
+    if verb == "help" and rest:
+        verb, rest = rest[0], ["--help"]
+    if verb in ("help", "-h", "--help"):
         print(_usage())
         return 0
-    if arguments[0] == "--version":
+    if verb in ("-V", "--version"):
         print(_version())
         return 0
-    verb, *rest = arguments
     if verb not in VERBS:
-        known = ", ".join(VERBS)
-        print(f"megaindex: unknown verb {verb!r}; it must be one of {known}", file=sys.stderr)
+        print(f"megaindex: {_unknown(verb)}", file=sys.stderr)
         return BAD_INPUT
     status: int = importlib.import_module(VERBS[verb][0]).main(rest)
     return status
+
+
+def _unknown(verb: str) -> str:
+    import difflib
+
+    near = difflib.get_close_matches(verb, (*VERBS, *_OTHER_WORDS), 1)
+    hint = f"did you mean {near[0]}?" if near else f"it must be one of {', '.join(VERBS)}"
+    return f"unknown {'option' if verb.startswith('-') else 'verb'} {verb!r}; {hint}"
+
+
+def _completed_arguments() -> Sequence[str]:
+    """Return the verb of the command line that argcomplete completes; complete the verb itself.
+
+    The verb's parser prints the completions and ends the process.
+    """
+    first = int(os.environ["_ARGCOMPLETE"])  # position of the program on the line, from 1
+    line = os.environ["COMP_LINE"].encode()[: int(os.environ["COMP_POINT"])].decode()
+    before = line.rpartition(" ")[0].split()[first:]
+    if before and before[0] in VERBS:
+        os.environ["_ARGCOMPLETE"] = str(first + 1)
+        return before[:1]
+    from megaindex.cli.options import Parser
+
+    parser = Parser(prog="megaindex")
+    parser.add_argument("-V", "--version", action="store_true")
+    parser.add_argument("verb", choices=(*VERBS, "help"))
+    parser.add_argument("verb_of_help", nargs="?", choices=tuple(VERBS))
+    parser.parse_args([])
+    return ()
 
 
 def _version() -> str:
@@ -71,4 +105,7 @@ def _version() -> str:
 
 def _usage() -> str:
     lines = "\n".join(f"  {verb:<11} {text}" for verb, (_, text) in VERBS.items())
-    return f"usage: megaindex <verb> [options]\n\n{lines}\n\nmegaindex <verb> --help lists options."
+    return (
+        f"usage: megaindex <verb> [options]\n\n{lines}\n\n"
+        "megaindex help <verb> lists its options, megaindex --version the version and the backend."
+    )

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from megaindex.audit.lookup import documents_of, steps_of
 from megaindex.audit.streams import AuditStream, stream_of_recipe, stream_of_run
 from megaindex.cli.options import Parser, add_flags
-from megaindex.cli.plan import add_run_arguments, recipe_of, settings_of
+from megaindex.cli.plan import add_run_arguments, recipe_of
 from megaindex.configs.batch_schedule import parse_count
-from megaindex.configs.run_builder import resolve
+from megaindex.configs.run_builder import read_settings, resolve
 from megaindex.errors import InvalidArgument
 from megaindex.progress import counting_samples
 
@@ -22,6 +22,11 @@ from megaindex.progress import counting_samples
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     _check(options)
+    if options.html:
+        from megaindex.audit.page import check_page, check_plots
+
+        check_plots()
+        check_page(options.html)  # before the work
     stream = _stream(options)
     if options.step is None and options.document is None:
         _audit(stream, options)
@@ -63,7 +68,7 @@ def _check(options: argparse.Namespace) -> None:
 def _stream(options: argparse.Namespace) -> AuditStream:
     recipe = recipe_of(options, besides=("consumed_samples",))
     if recipe is None:
-        run = resolve(settings_of(options))
+        run = resolve(read_settings(vars(options)))
         with counting_samples() as progress:
             return stream_of_run(
                 run, subset=options.subset, cache_dir=options.cache_dir, progress=progress
@@ -80,11 +85,6 @@ def _audit(stream: AuditStream, options: argparse.Namespace) -> None:
     from megaindex.audit.render import print_audit
     from megaindex.audit.report import audit
 
-    if options.html:
-        from megaindex.audit.page import check_page, check_plots, write_page
-
-        check_plots()
-        check_page(options.html)  # before the work
     with counting_samples() as progress:
         result = audit(stream, points=options.points, progress=progress)
     if options.json:
@@ -92,6 +92,8 @@ def _audit(stream: AuditStream, options: argparse.Namespace) -> None:
     else:
         print_audit(result)
     if options.html:
+        from megaindex.audit.page import write_page
+
         write_page(result, options.html)
         print(f"megaindex audit: wrote {options.html}", file=sys.stderr)
 

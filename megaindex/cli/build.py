@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -27,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     parser = _parser()
     options = parser.parse_args(arguments)
     if options.recipe:
-        refuse_others(parser, options, "--recipe", ["cache_dir"])
+        refuse_others(parser, options, "--recipe", ["cache_dir", "json"])
         _build_recipe(options)
     else:
         _build(options)
@@ -45,6 +46,7 @@ def _parser() -> argparse.ArgumentParser:
     add_flags(length, "--epochs", help="such as 1, 1.5 or 3/2; default: 1")
     add_flags(length, "--num-samples")
     add_engine_arguments(parser)
+    add_flags(parser, "--json")
     return parser
 
 
@@ -57,6 +59,26 @@ def _build_recipe(options: argparse.Namespace) -> None:
     opened = open_recipe(read_recipe(options.recipe), cache_dir=options.cache_dir)
     index = opened.index
     seconds = time.perf_counter() - start
+    if options.json:
+        found = {
+            "recipe": options.recipe,
+            "num_samples": index.num_samples,
+            "sequence_length": index.sequence_length,
+            "num_steps": opened.layout.num_steps,
+            "tokens_per_epoch": index.tokens_per_epoch,
+            "cache_dir": options.cache_dir,
+            "seconds": seconds,
+            "sources": [
+                {
+                    "name": source.corpus.name,
+                    "path": source.dataset.path_prefix,
+                    "fingerprint": fingerprint,
+                }
+                for source, fingerprint in zip(opened.sources, opened.fingerprints, strict=True)
+            ],
+        }
+        print(json.dumps(found, indent=2))
+        return
     kept = "nothing is stored"
     if options.cache_dir is not None:
         kept = f"results of the checks are in {options.cache_dir}"
@@ -74,12 +96,20 @@ def _build(options: argparse.Namespace) -> None:
     for name in ("seq_length", "cache_dir"):
         if getattr(options, name) is None:
             raise InvalidArgument(f"--{name.replace('_', '-')} is missing, or give --recipe")
-    paths = _paths(options)
+    paths, settings = _paths(options), _settings(options)
+    start = time.perf_counter()
     with chosen_engine(options) as engine:
-        if len(paths) == 1 and options.engine == "local":
-            _build_one(paths[0], options)
-        else:
-            _build_many(paths, options, engine)
+        alone = len(paths) == 1 and options.engine == "local"
+        workers = 1 if alone else engine.workers
+        built = [settings.built(paths[0])] if alone else _built_by(engine, paths, settings)
+    seconds = time.perf_counter() - start
+    if options.json:
+        _print_json(built, seconds, workers, options)
+    elif alone:
+        _print_one(built[0], options)
+    else:
+        how = f"in {seconds:.2f} s on {workers} worker(s) ({options.engine})"
+        print(_summary(built, how, options))
 
 
 def _paths(options: argparse.Namespace) -> list[str]:
@@ -124,48 +154,66 @@ def _settings(options: argparse.Namespace) -> BuildSettings:
     )
 
 
-def _build_one(path: str, options: argparse.Namespace) -> None:
-    from megaindex.kernels import backend
-
-    settings = _settings(options)
-    start = time.perf_counter()
-    index = settings.build(path)
-    seconds = time.perf_counter() - start
-    print(
-        f"order {index.order}: {index.num_samples:,} samples of {index.sequence_length} tokens, "
-        f"{index.num_epochs} epoch(s) of {index.tokens_per_epoch:,} tokens, in {seconds:.2f} s "
-        f"({backend()}), {_where(options)}"
-    )
-
-
-def _build_many(paths: Sequence[str], options: argparse.Namespace, engine: Engine) -> None:
+def _built_by(engine: Engine, paths: Sequence[str], settings: BuildSettings) -> list[Built]:
+    """Return the sizes of the indices, in the order of `paths`."""
     from megaindex.builders.many import build_many
     from megaindex.progress import counting
 
-    settings = _settings(options)
-    start = time.perf_counter()
-    built = []
+    built = {}
     with counting("building", len(paths)) as count:
         for one in build_many(paths, settings, engine):
-            built.append(one)
+            built[one.path] = one
             count(1)
-    seconds = time.perf_counter() - start
-    workers = f"{engine.workers} worker(s) ({options.engine})"
-    print(_summary(built, settings.sequence_length, f"in {seconds:.2f} s on {workers}", options))
+    return [built[path] for path in paths]
 
 
-def _summary(built: Sequence[Built], length: int, how: str, options: argparse.Namespace) -> str:
+def _print_one(built: Built, options: argparse.Namespace) -> None:
+    from megaindex.kernels import backend
+
+    print(
+        f"order {built.order}: {built.num_samples:,} samples of {options.seq_length} tokens, "
+        f"{built.num_epochs} epoch(s) of {built.tokens_per_epoch:,} tokens, in "
+        f"{built.seconds:.2f} s ({backend()}), {_where(options)}"
+    )
+
+
+def _print_json(
+    built: Sequence[Built], seconds: float, workers: int, options: argparse.Namespace
+) -> None:
+    from megaindex.kernels import backend
+
+    found = {
+        "order": options.order,
+        "sequence_length": options.seq_length,
+        "num_samples": sum(one.num_samples for one in built),
+        "tokens_per_epoch": sum(one.tokens_per_epoch for one in built),
+        "cache_dir": None if _is_computed(options) else options.cache_dir,
+        "backend": backend(),
+        "engine": options.engine,
+        "workers": workers,
+        "seconds": seconds,
+        "datasets": list(map(vars, built)),
+    }
+    print(json.dumps(found, indent=2))
+
+
+def _summary(built: Sequence[Built], how: str, options: argparse.Namespace) -> str:
     slowest = max(built, key=lambda one: one.seconds)
     samples = sum(one.num_samples for one in built)
     tokens = sum(one.tokens_per_epoch for one in built)
     return (
-        f"order {options.order}: {len(built):,} dataset(s), {samples:,} samples of {length} "
-        f"tokens, {tokens:,} tokens in one epoch of each, {how}, {_where(options)}\n"
+        f"order {options.order}: {len(built):,} dataset(s), {samples:,} samples of "
+        f"{options.seq_length} tokens, {tokens:,} tokens in one epoch of each, {how}, "
+        f"{_where(options)}\n"
         f"slowest: {slowest.path}, {slowest.num_samples:,} samples in {slowest.seconds:.2f} s"
     )
 
 
+def _is_computed(options: argparse.Namespace) -> bool:
+    return options.order in ("epoch", "window")
+
+
 def _where(options: argparse.Namespace) -> str:
-    if options.order in ("epoch", "window"):
+    if _is_computed(options):
         return "samples computed on access, nothing stored"
     return f"in {options.cache_dir}"

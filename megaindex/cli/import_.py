@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.options import Parser, add_flags
+from megaindex.cli.options import Parser, add_flags, print_pairs
 
 if TYPE_CHECKING:
     from megaindex.imports.flat import DocumentStream, FlatTokens
@@ -41,7 +41,7 @@ def main(arguments: Sequence[str]) -> int:
             overwrite=options.overwrite,
             bar=bar,
         )
-    print(outcome.line(time.perf_counter() - start))
+    print_pairs([outcome], time.perf_counter() - start, as_json=options.json)
     return 0
 
 
@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         one.add_argument("source", metavar="IN", help="the input")
         one.add_argument("output", metavar="OUT", help="prefix of the .bin and .idx")
         one.add_argument("--dtype", metavar="T", help="token type of the pair; default: as stored")
-        add_flags(one, "--dialect", "--overwrite")
+        add_flags(one, "--dialect", "--overwrite", "--json")
     for name in ("nanotron", "numpy", "tntidx"):
         of[name].add_argument("--copy", action="store_true", help="copy the tokens, do not link")
     for name in ("mds", "parquet"):

@@ -6,7 +6,7 @@ import argparse
 import time
 from collections.abc import Sequence
 
-from megaindex.cli.options import Parser, add_flags, refuse_weights
+from megaindex.cli.options import Parser, add_flags, print_pairs, refuse_weights
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -25,7 +25,7 @@ def main(arguments: Sequence[str]) -> int:
             overwrite=options.overwrite,
             bar=bar,
         )
-    print(outcome.line(time.perf_counter() - start))
+    print_pairs([outcome], time.perf_counter() - start, as_json=options.json)
     return 0
 
 
@@ -34,5 +34,5 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("output", metavar="OUT", help="prefix of the merged .bin and .idx")
     parser.add_argument("inputs", metavar="IN", nargs="+", help="prefixes, in order")
     parser.add_argument("--dtype", metavar="T", help="widen all tokens to this type, such as int32")
-    add_flags(parser, "--dialect", "--overwrite")
+    add_flags(parser, "--dialect", "--overwrite", "--json")
     return parser

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import difflib
+import importlib
+import json
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,11 +15,23 @@ from megaindex.errors import InvalidArgument
 from megaindex.validation import DEFAULT_SEED, check_choice, check_epochs, check_setting
 
 if TYPE_CHECKING:
+    from megaindex.corpus.outputs import WriteResult
     from megaindex.engine import Engine
 
 
 class Parser(argparse.ArgumentParser):
     """A parser with one-line errors that checks common settings under the names of their flags."""
+
+    _words: Sequence[str] = ()
+    _is_completing = False
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse as argparse does; under argcomplete print completions and end the process."""
+        if "_ARGCOMPLETE" in os.environ and not Parser._is_completing:
+            Parser._is_completing = True  # argcomplete calls this method
+            importlib.import_module("argcomplete").autocomplete(self)
+        self._words = args or ()
+        return super().parse_known_args(args, namespace)
 
     def parse_args(self, *arguments: Any, **more: Any) -> Any:
         """Return the options; raise InvalidArgument for one that breaks its rule."""
@@ -39,7 +54,29 @@ class Parser(argparse.ArgumentParser):
         return options
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; --help lists the arguments\n")
+        hint = "".join(f"; {text}" for text in self._suggestions())
+        self.exit(2, f"{self.prog}: {message}{hint}; --help lists the arguments\n")
+
+    def _suggestions(self) -> Iterator[str]:
+        """Yield the flags that are close to unknown ones on the command line."""
+        flags = sorted(_flags_of(self))
+        for word in self._words:
+            if " " in word:  # a value, also where it begins with dashes
+                continue
+            name = word.partition("=")[0]
+            known = any(flag.startswith(name) for flag in flags) if self.allow_abbrev else False
+            if name.startswith("--") and name not in flags and not known:
+                for near in difflib.get_close_matches(name, flags, 1):
+                    yield f"{name}: did you mean {near}?"
+
+
+def _flags_of(parser: argparse.ArgumentParser) -> set[str]:
+    """Return the long flags of a parser and of its subcommands."""
+    flags = {flag for flag in parser._option_string_actions if flag.startswith("--")}
+    for action in parser._actions:
+        if isinstance(action, argparse._SubParsersAction):
+            flags = flags.union(*map(_flags_of, action.choices.values()))
+    return flags
 
 
 _FLAGS: dict[str, dict[str, Any]] = {
@@ -129,6 +166,18 @@ def _is_weight(word: str) -> bool:
     except ValueError:
         return False
     return not (os.path.lexists(word) or os.path.lexists(f"{word}.idx"))
+
+
+def print_pairs(pairs: Sequence[WriteResult], seconds: float, *, as_json: bool) -> None:
+    """Print the pairs that a verb wrote: a line for each, or one JSON object."""
+    total = sum(pair.nbytes for pair in pairs)
+    if as_json:
+        rate = total / max(seconds, 1e-9)  # the clock may not have advanced
+        found = {"pairs": list(map(vars, pairs)), "seconds": seconds, "bytes_per_second": rate}
+        print(json.dumps(found, indent=2))
+        return
+    for pair in pairs:
+        print(pair.line(seconds * pair.nbytes / total if total else seconds))
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:

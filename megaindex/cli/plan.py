@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import argparse
 import json
-import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import fields
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from megaindex.cli.options import Parser, add_flags
-from megaindex.configs.run_builder import resolve
-from megaindex.configs.settings import Settings, merged
+from megaindex.configs.run_builder import read_settings, resolve
+from megaindex.configs.settings import settings_by_name
 from megaindex.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -30,7 +28,7 @@ def main(arguments: Sequence[str]) -> int:
     recipe = recipe_of(options)
     if recipe is not None:
         return _run_recipe(recipe, options)
-    run = resolve(settings_of(options))
+    run = resolve(read_settings(vars(options)))
     with counting_samples() as progress:
         plan = make_plan(run, progress=progress)
     if options.json:
@@ -71,7 +69,7 @@ def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recip
     given = [name for name in ("recipe", "nanotron_config") if getattr(options, name)]
     if not given:
         return None
-    said = vars(settings_of_flags(options)) | {
+    said = vars(settings_by_name(vars(options))) | {
         name: getattr(options, name) for name in ("neox_config", "megatron_args")
     }
     others = [
@@ -89,39 +87,6 @@ def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recip
     from megaindex.recipe.nanotron_yaml import read_nanotron
 
     return read_nanotron(options.nanotron_config)
-
-
-def settings_of(options: argparse.Namespace) -> Settings:
-    """Return the framework's settings, overridden by the flags of `add_run_arguments`."""
-    if options.neox_config and options.megatron_args:
-        raise InvalidArgument("--neox-config and --megatron-args exclude each other; give one")
-    base = Settings()
-    if options.neox_config:
-        from megaindex.configs.neox_yaml import read_neox
-
-        base = read_neox(options.neox_config)
-    elif options.megatron_args:
-        from megaindex.configs.megatron_args import read_megatron
-
-        over = settings_of_flags(options)
-        words: list[str] = options.script_args or []
-        if len(words) == 1:  # one quoted text
-            words = shlex.split(words[0])
-        base = read_megatron(options.megatron_args, script_args=words, over=over)
-    elif options.script_args:
-        raise InvalidArgument("--script-args needs --megatron-args; give the script as well")
-    return merged(base, settings_of_flags(options))
-
-
-def settings_of_flags(options: argparse.Namespace) -> Settings:
-    """Return the settings given by flags alone."""
-    said = {
-        f.name: getattr(options, f.name, None)
-        for f in fields(Settings)
-        if f.name not in ("notes", "ignored")
-    }
-    flags: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in said.items()}
-    return Settings(**flags)
 
 
 def _parser() -> argparse.ArgumentParser:

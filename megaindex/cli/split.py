@@ -7,7 +7,7 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from megaindex.cli.options import Parser, add_flags
+from megaindex.cli.options import Parser, add_flags, print_pairs
 from megaindex.errors import InvalidArgument
 
 if TYPE_CHECKING:
@@ -30,10 +30,7 @@ def main(arguments: Sequence[str]) -> int:
             overwrite=options.overwrite,
             bar=bar,
         )
-    seconds = time.perf_counter() - start
-    total = sum(outcome.nbytes for outcome in outcomes)
-    for outcome in outcomes:
-        print(outcome.line(seconds * outcome.nbytes / max(total, 1)))
+    print_pairs(outcomes, time.perf_counter() - start, as_json=options.json)
     return 0
 
 
@@ -52,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=("tokens", "documents"),
         help="measure of size for --parts; default: tokens",
     )
-    add_flags(parser, "--dialect", "--overwrite")
+    add_flags(parser, "--dialect", "--overwrite", "--json")
     return parser
 
 

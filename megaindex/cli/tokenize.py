@@ -45,6 +45,7 @@ def main(arguments: Sequence[str]) -> int:
             part_bytes=_bytes(options.part_size),
             engine=engine,
             overwrite=options.overwrite,
+            discard_parts=options.discard_parts,
             stage=copying,
         )
     if options.json:
@@ -72,14 +73,19 @@ def _parser() -> argparse.ArgumentParser:
         "--tokenizer",
         required=True,
         metavar="T",
-        help="a tokenizer.json, a SentencePiece .model, a folder with one of them, or bytes for "
-        "one token a byte",
+        help="a tokenizer.json, a SentencePiece .model, a folder with one of them (names on the "
+        "Hugging Face hub are not downloaded), or bytes for one token a byte",
     )
     _add_input_arguments(parser)
     _add_token_arguments(parser)
     add_engine_arguments(parser)
     add("--megatron-names", action="store_true", help="use OUT_<key>_document for one key too")
     add_flags(parser, "--overwrite", help="replace existing pairs and OUT.bad.jsonl")
+    add(
+        "--discard-parts",
+        action="store_true",
+        help="remove finished parts of an interrupted run with other settings from OUT.parts",
+    )
     add_flags(parser, "--json")
     return parser
 

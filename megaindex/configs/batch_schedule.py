@@ -62,6 +62,7 @@ class BatchSchedule:
 
     @property
     def is_constant(self) -> bool:
+        """True if the batch size does not change."""
         return len(self.stages) == 1
 
     @property

@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+import os
+import re
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
@@ -12,12 +17,15 @@ from megaindex.configs.batch_schedule import BatchSchedule, parse_count, parse_s
 from megaindex.configs.megatron_versions import Version, version_of
 from megaindex.configs.run import TAILS, Data, Evaluation, Run, Source, Target
 from megaindex.configs.settings import (
+    NAMES,
     ORDER_FIELDS,
     TARGETS,
     Settings,
     flag_of,
+    merged,
     parse_blend,
     parse_tokens,
+    settings_by_name,
 )
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import parse_split
@@ -152,6 +160,99 @@ def _parallel_text(settings: Settings, parallel: int) -> str:
         return f"--data-parallel-size {parallel}"
     model = (settings.world_size or 1) // parallel
     return f"data-parallel size {parallel} (--world-size {settings.world_size} / {model})"
+
+
+_FILES = ("neox_config", "megatron_args", "script_args")
+_IN_PYTHON = {"seq_length": "sequence_length"}
+ARGUMENTS = (*(_IN_PYTHON.get(name, name) for name in NAMES), *_FILES)
+"""Names of the settings of a run in Python: those of the flags, and ``sequence_length``."""
+
+
+def read_settings(given: Mapping[str, Any]) -> Settings:
+    """Return the settings of a framework's files, replaced by those given by name.
+
+    Args:
+        given: values by the names of the flags of ``megaindex plan``: ``neox_config`` or
+            ``megatron_args`` and ``script_args``, and any of `NAMES`. None is not given.
+    """
+    over, base = settings_by_name(given), Settings()
+    neox, megatron, words = (given.get(name) for name in _FILES)
+    if neox and megatron:
+        raise InvalidArgument("--neox-config and --megatron-args exclude each other; give one")
+    if words and not megatron:
+        raise InvalidArgument("--script-args needs --megatron-args; give the script as well")
+    if neox:
+        from megaindex.configs.neox_yaml import read_neox
+
+        base = read_neox([neox] if isinstance(neox, (str, os.PathLike)) else neox)
+    elif megatron:
+        from megaindex.configs.megatron_args import read_megatron
+
+        words = [words] if isinstance(words, str) else [str(word) for word in words or ()]
+        if len(words) == 1:  # one quoted text
+            words = shlex.split(words[0])
+        if not isinstance(megatron, (str, os.PathLike)):  # a list of arguments
+            megatron = shlex.join(map(str, megatron))
+        base = read_megatron(os.fspath(megatron), script_args=words, over=over)
+    return merged(base, over)
+
+
+@contextmanager
+def given_run(run: Run | None, settings: Mapping[str, Any]) -> Iterator[Run]:
+    """Yield a run, or that of settings by name, which errors in the block are named by too.
+
+    Raises:
+        InvalidArgument: both are given, or the settings are wrong.
+    """
+    if run is not None and settings:
+        raise InvalidArgument(
+            f"a Run has all settings, also {next(iter(settings))}; change it with "
+            "dataclasses.replace, or give settings alone"
+        )
+    # messages on the settings of Megatron-LM name its flags
+    reads_files = settings.get("neox_config") or settings.get("megatron_args")
+    with nullcontext() if run is not None or reads_files else _named_as_arguments():
+        yield run_by_name(settings) if run is None else run
+
+
+def run_by_name(given: Mapping[str, Any]) -> Run:
+    """Return the run of settings given as arguments, named like the flags of the command.
+
+    Raises:
+        InvalidArgument: an argument is unknown, or as in `resolve`.
+    """
+    for name in given:
+        if name in ("recipe", "nanotron_config"):
+            raise InvalidArgument(
+                f"{name} describes the whole run; plan it with "
+                "megaindex.plan.make_recipe_plan(megaindex.recipe.plan_recipe(recipe))"
+            )
+        if name not in ARGUMENTS and name not in _IN_PYTHON:
+            near = difflib.get_close_matches(name, ARGUMENTS, 1)
+            hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(ARGUMENTS)}"
+            raise InvalidArgument(f"unknown setting {name}{hint}")
+    flags = dict(given)
+    for flag, name in _IN_PYTHON.items():
+        if name in flags:
+            if flag in flags:
+                raise InvalidArgument(f"{name} and {flag} are the same setting; give one of them")
+            flags[flag] = flags.pop(name)
+    return resolve(read_settings(flags))
+
+
+@contextmanager
+def _named_as_arguments() -> Iterator[None]:
+    """Replace the flags in the message of an InvalidArgument by the names of arguments."""
+    try:
+        yield
+    except InvalidArgument as error:
+        raise InvalidArgument(re.sub(r"--([a-z]+(?:-[a-z]+)*)", _argument, error.args[0])) from None
+
+
+def _argument(flag: re.Match[str]) -> str:
+    name = flag[1].replace("-", "_")
+    name = _IN_PYTHON.get(name, name)
+    return name if name in ARGUMENTS else flag[0]
 
 
 def resolve(settings: Settings) -> Run:

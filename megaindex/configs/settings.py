@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import ast
 import json
+import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib import resources
@@ -17,8 +18,15 @@ from typing import Any
 from megaindex.configs.batch_schedule import parse_count
 from megaindex.configs.run import Source, TargetKind
 from megaindex.errors import InvalidArgument
-from megaindex.index.order_settings import NeoxDocumentsOrder
-from megaindex.validation import check_between, check_weights, make_plain, read_number
+from megaindex.index.order_settings import NeoxDocumentsOrder, Order
+from megaindex.validation import (
+    check_between,
+    check_flag,
+    check_integer,
+    check_weights,
+    make_plain,
+    read_number,
+)
 
 
 def parse_blend(
@@ -178,6 +186,44 @@ class Settings:
 
 
 _INTEGERS = tuple(field.name for field in fields(Settings) if field.type == "int | None")
+_OF_FILES = ("companions", "documents_alpha", "packing", "train_epochs", "notes", "ignored")
+NAMES = tuple(field.name for field in fields(Settings) if field.name not in _OF_FILES)
+"""Settings that flags and arguments of `make_plan` give, by name."""
+
+
+def settings_by_name(given: Mapping[str, Any]) -> Settings:
+    """Return the settings among the given values; None is not given, other names are left out.
+
+    Raises:
+        InvalidArgument: a value has no form that a flag could have.
+    """
+    values = {name: given[name] for name in NAMES if given.get(name) is not None}
+    order = values.get("order")
+    if isinstance(order, NeoxDocumentsOrder):
+        values |= {"order": order.name, "packing": order}
+    elif isinstance(order, Order):
+        settings = {ORDER_FIELDS[name]: value for name, value in order.changed_settings.items()}
+        if again := sorted(settings.keys() & values):
+            raise InvalidArgument(f"{flag_of(again[0])} is a setting of the order too; give one")
+        values |= {"order": order.name, **settings}
+    types = {field.name: str(field.type) for field in fields(Settings)}
+    return Settings(**{name: _as_flag(name, types[name], values[name]) for name in values})
+
+
+def _as_flag(name: str, kind: str, value: Any) -> Any:
+    """Return a Python value in the form in which the command has it."""
+    several = isinstance(value, Iterable) and not isinstance(value, (str, bytes))
+    if kind == "str | None":
+        return ",".join(map(str, value)) if several else str(value)
+    if kind == "tuple[str, ...] | None":
+        return tuple(map(_word, value if several else [value]))
+    if kind == "tuple[int, ...] | None":
+        return tuple(check_integer(flag_of(name), v) for v in (value if several else [value]))
+    return check_flag(flag_of(name), value) if kind == "bool | None" else value
+
+
+def _word(value: Any) -> str:
+    return os.fspath(value) if isinstance(value, os.PathLike) else str(value)
 
 
 def merged(base: Settings, over: Settings) -> Settings:

@@ -152,10 +152,12 @@ class IndexedDataset:
 
     @property
     def path_prefix(self) -> str:
+        """Path or URL of the pair, without ``.bin`` and ``.idx``."""
         return self._path_prefix
 
     @property
     def dialect(self) -> str:
+        """Framework whose dtype codes the file uses."""
         return self._dialect
 
     @property
@@ -202,6 +204,7 @@ class IndexedDataset:
 
     @property
     def dtype_code(self) -> int:
+        """Code of the tokens' dtype in the ``.idx``."""
         return self._identity.header.dtype_code
 
     @property

@@ -10,11 +10,13 @@ import numpy.typing as npt
 from megaindex._types import I32, I64, U64, IntArray
 from megaindex.arithmetic import shuffle_dtype
 from megaindex.errors import FormatError
+from megaindex.format import IndexedDataset
 from megaindex.index.orders.framework import ShuffledOrder
 from megaindex.index.spans import (
     CHUNK,
     SCATTERED,
     Chunks,
+    ShownIndex,
     Spans,
     check_sample_ids,
     iterate_in_order,
@@ -124,8 +126,8 @@ def rising_rows(sample_index: IntArray) -> npt.NDArray[np.bool_]:
 _SORTED = 1 << 24  # samples sorted at a time, 8 bytes each
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ArrayIndex:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ArrayIndex(ShownIndex):
     """Index of the frameworks' orders: document_index, sample_index and shuffle_index.
 
     Sample ``i`` of training is cut sample ``s = shuffle_index[i]`` of the concatenated documents
@@ -148,6 +150,8 @@ class ArrayIndex:
     add_extra_token: int
     cache_entry: str = ""
     """Path of the cache entry of the arrays; empty if they are only in memory."""
+    datasets: tuple[IndexedDataset, ...] = ()
+    """The dataset of the index; empty if it was built from lengths alone."""
 
     @property
     def num_samples(self) -> int:

@@ -15,6 +15,7 @@ import numpy as np
 
 from megaindex._types import I32, I64
 from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
 from megaindex.index.orders.keyed import Block, BlockOrder
 from megaindex.index.spans import Spans
 from megaindex.validation import check_choice
@@ -162,7 +163,7 @@ def _put(room: dict[int, I64], rooms: list[int], left: int, bins: I64) -> None:
         insort(rooms, left)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class BinIndex(BlockOrder):
     """Index of bins, shuffled by a keyed bijection in every epoch.
 
@@ -178,6 +179,8 @@ class BinIndex(BlockOrder):
     """Part of the shuffle key, besides the seed."""
     num_epochs: int = 1
     add_extra_token: int = 1
+    datasets: tuple[IndexedDataset, ...] = ()
+    """The dataset of the index; empty if it was built from lengths alone."""
     order: Literal["epoch"] = field(default="epoch", init=False)
 
     def __post_init__(self) -> None:

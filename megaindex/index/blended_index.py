@@ -15,14 +15,22 @@ from megaindex._types import I32, I64, IntArray
 from megaindex.errors import InvalidArgument, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
-from megaindex.index.spans import Index, Spans, check_sample_ids, locate_each
+from megaindex.index.spans import (
+    Index,
+    ShownIndex,
+    Spans,
+    check_sample_ids,
+    datasets_of,
+    locate_each,
+    sources_html,
+)
 from megaindex.kernels import active
 
 Entry = TypeVar("Entry")
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LazyIndex:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class LazyIndex(ShownIndex):
     """Index of known size that is opened when its samples are first located."""
 
     name: str
@@ -47,6 +55,15 @@ class LazyIndex:
                 f"was built, got {index.num_samples}; build the blend again"
             )
         return index
+
+    @property
+    def datasets(self) -> tuple[IndexedDataset, ...]:
+        """The dataset of the index, which is opened for it."""
+        return datasets_of(self.index)
+
+    @property
+    def _paths(self) -> list[str]:
+        return [self.name]
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
         return self.index.locate(sample_ids)
@@ -119,8 +136,8 @@ MOST_SOURCES = 2**15 - 1
 """Largest number of sources in an int16 dataset_index."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BlendedIndex:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class BlendedIndex(ShownIndex):
     """Blend of indices: sample ``i`` is ``dataset_sample_index[i]`` of source ``dataset_index[i]``.
 
     The arrays are those of `BlendedDataset` of megatron-core 0.16.1 and ``BlendableDataset`` of
@@ -191,6 +208,9 @@ class BlendedIndex:
             active().span_table,
             ready=not any(isinstance(index, LazyIndex) for index in self.indices),
         )
+
+    def _repr_html_(self) -> str:
+        return sources_html(repr(self), self.indices, self._paths)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name != "_tables"}

@@ -18,12 +18,15 @@ import xxhash
 
 from megaindex._types import I64
 from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
 from megaindex.index.spans import (
     CHUNK,
     Chunks,
     Index,
+    ShownIndex,
     Spans,
     check_sample_ids,
+    datasets_of,
     iterate_spans,
     join_spans,
     locate_range,
@@ -62,13 +65,18 @@ class Stage:
                 yield places, self.locate(places)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class ExtendedIndex:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class ExtendedIndex(ShownIndex):
     """Index of consecutive stages: consumed samples, remaining samples, further epochs."""
 
     stages: tuple[Stage, ...]
     further_seeds: tuple[int, ...] = ()
     """Seed of each further epoch."""
+
+    @property
+    def datasets(self) -> tuple[IndexedDataset, ...]:
+        """The datasets of the extended index."""
+        return datasets_of(self.stages[0].index)
 
     @property
     def num_samples(self) -> int:

@@ -73,23 +73,20 @@ class FrameworkOrder(Order):
     Documents of all epochs are shuffled and concatenated, samples are cut from them and shuffled.
     The result is kept in document_index, sample_index and shuffle_index.
 
-    Args:
-        separate_final_epoch: ``"always"`` shuffles the last of several epochs separately,
-            ``"never"`` with the others, ``"auto"`` separately if less than
-            ``final_epoch_threshold`` of its samples are requested (`GPTDataset` of megatron-core
-            0.16.1). Default: the rule of the framework; never in GPT-NeoX, auto in the others.
-        final_epoch_threshold: share of an epoch, 0 to 1. Default: 0.8, as in Megatron-LM.
-        exact_num_epochs: number of epochs to build, at least 1
-            (``--train-data-exact-num-epochs`` of Megatron-DeepSpeed). Default: as many as are
-            needed for the requested samples.
-
     Raises:
         InvalidArgument: a value is out of range.
     """
 
     separate_final_epoch: FinalEpochPolicy | None = None
+    """``"always"`` shuffles the last of several epochs separately, ``"never"`` with the others,
+    ``"auto"`` separately if less than ``final_epoch_threshold`` of its samples are requested
+    (``GPTDataset`` of megatron-core 0.16.1). Default: the rule of the framework; never in GPT-NeoX,
+    auto in the others."""
     final_epoch_threshold: float | None = None
+    """Share of an epoch, 0 to 1. Default: 0.8, as in Megatron-LM."""
     exact_num_epochs: int | None = None
+    """Number of epochs to build, at least 1 (``--train-data-exact-num-epochs`` of
+    Megatron-DeepSpeed). Default: as many as are needed for the requested samples."""
     lacks: ClassVar[tuple[str, ...]] = ("source_name",)
 
 

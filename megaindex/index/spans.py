@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -16,6 +16,9 @@ import numpy.typing as npt
 from megaindex._types import I32, I64, IntArray
 from megaindex.errors import OutOfRange
 from megaindex.validation import check_integer
+
+if TYPE_CHECKING:
+    from megaindex.format import IndexedDataset
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +67,9 @@ class Spans:
 class Index(Protocol):
     """Interface of an index: the samples of a run and the tokens that each of them reads.
 
-    Planner, loader, receipts and audit use only this interface.
+    Planner, loader, receipts and audit use only this interface. The indices of megaindex also have
+    ``len``, their number of samples, and ``datasets``, the dataset of each source, which `Loader`
+    reads by default.
     """
 
     @property
@@ -97,6 +102,52 @@ class Index(Protocol):
             OutOfRange: an id is outside that range.
         """
         ...
+
+
+_SHOWN_PATHS = 3
+
+
+class ShownIndex:
+    """Base class of the indices, with their length and their text."""
+
+    def __len__(self: Any) -> int:
+        """Return the number of samples."""
+        return int(self.num_samples)
+
+    def __repr__(self: Any) -> str:
+        """Return one line: samples, epochs and sources."""
+        order, epochs = getattr(self, "order", ""), self.num_epochs
+        paths = self._paths
+        more = f" and {len(paths) - _SHOWN_PATHS} more" * (len(paths) > _SHOWN_PATHS)
+        facts = [
+            *([f"order {order}"] if order else []),
+            f"{self.num_samples:,} samples of {self.sequence_length} tokens",
+            f"{epochs:,} epoch{'s' * (epochs != 1)} of {self.tokens_per_epoch:,} tokens",
+            *([", ".join(map(repr, paths[:_SHOWN_PATHS])) + more] if paths else []),
+        ]
+        return f"{type(self).__name__}({', '.join(facts)})"
+
+    @property
+    def _paths(self: Any) -> list[str]:
+        return [dataset.path_prefix for dataset in datasets_of(self)]
+
+
+def datasets_of(index: Any) -> tuple[IndexedDataset, ...]:
+    """Return the dataset of each source of an index; empty if the index does not hold them."""
+    return tuple(getattr(index, "datasets", ()))
+
+
+def sources_html(name: str, indices: Sequence[Any], paths: Sequence[str]) -> str:
+    """Return a table of the sources of an index, in HTML."""
+    from megaindex.console import html_table  # which imports rich
+
+    numbers = ("num_samples", "num_epochs", "tokens_per_epoch")
+    rows = [
+        [path, *(f"{getattr(index, number):,}" for number in numbers)]
+        for index, path in zip(indices, paths or [""] * len(indices), strict=True)
+    ]
+    heads = ["source", "samples built", "epochs", "tokens an epoch"]
+    return html_table(heads, rows, labels=1, caption=name)
 
 
 def check_sample_ids(sample_ids: npt.ArrayLike, num_samples: int) -> I64:

@@ -14,8 +14,17 @@ import numpy.typing as npt
 
 from megaindex._types import I64
 from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
 from megaindex.index.mixing import Mixing
-from megaindex.index.spans import Index, Spans, check_sample_ids, locate_each
+from megaindex.index.spans import (
+    Index,
+    ShownIndex,
+    Spans,
+    check_sample_ids,
+    datasets_of,
+    locate_each,
+    sources_html,
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -36,8 +45,8 @@ class MixedStage:
         return counts
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StagedIndex:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class StagedIndex(ShownIndex):
     """Index of the samples of all stages.
 
     Raises:
@@ -47,6 +56,12 @@ class StagedIndex:
 
     sources: tuple[Index, ...]
     stages: tuple[MixedStage, ...]
+
+    @cached_property
+    def datasets(self) -> tuple[IndexedDataset, ...]:
+        """Dataset of each source; empty if a source was built from lengths alone."""
+        each = [datasets_of(index) for index in self.sources]
+        return tuple(found[0] for found in each) if all(each) else ()
 
     def __post_init__(self) -> None:
         shapes = {(index.sequence_length, index.add_extra_token) for index in self.sources}
@@ -105,6 +120,9 @@ class StagedIndex:
             stage.drawn(min(max(position - begin, 0), stage.num_samples), len(self.sources))
             for stage, begin in zip(self.stages, self._bounds[:-1].tolist(), strict=True)
         ]
+
+    def _repr_html_(self) -> str:
+        return sources_html(repr(self), self.sources, self._paths)
 
     @cached_property
     def _bounds(self) -> I64:

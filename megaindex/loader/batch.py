@@ -156,10 +156,12 @@ class SampleOptions:
 
     @property
     def separates_documents(self) -> bool:
+        """True if an option keeps the documents of a sample apart."""
         return self.reset_position_ids or self.reset_attention_mask or self.cu_seqlens
 
     @property
     def resets_positions(self) -> bool:
+        """True if positions are counted from the start of each document."""
         return self.reset_position_ids or self.cu_seqlens
 
 
@@ -233,10 +235,12 @@ class BatchMaker:
 
     @property
     def index(self) -> Index:
+        """The index that samples are located in."""
         return self._index
 
     @property
     def options(self) -> SampleOptions:
+        """Options of the samples."""
         return self._options
 
     def allocate(self, rows: int, make: Allocate = pageable) -> Buffers:

@@ -1,6 +1,6 @@
 """Loader of the batches of one rank, with prefetching threads instead of worker processes.
 
-loader = Loader(index, dataset, sampler, options=SampleOptions(eod_id=0, eod_mask_loss=True))
+loader = Loader(index, sampler, options=SampleOptions(eod_id=0, eod_mask_loss=True))
 for batch in loader:
     train(batch["tokens"], batch["labels"], batch["loss_mask"], batch["position_ids"])
 checkpoint["data"] = loader.state_dict()
@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -32,13 +32,14 @@ from megaindex.loader.checkpoint import (
     stored_contents,
 )
 from megaindex.loader.prefetch import ReadAhead
-from megaindex.loader.reader_choice import any_remote, as_datasets, make_reader
+from megaindex.loader.reader_choice import any_remote, make_reader, sources_of
 from megaindex.loader.receipts import Counted, Recorder, rounds_of, stored_receipt
 from megaindex.loader.targets import Targets
 from megaindex.loader.token_readers import TokenReader
-from megaindex.validation import CheckpointReader, check_between
+from megaindex.validation import CheckpointReader, check_between, shown
 
 VERSION = 1
+MicroBatches: TypeAlias = Iterable[Sequence[int | None]]
 
 
 class Loader:
@@ -55,7 +56,8 @@ class Loader:
 
     Args:
         index: the samples, from build_index, build_blend or a recipe.
-        datasets: the index's sources, in the order of the index, or the only one.
+        datasets: the index's sources, in the order of the index, or the only one. Default: those
+            that the index was built from; ``Loader(index, sampler)`` leaves them out.
         sampler: iterable over lists of sample ids, one list for each micro batch, None for a row of
             padding: `MicroBatchSampler`, `CyclicSampler`, `EvaluationSampler`, or any other. A
             state needs ``state_after`` and ``load_state_dict``, as the first two have.
@@ -89,8 +91,8 @@ class Loader:
     def __init__(
         self,
         index: Index,
-        datasets: IndexedDataset | Sequence[IndexedDataset],
-        sampler: Iterable[Sequence[int | None]],
+        datasets: IndexedDataset | Sequence[IndexedDataset] | MicroBatches | None = None,
+        sampler: MicroBatches | None = None,
         *,
         options: SampleOptions | None = None,
         reader: str | TokenReader = "auto",
@@ -104,7 +106,9 @@ class Loader:
         targets: Targets | None = None,
         content: Literal["sampled", "whole"] | None = "sampled",
     ) -> None:
-        sources = as_datasets(datasets)
+        if sampler is None:  # Loader(index, sampler)
+            datasets, sampler = None, _check_sampler(datasets)
+        sources = sources_of(index, datasets)
         check_content(content)
         is_remote = any_remote(sources)
         default = 16 if is_remote else 4
@@ -161,6 +165,10 @@ class Loader:
     def __len__(self) -> int:
         """Return the number of batches from the position where the last iteration began."""
         return len(self._sampler)
+
+    def __repr__(self) -> str:
+        kind = type(self._sampler).__name__
+        return f"Loader({self._index!r}, {kind}, {self._returned:,} batches returned)"
 
     def __iter__(self) -> Iterator[Batch]:
         if self._is_over:
@@ -358,6 +366,19 @@ class _Iteration(Iterator[Batch]):
                 "the loader"
             )
             raise
+
+
+def _check_sampler(argument: Any) -> MicroBatches:
+    """Return the sampler of ``Loader(index, sampler)``."""
+    first = argument[:1] if isinstance(argument, (list, tuple)) else [argument]
+    is_iterable = hasattr(argument, "__iter__") or hasattr(argument, "__getitem__")
+    if not is_iterable or isinstance(first and first[0], (str, bytes, IndexedDataset)):
+        raise InvalidArgument(
+            "the sampler is missing: give an iterable over lists of sample ids, as in "
+            f"Loader(index, MicroBatchSampler(…)), got {shown(argument)}"
+        )
+    sampler: MicroBatches = argument
+    return sampler
 
 
 def _check_count(ladder: BlockReceipts, consumed: int) -> None:

@@ -1,6 +1,6 @@
 """Random-access samples as NumPy arrays, for trainers without PyTorch.
 
-samples = NumpyDataset(index, [dataset], fields="maxtext")
+samples = NumpyDataset(index, fields="maxtext")
 batches = RandomAccessSampler(num_samples=len(samples), micro_batch_size=4,
                               data_parallel_rank=host, data_parallel_size=hosts)
 for ids in batches:
@@ -34,6 +34,7 @@ class NumpyDataset:
     Args:
         index: the samples, from build_index, build_blend or a recipe.
         datasets: the sources of the index, in the order of the index, or a reader of them.
+            Default: those that the index was built from.
         options: default: those of Megatron without resets or masks.
         targets: loss targets of the sources that are instruction data.
         fields: ``megatron``: the fields of `BatchMaker`. ``maxtext``: int32 ``inputs``,
@@ -49,22 +50,26 @@ class NumpyDataset:
     def __init__(
         self,
         index: Index,
-        datasets: Sequence[IndexedDataset] | TokenReader,
+        datasets: IndexedDataset | Sequence[IndexedDataset] | TokenReader | None = None,
         options: SampleOptions | None = None,
         targets: Targets | None = None,
         *,
         fields: FieldNames = "megatron",
     ) -> None:
         check_choice("fields", fields, ("megatron", "maxtext"))
-        self._maker = BatchMaker(index, reader_of(datasets), options, targets=targets)
+        self._maker = BatchMaker(index, reader_of(index, datasets), options, targets=targets)
         self._fields = fields
 
     @property
     def index(self) -> Index:
+        """The index that samples are located in."""
         return self._maker.index
 
     def __len__(self) -> int:
         return self.index.num_samples
+
+    def __repr__(self) -> str:
+        return f"NumpyDataset({self.index!r})"
 
     def __getitem__(self, sample_id: int | None) -> Fields:
         """Return the fields of one sample, arrays [S]; raises as `__getitems__`."""

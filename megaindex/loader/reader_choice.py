@@ -13,6 +13,7 @@ from typing import Literal, TypeGuard
 
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.spans import Index, datasets_of
 from megaindex.io.filesystem import file_system_type, is_local
 from megaindex.io.paths import check_local, is_remote
 from megaindex.loader.positional_reader import PositionalTokens
@@ -58,9 +59,29 @@ def plain_reader(datasets: Sequence[IndexedDataset]) -> TokenReader:
     return PositionalTokens(datasets) if any_remote(datasets) else MappedTokens(datasets)
 
 
-def reader_of(datasets: IndexedDataset | Sequence[IndexedDataset] | TokenReader) -> TokenReader:
-    """Return the argument if it is a reader, else the default reader of one or more datasets."""
-    return datasets if _is_reader(datasets) else plain_reader(as_datasets(datasets))
+def reader_of(
+    index: Index, datasets: IndexedDataset | Sequence[IndexedDataset] | TokenReader | None
+) -> TokenReader:
+    """Return ``datasets`` if it is a reader, else the default reader of the sources of an index."""
+    return datasets if _is_reader(datasets) else plain_reader(sources_of(index, datasets))
+
+
+def sources_of(index: Index, datasets: object | None) -> list[IndexedDataset]:
+    """Return the given datasets, or those of the index.
+
+    Raises:
+        InvalidArgument: no datasets are given and the index does not hold them, or they are not
+            datasets.
+    """
+    if datasets is not None:
+        return as_datasets(datasets)
+    found = list(datasets_of(index))
+    if not found and hasattr(index, "locate"):  # others are refused with the type of the index
+        raise InvalidArgument(
+            f"the datasets of {shown(index)} are missing, because it was built from arrays or "
+            "lengths; give the IndexedDataset of each of its sources as datasets"
+        )
+    return found
 
 
 def _is_reader(argument: object) -> TypeGuard[TokenReader]:

@@ -216,6 +216,9 @@ class RecipeLoader:
     def __len__(self) -> int:
         return len(self._loader)
 
+    def __repr__(self) -> str:
+        return f"RecipeLoader({self._opened!r}, {self.consumed_samples:,} samples consumed)"
+
     def __iter__(self) -> Iterator[Batch]:
         return iter(self._loader)
 

@@ -95,6 +95,14 @@ class Resumable(ABC):
     def _micro_batches(self) -> Iterator[list[int | None]]:
         """Yield the micro batches from the start on; set ``_position`` before each."""
 
+    def __repr__(self) -> str:
+        ranks, order = self._ranks, self._order
+        return (
+            f"{type(self).__name__}(micro batches of {ranks.micro_batch_size} for rank "
+            f"{ranks.data_parallel_rank} of {ranks.data_parallel_size}, "
+            f"{self._position.consumed_samples:,} of {order['train_samples']:,} samples consumed)"
+        )
+
     def __iter__(self) -> Iterator[list[int | None]]:
         self._position = self._start
         return self._micro_batches()

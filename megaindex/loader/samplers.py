@@ -383,6 +383,9 @@ class EvaluationSampler:
         )
         self._num_samples = check_between("num_samples", num_samples, 0)
 
+    def __repr__(self) -> str:
+        return f"EvaluationSampler({self._num_samples:,} samples, {self._ranks})"
+
     def __len__(self) -> int:
         """Return the number of micro batches, equal on every rank."""
         return ceil_div(self._num_samples, self._ranks.rows_per_round)

@@ -314,6 +314,7 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
     Args:
         index: the samples, from build_index, build_blend or a recipe.
         dataset: dataset from which the index was built, a list of one for each source, or a reader.
+            Default: the datasets that the index holds.
         pad_id: overrides ``options.pad_id``.
         options: options of the samples.
         fingerprints: fingerprint of each source, 32 hex digits; adds the field ``receipt``,
@@ -328,7 +329,7 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
     def __init__(
         self,
         index: Index,
-        dataset: IndexedDataset | Sequence[IndexedDataset] | TokenReader,
+        dataset: IndexedDataset | Sequence[IndexedDataset] | TokenReader | None = None,
         *,
         pad_id: int | None = None,
         options: SampleOptions | None = None,
@@ -337,12 +338,17 @@ class GPTDataset(torch.utils.data.Dataset[Sample]):
         options = options or SampleOptions()
         if pad_id is not None:
             options = replace(options, pad_id=pad_id)
-        self._maker = BatchMaker(index, reader_of(dataset), options, fingerprints=fingerprints)
+        self._maker = BatchMaker(
+            index, reader_of(index, dataset), options, fingerprints=fingerprints
+        )
         self._source = self._batches()
         self._of_worker: BatchReader | None = None
 
     def __len__(self) -> int:
         return self._maker.index.num_samples
+
+    def __repr__(self) -> str:
+        return f"GPTDataset({self._maker.index!r})"
 
     def __getitem__(self, sample_id: int | None) -> Sample:
         sample: Sample = self.__getitems__([sample_id])[0]

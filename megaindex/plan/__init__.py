@@ -1,6 +1,6 @@
 """Training iterations, epochs and coverage of a run, computed before anything is built.
 
-`make_plan(run)` is the Python interface, ``python -m megaindex.plan`` the command line.
+`make_plan` is the Python interface, ``python -m megaindex.plan`` the command line.
 """
 
 from megaindex._lazy import lazy_exports

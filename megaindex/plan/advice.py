@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from megaindex.arithmetic import final_epoch
+from megaindex.arithmetic import FinalEpoch, final_epoch
 from megaindex.configs.run import Run
 from megaindex.configs.settings import ADAPTERS, adapter_call
 from megaindex.index.frameworks import DEFAULT_SPLIT, framework_rules
@@ -93,6 +93,7 @@ def _is_short(row: Row) -> bool:
 
 
 _NOTICEABLE = 0.01
+_LEAST_SHOWN = 0.0005  # share that is printed as 0.1 %
 
 
 def warnings(run: Run, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
@@ -102,6 +103,7 @@ def warnings(run: Run, sizing: Sizing, plan: Plan) -> tuple[str, ...]:
         *_adapter_needed(run),
         *_blend(run, sizing, plan),
         *_repeats(run, sizing, plan),
+        *_mixed_final_epoch(sizing, plan),
         *_loaders_start_over(run, plan),
         *_dry_loaders(sizing, plan),
         *_evaluations(run, plan),
@@ -303,16 +305,51 @@ def _remedy(run: Run, sizing: Sizing, plan: Plan, needed: int, surplus: int) -> 
     return f"train at most {last} iterations, which repeat no sample"
 
 
+def _mixed_final_epoch(sizing: Sizing, plan: Plan) -> Iterator[str]:
+    """Yield the cost of a final epoch that is mixed with the others against the framework's rule.
+
+    Shuffled apart, the epochs before it are complete before it begins.
+    """
+    own = framework_rules(sizing.row.order).separate_final_epoch
+    if sizing.row.separate_final_epoch != "never" or own == "never":
+        return
+    rows = [row for row in plan.rows("train") if (row.epochs or 0) > 1]
+    lost = [_served_less(sizing, row) for row in rows]
+    if not rows or max(lost) < _LEAST_SHOWN:
+        return
+    most, row = max(zip(lost, rows, strict=True), key=lambda pair: pair[0])
+    complete = (row.epochs or 1) - 1
+    less = "never come" if complete == 1 else f"come fewer than {complete} times"
+    policy = own if _final_epoch(sizing, row, own).apart else "always"
+    yield (
+        f"separate_final_epoch never shuffles the last of {row.epochs} epochs of {row.name} with "
+        f"the others: {most:.1%} of its tokens {less}; under {policy}, the first "
+        f"{'is' if complete == 1 else f'{complete} are'} complete before the last begins"
+    )
+
+
+def _served_less(sizing: Sizing, row: Row) -> float:
+    """Return the share of tokens served fewer times than there are epochs before the final one.
+
+    It is 0 where the run does not read as many samples as these epochs hold, or without coverage.
+    """
+    before = _final_epoch(sizing, row, "always").samples_before
+    return sum(row.coverage.tokens[: (row.epochs or 1) - 1]) if (row.drawn or 0) >= before else 0.0
+
+
 def _last_apart(sizing: Sizing, row: Row) -> bool:
-    final = final_epoch(
+    return _final_epoch(sizing, row, sizing.row.separate_final_epoch).apart
+
+
+def _final_epoch(sizing: Sizing, row: Row, policy: str) -> FinalEpoch:
+    return final_epoch(
         row.requested or 0,
         row.epochs or 1,
         row.tokens_per_epoch,
         sizing.sequence_length,
-        policy=sizing.row.separate_final_epoch,
+        policy=policy,
         threshold=sizing.row.final_epoch_threshold,
     )
-    return final.apart
 
 
 def _unseen(row: Row) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 
@@ -255,6 +256,20 @@ class Plan:
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints: the fields, of JSON types alone."""
         return {name: json_value(value) for name, value in vars(self).items()}
+
+    def __repr__(self) -> str:
+        """Return the tables that the command prints, of at most 100 columns."""
+        console, render = _display()
+        return str(console.text_of(render.plan_view(self)))
+
+    def _repr_html_(self) -> str:
+        console, render = _display()
+        return str(console.html_of(render.plan_view(self)))
+
+
+def _display() -> list[Any]:
+    """Return the modules that display a plan; they import rich, and the tables this module."""
+    return [import_module(f"megaindex.{name}") for name in ("console", "plan.render")]
 
 
 def epochs_text(count: int | None) -> str:

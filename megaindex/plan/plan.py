@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
 from megaindex.configs.run import Run
+from megaindex.configs.run_builder import ARGUMENTS, given_run
 from megaindex.index.blending import Progress
 from megaindex.plan import advice
 from megaindex.plan.advice import buffer_effect, check_failures
@@ -27,23 +29,51 @@ from megaindex.plan.target import (
 )
 
 
-def make_plan(run: Run, *, progress: Progress | None = None) -> Plan:
+def make_plan(run: Run | None = None, *, progress: Progress | None = None, **settings: Any) -> Plan:
     """Return the exact plan of a run, by the rules of its framework and version.
+
+    >>> make_plan(data_path="web", sequence_length=2048, global_batch_size=128, epochs=1)
+
+    The settings are those of ``megaindex plan --help``, with underscores, and ``sequence_length``
+    for ``--seq-length``. A value is what the flag takes, as text or as a number; several values, as
+    of ``data_path=[0.7, "web", 0.3, "code"]``, are a list. ``neox_config``, or ``megatron_args``
+    and ``script_args``, read a framework's settings, which the others replace. ``order`` may be an
+    order object, see `megaindex.build_index`.
 
     Only the lengths in the ``.idx`` files are read. Where coverage has no closed form, the index of
     a source is built in memory and counted, as far as `Run.coverage` allows.
 
     Args:
-        run: data, batch sizes, target and framework, such as `resolve` returns.
+        run: data, batch sizes, target and framework, such as `resolve` returns, in place of
+            settings.
         progress: called with (done, total) while draws of a greedy blend, or coverage, are counted.
+        settings: the run by names, as above; None is not given.
 
     Returns:
-        The plan; its `Plan.warnings` name what the run would do besides training on the target.
+        The plan, which prints as the command prints it; its `Plan.warnings` name what the run would
+        do besides training on the target.
 
     Raises:
-        InvalidArgument: the run cannot be planned; the message names the setting.
+        InvalidArgument: the run cannot be planned, or a setting is unknown; the message names the
+            setting.
         FormatError, StorageError: a dataset cannot be read.
     """
+    with given_run(run, settings) as given:
+        return _plan_of(given, progress)
+
+
+def _signature() -> inspect.Signature:
+    """Return the signature of `make_plan` with the names of all settings."""
+    run, progress, _ = inspect.signature(make_plan).parameters.values()
+    kind = inspect.Parameter.KEYWORD_ONLY
+    named = [inspect.Parameter(name, kind, default=None) for name in ARGUMENTS]
+    return inspect.Signature([run, *named, progress], return_annotation=Plan)
+
+
+make_plan.__signature__ = _signature()  # type: ignore[attr-defined]
+
+
+def _plan_of(run: Run, progress: Progress | None) -> Plan:
     row = run.row
     parts = parts_of(run.data, row, run.packing, run.sequence_length)
     sizing = sizing_of(run, row, parts["train"], "train", progress)

@@ -10,7 +10,16 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from megaindex.arithmetic import ceil_div
-from megaindex.console import FittedTable, TableColumn, answer_panel, print_view, spaced, warning
+from megaindex.console import (
+    FittedTable,
+    TableColumn,
+    answer_panel,
+    html_of,
+    print_view,
+    spaced,
+    text_of,
+    warning,
+)
 from megaindex.plan.model import json_value
 from megaindex.recipe.layout import PlannedStage, RecipeLayout, StageEnd
 from megaindex.recipe.recipe import Recipe, Rounds
@@ -111,6 +120,13 @@ class RecipePlan:
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints: the fields, of JSON types alone."""
         return {name: json_value(value) for name, value in vars(self).items()}
+
+    def __repr__(self) -> str:
+        """Return the tables that the command prints, of at most 100 columns."""
+        return text_of(_view(self))
+
+    def _repr_html_(self) -> str:
+        return html_of(_view(self))
 
 
 def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
@@ -295,8 +311,12 @@ def _short_stages(layout: RecipeLayout) -> Iterator[str]:
 
 def print_recipe_plan(plan: RecipePlan, file: TextIO | None = None) -> None:
     """Print the plan, with colours on a terminal."""
+    print_view(_view(plan), file)
+
+
+def _view(plan: RecipePlan) -> RenderableType:
     parts: list[RenderableType] = [_answer(plan), _stages(plan), _sources(plan)]
-    print_view(spaced([*parts, *map(warning, plan.warnings)]), file)
+    return spaced([*parts, *map(warning, plan.warnings)])
 
 
 def _answer(plan: RecipePlan) -> RenderableType:

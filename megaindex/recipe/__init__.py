@@ -1,7 +1,7 @@
 """Recipes: runs of several sources and stages, read from YAML or written in Python.
 
-opened = open_recipe(read_recipe("run.yaml"))
-opened.index.locate([0, 1, 2])
+>>> opened = open_recipe(read_recipe("run.yaml"))
+>>> opened.index.locate([0, 1, 2])
 """
 
 from megaindex._lazy import lazy_exports

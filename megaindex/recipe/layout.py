@@ -59,7 +59,7 @@ class StageEnd:
     """Samples in whole batches."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RecipeLayout:
     """All stages of a run, with the sizes of its sources."""
 
@@ -77,6 +77,10 @@ class RecipeLayout:
     """Lengths of the stages that the run completes."""
     stopped_by: str = ""
     """Source whose exhaustion ends the run early; empty if the run ends with its last stage."""
+
+    def __repr__(self) -> str:
+        size = f"{self.num_steps:,} steps, {self.num_samples:,} samples"
+        return f"RecipeLayout({size}, {self.recipe!r})"
 
     @property
     def num_samples(self) -> int:

@@ -340,7 +340,7 @@ class RecipeStage:
         return self.weighting is not None or self.streams[0].proportion is not None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Recipe:
     """A run of several sources and stages: all settings that decide its samples and their order.
 
@@ -374,6 +374,14 @@ class Recipe:
         self.batch.check_multiple_of((self.micro_batch_size or 1) * (self.data_parallel_size or 1))
         self._check_names()
         self._check_limits()
+
+    def __repr__(self) -> str:
+        """Return one line; `to_mapping` has all settings."""
+        stages, sources = (
+            ", ".join(each.name for each in several[:8]) + " …" * (len(several) > 8)
+            for several in (self.stages, self.sources)
+        )
+        return f"Recipe(stages {stages}; sources {sources}; {self.sequence_length} tokens a sample)"
 
     def _check_names(self) -> None:
         if not self.sources or not self.stages:

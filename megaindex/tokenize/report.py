@@ -89,6 +89,7 @@ class Tokenized:
         return said
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields, as ``--json`` prints them."""
         return asdict(self)
 
 

@@ -57,6 +57,7 @@ def tokenize(
     part_bytes: int = PART_BYTES,
     engine: Engine | None = None,
     overwrite: bool = False,
+    discard_parts: bool = False,
     stage: Stage = lambda _what: nullcontext(silent),
 ) -> Tokenized:
     """Write the documents of `inputs`, in their order, as .bin/.idx pairs.
@@ -65,8 +66,8 @@ def tokenize(
     options, and depend neither on `part_bytes` nor on `engine`. Sentences are not split; a list of
     strings is a document of as many sequences. Memory depends only on the longest line. A pair is
     published whole or not at all. An interrupted run leaves its finished parts in
-    `<output>.parts`, and the same call resumes from them; parts of other inputs, settings or
-    tokenizers are tokenized again.
+    `<output>.parts`, and the same call resumes from them; parts of changed inputs are tokenized
+    again.
 
     Args:
         output: prefix of the pair; with several keys, or `megatron_names`, the pairs are
@@ -87,6 +88,8 @@ def tokenize(
         part_bytes: bytes of input for each task.
         engine: engine that runs the tasks; by default local processes, one for each CPU.
         overwrite: replace existing pairs, and the report of bad lines.
+        discard_parts: remove finished parts that a run with another tokenizer, end token, token
+            type, `keys` or `part_bytes` left at this output, instead of raising.
         stage: function of a stage's name that returns a context manager of its progress bar.
 
     Returns:
@@ -94,8 +97,8 @@ def tokenize(
 
     Raises:
         InvalidArgument: settings contradict the inputs, the tokenizer or one another, `output` is
-            not a new prefix, an input is a pipe, `<output>.parts` holds other files, or a library
-            is missing.
+            not a new prefix, an input is a pipe, `<output>.parts` holds other files or finished
+            parts of a run with other settings, or a library is missing.
         FormatError: an input or the tokenizer is damaged or empty, the inputs hold no document, or
             a line is bad with "stop".
         StorageError: an output exists, an input changed, or a file cannot be read or written.
@@ -120,6 +123,11 @@ def tokenize(
             Task(part=part, settings=settings, folder=work.folder.path, stop=on_bad_line == "stop")
             for part in parts
         ]
+        work.check_unused_parts(
+            {part.key for part in parts},
+            settings.identity() | {"part_bytes": part_bytes},
+            discard=discard_parts,
+        )
         done, fresh = _all_done(tasks, work, engine, stage)
         for source in sources:  # also those of parts that an earlier run finished
             source.check_unchanged()
@@ -169,7 +177,6 @@ def _all_done(
     stop, pairs = tasks[0].stop, len(tasks[0].settings.keys)
     found = [work.folder.read_done(task.part.key, pairs) for task in tasks]
     done = {one.key: one for one in found if one is not None and not (stop and one.bad)}
-    work.warn_of_unused_parts({task.part.key for task in tasks})
     # an input given twice is tokenized once
     todo = list({t.part.key: t for t in tasks if t.part.key not in done}.values())
     if todo:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,8 @@ from megaindex.tokenize.tokenizers import Tokenizer, TokenizerFile, load
 from megaindex.validation import check_integer
 
 _UINT16_BELOW = 65_500  # vocabulary size below which Megatron chooses uint16
+_END_NAME = re.compile(r"eo[dst]\b|end|</s>", re.IGNORECASE)
+_MOST_NAMED = 10  # special tokens in a message
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,14 +71,28 @@ def check_settings(
 def _end_of_document(loaded: Tokenizer, file: TokenizerFile, eod: int | str | None) -> int:
     if eod is None:
         if loaded.own_eod is None:
-            raise InvalidArgument(f"{file}: defines no end token; name one with --eod")
+            raise InvalidArgument(
+                f"{file}: defines no end token; name one with --eod{_special_tokens(loaded)}"
+            )
         return loaded.own_eod
     found = loaded.id_of(eod) if isinstance(eod, str) else check_integer("eod", eod)
     if found is None or not 0 <= found <= loaded.largest_id:
         raise InvalidArgument(
-            f"eod={eod!r}: must be a token of {file} or an id from 0 to {loaded.largest_id}"
+            f"eod={eod!r}: must be a token of {file} or an id from 0 to "
+            f"{loaded.largest_id}{_special_tokens(loaded)}"
         )
     return found
+
+
+def _special_tokens(loaded: Tokenizer) -> str:
+    """Return the special tokens for a message, those with the name of an end token first."""
+    tokens = loaded.special_tokens.items()
+    order = sorted(tokens, key=lambda token: (not _END_NAME.search(token[0]), token[1]))
+    if not order:
+        return ""
+    named = ", ".join(f"{text!r} ({number})" for text, number in order[:_MOST_NAMED])
+    more = len(order) - _MOST_NAMED
+    return f"; its special tokens are {named}{f' and {more} more' if more > 0 else ''}"
 
 
 def _token_type(

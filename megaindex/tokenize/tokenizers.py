@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,12 +21,13 @@ from typing import Protocol
 
 import xxhash
 
-from megaindex.errors import FormatError, InvalidArgument, StorageError
+from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.io.json_files import read_object
 from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import check_local, open_regular
 
 BYTES = "bytes"
+_HUB_NAME = re.compile(r"\w[\w.-]*(/\w[\w.-]*)?(?<!\.json)(?<!\.model)")
 END_OF_DOCUMENT = 256
 """End token of the byte-level tokenizer."""
 
@@ -57,6 +59,10 @@ class Tokenizer(Protocol):
     def own_eod(self) -> int | None:
         """The end token that the tokenizer defines."""
 
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        """Ids of the special tokens by their texts."""
+
     def id_of(self, token: str) -> int | None:
         """Return the id of a token by its text; None if it is unknown."""
 
@@ -69,6 +75,7 @@ def find_tokenizer(path: str | os.PathLike[str], *, add_special_tokens: bool) ->
 
     Raises:
         InvalidArgument: its library is not installed, or a folder holds no tokenizer.
+        MissingFile: there is no such file or folder.
         StorageError: the file cannot be read.
     """
     path = os.fspath(path)
@@ -76,6 +83,7 @@ def find_tokenizer(path: str | os.PathLike[str], *, add_special_tokens: bool) ->
     if path == BYTES:
         library, fingerprint = BYTES, "bytes 1"
     else:
+        _refuse_hub_name(path)
         path = os.path.abspath(_in_folder(path))
         action = "cannot read the tokenizer"
         with as_storage_error(path, action), open(open_regular(path, action), "rb") as file:
@@ -130,6 +138,10 @@ class Bytes:
     largest_id = END_OF_DOCUMENT
     own_eod = END_OF_DOCUMENT
 
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        return {}
+
     def id_of(self, token: str) -> int | None:
         del token  # bytes have no names
         return None
@@ -161,6 +173,11 @@ class HuggingFace:
         token = _configured_eos(self._path)
         return None if token is None else self.id_of(token)
 
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        added = self._loaded.get_added_tokens_decoder().items()
+        return {token.content: number for number, token in added if token.special}
+
     def id_of(self, token: str) -> int | None:
         found: int | None = self._loaded.token_to_id(token)
         return found
@@ -186,6 +203,11 @@ class SentencePiece:
     def own_eod(self) -> int | None:
         found: int = self._loaded.eos_id()
         return found if found >= 0 else None
+
+    @property
+    def special_tokens(self) -> dict[str, int]:
+        loaded, ids = self._loaded, range(self.vocab_size)
+        return {loaded.id_to_piece(i): i for i in ids if loaded.is_control(i)}
 
     def id_of(self, token: str) -> int | None:
         found: int = self._loaded.piece_to_id(token)  # id of <unk> for an unknown token
@@ -226,6 +248,17 @@ def _configured_eos(path: str) -> str | None:
         if isinstance(token, str):
             return token
     return None
+
+
+def _refuse_hub_name(path: str) -> None:
+    """Raise MissingFile for a path that does not exist and may be a name on Hugging Face's hub."""
+    if _HUB_NAME.fullmatch(path) and not os.path.lexists(path):
+        folder = path.rpartition("/")[2]
+        raise MissingFile(
+            f"{path}: no such file or folder, and tokenizers are not downloaded; if it is a name "
+            f"on the Hugging Face hub, get its tokenizer.json or tokenizer.model by: hf download "
+            f"{path} --include 'tokenizer*' --local-dir {folder}; then pass --tokenizer {folder}"
+        )
 
 
 def _in_folder(path: str) -> str:

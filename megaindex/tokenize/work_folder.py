@@ -15,7 +15,7 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -46,12 +46,14 @@ MERGING = "merging.json"
 _BEAT_SECONDS = 1.0
 _ATTEMPT = re.compile(r"[0-9a-f]{8}")
 _DONE = re.compile(r"[0-9a-f]{32}\.json")
+_SETTINGS = "run.settings"
 _BAD_LINE = {"piece": int, "place": int, "rule": str, "detail": str}
 _OURS = re.compile(
     r"[0-9a-f]{32}\.json(\.tmp\.[0-9a-f]+)?"
     r"|[0-9a-f]{32}\.[0-9a-f]{8}\.(pulse|(\d+\.(bin|idx)|bad\.jsonl)(\.tmp\.[0-9a-f]+)?)"
     r"|merging\.json(\.tmp\.[0-9a-f]+)?"
     r"|run\.claim(\.[0-9a-f]+(\.dead)?)?"
+    r"|run\.settings"
     r"|\.nfs[0-9a-f]+"  # NFS: a file removed while open
 )
 
@@ -70,6 +72,7 @@ class WorkLock:
         self._output = output
         self.folder = WorkFolder(os.path.abspath(f"{output}.parts"))
         self._merging = os.path.join(self.folder.path, MERGING)
+        self._settings = os.path.join(self.folder.path, _SETTINGS)
         self._claim = Claim(self.folder.path, "run")
         self._claim_path = Path(self.folder.path, "run.claim")
         self._token: object = None
@@ -139,34 +142,51 @@ class WorkLock:
                 1.5 * STALE_AFTER,
             )
 
-    def warn_of_unused_parts(self, keys: set[str]) -> None:
-        """Warn of finished parts whose key is not in `keys`."""
-        unused = self.folder.finished_keys() - keys
+    def check_unused_parts(
+        self, keys: set[str], settings: Mapping[str, object], *, discard: bool
+    ) -> None:
+        """Warn of finished parts whose key is not in `keys`, and record the run's settings.
+
+        Raises:
+            InvalidArgument: there are such parts, of a run with other settings, unless `discard`.
+        """
+        unused = len(self.folder.finished_keys() - keys)
+        before = self._read(self._settings)
+        changes = [
+            f"{name} is {value}, was {before[name]}"
+            for name, value in settings.items()
+            if before.get(name, value) != value
+        ]
+        if unused and changes and not discard:
+            raise InvalidArgument(
+                f"{self.folder.path}: holds {unused} finished parts of a run with other settings "
+                f"({'; '.join(changes)}); repeat that command to resume it, choose another prefix, "
+                "or pass discard_parts=True (--discard-parts) to remove them"
+            )
         if unused:
             logger.warning(
                 "%s: %d finished parts are of other inputs, settings or tokenizers; they are not "
                 "used, and removed with the folder at the end",
                 self.folder.path,
-                len(unused),
+                unused,
             )
+        if before != settings:
+            self._write(self._settings, settings)
 
     def begin_merging(self, parts: Sequence[InputPart], *, overwrite: bool) -> None:
         """Record that merging begins and no output exists: outputs found later are of this run."""
         if self.is_merging(parts):
             return
-        with as_storage_error(self._merging, "cannot write"), open(self._merging, "w") as file:
-            # with overwrite an old output looks like a new one
-            json.dump({"parts": _digest(parts), "was_free": not overwrite}, file)
-            file.flush()
-            os.fsync(file.fileno())
+        # with overwrite an old output looks like a new one
+        self._write(self._merging, {"parts": _digest(parts), "was_free": not overwrite})
 
     def is_merging(self, parts: Sequence[InputPart]) -> bool:
         """Return True if an earlier run began to merge the same parts without existing outputs."""
-        return self._note() == {"parts": _digest(parts), "was_free": True}
+        return self._read(self._merging) == {"parts": _digest(parts), "was_free": True}
 
     def remove_leftovers(self, parts: Sequence[InputPart], prefixes: Sequence[str]) -> None:
         """Remove temporary files of an earlier run killed while it merged the same parts."""
-        if self._note().get("parts") != _digest(parts):
+        if self._read(self._merging).get("parts") != _digest(parts):
             return
         finals = {path for prefix in prefixes for path in pair_paths(os.path.abspath(prefix))}
         finals.add(os.path.abspath(f"{self._output}.bad.jsonl"))
@@ -185,10 +205,18 @@ class WorkLock:
             if token_of(read_claim(self._claim_path)) == self._token:
                 self.folder.clear()
 
-    def _note(self) -> dict[str, object]:
-        """Return the record of `begin_merging`, or an empty one."""
+    @staticmethod
+    def _write(path: str, record: Mapping[str, object]) -> None:
+        with as_storage_error(path, "cannot write"), open(path, "w") as file:
+            json.dump(record, file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    @staticmethod
+    def _read(path: str) -> dict[str, object]:
+        """Return a record that `_write` wrote; an empty one if it is missing or damaged."""
         try:
-            return read_object(self._merging)
+            return read_object(path)
         except (OSError, Damaged):
             return {}
 

@@ -48,9 +48,11 @@ class Report:
 
     @property
     def is_clean(self) -> bool:
+        """True if nothing was found."""
         return not self.findings
 
     def to_json(self) -> dict[str, Any]:
+        """Return the fields, as ``--json`` prints them."""
         return asdict(self)
 
 

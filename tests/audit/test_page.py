@@ -93,7 +93,7 @@ def test_a_page_that_cannot_be_written_is_an_error(prefix: Path, tmp_path: Path)
     run = ["--data-path", prefix, "--seq-length", 16, "--global-batch-size", 8, "--epochs", 1]
     status, _, err = cli("audit", *run, "--html", tmp_path / "missing" / "page.html")
     assert status == 2
-    assert "cannot create: No such file or directory" in err
+    assert "missing does not exist; write the page (--html) to a disk" in err
 
 
 def audit_to(page: Path, prefix: Path) -> tuple[int, str]:
@@ -156,3 +156,18 @@ def test_no_name_beside_the_page_is_followed(prefix: Path, tmp_path: Path) -> No
     assert audit_to(tmp_path / "page.html", prefix)[0] == 0
     assert victim.read_text() == "precious"
     assert not (tmp_path / "page.html").is_symlink()
+
+
+def test_the_folder_of_a_page_is_checked_before_the_data_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = ["--data-path", "no/such/data", "--seq-length", 16, "--global-batch-size", 8]
+    page = tmp_path / "missing" / "page.html"
+    status, _, err = cli("audit", *run, "--epochs", 1, "--html", page)
+    assert status == 2
+    assert f"page.html: cannot write: the folder {page.parent} does not exist" in err
+    page.parent.mkdir()
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(page.parent))
+    status, _, err = cli("audit", *run, "--epochs", 1, "--html", page)
+    assert status == 2
+    assert f"page.html: cannot write: no write access to {page.parent}" in err

@@ -21,9 +21,10 @@ from support.corpora import write_corpus
 import megaindex
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange, StorageError
 from megaindex.format import IndexedDataset
+from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.spans import Index
 from megaindex.io.pread import DescriptorCache, RangeReader
-from megaindex.loader import GPTDataset, MicroBatchSampler, Recorder
+from megaindex.loader import GPTDataset, MicroBatchSampler, NumpyDataset, Recorder
 from megaindex.loader.batch import BatchMaker, SampleOptions
 from megaindex.loader.batch_reader import BufferPool
 from megaindex.loader.loader import Loader
@@ -116,6 +117,67 @@ def test_batches_are_gpt_datasets(
         assert_equal(batch, expected(dataset, ids))
         served += 1
     assert served == len(order)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (lambda data, ids: (ids,), {}),
+        (lambda data, ids: (), {"sampler": True}),
+        (lambda data, ids: (data, ids), {}),
+        (lambda data, ids: ([data], ids), {}),
+        (lambda data, ids: (data,), {"sampler": True}),
+        (lambda data, ids: (), {"datasets": True, "sampler": True}),
+    ],
+)
+def test_the_datasets_may_be_left_to_the_index(
+    corpus: IndexedDataset, index: Index, arguments: Any, named: dict[str, bool]
+) -> None:
+    ids = [[3, 1], [2, None]]
+    given = {"datasets": corpus, "sampler": ids}
+    loader = Loader(index, *arguments(corpus, ids), **{name: given[name] for name in named})
+    assert len(loader) == 2
+    for batch, row in zip(loader, ids, strict=True):
+        assert_equal(batch, expected(GPTDataset(index, corpus), row))
+        assert_equal(batch, expected(GPTDataset(index), row))
+        arrays = NumpyDataset(index).__getitems__(row)
+        assert_equal(batch, {name: torch.from_numpy(array) for name, array in arrays.items()})
+    assert repr(loader) == f"Loader({index!r}, list, 2 batches returned)"
+    assert repr(GPTDataset(index)) == f"GPTDataset({index!r})"
+
+
+@pytest.mark.parametrize("sampler", [None, "c", b"c", 3, "dataset", "datasets"])
+def test_a_loader_without_sampler_is_refused(
+    corpus: IndexedDataset, index: Index, sampler: Any
+) -> None:
+    given = {"dataset": corpus, "datasets": [corpus]}.get(sampler, sampler)
+    with pytest.raises(InvalidArgument, match="the sampler is missing"):
+        Loader(index, given)
+
+
+def test_datasets_must_be_given_for_an_index_of_lengths(corpus: IndexedDataset) -> None:
+    index = EpochIndex(
+        sequence_lengths=corpus.sequence_lengths,
+        documents=range(len(corpus)),
+        tokens_per_epoch=corpus.num_tokens,
+        sequence_length=48,
+        seed=1,
+        source_name="c",
+    )
+    for make in (lambda: Loader(index, [[0]]), lambda: GPTDataset(index)):
+        with pytest.raises(InvalidArgument, match="datasets of EpochIndex.* are missing"):
+            make()
+    assert next(iter(Loader(index, corpus, [[0]])))["tokens"].shape == (1, 48)
+
+
+def test_samplers_print_their_ranks_and_position(index: Index) -> None:
+    one = sampler(index)
+    assert repr(one) == (
+        "MicroBatchSampler(micro batches of 3 for rank 1 of 2, 0 of "
+        f"{index.num_samples} samples consumed)"
+    )
+    next(iter(one))
+    assert "6 of" in repr(one)
 
 
 def test_a_blend_is_read_from_all_its_datasets(tmp_path: Path) -> None:

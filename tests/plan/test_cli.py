@@ -294,3 +294,25 @@ def test_a_damaged_index_is_named(tmp_path: Path) -> None:
     assert status == 2
     assert "c.idx: sequence 0 has the length -5" in err
     assert json.dumps(err).count("\\n") == 1
+
+
+def test_the_cost_of_a_mixed_final_epoch_is_a_sentence(paths: list[Path]) -> None:
+    run = ["--data-path", paths[1], "--seq-length", 32, "--global-batch-size", 4]
+    words = [*run, "--coverage", "exact", "--separate-final-epoch"]
+    for epochs, apart in (("3.3", "auto"), ("3.85", "always")):
+        mixed = plan_json(*words, "never", "--epochs", epochs)
+        assert mixed["num_epochs_built"] == 4
+        seen = mixed["datasets"][0]["coverage"]
+        less = seen["seen_0"] + seen["seen_1"] + seen["seen_2"]
+        sentence = (
+            f"{less:.1%} of its tokens come fewer than 3 times; under {apart}, the first 3 are"
+        )
+        assert [text for text in mixed["warnings"] if sentence in text]
+        kept = plan_json(*words, apart, "--epochs", epochs)["datasets"][0]["coverage"]
+        assert kept["seen_0"] + kept["seen_1"] + kept["seen_2"] < 0.001 < less
+    whole = plan_json(*words, "never", "--epochs", 1)
+    assert not [text for text in whole["warnings"] if "separate_final_epoch never sh" in text]
+    twice = plan_json(*words, "never", "--epochs", "3/2")
+    assert [
+        text for text in twice["warnings"] if "tokens never come; under auto, the first is" in text
+    ]

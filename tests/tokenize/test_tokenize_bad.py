@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import zstandard
-from support.tokenizing import names, pair, run, train_bpe, write_jsonl
+from support.tokenizing import names, pair, run, train_bpe, train_sentencepiece, write_jsonl
 
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, StorageError
 
@@ -225,7 +225,11 @@ def test_a_bad_file_always_stops(
         ({"eod": "<none>"}, InvalidArgument, "eod='<none>': must be a token of .*json"),
         ({"eod": 400}, InvalidArgument, "eod=400: must be a token .* or an id from 0 to "),
         ({"eod": -1}, InvalidArgument, "eod=-1: must be a token of"),
-        ({"append_eod": True}, InvalidArgument, "defines no end token; .*--eod"),
+        (
+            {"append_eod": True},
+            InvalidArgument,
+            r"defines no end token; .*--eod; its special tokens are '<eos>' \(\d+\)",
+        ),
         (
             {"dtype": "uint8"},
             InvalidArgument,
@@ -237,6 +241,16 @@ def test_a_bad_file_always_stops(
         ({"tokenizer": "other.json"}, FormatError, r"other\.json: cannot be read by the token"),
         ({"tokenizer": "."}, InvalidArgument, "the folder holds neither tokenizer.json nor"),
         ({"tokenizer": "gone.json"}, MissingFile, r"gone\.json: cannot read the tokenizer"),
+        (
+            {"tokenizer": "gpt2"},
+            MissingFile,
+            r"gpt2: no such file .*: hf download gpt2 --include 'tokenizer\*' --local-dir gpt2;",
+        ),
+        (
+            {"tokenizer": "EleutherAI/gpt-neox-20b"},
+            MissingFile,
+            r"hf download EleutherAI/gpt-neox-20b .* then pass --tokenizer gpt-neox-20b$",
+        ),
         ({"keys": []}, InvalidArgument, r"keys must be one or more .* got \[\]"),
         (
             {"keys": ["a", "a"]},
@@ -304,3 +318,20 @@ def test_outputs_that_must_not_be_written(tmp_path: Path) -> None:
         run(tmp_path / "o", [source])
     assert names(tmp_path) == {"a.jsonl", "o.bin"}
     assert (tmp_path / "o.bin").read_bytes() == b"precious"
+
+
+def test_special_tokens_of_every_library_are_named(tmp_path: Path) -> None:
+    from megaindex.tokenize.settings import check_settings
+    from megaindex.tokenize.tokenizers import find_tokenizer
+
+    for path, named in (
+        (train_bpe(tmp_path / "bpe"), r"; its special tokens are '<eos>' \(1\), '<bos>' \(0\)$"),
+        (
+            train_sentencepiece(tmp_path / "pieces"),
+            r"; its special tokens are '</s>' \(2\), '<s>' \(1\)$",
+        ),
+        ("bytes", "an id from 0 to 256$"),
+    ):
+        file = find_tokenizer(path, add_special_tokens=True)
+        with pytest.raises(InvalidArgument, match=named):
+            check_settings(file, ["text"], eod="<|none|>", append_eod=False, dtype=None)

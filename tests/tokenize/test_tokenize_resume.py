@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from support.tokenizing import names, pair, run, train_bpe, write_jsonl
 
-from megaindex.errors import EngineError, FormatError, StorageError
+from megaindex.errors import EngineError, FormatError, InvalidArgument, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.tokenize import run as run_module
 from megaindex.tokenize import tokenize, work_folder
@@ -155,7 +155,7 @@ def small(tmp_path: Path) -> Path:
     ],
     ids=lambda change: next(iter(change)),
 )
-def test_parts_of_other_settings_are_not_used(
+def test_parts_of_other_settings_are_kept_unless_discarded(
     tmp_path: Path,
     small: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -165,16 +165,33 @@ def test_parts_of_other_settings_are_not_used(
     small.write_text(small.read_text().replace('{"id"', '{"id2": "other", "id"'))
     bpe = train_bpe(tmp_path / "bpe")
     half_done(monkeypatch, tmp_path / "o", small, tokenizer=bpe)
-    if "tokenizer" in change:  # the same path, other content
+    (name,) = change
+    if name == "tokenizer":  # the same path, other content
         bpe.write_bytes(train_bpe(tmp_path / "other", 300).read_bytes())
         change = {}
     options = {"tokenizer": bpe, "part_bytes": 2000, **change}
+    before = names(tmp_path / "o.parts")
+    message = rf"o\.parts: holds 4 finished parts of .* \({name} is .*, was .*--discard-parts"
+    with pytest.raises(InvalidArgument, match=message):
+        run(tmp_path / "o", [small], **options)
+    assert names(tmp_path / "o.parts") == before
     with caplog.at_level(logging.WARNING):
-        made = run(tmp_path / "o", [small], **options)
+        made = run(tmp_path / "o", [small], discard_parts=True, **options)
     assert made.resumed == 0
     assert "4 finished parts are of other inputs, settings or tokenizers" in caplog.text
     run(tmp_path / "fresh", [small], **options)
     assert pair(tmp_path / "o") == pair(tmp_path / "fresh")
+
+
+def test_a_refused_change_of_settings_keeps_the_run_resumable(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_done(monkeypatch, tmp_path / "o", small)
+    with pytest.raises(InvalidArgument, match=r"eod is 256, was None\); repeat that command"):
+        run(tmp_path / "o", [small], part_bytes=2000, eod=256)
+    made = run(tmp_path / "o", [small], part_bytes=2000)
+    assert made.resumed == 4
+    assert names(tmp_path) == {"o.bin", "o.idx", "small.jsonl"}
 
 
 def test_a_changed_input_is_done_again_and_the_others_are_not(
@@ -235,7 +252,7 @@ def test_a_forged_result_is_ignored(
     assert pair(tmp_path / "o") == pair(tmp_path / "fresh")
 
 
-@pytest.mark.parametrize("name", ["merging.json", "run.claim"])
+@pytest.mark.parametrize("name", ["merging.json", "run.claim", "run.settings"])
 def test_a_forged_merging_record_is_ignored(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

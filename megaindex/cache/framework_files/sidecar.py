@@ -448,9 +448,10 @@ def map_arrays(files: ArrayFiles, sidecar: Sidecar) -> Arrays:
         FormatError: a file was replaced or written to, or has another size than the sidecar says.
     """
     core = file_mapper()
-    arrays: Arrays = core and core.map_index_arrays(files.arrays, sidecar.arrays, sidecar.files)
-    if arrays is not None:
-        return arrays
+    if core is not None:
+        mapped: Arrays | None = core.map_index_arrays(files.arrays, sidecar.arrays, sidecar.files)
+        if mapped is not None:
+            return mapped
     arrays = {}  # one by one, to find the file that differs
     for name, path in files.arrays.items():
         data, status = map_with_status(path)

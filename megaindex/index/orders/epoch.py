@@ -30,6 +30,7 @@ from megaindex.arithmetic import (
     shuffle_dtype,
 )
 from megaindex.errors import InvalidArgument, OutOfRange
+from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import LeftOver
 from megaindex.index.orders.keyed import Block, BlockOrder, order_key
 from megaindex.index.spans import Spans, join_spans
@@ -123,7 +124,7 @@ class EpochArrays(NamedTuple):
     """uint32 or int64 [samples]."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class EpochIndex(BlockOrder):
     """Index of order epoch: every token once per epoch, except those that fill no sample.
 
@@ -149,6 +150,8 @@ class EpochIndex(BlockOrder):
     left_over: LeftOver = "drop"
     """Tokens at the end of a block that fill no sample: dropped, or carried into the next block."""
     add_extra_token: int = 1
+    datasets: tuple[IndexedDataset, ...] = ()
+    """The dataset of the index; empty if it was built from lengths alone."""
     order: Literal["epoch"] = field(default="epoch", init=False)
 
     def __post_init__(self) -> None:

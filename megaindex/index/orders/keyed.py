@@ -16,11 +16,12 @@ import xxhash
 
 from megaindex._types import I32, I64, U64, IntArray
 from megaindex.arithmetic import INT64_MAX, ceil_div
-from megaindex.errors import InvalidArgument
+from megaindex.errors import InvalidArgument, MissingAttribute
 from megaindex.index.spans import (
     CHUNK,
     SCATTERED,
     Chunks,
+    ShownIndex,
     Spans,
     check_sample_ids,
     iterate_in_order,
@@ -58,7 +59,7 @@ class Block(NamedTuple):
     """Key of the bijection from serving order to cutting order."""
 
 
-class BlockOrder:
+class BlockOrder(ShownIndex):
     """Base class of the computed orders; by default a block is an epoch.
 
     Samples are located by blocks and iterated in cutting order.
@@ -100,15 +101,15 @@ class BlockOrder:
 
     @property
     def document_index(self) -> I32:
-        raise InvalidArgument(self._no_array("document_index"))
+        raise MissingAttribute(self._no_array("document_index"))
 
     @property
     def sample_index(self) -> IntArray:
-        raise InvalidArgument(self._no_array("sample_index"))
+        raise MissingAttribute(self._no_array("sample_index"))
 
     @property
     def shuffle_index(self) -> IntArray:
-        raise InvalidArgument(self._no_array("shuffle_index"))
+        raise MissingAttribute(self._no_array("shuffle_index"))
 
     def _cut(self, block: Block, numbers: I64) -> Spans:
         """Return the spans of cut samples; fastest if the numbers increase."""

@@ -20,7 +20,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.labels import documents_with_labels
 from megaindex.index.order_settings import PackImpl
 from megaindex.index.orders.framework import Sink
-from megaindex.index.spans import Spans, check_sample_ids
+from megaindex.index.spans import ShownIndex, Spans, check_sample_ids
 from megaindex.kernels import active, num_threads
 
 
@@ -138,8 +138,8 @@ def check_some_take_part(name: str, order: PackingOrder) -> None:
         )
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PackingIndex:
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PackingIndex(ShownIndex):
     """Index of samples of whole documents, with the arrays of GPT-NeoX."""
 
     order: str
@@ -160,6 +160,8 @@ class PackingIndex:
     next_token: bool
     """True: a sample with room left ends with the first token of the next one, as in GPT-NeoX."""
     add_extra_token: int = 1
+    datasets: tuple[IndexedDataset, ...] = ()
+    """The dataset of the index; empty if it was built from lengths alone."""
 
     @property
     def num_samples(self) -> int:
@@ -189,21 +191,22 @@ def index_of(
     order: PackingOrder,
     arrays: Mapping[str, IntArray],
     *,
-    sequence_lengths: I32,
+    dataset: IndexedDataset,
     next_token: bool,
 ) -> PackingIndex:
-    """Return the index of the arrays of ``order`` with the lengths of a dataset."""
+    """Return the index of the arrays of ``order`` over a dataset."""
     return PackingIndex(
         order="neox",
         pack_impl=order.pack_impl,
         document_index=arrays["document_index"],
         sample_index=arrays["sample_index"],
         shuffle_index=arrays["shuffle_index"],
-        sequence_lengths=sequence_lengths,
+        sequence_lengths=dataset.sequence_lengths,
         sequence_length=order.sequence_length,
         num_epochs=ceil_div(arrays["document_index"].size, int(order.takes_part.sum())),
         tokens_per_epoch=int(order.lengths[order.takes_part].sum(dtype=np.int64)),
         next_token=next_token,
+        datasets=(dataset,),
     )
 
 

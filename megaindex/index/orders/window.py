@@ -15,6 +15,7 @@ import numpy as np
 from megaindex._types import I32, I64
 from megaindex.arithmetic import samples_in
 from megaindex.errors import FormatError, InvalidArgument
+from megaindex.format import IndexedDataset
 from megaindex.index.orders.keyed import Block, BlockOrder
 from megaindex.index.spans import Spans
 from megaindex.kernels import active
@@ -35,7 +36,7 @@ class Tokens(Protocol):
     def nbytes(self) -> int: ...
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class WindowIndex(BlockOrder):
     """Index of order window: every window once per epoch, without memory or preparation.
 
@@ -83,6 +84,11 @@ class WindowIndex(BlockOrder):
         last = self.documents.stop - 1
         end = self._token_at(last) + int(self.dataset.sequence_lengths[last])
         return end - self._first_token
+
+    @property
+    def datasets(self) -> tuple[IndexedDataset, ...]:
+        """The dataset of the index."""
+        return (self.dataset,) if isinstance(self.dataset, IndexedDataset) else ()
 
     def extend(self, epochs: int) -> WindowIndex:
         """Return the index of ``epochs`` epochs, with the same samples in common epochs."""

@@ -1,0 +1,169 @@
+"""Settings of the site that `make docs` builds: Sphinx, MyST for the pages, autodoc for the API.
+
+The pages are plain Markdown, as a git host shows it. What only the site has is made here: the
+navigation, a page for each module that users import from, and one of CONTRIBUTING.md.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Generic, TypeVar
+
+import numpy.typing
+from sphinx.application import Sphinx
+from sphinx.util import logging
+
+DOCS = Path(__file__).parent
+GENERATED = DOCS / "generated"  # git ignores it
+OUTSIDE = [  # pages of the site that are not in docs/
+    name for name in ("CONTRIBUTING", "CHANGELOG") if (DOCS.parent / f"{name}.md").exists()
+]
+
+
+# Signatures show these names, not the unions and parameters that they stand for.
+class ArrayLike:
+    __module__ = "numpy.typing"
+
+
+class NDArray(Generic[TypeVar("Scalar")]):
+    __module__ = "numpy.typing"
+
+
+numpy.typing.ArrayLike, numpy.typing.NDArray = ArrayLike, NDArray
+
+NAVIGATION = {
+    "Start": ["quickstart", "concepts"],
+    "Guides": [
+        *("planning", "orders", "reading", "recipes"),
+        *("Tokenizing <tokenize>", "Corpora <corpora>", "Auditing <audit>", "objects", "scale"),
+    ],
+    "Frameworks": ["Megatron <megatron>", "neox"],
+    "Coming from": [
+        *("LLM-Foundry, OLMo-core <llm-foundry>", "Nanotron <nanotron>", "MaxText <maxtext>"),
+        "PaddleNLP <paddlenlp>",
+    ],
+    "Reference": [
+        *("Commands and files <reference>", "compatibility", "reliability", "benchmarks"),
+        *("internals", *(f"{name.title()} <generated/{name.lower()}>" for name in OUTSIDE)),
+    ],
+}
+_SUFFIXES = ("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".helpers", ".adapters")
+_ADAPTERS = (".adapters.megatron", ".adapters.neox", ".adapters.grain")
+MODULES = [importlib.import_module(f"megaindex{suffix}") for suffix in (*_SUFFIXES, *_ADAPTERS)]
+NAVIGATION["Python API"] = [f"generated/{module.__name__}" for module in MODULES]
+
+project = "megaindex"
+version = release = MODULES[0].__version__
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
+myst_heading_anchors = 4  # as git hosts make them
+html_theme = "furo"
+html_title = f"megaindex {version}"
+html_static_path = ["site.css"]
+html_css_files = ["site.css"]
+html_copy_source = html_show_sphinx = False
+autodoc_default_options = {
+    "members": True,
+    "undoc-members": True,
+    "inherited-members": "object, BaseException, OSError, Protocol, Sequence, Dataset, tuple",
+}
+autodoc_member_order = "bysource"
+python_maximum_signature_line_length = 88
+toc_object_entries_show_parents = "hide"
+
+HOMES = {  # of each public name, the first of MODULES that has it
+    name: module for module in reversed(MODULES) for name in module.__all__
+}
+_NAME = re.compile(r"(?s)``.+?``|(?<!:)`([^`]+)`")
+_PICTURE = re.compile(
+    r'<picture>\s*<source [^>]*srcset="(?P<dark>[^"]+)">'
+    r'\s*<img alt="(?P<alt>[^"]+)" src="(?P<light>[^"]+)">\s*</picture>'
+)
+_IMAGE = "```{{image}} {}\n:alt: {}\n:class: only-{}\n```\n"
+
+
+def setup(app: Sphinx) -> None:
+    app.connect("builder-inited", write_pages)
+    app.connect("source-read", adapt_page)
+    app.connect("autodoc-process-docstring", adapt_docstring, priority=400)  # before napoleon
+
+
+def write_pages(_app: Sphinx) -> None:
+    """Write the pages that only the site has."""
+    GENERATED.mkdir(exist_ok=True)
+    pages = {f"{module.__name__}.rst": _api_page(module) for module in MODULES}
+    for name in OUTSIDE:
+        text = (DOCS.parent / f"{name}.md").read_text()
+        pages[f"{name.lower()}.md"] = text.replace("](docs/", "](../")
+    for name, text in pages.items():
+        page = GENERATED / name
+        if not page.exists() or page.read_text() != text:
+            page.write_text(text)
+
+
+def _api_page(module: ModuleType) -> str:
+    """Return the page of a module; a name that an earlier page documents is a link to it."""
+    documented, links = [], []
+    for name in module.__all__:
+        home = HOMES[name]
+        if module.__name__.endswith(".megatron") and name[0].isupper():
+            continue  # Megatron's class: the module's docstring describes it
+        if home is not module and getattr(module, name) is getattr(home, name):
+            links.append(f":py:obj:`{name} <{home.__name__}.{name}>`")
+        else:
+            documented.append(name)
+    module.__all__ = documented  # which is all that autodoc sees of it
+    title = module.__name__
+    page = f"{title}\n{'=' * len(title)}\n\n.. automodule:: {title}\n"
+    return page + (f"\nAlso here: {', '.join(links)}.\n" if links else "")
+
+
+def adapt_page(_app: Sphinx, page: str, source: list[str]) -> None:
+    """Add the navigation to the index, and point to the site's pages and pictures."""
+    text = source[0].replace("](../README.md", "](index.md")
+    for name in OUTSIDE:
+        text = text.replace(f"](../{name}.md", f"](generated/{name.lower()}.md")
+    source[0] = _PICTURE.sub(
+        lambda match: "".join(
+            _IMAGE.format(match[kind], match["alt"], kind) for kind in ("light", "dark")
+        ),
+        text,
+    )
+    if page == "index":
+        for caption, pages in NAVIGATION.items():
+            lines = [f"```{{toctree}}\n:hidden:\n:caption: {caption}\n", *pages, "```\n"]
+            source[0] += "\n" + "\n".join(lines)
+
+
+def adapt_docstring(
+    _app: Sphinx, what: str, name: str, value: Any, _options: Any, lines: list[str]
+) -> None:
+    """Make links of public names and blocks of indented code; warn where nothing is written."""
+    made = inspect.isclass(value) and "".join(lines).startswith(f"{value.__name__}(")  # dataclass
+    if what != "attribute" and (made or not any(lines)):
+        logging.getLogger(__name__).warning("%s has no docstring", name)
+    text = _NAME.sub(partial(_link, name), "\n".join(lines))
+    if what == "module":
+        text = re.sub(r"(?<=\S)\n\n(?=    )", "\n\n::\n\n", text)
+    if what in ("attribute", "property"):
+        text = f"..\n\n{text}"  # else napoleon takes the text before a colon for the type
+    lines[:] = text.split("\n")
+
+
+def _link(owner: str, match: re.Match[str]) -> str:
+    """Return a public name in backticks as a link, other text in backticks as code."""
+    text = match[1]
+    if text is None:
+        return match[0]
+    name = text.rpartition(".")[2]
+    own = [m for m in MODULES if f"{owner}.".startswith(f"{m.__name__}.") and name in m.__all__]
+    module = max(own, key=lambda m: len(m.__name__), default=HOMES.get(name))
+    if module and text in (name, f"{module.__name__}.{name}"):
+        return f":py:obj:`{text} <{module.__name__}.{name}>`"
+    if text in {module.__name__ for module in MODULES}:
+        return f":py:mod:`{text}`"
+    return f"``{text}``"

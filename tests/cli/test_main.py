@@ -1,0 +1,167 @@
+"""The command's first word, suggestions, completion, and the JSON of verbs that write."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.command_line import cli
+from support.corpora import write_corpus
+
+import megaindex
+from megaindex.cli import VERBS
+
+
+def test_short_and_long_words_for_version_and_help() -> None:
+    assert cli("-V") == cli("--version")
+    assert cli("-V")[1].startswith(f"megaindex {megaindex.__version__}\nbackend: ")
+    assert cli("help") == cli("--help") == cli("-h") == cli()
+    for verb in VERBS:
+        found = cli("help", verb)
+        assert found == cli(verb, "--help")
+        assert found[0] == 0
+        assert found[1].startswith(f"usage: megaindex {verb} ")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["plam"], "megaindex: unknown verb 'plam'; did you mean plan?"),
+        (["help", "tokenise"], "megaindex: unknown verb 'tokenise'; did you mean tokenize?"),
+        (["--verison"], "megaindex: unknown option '--verison'; did you mean --version?"),
+        (["xyzzy"], f"megaindex: unknown verb 'xyzzy'; it must be one of {', '.join(VERBS)}"),
+        (["plan", "--sequence-length", "8"], "--sequence-length: did you mean --seq-length?"),
+        (["merge", "o", "a", "--overwritten=1"], "--overwritten: did you mean --overwrite?"),
+        (["tokenize", "o", "a", "--tokenizr", "b"], "--tokenizr: did you mean --tokenizer?"),
+        (["import", "numpy", "a", "o", "--seperator", "3"], "--seperator: did you mean --separ"),
+        (
+            ["split", "a", "o", "--parts", "2", "--overwrit", "--jason"],
+            "--jason: did you mean --js",
+        ),
+    ],
+)
+def test_a_close_word_is_suggested(words: list[str], said: str) -> None:
+    status, out, err = cli(*words)
+    assert (status, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+
+
+def test_known_and_distant_flags_are_not_suggested() -> None:
+    err = cli("plan", "--seq-length", "8", "--xyzzy", "--megatron-args", "--seed 3")[2]
+    assert "unrecognized arguments: --xyzzy; --help" in err
+    assert "did you mean" not in cli("merge", "out", "--over")[2]  # an abbreviation
+
+
+@pytest.mark.parametrize(
+    ("line", "offered"),
+    [
+        ("megaindex sp", {"split"}),
+        ("megaindex help di", {"diff-order"}),
+        ("megaindex plan --se", {"--seq-length", "--seed", "--separate-final-epoch"}),
+        ("megaindex build --subset ", {"train", "valid", "test"}),
+        ("megaindex import numpy --se", {"--separator"}),
+        ("megaindex split web --par", {"--parts"}),
+    ],
+)
+def test_completion(line: str, offered: set[str], tmp_path: Path) -> None:
+    pytest.importorskip("argcomplete")
+    found = tmp_path / "found"
+    environment = {
+        "_ARGCOMPLETE": "1", "COMP_LINE": line, "COMP_POINT": str(len(line)), "COMP_TYPE": "9",
+        "_ARGCOMPLETE_IFS": "\n", "_ARGCOMPLETE_STDOUT_FILENAME": str(found),
+    }  # fmt: skip
+    subprocess.run(
+        [sys.executable, "-m", "megaindex"], env={**os.environ, **environment}, check=True
+    )
+    assert {word.strip() for word in found.read_text().split("\n")} == offered
+
+
+@pytest.fixture
+def prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    lengths = np.random.default_rng(0).integers(1, 60, 50)
+    return write_corpus(Path("web"), lengths, np.uint16).path_prefix
+
+
+def json_of(*words: object) -> dict[str, Any]:
+    status, out, err = cli(*words, "--json")
+    assert (status, err) == (0, "")
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+PAIR = {"path_prefix", "documents", "tokens", "dtype", "nbytes", "how"}
+
+
+def test_json_of_merge_split_and_import(prefix: str) -> None:
+    dataset = megaindex.IndexedDataset(prefix)
+    np.arange(40, dtype=np.uint16).tofile("tokens.raw")
+    raw = ("tokens.raw", "made", "--stored-dtype", "uint16", "--separator", 9)
+    for words, count, documents in (
+        (("merge", "both", prefix, prefix), 1, 100),
+        (("split", prefix, "part-{}", "--parts", 3), 3, 50),
+        (("import", "numpy", *raw), 1, 2),
+    ):
+        found = json_of(*words)
+        assert set(found) == {"pairs", "seconds", "bytes_per_second"}
+        assert len(found["pairs"]) == count
+        assert all(set(pair) == PAIR for pair in found["pairs"])
+        assert sum(pair["documents"] for pair in found["pairs"]) == documents
+        assert found["seconds"] > 0
+        nbytes = sum(pair["nbytes"] for pair in found["pairs"])
+        assert found["bytes_per_second"] == pytest.approx(nbytes / found["seconds"])
+        for pair in found["pairs"]:
+            assert megaindex.IndexedDataset(pair["path_prefix"]).num_tokens == pair["tokens"]
+    assert found["pairs"][0]["how"] == "hard link"
+    assert dataset.num_tokens == sum(
+        megaindex.IndexedDataset(f"part-{k}").num_tokens for k in range(3)
+    )
+
+
+def test_json_of_build(prefix: str) -> None:
+    write_corpus(Path("code"), [300, 50], np.uint16)
+    words = ("build", "--seq-length", 8, "--cache-dir", "cache", "--data-path")
+    one, two = json_of(*words, prefix), json_of(*words, "code", prefix, "--workers", 1)
+    keys = {"order", "sequence_length", "num_samples", "tokens_per_epoch", "cache_dir", "backend",
+            "engine", "workers", "seconds", "datasets"}  # fmt: skip
+    assert set(one) == set(two) == keys
+    assert [row["path"] for row in two["datasets"]] == ["code", prefix]
+    assert two["datasets"][1] | {"seconds": 0} == one["datasets"][0] | {"seconds": 0}
+    for found in (one, two):
+        for name in ("num_samples", "tokens_per_epoch"):
+            assert found[name] == sum(row[name] for row in found["datasets"])
+    assert one["datasets"][0]["tokens_per_epoch"] == megaindex.IndexedDataset(prefix).num_tokens
+    assert one["cache_dir"] == "cache"
+    assert json_of(*words, prefix, "--order", "epoch")["cache_dir"] is None
+
+
+def test_json_of_build_with_a_recipe(prefix: str) -> None:
+    Path("run.yaml").write_text(
+        "sequence_length: 8\nbatch: {micro_batch_size: 2, data_parallel_size: 2}\n"
+        "sources: {web: web}\nstages: {all: {steps: 9, mix: {web: 1}}}\n"
+    )
+    found = json_of("build", "--recipe", "run.yaml", "--cache-dir", "cache")
+    text = cli("build", "--recipe", "run.yaml", "--cache-dir", "cache")[1]
+    for name in ("num_samples", "num_steps", "tokens_per_epoch"):
+        assert f"{found[name]:,} " in text
+    (source,) = found["sources"]
+    assert f"{source['name']}: {source['path']}, content {source['fingerprint']}" in text
+    assert (found["sequence_length"], found["cache_dir"]) == (8, "cache")
+
+
+def test_errors_with_json_stay_on_stderr(prefix: str) -> None:
+    for words in (
+        ("build", "--data-path", "none", "--seq-length", 8, "--cache-dir", "cache"),
+        ("merge", "out", "none"),
+        ("split", prefix, "part-{}", "--parts", 0),
+        ("import", "numpy", "none.npy", "out", "--separator", 1),
+    ):
+        status, out, err = cli(*words, "--json")
+        assert (status, out) == (2, "")
+        assert err.startswith(f"megaindex {words[0]}: ")

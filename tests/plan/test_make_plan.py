@@ -1,0 +1,243 @@
+"""`make_plan` with the names of the command, and plans as text and HTML."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import shlex
+from fractions import Fraction
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.command_line import plan as cli
+from support.command_line import plan_json
+from support.corpora import write_corpus
+
+import megaindex
+from megaindex.plan import make_plan, make_recipe_plan
+from megaindex.recipe import plan_recipe, read_recipe
+
+SIZED = {"tokens_per_epoch": 100_000, "sequence_length": 64, "global_batch_size": 8}
+SIZED_FLAGS = "--tokens-per-epoch 100000 --seq-length 64 --global-batch-size 8"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    root = tmp_path_factory.mktemp("make_plan")
+    rng = np.random.default_rng(1)
+    for name, count in (("web", 3000), ("code", 700), ("<i>math", 200)):
+        write_corpus(root / name, rng.integers(1, 300, count))
+    (root / "neox.yml").write_text(
+        "{data_path: web, seq_length: 64, train_micro_batch_size_per_gpu: 4, train_iters: 30}"
+    )
+    (root / "run.yaml").write_text(
+        "{sequence_length: 64, batch: {global_batch_size: 8}, sources: {web: {path: web}},"
+        " stages: {<b>main: {epochs: 1, mix: {web: 1}}}}"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(root)
+        yield
+
+
+CASES: list[tuple[str, dict[str, Any]]] = [
+    (
+        "--tokens-per-epoch 2113896210 --seq-length 2048 --micro-batch-size 4 --world-size 32 "
+        "--tensor-model-parallel-size 4 --gradient-accumulation-steps 4 --epochs 1 --order neox",
+        {
+            "tokens_per_epoch": 2113896210,
+            "seq_length": np.int64(2048),
+            "micro_batch_size": 4,
+            "world_size": 32,
+            "tensor_model_parallel_size": 4,
+            "gradient_accumulation_steps": 4,
+            "epochs": 1,
+            "order": "neox",
+        },
+    ),
+    (
+        "--data-path 0.7 web 0.3 code --seq-length 64 --global-batch-size 8 --epochs 3/2 "
+        "--variance-buffer 1.005 --split 90,8,2 --eval-interval 9 --eval-iters 2",
+        {
+            "data_path": [0.7, Path("web"), 0.3, "code"],
+            "sequence_length": 64,
+            "global_batch_size": 8,
+            "epochs": Fraction(3, 2),
+            "variance_buffer": 1.005,
+            "split": (90, 8, 2),
+            "eval_interval": 9,
+            "eval_iters": 2,
+        },
+    ),
+    (
+        "--data-path web code --weights 2 1 --seq-length 64 --global-batch-size 8 "
+        "--train-samples 1000 --order neox --consumed-samples 96",
+        {
+            "data_path": ("web", "code"),
+            "weights": [2, 1],
+            "sequence_length": 64,
+            "global_batch_size": 8,
+            "train_samples": 1000,
+            "order": megaindex.NeoxOrder(),
+            "consumed_samples": 96,
+        },
+    ),
+    (
+        "--train-data-path web --valid-data-path code --seq-length 64 --global-batch-size 8 "
+        "--epochs 4 --order epoch --epochs-mixed 2 --tail wrap --coverage expected --seed 3",
+        {
+            "train_data_path": "web",
+            "valid_data_path": ["code"],
+            "sequence_length": 64,
+            "global_batch_size": 8,
+            "epochs": 4.0,
+            "order": megaindex.EpochOrder(epochs_mixed=2),
+            "tail": "wrap",
+            "coverage": "expected",
+            "seed": 3,
+        },
+    ),
+    (
+        "--tokens-per-epoch 100K 50000 --seq-length 64 --global-batch-size 32 --epochs 1,2 "
+        "--rampup-batch-size 8 8 96 --framework-version 0.16.1 --separate-final-epoch never",
+        {
+            "tokens_per_epoch": ["100K", 50000],
+            "sequence_length": 64,
+            "global_batch_size": 32,
+            "epochs": [1, "2"],
+            "rampup_batch_size": np.array([8, 8, 96]),
+            "framework_version": "0.16.1",
+            "separate_final_epoch": "never",
+        },
+    ),
+    (
+        "--tokens-per-epoch 100000 --seq-length 64 --train-tokens 90K --micro-batch-size 2 "
+        "--batch-schedule '0:8 25600:16' --skip-train --dataloader-type cyclic",
+        {
+            "tokens_per_epoch": 100_000,
+            "sequence_length": 64,
+            "train_tokens": 90_000,
+            "micro_batch_size": 2,
+            "batch_schedule": "0:8 25600:16",
+            "skip_train": True,
+            "dataloader_type": "cyclic",
+        },
+    ),
+    (
+        "--neox-config neox.yml --world-size 2 --train-iters 20",
+        {"neox_config": Path("neox.yml"), "world_size": 2, "train_iters": 20},
+    ),
+    (
+        "--megatron-args '--data-path web --seq-length 64 --micro-batch-size 2' --world-size 4 "
+        "--train-iters 10",
+        {
+            "megatron_args": ["--data-path", "web", "--seq-length", 64, "--micro-batch-size", 2],
+            "world_size": 4,
+            "train_iters": 10,
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("flags", "settings"), CASES)
+def test_the_plan_is_that_of_the_command(flags: str, settings: dict[str, Any]) -> None:
+    assert make_plan(**settings).to_json() == plan_json(*shlex.split(flags))
+
+
+def test_names_are_those_of_the_flags() -> None:
+    status, out, _ = cli("--help")
+    assert status == 0
+    flags = {flag.replace("-", "_") for flag in re.findall(r"^  --([a-z-]+)", out, re.MULTILINE)}
+    own = {"recipe", "nanotron_config", "json", "print_config", "check", "help"}
+    names = set(inspect.signature(megaindex.make_plan).parameters) - {"run", "progress"}
+    assert names == flags - own - {"seq_length"} | {"sequence_length"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"seqence_length": 64}, "unknown setting seqence_length; did you mean sequence_length"),
+        ({"xyz": 1}, "unknown setting xyz; known are order, data_path"),
+        ({**SIZED, "epochs": 0}, "^epochs must be a positive number"),
+        ({**SIZED, "epochs": 1, "micro_batch_size": 3, "world_size": 2},
+         r"^global_batch_size 8 is not a multiple of micro_batch_size 3 x data-parallel size 2 "
+         r"\(world_size 2 / 1\)"),
+        ({**SIZED}, "exactly one of epochs, train_iters, train_samples and train_tokens"),
+        ({"epochs": 1, "global_batch_size": 8, "tokens_per_epoch": 9}, "^sequence_length is missi"),
+        ({**SIZED, "epochs": 1, "sequence_length": "64"}, "^sequence_length must be an integer"),
+        ({**SIZED, "epochs": 1, "seq_length": 64}, "sequence_length and seq_length are the same"),
+        ({**SIZED, "epochs": 1, "skip_train": 1}, "^skip_train must be True or False, got 1"),
+        ({**SIZED, "epochs": 1, "phase_transition_iterations": [1.5]}, "^phase_transition_iterat"),
+        ({**SIZED, "epochs": 1, "order": "nox"}, "^order must be one of megatron"),
+        ({**SIZED, "epochs": 1, "order": megaindex.EpochOrder(epochs_mixed=2), "epochs_mixed": 2},
+         "^epochs_mixed is a setting of the order too"),
+        ({"recipe": "run.yaml"}, "make_recipe_plan"),
+        ({"neox_config": ["neox.yml"], "megatron_args": "x"}, "--neox-config and --megatron-args"),
+        ({"data_path": "none", "sequence_length": 8, "global_batch_size": 1, "epochs": 1}, "none"),
+    ],
+)  # fmt: skip
+def test_wrong_settings_are_refused_by_their_names(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(megaindex.MegaIndexError, match=message) as error:
+        make_plan(**settings)
+    assert "neox" in message or "--" not in str(error.value)
+
+
+def test_a_run_takes_no_settings_besides() -> None:
+    from megaindex.plan import Settings, resolve
+
+    run = resolve(Settings(tokens_per_epoch=("100000",), seq_length=64, global_batch_size=8,
+                           epochs="1"))  # fmt: skip
+    assert make_plan(run).to_json() == make_plan(**SIZED, epochs=1).to_json()
+    with pytest.raises(megaindex.InvalidArgument, match="a Run has all settings, also epochs"):
+        make_plan(run, epochs=1)
+
+
+def test_a_plan_prints_as_the_command_prints_it() -> None:
+    plan = make_plan(**SIZED, epochs=1)
+    _, out, _ = cli(*SIZED_FLAGS.split(), "--epochs", 1)
+    text = repr(plan)
+    assert str(plan) == text
+    assert max(map(len, text.splitlines())) <= 100
+    words = [re.sub(r"[─╭╮╰╯│\s]+", " ", each).split() for each in (text, out)]
+    assert words[0] == words[1]  # wrapped at another width
+    assert f"train_iters {plan.train_iters}" in text
+
+
+class Cells(HTMLParser):
+    """Text of all cells, and the tags."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: set[str] = set()
+        self.cells: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        self.tags.add(tag)
+        if tag != "br":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.cells.append(data)
+
+
+@pytest.mark.parametrize("kind", ["plan", "recipe"])
+def test_a_plan_in_a_notebook_is_a_table_with_every_text_escaped(kind: str) -> None:
+    if kind == "plan":
+        plan: Any = make_plan(data_path=["web", "<i>math"], sequence_length=64,
+                              global_batch_size=8, epochs=1)  # fmt: skip
+        shown = ["<i>math", f"train_iters {plan.train_iters}", f"{plan.samples_consumed:,}"]
+    else:
+        plan = make_recipe_plan(plan_recipe(read_recipe("run.yaml")))
+        shown = ["<b>main", f"train_iters {plan.train_iters}"]
+    page = Cells()
+    page.feed(plan._repr_html_())
+    assert page.open == []
+    assert page.tags <= {"p", "br", "table", "thead", "tbody", "tr", "th", "td"}
+    assert set(shown) <= set(page.cells)
+    assert all(text in repr(plan) for text in shown)

@@ -1,0 +1,119 @@
+"""Docstrings of public names, and the site that `make docs` builds of docs/ and of them."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+FACADES = [
+    f"megaindex{name}"
+    for name in (
+        *("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".helpers", ".adapters"),
+        *(".adapters.megatron", ".adapters.neox", ".adapters.grain"),
+    )
+]
+_MEMBER = (property, cached_property, classmethod, staticmethod)
+
+
+def public_names(facade: str) -> list[str]:
+    """Return the public names of a package, without those of Megatron's own classes."""
+    is_megatron = facade.endswith(".megatron")  # whose classes have Megatron's docstrings
+    names = set(importlib.import_module(facade).__all__) - {"__version__"}
+    return sorted(name for name in names if not (is_megatron and name[0].isupper()))
+
+
+def public_docstrings(facade: str) -> Iterator[tuple[str, str]]:
+    """Yield the docstring of each public class and function, and of the methods of classes."""
+    for name in public_names(facade):
+        value = getattr(importlib.import_module(facade), name)
+        yield f"{facade}.{name}", value.__doc__ or ""
+        for key, member in vars(value).items() if inspect.isclass(value) else ():
+            if not key.startswith("_") and (
+                inspect.isfunction(member) or isinstance(member, _MEMBER)
+            ):
+                yield f"{facade}.{name}.{key}", inspect.getdoc(getattr(value, key)) or ""
+
+
+def test_every_package_with_public_names_is_documented() -> None:
+    stubs = (ROOT / "megaindex").rglob("__init__.pyi")
+    packages = {".".join(stub.parent.relative_to(ROOT).parts) for stub in stubs}
+    assert packages - set(FACADES) == {"megaindex.tokenize"}  # whose names `megaindex` has
+
+
+@pytest.mark.parametrize("facade", FACADES)
+def test_every_public_name_has_a_docstring(facade: str) -> None:
+    """Its first paragraph is a sentence, and not the signature that a dataclass has instead."""
+    if facade.endswith(".loader"):
+        pytest.importorskip("torch")
+    docstrings = dict(public_docstrings(facade))
+    assert docstrings
+    wrong = []
+    for name, docstring in docstrings.items():
+        first = docstring.partition("\n\n")[0].strip()
+        if not first.endswith((".", ":")) or first.startswith(f"{name.rpartition('.')[2]}("):
+            wrong.append(name)
+    assert wrong == []
+
+
+def build_site(folder: Path) -> tuple[int, str]:
+    """Build the site of a copy of docs/, strictly; return the exit status and the warnings."""
+    result = subprocess.run(
+        [
+            *(sys.executable, "-W", "ignore", "-m", "sphinx", "-W", "--keep-going", "-q"),
+            *(folder / "docs", folder / "site"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=ROOT,
+    )
+    return result.returncode, result.stderr
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for package in ("sphinx", "myst_parser", "furo", "torch"):
+        pytest.importorskip(package)
+    shutil.copytree(ROOT / "docs", tmp_path / "docs", ignore=shutil.ignore_patterns("generated"))
+    for page in ROOT.glob("*.md"):
+        shutil.copy(page, tmp_path)
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_the_site_has_all_pages_and_names(folder: Path) -> None:
+    assert build_site(folder) == (0, "")
+    site = folder / "site"
+    pages = {path.relative_to(site).as_posix(): path.read_text() for path in site.rglob("*.html")}
+    for page in (ROOT / "docs").glob("*.md"):
+        assert f'href="{page.stem}.html"' in pages["index.html"] or page.stem == "index"
+    for facade in FACADES:
+        page = pages[f"generated/{facade}.html"]
+        for name in public_names(facade):
+            assert re.search(rf'(id|href)="[^"]*megaindex[\w.]*\.{name}"', page), name
+    fetched = re.findall(r'<(?:script|link|img)[^>]*"(https?:[^"]*)"', "".join(pages.values()))
+    assert fetched == []
+
+
+@pytest.mark.slow
+def test_the_site_is_not_built_with_errors(folder: Path) -> None:
+    with (folder / "docs" / "index.md").open("a") as page:
+        page.write("\n[a](missing.md) [b](planning.md#bad-anchor) [c](#no-anchor)\n")
+    with (folder / "docs" / "conf.py").open("a") as conf:
+        conf.write("\nimport megaindex.plan\nmegaindex.plan.make_plan.__doc__ = None\n")
+    (folder / "docs" / "unlisted.md").write_text("# Not in the navigation\n")
+    status, warnings = build_site(folder)
+    assert status == 1
+    for text in ("'missing.md'", "'bad-anchor'", "'no-anchor'", "make_plan has no docstring"):
+        assert text in warnings
+    assert "unlisted.md: WARNING: document isn't included in any toctree" in warnings
