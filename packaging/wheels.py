@@ -82,7 +82,7 @@ def build(python: Path, tools: Path, work: Path, dest: Path) -> Path:
     run(
         [needs / "python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
          "--wheel-dir", made, source],
-        env={**os.environ, "CC": str(compiler), "CXX": str(compiler)},
+        env={**os.environ, "CC": str(compiler), "CXX": str(compiler), "MEGAINDEX_LDFLAGS": "-s"},
     )  # fmt: skip
     (wheel,) = made.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
