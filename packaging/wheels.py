@@ -1,4 +1,4 @@
-"""Build, repair, check and test the wheels of Linux on x86-64: ``make wheels``.
+"""Build the sdist, and from it the wheels of Linux on x86-64, checked and tested: ``make wheels``.
 
 For each supported Python that is found (``python3.X`` on PATH or below ``pyenv root``) the native
 core is compiled with zig, whose C++ compiler comes from the package index and links against the
@@ -6,7 +6,8 @@ symbols of glibc 2.17, so that the wheel is a manylinux2014 one whatever system 
 auditwheel repairs and names the wheel. Then the wheel is installed into an empty environment in
 which no compiler is found, and the tests of ``make quick`` run against it.
 
-Prints a line for each wheel, and the Pythons that were not found; ends with 1 if a wheel fails.
+Prints a line for each wheel, and the Pythons that were not found; ends with 1 if a wheel fails, or
+with ``--all`` if a Python is missing.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import time
 import zipfile
@@ -67,14 +69,22 @@ def run(command: list[object], **settings: object) -> str:
     return str(result.stdout)
 
 
-def build(python: Path, tools: Path, work: Path, dest: Path) -> Path:
+def build_sdist(work: Path, dest: Path) -> Path:
+    """Return the source distribution, made without traces in the checkout."""
+    needs = environment(Path(sys.executable), work / "sdist", BUILD_NEEDS)
+    dest.mkdir(parents=True, exist_ok=True)
+    run([needs / "python", "setup.py", "-q", "egg_info", "--egg-base", work, "sdist",
+         "--formats", "gztar", "--dist-dir", work / "made"], cwd=ROOT)  # fmt: skip
+    (made,) = (work / "made").glob("*.tar.gz")
+    return Path(shutil.copy(made, dest))
+
+
+def build(python: Path, sdist: Path, tools: Path, work: Path, dest: Path) -> Path:
     """Return the repaired wheel of this Python."""
     needs = environment(python, work / "build", BUILD_NEEDS)
-    source = work / "source"  # a copy: build folders of different Pythons do not meet
-    ignored = shutil.ignore_patterns(
-        ".*", "*.so", "*.egg-info", "build", "dist", "demo-data", "tests"
-    )
-    shutil.copytree(ROOT, source, ignore=ignored)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(work)
+    source = work / sdist.name.removesuffix(".tar.gz")
     compiler = work / "c++"
     compiler.write_text(f'#!/bin/sh\nexec "{tools}/python" -m ziglang c++ -target {TARGET} "$@"\n')
     compiler.chmod(0o755)
@@ -99,7 +109,6 @@ def build(python: Path, tools: Path, work: Path, dest: Path) -> Path:
     shown = run([tools / "auditwheel", "show", result], env=search)
     if PLATFORM not in shown:
         raise RuntimeError(f"{result.name} is not {PLATFORM}:\n{shown}")
-    dest.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy(result, dest))
 
 
@@ -124,10 +133,13 @@ def main() -> int:
     parser.add_argument("--dest", type=Path, default=ROOT / "dist", help="default: dist/")
     parser.add_argument("--python", nargs="+", default=PYTHONS, help="versions; default: all")
     parser.add_argument("--no-tests", action="store_true", help="build, repair and check alone")
+    parser.add_argument("--all", action="store_true", help="fail if a Python is not found")
     options = parser.parse_args()
     failed = missing = 0
     with tempfile.TemporaryDirectory() as folder:
         tools = environment(Path(sys.executable), Path(folder, "tools"), TOOLS)
+        sdist = build_sdist(Path(folder), options.dest)
+        print(f"sdist {sdist.name}, {sdist.stat().st_size // 1024} KiB", flush=True)
         for version in options.python:
             python, begun = find_python(version), time.monotonic()
             if python is None:
@@ -139,7 +151,7 @@ def main() -> int:
             work = Path(folder, version)
             work.mkdir()
             try:
-                wheel = build(python, tools, work, options.dest)
+                wheel = build(python, sdist, tools, work, options.dest)
                 tested = "not tested" if options.no_tests else check(python, wheel, work)
                 took = time.monotonic() - begun
                 size = wheel.stat().st_size // 1024
@@ -149,7 +161,7 @@ def main() -> int:
                 print(f"{version:5} FAILED: {error}", flush=True)
             shutil.rmtree(work)
     print(f"{len(options.python) - failed - missing} wheels in {options.dest}", flush=True)
-    return 1 if failed or missing == len(options.python) else 0
+    return 1 if failed or missing == len(options.python) or (options.all and missing) else 0
 
 
 if __name__ == "__main__":
