@@ -7,6 +7,9 @@
 # make bench  time every kernel and the whole build against megatron-core; with
 #             NEOX=checkout also against a GPT-NeoX checkout whose helpers are compiled
 # make matrix the Megatron adapter against every release of megatron-core
+# make wheels the sdist, and a manylinux wheel of every Python that is found, each tested without a
+#             compiler, in dist/
+# make aarch64  the kernels on an emulated aarch64, equal to x86-64 bit by bit
 # make docs   the site of docs/, with search and an API reference, in build/site
 # make docs-sample  docs/audit-sample.html and its picture, for docs/audit.md
 # make examples   the scripts of examples/, with the packages that they need
@@ -24,7 +27,7 @@ JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ "$$n" -lt 4 ]; then echo "
 # Tests start many processes: without byte code each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo quick test examples explore lint bench matrix docs docs-sample sanitize slow fuzz soak faults clean
+.PHONY: demo quick test examples explore lint bench matrix wheels aarch64 docs docs-sample sanitize slow fuzz soak faults clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -50,8 +53,8 @@ explore: $(VENV)/.test-installed
 
 lint: $(VENV)/.test-installed
 	$(PIP) -r requirements/dev.txt
-	$(BIN)/ruff check megaindex tests benchmarks examples docs/*.py setup.py
-	$(BIN)/ruff format --check megaindex tests benchmarks examples docs/*.py setup.py
+	$(BIN)/ruff check megaindex tests benchmarks examples packaging docs/*.py setup.py
+	$(BIN)/ruff format --check megaindex tests benchmarks examples packaging docs/*.py setup.py
 	$(BIN)/mypy
 
 bench: $(VENV)/.test-installed
@@ -61,6 +64,13 @@ bench: $(VENV)/.test-installed
 # MATRIX_VERSIONS="0.15.3 0.16.1" for those alone
 matrix: $(VENV)/.test-installed
 	$(BIN)/python tests/robustness/matrix.py $(VENV)/megatron-core $(MATRIX_VERSIONS)
+
+# WHEELS="--python 3.12 --no-tests" for those alone; the compiler (zig) comes from the package index
+wheels: $(VENV)/bin/python
+	$(BIN)/python packaging/wheels.py $(WHEELS)
+
+aarch64: $(VENV)/bin/python
+	BIN=$(BIN) sh packaging/aarch64.sh
 
 # A link, anchor or docstring that is missing fails; -E, since a page read before would not warn again
 docs: $(VENV)/.test-installed
@@ -118,4 +128,4 @@ $(VENV)/.test-installed: $(VENV)/.quick-installed requirements/test.txt requirem
 	@touch $@
 
 clean:
-	rm -rf $(VENV) build demo-data megaindex.egg-info megaindex/kernels/_native*.so megaindex/kernels/no_native.txt
+	rm -rf $(VENV) build dist demo-data megaindex.egg-info megaindex/kernels/_native*.so megaindex/kernels/no_native.txt

@@ -72,7 +72,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if not config.getoption("--quick"):
         return None
     below = collection_path.relative_to(Path(__file__).parent).parts
-    return bool(below) and below[0] not in QUICK
+    return True if below and below[0] not in QUICK else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 import pytest
@@ -149,3 +150,23 @@ def test_the_changelog_names_what_there_is() -> None:
         module = importlib.import_module(package)
         assert hasattr(module, new), f"{package}.{new}"
         assert not hasattr(module, old), f"{package}.{old}"
+
+
+def test_the_sdist_holds_the_sources_of_the_core_and_no_tests(tmp_path: Path) -> None:
+    subprocess.run(
+        [sys.executable, "setup.py", "-q", "egg_info", "--egg-base", str(tmp_path), "sdist",
+         "--formats", "gztar", "--dist-dir", str(tmp_path)],
+        check=True, cwd=ROOT, capture_output=True,
+    )  # fmt: skip
+    (made,) = tmp_path.glob("*.tar.gz")
+    with tarfile.open(made) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    sources = {
+        str(path.relative_to(ROOT))
+        for folder, endings in (("csrc", ("cpp", "hpp")), ("megaindex", ("py", "pyi", "typed")))
+        for ending in endings
+        for path in (ROOT / folder).rglob(f"*.{ending}")
+    }
+    assert sources <= names
+    assert {"LICENSE", "README.md", "CHANGELOG.md", "CITATION.cff", "pyproject.toml"} <= names
+    assert not [name for name in names if name.startswith("tests") or name.endswith(".so")]

@@ -59,7 +59,12 @@ class MappedFile {
     if (file.descriptor() < 0 || ::fstat(file.descriptor(), &status) != 0) return false;
     if (!S_ISREG(status.st_mode)) return false;
     size_ = status.st_size;
-    modified_ = status.st_mtim.tv_sec * int64_t{1000000000} + status.st_mtim.tv_nsec;
+#ifdef __APPLE__
+    const timespec& modified = status.st_mtimespec;
+#else
+    const timespec& modified = status.st_mtim;
+#endif
+    modified_ = modified.tv_sec * int64_t{1000000000} + modified.tv_nsec;
     inode_ = status.st_ino;
     if (size_ == 0) return true;  // the kernel refuses empty mappings
     void* address = ::mmap(nullptr, static_cast<size_t>(size_), PROT_READ, MAP_SHARED,

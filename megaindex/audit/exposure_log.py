@@ -7,6 +7,7 @@ for name, value in log.scalars(iteration).items():
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 
 import numpy as np
@@ -112,12 +113,16 @@ class ExposureLog:
         """Return the exposure after ``step`` steps as values for a log.
 
         Names are ``data/epoch``, ``data/unseen`` and ``data/repeats`` for all sources together, and
-        ``data/epoch/web`` for the source ``web`` of several.
+        ``data/epoch/web`` for the source ``web`` of several, ``web#2`` if it is listed again.
         """
         every, *sources = self.after(step)
         rows = {"": every}
         if len(sources) > 1:
-            rows |= {f"/{row.source.strip('/')}": row for row in sources}
+            counts: Counter[str] = Counter()
+            for row in sources:  # a source that is listed again is web#2
+                name = row.source.strip("/")
+                counts[name] += 1
+                rows[f"/{name}" + f"#{counts[name]}" * (counts[name] > 1)] = row
         return {
             f"{prefix}/{value}{name}": getattr(row, value)
             for value in ("epoch", "unseen", "repeats")

@@ -21,6 +21,8 @@ from megaindex.configs.run_builder import read_settings, resolve
 from megaindex.errors import InvalidArgument
 from megaindex.progress import counting_samples
 
+_LAST_SECOND = 253402300799  # of the year 9999
+
 
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
@@ -29,9 +31,10 @@ def main(arguments: Sequence[str]) -> int:
         from megaindex.audit.page import check_page
 
         check_page(options.html)  # before the work
+    date = _date()
     stream = _stream(options)
     if options.step is None and options.document is None:
-        _audit(stream, options, shlex.join(["megaindex", "audit", *arguments]))
+        _audit(stream, options, shlex.join(["megaindex", "audit", *arguments]), date)
     else:
         _look_up(stream, options)
     return 0
@@ -83,7 +86,17 @@ def _stream(options: argparse.Namespace) -> AuditStream:
     return stream_of_recipe(recipe, consumed_samples=consumed)
 
 
-def _audit(stream: AuditStream, options: argparse.Namespace, command: str) -> None:
+def _date() -> str:
+    """Return the date of the page, that of SOURCE_DATE_EPOCH if it is set."""
+    wanted = os.environ.get("SOURCE_DATE_EPOCH") or str(int(time.time()))
+    if not wanted.isascii() or not wanted.isdigit() or int(wanted) > _LAST_SECOND:
+        raise InvalidArgument(
+            f"SOURCE_DATE_EPOCH must be seconds since 1970, at most {_LAST_SECOND}, got {wanted!r}"
+        )
+    return time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(int(wanted)))
+
+
+def _audit(stream: AuditStream, options: argparse.Namespace, command: str, date: str) -> None:
     from megaindex.audit.render import print_audit
     from megaindex.audit.report import audit
 
@@ -96,9 +109,6 @@ def _audit(stream: AuditStream, options: argparse.Namespace, command: str) -> No
     if options.html:
         from megaindex.audit.page import write_page
 
-        # SOURCE_DATE_EPOCH is the date of a build that can be reproduced
-        seconds = int(os.environ.get("SOURCE_DATE_EPOCH") or time.time())
-        date = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(seconds))
         write_page(result, options.html, command=command, date=date)
         print(f"megaindex audit: wrote {options.html}", file=sys.stderr)
 

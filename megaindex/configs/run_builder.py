@@ -37,6 +37,7 @@ from megaindex.validation import (
     check_epochs,
     check_number,
     read_number,
+    shown,
 )
 
 
@@ -204,6 +205,8 @@ def given_run(run: Run | None, settings: Mapping[str, Any]) -> Iterator[Run]:
     Raises:
         InvalidArgument: both are given, or the settings are wrong.
     """
+    if run is not None and not isinstance(run, Run):
+        raise InvalidArgument(f"run must be a Run, got {shown(run)}; name settings, as data_path=…")
     if run is not None and settings:
         raise InvalidArgument(
             f"a Run has all settings, also {next(iter(settings))}; change it with "

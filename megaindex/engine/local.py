@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 
 from megaindex.engine.tasks import TaskOutcome, TaskQueue, capture
 from megaindex.errors import EngineError, InvalidArgument
+from megaindex.io.threads import num_cpus
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -38,8 +39,8 @@ class LocalEngine:
     """
 
     def __init__(self, workers: int | None = None) -> None:
-        self._workers = len(os.sched_getaffinity(0)) if workers is None else workers
-        self._threads = max(1, len(os.sched_getaffinity(0)) // self._workers)
+        self._workers = num_cpus() if workers is None else workers
+        self._threads = max(1, num_cpus() // self._workers)
         self._alive: set[Worker] = set()
 
     @property

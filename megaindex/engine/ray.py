@@ -14,6 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from megaindex.engine.tasks import TaskOutcome, TaskQueue, capture
 from megaindex.errors import EngineError, InvalidArgument
+from megaindex.io.threads import num_cpus
 
 Task = TypeVar("Task")
 Result = TypeVar("Result")
@@ -248,7 +249,7 @@ def join_cluster(ray: Any, address: str | None, workers: int | None) -> bool:
             ray,
             "this machine",
             address="local",
-            num_cpus=workers or len(os.sched_getaffinity(0)),
+            num_cpus=workers or num_cpus(),
             object_store_memory=_OBJECT_STORE,
             include_dashboard=False,
         )

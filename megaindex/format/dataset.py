@@ -13,7 +13,7 @@ import numpy.typing as npt
 from megaindex.errors import InvalidArgument, OutOfRange, StorageError
 from megaindex.format.header import IndexHeader, dtype_of_code, get_dialect
 from megaindex.format.pair import MappedPair, map_pair, pair_paths
-from megaindex.io.paths import FileInfo, plain
+from megaindex.io.paths import FileInfo, is_remote, plain
 from megaindex.objects.files import stat_path
 
 
@@ -76,6 +76,7 @@ class IndexedDataset:
         identity: PairIdentity,
     ) -> None:
         self._path_prefix = path_prefix
+        self._absolute = path_prefix if is_remote(path_prefix) else os.path.abspath(path_prefix)
         self._dialect = dialect
         self._multimodal = multimodal
         self._mapped = pair
@@ -295,8 +296,14 @@ class IndexedDataset:
         return begin + offset, length
 
     def __reduce__(self) -> tuple[Any, ...]:
-        options = {"multimodal": self._multimodal, "dialect": self._dialect}
-        return _reopen, (self._path_prefix, options, self._identity)
+        return _reopen, (self._path_prefix, self._options(), self._identity)
+
+    def lazy_arguments(self) -> tuple[str, PairIdentity, dict[str, Any]]:
+        """Return the arguments of `lazy` that give this dataset; the path is absolute."""
+        return self._absolute, self._identity, self._options()
+
+    def _options(self) -> dict[str, Any]:
+        return {"multimodal": self._multimodal, "dialect": self._dialect}
 
     def _check_identity(self, found: PairIdentity) -> None:
         if found != self._identity:

@@ -213,7 +213,9 @@ class BlendedIndex(ShownIndex):
         return sources_html(repr(self), self.indices, self._paths)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in self.__dict__.items() if name != "_tables"}
+        state = super().__getstate__()
+        state.pop("_tables", None)
+        return state
 
 
 def _has_arrays(index: Index) -> bool:

@@ -127,6 +127,24 @@ class ShownIndex:
         ]
         return f"{type(self).__name__}({', '.join(facts)})"
 
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the attributes; a copy opens its datasets on first use, from any directory."""
+        state = dict(vars(self))
+        if state.get("datasets"):
+            state["datasets"] = [dataset.lazy_arguments() for dataset in state["datasets"]]
+        return state
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if state.get("datasets"):
+            from megaindex.format.dataset import IndexedDataset
+
+            datasets = (
+                IndexedDataset.lazy(path, identity, **options)
+                for path, identity, options in state["datasets"]
+            )
+            state = {**state, "datasets": tuple(datasets)}
+        vars(self).update(state)
+
     @property
     def _paths(self: Any) -> list[str]:
         return [dataset.path_prefix for dataset in datasets_of(self)]

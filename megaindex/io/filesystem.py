@@ -92,7 +92,7 @@ def copy_range(
     Raises:
         OSError: reading or writing failed; `target` may hold a part.
     """
-    copy = _in_kernel
+    copy = _in_kernel if hasattr(os, "copy_file_range") else _through_buffer
     done = 0
     while done < nbytes:
         begin = offset + done

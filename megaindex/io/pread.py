@@ -80,6 +80,8 @@ class RangeReader:
                 time.sleep(self.first_pause * 2 ** (failures - 1))
 
     def _hint(self, info: FileInfo, ranges: Sequence[tuple[int, memoryview]]) -> None:
+        if not hasattr(os, "posix_fadvise"):  # macOS
+            return
         # errors are raised by the read itself
         with contextlib.suppress(OSError), self.descriptors.lease(*info) as descriptor:
             for offset, into in ranges:

@@ -25,6 +25,14 @@ Job = Callable[[], bool]
 _QUEUE_SECONDS = 2.0  # DataLoader waits five for a worker to end
 
 
+def num_cpus() -> int:
+    """Return the number of CPUs that this process may use, of the machine where the system does not
+    limit a process to some (macOS)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 class Workers:
     """Pool of at most ``size`` threads that take jobs in order, started when needed.
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from megaindex.errors import InvalidArgument
+from megaindex.io.threads import num_cpus
 from megaindex.kernels.protocol import Backend
 
 logger = logging.getLogger("megaindex")
@@ -118,7 +119,7 @@ def num_threads() -> int:
     """
     wanted = os.environ.get("MEGAINDEX_NUM_THREADS")
     if not wanted:
-        return len(os.sched_getaffinity(0))
+        return num_cpus()
     if not re.fullmatch("[0-9]{1,6}", wanted) or int(wanted) < 1:
         shown = wanted if len(wanted) <= _SHOWN else f"{wanted[:_SHOWN]}…"
         raise InvalidArgument(

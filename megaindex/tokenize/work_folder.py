@@ -14,6 +14,7 @@ import json
 import logging
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -53,7 +54,7 @@ _OURS = re.compile(
     r"|[0-9a-f]{32}\.[0-9a-f]{8}\.(pulse|(\d+\.(bin|idx)|bad\.jsonl)(\.tmp\.[0-9a-f]+)?)"
     r"|merging\.json(\.tmp\.[0-9a-f]+)?"
     r"|run\.claim(\.[0-9a-f]+(\.dead)?)?"
-    r"|run\.settings"
+    r"|run\.settings(\.tmp\.[0-9a-f]+)?"
     r"|\.nfs[0-9a-f]+"  # NFS: a file removed while open
 )
 
@@ -111,7 +112,7 @@ class WorkLock:
         self._token = token_of(read_claim(self._claim_path))
         self.folder.remove_temporaries()
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         finished: set[str] = set()
         with contextlib.suppress(StorageError):  # the folder was removed by others
             finished = self.folder.finished_keys()
@@ -121,7 +122,7 @@ class WorkLock:
         try:
             os.rmdir(self.folder.path)
         except OSError:
-            if finished:
+            if finished and kind is not InvalidArgument:  # which has its own remedy
                 logger.warning(
                     "%s: %d finished parts are kept there; repeat the command to resume from them, "
                     "or delete the folder",
@@ -157,6 +158,8 @@ class WorkLock:
             for name, value in settings.items()
             if before.get(name, value) != value
         ]
+        if unused and not before:
+            changes = ["its settings are unknown"]
         if unused and changes and not discard:
             raise InvalidArgument(
                 f"{self.folder.path}: holds {unused} finished parts of a run with other settings "
@@ -207,10 +210,13 @@ class WorkLock:
 
     @staticmethod
     def _write(path: str, record: Mapping[str, object]) -> None:
-        with as_storage_error(path, "cannot write"), open(path, "w") as file:
-            json.dump(record, file)
-            file.flush()
-            os.fsync(file.fileno())
+        temporary = f"{path}.tmp.{secrets.token_hex(8)}"
+        with as_storage_error(path, "cannot write"):
+            with open(temporary, "w") as file:
+                json.dump(record, file)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
 
     @staticmethod
     def _read(path: str) -> dict[str, object]:

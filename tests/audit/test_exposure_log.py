@@ -107,6 +107,17 @@ def test_scalars_have_names_for_a_log(root: Path) -> None:
     assert repr(log) == "ExposureLog(35 steps of web, code)"
 
 
+def test_a_source_that_is_listed_twice_has_two_names(root: Path) -> None:
+    web, code = str(root / "web"), str(root / "code")
+    paths = [0.4, web, 0.3, code, 0.3, web]
+    stream = stream_of_run(data_path=paths, sequence_length=16, global_batch_size=8, train_iters=9)
+    scalars = ExposureLog(stream).scalars(9)
+    names = [web.strip("/"), code.strip("/"), web.strip("/") + "#2"]
+    assert [name for name in scalars if name.startswith("data/epoch/")] == [
+        f"data/epoch/{name}" for name in names
+    ]
+
+
 def test_a_step_is_found_from_the_samples_consumed(root: Path) -> None:
     log = ExposureLog(of_index(root))
     assert [log.step_of(samples) for samples in (0, 6, 7, 13, 14)] == [0, 0, 1, 1, 2]

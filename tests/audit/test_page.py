@@ -279,6 +279,19 @@ def test_no_name_beside_the_page_is_followed(prefix: Path, tmp_path: Path) -> No
     assert not (tmp_path / "page.html").is_symlink()
 
 
+@pytest.mark.parametrize("date", ["tomorrow", "9" * 17, "-1"])
+def test_a_date_is_checked_before_the_data_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, date: str
+) -> None:
+    monkeypatch.setenv("SOURCE_DATE_EPOCH", date)
+    run = ["--data-path", "no/such/data", "--seq-length", 16, "--global-batch-size", 8]
+    status, _, err = cli("audit", *run, "--epochs", 1, "--html", tmp_path / "page.html")
+    assert status == 2
+    assert (
+        f"SOURCE_DATE_EPOCH must be seconds since 1970, at most 253402300799, got '{date}'" in err
+    )
+
+
 def test_the_folder_of_a_page_is_checked_before_the_data_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

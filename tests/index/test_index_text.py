@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import os
 import pickle
 from collections.abc import Callable
 from pathlib import Path
@@ -121,3 +123,26 @@ def test_hasattr_answers_for_arrays_that_an_order_lacks(kind: str, root: Path) -
         with pytest.raises(megaindex.InvalidArgument, match=f"no {name}"):
             getattr(index, name)
     assert hasattr(KINDS["megatron"](root), "document_index")
+
+
+@pytest.mark.parametrize("order", ["megatron", "neox", "epoch"])
+def test_a_copy_of_an_index_needs_no_file(
+    order: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_corpus(tmp_path / "c", [30, 40, 50])
+    monkeypatch.chdir(tmp_path)
+    index = megaindex.build_index("c", sequence_length=8, epochs=2, order=order)
+    expected = index.locate([0, 3, 5])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    copies = [pickle.loads(pickle.dumps(index)), copy.deepcopy(index)]
+    assert [c.datasets[0].sequence_lengths.tolist() for c in copies] == [[30, 40, 50]] * 2
+    os.utime(tmp_path / "c.bin")
+    copies += [pickle.loads(pickle.dumps(index)), copy.deepcopy(index)]
+    (tmp_path / "c.bin").unlink()
+    copies += [pickle.loads(pickle.dumps(index)), copy.deepcopy(index)]
+    for one in copies:
+        for ours, theirs in zip(one.locate([0, 3, 5]), expected, strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+    with pytest.raises(megaindex.StorageError):
+        copies[2].datasets[0].sequence_lengths  # noqa: B018

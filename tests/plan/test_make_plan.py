@@ -194,6 +194,13 @@ def test_a_run_takes_no_settings_besides() -> None:
         make_plan(run, epochs=1)
 
 
+@pytest.mark.parametrize("wrong", ["web", {"epochs": 1}, 3])
+def test_a_path_in_place_of_a_run_is_refused(wrong: Any) -> None:
+    for settings in ({}, {"sequence_length": 64}):
+        with pytest.raises(megaindex.InvalidArgument, match="^run must be a Run, got"):
+            make_plan(wrong, **settings)
+
+
 def test_a_plan_prints_as_the_command_prints_it() -> None:
     plan = make_plan(**SIZED, epochs=1)
     _, out, _ = cli(*SIZED_FLAGS.split(), "--epochs", 1)

@@ -252,6 +252,16 @@ def test_a_forged_result_is_ignored(
     assert pair(tmp_path / "o") == pair(tmp_path / "fresh")
 
 
+def test_parts_of_unknown_settings_are_kept(
+    tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    half_done(monkeypatch, tmp_path / "o", small)
+    (tmp_path / "o.parts/run.settings").write_text('{"eod"')
+    with pytest.raises(InvalidArgument, match=r"4 finished parts .* \(its settings are unknown\)"):
+        run(tmp_path / "o", [small], part_bytes=3000)
+    assert run(tmp_path / "o", [small], part_bytes=2000).resumed == 4
+
+
 @pytest.mark.parametrize("name", ["merging.json", "run.claim", "run.settings"])
 def test_a_forged_merging_record_is_ignored(
     tmp_path: Path, small: Path, monkeypatch: pytest.MonkeyPatch, name: str

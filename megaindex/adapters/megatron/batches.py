@@ -6,7 +6,6 @@ files, are read sample by sample through their own ``__getitem__``.
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Sequence
 from typing import Any
@@ -60,14 +59,8 @@ def _bare_sample(text: npt.NDArray[Any]) -> dict[str, torch.Tensor]:
         "tokens": torch.from_numpy(text[:-1]),
         "labels": torch.from_numpy(text[1:]),
         "loss_mask": torch.from_numpy(np.ones(size, np.float32)),
-        "position_ids": _position_ids(size),
+        "position_ids": torch.from_numpy(np.arange(size)),
     }
-
-
-@functools.lru_cache(maxsize=16)
-def _position_ids(size: int) -> torch.Tensor:
-    """Return position ids, one tensor for all samples of a length."""
-    return torch.arange(size, dtype=torch.long)
 
 
 def read_gpt_samples(self: Any, ids: Sequence[Any]) -> list[Any]:

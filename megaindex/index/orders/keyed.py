@@ -167,7 +167,7 @@ class BlockOrder(ShownIndex):
         )
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in vars(self).items() if name != "_block"}
+        return {name: value for name, value in super().__getstate__().items() if name != "_block"}
 
 
 def _in_cut_order(

