@@ -27,11 +27,12 @@ _LAST_SECOND = 253402300799  # of the year 9999
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     _check(options)
-    if options.html:
+    date = ""
+    if options.html:  # checked before the work
         from megaindex.audit.page import check_page
 
-        check_page(options.html)  # before the work
-    date = _date()
+        check_page(options.html)
+        date = _date()
     stream = _stream(options)
     if options.step is None and options.document is None:
         _audit(stream, options, shlex.join(["megaindex", "audit", *arguments]), date)

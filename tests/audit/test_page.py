@@ -290,6 +290,7 @@ def test_a_date_is_checked_before_the_data_is_read(
     assert (
         f"SOURCE_DATE_EPOCH must be seconds since 1970, at most 253402300799, got '{date}'" in err
     )
+    assert "SOURCE_DATE_EPOCH" not in cli("audit", *run, "--epochs", 1)[2]  # without a page
 
 
 def test_the_folder_of_a_page_is_checked_before_the_data_is_read(
