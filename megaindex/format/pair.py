@@ -136,7 +136,7 @@ def map_pair(path_prefix: str, dialect_name: str, *, multimodal: bool) -> Mapped
     dialect = get_dialect(dialect_name)
     bin_path, idx_path = pair_paths(path_prefix)
     at_once = _map_at_once(bin_path, idx_path, dialect)
-    if at_once is not None and not (multimodal and at_once.modes is None):
+    if at_once is not None and (at_once.modes is not None or not multimodal):
         return at_once
     remote = is_remote(bin_path)
     data = None

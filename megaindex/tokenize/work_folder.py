@@ -152,7 +152,7 @@ class WorkLock:
             InvalidArgument: there are such parts, of a run with other settings, unless `discard`.
         """
         unused = len(self.folder.finished_keys() - keys)
-        before = self._read(self._settings)
+        before = _read_record(self._settings)
         changes = [
             f"{name} is {value}, was {before[name]}"
             for name, value in settings.items()
@@ -174,22 +174,22 @@ class WorkLock:
                 unused,
             )
         if before != settings:
-            self._write(self._settings, settings)
+            _write_record(self._settings, settings)
 
     def begin_merging(self, parts: Sequence[InputPart], *, overwrite: bool) -> None:
         """Record that merging begins and no output exists: outputs found later are of this run."""
         if self.is_merging(parts):
             return
         # with overwrite an old output looks like a new one
-        self._write(self._merging, {"parts": _digest(parts), "was_free": not overwrite})
+        _write_record(self._merging, {"parts": _digest(parts), "was_free": not overwrite})
 
     def is_merging(self, parts: Sequence[InputPart]) -> bool:
         """Return True if an earlier run began to merge the same parts without existing outputs."""
-        return self._read(self._merging) == {"parts": _digest(parts), "was_free": True}
+        return _read_record(self._merging) == {"parts": _digest(parts), "was_free": True}
 
     def remove_leftovers(self, parts: Sequence[InputPart], prefixes: Sequence[str]) -> None:
         """Remove temporary files of an earlier run killed while it merged the same parts."""
-        if self._read(self._merging).get("parts") != _digest(parts):
+        if _read_record(self._merging).get("parts") != _digest(parts):
             return
         finals = {path for prefix in prefixes for path in pair_paths(os.path.abspath(prefix))}
         finals.add(os.path.abspath(f"{self._output}.bad.jsonl"))
@@ -208,23 +208,24 @@ class WorkLock:
             if token_of(read_claim(self._claim_path)) == self._token:
                 self.folder.clear()
 
-    @staticmethod
-    def _write(path: str, record: Mapping[str, object]) -> None:
-        temporary = f"{path}.tmp.{secrets.token_hex(8)}"
-        with as_storage_error(path, "cannot write"):
-            with open(temporary, "w") as file:
-                json.dump(record, file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
 
-    @staticmethod
-    def _read(path: str) -> dict[str, object]:
-        """Return a record that `_write` wrote; an empty one if it is missing or damaged."""
-        try:
-            return read_object(path)
-        except (OSError, Damaged):
-            return {}
+def _write_record(path: str, record: Mapping[str, object]) -> None:
+    """Write a JSON object, or replace the one that is there."""
+    temporary = f"{path}.tmp.{secrets.token_hex(8)}"
+    with as_storage_error(path, "cannot write"):
+        with open(temporary, "w") as file:
+            json.dump(record, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+
+
+def _read_record(path: str) -> dict[str, object]:
+    """Return a record that `_write_record` wrote; an empty one if it is missing or damaged."""
+    try:
+        return read_object(path)
+    except (OSError, Damaged):
+        return {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -284,14 +285,7 @@ class WorkFolder:
 
     def write_done(self, done: Done) -> None:
         """Write the result of a part; it may replace that of another finished attempt."""
-        path = self._done(done.key)
-        temporary = f"{path}.tmp.{done.attempt}"
-        with as_storage_error(path, "cannot write"):
-            with open(temporary, "w") as file:
-                json.dump(asdict(done), file)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, path)
+        _write_record(self._done(done.key), asdict(done))
 
     def bytes_in_progress(self) -> int:
         """Return the bytes of input that unfinished parts have read, from their heartbeats."""

@@ -57,16 +57,15 @@ def _score(begins, ends, first, last, widths, counts):  # type: ignore[no-untype
 def least_seen(begins, ends, row_splits, widths, counts, num_samples):  # type: ignore[no-untyped-def]
     """Take samples from a heap of scores, which are computed again: scores only grow."""
     order = np.empty(num_samples, np.int64)
-    splits = row_splits
     heap = [
-        (_score(begins, ends, splits[k], splits[k + 1], widths, counts), k)
-        for k in range(splits.size - 1)
+        (_score(begins, ends, row_splits[k], row_splits[k + 1], widths, counts), k)
+        for k in range(row_splits.size - 1)
     ]
     heapq.heapify(heap)
     taken = 0
     while taken < order.size:
         sample = heapq.heappop(heap)[1]
-        first, last = splits[sample], splits[sample + 1]
+        first, last = row_splits[sample], row_splits[sample + 1]
         now = (_score(begins, ends, first, last, widths, counts), sample)
         if len(heap) > 0 and now > heap[0]:
             heapq.heappush(heap, now)
