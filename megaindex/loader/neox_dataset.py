@@ -62,6 +62,9 @@ class TextRows:
                 return rows
         return self._read_in_steps(sample_ids)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TextRows, (self.index, self._datasets)
+
     def _read_in_steps(self, sample_ids: list[Any]) -> I64:
         spans = self.index.locate(sample_ids)
         rows: I64 = np.empty((len(sample_ids), self._width), np.int64)

@@ -71,7 +71,8 @@ class Files:
 
 @given(
     seed=st.integers(0, 2**32 - 1), count=st.integers(1, 5), extra=st.integers(0, 1),
-    width=st.integers(0, 90), blended=st.booleans(), from_files=st.sampled_from(["no", "some", "all"]),
+    width=st.integers(0, 90), blended=st.booleans(),
+    from_files=st.sampled_from(["no", "some", "all"]),
 )  # fmt: skip
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_rows_are_the_gathered_spans(
@@ -164,7 +165,7 @@ def test_rows_that_are_referenced_are_not_written_again(backend: Any) -> None:
 
 
 def test_sources_that_do_not_fit_are_refused(backend: Any) -> None:
-    _, indices, tokens, (which, samples) = blend(backend)
+    _, _, tokens, _ = blend(backend)
     wide = [(np.arange(9).astype(np.uint64), *tokens[0][1:]), tokens[1]]
     for changed, message in (
         ({"sources": tokens[:1]}, "indices, sources: must be as many"),
