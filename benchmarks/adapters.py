@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 import megaindex.adapters.megatron as adapter
-from benchmarks.corpora import Shape, write_sparse
+from benchmarks.corpora import Shape, move_away, write_sparse
 from benchmarks.timing import Comparison, installed_or_not, timed
 
 SEQUENCE_LENGTH = 2048
@@ -61,11 +61,13 @@ def compare(case: Case, part: str, directory: Path, rounds: int) -> Comparison:
     samples = case.sources * case.documents * case.epochs * _MEAN_TOKENS // SEQUENCE_LENGTH
     cache = directory / f"cache-of-{case.sources}-{case.documents}"
 
+    moved = directory / "moved-away"
+
     def build() -> list[Any]:
         return _build(prefixes, samples, cache)
 
     def empty() -> None:
-        shutil.rmtree(cache, ignore_errors=True)
+        move_away([cache], moved)
 
     if part == "cold":
         _check_equal(build, empty, cache)
@@ -77,6 +79,7 @@ def compare(case: Case, part: str, directory: Path, rounds: int) -> Comparison:
         "both": lambda: timed(lambda: build()[0][5]),
     }
     ours, peer = _alternate(run[part], empty if part == "cold" else (lambda: None), rounds)
+    shutil.rmtree(moved, ignore_errors=True)
     return Comparison(
         what=f"{case.name}, {PARTS[part]}",
         ours=ours,

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import megaindex.adapters.neox as adapter
-from benchmarks.corpora import Shape, write_index
+from benchmarks.corpora import Shape, move_away, write_index
 from benchmarks.timing import Comparison, installed_or_not, timed
 
 SOURCES = 50
@@ -102,6 +102,7 @@ def _compare(what: str, checkout: str, directory: Path, rounds: int) -> dict[str
         "workers": (partial(run.batches, 2), READ, "sample"),
     }[what]
     seconds = _alternate(measure, rounds)
+    run.remove_moved()
     return {
         "what": f"GPT-NeoX, {SOURCES} sources x 3 splits of {DOCUMENTS:,} documents, {WHAT[what]}",
         "ours": seconds[True],
@@ -132,6 +133,7 @@ class _Run:
     def __init__(self, utils: Any, directory: Path) -> None:
         self._utils = utils
         self._folder = directory / f"neox-{SOURCES}-of-{DOCUMENTS}"
+        self._moved = directory / "moved-away"
         prefixes = _corpora(self._folder)
         weights = np.random.default_rng(20260101).lognormal(0, 0.5, len(prefixes)).tolist()
         nothing = [
@@ -207,15 +209,18 @@ class _Run:
             read += [loader.dataset.dataset_index, loader.dataset.dataset_sample_index]
         return files, read
 
+    def remove_moved(self) -> None:
+        """Remove the files of earlier builds."""
+        shutil.rmtree(self._moved, ignore_errors=True)
+
     def _build(self, **changed: Any) -> dict[str, Any]:
         settings = SimpleNamespace(**{**self._settings, **changed})
         loaders: dict[str, Any] = self._utils.build_train_valid_test_data_loaders(settings)
         return loaders
 
     def _empty(self) -> None:
-        shutil.rmtree(self._folder / "megaindex-blends", ignore_errors=True)
-        for path in self._folder.glob("*_indexmap_*"):
-            path.unlink()
+        blends = self._folder / "megaindex-blends"
+        move_away([blends, *self._folder.glob("*_indexmap_*")], self._moved)
 
 
 def _halves(size: int) -> tuple[range, range]:

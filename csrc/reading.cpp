@@ -3,3 +3,5 @@
 #include "python/register_mapped_files.cpp"
 #include "python/register_receipt.cpp"
 #include "python/register_spans.cpp"
+// uses the tables of register_batch.cpp and register_spans.cpp
+#include "python/register_rows.cpp"

@@ -253,7 +253,12 @@ def array_bytes(array: IntArray) -> memoryview:
 
 def array_checksum(array: IntArray) -> str:
     """Return XXH3-128 of the bytes of the elements, as 32 hex digits."""
-    return xxhash.xxh3_128_hexdigest(array_bytes(array))
+    return checksum_of(array_bytes(array))
+
+
+def checksum_of(data: memoryview) -> str:
+    """Return XXH3-128 of bytes, as 32 hex digits."""
+    return xxhash.xxh3_128_hexdigest(data)
 
 
 def documents_setting(documents: range | IntArray) -> list[int] | str:

@@ -16,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 import numpy as np
 
 from megaindex._types import IntArray
-from megaindex.cache.fingerprint import array_bytes, array_checksum
+from megaindex.cache.fingerprint import array_bytes, checksum_of
 from megaindex.errors import FormatError, MissingFile
 from megaindex.io.filesystem import is_local
 from megaindex.io.mapping import map_readonly
@@ -76,7 +76,7 @@ class MappedArrays:
         """Write an array that is complete."""
         array, path = self.arrays[name], self.path_of(name)
         if name in self._mapped:
-            self._written[name] = self._submit(_describe, array)
+            self._written[name] = self._submit(_describe, array, array_bytes(array))
         elif array.nbytes >= _WORTH_A_THREAD:
             self._written[name] = self._submit(write_new, path, array)
         else:
@@ -134,9 +134,10 @@ def map_new(path: str, shape: tuple[int, ...], dtype: str) -> IntArray:
 
 def write_new(path: str, array: IntArray) -> Written:
     """Write a new .npy file."""
-    header = npy_header(array.shape, array.dtype.name)
-    status = create_file(path, header, array_bytes(array))
-    return _describe(array)._replace(status=status)
+    data = array_bytes(array)
+    header = npy_header(array.shape, _name_of(array.dtype))
+    status = create_file(path, header, data)
+    return _describe(array, data, status)
 
 
 def create_file(path: str, header: bytes, data: bytes | memoryview = b"") -> os.stat_result:
@@ -160,10 +161,16 @@ def _write(fd: int, header: bytes, data: bytes | memoryview) -> None:
         written += os.write(fd, memoryview(data)[written:])
 
 
-def _describe(array: IntArray) -> Written:
-    dtype = array.dtype.name
+def _describe(array: IntArray, data: memoryview, status: os.stat_result | None = None) -> Written:
+    """Describe the file of an array, whose bytes are ``data``."""
+    dtype = _name_of(array.dtype)
     offset = len(npy_header(array.shape, dtype))
-    return Written(dtype, array.shape, offset, array_checksum(array), None)
+    return Written(dtype, array.shape, offset, checksum_of(data), status)
+
+
+@functools.cache
+def _name_of(dtype: np.dtype[Any]) -> str:
+    return dtype.name  # composed in Python at each access
 
 
 @functools.lru_cache(maxsize=4096)

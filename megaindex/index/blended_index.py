@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from megaindex._types import I32, I64, IntArray
+from megaindex._types import I32, I64, IndexArrays, IntArray
 from megaindex.errors import InvalidArgument, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
@@ -200,11 +200,11 @@ class BlendedIndex(ShownIndex):
     @cached_property
     def _tables(self) -> Tables[Any] | None:
         """Kernel table for one call per batch, if all sources have arrays."""
-        if not all(_has_arrays(index) for index in self.indices):
+        if not all(has_arrays(index) for index in self.indices):
             return None
         return Tables(
             len(self.indices),
-            lambda number: _arrays_of(self.indices[number]),
+            lambda number: arrays_of(self.indices[number]),
             active().span_table,
             ready=not any(isinstance(index, LazyIndex) for index in self.indices),
         )
@@ -218,11 +218,13 @@ class BlendedIndex(ShownIndex):
         return state
 
 
-def _has_arrays(index: Index) -> bool:
+def has_arrays(index: Index) -> bool:
+    """Return True if its samples are stored in arrays."""
     return isinstance(index, ArrayIndex) or (isinstance(index, LazyIndex) and index.has_arrays)
 
 
-def _arrays_of(index: Index) -> Any:
+def arrays_of(index: Index) -> IndexArrays:
+    """Return the arrays of an index that `has_arrays`, as the kernels take them."""
     arrays: Any = index.index if isinstance(index, LazyIndex) else index
     return (
         arrays.shuffle_index,

@@ -145,6 +145,19 @@ class Backend(Protocol):
         num_threads: int = 1,
     ) -> int: ...
 
+    def row_table(
+        self,
+        indices: Sequence[IndexArrays],
+        sources: Sequence[TokenSource],
+        dataset_index: DatasetIndex | None,
+        dataset_sample_index: I64 | None,
+        descriptors: Sequence[int],
+    ) -> Any: ...
+
+    def read_rows(
+        self, table: Any, sample_ids: list[Any], width: int, pad_id: int
+    ) -> I64 | None: ...
+
     def mask_loss(
         self, tokens: IntArray, labels: IntArray, pad_id: int, eod_id: int | None, loss_mask: F32
     ) -> None: ...

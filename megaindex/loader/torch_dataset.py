@@ -21,7 +21,8 @@ import multiprocessing
 import os
 import secrets
 import weakref
-from collections.abc import Callable, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing.reduction import ForkingPickler
@@ -161,6 +162,7 @@ class SharedBuffers(Buffers):
     """
 
     def __init__(self, rows: int, shapes: Shapes, *, as_slot: bool) -> None:
+        self.shapes = shapes
         end, self._places = 0, {}
         for name, (shape, dtype) in shapes.items():
             begin = -(-end // _LINE) * _LINE
@@ -225,6 +227,33 @@ class SlotPool(BufferPool):
     def _allocate(self) -> Buffers:
         as_slot = len(self._watched) < _MOST_SLOTS
         return self._maker.allocate(self._rows, partial(SharedBuffers, as_slot=as_slot))
+
+
+class SlotSender:
+    """Slots of a DataLoader worker for batches of arrays that were read into other memory."""
+
+    def __init__(self) -> None:
+        self._slots: deque[SharedBuffers] = deque()
+        ForkingPickler.register(torch.Tensor, _reduce)
+
+    def tensors(self, arrays: Mapping[str, npt.NDArray[Any]]) -> dict[str, torch.Tensor]:
+        """Return a copy of a batch in a slot; if the receiver keeps them all, in other memory."""
+        slot = self._free_slot({name: (a.shape, a.dtype.name) for name, a in arrays.items()})
+        for name, array in arrays.items():
+            slot.arrays[name][...] = array
+        return slot.tensors()
+
+    def _free_slot(self, shapes: Shapes) -> SharedBuffers:
+        for _ in range(len(self._slots)):
+            self._slots.rotate(1)
+            slot = self._slots[0]
+            if slot.shapes == shapes and not slot.in_use:
+                return slot
+        rows = max(shape[0] for shape, _ in shapes.values())
+        slot = SharedBuffers(rows, shapes, as_slot=len(self._slots) < _MOST_SLOTS)
+        if slot.is_slot:
+            self._slots.appendleft(slot)
+        return slot
 
 
 _fields: dict[int, tuple[weakref.ref[torch.Tensor], SharedBuffers, str]] = {}  # by id of the tensor

@@ -17,6 +17,7 @@ from support.neox_running import SIZES, arguments, batches, dataset_of, loaders_
 import megaindex.adapters.neox as adapter
 import megaindex.helpers
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, OutOfRange
+from megaindex.loader import torch_dataset
 
 
 def golden_arguments(case: dict[str, Any], folder: Path) -> SimpleNamespace:
@@ -331,3 +332,40 @@ def test_fields_have_the_frameworks_order(neox: Any, tmp_path: Path) -> None:
         assert list(dataset[case["served"].index(served)]) == list(served)
     assert ("pos", "neg", "pos_label", "neg_label", "pos_ref", "neg_ref") in seen
     assert ("text", "label", "reward", "ref") in seen
+
+
+@pytest.mark.parametrize("fields", [["text"], ["text", "label"]])
+def test_workers_send_the_same_batches_in_few_slots(
+    fields: list[str], neox: Any, tmp_path: Path
+) -> None:
+    adapter.install()
+    sizes = [[300, 500, 17], [900, 80]]
+    args = arguments(tmp_path, sizes, labels="label" in fields, train_iters=40)
+    expected = [clone(batch) for batch in loaders_of(args)["train"]]
+    args.num_workers = 2
+    loader = loaders_of(args)["train"]
+    held = []
+    for number, batch in enumerate(loader):
+        assert_same(batch, expected[number], fields)
+        if number % 2:
+            held.append((number, batch))
+    assert number == len(expected) - 1 >= 39
+    for number, batch in held:
+        assert_same(batch, expected[number], fields)
+    held.clear()
+    for batch, theirs in zip(loader, expected, strict=True):
+        assert_same(batch, theirs, fields)
+        for tensor in batch.values():  # this batch is the trainer's
+            tensor.zero_()
+    assert 0 < len(torch_dataset._slots) <= 2 * 2 * 16
+
+
+def clone(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: values.clone() for name, values in batch.items()}
+
+
+def assert_same(ours: dict[str, Any], theirs: dict[str, Any], fields: list[str]) -> None:
+    assert list(ours) == list(theirs) == fields
+    for name in fields:
+        assert ours[name].dtype == theirs[name].dtype
+        assert ours[name].tolist() == theirs[name].tolist()

@@ -208,3 +208,32 @@ def numbers_over_their_stream() -> None:
 def test_what_is_written_lies_apart_from_what_is_read(call: Callable[[], None]) -> None:
     with pytest.raises(InvalidArgument, match="shares memory with another argument"):
         call()
+
+
+@pytest.mark.parametrize("table", [[1], [(ONE,)], [None], []])
+def test_row_tables_of_what_are_no_arrays(table: list[Any]) -> None:
+    with pytest.raises(InvalidArgument):
+        native.row_table(table, table, None, None, [])
+
+
+def test_ids_that_change_their_list_while_they_are_read() -> None:
+    index = (np.arange(3), np.array([[0, 0], [0, 3], [0, 6], [0, 9]]), I32([0]), I32([10]), 1)
+    table = native.row_table([index], [(np.arange(10), I64([0]), I32([10]))], None, None, [])
+    ids: list[Any] = []
+
+    class Clearing:
+        def __index__(self) -> int:
+            ids.clear()
+            return 1
+
+    ids += [Clearing(), 0, 0]
+    rows = native.read_rows(table, ids, 4, 0)
+    assert rows.tolist() == [[3, 4, 5, 6]]
+
+
+@pytest.mark.parametrize("width", [-1, 2**40, 2**63 - 1])
+def test_rows_that_no_memory_holds(width: int) -> None:
+    index = (np.arange(1), np.array([[0, 0], [0, 3]]), I32([0]), I32([10]), 1)
+    table = native.row_table([index], [(np.arange(10), I64([0]), I32([10]))], None, None, [])
+    with pytest.raises((InvalidArgument, MemoryError)):
+        native.read_rows(table, [0], width, 0)

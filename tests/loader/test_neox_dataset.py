@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from support.corpora import write_corpus
 from support.neox_corpora import GOLDEN, write_corpus_and_companions, write_pair
 
 import megaindex
 from megaindex import NeoxDocumentsOrder
 from megaindex.builders.single import build_pairs
-from megaindex.errors import FormatError, OutOfRange
-from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset
+from megaindex.errors import FormatError, OutOfRange, StorageError
+from megaindex.index.blended_index import BlendedIndex
+from megaindex.loader import neox_dataset
+from megaindex.loader.neox_dataset import NeoxDataset, NeoxPairwiseDataset, TextRows
+from megaindex.loader.token_readers import MappedTokens
 
 
 def single(folder: Path, case: dict[str, Any], **more: Any) -> NeoxDataset:
@@ -176,3 +182,102 @@ def test_under_a_data_loader(tmp_path: Path) -> None:
     for name, values in whole.items():
         got = torch.cat([batch[name] for batch in batches])
         np.testing.assert_array_equal(got.numpy(), values)
+
+
+LENGTH = 16
+
+
+def text_blend(folder: Path) -> tuple[BlendedIndex, list[megaindex.IndexedDataset]]:
+    """A blend of three corpora whose tokens differ, of 99 samples."""
+    corpora = [
+        write_corpus(folder / f"t{k}", np.arange(1, 60 + k), np.uint16 if k else np.int32)
+        for k in range(3)
+    ]
+    indices = tuple(
+        megaindex.build_index(corpus, sequence_length=LENGTH, seed=k, order="neox")
+        for k, corpus in enumerate(corpora)
+    )
+    blend = BlendedIndex(
+        indices=indices,
+        dataset_index=np.tile(np.arange(3), 33).astype(np.uint8),
+        dataset_sample_index=np.repeat(np.arange(33), 3),
+    )
+    return blend, corpora
+
+
+def located(index: Any, corpora: list[Any], ids: Any) -> np.ndarray:
+    rows = np.empty((len(ids), LENGTH + 1), np.int64)
+    MappedTokens(corpora).read(index.locate(ids), rows, pad_id=0)
+    return rows
+
+
+@pytest.mark.parametrize("most_files", [0, 2, 3])
+@pytest.mark.parametrize("kind", ["blend", "index"])
+def test_rows_of_text_are_the_located_ones(
+    kind: str, most_files: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(neox_dataset, "_most_files", lambda: most_files)
+    index: Any
+    index, corpora = text_blend(tmp_path)
+    if kind == "index":
+        index, corpora = index.indices[0], corpora[:1]
+    expected = located(index, corpora, np.arange(99))
+    texts = TextRows(index, corpora)
+    batches = np.arange(99).reshape(-1, 3)
+    first = [texts.read(batches[0].tolist()), texts.read(batches[1].tolist())]
+    with monkeypatch.context() as patch:  # from now on one kernel call reads a batch
+        patch.setattr(type(index), "locate", None)
+        read = [*first, *(texts.read(ids.tolist()) for ids in batches[2:])]
+        np.testing.assert_array_equal(np.concatenate(read), expected)
+    for wrong in ([0, 10**6], [-1]):
+        with pytest.raises(OutOfRange):
+            texts.read(wrong)
+    again = pickle.loads(pickle.dumps(texts))
+    np.testing.assert_array_equal(again.read([7, 8]), expected[7:9])
+
+
+def test_a_draw_beyond_its_source_is_refused(tmp_path: Path) -> None:
+    index, corpora = text_blend(tmp_path)
+    index.dataset_sample_index[50] = index.indices[2].num_samples
+    texts = TextRows(index, corpora)
+    for _ in range(9):
+        texts.read([0, 1, 2])
+        with pytest.raises(OutOfRange, match="does not exist"):
+            texts.read([0, 50])
+
+
+def test_a_bin_that_is_cut_short_while_it_is_read_is_an_error(tmp_path: Path) -> None:
+    """Through a mapping it would end the process."""
+    index, corpora = text_blend(tmp_path)
+    texts = TextRows(index, corpora)
+    texts.read(list(range(9)))
+    os.truncate(tmp_path / "t1.bin", 0)
+    texts.read([0, 2])
+    with pytest.raises(StorageError, match="t1.bin.*was cut short"):
+        texts.read([1])
+
+
+def test_a_bin_that_was_replaced_before_it_is_read_by_position(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The mapping holds the file that was opened."""
+    caplog.set_level("INFO", "megaindex")
+    index, corpora = text_blend(tmp_path)
+    expected = located(index, corpora, np.arange(9))
+    (tmp_path / "new").write_bytes(bytes((tmp_path / "t1.bin").stat().st_size))
+    (tmp_path / "new").replace(tmp_path / "t1.bin")
+    texts = TextRows(index, corpora)
+    for _ in range(3):
+        np.testing.assert_array_equal(texts.read(list(range(9))), expected)
+    assert caplog.text.count("t1.bin: changed since it was opened") == 1
+
+
+def test_a_damaged_idx_is_refused_as_before(tmp_path: Path) -> None:
+    index, corpora = text_blend(tmp_path)
+    texts = TextRows(index, corpora)
+    texts.read(list(range(9)))
+    with (tmp_path / "t2.idx").open("r+b") as file:  # mapped by the dataset
+        file.seek(34 + 4 * len(corpora[2]))
+        file.write(np.full(len(corpora[2]), 10**12).tobytes())
+    with pytest.raises(FormatError, match="t2"):
+        texts.read([2])

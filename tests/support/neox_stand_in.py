@@ -205,7 +205,8 @@ def make_data_loader(dataset: Any, args: Any) -> Any:
         rank=args.rank,
         world_size=args.world_size,
     )
-    return torch.utils.data.DataLoader(dataset, batch_sampler=sampler)
+    workers = getattr(args, "num_workers", 0)
+    return torch.utils.data.DataLoader(dataset, batch_sampler=sampler, num_workers=workers)
 
 
 def data_utils() -> Any:

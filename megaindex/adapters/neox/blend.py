@@ -13,7 +13,13 @@ from typing import Any, Literal
 import numpy as np
 
 from megaindex._types import F64, I64, DatasetIndex
-from megaindex.adapters.neox.datasets import BatchRows, is_plain_text, join_batches
+from megaindex.adapters.neox.datasets import (
+    TEXT_ROWS,
+    BatchRows,
+    is_plain_text,
+    join_batches,
+    text_rows_of,
+)
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.neox.samples import NeoxTextSamples
 from megaindex.adapters.reports import NEOX
@@ -22,8 +28,7 @@ from megaindex.errors import InvalidArgument, OutOfRange, StorageError
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.blending import exact_values, fill_blend
 from megaindex.index.orders.framework import Memory, Sink
-from megaindex.loader.reader_choice import plain_reader
-from megaindex.loader.token_readers import TokenReader
+from megaindex.loader.neox_dataset import TextRows
 
 logger = logging.getLogger("megaindex")
 
@@ -209,9 +214,13 @@ def reshuffles(self: Any) -> bool:
 
 def read_blend_sample(self: Any, idx: int) -> Any:
     """``__getitem__``."""
-    texts = _text_reader_of(self)
-    rows = None if texts is None else texts.read([idx])
-    return _read(self, [idx])[0] if rows is None else {"text": rows[0]}
+    texts = text_rows_of(self, _make_text_rows)
+    if texts is not None:
+        try:
+            return {"text": texts.read([idx])[0]}
+        except OutOfRange:  # of the blend or a source
+            pass
+    return _read(self, [idx])[0]
 
 
 def read_blend_samples(self: Any, ids: Sequence[int]) -> list[Any]:
@@ -219,9 +228,13 @@ def read_blend_samples(self: Any, ids: Sequence[int]) -> list[Any]:
     overridden."""
     if type(self).__getitem__ is not read_blend_sample:
         return [self[idx] for idx in ids]
-    texts = _text_reader_of(self)
-    rows = None if texts is None else texts.read(ids)
-    return _read(self, ids) if rows is None else BatchRows({"text": rows}, len(ids))
+    texts = text_rows_of(self, _make_text_rows)
+    if texts is not None:
+        try:
+            return BatchRows({"text": texts.read(list(ids))})
+        except OutOfRange:
+            pass
+    return _read(self, ids)
 
 
 def _read(self: Any, ids: Sequence[int]) -> list[Any]:
@@ -247,55 +260,24 @@ def _read(self: Any, ids: Sequence[int]) -> list[Any]:
     return join_batches(parts, wanted.size)
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _TextReader:
-    """A reader of all sources of a blend of text in one call."""
-
-    index: BlendedIndex
-    reader: TokenReader
-
-    def read(self, ids: Sequence[int]) -> I64 | None:
-        """Return the samples of a batch; None if the blend or a source lacks one of them."""
-        try:
-            spans = self.index.locate(ids)
-        except OutOfRange:
-            return None
-        rows = np.empty((len(ids), self.index.sequence_length + 1), np.int64)
-        self.reader.read(spans, rows, pad_id=0)
-        return rows
-
-
-_READER = "_megaindex_texts"
-
-
-def _text_reader_of(self: Any) -> _TextReader | None:
+def _make_text_rows(self: Any) -> TextRows | None:
     """Return the reader of a blend as a whole; None where its datasets are read one by one."""
-    known = self.__dict__
-    if _READER not in known:
-        known[_READER] = _make_text_reader(self)
-    texts: _TextReader | None = known[_READER]
-    return texts
-
-
-def _make_text_reader(self: Any) -> _TextReader | None:
     if not all(map(is_plain_text, self.datasets)):
         return None
     samples: list[NeoxTextSamples] = [dataset.megaindex for dataset in self.datasets]
     if len({(one.seq_length, one.exact) for one in samples}) > 1:
         return None
-    return _TextReader(
-        index=BlendedIndex(
-            indices=tuple(one.lazy_index() for one in samples),
-            dataset_index=self.dataset_index,
-            dataset_sample_index=self.dataset_sample_index,
-        ),
-        reader=plain_reader([one.text for one in samples]),
+    index = BlendedIndex(
+        indices=tuple(one.lazy_index() for one in samples),
+        dataset_index=self.dataset_index,
+        dataset_sample_index=self.dataset_sample_index,
     )
+    return TextRows(index, [one.text for one in samples])
 
 
 def get_blend_state(self: Any) -> dict[str, Any]:
     """``__getstate__``: without the reader of all its datasets."""
-    return {name: value for name, value in vars(self).items() if name not in (_READER, _ARRAYS)}
+    return {name: value for name, value in vars(self).items() if name not in (TEXT_ROWS, _ARRAYS)}
 
 
 def _is_asked_for_epochs(dataset: Any) -> bool:

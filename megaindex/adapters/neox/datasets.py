@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,9 +20,9 @@ from megaindex.adapters.neox.files import mapped
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.neox.samples import NeoxPairSamples, NeoxSamples, NeoxTextSamples
 from megaindex.adapters.reports import NEOX, ServedDataset
-from megaindex.errors import InvalidArgument, MissingFile
+from megaindex.errors import InvalidArgument, MissingFile, OutOfRange
 from megaindex.index.frameworks import as_range
-from megaindex.loader.neox_dataset import Rows
+from megaindex.loader.neox_dataset import Rows, TextRows
 
 logger = logging.getLogger("megaindex")
 
@@ -237,7 +237,7 @@ def get_complete_state(self: Any) -> dict[str, Any]:
     if self in _incomplete:
         for name in (*_ARRAYS, *_LENGTHS):
             getattr(self, name)
-    return dict(vars(self))
+    return {name: value for name, value in vars(self).items() if name != TEXT_ROWS}
 
 
 def complete_all() -> None:
@@ -294,6 +294,12 @@ def count_samples(self: Any) -> int:
 
 def read_sample(self: Any, idx: int) -> Any:
     """``__getitem__``."""
+    texts = text_rows_of(self, _make_text_rows)
+    if texts is not None:
+        try:
+            return {"text": texts.read([idx])[0]}
+        except OutOfRange:
+            pass
     if getattr(self, "megaindex", None) is None:
         name = _name(self)
         return framework().original(*name, "__getitem__")(self, idx)
@@ -305,7 +311,33 @@ def read_samples(self: Any, ids: Sequence[int]) -> list[Any]:
     serves the dataset or a subclass overrides ``__getitem__``."""
     if getattr(self, "megaindex", None) is None or type(self).__getitem__ is not read_sample:
         return [self[idx] for idx in ids]
+    texts = text_rows_of(self, _make_text_rows)
+    if texts is not None:
+        try:
+            return BatchRows({"text": texts.read(list(ids))})
+        except OutOfRange:
+            pass
     return _read(self, ids)
+
+
+TEXT_ROWS = "_megaindex_text_rows"
+"""Attribute of the `TextRows` of a dataset or a blend, which are not pickled."""
+
+
+def text_rows_of(self: Any, make: Callable[[Any], TextRows | None]) -> TextRows | None:
+    """Return the reader of a dataset or a blend of plain text; None if it is anything else."""
+    known = self.__dict__
+    if TEXT_ROWS not in known:
+        known[TEXT_ROWS] = make(self)
+    texts: TextRows | None = known[TEXT_ROWS]
+    return texts
+
+
+def _make_text_rows(self: Any) -> TextRows | None:
+    if not is_plain_text(self):
+        return None
+    samples: NeoxTextSamples = self.megaindex
+    return TextRows(samples.epoch(0).index, [samples.text])
 
 
 class BatchRows(list[Rows]):
@@ -314,10 +346,13 @@ class BatchRows(list[Rows]):
     PyTorch's DataLoader takes a list of samples and stacks them; ``collate`` uses ``whole``.
     """
 
-    def __init__(self, whole: Rows, count: int) -> None:
-        super().__init__(
-            [{name: values[k] for name, values in whole.items()} for k in range(count)]
-        )
+    def __init__(self, whole: Rows) -> None:
+        if len(whole) == 1:  # the most frequent case
+            [(name, values)] = whole.items()
+            super().__init__([{name: row} for row in values])
+        else:
+            rows = zip(*whole.values(), strict=True)
+            super().__init__([dict(zip(whole, row, strict=True)) for row in rows])
         self.whole = whole
 
 
@@ -335,7 +370,7 @@ def join_batches(parts: Sequence[tuple[I64, Sequence[Any]]], count: int) -> list
         for at, whole in wholes:
             for name, values in whole.items():
                 together[name][at] = values
-        return BatchRows(together, count)
+        return BatchRows(together)
     rows: list[Any] = [None] * count
     for at, part in parts:
         for position, row in zip(at.tolist(), part, strict=True):
@@ -361,12 +396,12 @@ def _read(self: Any, ids: Sequence[int]) -> list[Any]:
     if not samples.exact:
         wanted = _substitute(self, wanted)
     if not samples.reshuffles:
-        return BatchRows(samples.epoch(0).read(wanted), wanted.size)
+        return BatchRows(samples.epoch(0).read(wanted))
     epochs, within = np.divmod(wanted, samples.num_samples)
     parts = []
     for epoch in np.unique(epochs).tolist():
         at = np.flatnonzero(epochs == epoch)
-        parts.append((at, BatchRows(samples.epoch(epoch).read(within[at]), at.size)))
+        parts.append((at, BatchRows(samples.epoch(epoch).read(within[at]))))
     return join_batches(parts, wanted.size)
 
 

@@ -7,7 +7,7 @@ import inspect
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from megaindex.adapters.neox import blend, files, group
 from megaindex.adapters.neox.datasets import BatchRows, check_exists
@@ -16,16 +16,30 @@ from megaindex.adapters.reports import NEOX
 from megaindex.errors import InvalidArgument
 from megaindex.index.blending import request_weights
 
+if TYPE_CHECKING:
+    from megaindex.loader.torch_dataset import SlotSender
+
 logger = logging.getLogger("megaindex")
 
 
 def collate(samples: Sequence[Any]) -> Any:
-    """Collate as PyTorch's default, without a copy of samples that were read together."""
+    """Collate as PyTorch's default, without a copy of samples that were read together, or in a
+    worker with a copy to shared memory that is reused."""
     import torch
 
     if isinstance(samples, BatchRows):
+        if torch.utils.data.get_worker_info() is not None:
+            return _sender().tensors(samples.whole)
         return {name: torch.from_numpy(values) for name, values in samples.whole.items()}
     return torch.utils.data.default_collate(list(samples))
+
+
+@functools.cache
+def _sender() -> SlotSender:
+    """Return the slots of this worker."""
+    from megaindex.loader.torch_dataset import SlotSender
+
+    return SlotSender()
 
 
 def make_data_loader(dataset: Any, neox_args: Any) -> Any:

@@ -21,6 +21,7 @@ from megaindex.kernels.jit.gather import (
 )
 from megaindex.kernels.jit.mapping import map_blocks, map_sentences
 from megaindex.kernels.jit.receipt import least_seen, receipt_add
+from megaindex.kernels.jit.rows import read_rows
 from megaindex.kernels.jit.samples import cut_samples, pack_documents
 from megaindex.kernels.jit.shuffle import (
     shuffle,
@@ -36,6 +37,7 @@ from megaindex.kernels.jit.spans import (
     window_spans,
 )
 from megaindex.kernels.reference.gather import token_table
+from megaindex.kernels.reference.rows import row_table
 from megaindex.kernels.reference.samples import tokens_within
 from megaindex.kernels.reference.shuffle import seed_state
 from megaindex.kernels.reference.spans import span_table

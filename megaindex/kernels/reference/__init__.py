@@ -22,6 +22,7 @@ from megaindex.kernels.reference.gather import (
 )
 from megaindex.kernels.reference.mapping import map_blocks, map_sentences
 from megaindex.kernels.reference.receipt import least_seen, receipt_add
+from megaindex.kernels.reference.rows import read_rows, row_table
 from megaindex.kernels.reference.samples import cut_samples, pack_documents, tokens_within
 from megaindex.kernels.reference.shuffle import (
     seed_state,

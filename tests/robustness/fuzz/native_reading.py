@@ -110,6 +110,39 @@ def _token_table(c: Choices) -> Arguments:
     return [[_tuple(c, list(_source(c))) for _ in range(c.below(4))]]
 
 
+def _row_table(c: Choices) -> Arguments:
+    count = 1 + c.below(3)
+    indices = [_tuple(c, _index(c)) for _ in range(count)]
+    sources = [_tuple(c, list(_source(c))) for _ in range(count)]
+    draws = [None, None]
+    if c.below(4):
+        draws = [
+            array(c, c.one_of(("uint8", "int16")), c.below(9), count - 1),
+            array(c, "int64", c.below(9), 5),
+        ]
+    return [indices, sources, *draws, c.one_of(([], [-1] * count, [-1]))]
+
+
+def _read_rows(c: Choices) -> Arguments:
+    """A table of arrays that fit each other in their sizes, over any values."""
+    count, samples = 1 + c.below(3), c.below(9)
+    indices, sources = [], []
+    for _ in range(count):
+        indices.append(tuple(_index(c)))
+        lengths = _unaligned(c, indices[-1][3])
+        tokens = array(c, c.one_of(("uint8", "uint16", "int32", "int64")), c.below(60), 99)
+        begins = array(c, "int64", len(lengths), 30) * tokens.itemsize
+        sources.append((tokens, _unaligned(c, begins), lengths))
+    table = _native.row_table(
+        indices, sources, array(c, c.one_of(("uint8", "int16")), samples, count - 1),
+        array(c, "int64", samples, 5), [],
+    )  # fmt: skip
+    ids: list[Any] = [c.below(max(1, samples)) for _ in range(c.below(6))]
+    if c.seldom():
+        ids.append(c.one_of((c.integer(99), -1, None, "x", 2**70, 1.5)))
+    return [table, ids, c.below(40), c.integer(99)]
+
+
 def _gather(c: Choices) -> Arguments:
     sources = [_source(c) for _ in range(1 + c.below(3))]
     splits = rising(c, 1 + c.below(5), 3)
@@ -210,6 +243,8 @@ READING: dict[str, Callable[[Choices], Arguments]] = {
     "blended_spans": _blended_spans,
     "window_spans": _window_spans,
     "token_table": _token_table,
+    "row_table": _row_table,
+    "read_rows": _read_rows,
     "gather": _gather,
     "mask_loss": _mask_loss,
     "documents_by_token": _by_token,
