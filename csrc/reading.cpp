@@ -1,5 +1,6 @@
 // The bindings of kernels that read samples, compiled as one unit; see building.cpp.
 #include "python/register_batch.cpp"
 #include "python/register_mapped_files.cpp"
+#include "python/register_packing.cpp"
 #include "python/register_receipt.cpp"
 #include "python/register_spans.cpp"
