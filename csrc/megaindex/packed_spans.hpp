@@ -40,8 +40,7 @@ class RankPermutations {
       if (n[k] == 1) continue;
       const uint64_t word = key_word(key_, static_cast<uint64_t>(lengths[k]));
       if (n[k] >= kBijectionTableBelow) {
-        const uint64_t own[2] = {word, key_[1]};
-        ranks[k] = static_cast<int64_t>(Feistel(own, n[k]).at(static_cast<uint64_t>(ranks[k])));
+        ranks[k] = shuffle_many(word, n[k], ranks[k]);
         continue;
       }
       few[0][waiting] = static_cast<uint32_t>(ranks[k]);
@@ -57,6 +56,15 @@ class RankPermutations {
  private:
   static constexpr uint64_t kRounds = 48;
   static constexpr uint64_t kRoundWords = uint64_t{1} << 32;
+
+  int64_t shuffle_many(uint64_t word, int64_t n, int64_t rank) const {
+    Feistel network(n);
+    for (size_t r = 0; r < kBijectionRounds; ++r) {
+      network.rounds[r] = {static_cast<uint32_t>(word) ^ pair_[r],
+                           (static_cast<uint32_t>(word >> 32) ^ swap_[r]) | 1};
+    }
+    return static_cast<int64_t>(network.at(static_cast<uint64_t>(rank)));
+  }
 
   __attribute__((always_inline)) static uint32_t hash(uint32_t x) {
     x = (x ^ (x >> 16)) * 0x85ebca6b;
@@ -130,8 +138,10 @@ class PackedReader {
       lengths_.clear();
       sizes_.clear();
       ranks_.clear();
+      const BinRun* found[kAtOnce];
+      find_runs(bins + first, count, found);
       for (int64_t k = first; k < first + count; ++k) {
-        add_pieces(bins[k]);
+        add_pieces(bins[k], found[k - first]);
         row_splits[k + 1] = row_splits[first] + static_cast<int64_t>(lengths_.size());
       }
       add_spans(runs);
@@ -139,7 +149,7 @@ class PackedReader {
   }
 
  private:
-  static constexpr int64_t kAtOnce = 256;
+  static constexpr int64_t kAtOnce = 128;
 
   [[noreturn]] static void throw_foreign(const char* name) {
     throw InvalidInput(std::string(name) +
@@ -153,34 +163,42 @@ class PackedReader {
     return end - begin;
   }
 
-  // Append the lengths and ranks of the pieces of a bin.
-  void add_pieces(int64_t bin) {
-    if (bin < 0 || bin >= a_.runs[a_.num_runs].first) {
-      throw InvalidInput("bins: bin " + std::to_string(bin) + " of " +
-                         std::to_string(a_.runs[a_.num_runs].first));
+  // Set found[k] to the run of bins[k]; bisecting for all together lets their steps overlap.
+  void find_runs(const int64_t* bins, int64_t count, const BinRun** found) const {
+    const int64_t end = a_.runs[a_.num_runs].first;
+    for (int64_t k = 0; k < count; ++k) {
+      if (bins[k] < 0 || bins[k] >= end) {
+        throw InvalidInput("bins: bin " + std::to_string(bins[k]) + " of " + std::to_string(end));
+      }
+      found[k] = a_.runs;
     }
-    const BinRun* run = std::upper_bound(a_.runs, a_.runs + a_.num_runs, bin,
-                                         [](int64_t b, const BinRun& r) { return b < r.first; });
-    if (run == a_.runs) throw_foreign("runs");
-    --run;
+    for (int64_t left = a_.num_runs; left > 1; left -= left / 2) {
+      for (int64_t k = 0; k < count; ++k) {
+        const BinRun* middle = found[k] + left / 2;
+        found[k] = middle->first <= bins[k] ? middle : found[k];
+      }
+    }
+  }
+
+  // Append the lengths and ranks of the pieces of a bin.
+  void add_pieces(int64_t bin, const BinRun* run) {
     int64_t layer = run->layer, place = run->before + (bin - run->first), room = a_.capacity;
     const size_t begin = lengths_.size();
     while (layer >= 0) {
       if (layer >= a_.num_layers) throw_foreign("runs");
       const BinLayer& l = a_.layers[layer];
-      if (place < 0 || place >= l.bins || l.below >= layer || l.length < 1 || l.each < 1 ||
-          l.length > a_.capacity || l.each > room / l.length) {
+      if (place < 0 || place >= l.bins || l.before < 0 || l.below >= layer || l.length < 1 ||
+          l.length > room || l.each < 1 || l.each > room || l.each * l.length > room) {
         throw_foreign("layers");
       }
-      const int64_t size = pieces_of(l.length);
-      if (l.rank < 0 || l.rank > size || l.bins > (size - l.rank) / l.each) throw_foreign("layers");
+      const int64_t size = pieces_of(l.length), most = size - l.rank;
+      if (l.rank < 0 || l.bins > most || l.bins * l.each > most) throw_foreign("layers");
       room -= l.each * l.length;
       for (int64_t r = l.rank + (place + 1) * l.each; r-- > l.rank + place * l.each;) {
         lengths_.push_back(l.length);
         sizes_.push_back(l.length == a_.capacity ? 1 : size);  // whole samples are not permuted
         ranks_.push_back(r);
       }
-      if (l.before < 0) throw_foreign("layers");
       place += l.before;
       layer = l.below;
     }

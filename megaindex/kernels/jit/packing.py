@@ -7,14 +7,14 @@ import numpy as np
 
 from megaindex._types import I32, I64, U64
 from megaindex.errors import InvalidArgument
-from megaindex.kernels.jit.bijection import bijection_apply
-from megaindex.kernels.reference.bijection import TABLE_BELOW, key_word
+from megaindex.kernels.jit.bijection import run_network
+from megaindex.kernels.reference.bijection import ROUNDS, TABLE_BELOW, key_word
 from megaindex.kernels.reference.packing import (
     SKIP,
     SPLIT,
     STRIDE,
     SWAP_ROUNDS,
-    SWAP_WORDS,
+    ROUND_WORDS,
     check_counts,
     check_cutting,
     check_sorted,
@@ -22,6 +22,7 @@ from megaindex.kernels.reference.packing import (
 )
 
 _BAD_BIN, _BAD_ARRAYS = 1, 2
+_ODD_FACTORS = np.array([0, 1], np.uint32)
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -255,15 +256,17 @@ def _permute(key: U64, lengths: I64, sizes: I64, ranks: I64) -> None:
     distinct, which = np.unique(lengths, return_inverse=True)
     words = np.array([key_word(key, length) for length in distinct.tolist()], np.uint64)
     few = np.flatnonzero((sizes > 1) & (sizes < TABLE_BELOW))
-    rounds = [key_word(key, SWAP_WORDS + r) for r in range(SWAP_ROUNDS)]
+    rounds = np.array([key_word(key, ROUND_WORDS + r) for r in range(SWAP_ROUNDS)], np.uint64)
     chosen = ranks[few]
-    _swap_or_not(chosen, sizes[few], words[which[few]], np.array(rounds, np.uint64))
+    _swap_or_not(chosen, sizes[few], words[which[few]], rounds)
     ranks[few] = chosen
     many = np.flatnonzero(sizes >= TABLE_BELOW)
     for of in np.unique(which[many]).tolist():
         places = many[which[many] == of]
-        own = np.array([words[of], key[1]], np.uint64)
-        ranks[places] = bijection_apply(own, int(sizes[places[0]]), ranks[places])
+        network = (words[of] ^ rounds[:ROUNDS]).view(np.uint32).reshape(-1, 2) | _ODD_FACTORS
+        shuffled = np.empty(places.size, np.int64)
+        run_network(network, int(sizes[places[0]]), 0, ranks[places], shuffled)
+        ranks[places] = shuffled
 
 
 @numba.njit(cache=True, nogil=True)

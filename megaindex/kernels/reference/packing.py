@@ -28,7 +28,7 @@ import numpy as np
 
 from megaindex._types import I32, I64, U64
 from megaindex.errors import InvalidArgument
-from megaindex.kernels.reference.bijection import TABLE_BELOW, bijection_apply, key_word
+from megaindex.kernels.reference.bijection import ROUNDS, TABLE_BELOW, Network, key_word
 
 TRUNCATE, SPLIT, SKIP = range(3)
 STRIDE = 64
@@ -37,7 +37,7 @@ SWAP_ROUNDS = 48
 """Rounds of the permutation of fewer than 4096 ranks."""
 MOST_CAPACITY = 2**24
 MOST_PIECES = 2**37  # of a length
-SWAP_WORDS = 2**32
+ROUND_WORDS = 2**32
 """Round r uses word 2**32 + r of the stream of the key, length l word l."""
 _HALF = 2**32 - 1
 
@@ -240,23 +240,28 @@ def packed_spans(
 def permuted_rank(key: U64, length: int, n: int, rank: int) -> int:
     """Return the place, in document order, of the piece that has a rank among n of its length.
 
-    From n = 4096 on this is the bijection of n; a network would not be uniform on fewer, and a
-    table would cost O(n) for one rank. There it is a swap-or-not shuffle (Hoang, Morris and
-    Rogaway, 2012): each round pairs x with K - x modulo n and swaps the two if a hash of the larger
-    one says so.
+    From n = 4096 on it is decided by the network of a bijection, which would not be uniform on
+    fewer; below, where a table would cost O(n) for one rank, by a swap-or-not shuffle (Hoang, Morris
+    and Rogaway, 2012): each round pairs x with K - x modulo n, and swaps the two if a hash of the
+    larger one says so. The words of the rounds are those of the epoch, combined with that of the
+    length.
     """
-    word = key_word(key, length)
+    low, high = _halves(key_word(key, length))
     if n >= TABLE_BELOW:
-        own = np.array([word, key[1]], np.uint64)
-        return int(bijection_apply(own, n, np.array([rank]))[0])
-    low, high = word & _HALF, word >> 32
+        words = [_halves(key_word(key, ROUND_WORDS + r)) for r in range(ROUNDS)]
+        network = Network([(low ^ pair, high ^ swap | 1) for pair, swap in words], n)
+        return network.cycle(rank, network.forward)
     for r in range(SWAP_ROUNDS if n > 1 else 0):
-        round_word = key_word(key, SWAP_WORDS + r)
-        partner = ((_hash(low ^ round_word & _HALF) >> 12) * n >> 20) - rank
+        pair, swap = _halves(key_word(key, ROUND_WORDS + r))
+        partner = ((_hash(low ^ pair) >> 12) * n >> 20) - rank
         partner += n if partner < 0 else 0
-        if _hash(max(rank, partner) ^ high ^ round_word >> 32) >> 31:
+        if _hash(max(rank, partner) ^ high ^ swap) >> 31:
             rank = partner
     return rank
+
+
+def _halves(word: int) -> tuple[int, int]:
+    return word & _HALF, word >> 32
 
 
 def _hash(x: int) -> int:
