@@ -32,7 +32,7 @@ from megaindex.arithmetic import ceil_div
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import TAILS, Tail, Target
 from megaindex.errors import InvalidArgument
-from megaindex.index.bins import LONG_DOCUMENTS, LongDocuments
+from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
 from megaindex.validation import (
     DEFAULT_SEED,
     check_between,
