@@ -316,6 +316,10 @@ def _kind(name: str) -> type[Order]:
 
 def _without_meaning(word: str, having: list[str], order: str) -> InvalidArgument:
     return InvalidArgument(
-        f"{word} is a setting of order {' and '.join(having)}, the order is {order}; omit it or "
+        f"{word} is a setting of order {_joined(having)}, the order is {order}; omit it or "
         "choose another order"
     )
+
+
+def _joined(names: list[str]) -> str:
+    return " and ".join((", ".join(names[:-1]), names[-1]) if len(names) > 1 else names)

@@ -184,9 +184,7 @@ def test_permutations_of_few_are_uniform() -> None:
     native = load("native")
     for n, limit in ((2, 11.0), (3, 20.6), (4, 49.8)):  # quantiles of 0.999
         packed = Packed(native, np.full(n, 5, np.int32), 8, SPLIT)
-        orders = Counter(
-            tuple(packed.spans(np.arange(n), key=key)[0].tolist()) for key in keys
-        )
+        orders = Counter(tuple(packed.spans(np.arange(n), key=key)[0].tolist()) for key in keys)
         expected = len(keys) / np.prod(np.arange(1, n + 1))
         assert len(orders) == np.prod(np.arange(1, n + 1))
         assert sum((c - expected) ** 2 / expected for c in orders.values()) < limit

@@ -85,6 +85,18 @@ class Packing:
         samples = np.bincount(where, np.diff(self.runs[:, 2]), found.size)
         return found, samples.astype(np.int64)
 
+    @cached_property
+    def likeness(self) -> float:
+        """Mean quotient of the shortest and the longest piece of a sample, of several pieces."""
+        longest = np.ones(len(self.layers) + 1)
+        for number, (below, _, length, *_) in enumerate(self.layers.tolist()):
+            longest[number] = length if below < 0 else longest[below]
+        last = self.runs[:-1, 0]
+        several = (self.layers[last, 0] >= 0) | (self.layers[last, 3] > 1)
+        samples = np.diff(self.runs[:, 2])[several]
+        quotients = (self.layers[last, 2] / longest[last])[several]
+        return float(quotients @ samples / samples.sum()) if samples.size else 1.0
+
     @property
     def rare_tokens(self) -> int:
         """Input tokens of pieces that share their length with at most one other.
@@ -160,9 +172,7 @@ def build(
     documents = sink.allocate("piece_documents", (int(counts[:-1].sum()),), "int32")
     starts = sink.allocate("sample_starts", (ceil_div(lengths.size, _STRIDE) + 1,), "int64")
     rule = LONG_DOCUMENTS.index(long_documents)
-    active().sort_pieces(
-        lengths, sequence_length, rule, counts, documents, starts, num_threads()
-    )
+    active().sort_pieces(lengths, sequence_length, rule, counts, documents, starts, num_threads())
     sink.seal("piece_documents")
     sink.seal("sample_starts")
 

@@ -10,11 +10,11 @@ from megaindex.errors import InvalidArgument
 from megaindex.kernels.jit.bijection import run_network
 from megaindex.kernels.reference.bijection import ROUNDS, TABLE_BELOW, key_word
 from megaindex.kernels.reference.packing import (
+    ROUND_WORDS,
     SKIP,
     SPLIT,
     STRIDE,
     SWAP_ROUNDS,
-    ROUND_WORDS,
     check_counts,
     check_cutting,
     check_sorted,
@@ -199,7 +199,12 @@ def _add_pieces(layers, runs, capacity, samples, starts, bins, pieces, splits): 
         run = np.searchsorted(runs[:-1, 2], bins[k], side="right") - 1
         if run < 0:
             return _BAD_ARRAYS
-        layer, place, room, begin = runs[run, 0], runs[run, 1] + bins[k] - runs[run, 2], capacity, at
+        layer, place, room, begin = (
+            runs[run, 0],
+            runs[run, 1] + bins[k] - runs[run, 2],
+            capacity,
+            at,
+        )
         while layer >= 0:
             if layer >= layers.shape[0]:
                 return _BAD_ARRAYS

@@ -49,9 +49,7 @@ def used_length(length: int, capacity: int, long_documents: int) -> int:
     return capacity if long_documents == TRUNCATE else 0
 
 
-def count_pieces(
-    lengths: I32, capacity: int, long_documents: int, num_threads: int = 1
-) -> I64:
+def count_pieces(lengths: I32, capacity: int, long_documents: int, num_threads: int = 1) -> I64:
     """Return the number of pieces of each length, int64[capacity + 1].
 
     With lengths 3 9 0 4 and a capacity of 4, split: 0 1 0 1 3; documents without tokens have no
@@ -113,9 +111,7 @@ def sort_pieces(
     documents[:] = [document for of_length in pieces for document in of_length]
 
 
-def pack_pieces(
-    counts: I64, max_pieces: int, least_room: int, stacked: bool
-) -> tuple[I64, I64]:
+def pack_pieces(counts: I64, max_pieces: int, least_room: int, stacked: bool) -> tuple[I64, I64]:
     """Return runs of bins that are packed alike, as best-fit decreasing places the pieces.
 
     Args:
@@ -221,7 +217,9 @@ def packed_spans(
             below, before, length, each, rank, _ = layers[layer].tolist()
             for r in reversed(range(rank + place * each, rank + (place + 1) * each)):
                 if length == capacity:
-                    document, part = _whole_sample(lengths, long_documents, sample_starts, r, capacity)
+                    document, part = _whole_sample(
+                        lengths, long_documents, sample_starts, r, capacity
+                    )
                     goes_on = (part + 1) * capacity < lengths[document]
                     found.append((document, part * capacity, capacity + extra * goes_on))
                     continue
@@ -300,16 +298,16 @@ def check_counts(counts: I64, max_pieces: int, least_room: int) -> None:
         raise InvalidArgument("max_pieces, least_room: out of range")
 
 
-def check_sorted(
-    lengths: I32, found: I64, counts: I64, documents: I32, sample_starts: I64
-) -> None:
+def check_sorted(lengths: I32, found: I64, counts: I64, documents: I32, sample_starts: I64) -> None:
     """Raise InvalidArgument unless the counts are those found, and the sizes belong to them."""
     if not np.array_equal(found, counts):
         raise InvalidArgument("counts: must be those of these lengths; take them from count_pieces")
     if documents.size != counts[:-1].sum():
         raise InvalidArgument("counts, documents: the pieces must fill documents")
     if sample_starts.size != -(-lengths.size // STRIDE) + 1:
-        raise InvalidArgument("sample_starts: expected an entry for every 64 documents and one more")
+        raise InvalidArgument(
+            "sample_starts: expected an entry for every 64 documents and one more"
+        )
 
 
 def foreign(runs: I64, bins: I64 | None) -> InvalidArgument:
