@@ -256,8 +256,8 @@ def build_index(
         drop_last_partial: False keeps a shorter last sample
             (``drop_last_partial_validation_sequence=False`` of Megatron).
         add_extra_token: 1 if a sample reads one more token for the shifted label, else 0.
-        source_name: part of the key of orders epoch, window and packed besides the seed. Default: the
-            fingerprint of the lengths, so that a copy of the dataset has the same order.
+        source_name: part of the key of orders epoch, window and packed besides the seed. Default:
+            the fingerprint of the lengths, so that a copy of the dataset has the same order.
         order: name ``"megatron"``, ``"neox"``, ``"megatron-legacy"``, ``"paddlenlp"``, ``"epoch"``
             ``"window"`` or ``"packed"`` for default settings, or an order object: `MegatronOrder`,
             `NeoxOrder`, `NeoxDocumentsOrder`, `MegatronLegacyOrder`, `PaddleOrder`, `EpochOrder`,

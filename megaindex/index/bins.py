@@ -127,11 +127,11 @@ def best_fit(lengths: I64, capacity: int) -> I64:
     order = np.argsort(-lengths, kind="stable")
     ends = np.cumsum(counts[::-1])[::-1]  # of each length in this order
     sizes = bins * each
-    layer = np.repeat(np.arange(len(layers)), sizes)
-    place = np.arange(layer.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    of = np.repeat(np.arange(len(layers)), sizes)
+    place = np.arange(of.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     bin_of = np.empty(lengths.size, np.int64)
-    at = (ends - counts)[length][layer] + rank[layer] + place
-    bin_of[order[at]] = first[layer] + place // each[layer]
+    at = (ends - counts)[length][of] + rank[of] + place
+    bin_of[order[at]] = first[of] + place // each[of]
     return bin_of
 
 

@@ -26,7 +26,7 @@ from __future__ import annotations
 import reprlib
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from megaindex.arithmetic import ceil_div
 from megaindex.configs.batch_schedule import BatchSchedule
@@ -43,6 +43,7 @@ from megaindex.validation import (
 )
 
 Kind = Literal["pretraining", "finetuning"]
+_BY_ORDER: Any = ""  # replaced by `default_long_documents`
 
 
 def default_long_documents(order: str) -> LongDocuments:
@@ -74,7 +75,7 @@ class RecipeSource:
     and 0 for the others. Without labels and loss_mask all tokens have loss."""
     packed: bool = True
     """finetuning: several whole documents a sample, where they fit; False: one a sample."""
-    long_documents: LongDocuments = None  # type: ignore[assignment]
+    long_documents: LongDocuments = _BY_ORDER
     """finetuning and order packed: documents longer than a sample are truncated, split or
     skipped. Default: truncated, and split in order packed."""
     max_documents: int | None = None
@@ -114,7 +115,7 @@ class RecipeSource:
 
     def _check_kind(self, where: str) -> None:
         check_choice(f"{where}: kind", self.kind, ("pretraining", "finetuning"))
-        if self.long_documents is None:
+        if self.long_documents == _BY_ORDER:
             object.__setattr__(self, "long_documents", default_long_documents(self.order))
         check_choice(f"{where}: long_documents", self.long_documents, LONG_DOCUMENTS)
         if self.order not in ("epoch", "window", "packed"):

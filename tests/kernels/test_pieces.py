@@ -210,17 +210,17 @@ def test_mates_are_those_of_a_fair_draw(n: int) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (dict(layers=(0, 0, 1)), "belong together"),
-        (dict(layers=(0, 3, 0)), "belong together"),
-        (dict(layers=(0, 3, 2**62)), "belong together"),
-        (dict(layers=(0, 4, 2**62)), "belong together"),
-        (dict(layers=(0, 2, 99)), "belong together"),
-        (dict(runs=(0, 0, 99)), "belong together"),
-        (dict(runs=(0, 1, -5)), "belong together"),
-        (dict(documents=2**31 - 1), "belong together"),
-        (dict(starts=5), "belong together"),
-        (dict(bin=-1), "bin -1 of"),
-        (dict(bin=10**6), "bin 1000000 of"),
+        ({"layers": (0, 0, 1)}, "belong together"),
+        ({"layers": (0, 3, 0)}, "belong together"),
+        ({"layers": (0, 3, 2**62)}, "belong together"),
+        ({"layers": (0, 4, 2**62)}, "belong together"),
+        ({"layers": (0, 2, 99)}, "belong together"),
+        ({"runs": (0, 0, 99)}, "belong together"),
+        ({"runs": (0, 1, -5)}, "belong together"),
+        ({"documents": 2**31 - 1}, "belong together"),
+        ({"starts": 5}, "belong together"),
+        ({"bin": -1}, "bin -1 of"),
+        ({"bin": 10**6}, "bin 1000000 of"),
     ],
 )  # fmt: skip
 def test_arrays_that_do_not_belong_together(

@@ -124,6 +124,21 @@ def _least_room(words, heads, least):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
+def _runs(layers, covered):  # type: ignore[no-untyped-def]
+    """Return what no layer covers, with the number of bins in the last row."""
+    runs = np.empty((len(layers) + 1, 3), np.int64)
+    found, first = 0, 0
+    for layer in range(len(layers)):
+        bins = layers[layer, 5] - covered[layer]
+        if bins > 0:
+            runs[found, 0], runs[found, 1], runs[found, 2] = layer, covered[layer], first
+            found += 1
+            first += bins
+    runs[found, 0], runs[found, 1], runs[found, 2] = len(layers), 0, first
+    return runs[: found + 1].copy()
+
+
+@numba.njit(cache=True, nogil=True)
 def _pack(counts, max_pieces, least_room, stacked):  # type: ignore[no-untyped-def]
     capacity = counts.size - 1
     layers = np.empty((1024, 6), np.int64)
@@ -171,16 +186,7 @@ def _pack(counts, max_pieces, least_room, stacked):  # type: ignore[no-untyped-d
             if rest >= least_room and (max_pieces == 0 or held[size] < max_pieces):
                 _insert(heads, tails, held, following, words, rest, size)
             size += 1
-    runs = np.empty((size + 1, 3), np.int64)
-    found, first = 0, 0
-    for layer in range(size):
-        bins = layers[layer, 5] - covered[layer]
-        if bins > 0:
-            runs[found, 0], runs[found, 1], runs[found, 2] = layer, covered[layer], first
-            found += 1
-            first += bins
-    runs[found, 0], runs[found, 1], runs[found, 2] = size, 0, first
-    return layers[:size].copy(), runs[: found + 1].copy()
+    return layers[:size].copy(), _runs(layers[:size], covered)
 
 
 def pack_pieces(counts: I64, max_pieces: int, least_room: int, stacked: bool) -> tuple[I64, I64]:
@@ -196,9 +202,7 @@ def _add_pieces(layers, runs, capacity, samples, starts, bins, pieces, splits): 
     for k in range(bins.size):
         if bins[k] < 0 or bins[k] >= runs[-1, 2]:
             return _BAD_BIN
-        run = np.searchsorted(runs[:-1, 2], bins[k], side="right") - 1
-        if run < 0:
-            return _BAD_ARRAYS
+        run = max(0, np.searchsorted(runs[:-1, 2], bins[k], side="right") - 1)
         layer, place, room, begin = (
             runs[run, 0],
             runs[run, 1] + bins[k] - runs[run, 2],

@@ -2,10 +2,10 @@
 
 A sample holds at most ``capacity`` tokens. A document is cut into pieces: whole samples of
 ``capacity`` tokens, and one shorter piece of the remaining tokens. Pieces are placed by decreasing
-length, each into the bin with the least sufficient room; among bins of equal room into the one that
-got its room first or, where the pieces of a bin are limited, into one with the fewest pieces. Pieces
-of equal length are interchangeable, so a bin is described by the lengths of its pieces and their
-ranks among those of their length:
+length, each into the bin with the least sufficient room; among bins of equal room into the one
+that got its room first or, where the pieces of a bin are limited, into one with the fewest pieces.
+Pieces of equal length are interchangeable, so a bin is described by the lengths of its pieces and
+their ranks among those of their length:
 
     pieces of 5 3 3 2 tokens, capacity 8      bins 5 3 | 3 2
     as runs of bins       bins  pieces each   room left
@@ -239,10 +239,10 @@ def permuted_rank(key: U64, length: int, n: int, rank: int) -> int:
     """Return the place, in document order, of the piece that has a rank among n of its length.
 
     From n = 4096 on it is decided by the network of a bijection, which would not be uniform on
-    fewer; below, where a table would cost O(n) for one rank, by a swap-or-not shuffle (Hoang, Morris
-    and Rogaway, 2012): each round pairs x with K - x modulo n, and swaps the two if a hash of the
-    larger one says so. The words of the rounds are those of the epoch, combined with that of the
-    length.
+    fewer; below, where a table would cost O(n) for one rank, by a swap-or-not shuffle (Hoang,
+    Morris and Rogaway, 2012): each round pairs x with K - x modulo n, and swaps the two if a hash
+    of the larger one says so. The words of the rounds are those of the epoch, combined with that of
+    the length.
     """
     low, high = _halves(key_word(key, length))
     if n >= TABLE_BELOW:
