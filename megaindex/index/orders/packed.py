@@ -127,19 +127,24 @@ def count_pieces(lengths: I32, sequence_length: int, long_documents: LongDocumen
     Raises:
         InvalidArgument: ``sequence_length`` is above 2**24.
     """
+    _check_sequence_length(sequence_length)
+    rule = LONG_DOCUMENTS.index(long_documents)
+    return active().count_pieces(lengths, sequence_length, rule, num_threads())
+
+
+def _check_sequence_length(sequence_length: int) -> None:
     if sequence_length > MOST_SEQUENCE_LENGTH:
         raise InvalidArgument(
             f"sequence_length must be at most {MOST_SEQUENCE_LENGTH} in order packed, got "
             f"{sequence_length}; lower it or use another order"
         )
-    rule = LONG_DOCUMENTS.index(long_documents)
-    return active().count_pieces(lengths, sequence_length, rule, num_threads())
 
 
 def pieces_of_histogram(
     lengths: I64, documents: I64, sequence_length: int, long_documents: LongDocuments
 ) -> I64:
     """Return the same for ``documents[k]`` documents of ``lengths[k]`` tokens each."""
+    _check_sequence_length(sequence_length)
     counts = np.zeros(sequence_length + 1, np.int64)
     if long_documents == "truncate":
         lengths = np.minimum(lengths, sequence_length)
