@@ -17,7 +17,7 @@ from megaindex.plan.model import Evaluations, LoaderRestart, Phase, Plan, RankSh
 from megaindex.plan.rows import evaluation_of, evaluation_rows, rows_of
 from megaindex.plan.serving import loader_passes
 from megaindex.plan.sizing import Sizing, SplitPart
-from megaindex.plan.sources import packed_inputs, parts_of, sizing_of
+from megaindex.plan.sources import knows_inputs, packed_inputs, parts_of, sizing_of
 from megaindex.plan.target import (
     ResolvedTarget,
     dry_loaders,
@@ -114,7 +114,7 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
     return replace(
         plan,
         caution=advice.caution(run, sizing, plan),
-        warnings=advice.warnings(run, sizing, plan),
+        warnings=(*advice.warnings(run, sizing, plan), *_mean_tokens(run, parts["train"], train)),
         check_failures=check_failures(run, plan),
     )
 
@@ -139,6 +139,17 @@ def _train_rows(
     )
 
 
+def _mean_tokens(run: Run, parts: Sequence[SplitPart], train: Sequence[Row]) -> tuple[str, ...]:
+    """Return a warning if tokens consumed in order packed are means over seeds."""
+    rows = zip(parts, train, strict=True) if run.row.order == "packed" else ()
+    if all(knows_inputs(run, part, row.drawn or 0) for part, row in rows):
+        return ()
+    return (
+        "tokens consumed and left over are means over seeds, because a part of an epoch is "
+        "consumed; give --data-path, without --coverage expected, to count them",
+    )
+
+
 def _totals(
     run: Run,
     sizing: Sizing,
@@ -154,8 +165,7 @@ def _totals(
     tokens_left = max(0, target.tokens_in_view - tokens_consumed)
     if run.row.order == "packed":  # samples hold padding
         tokens_consumed = sum(
-            packed_inputs(run, part, row.drawn or 0)[0]
-            for part, row in zip(parts, train, strict=True)
+            packed_inputs(run, part, row.drawn or 0) for part, row in zip(parts, train, strict=True)
         )
         tokens_left = max(0, target.tokens_in_view - tokens_consumed)
     if sizing.asks_one_epoch:  # some samples are drawn more often than others

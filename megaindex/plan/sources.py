@@ -132,22 +132,30 @@ def _packed_part(part: SplitPart, counts: I64, row: FrameworkRules, name: str) -
 _MOST_LOCATED = 1 << 22  # samples of which a plan counts the tokens
 
 
-def packed_inputs(run: Run, part: SplitPart, samples: int) -> tuple[int, bool]:
-    """Return the input tokens of the first samples of order packed, and whether they are exact.
+def knows_inputs(run: Run, part: SplitPart, samples: int) -> bool:
+    """Return whether `packed_inputs` is exact: for whole epochs, or where it counts."""
+    assert part.packing is not None
+    rest = samples % part.packing.num_samples
+    few = min(rest, part.packing.num_samples - rest) <= _MOST_LOCATED
+    counts = bool(part.source.path) and few and run.coverage not in ("expected", "none")
+    return rest == 0 or counts
 
-    Whole epochs are; of a part of an epoch they are counted in the index where that is cheap, or
-    else the mean over seeds.
+
+def packed_inputs(run: Run, part: SplitPart, samples: int) -> int:
+    """Return the input tokens of the first samples of order packed.
+
+    Of a part of an epoch they are counted in the index where that is cheap, else the mean over
+    seeds.
     """
     packing = part.packing
     assert packing is not None
     passes, rest = divmod(samples, packing.num_samples)
     whole = passes * packing.input_tokens
     if rest == 0:
-        return whole, True
+        return whole
     first, stop = passes * packing.num_samples, (passes + 1) * packing.num_samples
-    few = min(rest, packing.num_samples - rest) <= _MOST_LOCATED
-    if not part.source.path or not few or run.coverage in ("expected", "none"):
-        return whole + packing.input_tokens * rest // packing.num_samples, False
+    if not knows_inputs(run, part, samples):
+        return whole + packing.input_tokens * rest // packing.num_samples
     index = build_index(
         _open(part.source.path, run.row),
         sequence_length=run.sequence_length,
@@ -158,10 +166,10 @@ def packed_inputs(run: Run, part: SplitPart, samples: int) -> tuple[int, bool]:
     )
     if rest <= packing.num_samples - rest:
         spans = locate_range(index, first, samples)
-        return whole + int(spans.input_lengths(run.sequence_length).sum()), True
+        return whole + int(spans.input_lengths(run.sequence_length).sum())
     spans = locate_range(index, samples, stop)
     unread = int(spans.input_lengths(run.sequence_length).sum())
-    return whole + packing.input_tokens - unread, True
+    return whole + packing.input_tokens - unread
 
 
 def index_of_part(run: Run, part: SplitPart, requested: int) -> PackingIndex:

@@ -64,7 +64,9 @@ def test_every_row_is_made_of_whole_documents(index: Any) -> None:
 
 def test_every_token_but_the_first_is_a_target_once(index: Any) -> None:
     sampler = MicroBatchSampler(
-        num_samples=index.num_samples // 2, micro_batch_size=4, data_parallel_rank=0,
+        num_samples=index.num_samples // 2,
+        micro_batch_size=4,
+        data_parallel_rank=0,
         data_parallel_size=1,
     )
     loader = Loader(index, sampler, options=OPTIONS)

@@ -51,6 +51,7 @@ def test_a_plan_is_the_run(corpus: str, rule: Any, limit: int | None, epochs: in
     spans = index.locate(np.arange(consumed))
     inputs = int(spans.input_lengths(32).sum())
     assert plan.tokens_consumed == inputs
+    assert not any("means over seeds" in text for text in plan.warnings)
     assert plan.tokens_left_over == epochs * int(LENGTHS.sum()) - inputs
     times = Counter[tuple[int, int]]()
     for d, o, n in zip(spans.document, spans.offset, spans.input_lengths(32), strict=True):
@@ -72,9 +73,7 @@ def test_a_plan_is_the_run(corpus: str, rule: Any, limit: int | None, epochs: in
     assert facts.long_documents == np.count_nonzero(LENGTHS > 32)
     lengths = np.minimum(one.length, 32)
     quotients = [
-        part.min() / part.max()
-        for part in np.split(lengths, one.row_splits[1:-1])
-        if part.size > 1
+        part.min() / part.max() for part in np.split(lengths, one.row_splits[1:-1]) if part.size > 1
     ]
     assert facts.likeness == pytest.approx(np.mean(quotients) if quotients else 1.0)
 
@@ -154,9 +153,7 @@ def test_histograms_that_are_refused(tmp_path: Path, text: str, message: str) ->
         ({"order": "neox", "max_documents": 3}, "is a setting of order packed"),
     ],
 )
-def test_settings_that_are_refused(
-    tmp_path: Path, settings: dict[str, Any], message: str
-) -> None:
+def test_settings_that_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     common: dict[str, Any] = {"order": "packed", "sequence_length": 16, "global_batch_size": 1,
                               "epochs": 1}  # fmt: skip
     if settings != {"tokens_per_epoch": 5000} and "length_histogram" not in settings:
@@ -176,6 +173,7 @@ def test_a_billion_documents_are_planned_from_their_lengths(tmp_path: Path) -> N
         length_histogram=tmp_path / "h.txt", sequence_length=8192, global_batch_size=1024,
         epochs=1, order="packed",
     )  # fmt: skip
+    assert any("means over seeds" in text for text in plan.warnings)
     facts = plan.rows("train")[0].packing
     assert facts is not None
     tokens = int(lengths @ documents)
