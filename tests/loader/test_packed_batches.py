@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,7 @@ def test_masks_are_those_of_megatron(index: Any) -> None:
         assert torch.equal(row["attention_mask"][0, :held, :held], mask[0, :held, :held])
         assert torch.equal(row["position_ids"][:held], positions[:held])
         bounds = np.unique(starts[sample]["cu_seqlens"])
-        for first, stop in zip(bounds[:-1], bounds[1:], strict=True):
+        for first, stop in itertools.pairwise(bounds):
             block = row["attention_mask"][0, first:stop]
             assert not block[:, first:stop].tril().any(), "attention within a document"
             assert block[:, :first].all(), "no attention to the documents before"
