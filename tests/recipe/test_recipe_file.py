@@ -27,6 +27,8 @@ sources:
   web: data/web
   code: {path: /abs/code, max_epochs: "7/2", order: window}
   chat: {path: chat, kind: finetuning, labels: chat_labels, packed: false, long_documents: skip}
+  books: {path: books, order: packed, max_documents: 9, long_documents: truncate}
+  math: {path: math, order: packed, long_documents: split}
 stages:
   stable:
     steps: 1000
@@ -68,6 +70,11 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
             name="chat", path=str(tmp_path / "chat"), kind="finetuning", packed=False,
             labels=str(tmp_path / "chat_labels"), long_documents="skip",
         ),
+        RecipeSource(
+            name="books", path=str(tmp_path / "books"), order="packed", max_documents=9,
+            long_documents="truncate",
+        ),
+        RecipeSource(name="math", path=str(tmp_path / "math"), order="packed"),
     )  # fmt: skip
     stable, decay, last = recipe.stages
     assert stable == RecipeStage(
