@@ -146,7 +146,7 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
         ("sources:\n", "sources: [\n", "is not YAML"),
         (FULL, "- a", "holds a list; it must be a mapping"),
         ("tail: pad", "tail: 3", "run.yaml: tail must be one of drop, pad, wrap, got 3"),
-        ("  last:\n", "  stable:\n", "line 24: stable is given twice"),
+        ("  last:\n", "  stable:\n", "line 26: stable is given twice"),
         ("source: {path: valid, kind: finetuning}, ", "", "source is missing: the prefix of"),
         ("interval: 100", "interval: 0", "evaluation.interval must be at least 1, got 0"),
         ("steps: 1000\n    mix: {web: 0.7", "steps: 0\n    mix: {web: 0.7", "must be a positive"),
