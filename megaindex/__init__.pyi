@@ -25,6 +25,7 @@ from megaindex.index.order_settings import MegatronLegacyOrder as MegatronLegacy
 from megaindex.index.order_settings import MegatronOrder as MegatronOrder
 from megaindex.index.order_settings import NeoxDocumentsOrder as NeoxDocumentsOrder
 from megaindex.index.order_settings import NeoxOrder as NeoxOrder
+from megaindex.index.order_settings import PackedOrder as PackedOrder
 from megaindex.index.order_settings import PaddleOrder as PaddleOrder
 from megaindex.index.order_settings import WindowOrder as WindowOrder
 from megaindex.index.spans import Index as Index

@@ -161,7 +161,7 @@ CASES = [
     (SPLIT, "1,2,3,4", "must be up to three non-negative numbers with a positive sum"),
     (SPLIT, "0,0,0", "must be up to three non-negative numbers with a positive sum"),
     (ORDER, "newx", "must be one of megatron, neox, megatron-legacy, paddlenlp, epoch, window, "
-     "got 'newx'"),
+     "packed, got 'newx'"),
     ((command("build", "--workers"),), 0, NOT_COUNTS),
     (BUFFER, 0.5, "must be a number >= 1 or exact, got 0.5"),
     ((loader("data_parallel_rank"), loader("data_parallel_rank", RandomAccessSampler)), 2,

@@ -52,16 +52,19 @@ struct Feistel {
   uint32_t columns;
   FeistelRound rounds[kBijectionRounds];
 
-  Feistel(const uint64_t* key, int64_t size) : n(static_cast<uint64_t>(size)) {
+  Feistel(const uint64_t* key, int64_t size) : Feistel(size) {
+    for (uint64_t r = 0; r < kBijectionRounds; ++r) {
+      const uint64_t word = key_word(key, r);
+      rounds[r] = {static_cast<uint32_t>(word), static_cast<uint32_t>(word >> 32) | 1};
+    }
+  }
+  // The caller sets the rounds.
+  explicit Feistel(int64_t size) : n(static_cast<uint64_t>(size)) {
     auto root = static_cast<uint64_t>(std::sqrt(static_cast<double>(n)));
     while (root * root < n) ++root;
     while (root > 1 && (root - 1) * (root - 1) >= n) --root;
     rows = static_cast<uint32_t>(root);
     columns = static_cast<uint32_t>(root == 0 ? 0 : (n + root - 1) / root);
-    for (uint64_t r = 0; r < kBijectionRounds; ++r) {
-      const uint64_t word = key_word(key, r);
-      rounds[r] = {static_cast<uint32_t>(word), static_cast<uint32_t>(word >> 32) | 1};
-    }
   }
 
   uint64_t at(uint64_t index) const {

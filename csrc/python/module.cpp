@@ -51,6 +51,7 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   python::register_samples(m);
   python::register_spans(m);
   python::register_bijection(m);
+  python::register_packing(m);
   python::register_receipt(m);
   python::register_batch(m);
   python::register_rows(m);

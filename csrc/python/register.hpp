@@ -10,6 +10,7 @@ void register_bijection(pybind11::module_& m);
 void register_blending(pybind11::module_& m);
 void register_mapped_files(pybind11::module_& m);
 void register_mapping(pybind11::module_& m);
+void register_packing(pybind11::module_& m);
 void register_receipt(pybind11::module_& m);
 void register_rows(pybind11::module_& m);
 void register_samples(pybind11::module_& m);

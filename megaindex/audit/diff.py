@@ -184,6 +184,7 @@ _ORDERS = {
     "never": "shuffles the documents of all epochs together",
     "epoch": "shuffles every epoch separately, by a keyed bijection",
     "window": "shuffles contiguous windows of the corpus, not documents",
+    "packed": "puts whole documents into samples by best-fit decreasing",
 }
 _EFFECTS = {
     "corpus": "the content fingerprint differs: lengths or document bounds differ, so document ids "
@@ -203,6 +204,8 @@ _EFFECTS = {
     "left_over": "tokens of an incomplete sample at the end of an epoch are dropped on one side, "
     "carried into the next epoch on the other",
     "source_name": "the order is computed from the seed and this name",
+    "max_documents": "samples may hold different numbers of documents",
+    "long_documents": "documents longer than a sample are split, truncated or skipped differently",
     "num_samples": "it decides the number of epochs, and with it the shuffle of the last one",
 }
 _SAME_ALL = (

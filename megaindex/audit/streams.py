@@ -350,7 +350,7 @@ def _stream_of_run(
         raise InvalidArgument(
             f"pack_impl {run.packing.pack_impl} cannot be audited; use `megaindex plan`"
         )
-    parts = parts_of(run.data, run.row)
+    parts = parts_of(run.data, run.row, sequence_length=run.sequence_length)
     if not parts[subset]:
         raise InvalidArgument(
             f"the run has no {subset} data; give --split, or --{subset}-data-path"
@@ -514,4 +514,6 @@ def _source(run: Run, part: SplitPart) -> AuditSource:
         name=part.source.path,
         lengths=dataset.sequence_lengths[part.begin : part.end],
         first_document=part.begin,
+        cut_tokens=0 if part.packing is None else part.tokens - part.packing.input_tokens,
+        cut_by=f"long_documents {run.row.long_documents}",
     )

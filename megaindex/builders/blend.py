@@ -127,6 +127,7 @@ def _lazy_sources(
         LazyIndex(
             name=record["prefix"],
             has_arrays=bool(record["entry"]),
+            order=record["order"],
             open=partial(_open_index, dataset, record, n, build),
             **{name: record[name] for name in _FACTS},
         )

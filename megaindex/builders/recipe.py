@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from megaindex.arithmetic import samples_in
+from megaindex.builders.single import packed_index
 from megaindex.cache.fingerprint import (
     Record,
     contents_of,
@@ -28,6 +29,7 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.bins import BinIndex, Bins, make_bins
 from megaindex.index.labels import check_same_lengths
+from megaindex.index.order_settings import PackedOrder
 from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.orders.window import WindowIndex
 from megaindex.index.spans import Index
@@ -163,7 +165,7 @@ class OpenSource:
             tokens=self.epoch.tokens_per_epoch,
             documents=self.dataset.document_indices.size - 1,
             samples=self.epoch.num_samples,
-            cut_tokens=self.epoch.cut_tokens if isinstance(self.epoch, BinIndex) else 0,
+            cut_tokens=getattr(self.epoch, "cut_tokens", 0),
         )
 
     def index(self, num_samples: int) -> Index:
@@ -332,13 +334,21 @@ def _epoch(corpus: RecipeSource, dataset: IndexedDataset, recipe: Recipe) -> Epo
         "source_name": corpus.name,
         "add_extra_token": EXTRA,
     }
+    if corpus.kind == "finetuning":
+        _check_documents(corpus, dataset)
+    if corpus.order == "packed":
+        packed = PackedOrder(
+            max_documents=corpus.max_documents, long_documents=corpus.long_documents
+        )
+        return packed_index(
+            dataset, documents, packed, tokens_per_epoch=dataset.num_tokens, **common
+        )
     if dataset.num_tokens < recipe.sequence_length + EXTRA and corpus.kind == "pretraining":
         raise InvalidArgument(
             f"source {corpus.name}: {dataset.path_prefix} holds {dataset.num_tokens} tokens, one "
             f"sample needs {recipe.sequence_length} + {EXTRA}; omit it or lower sequence_length"
         )
     if corpus.kind == "finetuning":
-        _check_documents(corpus, dataset)
         return BinIndex(
             bins=_bins(corpus, dataset, recipe.sequence_length),
             tokens_per_epoch=dataset.num_tokens,

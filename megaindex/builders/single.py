@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -31,14 +31,16 @@ from megaindex.index.order_settings import (
     EpochOrder,
     NeoxDocumentsOrder,
     Order,
+    PackedOrder,
     WindowOrder,
     check_parameters,
     order_of,
 )
-from megaindex.index.orders import framework, neox_documents
+from megaindex.index.orders import framework, neox_documents, packed
 from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.orders.framework import ShuffledOrder
 from megaindex.index.orders.neox_documents import PackingIndex, PackingOrder
+from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.orders.window import WindowIndex
 from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting, setting_or_none
 
@@ -216,7 +218,7 @@ def order_parameters(order: PackingOrder) -> dict[str, Any]:
     }
 
 
-BuiltIndex: TypeAlias = ArrayIndex | EpochIndex | PackingIndex | WindowIndex
+BuiltIndex: TypeAlias = ArrayIndex | EpochIndex | PackedIndex | PackingIndex | WindowIndex
 
 
 def build_index(
@@ -254,13 +256,15 @@ def build_index(
         drop_last_partial: False keeps a shorter last sample
             (``drop_last_partial_validation_sequence=False`` of Megatron).
         add_extra_token: 1 if a sample reads one more token for the shifted label, else 0.
-        source_name: part of the key of orders epoch and window besides the seed. Default: the
-            fingerprint of the lengths, so that a copy of the dataset has the same order.
+        source_name: part of the key of orders epoch, window and packed besides the seed. Default:
+            the fingerprint of the lengths, so that a copy of the dataset has the same order.
         order: name ``"megatron"``, ``"neox"``, ``"megatron-legacy"``, ``"paddlenlp"``, ``"epoch"``
-            or ``"window"`` for default settings, or an order object: `MegatronOrder`, `NeoxOrder`,
-            `NeoxDocumentsOrder`, `MegatronLegacyOrder`, `PaddleOrder`, `EpochOrder`, `WindowOrder`.
+            ``"window"`` or ``"packed"`` for default settings, or an order object: `MegatronOrder`,
+            `NeoxOrder`, `NeoxDocumentsOrder`, `MegatronLegacyOrder`, `PaddleOrder`, `EpochOrder`,
+            `WindowOrder`, `PackedOrder`.
         cache_dir: directory to keep the arrays in; an entry found there is verified and mapped.
-            Default: memory. Orders epoch and window have no arrays.
+            Default: memory. Orders epoch and window have no arrays; those of order packed are the
+            documents sorted by length, for any seed and number of epochs.
 
     Returns:
         An index with ``num_samples``, ``num_epochs``, ``tokens_per_epoch``, ``datasets`` and
@@ -321,6 +325,17 @@ def build_index(
             **common,
         )
         return _for_length(block, num_samples, whole)
+    if isinstance(order, PackedOrder):
+        epoch = packed_index(
+            dataset,
+            chosen,
+            order,
+            cache_dir,
+            tokens_per_epoch=tokens,
+            source_name=corpus_fingerprint(dataset) if source_name is None else source_name,
+            **common,
+        )
+        return _for_length(epoch, num_samples, whole)
     if tokens == 0:
         check_one_sample(name, tokens, sequence_length, extra)
     wanted = num_samples or samples_for_epochs(whole, tokens, sequence_length, extra)
@@ -362,9 +377,52 @@ def _window_index(
     )
 
 
-def _for_length(
-    index: EpochIndex | WindowIndex, num_samples: int | None, epochs: Fraction
-) -> EpochIndex | WindowIndex:
+def packed_index(
+    dataset: IndexedDataset,
+    documents: range | I32,
+    order: PackedOrder,
+    cache_dir: str | os.PathLike[str] | None = None,
+    **settings: Any,
+) -> PackedIndex:
+    """Return the index of one epoch of order packed; ``settings`` are those of `PackedIndex`."""
+    lengths = dataset.sequence_lengths
+    chosen = (
+        lengths[documents.start : documents.stop]
+        if isinstance(documents, range)
+        else lengths[documents]
+    )
+    sequence_length = settings["sequence_length"]
+    limit = order.max_documents or packed.default_max_documents(sequence_length)
+
+    def parameters() -> dict[str, Any]:
+        return {
+            "corpus": corpus_fingerprint(dataset),
+            "order": "packed",
+            "documents": documents_setting(documents),
+            "sequence_length": sequence_length,
+            "max_documents": limit,
+            "long_documents": order.long_documents,
+        }
+
+    build = partial(packed.build, chosen, sequence_length, order.long_documents, limit)
+    try:
+        arrays, _ = fetch(cache_dir, parameters, build, packed.ARRAYS)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{dataset.path_prefix}: {error}") from None
+    return PackedIndex(
+        sequence_lengths=lengths,
+        documents=documents,
+        arrays=arrays,
+        long_documents=order.long_documents,
+        datasets=(dataset,),
+        **settings,
+    )
+
+
+Computed = TypeVar("Computed", EpochIndex, PackedIndex, WindowIndex)
+
+
+def _for_length(index: Computed, num_samples: int | None, epochs: Fraction) -> Computed:
     """Return the index extended to the requested samples or epochs."""
     if num_samples is not None:
         return index.extend(index.epochs_for(num_samples))

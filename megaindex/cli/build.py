@@ -42,6 +42,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data-paths-file", metavar="FILE", help="more prefixes, one a line")
     add_flags(parser, "--seed", default=DEFAULT_SEED)
     add_flags(parser, "--order", default="megatron")
+    add_flags(parser, "--max-documents", "--long-documents")
     length = parser.add_mutually_exclusive_group()
     add_flags(length, "--epochs", help="such as 1, 1.5 or 3/2; default: 1")
     add_flags(length, "--num-samples")
@@ -141,7 +142,11 @@ def _lines(file: str) -> list[str]:
 
 def _settings(options: argparse.Namespace) -> BuildSettings:
     from megaindex.builders.many import BuildSettings
+    from megaindex.index.order_settings import make_order
 
+    names = ("max_documents", "long_documents")
+    given = {name: getattr(options, name) for name in names}
+    words = {name: f"--{name.replace('_', '-')}" for name in names}
     return BuildSettings(
         sequence_length=options.seq_length,
         seed=options.seed,
@@ -149,7 +154,7 @@ def _settings(options: argparse.Namespace) -> BuildSettings:
         epochs=options.epochs,
         split=options.split,
         subset=options.subset,
-        order=options.order,
+        order=make_order(options.order, given, words),
         cache_dir=options.cache_dir,
     )
 

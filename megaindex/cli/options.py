@@ -92,6 +92,15 @@ _FLAGS: dict[str, dict[str, Any]] = {
     "--num-samples": {"type": int, "metavar": "N", "help": "samples of the index"},
     "--variance-buffer": {"metavar": "B", "help": "of a blend: a number >= 1, or exact"},
     "--split": {"metavar": "a,b,c", "help": "such as 969,30,1; default: all documents"},
+    "--max-documents": {
+        "type": int,
+        "metavar": "N",
+        "help": "order packed: most documents in a sample; default: S / 32, at least 16",
+    },
+    "--long-documents": {
+        "metavar": "HOW",
+        "help": "order packed: split (default), truncate or skip documents longer than a sample",
+    },
     "--cache-dir": {"metavar": "DIR", "help": "folder of the index arrays"},
     "--overwrite": {"action": "store_true", "help": "replace existing files"},
     "--json": {"action": "store_true", "help": "print one JSON object"},

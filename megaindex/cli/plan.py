@@ -123,6 +123,8 @@ def _add_data(group: argparse._ArgumentGroup) -> None:
     for subset in ("train", "valid", "test"):
         add(f"--{subset}-data-path", nargs="+", metavar="P", help=f"data of {subset} alone")
     add("--tokens-per-epoch", nargs="+", metavar="T", help="tokens of each source, without files")
+    meaning = "lengths and numbers of documents of each source, without files"
+    add("--length-histogram", nargs="+", metavar="FILE", help=meaning)
     add("--weights", nargs="+", metavar="w", help="one for each source")
     add_flags(group, "--split", "--seq-length")
 
@@ -185,3 +187,4 @@ def _add_rest(group: argparse._ArgumentGroup) -> None:
     add("--train-data-exact-num-epochs", type=int, metavar="E", help="epochs of the index")
     add("--epochs-mixed", type=int, metavar="K", help="order epoch: epochs shuffled together")
     add("--left-over", metavar="HOW", help="order epoch: drop (default) or carry")
+    add_flags(group, "--max-documents", "--long-documents")

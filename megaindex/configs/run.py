@@ -53,6 +53,8 @@ class Source:
     """Weight in the blend, positive and finite; None in all sources of a blend: no weights."""
     tokens: int | None = None
     """Tokens of one epoch, for planning without files."""
+    histogram: str = ""
+    """Path of a file of document lengths with these tokens, see `read_length_histogram`."""
     labels: str = ""
     """Path prefix of the labels, for a `NeoxDocumentsOrder`."""
     rejected: str = ""
@@ -201,6 +203,8 @@ class Run:
             raise InvalidArgument("no training data: give --data-path or --tokens-per-epoch")
         if self.packing is not None:
             self._check_packing(self.packing)
+        if self.row.order == "packed":
+            self._check_lengths_known()
 
     @property
     def loader_batch(self) -> int:
@@ -286,6 +290,14 @@ class Run:
                     f"pack_impl unpacked: {source.path} has no labels, and GPT-NeoX ends with an "
                     "AttributeError; give train_label_data_paths, valid_ and test_ ones, with "
                     "train_data_paths"
+                )
+
+    def _check_lengths_known(self) -> None:
+        for source in self.data.train:
+            if source.tokens is not None and not source.histogram:
+                raise InvalidArgument(
+                    "order packed needs the lengths of the documents, not only their tokens: give "
+                    "--data-path or --length-histogram"
                 )
 
     def _check_loader_epochs(self, value: Fraction) -> None:

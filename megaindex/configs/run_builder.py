@@ -25,6 +25,7 @@ from megaindex.configs.settings import (
     merged,
     parse_blend,
     parse_tokens,
+    read_histograms,
     settings_by_name,
 )
 from megaindex.errors import InvalidArgument
@@ -368,7 +369,7 @@ def _data(settings: Settings) -> Data:
         flag
         for flag, value in (
             ("--data-path", settings.data_path),
-            ("--tokens-per-epoch", settings.tokens_per_epoch),
+            ("--tokens-per-epoch", settings.tokens_per_epoch or settings.length_histogram),
             ("--train-data-path", any(per_split.values())),
         )
         if value
@@ -377,7 +378,8 @@ def _data(settings: Settings) -> Data:
         found = " and ".join(given) if given else "none"
         raise InvalidArgument(
             "give the data once: --data-path, --train-data-path (with --valid-data-path, "
-            f"--test-data-path) or --tokens-per-epoch; found {found}"
+            "--test-data-path), --tokens-per-epoch or --length-histogram; found "
+            f"{found}"
         )
     if given == ["--train-data-path"]:
         train, valid, test = (
@@ -392,6 +394,11 @@ def _data(settings: Settings) -> Data:
         )
         return _accompanied(data, settings.companions or {})
     sources: tuple[Source, ...]
+    if settings.length_histogram:
+        sources = read_histograms(
+            settings.length_histogram, settings.weights, settings.tokens_per_epoch
+        )
+        return Data(train=sources)
     if settings.tokens_per_epoch:
         sources = parse_tokens(settings.tokens_per_epoch, settings.weights)
         return Data(train=sources)

@@ -18,6 +18,7 @@ from typing import Any
 from megaindex.configs.batch_schedule import parse_count
 from megaindex.configs.run import Source, TargetKind
 from megaindex.errors import InvalidArgument
+from megaindex.format.length_histogram import read_length_histogram
 from megaindex.index.order_settings import NeoxDocumentsOrder, Order
 from megaindex.validation import (
     check_between,
@@ -65,6 +66,27 @@ def parse_tokens(words: Sequence[str], weights: Sequence[str] | None) -> tuple[S
     )
 
 
+def read_histograms(
+    paths: Sequence[str], weights: Sequence[str] | None, tokens: Sequence[str] | None
+) -> tuple[Source, ...]:
+    """Return the sources of files of document lengths; ``tokens``, if given, are their totals."""
+    if tokens is not None and len(tokens) != len(paths):
+        raise InvalidArgument(
+            f"--tokens-per-epoch has {len(tokens)} values for {len(paths)} files of "
+            "--length-histogram; give one for each, or leave it out"
+        )
+    sources = []
+    for number, (path, weight) in enumerate(zip(paths, _weights(weights, len(paths)), strict=True)):
+        total = read_length_histogram(path).tokens
+        if tokens is not None and _tokens(tokens[number]) != total:
+            raise InvalidArgument(
+                f"{path}: its documents hold {total} tokens, --tokens-per-epoch says "
+                f"{tokens[number]}; count the lengths again, or leave --tokens-per-epoch out"
+            )
+        sources.append(Source(tokens=total, weight=weight, histogram=path))
+    return tuple(sources)
+
+
 def _tokens(word: str) -> int:
     return check_between("--tokens-per-epoch", parse_count(word, "--tokens-per-epoch"), 1)
 
@@ -88,6 +110,7 @@ _GROUPS = (
     (
         "data_path",
         "tokens_per_epoch",
+        "length_histogram",
         "train_data_path",
         "valid_data_path",
         "test_data_path",
@@ -105,6 +128,8 @@ ORDER_FIELDS = {
     "exact_num_epochs": "train_data_exact_num_epochs",
     "epochs_mixed": "epochs_mixed",
     "left_over": "left_over",
+    "max_documents": "max_documents",
+    "long_documents": "long_documents",
 }
 """Fields of `Settings` by the names of the order classes' fields."""
 
@@ -126,6 +151,8 @@ class Settings:
     valid_data_path: tuple[str, ...] | None = None
     test_data_path: tuple[str, ...] | None = None
     tokens_per_epoch: tuple[str, ...] | None = None
+    length_histogram: tuple[str, ...] | None = None
+    """Files of document lengths, one for each source, for planning without the corpora."""
     companions: Mapping[str, tuple[tuple[str, ...], ...]] | None = None
     """GPT-NeoX: labels, rejected text and its labels for each path of a split, or empty."""
     documents_alpha: float | None = None
@@ -173,6 +200,8 @@ class Settings:
     train_data_exact_num_epochs: int | None = None
     epochs_mixed: int | None = None
     left_over: str | None = None
+    max_documents: int | None = None
+    long_documents: str | None = None
     phase_transition_iterations: tuple[int, ...] | None = None
     coverage: str | None = None
     blend_counts: str | None = None

@@ -7,7 +7,6 @@ depend on the seed.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -16,12 +15,12 @@ import numpy as np
 from megaindex._types import I32, I64
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
 from megaindex.index.orders.keyed import Block, BlockOrder
 from megaindex.index.spans import Spans
+from megaindex.kernels import active
 from megaindex.validation import check_choice
 
-LongDocuments = Literal["truncate", "split", "skip"]
-LONG_DOCUMENTS = ("truncate", "split", "skip")
 LEAST_TOKENS = 2  # an input token and its label
 
 
@@ -118,49 +117,22 @@ def best_fit(lengths: I64, capacity: int) -> I64:
     of one length are placed together, one in each bin of equal room, so the work depends on the
     number of distinct lengths. Placing them singly would put several into the first of these bins.
     """
+    counts = np.bincount(lengths, minlength=capacity + 1)
+    layers, _ = active().pack_pieces(counts, 0, LEAST_TOKENS, False)
+    below, before, length, each, rank, bins = layers.T
+    # bins are numbered in the order in which they are opened
+    first = np.where(below < 0, np.cumsum(np.where(below < 0, bins, 0)) - bins, before)
+    for layer in np.flatnonzero(below >= 0).tolist():
+        first[layer] += first[below[layer]]
     order = np.argsort(-lengths, kind="stable")
+    ends = np.cumsum(counts[::-1])[::-1]  # of each length in this order
+    sizes = bins * each
+    of = np.repeat(np.arange(len(layers)), sizes)
+    place = np.arange(of.size) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     bin_of = np.empty(lengths.size, np.int64)
-    room: dict[int, I64] = {}  # remaining room -> bins that have it
-    rooms: list[int] = []  # the keys, sorted
-    num_bins = at = 0
-    sizes, counts = np.unique(lengths, return_counts=True)
-    for size, count in zip(sizes[::-1].tolist(), counts[::-1].tolist(), strict=True):
-        end = at + count
-        while at < end:
-            place = bisect_left(rooms, size)
-            if place == len(rooms):
-                # new bins, each with as many of these pieces as fit
-                fit = capacity // size
-                made = -(-(end - at) // fit)
-                bins = num_bins + np.arange(made)
-                bin_of[order[at:end]] = np.repeat(bins, fit)[: end - at]
-                num_bins += made
-                rest = (end - at) - (made - 1) * fit
-                _put(room, rooms, capacity - fit * size, bins[: made - 1 + (rest == fit)])
-                _put(room, rooms, capacity - rest * size, bins[made - 1 + (rest == fit) :])
-                at = end
-                continue
-            found = room[rooms[place]]
-            taken = min(end - at, found.size)
-            left = rooms[place]
-            bin_of[order[at : at + taken]] = found[:taken]
-            if taken == found.size:
-                del room[left], rooms[place]
-            else:
-                room[left] = found[taken:]
-            _put(room, rooms, left - size, found[:taken])
-            at += taken
+    at = (ends - counts)[length][of] + rank[of] + place
+    bin_of[order[at]] = first[of] + place // each[of]
     return bin_of
-
-
-def _put(room: dict[int, I64], rooms: list[int], left: int, bins: I64) -> None:
-    if bins.size == 0 or left < LEAST_TOKENS:
-        return
-    if left in room:
-        room[left] = np.concatenate((room[left], bins))
-    else:
-        room[left] = bins
-        insort(rooms, left)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)

@@ -42,6 +42,8 @@ class LazyIndex(ShownIndex):
     add_extra_token: int
     has_arrays: bool
     """True if it is an `ArrayIndex`."""
+    order: str
+    """Name of its order."""
     open: Callable[[], Index]
     """Function that opens it; must be picklable for the index to be."""
 

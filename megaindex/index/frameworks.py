@@ -36,6 +36,8 @@ Split = Literal["train", "valid", "test"]
 SPLITS: tuple[Split, ...] = ("train", "valid", "test")
 FinalEpochPolicy = Literal["auto", "always", "never"]
 LeftOver = Literal["drop", "carry"]
+LongDocuments = Literal["truncate", "split", "skip"]
+LONG_DOCUMENTS: tuple[LongDocuments, ...] = ("truncate", "split", "skip")
 DEFAULT_SPLIT = "969,30,1"
 
 
@@ -73,6 +75,10 @@ class FrameworkRules:
     """Tokens at the end of an epoch that fill no sample: dropped, or carried into the next."""
     epochs_mixed: int = 1
     """Complete epochs that order epoch shuffles together."""
+    long_documents: LongDocuments = "split"
+    """Treatment of documents longer than a sample in order packed."""
+    max_documents: int | None = None
+    """Most pieces of documents in a sample of order packed; None: `default_max_documents`."""
     exact_num_epochs: int | None = None
     """Number of epochs built for training (``--train-data-exact-num-epochs`` of
     Megatron-DeepSpeed)."""
@@ -209,6 +215,14 @@ FRAMEWORK_RULES: dict[str, FrameworkRules] = {
         ),
         FrameworkRules(
             order="window",
+            framework="megaindex",
+            request="exact",
+            buffer_weighted=1.0,
+            weight_sum="exact",
+            left_over="drop",
+        ),
+        FrameworkRules(
+            order="packed",
             framework="megaindex",
             request="exact",
             buffer_weighted=1.0,

@@ -16,7 +16,14 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 from megaindex.errors import InvalidArgument
-from megaindex.index.frameworks import FinalEpochPolicy, FrameworkRules, LeftOver, framework_rules
+from megaindex.index.frameworks import (
+    LONG_DOCUMENTS,
+    FinalEpochPolicy,
+    FrameworkRules,
+    LeftOver,
+    LongDocuments,
+    framework_rules,
+)
 from megaindex.validation import check_between, check_choice, check_flag, check_share
 
 if TYPE_CHECKING:
@@ -208,6 +215,31 @@ class WindowOrder(Order):
     lacks: ClassVar[tuple[str, ...]] = ("drop_last_partial",)
 
 
+@dataclass(frozen=True, kw_only=True)
+class PackedOrder(Order):
+    """Order of megaindex with samples of whole documents, packed by best-fit decreasing.
+
+    A document of L tokens gives L // S samples of its own and a piece of L mod S tokens; pieces
+    share samples. The label of the last token of a document carries no loss, so every token is the
+    input of one sample per epoch, or padding fills the sample. Which documents share a sample
+    changes in every epoch. Not ``pack_impl: packed`` of GPT-NeoX, which is `NeoxOrder`.
+
+    Args:
+        max_documents: most pieces of documents in a sample. Default: a 32nd of the sequence length,
+            at least 16.
+        long_documents: ``"split"`` cuts documents longer than a sample as above, ``"truncate"``
+            keeps their first S tokens, ``"skip"`` omits them.
+
+    Raises:
+        InvalidArgument: a value is out of range.
+    """
+
+    max_documents: int | None = None
+    long_documents: LongDocuments = "split"
+    name: ClassVar[str] = "packed"
+    lacks: ClassVar[tuple[str, ...]] = ("drop_last_partial",)
+
+
 def _check_pack_impl(name: str, value: object) -> str:
     if value == "packed":
         raise InvalidArgument(
@@ -216,8 +248,14 @@ def _check_pack_impl(name: str, value: object) -> str:
     return str(check_choice(name, value, ("unpacked", "pack_until_overflow")))
 
 
+def check_max_documents(name: str, value: object) -> int | None:
+    """Return the limit; InvalidArgument unless it is None or at least 1."""
+    return None if value is None else check_between(name, value, 1)
+
+
 _KINDS: tuple[type[Order], ...] = (
     MegatronOrder, NeoxOrder, MegatronLegacyOrder, PaddleOrder, EpochOrder, WindowOrder,
+    PackedOrder,
 )  # fmt: skip
 _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "separate_final_epoch": partial(check_choice, choices=("auto", "always", "never")),
@@ -228,6 +266,8 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "next_token": check_flag,
     "epochs_mixed": partial(check_between, least=1),
     "left_over": partial(check_choice, choices=("drop", "carry")),
+    "long_documents": partial(check_choice, choices=LONG_DOCUMENTS),
+    "max_documents": check_max_documents,
 }
 
 
@@ -276,6 +316,10 @@ def _kind(name: str) -> type[Order]:
 
 def _without_meaning(word: str, having: list[str], order: str) -> InvalidArgument:
     return InvalidArgument(
-        f"{word} is a setting of order {' and '.join(having)}, the order is {order}; omit it or "
+        f"{word} is a setting of order {_joined(having)}, the order is {order}; omit it or "
         "choose another order"
     )
+
+
+def _joined(names: list[str]) -> str:
+    return " and ".join((", ".join(names[:-1]), names[-1]) if len(names) > 1 else names)

@@ -155,6 +155,17 @@ def datasets_of(index: Any) -> tuple[IndexedDataset, ...]:
     return tuple(getattr(index, "datasets", ()))
 
 
+def separates_documents(index: Any) -> list[bool]:
+    """Return for each source of an index whether no label lies in another document (order packed).
+
+    One entry for an index of one source.
+    """
+    indices = getattr(index, "indices", None)
+    if indices is None:
+        return [getattr(index, "order", "") == "packed"]
+    return [separates_documents(each)[0] for each in indices]
+
+
 def sources_html(name: str, indices: Sequence[Any], paths: Sequence[str]) -> str:
     """Return a table of the sources of an index, in HTML."""
     from megaindex.console import html_table  # which imports rich

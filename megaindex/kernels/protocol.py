@@ -123,6 +123,39 @@ class Backend(Protocol):
         self, lengths: I32, capacity: int, tokens: int, begins: I64
     ) -> tuple[int, int]: ...
 
+    def count_pieces(
+        self, lengths: I32, capacity: int, long_documents: int, num_threads: int = 1
+    ) -> I64: ...
+
+    def sort_pieces(
+        self,
+        lengths: I32,
+        capacity: int,
+        long_documents: int,
+        counts: I64,
+        documents: I32,
+        sample_starts: I64,
+        num_threads: int = 1,
+    ) -> None: ...
+
+    def pack_pieces(
+        self, counts: I64, max_pieces: int, least_room: int, stacked: bool
+    ) -> tuple[I64, I64]: ...
+
+    def packed_spans(
+        self,
+        key: U64,
+        lengths: I32,
+        long_documents: int,
+        extra: int,
+        piece_starts: I64,
+        documents: I32,
+        sample_starts: I64,
+        layers: I64,
+        runs: I64,
+        bins: I64,
+    ) -> tuple[I64, I64, I64, I64]: ...
+
     def span_table(self, indices: Sequence[IndexArrays]) -> Any: ...
 
     def blended_spans(

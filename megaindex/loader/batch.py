@@ -26,7 +26,7 @@ from megaindex.index.receipts import fingerprint_keys, sample_receipts
 from megaindex.index.spans import Index, Spans
 from megaindex.kernels import active
 from megaindex.loader.checkpoint import check_datasets, check_token_dtype
-from megaindex.loader.targets import Targets
+from megaindex.loader.targets import Targets, targets_within_documents
 from megaindex.loader.token_readers import TokenReader
 from megaindex.validation import check_between, check_choice, check_integer, make_plain, shown
 
@@ -195,7 +195,8 @@ class BatchMaker:
         options: default: those of Megatron without resets or masks.
         num_threads: maximum number of threads that copy one batch; small batches use one.
         fingerprints: fingerprint of each source, 32 hex digits; adds the field ``receipt``.
-        targets: loss targets of the sources that are instruction data.
+        targets: loss targets of the sources that are instruction data. Default: every token, except
+            the first of each document in order packed.
 
     Raises:
         InvalidArgument: the datasets do not belong to the index, or hold tokens that do not fit
@@ -218,7 +219,7 @@ class BatchMaker:
                 f"{shown(index)} of type {type(index).__name__}"
             )
         self._index = index
-        self._targets = targets
+        self._targets = targets or targets_within_documents(index)
         self._reader = reader
         self._options = options or SampleOptions()
         self._num_threads = check_integer("num_threads", num_threads)

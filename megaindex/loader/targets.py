@@ -23,7 +23,7 @@ from megaindex.builders.recipe import OpenRecipe, OpenSource
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.labels import IGNORED_LABEL
-from megaindex.index.spans import Spans
+from megaindex.index.spans import Index, Spans, separates_documents
 from megaindex.loader.reader_choice import plain_reader
 from megaindex.loader.token_readers import TokenReader, row_tokens
 
@@ -156,6 +156,17 @@ def _rows_of(spans: Spans, rows: I64, keep: npt.NDArray[np.bool_] | None = None)
     )
 
 
+def targets_within_documents(index: Index) -> Targets | None:
+    """Return targets that leave out the first token of each document, for sources of order packed.
+
+    None if the index has no such source.
+    """
+    within = separates_documents(index)
+    if not any(within):
+        return None
+    return Targets([SourceTargets(kind="all") if each else None for each in within])
+
+
 def targets_of(opened: OpenRecipe) -> Targets | None:
     """Return the loss targets of an open recipe's sources; None if all are text."""
     return targets_of_sources(opened.sources)
@@ -167,9 +178,9 @@ def targets_of_sources(sources: Sequence[OpenSource]) -> Targets | None:
 
 
 def source_targets(source: OpenSource) -> SourceTargets | None:
-    """Return the loss targets of one source; None for text."""
+    """Return the loss targets of one source; None for text whose documents are concatenated."""
     if source.corpus.kind == "pretraining":
-        return None
+        return SourceTargets(kind="all") if source.corpus.order == "packed" else None
     if source.targets is None:
         return SourceTargets(kind="all")
     kind: Any = "labels" if source.corpus.labels else "loss_mask"

@@ -107,6 +107,8 @@ def closed_form(draw: SourceDraw) -> Coverage | None:
     tokens, length, served = draw.part.tokens, draw.sequence_length, draw.served
     if draw.row.order == "window":
         return _windows(draw)
+    if draw.part.packing is not None:
+        return None if draw.served % draw.per_epoch else _packed(draw, "closed-form")
     one_pass = draw.epochs == 1 or served == 0
     if draw.row.is_framework and draw.epochs == 2:
         final = draw.final_epoch()
@@ -130,8 +132,22 @@ def _windows(draw: SourceDraw) -> Coverage:
     return Coverage(method="closed-form", tokens=_trimmed(shares))
 
 
+def _packed(draw: SourceDraw, method: str) -> Coverage:
+    """Return the coverage of order packed: exact for whole epochs, else the mean over seeds."""
+    assert draw.part.packing is not None
+    passes, rest = divmod(draw.served, draw.per_epoch)
+    placed = draw.part.packing.input_tokens / draw.part.tokens
+    shares = [0.0] * (passes + 2)
+    shares[passes] = placed * (1 - rest / draw.per_epoch)
+    shares[passes + 1] = placed * rest / draw.per_epoch
+    shares[0] += 1 - placed
+    return Coverage(method=method, tokens=_trimmed(shares))
+
+
 def expected(draw: SourceDraw) -> Coverage:
     """Return the mean coverage over seeds, for documents that are short against an epoch."""
+    if draw.part.packing is not None:
+        return _packed(draw, "expected")
     blocks = _framework_blocks(draw) if draw.row.is_framework else _epoch_blocks(draw)
     served = blocks.served * draw.sequence_length
     if blocks.carried == 0 or blocks.served == 0:
@@ -281,7 +297,7 @@ def _coverage_of_repeats(
     most = max(part.times for part in served)
     if method == "none" or most > _MOST_TIMES or draw.row.order == "window":
         return Coverage(method="none")
-    if draw.epochs == 1 and method != "exact":
+    if draw.epochs == 1 and method != "exact" and draw.part.packing is None:
         shares = [0.0] * (most + 1)
         for part in served:
             shares[part.times] += (part.end - part.begin) * draw.sequence_length / draw.part.tokens
@@ -291,7 +307,7 @@ def _coverage_of_repeats(
     cheap = method == "auto" and work <= BUILD_LIMIT
     if draw.part.source.path and (method == "exact" or cheap):
         return built_coverage(draw, progress, served)
-    if draw.epochs > _MOST_COPIES or draw.final_epoch().apart:
+    if draw.epochs > _MOST_COPIES or draw.part.packing or draw.final_epoch().apart:
         return Coverage(method="none")
     return _expected_of_repeats(draw, served)
 

@@ -34,6 +34,31 @@ def _by_times(shares: Sequence[float]) -> dict[str, float]:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PackingFacts:
+    """Samples of one epoch of a source in order packed."""
+
+    fill: float
+    """Share of the positions of the samples that tokens fill."""
+    padding: int
+    """Positions that are padding."""
+    cut_tokens: int
+    """Tokens in no sample, because their documents are truncated or skipped."""
+    long_documents: int
+    """Documents longer than a sample, which are split, truncated or skipped."""
+    max_documents: int
+    """Most pieces of documents in a sample that the order allows."""
+    pieces_per_sample: float
+    """Mean number of pieces of documents in a sample."""
+    most_pieces: int
+    """Largest number of pieces in a sample."""
+    likeness: float
+    """Mean quotient of the shortest and the longest piece of a sample, where it has several."""
+    rare_tokens: float
+    """Share of the tokens in pieces that share their length with at most one other: they have
+    nearly the same mates in every epoch."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Row:
     """One source in one split. Defaults are those of a source without a sample in the split.
 
@@ -70,6 +95,8 @@ class Row:
     coverage: Coverage = Coverage(method="none")
     error: str = ""
     """Error with which the framework ends on this source; empty if it does not."""
+    packing: PackingFacts | None = None
+    """Samples of an epoch in order packed; not a key of ``--json`` in the other orders."""
 
     @property
     def name(self) -> str:
@@ -78,8 +105,11 @@ class Row:
 
     def to_json(self) -> dict[str, Any]:
         """Return the fields, the coverage under three keys."""
+        fields = dict(vars(self))
+        if self.packing is None:
+            del fields["packing"]
         return {
-            **vars(self),
+            **fields,
             "coverage_documents": _by_times(self.coverage.documents),
             "coverage_method": self.coverage.method,
         }

@@ -17,7 +17,7 @@ from megaindex.plan.model import Evaluations, LoaderRestart, Phase, Plan, RankSh
 from megaindex.plan.rows import evaluation_of, evaluation_rows, rows_of
 from megaindex.plan.serving import loader_passes
 from megaindex.plan.sizing import Sizing, SplitPart
-from megaindex.plan.sources import parts_of, sizing_of
+from megaindex.plan.sources import knows_inputs, packed_inputs, parts_of, sizing_of
 from megaindex.plan.target import (
     ResolvedTarget,
     dry_loaders,
@@ -75,7 +75,7 @@ make_plan.__signature__ = _signature()  # type: ignore[attr-defined]
 
 def _plan_of(run: Run, progress: Progress | None) -> Plan:
     row = run.row
-    parts = parts_of(run.data, row, run.packing, run.sequence_length)
+    parts = parts_of(run.data, row, run.packing, sequence_length=run.sequence_length)
     sizing = sizing_of(run, row, parts["train"], "train", progress)
     target = resolve_target(run, sizing)
     phases = phases_of(run, target.train_iters)
@@ -95,7 +95,7 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
         global_batch_size=run.batch.final,
         batch_schedule=run.batch.stages,
         consumed_samples=run.consumed_samples,
-        **_totals(run, sizing, target, train),
+        **_totals(run, sizing, parts["train"], target, train),
         max_train_iters_without_repeat=limits.without_repeat,
         max_train_iters_same_epochs=limits.same_epochs,
         max_train_iters_exact=limits.exact,
@@ -114,7 +114,7 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
     return replace(
         plan,
         caution=advice.caution(run, sizing, plan),
-        warnings=advice.warnings(run, sizing, plan),
+        warnings=(*advice.warnings(run, sizing, plan), *_mean_tokens(run, parts["train"], train)),
         check_failures=check_failures(run, plan),
     )
 
@@ -139,8 +139,23 @@ def _train_rows(
     )
 
 
+def _mean_tokens(run: Run, parts: Sequence[SplitPart], train: Sequence[Row]) -> tuple[str, ...]:
+    """Return a warning if tokens consumed in order packed are means over seeds."""
+    rows = zip(parts, train, strict=True) if run.row.order == "packed" else ()
+    if all(knows_inputs(run, part, row.drawn or 0) for part, row in rows):
+        return ()
+    return (
+        "tokens consumed and left over are means over seeds, because a part of an epoch is "
+        "consumed; give --data-path, without --coverage expected, to count them",
+    )
+
+
 def _totals(
-    run: Run, sizing: Sizing, target: ResolvedTarget, train: Sequence[Row]
+    run: Run,
+    sizing: Sizing,
+    parts: Sequence[SplitPart],
+    target: ResolvedTarget,
+    train: Sequence[Row],
 ) -> dict[str, Any]:
     """Return the totals of the train split."""
     tokens_consumed = target.samples_consumed * run.sequence_length
@@ -148,6 +163,11 @@ def _totals(
     epochs = [row.epochs for row in train if row.epochs is not None]
     samples_left = max(0, target.samples_in_view - target.samples_consumed)
     tokens_left = max(0, target.tokens_in_view - tokens_consumed)
+    if run.row.order == "packed":  # samples hold padding
+        tokens_consumed = sum(
+            packed_inputs(run, part, row.drawn or 0) for part, row in zip(parts, train, strict=True)
+        )
+        tokens_left = max(0, target.tokens_in_view - tokens_consumed)
     if sizing.asks_one_epoch:  # some samples are drawn more often than others
         distinct = sum(row.distinct or 0 for row in train)
         samples_left = sum(row.samples_per_epoch for row in train) - distinct

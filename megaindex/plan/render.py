@@ -188,7 +188,7 @@ def _percent(share: float) -> str:
 
 
 def _facts(plan: Plan) -> RenderableType | None:
-    facts = [*_tail_facts(plan), *_buffer_fact(plan), *_run_facts(plan)]
+    facts = [*_packing_facts(plan), *_tail_facts(plan), *_buffer_fact(plan), *_run_facts(plan)]
     if not facts:
         return None
     grid = Table.grid(padding=(0, 2))
@@ -197,6 +197,26 @@ def _facts(plan: Plan) -> RenderableType | None:
     for name, text in facts:
         grid.add_row(name, text)
     return grid
+
+
+def _packing_facts(plan: Plan) -> list[tuple[str, str]]:
+    facts = []
+    for row in plan.rows("train")[:_MANY_SOURCES]:
+        packing = row.packing
+        if packing is None:
+            continue
+        text = (
+            f"fill {_percent(packing.fill)}, {packing.padding:,} positions of padding an epoch; "
+            f"{packing.pieces_per_sample:.1f} documents a sample, at most {packing.most_pieces} of "
+            f"{packing.max_documents}, the shortest {_percent(packing.likeness)} as long as the "
+            f"longest; {_percent(packing.rare_tokens)} of the tokens keep their mates"
+        )
+        if packing.long_documents:
+            text += f"; {packing.long_documents:,} documents are longer than a sample"
+        if packing.cut_tokens:
+            text += f", {packing.cut_tokens:,} of their tokens are in none"
+        facts.append(("packing" if len(plan.rows("train")) == 1 else f"source {row.source}", text))
+    return facts
 
 
 def _tail_facts(plan: Plan) -> list[tuple[str, str]]:

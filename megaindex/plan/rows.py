@@ -25,6 +25,7 @@ from megaindex.plan.sources import (
     index_of_part,
     packing_coverage,
     packing_error,
+    packing_facts,
     samples_of_first_pass,
     sizing_of,
 )
@@ -219,6 +220,7 @@ def rows_of(
             epochs=None if epochs is None else epochs[i],
             distinct=distinct,
             repeated=_repeated(count, distinct, per_epoch[i]),
+            packing=packing_facts(part, sizing.row),
         )
         if run.packing is None:
             rows.append(_covered(run, sizing, part, row, served))

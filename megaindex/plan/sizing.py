@@ -25,6 +25,7 @@ from megaindex.index.blending import (
     request_weights,
 )
 from megaindex.index.frameworks import FrameworkRules
+from megaindex.index.orders.packed import Packing
 
 _CHUNK = 1 << 22
 
@@ -41,6 +42,10 @@ class SplitPart:
     """Samples of one pass, for samples of whole documents; the fewest for pack_until_overflow."""
     leaves_out: int = 0
     """Documents that are not served, because they have no label or are too long."""
+    packing: Packing | None = None
+    """Bins of one epoch, in order packed."""
+    long_documents: int = 0
+    """Documents longer than a sample, in order packed."""
 
     @property
     def sequences(self) -> int:
@@ -108,7 +113,7 @@ class Sizing:
                     f"{name} holds no tokens for this split; leave it out, or change --split"
                 )
             samples = self.row.samples_in_epochs(1, tokens, self.sequence_length)
-            if samples < 1 and not self.row.is_framework:
+            if samples < 1 and not self.row.is_framework and self.pass_samples is None:
                 raise InvalidArgument(
                     f"{name} holds {tokens} tokens, one sample needs {self.sequence_length + 1} "
                     f"(--seq-length {self.sequence_length} + 1); lower --seq-length"
@@ -207,8 +212,9 @@ class Sizing:
         ]
 
     def built(self, requested: Sequence[int], epochs: Sequence[int]) -> list[int]:
-        """Return the samples built of each source; of whole documents, those requested."""
-        return self.samples_of(epochs) if self.pass_samples is None else list(requested)
+        """Return the samples built of each source; of NeoX's whole documents, those requested."""
+        as_requested = self.pass_samples is not None and self.row.is_framework
+        return list(requested) if as_requested else self.samples_of(epochs)
 
     def longest(self, epochs: Sequence[int]) -> tuple[int, bool]:
         """Return the most samples of the blend for which no source needs more than its ``epochs``.

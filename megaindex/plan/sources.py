@@ -8,18 +8,33 @@ from typing import Any
 
 import numpy as np
 
+from megaindex._types import I64
 from megaindex.arithmetic import ceil_div
-from megaindex.builders.single import build_packing, build_pairs, packing_order, pair_order
+from megaindex.builders.single import (
+    build_index,
+    build_packing,
+    build_pairs,
+    packing_order,
+    pair_order,
+)
 from megaindex.configs.run import Buffer, Data, Run, Source
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.format.length_histogram import read_length_histogram
 from megaindex.index.blending import Progress
 from megaindex.index.frameworks import SPLITS, FrameworkRules, Split
-from megaindex.index.order_settings import NeoxDocumentsOrder
+from megaindex.index.order_settings import NeoxDocumentsOrder, order_of_row
 from megaindex.index.orders.neox_documents import PackingIndex, PackingOrder
+from megaindex.index.orders.packed import (
+    count_pieces,
+    default_max_documents,
+    pack_counts,
+    pieces_of_histogram,
+)
+from megaindex.index.spans import locate_range
 from megaindex.kernels import active, num_threads
 from megaindex.plan.coverage import count_served, counted_coverage
-from megaindex.plan.model import Coverage
+from megaindex.plan.model import Coverage, PackingFacts
 from megaindex.plan.serving import ServedRange
 from megaindex.plan.sizing import Sizing, SplitPart, measure
 
@@ -58,6 +73,103 @@ def measure_documents(
             )
         )
     return parts
+
+
+def measure_packed(
+    source: Source, row: FrameworkRules, split: str | None, sequence_length: int
+) -> list[SplitPart]:
+    """Return the parts of a source in order packed, with the bins of their documents."""
+    if source.histogram:
+        histogram = read_length_histogram(source.histogram)
+        counts = pieces_of_histogram(
+            histogram.lengths, histogram.documents, sequence_length, row.long_documents
+        )
+        longer = histogram.documents[histogram.lengths > sequence_length].sum()
+        part = SplitPart(
+            source=source, begin=0, end=0, tokens=histogram.tokens, long_documents=int(longer)
+        )
+        return [_packed_part(part, counts, row, source.histogram)]
+    dataset = _open(source.path, row)
+    dataset.validate()
+    parts = []
+    for part in measure(source, row, split):
+        lengths = dataset.sequence_lengths[part.begin : part.end]
+        counts = count_pieces(lengths, sequence_length, row.long_documents)
+        part = replace(part, long_documents=int(np.count_nonzero(lengths > sequence_length)))
+        parts.append(_packed_part(part, counts, row, source.path))
+    return parts
+
+
+def packing_facts(part: SplitPart, row: FrameworkRules) -> PackingFacts | None:
+    """Return the facts about a part's samples in order packed; None in other orders."""
+    packing = part.packing
+    if packing is None:
+        return None
+    pieces, samples = packing.pieces
+    return PackingFacts(
+        fill=packing.input_tokens / (packing.num_samples * packing.sequence_length),
+        padding=packing.padding,
+        cut_tokens=part.tokens - packing.input_tokens,
+        long_documents=part.long_documents,
+        max_documents=row.max_documents or default_max_documents(packing.sequence_length),
+        pieces_per_sample=float(pieces @ samples / packing.num_samples),
+        most_pieces=int(pieces[-1]),
+        likeness=packing.likeness,
+        rare_tokens=packing.rare_tokens / packing.input_tokens,
+    )
+
+
+def _packed_part(part: SplitPart, counts: I64, row: FrameworkRules, name: str) -> SplitPart:
+    if not part.tokens:
+        return replace(part, pass_samples=0)
+    try:
+        packing = pack_counts(counts, row.max_documents)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{name}: {error}") from None
+    return replace(part, packing=packing, pass_samples=packing.num_samples)
+
+
+_MOST_LOCATED = 1 << 22  # samples of which a plan counts the tokens
+
+
+def knows_inputs(run: Run, part: SplitPart, samples: int) -> bool:
+    """Return whether `packed_inputs` is exact: for whole epochs, or where it counts."""
+    assert part.packing is not None
+    rest = samples % part.packing.num_samples
+    few = min(rest, part.packing.num_samples - rest) <= _MOST_LOCATED
+    counts = bool(part.source.path) and few and run.coverage not in ("expected", "none")
+    return rest == 0 or counts
+
+
+def packed_inputs(run: Run, part: SplitPart, samples: int) -> int:
+    """Return the input tokens of the first samples of order packed.
+
+    Of a part of an epoch they are counted in the index where that is cheap, else the mean over
+    seeds.
+    """
+    packing = part.packing
+    assert packing is not None
+    passes, rest = divmod(samples, packing.num_samples)
+    whole = passes * packing.input_tokens
+    if rest == 0:
+        return whole
+    first, stop = passes * packing.num_samples, (passes + 1) * packing.num_samples
+    if not knows_inputs(run, part, samples):
+        return whole + packing.input_tokens * rest // packing.num_samples
+    index = build_index(
+        _open(part.source.path, run.row),
+        sequence_length=run.sequence_length,
+        seed=run.seed,
+        num_samples=stop,
+        documents=range(part.begin, part.end),
+        order=order_of_row(run.row),
+    )
+    if rest <= packing.num_samples - rest:
+        spans = locate_range(index, first, samples)
+        return whole + int(spans.input_lengths(run.sequence_length).sum())
+    spans = locate_range(index, samples, stop)
+    unread = int(spans.input_lengths(run.sequence_length).sum())
+    return whole + packing.input_tokens - unread
 
 
 def index_of_part(run: Run, part: SplitPart, requested: int) -> PackingIndex:
@@ -181,7 +293,8 @@ def parts_of(
     data: Data,
     row: FrameworkRules,
     packing: NeoxDocumentsOrder | None = None,
-    sequence_length: int = 0,
+    *,
+    sequence_length: int,
 ) -> Parts:
     """Return the parts of every split that has sources.
 
@@ -191,6 +304,8 @@ def parts_of(
     """
 
     def measured(source: Source) -> list[SplitPart]:
+        if row.order == "packed":
+            return measure_packed(source, row, data.split, sequence_length)
         if packing is None:
             return measure(source, row, data.split)
         return measure_documents(source, row, data.split, packing, sequence_length)
@@ -245,7 +360,9 @@ def sizing_of(
         tokens=tuple(part.tokens for part in parts),
         weights=weights,
         buffer=_buffer(run, row, weights, len(parts)),
-        pass_samples=None if run.packing is None else tuple(p.pass_samples or 0 for p in parts),
+        pass_samples=None
+        if run.packing is None and row.order != "packed"
+        else tuple(p.pass_samples or 0 for p in parts),
         pass_samples_vary=run.packing is not None and run.packing.pack_impl != "unpacked",
         asks_one_epoch=run.target.kind == "loader_epochs",
         walk=run.blend_counts,
@@ -259,6 +376,8 @@ def _per_source_samples(
     """Return the samples of each source's epochs, which are its weights."""
     samples = tuple(
         row.samples_in_epochs(epochs, part.tokens, run.sequence_length)
+        if part.packing is None
+        else int(epochs * part.packing.num_samples)
         for epochs, part in zip(run.target.per_source, parts, strict=True)
     )
     if min(samples) < 1:

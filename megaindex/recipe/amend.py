@@ -112,7 +112,9 @@ def _facts(stage: PlannedStage, plan: RecipeLayout) -> tuple[Any, ...]:
     unit = math.gcd(*mixed.mixing.shares)  # 4:2 draws what 2:1 draws
     mixing["shares"] = [share // unit for share in mixed.mixing.shares]
     sources = [recipe.sources[i] for i in mixed.sources]
-    shuffles = [(s.name, s.kind, s.order, s.packed, s.long_documents) for s in sources]
+    shuffles = [
+        (s.name, s.kind, s.order, s.packed, s.long_documents, s.max_documents) for s in sources
+    ]
     sizes = [plan.sizes[i].samples for i in mixed.sources]
     facts = (type(mixed.mixing), mixing, shuffles, sizes, mixed.begins)
     return (*facts, recipe.seed, recipe.sequence_length, mixed.num_samples)

@@ -26,13 +26,13 @@ from __future__ import annotations
 import reprlib
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from megaindex.arithmetic import ceil_div
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import TAILS, Tail, Target
 from megaindex.errors import InvalidArgument
-from megaindex.index.bins import LONG_DOCUMENTS, LongDocuments
+from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
 from megaindex.validation import (
     DEFAULT_SEED,
     check_between,
@@ -43,6 +43,12 @@ from megaindex.validation import (
 )
 
 Kind = Literal["pretraining", "finetuning"]
+_BY_ORDER: Any = ""  # replaced by `default_long_documents`
+
+
+def default_long_documents(order: str) -> LongDocuments:
+    """Return the treatment of long documents in an order, if none is given."""
+    return "split" if order == "packed" else "truncate"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +66,8 @@ class RecipeSource:
     kind: Kind = "pretraining"
     """pretraining: documents are concatenated and cut every sequence_length tokens. finetuning:
     samples are whole documents, with loss on some of their tokens."""
-    order: Literal["epoch", "window"] = "epoch"
+    order: Literal["epoch", "window", "packed"] = "epoch"
+    """Order of the samples, as in `megaindex.build_index`; packed also for kind finetuning."""
     labels: str = ""
     """finetuning: prefix of a pair with the label of every token, -100 for tokens without loss."""
     loss_mask: str = ""
@@ -68,8 +75,11 @@ class RecipeSource:
     and 0 for the others. Without labels and loss_mask all tokens have loss."""
     packed: bool = True
     """finetuning: several whole documents a sample, where they fit; False: one a sample."""
-    long_documents: LongDocuments = "truncate"
-    """finetuning: documents longer than a sample are truncated, split or skipped."""
+    long_documents: LongDocuments = _BY_ORDER
+    """finetuning and order packed: documents longer than a sample are truncated, split or
+    skipped. Default: truncated, and split in order packed."""
+    max_documents: int | None = None
+    """order packed: most pieces of documents in a sample, see `PackedOrder`."""
     max_epochs: Fraction | None = None
     """Epochs that the run may draw; None: one, where the exhaustion policy sets a limit."""
     max_fraction: Fraction | None = None
@@ -105,11 +115,20 @@ class RecipeSource:
 
     def _check_kind(self, where: str) -> None:
         check_choice(f"{where}: kind", self.kind, ("pretraining", "finetuning"))
+        if self.long_documents == _BY_ORDER:
+            object.__setattr__(self, "long_documents", default_long_documents(self.order))
         check_choice(f"{where}: long_documents", self.long_documents, LONG_DOCUMENTS)
-        if self.order not in ("epoch", "window"):
+        if self.order not in ("epoch", "window", "packed"):
             raise InvalidArgument(
-                f"{where}: order must be epoch or window, got {self.order!r}; the orders of the "
-                "frameworks have no stages"
+                f"{where}: order must be epoch, window or packed, got {self.order!r}; the orders "
+                "of the frameworks have no stages"
+            )
+        if self.order == "packed":
+            self._check_packed(where)
+        elif self.max_documents is not None:
+            raise InvalidArgument(
+                f"{where}: max_documents is a setting of order packed, the order is {self.order}; "
+                "leave it out or choose order packed"
             )
         if self.kind == "pretraining" and (self.labels or self.loss_mask):
             raise InvalidArgument(f"{where}: labels and loss_mask are for kind finetuning")
@@ -119,6 +138,21 @@ class RecipeSource:
             raise InvalidArgument(
                 f"{where}: the samples of kind finetuning depend on document lengths; give a path "
                 "in place of tokens"
+            )
+
+    def _check_packed(self, where: str) -> None:
+        if self.max_documents is not None:
+            limit = check_between(f"{where}: max_documents", self.max_documents, 1)
+            object.__setattr__(self, "max_documents", limit)
+        if self.tokens is not None:
+            raise InvalidArgument(
+                f"{where}: the samples of order packed depend on document lengths; give a path in "
+                "place of tokens"
+            )
+        if not self.packed:
+            raise InvalidArgument(
+                f"{where}: packed: false puts one document into a sample, order packed several; "
+                "leave one of them out"
             )
 
 

@@ -42,6 +42,7 @@ from megaindex.recipe.recipe import (
     RecipeStage,
     Stream,
     Weighting,
+    default_long_documents,
 )
 from megaindex.validation import DEFAULT_SEED, check_choice
 
@@ -141,7 +142,7 @@ def _source(key: str, sources: Section, folder: Path, *, called: str = "") -> Re
         return RecipeSource(name=name, path=inside(folder, sources.values[key]))
     section = sources.section(key)
     section.known("path", "kind", "order", "labels", "loss_mask", "packed", "long_documents",
-                  "max_epochs", "max_fraction", "tokens")  # fmt: skip
+                  "max_documents", "max_epochs", "max_fraction", "tokens")  # fmt: skip
     paths: dict[str, Any] = {
         key: inside(folder, section.text(key))
         for key in ("path", "labels", "loss_mask")
@@ -155,6 +156,7 @@ def _source(key: str, sources: Section, folder: Path, *, called: str = "") -> Re
     return RecipeSource(
         name=name,
         packed=section.flag("packed", True),
+        max_documents=section.integer("max_documents"),
         max_epochs=section.fraction("max_epochs"),
         max_fraction=section.fraction("max_fraction"),
         tokens=section.integer("tokens"),
@@ -256,7 +258,7 @@ def to_mapping(recipe: Recipe) -> dict[str, Any]:
     mapping: dict[str, Any] = {
         "sequence_length": recipe.sequence_length,
         "batch": batch,
-        "sources": {source.name: _plain(source, "name") for source in recipe.sources},
+        "sources": {source.name: _plain_source(source) for source in recipe.sources},
         "stages": {stage.name: _plain_stage(stage) for stage in recipe.stages},
         "seed": recipe.seed,
         "tail": recipe.tail,
@@ -264,9 +266,14 @@ def to_mapping(recipe: Recipe) -> dict[str, Any]:
     }
     if recipe.evaluation is not None:
         plain = _plain(recipe.evaluation, "source")
-        source = _plain(recipe.evaluation.source, "name")
+        source = _plain_source(recipe.evaluation.source)
         mapping["evaluation"] = {"source": source, **plain}
     return mapping
+
+
+def _plain_source(source: RecipeSource) -> dict[str, Any]:
+    usual = source.long_documents == default_long_documents(source.order)
+    return _plain(source, "name", *(["long_documents"] if usual else []))
 
 
 def _plain_stage(stage: RecipeStage) -> dict[str, Any]:

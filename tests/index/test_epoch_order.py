@@ -339,7 +339,7 @@ def test_a_table_that_could_not_be_made_is_tried_again() -> None:
         ({"epochs": 3, "order": EpochOrder(epochs_mixed=2)}, "multiple of epochs_mixed 2, got 3"),
         ({"sequence_length": 10**6}, "one sample needs 1000001"),
         ({"drop_last_partial": False}, "drop_last_partial is a setting of order megatron"),
-        ({"order": "neox", "source_name": "a"}, "source_name is a setting of order epoch and"),
+        ({"order": "neox", "source_name": "a"}, "source_name is a setting of order epoch, window"),
         ({"epochs": 10**18}, "cannot be counted in 64 bits"),
     ],
 )

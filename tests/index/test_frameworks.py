@@ -112,7 +112,7 @@ def test_unknown_orders_are_refused() -> None:
     with pytest.raises(InvalidArgument, match="order must be one of megatron, neox"):
         framework_rules("random")
     assert set(FRAMEWORK_RULES) == {
-        "megatron", "neox", "megatron-legacy", "paddlenlp", "epoch", "window"
+        "megatron", "neox", "megatron-legacy", "paddlenlp", "epoch", "window", "packed"
     }  # fmt: skip
 
 

@@ -17,6 +17,7 @@ from megaindex import (
     MegatronOrder,
     NeoxDocumentsOrder,
     NeoxOrder,
+    PackedOrder,
     PaddleOrder,
     WindowOrder,
 )
@@ -30,6 +31,7 @@ BY_NAME: dict[str, type[Order]] = {
     "paddlenlp": PaddleOrder,
     "epoch": EpochOrder,
     "window": WindowOrder,
+    "packed": PackedOrder,
 }
 
 

@@ -199,8 +199,8 @@ def test_what_decides_the_arrays_is_in_the_cache_key(tmp_path: Path) -> None:
         ({"num_samples": None}, "num_samples must be at least 1 with pack_impl unpacked"),
         ({"num_samples": None, "epochs": 2}, "give it in place of epochs"),
         ({"add_extra_token": 0}, "the order is neox with pack_impl unpacked"),
-        ({"drop_last_partial": False}, "drop_last_partial is a setting of order megatron and"),
-        ({"source_name": "a"}, "source_name is a setting of order epoch and window, the order is"),
+        ({"drop_last_partial": False}, "drop_last_partial is a setting of order megatron, neox"),
+        ({"source_name": "a"}, "source_name is a setting of order epoch, window and packed, the order is"),
         (
             {
                 "order": NeoxDocumentsOrder(pack_impl="unpacked", allow_chopped=False),

@@ -225,7 +225,7 @@ def test_arrays_of_a_window_index_are_refused(prefix: Path) -> None:
     [
         ({"documents": [0, 2, 1]}, "documents must be a range or a split"),
         ({"sequence_length": 10**6}, "must have at least 1000001 tokens, one sample"),
-        ({"drop_last_partial": False}, "drop_last_partial is a setting of order megatron and"),
+        ({"drop_last_partial": False}, "drop_last_partial is a setting of order megatron, neox"),
         ({"num_samples": 2**63}, "num_samples must be at least 1 and below 2"),
         ({"epochs": 2**63}, "fewer than 2\\*\\*63 samples"),
     ],

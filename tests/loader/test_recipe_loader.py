@@ -70,10 +70,11 @@ def recipe_of(folder: Path, *stages: RecipeStage) -> Recipe:
 def expected_row(opened: OpenRecipe, folder: Path, sample: int) -> dict[str, list[float]]:
     """One row, token by token, from the files."""
     spans = opened.index.locate([sample])
-    name = opened.sources[int(spans.source[0])].corpus.name
+    corpus = opened.sources[int(spans.source[0])].corpus
+    name = corpus.name
     row: dict[str, list[float]] = {"tokens": [], "labels": [], "loss_mask": []}
     text = IndexedDataset(str(folder / name))
-    if name == "web":
+    if name == "web" and corpus.order == "epoch":
         parts = [text.get(d, o, n) for d, o, n in zip(*list(spans)[1:], strict=True)]
         tokens = np.concatenate(parts)
         return {
@@ -81,9 +82,10 @@ def expected_row(opened: OpenRecipe, folder: Path, sample: int) -> dict[str, lis
             "labels": tokens[1:].tolist(),
             "loss_mask": [1.0] * S,
         }
-    mask = IndexedDataset(str(folder / f"{name}_mask"))
+    mask = None if name == "web" else IndexedDataset(str(folder / f"{name}_mask"))
     for document, offset, length in zip(*list(spans)[1:], strict=True):
-        tokens, targets = text.get(document, offset, length), mask.get(document, offset, length)
+        tokens = text.get(document, offset, length)
+        targets = np.ones_like(tokens) if mask is None else mask.get(document, offset, length)
         row["tokens"] += tokens.tolist()
         row["labels"] += [*(tokens * targets)[1:].tolist(), 0]
         row["loss_mask"] += [*targets[1:].astype(float).tolist(), 0.0]
@@ -107,6 +109,24 @@ def test_every_token_has_the_right_loss(folder: Path) -> None:
     opened = open_recipe(recipe_of(folder))
     rows = served(RecipeLoader(opened, micro_batch_size=4))
     assert len(rows) == opened.index.num_samples == 11 * 12
+    for sample, row in enumerate(rows):
+        assert row == expected_row(opened, folder, sample)
+
+
+def packed_recipe(folder: Path) -> Recipe:
+    """The same sources in order packed, finetuning included."""
+    plain = recipe_of(folder, stage("one", 6, web=2, chat=1), stage("two", 5, web=1, qa=1))
+    sources = [
+        replace(source, order="packed", packed=True, long_documents="split", max_documents=limit)
+        for source, limit in zip(plain.sources, (None, 2, 3), strict=True)
+    ]
+    return replace(plain, sources=tuple(sources))
+
+
+def test_order_packed_has_the_right_loss_in_every_source(folder: Path) -> None:
+    opened = open_recipe(packed_recipe(folder))
+    rows = served(RecipeLoader(opened, micro_batch_size=4))
+    assert len(rows) == opened.index.num_samples
     for sample, row in enumerate(rows):
         assert row == expected_row(opened, folder, sample)
 

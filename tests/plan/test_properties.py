@@ -14,7 +14,7 @@ from megaindex.configs.run import BatchSchedule, Data, Evaluation, Run, Source, 
 from megaindex.index.frameworks import FRAMEWORK_RULES
 from megaindex.plan import Plan, make_plan
 
-ORDERS = st.sampled_from(sorted(FRAMEWORK_RULES))
+ORDERS = st.sampled_from(sorted(FRAMEWORK_RULES.keys() - {"packed"}))  # it needs the lengths
 TOKENS = st.lists(st.integers(40, 4000), min_size=1, max_size=4)
 BUFFERS = st.sampled_from([None, 1.0, 1.005, 1.1, 2.0, "exact"])
 

@@ -294,6 +294,16 @@ def test_a_recipe_that_cannot_be_is_refused(change: dict[str, object], says: str
             "cuts documents",
         ),
         (
+            lambda: RecipeSource(name="a", path="p", order="packed", packed=False),
+            "packed: false puts one document",
+        ),
+        (lambda: RecipeSource(name="a", tokens=5, order="packed"), "depend on document lengths"),
+        (lambda: RecipeSource(name="a", path="p", max_documents=3), "a setting of order packed"),
+        (
+            lambda: RecipeSource(name="a", path="p", order="packed", max_documents=0),
+            "max_documents must be at least 1",
+        ),
+        (
             lambda: RecipeSource(name="a", path="p", max_fraction=Fraction(2)),
             "must be at most 1, got 2",
         ),

@@ -27,6 +27,8 @@ sources:
   web: data/web
   code: {path: /abs/code, max_epochs: "7/2", order: window}
   chat: {path: chat, kind: finetuning, labels: chat_labels, packed: false, long_documents: skip}
+  books: {path: books, order: packed, max_documents: 9, long_documents: truncate}
+  math: {path: math, order: packed, long_documents: split}
 stages:
   stable:
     steps: 1000
@@ -68,6 +70,11 @@ def test_every_setting_is_read(tmp_path: Path) -> None:
             name="chat", path=str(tmp_path / "chat"), kind="finetuning", packed=False,
             labels=str(tmp_path / "chat_labels"), long_documents="skip",
         ),
+        RecipeSource(
+            name="books", path=str(tmp_path / "books"), order="packed", max_documents=9,
+            long_documents="truncate",
+        ),
+        RecipeSource(name="math", path=str(tmp_path / "math"), order="packed"),
     )  # fmt: skip
     stable, decay, last = recipe.stages
     assert stable == RecipeStage(
@@ -139,7 +146,7 @@ def test_what_is_written_reads_as_the_same_recipe(tmp_path: Path) -> None:
         ("sources:\n", "sources: [\n", "is not YAML"),
         (FULL, "- a", "holds a list; it must be a mapping"),
         ("tail: pad", "tail: 3", "run.yaml: tail must be one of drop, pad, wrap, got 3"),
-        ("  last:\n", "  stable:\n", "line 24: stable is given twice"),
+        ("  last:\n", "  stable:\n", "line 26: stable is given twice"),
         ("source: {path: valid, kind: finetuning}, ", "", "source is missing: the prefix of"),
         ("interval: 100", "interval: 0", "evaluation.interval must be at least 1, got 0"),
         ("steps: 1000\n    mix: {web: 0.7", "steps: 0\n    mix: {web: 0.7", "must be a positive"),

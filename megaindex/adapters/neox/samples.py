@@ -245,6 +245,7 @@ class NeoxTextSamples(NeoxSamples):
             tokens_per_epoch=facts["tokens_per_epoch"],
             sequence_length=self.seq_length,
             add_extra_token=1,
+            order="neox",
             has_arrays=self.pack_impl == "packed",
             open=self._first_index,
         )

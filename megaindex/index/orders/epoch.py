@@ -32,7 +32,7 @@ from megaindex.arithmetic import (
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import LeftOver
-from megaindex.index.orders.keyed import Block, BlockOrder, order_key
+from megaindex.index.orders.keyed import Block, DocumentOrder
 from megaindex.index.spans import Spans, join_spans
 from megaindex.kernels import active, num_threads
 
@@ -125,7 +125,7 @@ class EpochArrays(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
-class EpochIndex(BlockOrder):
+class EpochIndex(DocumentOrder):
     """Index of order epoch: every token once per epoch, except those that fill no sample.
 
     Memory is 8 bytes for every 64 documents of a block, for at most three blocks; reading a block
@@ -322,24 +322,9 @@ class EpochIndex(BlockOrder):
         )
         return Spans.of_one_source(self._sequence_ids(local), offset, length, splits)
 
-    def _sequence_ids(self, local: I64) -> I64:
-        if isinstance(self.documents, range):
-            return local + self.documents.start
-        return self.documents[local].astype(np.int64)
-
-    def _document_key(self, block: int) -> npt.NDArray[np.uint64]:
-        return order_key(self.seed, block, self.source_name, "documents")
-
     @property
     def _positions(self) -> int:
         return self.epochs_mixed * len(self.documents)
-
-    @cached_property
-    def _lengths(self) -> I32:
-        """Lengths of the documents of one epoch."""
-        if isinstance(self.documents, range):
-            return self.sequence_lengths[self.documents.start : self.documents.stop]
-        return self.sequence_lengths[self.documents]
 
     def _table(self, block: int) -> I64:
         table = self._tables.get(block)

@@ -170,6 +170,30 @@ class BlockOrder(ShownIndex):
         return {name: value for name, value in super().__getstate__().items() if name != "_block"}
 
 
+class DocumentOrder(BlockOrder):
+    """Base class of the computed orders that permute documents."""
+
+    sequence_lengths: I32
+    """int32[sequences] of the dataset, a view."""
+    documents: range | I32
+    """Sequence ids of one epoch."""
+
+    @cached_property
+    def _lengths(self) -> I32:
+        """Lengths of the documents of one epoch."""
+        if isinstance(self.documents, range):
+            return self.sequence_lengths[self.documents.start : self.documents.stop]
+        return self.sequence_lengths[self.documents]
+
+    def _sequence_ids(self, local: I64) -> I64:
+        if isinstance(self.documents, range):
+            return local + self.documents.start
+        return self.documents[local].astype(np.int64)
+
+    def _document_key(self, block: int) -> U64:
+        return order_key(self.seed, block, self.source_name, "documents")
+
+
 def _in_cut_order(
     block: Block, low: int, high: int, part: int, parts: int
 ) -> Iterator[tuple[I64, I64]]:

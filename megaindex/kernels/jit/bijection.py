@@ -8,7 +8,7 @@ from __future__ import annotations
 import numba
 import numpy as np
 
-from megaindex._types import I64, U64, DatasetIndex, IntArray
+from megaindex._types import I64, U32, U64, DatasetIndex, IntArray
 from megaindex.kernels.reference.bijection import TABLE_BELOW, grid, round_words
 from megaindex.kernels.reference.blending import check_divisor, wrong_divisor_counts
 
@@ -282,8 +282,14 @@ def _map(back, begin, given, rounds, rows, columns, n, out):  # type: ignore[no-
 
 
 def _run(key: U64, n: int, begin: int, given: I64, out: IntArray, back: bool = False) -> None:
+    run_network(np.array(round_words(key), np.uint32), n, begin, given, out, back)
+
+
+def run_network(
+    rounds: U32, n: int, begin: int, given: I64, out: IntArray, back: bool = False
+) -> None:
+    """Map ``given``, or begin, begin + 1, …, by the network of (flip, odd factor) of each round."""
     rows, columns = (np.uint32(size) for size in grid(n))
-    rounds = np.array(round_words(key), np.uint32)
     _map(back, begin, given, rounds, rows, columns, np.uint64(n), out)
 
 

@@ -21,6 +21,12 @@ from megaindex.kernels.reference.gather import (
     token_table,
 )
 from megaindex.kernels.reference.mapping import map_blocks, map_sentences
+from megaindex.kernels.reference.packing import (
+    count_pieces,
+    pack_pieces,
+    packed_spans,
+    sort_pieces,
+)
 from megaindex.kernels.reference.receipt import least_seen, receipt_add
 from megaindex.kernels.reference.rows import read_rows, row_table
 from megaindex.kernels.reference.samples import cut_samples, pack_documents, tokens_within

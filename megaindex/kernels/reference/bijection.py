@@ -30,7 +30,7 @@ def bijection_apply(key: U64, n: int, indices: IntArray) -> I64:
         table = _table(key, n)
         values = [table[i] for i in indices.tolist()]
     else:
-        network = _Network(key, n)
+        network = Network(round_words(key), n)
         values = [network.cycle(i, network.forward) for i in indices.tolist()]
     return np.array(values, np.int64)
 
@@ -41,7 +41,7 @@ def bijection_invert(key: U64, n: int, values: IntArray) -> I64:
         table = _table(key, n)
         indices = [table.index(value) for value in values.tolist()]
     else:
-        network = _Network(key, n)
+        network = Network(round_words(key), n)
         indices = [network.cycle(value, network.backward) for value in values.tolist()]
     return np.array(indices, np.int64)
 
@@ -88,11 +88,13 @@ def _table(key: U64, n: int) -> list[int]:
     return table
 
 
-class _Network:
-    def __init__(self, key: U64, n: int) -> None:
+class Network:
+    """Feistel network on the grid of ``n`` cells, with (flip, odd factor) of each round."""
+
+    def __init__(self, rounds: list[tuple[int, int]], n: int) -> None:
         self._n = n
         self._rows, self._columns = grid(n)
-        self._rounds = round_words(key)
+        self._rounds = rounds
 
     def forward(self, index: int) -> int:
         left, right = divmod(index, self._columns)

@@ -1,0 +1,257 @@
+"""Order ``packed``: samples of whole documents, packed by best-fit decreasing.
+
+What a bin holds follows from the histogram of document lengths alone (`Packing`). Which document
+takes which place is decided in every epoch by a keyed permutation of the documents of each length,
+and a keyed bijection orders the bins. Stored are the documents sorted by length, 4 bytes each; a
+sample of any epoch is located by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import numpy as np
+
+from megaindex._types import I32, I64, IntArray
+from megaindex.arithmetic import ceil_div
+from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
+from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
+from megaindex.index.orders.framework import Sink
+from megaindex.index.orders.keyed import Block, DocumentOrder
+from megaindex.index.spans import Spans
+from megaindex.kernels import active, num_threads
+
+MOST_SEQUENCE_LENGTH = 2**24
+_STRIDE = 64  # documents between two entries of sample_starts
+_FEWEST = 16
+
+ARRAYS: Mapping[str, tuple[tuple[int | None, ...], str]] = {
+    "piece_starts": ((None,), "int64"),
+    "piece_documents": ((None,), "int32"),
+    "sample_starts": ((None,), "int64"),
+    "layers": ((None, 6), "int64"),
+    "runs": ((None, 3), "int64"),
+}
+"""Shape and dtype of each array; None for a size that depends on the lengths."""
+
+
+def default_max_documents(sequence_length: int) -> int:
+    """Return the most pieces of a sample by default: a 32nd of its tokens, at least 16."""
+    return max(_FEWEST, sequence_length // 32)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Packing:
+    """Bins of one epoch, as far as the histogram of the lengths decides them."""
+
+    counts: I64
+    """int64[S + 1]: number of pieces of each length; ``counts[S]`` are whole samples."""
+    layers: I64
+    """int64[n, 6], see `megaindex.kernels.reference.packing.pack_pieces`."""
+    runs: I64
+    """int64[m + 1, 3], see there."""
+
+    @property
+    def num_samples(self) -> int:
+        """Samples of one epoch."""
+        return int(self.runs[-1, 2])
+
+    @property
+    def sequence_length(self) -> int:
+        return self.counts.size - 1
+
+    @cached_property
+    def input_tokens(self) -> int:
+        """Tokens of one epoch that are the input of a sample."""
+        return int(self.counts @ np.arange(self.counts.size))
+
+    @property
+    def padding(self) -> int:
+        """Positions of one epoch that no token fills."""
+        return self.num_samples * self.sequence_length - self.input_tokens
+
+    @cached_property
+    def pieces(self) -> tuple[I64, I64]:
+        """Numbers of pieces of a sample, int64[n] in rising order, and the samples with as many."""
+        held = np.zeros(len(self.layers) + 1, np.int64)  # the last is that of no layer
+        for number, (below, _, _, each, _, _) in enumerate(self.layers.tolist()):
+            held[number] = held[below] + each
+        pieces = held[self.runs[:-1, 0]]
+        found, where = np.unique(pieces, return_inverse=True)
+        samples = np.bincount(where, np.diff(self.runs[:, 2]), found.size)
+        return found, samples.astype(np.int64)
+
+    @cached_property
+    def likeness(self) -> float:
+        """Mean quotient of the shortest and the longest piece of a sample, of several pieces."""
+        longest = np.ones(len(self.layers) + 1)
+        for number, (below, _, length, *_) in enumerate(self.layers.tolist()):
+            longest[number] = length if below < 0 else longest[below]
+        last = self.runs[:-1, 0]
+        several = (self.layers[last, 0] >= 0) | (self.layers[last, 3] > 1)
+        samples = np.diff(self.runs[:, 2])[several]
+        quotients = (self.layers[last, 2] / longest[last])[several]
+        return float(quotients @ samples / samples.sum()) if samples.size else 1.0
+
+    @property
+    def rare_tokens(self) -> int:
+        """Input tokens of pieces that share their length with at most one other.
+
+        They have nearly the same mates in every epoch.
+        """
+        lengths = np.arange(self.sequence_length)
+        counts = self.counts[:-1]
+        return int((lengths * counts)[counts <= 2].sum())
+
+
+def pack_counts(counts: I64, max_documents: int | None) -> Packing:
+    """Return the packing of pieces, int64[S + 1] of each length.
+
+    Raises:
+        InvalidArgument: there is no piece.
+    """
+    if not counts.any():
+        raise InvalidArgument("no document gives a sample; give documents of at least one token")
+    limit = max_documents or default_max_documents(counts.size - 1)
+    layers, runs = active().pack_pieces(counts, limit, 1, True)
+    return Packing(counts=counts, layers=layers, runs=runs)
+
+
+def count_pieces(lengths: I32, sequence_length: int, long_documents: LongDocuments) -> I64:
+    """Return the number of pieces of each length, int64[S + 1], of documents of these lengths.
+
+    Raises:
+        InvalidArgument: ``sequence_length`` is above 2**24.
+    """
+    _check_sequence_length(sequence_length)
+    rule = LONG_DOCUMENTS.index(long_documents)
+    return active().count_pieces(lengths, sequence_length, rule, num_threads())
+
+
+def _check_sequence_length(sequence_length: int) -> None:
+    if sequence_length > MOST_SEQUENCE_LENGTH:
+        raise InvalidArgument(
+            f"sequence_length must be at most {MOST_SEQUENCE_LENGTH} in order packed, got "
+            f"{sequence_length}; lower it or use another order"
+        )
+
+
+def pieces_of_histogram(
+    lengths: I64, documents: I64, sequence_length: int, long_documents: LongDocuments
+) -> I64:
+    """Return the same for ``documents[k]`` documents of ``lengths[k]`` tokens each."""
+    _check_sequence_length(sequence_length)
+    counts = np.zeros(sequence_length + 1, np.int64)
+    if long_documents == "truncate":
+        lengths = np.minimum(lengths, sequence_length)
+    elif long_documents == "skip":
+        documents = np.where(lengths > sequence_length, 0, documents)
+    counts[sequence_length] = (lengths // sequence_length * documents).sum()
+    np.add.at(counts[:sequence_length], lengths % sequence_length, documents)
+    counts[0] = 0
+    return counts
+
+
+def build(
+    lengths: I32,
+    sequence_length: int,
+    long_documents: LongDocuments,
+    max_documents: int | None,
+    sink: Sink,
+) -> None:
+    """Fill the arrays of `ARRAYS` in ``sink``, for documents of these lengths."""
+    counts = count_pieces(lengths, sequence_length, long_documents)
+    packing = pack_counts(counts, max_documents)
+    arrays: dict[str, IntArray] = {
+        "piece_starts": np.concatenate(([0], np.cumsum(counts[:-1]))),
+        "layers": packing.layers,
+        "runs": packing.runs,
+    }
+    for name, array in arrays.items():
+        sink.allocate(name, array.shape, "int64")[:] = array
+        sink.seal(name)
+    documents = sink.allocate("piece_documents", (int(counts[:-1].sum()),), "int32")
+    starts = sink.allocate("sample_starts", (ceil_div(lengths.size, _STRIDE) + 1,), "int64")
+    rule = LONG_DOCUMENTS.index(long_documents)
+    active().sort_pieces(lengths, sequence_length, rule, counts, documents, starts, num_threads())
+    sink.seal("piece_documents")
+    sink.seal("sample_starts")
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class PackedIndex(DocumentOrder):
+    """Index of order packed. Samples may be shorter than ``sequence_length``: the rest is padding.
+
+    A whole sample of a document that goes on reads one more token, for its last label. The label of
+    the last token of a document carries no loss; `megaindex.loader` masks it.
+    """
+
+    sequence_lengths: I32
+    """int32[sequences] of the dataset, a view."""
+    documents: range | I32
+    """Sequence ids of one epoch."""
+    tokens_per_epoch: int
+    """Tokens of the documents, including truncated and skipped ones."""
+    sequence_length: int
+    seed: int
+    source_name: str
+    """Part of the keys of the permutations, besides the seed."""
+    arrays: Mapping[str, IntArray]
+    """Arrays of `ARRAYS`, built by `build` or mapped from the cache."""
+    long_documents: LongDocuments = "split"
+    num_epochs: int = 1
+    add_extra_token: int = 1
+    datasets: tuple[IndexedDataset, ...] = ()
+    """The dataset of the index; empty if it was built from lengths alone."""
+    order: Literal["packed"] = field(default="packed", init=False)
+
+    def __post_init__(self) -> None:
+        self._check_epochs()
+
+    @property
+    def samples_per_epoch(self) -> int:
+        return int(self.arrays["runs"][-1, 2])
+
+    @cached_property
+    def packing(self) -> Packing:
+        """Facts about the bins of an epoch: padding, pieces a sample."""
+        counts = np.diff(self.arrays["piece_starts"], append=0)
+        counts[-1] = self.arrays["sample_starts"][-1]
+        return Packing(counts=counts, layers=self.arrays["layers"], runs=self.arrays["runs"])
+
+    @property
+    def cut_tokens(self) -> int:
+        """Tokens of the documents that are in no sample, because they are truncated or skipped."""
+        return self.tokens_per_epoch - self.packing.input_tokens
+
+    @property
+    def tokens_left_over(self) -> int:
+        """Number of tokens of all epochs that no sample has as input."""
+        return self.num_epochs * self.cut_tokens
+
+    def extend(self, epochs: int) -> PackedIndex:
+        """Return the index of ``epochs`` epochs, with the same samples in common epochs."""
+        return replace(self, num_epochs=epochs)
+
+    def _cut(self, block: Block, numbers: I64) -> Spans:
+        arrays: Any = self.arrays
+        local, offset, length, splits = active().packed_spans(
+            self._document_key(block.number),
+            self._lengths,
+            LONG_DOCUMENTS.index(self.long_documents),
+            self.add_extra_token,
+            arrays["piece_starts"],
+            arrays["piece_documents"],
+            arrays["sample_starts"],
+            arrays["layers"],
+            arrays["runs"],
+            numbers,
+        )
+        return Spans.of_one_source(self._sequence_ids(local), offset, length, splits)
+
+    def _no_array(self, name: str) -> str:
+        return f"order packed has no {name}: its samples are computed; use locate(sample_ids)"

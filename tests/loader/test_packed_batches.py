@@ -1,0 +1,120 @@
+"""Batches of order packed: labels, masks and document bounds of whole documents."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from support.corpora import write_corpus
+
+import megaindex
+from megaindex import PackedOrder
+from megaindex.loader import GPTDataset, Loader, MicroBatchSampler, SampleOptions
+
+EOD = 7
+LENGTHS = np.random.default_rng(2).integers(1, 40, 300)
+
+
+@pytest.fixture(scope="module")
+def index(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    path = tmp_path_factory.mktemp("packed") / "web"
+    write_corpus(path, LENGTHS, eod=EOD)
+    return megaindex.build_index(str(path), sequence_length=24, order="packed", epochs=2)
+
+
+def expected_row(index: Any, sample: int) -> dict[str, np.ndarray]:
+    """Return the row of a sample, made token by token from its spans."""
+    length, dataset = index.sequence_length, index.datasets[0]
+    row = {
+        "tokens": np.zeros(length, np.int64), "labels": np.zeros(length, np.int64),
+        "loss_mask": np.zeros(length, np.float32), "position_ids": np.zeros(length, np.int64),
+    }  # fmt: skip
+    at, starts = 0, []
+    _, documents, offsets, lengths = index.locate([sample])
+    for d, o, n in zip(documents.tolist(), offsets.tolist(), lengths.tolist(), strict=True):
+        text = dataset.get(d, offset=o, length=n)
+        starts.append(at)
+        for i in range(min(n, length - at)):
+            row["tokens"][at + i] = text[i]
+            row["position_ids"][at + i] = i
+            if i + 1 < n:  # the last token of a document has no label
+                row["labels"][at + i] = text[i + 1]
+                row["loss_mask"][at + i] = 1
+        at = min(length, at + n)
+    for i in range(at, length):  # padding goes on with the last document, as in Megatron-LM
+        row["position_ids"][i] = i - starts[-1]
+    row["cu_seqlens"] = np.array(starts + [length] * (length + 1 - len(starts)), np.int32)
+    row["max_seqlen"] = np.diff(row["cu_seqlens"]).max()
+    return row
+
+
+OPTIONS = SampleOptions(cu_seqlens=True, boundaries="documents")
+
+
+def test_every_row_is_made_of_whole_documents(index: Any) -> None:
+    dataset = GPTDataset(index, options=OPTIONS)
+    for sample in range(index.num_samples):
+        found = dataset[sample]
+        for name, expected in expected_row(index, sample).items():
+            np.testing.assert_array_equal(found[name], expected, err_msg=f"{sample} {name}")
+
+
+def test_every_token_but_the_first_is_a_target_once(index: Any) -> None:
+    sampler = MicroBatchSampler(
+        num_samples=index.num_samples // 2,
+        micro_batch_size=4,
+        data_parallel_rank=0,
+        data_parallel_size=1,
+    )
+    loader = Loader(index, sampler, options=OPTIONS)
+    targets = sum(int(batch["loss_mask"].sum()) for batch in loader)
+    read = (index.num_samples // 2) // 4 * 4
+    spans = index.locate(np.arange(read))
+    assert targets == int((spans.length - 1).sum())
+    epoch = index.locate(np.arange(index.num_samples // 2))
+    assert (epoch.length - 1).sum() == (LENGTHS - 1).sum()
+
+
+def test_masks_are_those_of_megatron(index: Any) -> None:
+    """Attention masks and positions of megatron-core 0.16.1, which finds documents by their end."""
+    utils = pytest.importorskip("megatron.core.datasets.gpt_dataset")
+    options = SampleOptions(
+        eod_id=EOD, reset_position_ids=True, reset_attention_mask=True, create_attention_mask=True,
+        boundaries="documents",
+    )  # fmt: skip
+    ours, starts = GPTDataset(index, options=options), GPTDataset(index, options=OPTIONS)
+    compared = 0
+    for sample in range(0, index.num_samples, 3):
+        spans = index.locate([sample])
+        held = int(spans.input_lengths(24).sum())
+        row = ours[sample]
+        mask, _, positions = utils._get_ltor_masks_and_position_ids(
+            row["tokens"], EOD, True, True, False, True
+        )
+        assert torch.equal(row["attention_mask"][0, :held, :held], mask[0, :held, :held])
+        assert torch.equal(row["position_ids"][:held], positions[:held])
+        bounds = np.unique(starts[sample]["cu_seqlens"])
+        for first, stop in itertools.pairwise(bounds):
+            block = row["attention_mask"][0, first:stop]
+            assert not block[:, first:stop].tril().any(), "attention within a document"
+            assert block[:, :first].all(), "no attention to the documents before"
+        compared += 1
+    assert compared > 50
+
+
+def test_a_blend_masks_the_sources_of_order_packed(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in "ab"]
+    for path in paths:
+        write_corpus(Path(path), LENGTHS, eod=EOD)
+    settings: dict[str, Any] = {"order": PackedOrder(max_documents=4), "sequence_length": 24,
+                                "cache_dir": tmp_path / "cache"}  # fmt: skip
+    for _ in range(2):  # the second opens its sources from the snapshot
+        blend = megaindex.build_blend(paths, num_samples=200, weights=[1, 3], **settings)
+        dataset = GPTDataset(blend, options=OPTIONS)
+        spans = blend.locate(np.arange(200))
+        targets = sum(float(dataset[i]["loss_mask"].sum()) for i in range(200))
+        assert targets == (spans.length - 1).sum()

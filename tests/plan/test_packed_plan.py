@@ -1,0 +1,188 @@
+"""Plans of order packed, compared with the samples that the index serves."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.corpora import write_corpus
+
+import megaindex
+from megaindex import InvalidArgument, PackedOrder, make_plan
+from megaindex.errors import FormatError, MegaIndexError
+from megaindex.format.length_histogram import read_length_histogram
+
+LENGTHS = np.random.default_rng(8).lognormal(3, 1.2, 400).astype(np.int32)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("packed") / "web"
+    write_corpus(path, LENGTHS)
+    return str(path)
+
+
+def histogram_file(path: Path, lengths: Any) -> str:
+    counts = sorted(Counter(map(int, lengths)).items())
+    path.write_text("# tokens documents\n" + "".join(f"{n} {count}\n" for n, count in counts))
+    return str(path)
+
+
+@pytest.mark.parametrize("rule", ["split", "truncate", "skip"])
+@pytest.mark.parametrize("limit", [None, 2])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_plan_is_the_run(corpus: str, rule: Any, limit: int | None, epochs: int) -> None:
+    order = PackedOrder(long_documents=rule, max_documents=limit)
+    plan = make_plan(
+        data_path=corpus, sequence_length=32, global_batch_size=7, epochs=epochs, order=order,
+        coverage="exact",
+    )  # fmt: skip
+    index = megaindex.build_index(corpus, sequence_length=32, order=order, epochs=epochs)
+    (row,) = plan.rows("train")
+    assert index.num_samples == row.built == row.samples_per_epoch * epochs
+    assert plan.train_iters == index.num_samples // 7
+    consumed = plan.train_iters * 7
+    spans = index.locate(np.arange(consumed))
+    inputs = int(spans.input_lengths(32).sum())
+    assert plan.tokens_consumed == inputs
+    assert not any("means over seeds" in text for text in plan.warnings)
+    assert plan.tokens_left_over == epochs * int(LENGTHS.sum()) - inputs
+    times = Counter[tuple[int, int]]()
+    for d, o, n in zip(spans.document, spans.offset, spans.input_lengths(32), strict=True):
+        times.update((int(d), int(o) + i) for i in range(int(n)))
+    seen = np.bincount(list(times.values()), minlength=len(row.coverage.tokens))
+    seen[0] = int(LENGTHS.sum()) - len(times)
+    np.testing.assert_allclose(row.coverage.tokens, seen / LENGTHS.sum(), atol=1e-12)
+
+    facts = row.packing
+    assert facts is not None
+    one = index.locate(np.arange(row.samples_per_epoch))
+    pieces = np.diff(one.row_splits)
+    placed = int(one.input_lengths(32).sum())
+    assert facts.padding == row.samples_per_epoch * 32 - placed
+    assert facts.fill == pytest.approx(placed / (row.samples_per_epoch * 32))
+    assert facts.cut_tokens == int(LENGTHS.sum()) - placed
+    assert facts.pieces_per_sample == pytest.approx(pieces.mean())
+    assert facts.most_pieces == pieces.max() <= facts.max_documents
+    assert facts.long_documents == np.count_nonzero(LENGTHS > 32)
+    lengths = np.minimum(one.length, 32)
+    quotients = [
+        part.min() / part.max() for part in np.split(lengths, one.row_splits[1:-1]) if part.size > 1
+    ]
+    assert facts.likeness == pytest.approx(np.mean(quotients) if quotients else 1.0)
+
+
+@given(lengths=st.lists(st.integers(0, 90), min_size=1, max_size=60).filter(any),
+       rule=st.sampled_from(["split", "truncate"]))  # fmt: skip
+def test_a_histogram_plans_as_the_corpus(
+    tmp_path_factory: pytest.TempPathFactory, lengths: list[int], rule: str
+) -> None:
+    folder = tmp_path_factory.mktemp("h")
+    write_corpus(folder / "web", lengths)
+    common: dict[str, Any] = {
+        "sequence_length": 16, "global_batch_size": 1, "epochs": 1, "order": "packed",
+        "long_documents": rule,
+    }  # fmt: skip
+    files = make_plan(data_path=folder / "web", **common)
+    histogram = make_plan(length_histogram=histogram_file(folder / "h.txt", lengths), **common)
+    assert files.rows("train")[0].packing == histogram.rows("train")[0].packing
+    for name in ("train_iters", "samples_per_epoch", "tokens_per_epoch", "tokens_consumed"):
+        assert getattr(files, name) == getattr(histogram, name)
+
+
+def test_a_blend_draws_what_the_plan_says(corpus: str, tmp_path: Path) -> None:
+    write_corpus(tmp_path / "code", LENGTHS[:100] * 2)
+    paths = [corpus, str(tmp_path / "code")]
+    plan = make_plan(
+        data_path=[0.25, paths[0], 0.75, paths[1]], sequence_length=32, global_batch_size=8,
+        train_iters=60, order="packed",
+    )  # fmt: skip
+    blend = megaindex.build_blend(
+        paths, num_samples=480, weights=[0.25, 0.75], order="packed", sequence_length=32
+    )
+    rows = plan.rows("train")
+    assert [row.drawn for row in rows] == np.bincount(blend.dataset_index).tolist()
+    assert [row.built for row in rows] == [index.num_samples for index in blend.indices]
+
+
+def test_the_json_has_the_facts_in_order_packed_alone(corpus: str) -> None:
+    common: dict[str, Any] = {"data_path": corpus, "sequence_length": 32, "epochs": 1,
+                              "global_batch_size": 4}  # fmt: skip
+    packed = json.loads(json.dumps(make_plan(order="packed", **common).to_json(), default=vars))
+    assert packed["datasets"][0]["packing"]["max_documents"] == 16
+    assert "packing" not in make_plan(order="epoch", **common).to_json()["datasets"][0]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("17\n", "line 1 must be a length and a number of documents"),
+        ("17 x\n", "line 1 must be"),
+        ("17 -1\n", "line 1 must be"),
+        ("1 1\n\n17 2\n17 3\n", "line 4 gives length 17 a second time"),
+        ("17 3000000000\n", "below 2\\*\\*31"),
+        ("5000000000 1\n", "below 2\\*\\*31"),
+        ("0 12\n", "from 1 to 2\\*\\*63 - 1 tokens"),
+        ("", "from 1 to 2\\*\\*63 - 1 tokens"),
+        ("5 2000000000\n6 2000000000\n", "fewer than 2\\*\\*31"),
+    ],
+)
+def test_histograms_that_are_refused(tmp_path: Path, text: str, message: str) -> None:
+    (tmp_path / "h.txt").write_text(text)
+    with pytest.raises(FormatError, match=message):
+        read_length_histogram(str(tmp_path / "h.txt"))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tokens_per_epoch": 5000}, "needs the lengths of the documents"),
+        ({"tokens_per_epoch": 99}, "hold 105 tokens, tokens_per_epoch says 99"),
+        ({"tokens_per_epoch": [105, 1]}, "has 2 values for 1 files"),
+        ({"length_histogram": "missing"}, "missing: cannot read"),
+        ({"max_documents": 0}, "max_documents must be at least 1"),
+        ({"long_documents": "drop"}, "long_documents must be one of"),
+        ({"long_documents": "skip", "sequence_length": 5}, "no document gives a sample"),
+        ({"sequence_length": 2**24 + 1}, "sequence_length must be at most 16777216"),
+        ({"order": "neox", "max_documents": 3}, "is a setting of order packed"),
+    ],
+)
+def test_settings_that_are_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    common: dict[str, Any] = {"order": "packed", "sequence_length": 16, "global_batch_size": 1,
+                              "epochs": 1}  # fmt: skip
+    if settings != {"tokens_per_epoch": 5000} and "length_histogram" not in settings:
+        common["length_histogram"] = histogram_file(tmp_path / "h.txt", [7] * 15)
+    with pytest.raises(MegaIndexError, match=message):
+        make_plan(**(common | settings))
+
+
+def test_a_billion_documents_are_planned_from_their_lengths(tmp_path: Path) -> None:
+    lengths = np.arange(1, 40_000)
+    documents = (1.4e9 / lengths**1.1 / 8).astype(np.int64)
+    (tmp_path / "h.txt").write_text(
+        "".join(f"{n} {count}\n" for n, count in zip(lengths, documents, strict=True))
+    )
+    assert 10**9 < documents.sum() < 2**31
+    plan = make_plan(
+        length_histogram=tmp_path / "h.txt", sequence_length=8192, global_batch_size=1024,
+        epochs=1, order="packed",
+    )  # fmt: skip
+    assert any("means over seeds" in text for text in plan.warnings)
+    facts = plan.rows("train")[0].packing
+    assert facts is not None
+    tokens = int(lengths @ documents)
+    assert plan.tokens_per_epoch == tokens
+    assert plan.samples_per_epoch * 8192 == tokens + facts.padding
+
+
+def test_packed_needs_a_name_or_an_order() -> None:
+    with pytest.raises(InvalidArgument, match="max_documents must be at least 1"):
+        PackedOrder(max_documents=0)
+    assert PackedOrder(max_documents=3).changed_settings == {"max_documents": 3}
+    assert PackedOrder().row.order == "packed"
