@@ -33,10 +33,10 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.installed
 	$(BIN)/megaindex demo --dir demo-data
 
-quick: $(VENV)/.quick-installed
+quick: $(VENV)/.quick-installed $(VENV)/.kernels-compiled
 	$(BIN)/pytest --quick -n $(JOBS)
 
-test: $(VENV)/.test-installed
+test: $(VENV)/.test-installed $(VENV)/.kernels-compiled
 	$(BIN)/python -m pytest -m "not slow" -n $(JOBS)
 
 examples: $(VENV)/.test-installed
@@ -116,6 +116,12 @@ $(VENV)/.dev-installed: $(SOURCES) | $(VENV)/bin/python
 	@echo "installing megaindex into $(VENV) (numpy, numba and the native core; a minute or two)"
 	@MEGAINDEX_DEV=1 $(PIP) --editable .
 	@touch $(VENV)/.installed $@
+
+# Numba's cache beside its kernels, complete before several processes of tests use it.
+$(VENV)/.kernels-compiled: $(wildcard megaindex/kernels/jit/*.py) tests/support/compile_kernels.py $(VENV)/.dev-installed
+	@echo "compiling the Numba kernels for the tests (half a minute on two cores)"
+	@$(BIN)/python tests/support/compile_kernels.py
+	@touch $@
 
 $(VENV)/.quick-installed: $(VENV)/.dev-installed requirements/quick.txt
 	@$(PIP) -r requirements/quick.txt
