@@ -78,7 +78,7 @@ def assert_equal(batch: Batch, right: Batch) -> None:
     assert sorted(batch) == sorted(right)
     for name, value in right.items():
         assert batch[name].dtype == value.dtype, name
-        torch.testing.assert_close(batch[name], value, rtol=0, atol=0, msg=name)
+        assert torch.equal(batch[name], value), name
 
 
 @given(
@@ -198,7 +198,7 @@ def test_a_blend_is_read_from_all_its_datasets(tmp_path: Path) -> None:
         for row, sample in zip(batch["tokens"], ids, strict=True):
             if sample is not None:
                 part = GPTDataset(index.parts[sample % 3], datasets[sample % 3])
-                torch.testing.assert_close(row, part[sample // 3]["tokens"])
+                assert torch.equal(row, part[sample // 3]["tokens"])
 
 
 class Interleaved:
@@ -313,7 +313,7 @@ def test_a_run_continues_after_the_last_batch_returned(
     tokens += [batch["tokens"] for batches in rounds for batch in batches]
     served = torch.cat(tokens)
     right = expected(GPTDataset(index, corpus), list(range(len(served))))["tokens"]
-    torch.testing.assert_close(served, right, rtol=0, atol=0)
+    assert torch.equal(served, right)
     assert index.num_samples - len(served) < sizes[0] * sizes[1]
 
 
