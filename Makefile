@@ -21,8 +21,9 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.hpp)
 
-# Processes that run tests: one a core, at most four
-JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ "$$n" -lt 4 ]; then echo "$$n"; else echo 4; fi)
+# Processes that run tests: JOBS, or one a core, at most four; of all tests one more, since some
+# wait for workers, servers and disks
+CORES := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ "$$n" -lt 4 ]; then echo "$$n"; else echo 4; fi)
 
 # Tests start many processes: without byte code each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -34,10 +35,10 @@ demo: $(VENV)/.installed
 	$(BIN)/megaindex demo --dir demo-data
 
 quick: $(VENV)/.quick-installed $(VENV)/.kernels-compiled
-	$(BIN)/pytest --quick -n $(JOBS)
+	$(BIN)/pytest --quick -n $(or $(JOBS),$(CORES))
 
 test: $(VENV)/.test-installed $(VENV)/.kernels-compiled
-	$(BIN)/python -m pytest -m "not slow" -n $(JOBS)
+	$(BIN)/python -m pytest -m "not slow" -n $(or $(JOBS),$(shell expr $(CORES) + 1))
 
 examples: $(VENV)/.test-installed
 	$(PIP) -r requirements/examples.txt
