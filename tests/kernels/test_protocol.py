@@ -54,5 +54,6 @@ def test_every_numba_kernel_is_compiled_before_the_tests() -> None:
 
     for module in MODULES:
         module(Recorder())
-    not_compiled = {"seed_state", "tokens_within", "token_table", "span_table"}
+    not_compiled = {"seed_state", "tokens_within", "token_table", "span_table", "row_table"}
+    not_compiled |= {"read_rows"}  # calls two others
     assert called | not_compiled == set(FUNCTIONS)

@@ -19,6 +19,7 @@ import numpy as np
 
 from megaindex.kernels import load
 from megaindex.kernels.protocol import Backend
+from megaindex.kernels.reference.packing import SPLIT, STRIDE
 
 INT32 = np.ones(1, np.int32)
 KEY = np.array([1, 2], np.uint64)
@@ -81,6 +82,18 @@ def samples(jit: Backend) -> None:
     jit.pack_documents(INT32, 1, 0, np.empty(1, np.int64))
 
 
+def packing(jit: Backend) -> None:
+    for lengths in (np.array([3, 2, 9], np.int32), read_only(np.array([3, 2, 9], np.int32))):
+        counts = jit.count_pieces(lengths, 4, SPLIT)
+        documents = np.empty(counts[:-1].sum(), np.int32)
+        starts = np.empty(-(-lengths.size // STRIDE) + 1, np.int64)
+        jit.sort_pieces(lengths, 4, SPLIT, counts, documents, starts)
+        layers, runs = jit.pack_pieces(counts, 0, 1, True)
+        ends = np.concatenate(([0], np.cumsum(counts[:-1])))
+        bins = np.arange(runs[-1, 2])
+        jit.packed_spans(KEY, lengths, SPLIT, 1, ends, documents, starts, layers, runs, bins)
+
+
 def spans(jit: Backend) -> None:
     one = np.zeros(1, np.int64)
     for shuffled, dtype in itertools.product((np.uint32, np.int64), (np.int32, np.int64)):
@@ -117,7 +130,7 @@ def gather(jit: Backend) -> None:
         jit.gather(table, INT32 - 1, one, one, one + 1, bounds, out, None, 0)
 
 
-MODULES = (bijection, blending, mapping, divisor, spans, shuffle, gather, samples, receipt)
+MODULES = (bijection, blending, mapping, packing, divisor, spans, shuffle, gather, samples, receipt)
 
 
 def compile_module(module: Callable[[Any], None]) -> None:
