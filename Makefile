@@ -21,8 +21,9 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/pip install --quiet --disable-pip-version-check
 SOURCES := pyproject.toml setup.py $(wildcard csrc/*.cpp csrc/*/*.cpp csrc/*/*.hpp)
 
-# Processes that run tests: one a core, at most four
-JOBS ?= $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ "$$n" -lt 4 ]; then echo "$$n"; else echo 4; fi)
+# Processes that run tests: JOBS, or one a core, at most four; of all tests one more, since some
+# wait for workers, servers and disks
+CORES := $(shell n=$$(getconf _NPROCESSORS_ONLN); if [ "$$n" -lt 4 ]; then echo "$$n"; else echo 4; fi)
 
 # Tests start many processes: without byte code each would compile the package again.
 unexport PYTHONDONTWRITEBYTECODE
@@ -33,11 +34,11 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(VENV)/.installed
 	$(BIN)/megaindex demo --dir demo-data
 
-quick: $(VENV)/.quick-installed
-	$(BIN)/pytest --quick -n $(JOBS)
+quick: $(VENV)/.quick-installed $(VENV)/.kernels-compiled
+	$(BIN)/pytest --quick -n $(or $(JOBS),$(CORES))
 
-test: $(VENV)/.test-installed
-	$(BIN)/python -m pytest -m "not slow" -n $(JOBS)
+test: $(VENV)/.test-installed $(VENV)/.kernels-compiled
+	$(BIN)/python -m pytest -m "not slow" -n $(or $(JOBS),$(shell expr $(CORES) + 1))
 
 examples: $(VENV)/.test-installed
 	$(PIP) -r requirements/examples.txt
@@ -116,6 +117,12 @@ $(VENV)/.dev-installed: $(SOURCES) | $(VENV)/bin/python
 	@echo "installing megaindex into $(VENV) (numpy, numba and the native core; a minute or two)"
 	@MEGAINDEX_DEV=1 $(PIP) --editable .
 	@touch $(VENV)/.installed $@
+
+# Numba's cache beside its kernels, complete before several processes of tests use it.
+$(VENV)/.kernels-compiled: $(wildcard megaindex/kernels/jit/*.py) tests/support/compile_kernels.py $(VENV)/.dev-installed
+	@echo "compiling the Numba kernels for the tests (half a minute on two cores)"
+	@$(BIN)/python tests/support/compile_kernels.py
+	@touch $@
 
 $(VENV)/.quick-installed: $(VENV)/.dev-installed requirements/quick.txt
 	@$(PIP) -r requirements/quick.txt

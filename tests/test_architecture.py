@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import collections
+import functools
 import importlib
 import os
 import pydoc
@@ -43,16 +44,17 @@ def module_of(path: Path) -> str:
 MODULES = {module_of(path): path for path in sorted((ROOT / "megaindex").rglob("*.py"))}
 
 
+@functools.cache
+def imported_names(path: Path) -> set[tuple[str, str]]:
+    """As `imported_from`, of everything that a file imports anywhere, for type checks too."""
+    return imported_from(path.read_text())
+
+
 def imported_modules(path: Path) -> set[str]:
     """Modules of the package that a file imports anywhere, for type checks too."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        names = []
-        if isinstance(node, ast.Import):
-            names = [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names = [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-        found |= {name for name in names if name in MODULES}
+    pairs = imported_names(path)
+    names = {home for home, _ in pairs} | {f"{home}.{name}" for home, name in pairs}
+    found = names & MODULES.keys()
     # a package is named on the way to its module
     return {m for m in found if not any(other.startswith(f"{m}.") for other in found)}
 
@@ -129,13 +131,13 @@ def is_public(home: str, name: str) -> bool:
 )
 def test_every_public_name_resolves_and_is_listed(facade: str) -> None:
     module = importlib.import_module(facade)
-    stub = (Path(module.__path__[0]) / "__init__.pyi").read_text()
+    stub = imported_names(Path(module.__path__[0]) / "__init__.pyi")
     public = [name for name in module.__all__ if name != "__version__"]
     assert public
-    packages = {name for home, name in imported_from(stub) if home == facade}
-    assert public == sorted(name for _, name in imported_from(stub) if name not in packages)
+    packages = {name for home, name in stub if home == facade}
+    assert public == sorted(name for _, name in stub if name not in packages)
     assert dir(module) == sorted({*module.__all__, *packages})
-    for home, name in imported_from(stub):
+    for home, name in stub:
         if "torch" in home or home.endswith("neox_dataset"):
             pytest.importorskip("torch")
         if home.endswith("megatron.patches"):  # whose classes derive from Megatron's
@@ -176,7 +178,7 @@ assert merge is function and callable(amend) and megaindex.recipe.amend is amend
 def test_modules_import_from_modules_not_from_facades() -> None:
     wrong = []
     for path in MODULES.values():
-        for home, name in imported_from(path.read_text()):
+        for home, name in imported_names(path):
             package = importlib.import_module(home) if home in FACADES else None
             if package and name != "__version__" and name in getattr(package, "_homes", ()):
                 wrong.append(f"{path.relative_to(ROOT)} imports {name} from {home}")

@@ -36,13 +36,23 @@ print(megaindex.__file__, megaindex.backend())
 
 def install(target: Path, **environment: str) -> None:
     copy = target.parent / "source"
-    ignored = shutil.ignore_patterns(".*", "*.so", "*.egg-info", "demo-data", "tests")
+    ignored = shutil.ignore_patterns(
+        ".*", "__pycache__", "*.so", "*.egg-info", "demo-data", "tests"
+    )
     shutil.copytree(ROOT, copy, ignore=ignored)
     shutil.rmtree(copy / "build", ignore_errors=True)  # of an earlier installation
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index",
                "--no-build-isolation", "--disable-pip-version-check", "--target", str(target),
                str(copy)]  # fmt: skip
     subprocess.run(command, check=True, env={**os.environ, **environment}, capture_output=True)
+
+
+def add_compiled_kernels(target: Path) -> None:
+    """What Numba compiled in this checkout; it takes what was compiled from the same source."""
+    kernels = Path("megaindex", "kernels", "jit", "__pycache__")
+    for path in (ROOT / kernels).glob("*.nb?"):
+        (target / kernels).mkdir(exist_ok=True)
+        shutil.copy(path, target / kernels)
 
 
 def version(site: Path) -> list[str]:
@@ -69,7 +79,8 @@ def test_without_a_native_core_it_installs_and_runs_on_numba(
     tmp_path: Path, environment: dict[str, str], reason: str
 ) -> None:
     install(tmp_path / "site", **environment)
-    use = USE if "MEGAINDEX_NO_NATIVE" in environment else CHOOSE  # once: Numba compiles it anew
+    add_compiled_kernels(tmp_path / "site")
+    use = USE if "MEGAINDEX_NO_NATIVE" in environment else CHOOSE
     result = subprocess.run(
         [sys.executable, "-c", use], check=True, capture_output=True, text=True, cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path / "site"), "MEGAINDEX_BACKEND": ""},

@@ -36,9 +36,7 @@ from megaindex.io.mapping import map_readonly
 from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import FileInfo, is_remote, odd_kind
 from megaindex.objects.files import local_copy, stat_path
-from megaindex.recipe.recipe_file import read_recipe
 from megaindex.verify.arrays import own_sets
-from megaindex.verify.recipe import pairs_of_recipe
 
 _WIDEST = 8  # bytes of a token
 _EXAMINED = 4096  # sequences, at most, to infer the width of tokens
@@ -76,6 +74,9 @@ def _described(subject: Subject) -> list[PairDescription | EntryDescription]:
     if subject.kind == "snapshot":
         return [describe_snapshot(subject.path)]
     if subject.kind == "recipe":
+        from megaindex.recipe.recipe_file import read_recipe
+        from megaindex.verify.recipe import pairs_of_recipe
+
         read_recipe(subject.path)  # raises if the recipe is invalid
         return [describe_pair(each) for pairs in pairs_of_recipe(subject.path) for each in pairs]
     return [describe_entry(entry) for entry in entries(subject.path)]

@@ -19,7 +19,6 @@ from megaindex.verify.arrays import (
     verify_snapshot,
 )
 from megaindex.verify.pair import PairRules, verify_pair
-from megaindex.verify.recipe import pairs_of_recipe, verify_recipe
 from megaindex.verify.report import Finding, Report
 
 __all__ = ["Check", "Finding", "Report", "checks", "verify", "verify_all"]
@@ -46,6 +45,8 @@ class Check:
             )
             return verify_pair(path, rules, full=self.full, bar=bar)
         if self.subject.kind == "recipe":
+            from megaindex.verify.recipe import verify_recipe
+
             return verify_recipe(path)
         return _VERIFY[self.subject.kind](path, full=self.full, bar=bar)
 
@@ -134,6 +135,8 @@ def checks(
     to_do = [of_tokens(subject=subject) for path in paths for subject in subjects(path)]
     named = {check.subject.path for check in to_do}
     for recipe in [check.subject.path for check in to_do if check.subject.kind == "recipe"]:
+        from megaindex.verify.recipe import pairs_of_recipe
+
         tokens, companions = pairs_of_recipe(recipe)
         for prefix in [prefix for prefix in (*tokens, *companions) if prefix not in named]:
             subject = Subject(kind="pair", path=prefix)

@@ -50,7 +50,9 @@ def test_verifying_what_was_written(core: Any, corpora: list[str], tmp_path: Pat
     assert main(words[1:]) == 0
 
 
-def test_running_a_script(core: Any, tmp_path: Path) -> None:
+def test_running_a_script(
+    core: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """``python -m megaindex.adapters.megatron -- script.py``, and the samplers of a trainer."""
     package = tmp_path / "megatron/training/datasets"
     package.mkdir(parents=True)
@@ -71,10 +73,13 @@ def test_running_a_script(core: Any, tmp_path: Path) -> None:
     assert result.stdout.splitlines()[-1] == ("['--lr', '1'] megaindex.adapters.megatron.patches")
     script.write_text("import megaindex.adapters as adapters\nprint(adapters.status())\n")
     settings = ["--variance-buffer", "exact", "--separate-final-epoch", "never"]
-    result = subprocess.run(
-        [*command, *settings, str(script)], capture_output=True, text=True, check=True
-    )
-    assert ", variance_buffer exact, separate_final_epoch never" in result.stdout
+    monkeypatch.setattr(sys, "argv", [])
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    try:
+        assert run_script([*settings, str(script)]) == 0
+    finally:
+        adapter.uninstall()
+    assert ", variance_buffer exact, separate_final_epoch never" in capsys.readouterr().out
 
 
 def test_words_that_name_no_script(

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.examples import one_in
 
 import megaindex
 from megaindex import EpochOrder
@@ -95,6 +96,7 @@ def samples(positions: np.ndarray, spans: Spans) -> dict[int, list[tuple[int, ..
     return rows
 
 
+@one_in(2)  # for each of 12 indices
 @given(share=st.tuples(st.floats(0, 1), st.floats(0, 1)), parts=st.integers(1, 5))
 def test_iteration_agrees_with_locate(index: Any, share: tuple[float, float], parts: int) -> None:
     begin, end = sorted(round(s * index.num_samples) for s in share)
@@ -156,6 +158,7 @@ def test_every_backend_iterates_alike(
 # ---- receipts from iteration -------------------------------------------------------------------
 
 
+@one_in(2)
 @given(share=st.tuples(st.floats(0, 1), st.floats(0, 1)), stride=st.sampled_from([1, 16, 1024]))
 def test_receipts_are_those_of_the_samples_in_order(
     index: Any, share: tuple[float, float], stride: int
@@ -181,6 +184,7 @@ def test_receipts_do_not_depend_on_threads(
     assert planned_block_receipts(index, 3, index.num_samples, KEYS, stride=16) == expected
 
 
+@one_in(2)
 @given(data=st.data())
 def test_one_swapped_sample_is_caught(index: Any, data: st.DataObject) -> None:
     last = index.num_samples - 1

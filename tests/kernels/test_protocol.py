@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
+from typing import Any
 
 import pytest
+from support.compile_kernels import MODULES
 
 from megaindex.kernels import load
 from megaindex.kernels.protocol import Backend
@@ -38,3 +40,20 @@ def test_the_protocol_has_the_functions_of_the_specification() -> None:
     public = {n for n, value in vars(reference).items() if inspect.isfunction(value)}
     assert public == set(FUNCTIONS)
     assert len(FUNCTIONS) > 30
+
+
+def test_every_numba_kernel_is_compiled_before_the_tests() -> None:
+    """By `support.compile_kernels`, which calls each."""
+    numba = load("numba")
+    called = set()
+
+    class Recorder:
+        def __getattr__(self, name: str) -> Any:
+            called.add(name)
+            return getattr(numba, name)
+
+    for module in MODULES:
+        module(Recorder())
+    not_compiled = {"seed_state", "tokens_within", "token_table", "span_table", "row_table"}
+    not_compiled |= {"read_rows"}  # calls two others
+    assert called | not_compiled == set(FUNCTIONS)

@@ -367,13 +367,15 @@ def test_an_equivalent_recipe_is_accepted(folder: Path, batching: Any) -> None:
         Stream(source="chat", proportion=Fraction(1, 3)),
     )
     thirds = replace(scaled, stages=(replace(scaled.stages[0], streams=streams), scaled.stages[1]))
-    for other in (scaled, thirds, recipe(web=400, chat=200)):
-        for sources in itertools.permutations(other.sources):
-            loader = RecipeLoader(open_recipe(replace(other, sources=sources)), micro_batch_size=2)
-            loader.load_state_dict(state)
-            assert list(runs.take(loader)) == whole
-            check = check_receipts([loader.state_dict()], loader._loader._index)
-            assert check.equal
+    others = [replace(scaled, sources=each) for each in itertools.permutations(scaled.sources)]
+    for other in (thirds, recipe(web=400, chat=200)):
+        others += [other, replace(other, sources=other.sources[::-1])]
+    for other in others:
+        loader = RecipeLoader(open_recipe(other), micro_batch_size=2)
+        loader.load_state_dict(state)
+        assert list(runs.take(loader)) == whole
+        check = check_receipts([loader.state_dict()], loader._loader._index)
+        assert check.equal
     changed = open_recipe(recipe(web=4, chat=3))
     with pytest.raises(InvalidArgument, match="stage one: the new recipe serves other samples"):
         RecipeLoader(changed, micro_batch_size=2).load_state_dict(state)

@@ -19,11 +19,12 @@ from megaindex.loader.prefetch import ReadAhead
 @pytest.fixture(autouse=True)
 def no_thread_stays() -> Iterator[None]:
     yield
-    gc.collect()
-    for thread in threading.enumerate():
-        if thread.name.startswith("megaindex-ahead"):
-            thread.join(10)
-            assert not thread.is_alive()
+    left = [t for t in threading.enumerate() if t.name.startswith("megaindex-ahead")]
+    if left:
+        gc.collect()
+    for thread in left:
+        thread.join(10)
+        assert not thread.is_alive()
 
 
 @pytest.mark.parametrize(("depth", "threads"), [(1, 1), (3, 1), (2, 2), (7, 4), (4, 9)])

@@ -131,7 +131,7 @@ def test_order_packed_has_the_right_loss_in_every_source(folder: Path) -> None:
         assert row == expected_row(opened, folder, sample)
 
 
-@settings(max_examples=20)  # each serves a whole run
+@settings(max_examples=12)  # each serves a whole run
 @given(
     first=st.sampled_from([(1, 4), (2, 2), (3, 2)]),
     second=st.sampled_from([(1, 3), (2, 3), (4, 1), (6, 2)]),

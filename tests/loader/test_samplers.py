@@ -189,7 +189,7 @@ def test_every_sample_once_whatever_the_clusters(
 ) -> None:
     """Ranks, micro batch and batch schedule change at any step, and inside steps where they fit."""
     state, seen, over = None, list[int | None](), False
-    for _ in range(20):
+    for _ in range(10):
         micro, size = data.draw(st.integers(1, 3)), data.draw(st.integers(1, 4))
         settings = {
             "num_samples": count, "micro_batch_size": micro, "tail": tail,

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from support.examples import one_in
 from support.tokenizing import (
     TEXTS,
     encoder_of,
@@ -55,7 +56,7 @@ def pieces_of(path: Path, size: int) -> list[Piece]:
     lines=LINES, mark=st.booleans(), final=st.booleans(), size=st.integers(1, 40),
     block=st.integers(1, 9),
 )  # fmt: skip
-@settings(max_examples=300)
+@settings(max_examples=150)
 def test_every_line_belongs_to_one_piece(
     monkeypatch: pytest.MonkeyPatch, lines: list[tuple[str, str]], mark: bool, final: bool,
     size: int, block: int,
@@ -128,6 +129,7 @@ def test_a_long_line_is_skipped_in_blocks(tmp_path: Path, monkeypatch: Any) -> N
         assert found == data
 
 
+@one_in(2)  # each writes and opens files
 @given(
     texts=st.lists(st.text(st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=6),
     plain=st.booleans(),

@@ -106,6 +106,12 @@ def mask_loss(
     _mask_loss(tokens, labels, pad_id, eod_id is not None, eod_id or 0, loss_mask)
 
 
+# in place of outputs that are not wanted, so that each combination needs no compilation of its own
+_NO_POSITIONS = np.empty((0, 0), np.int64)
+_NO_BOUNDS = np.empty((0, 0), np.int32)
+_NO_LONGEST = np.empty(0, np.int32)
+
+
 @numba.njit(cache=True, nogil=True)
 def _row(k, ends, width, position_ids, cu_seqlens, max_seqlen):  # type: ignore[no-untyped-def]
     """Fill row k, whose documents end at ``ends``; the cells after them are one more document."""
@@ -114,29 +120,60 @@ def _row(k, ends, width, position_ids, cu_seqlens, max_seqlen):  # type: ignore[
         end = min(ends[i], width) if i < ends.size else width
         if end <= begin:
             continue
-        if position_ids is not None:
+        if position_ids.size > 0:
             position_ids[k, begin:end] = np.arange(end - begin)
-        if cu_seqlens is not None:
+        if cu_seqlens.size > 0:
             cu_seqlens[k, documents] = begin
         documents += 1
         longest = max(longest, end - begin)
         begin = end
-    if cu_seqlens is not None:
+    if cu_seqlens.size > 0:
         cu_seqlens[k, documents:] = width
-    if max_seqlen is not None:
+    if max_seqlen.size > 0:
         max_seqlen[k] = longest
 
 
+def _outputs(
+    position_ids: I64 | None, cu_seqlens: I32 | None, max_seqlen: I32 | None
+) -> tuple[I64, I32, I32]:
+    return (
+        _NO_POSITIONS if position_ids is None else position_ids,
+        _NO_BOUNDS if cu_seqlens is None else cu_seqlens,
+        _NO_LONGEST if max_seqlen is None else max_seqlen,
+    )
+
+
 @numba.njit(cache=True, nogil=True)
-def documents_by_token(tokens, eod_id, position_ids, cu_seqlens, max_seqlen):  # type: ignore[no-untyped-def]
+def _by_token(tokens, eod_id, position_ids, cu_seqlens, max_seqlen):  # type: ignore[no-untyped-def]
     for k in range(tokens.shape[0]):
         ends = np.flatnonzero(tokens[k] == eod_id) + 1
         _row(k, ends, tokens.shape[1], position_ids, cu_seqlens, max_seqlen)
 
 
+def documents_by_token(
+    tokens: IntArray,
+    eod_id: int,
+    position_ids: I64 | None,
+    cu_seqlens: I32 | None,
+    max_seqlen: I32 | None,
+) -> None:
+    _by_token(tokens, eod_id, *_outputs(position_ids, cu_seqlens, max_seqlen))
+
+
 @numba.njit(cache=True, nogil=True)
-def documents_by_run(length, row_splits, width, position_ids, cu_seqlens, max_seqlen):  # type: ignore[no-untyped-def]
+def _by_run(length, row_splits, width, position_ids, cu_seqlens, max_seqlen):  # type: ignore[no-untyped-def]
     for k in range(row_splits.size - 1):
         sizes = length[row_splits[k] : row_splits[k + 1]]
         ends = np.cumsum(sizes[sizes > 0])[:-1]
         _row(k, ends, width, position_ids, cu_seqlens, max_seqlen)
+
+
+def documents_by_run(
+    length: I64,
+    row_splits: I64,
+    width: int,
+    position_ids: I64 | None,
+    cu_seqlens: I32 | None,
+    max_seqlen: I32 | None,
+) -> None:
+    _by_run(length, row_splits, width, *_outputs(position_ids, cu_seqlens, max_seqlen))

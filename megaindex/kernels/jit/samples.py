@@ -94,6 +94,7 @@ def cut_samples(
 ) -> None:
     out[0] = 0
     short = _short_lengths(lengths, document_index)
+    extra = int(extra)  # of a bool Numba would compile another version
     tokens = int(_cut(lengths, short, document_index, sequence_length, extra, num_samples, out))
     if tokens == _NO_LENGTH:
         raise InvalidArgument("document_index names a sequence that has no length")

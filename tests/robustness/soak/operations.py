@@ -112,7 +112,7 @@ def resume(world: World) -> None:
         for loader in loaders:
             if state is not None:
                 loader.load_state_dict(state)
-        stop, steps = world.random.randint(1, 12), 0
+        stop, steps = world.random.randint(1, 40), 0
         for batches in zip(*map(iter, loaders), strict=True):
             rows = np.concatenate([batch["tokens"].numpy() for batch in batches])
             assert np.array_equal(rows, right[served : served + len(rows)])
