@@ -200,7 +200,7 @@ def test_what_decides_the_arrays_is_in_the_cache_key(tmp_path: Path) -> None:
         ({"num_samples": None, "epochs": 2}, "give it in place of epochs"),
         ({"add_extra_token": 0}, "the order is neox with pack_impl unpacked"),
         ({"drop_last_partial": False}, "drop_last_partial is a setting of order megatron, neox"),
-        ({"source_name": "a"}, "source_name is a setting of order epoch, window and packed, the order is"),
+        ({"source_name": "a"}, "a setting of order epoch, window and packed, the order is"),
         (
             {
                 "order": NeoxDocumentsOrder(pack_impl="unpacked", allow_chopped=False),
