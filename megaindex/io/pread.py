@@ -39,6 +39,9 @@ def _copying_pread(descriptor: int, buffers: list[memoryview], offset: int) -> i
     return len(data)
 
 
+_PREAD: Pread = os.preadv if hasattr(os, "preadv") else _copying_pread
+
+
 @dataclass(frozen=True, kw_only=True)
 class RangeReader:
     """Reader of byte ranges of files that must not change."""
@@ -48,7 +51,7 @@ class RangeReader:
     """Retries after a transient error, for each range."""
     first_pause: float = 0.05
     """Seconds before the first retry; each further pause is twice as long."""
-    pread: Pread = getattr(os, "preadv", _copying_pread)
+    pread: Pread = _PREAD
 
     def __post_init__(self) -> None:
         if self.retries < 0 or self.first_pause < 0:
