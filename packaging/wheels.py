@@ -82,15 +82,31 @@ def build_sdist(work: Path, dest: Path) -> Path:
     return Path(shutil.copy(made, dest))
 
 
+def write_compiler(python: Path, tools: Path, work: Path) -> Path:
+    """Return a script that compiles with zig.
+
+    zig does not search /usr/include, where the pyconfig.h of Debian's Python includes the one in
+    x86_64-linux-gnu/python3.X: that folder alone is linked into one that is searched.
+    """
+    asked = "import sysconfig; print(sysconfig.get_config_h_filename())"
+    headers = Path(run([python, "-c", asked]).strip()).parent
+    link = work / "include" / headers.parent.name / headers.name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(headers)
+    words = f'"{tools}/python" -m ziglang c++ -target {TARGET} -I"{work}/include"'
+    compiler = work / "c++"
+    compiler.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    compiler.chmod(0o755)
+    return compiler
+
+
 def build(python: Path, sdist: Path, tools: Path, work: Path, dest: Path) -> Path:
     """Return the repaired wheel of this Python."""
     needs = environment(python, work / "build", BUILD_NEEDS)
     with tarfile.open(sdist) as archive:
         archive.extractall(work)
     source = work / sdist.name.removesuffix(".tar.gz")
-    compiler = work / "c++"
-    compiler.write_text(f'#!/bin/sh\nexec "{tools}/python" -m ziglang c++ -target {TARGET} "$@"\n')
-    compiler.chmod(0o755)
+    compiler = write_compiler(python, tools, work)
     made = work / "made"
     run(
         [needs / "python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
