@@ -88,11 +88,12 @@ def write_compiler(python: Path, tools: Path, work: Path) -> Path:
     zig does not search /usr/include, where the pyconfig.h of Debian's Python includes the one in
     x86_64-linux-gnu/python3.X: that folder alone is linked into one that is searched.
     """
-    asked = "import sysconfig; print(sysconfig.get_config_h_filename())"
-    headers = Path(run([python, "-c", asked]).strip()).parent
-    link = work / "include" / headers.parent.name / headers.name
+    asked = "import sysconfig; print(sysconfig.get_path('platinclude'))"
+    headers = Path(run([python, "-c", asked]).strip())
+    folder = Path(TARGET.rpartition("-gnu")[0] + "-gnu", headers.name)
+    link = work / "include" / folder
     link.parent.mkdir(parents=True)
-    link.symlink_to(headers)
+    link.symlink_to(headers.parent / folder)
     words = f'"{tools}/python" -m ziglang c++ -target {TARGET} -I"{work}/include"'
     compiler = work / "c++"
     compiler.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
