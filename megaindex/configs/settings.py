@@ -147,6 +147,7 @@ class Settings:
         valid_data_path: paths of the validation data, likewise.
         test_data_path: paths of the test data, likewise.
         tokens_per_epoch: tokens of each source, in place of paths.
+        length_histogram: files with the lengths of the documents of each source, in place of paths.
         companions: GPT-NeoX: labels, rejected text and its labels for each path of a split, or
             empty.
         documents_alpha: GPT-NeoX's weighted_sampler_alpha, with weight_by_num_documents.
@@ -193,6 +194,8 @@ class Settings:
         train_data_exact_num_epochs: epochs of the index.
         epochs_mixed: order epoch: epochs shuffled together.
         left_over: order epoch: drop or carry.
+        max_documents: order packed: most documents of a sample.
+        long_documents: order packed: treatment of documents longer than a sample.
         phase_transition_iterations: iterations at which Megatron-LM rebuilds its datasets.
         coverage: method of the plan's coverage: auto, exact, expected or none.
         blend_counts: counting of a blend's draws: auto, exact or bounds.
