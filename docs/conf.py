@@ -78,6 +78,7 @@ toc_object_entries_show_parents = "hide"
 HOMES = {  # of each public name, the first of MODULES that has it
     name: module for module in reversed(MODULES) for name in module.__all__
 }
+_FIELDS = re.compile(r"(?m)^Attributes:\n(?:    .*\n?)+")  # shown beside each field, not here
 _NAME = re.compile(r"(?s)``.+?``|(?<!:)`([^`]+)`")
 _PICTURE = re.compile(
     r'<picture>\s*<source [^>]*srcset="(?P<dark>[^"]+)">'
@@ -142,7 +143,12 @@ def adapt_page(_app: Sphinx, page: str, source: list[str]) -> None:
 def adapt_docstring(
     _app: Sphinx, what: str, name: str, value: Any, _options: Any, lines: list[str]
 ) -> None:
-    """Make links of public names and blocks of indented code; warn where nothing is written."""
+    """Make links of public names and blocks of indented code, and give fields the texts of their
+    class; warn where nothing is written."""
+    if what == "class":
+        lines[:] = _FIELDS.sub("", "\n".join(lines)).split("\n")
+    elif what == "attribute" and not any(lines):
+        lines[:] = [_field_text(name)]
     made = inspect.isclass(value) and "".join(lines).startswith(f"{value.__name__}(")  # dataclass
     if what != "attribute" and (made or not any(lines)):
         logging.getLogger(__name__).warning("%s has no docstring", name)
@@ -152,6 +158,20 @@ def adapt_docstring(
     if what in ("attribute", "property"):
         text = f"..\n\n{text}"  # else napoleon takes the text before a colon for the type
     lines[:] = text.split("\n")
+
+
+def _field_text(name: str) -> str:
+    """Return the text of a field in the section Attributes of its class, without the type."""
+    module, owner, field = name.rsplit(".", 2)
+    docstring = inspect.getdoc(getattr(importlib.import_module(module), owner, None)) or ""
+    section = _FIELDS.search(docstring)
+    entry = section and re.search(
+        rf"(?m)^    {field}(?: \((.*)\))?: (.*(?:\n {{8}}.*)*)", section[0]
+    )
+    if not entry:
+        return ""
+    text = " ".join(entry[2].split())
+    return f"{entry[1]}: {text}" if entry[1] else text[:1].upper() + text[1:]
 
 
 def _link(owner: str, match: re.Match[str]) -> str:

@@ -3,8 +3,9 @@
 For each supported Python that is found (``python3.X`` on PATH or below ``pyenv root``) the native
 core is compiled with zig, whose C++ compiler comes from the package index and links against the
 symbols of glibc 2.17, so that the wheel is a manylinux2014 one whatever system it is built on.
-auditwheel repairs and names the wheel. Then the wheel is installed into an empty environment in
-which no compiler is found, and the tests of ``make quick`` run against it.
+auditwheel repairs and names the wheel. Then, in an empty environment in which no compiler is found,
+the first commands of README.md install it and read a batch, and the tests of ``make quick`` run
+against it.
 
 Prints a line for each wheel, and the Pythons that were not found; ends with 1 if a wheel fails, or
 with ``--all`` if a Python is missing.
@@ -14,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -55,7 +57,8 @@ def find_python(version: str) -> Path | None:
 def environment(python: Path, folder: Path, needs: tuple[str, ...]) -> Path:
     """Return the ``bin`` of a new virtual environment with these requirements."""
     run([python, "-m", "venv", folder])
-    run([folder / "bin/python", "-m", "pip", "install", "--quiet", *needs])
+    if needs:
+        run([folder / "bin/python", "-m", "pip", "install", "--quiet", *needs])
     return folder / "bin"
 
 
@@ -79,15 +82,32 @@ def build_sdist(work: Path, dest: Path) -> Path:
     return Path(shutil.copy(made, dest))
 
 
+def write_compiler(python: Path, tools: Path, work: Path) -> Path:
+    """Return a script that compiles with zig.
+
+    zig does not search /usr/include, where the pyconfig.h of Debian's Python includes the one in
+    x86_64-linux-gnu/python3.X: that folder alone is linked into one that is searched.
+    """
+    asked = "import sysconfig; print(sysconfig.get_path('platinclude'))"
+    headers = Path(run([python, "-c", asked]).strip())
+    folder = Path(TARGET.rpartition("-gnu")[0] + "-gnu", headers.name)
+    link = work / "include" / folder
+    link.parent.mkdir(parents=True)
+    link.symlink_to(headers.parent / folder)
+    words = f'"{tools}/python" -m ziglang c++ -target {TARGET} -I"{work}/include"'
+    compiler = work / "c++"
+    compiler.write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+    compiler.chmod(0o755)
+    return compiler
+
+
 def build(python: Path, sdist: Path, tools: Path, work: Path, dest: Path) -> Path:
     """Return the repaired wheel of this Python."""
     needs = environment(python, work / "build", BUILD_NEEDS)
     with tarfile.open(sdist) as archive:
         archive.extractall(work)
     source = work / sdist.name.removesuffix(".tar.gz")
-    compiler = work / "c++"
-    compiler.write_text(f'#!/bin/sh\nexec "{tools}/python" -m ziglang c++ -target {TARGET} "$@"\n')
-    compiler.chmod(0o755)
+    compiler = write_compiler(python, tools, work)
     made = work / "made"
     run(
         [needs / "python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
@@ -112,19 +132,43 @@ def build(python: Path, sdist: Path, tools: Path, work: Path, dest: Path) -> Pat
     return Path(shutil.copy(result, dest))
 
 
-def check(python: Path, wheel: Path, work: Path) -> str:
-    """Install the wheel where no compiler is found and return the summary of the quick tests."""
-    clean = environment(python, work / "clean", (str(wheel), *TEST_NEEDS))
+def install(python: Path, wheel: Path, work: Path) -> Path:
+    """Run README's first commands in a new environment, with a text and the wheel beside it alone.
+
+    Returns:
+        The ``bin`` of the environment, in which no compiler is found.
+    """
+    clean = environment(python, work / "clean", ())
+    user = work / "user"
+    user.mkdir()
+    shutil.copy(wheel, user)
+    (user / "my_text.txt").write_text("Once there was a wheel.\n" * 50)
+    found = re.search(r"```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    assert found is not None
+    shown = run(["/bin/sh", "-eu", "-c", found[1]], cwd=user, env=bare(clean, work))
+    if "\n[[" not in shown:
+        raise RuntimeError(f"the first commands of README.md print no batch:\n{shown}")
+    run([clean / "python", "-c", CHECK, ROOT], cwd=user, env=bare(clean, work))
+    return clean
+
+
+def bare(clean: Path, work: Path) -> dict[str, str]:
+    """Return variables with which only the programs of an environment are found."""
+    pip = {name: value for name, value in os.environ.items() if name.startswith("PIP_")}
+    return {**pip, "HOME": str(work), "PATH": str(clean), "CC": "/bin/false", "CXX": "/bin/false"}
+
+
+def check(clean: Path, work: Path) -> str:
+    """Return the summary of the quick tests against the installed wheel."""
+    run([clean / "python", "-m", "pip", "install", "--quiet", *TEST_NEEDS])
     tests = work / "checkout"  # tests without the package beside them
     tests.mkdir()
     shutil.copytree(ROOT / "tests", tests / "tests")
     for name in ("pyproject.toml", "README.md", "CONTRIBUTING.md", "docs"):
         here = ROOT / name
         (shutil.copytree if here.is_dir() else shutil.copy)(here, tests / name)
-    bare = {"HOME": str(work), "PATH": str(clean), "CC": "/bin/false", "CXX": "/bin/false"}
-    run([clean / "python", "-c", CHECK, ROOT], cwd=tests, env=bare)
     out = run([clean / "pytest", "-q", "--quick", "-n", "2", "-p", "no:cacheprovider"],
-              cwd=tests, env=bare)  # fmt: skip
+              cwd=tests, env=bare(clean, work))  # fmt: skip
     return out.strip().splitlines()[-1].strip("= ")
 
 
@@ -132,7 +176,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="packaging/wheels.py", description=__doc__)
     parser.add_argument("--dest", type=Path, default=ROOT / "dist", help="default: dist/")
     parser.add_argument("--python", nargs="+", default=PYTHONS, help="versions; default: all")
-    parser.add_argument("--no-tests", action="store_true", help="build, repair and check alone")
+    parser.add_argument(
+        "--no-tests", action="store_true", help="no tests beyond the first commands of README.md"
+    )
     parser.add_argument("--all", action="store_true", help="fail if a Python is not found")
     options = parser.parse_args()
     failed = missing = 0
@@ -152,7 +198,8 @@ def main() -> int:
             work.mkdir()
             try:
                 wheel = build(python, sdist, tools, work, options.dest)
-                tested = "not tested" if options.no_tests else check(python, wheel, work)
+                clean = install(python, wheel, work)
+                tested = "not tested" if options.no_tests else check(clean, work)
                 took = time.monotonic() - begun
                 size = wheel.stat().st_size // 1024
                 print(f"{version:5} {wheel.name}, {size} KiB: {tested} ({took:.0f} s)", flush=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import inspect
 import re
@@ -63,6 +64,37 @@ def test_every_public_name_has_a_docstring(facade: str) -> None:
         if not first.endswith((".", ":")) or first.startswith(f"{name.rpartition('.')[2]}("):
             wrong.append(name)
     assert wrong == []
+
+
+def records(facade: str) -> Iterator[tuple[str, type, list[str]]]:
+    """Yield the public dataclasses and named tuples, with the names of their fields."""
+    for name in public_names(facade):
+        value = getattr(importlib.import_module(facade), name)
+        if inspect.isclass(value) and dataclasses.is_dataclass(value):
+            yield f"{facade}.{name}", value, [f.name for f in dataclasses.fields(value) if f.init]
+        elif inspect.isclass(value) and hasattr(value, "_fields"):
+            yield f"{facade}.{name}", value, list(value._fields)
+
+
+@pytest.mark.parametrize("facade", FACADES)
+def test_docstrings_describe_every_field_in_order(facade: str) -> None:
+    """In the section ``Args:`` or ``Attributes:`` of the class, which ``help()`` shows."""
+    if facade.endswith(".loader"):
+        pytest.importorskip("torch")
+    wrong = {}
+    for name, value, fields in records(facade):
+        sections = re.findall(
+            r"^(?:Args|Attributes):\n((?:    .*\n?)+)", inspect.getdoc(value) or "", re.MULTILINE
+        )
+        described = re.findall(r"^    (\w+)(?: \([^)]*\))?: \S", "".join(sections), re.MULTILINE)
+        if described != fields:
+            wrong[name] = (described, fields)
+    assert wrong == {}
+
+
+def test_there_are_records_to_describe() -> None:
+    pytest.importorskip("torch")
+    assert len({value for facade in FACADES for _, value, _ in records(facade)}) >= 40
 
 
 def build_site(folder: Path) -> tuple[int, str]:

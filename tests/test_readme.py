@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
+import subprocess
+import sys
+from pathlib import Path
 
 from support.worked_pages import DOCS, ROOT
 
 from megaindex.cli import VERBS
+from megaindex.format import IndexedDataset
 
 README = (ROOT / "README.md").read_text()
 
@@ -27,6 +32,31 @@ def test_both_pictures_show_the_same() -> None:
 
 
 def test_the_first_result_is_on_the_first_screen() -> None:
-    """The answer of the plan, train_iters, is in the first 25 lines."""
-    first = README.splitlines()[:25]
+    """The answer of the plan, train_iters, is in the first 30 lines, after the first commands."""
+    first = README.splitlines()[:30]
     assert any(line.startswith(" │ train_iters 8063") for line in first)
+
+
+def test_five_commands_go_from_a_wheel_to_a_batch(tmp_path: Path) -> None:
+    """The first block, without its installation, which packaging/wheels.py runs, and a compiler."""
+    block = re.findall(r"```sh\n(.*?)```", README, re.DOTALL)[0]
+    commands = re.findall(r"^(pip|megaindex|python) ", block, re.MULTILINE)
+    assert commands == ["pip", "megaindex", "megaindex", "megaindex", "python"]
+    install, _, rest = block.partition("\n")
+    assert install.startswith("pip install ./megaindex-*.whl ")
+    (tmp_path / "bin").mkdir()
+    for name, words in (("megaindex", " -m megaindex"), ("python", "")):
+        script = tmp_path / "bin" / name
+        script.write_text(f'#!/bin/sh\nexec "{sys.executable}"{words} "$@"\n')
+        script.chmod(0o755)
+    (tmp_path / "my_text.txt").write_text("A document of mine.\n" * 20)
+    result = subprocess.run(
+        ["/bin/sh", "-eu", "-c", rest], cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PATH": str(tmp_path / "bin")},
+    )  # fmt: skip
+    assert (result.returncode, result.stderr) == (0, "")
+    tokens = IndexedDataset(tmp_path / "my_corpus").num_tokens
+    assert tokens == 20 * (len("A document of mine.") + 1)
+    assert "my_corpus: 20 documents, 400 tokens" in result.stdout
+    assert " │ train_iters 3 " in result.stdout  # 399 // 32 samples
+    assert re.search(r"\[\[ *\d+ .*\]\]\n$", result.stdout, re.DOTALL)

@@ -11,6 +11,9 @@ using namespace megaindex;
 
 namespace {
 
+// Version of the functions and their arguments, as in megaindex/kernels/protocol.py.
+constexpr int kInterface = 1;
+
 void raise_invalid_argument(const char* message) {
   const auto type = py::module_::import("megaindex.errors").attr("InvalidArgument");
   PyErr_SetString(type.ptr(), message);
@@ -38,6 +41,7 @@ void register_helpers(py::module_& m) {
 // the GIL of a free-threaded Python.
 PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   m.doc() = "megaindex's native core, typed as megaindex.kernels.protocol.Backend";
+  m.attr("INTERFACE") = kInterface;
   py::register_exception_translator([](std::exception_ptr error) {
     try {
       if (error) std::rethrow_exception(error);

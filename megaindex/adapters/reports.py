@@ -20,21 +20,29 @@ _MOST_DEFERRED = 4  # blends whose records are deferred: each keeps its corpora 
 
 
 class ServedDataset(NamedTuple):
-    """One dataset and the code that serves it."""
+    """One dataset and the code that serves it.
+
+    Attributes:
+        framework: framework whose adapter made the record.
+        kind: class of the dataset.
+        name: name of the dataset.
+        served_by: ``megaindex``, or the framework.
+        how: ``built`` or ``opened``; or the reason for which it was left to the framework.
+        samples: number of samples; None: unknown.
+        epochs: number of epochs; None: unknown.
+        seconds: time of building or opening; None: not measured.
+        cache: common prefix of the names of its files; None where it has no files.
+    """
 
     framework: str
     kind: str
-    """Its class, or the operation that is served (``reading``)."""
     name: str
     served_by: str
-    """``megaindex``, or the framework."""
     how: str
-    """``built`` or ``opened``; or the reason for which it was left to the framework."""
     samples: int | None = None
     epochs: int | None = None
     seconds: float | None = None
     cache: str | None = None
-    """Common prefix of the names of its files; None where it has no files."""
 
     def __str__(self) -> str:
         if self.served_by != "megaindex":
@@ -55,10 +63,14 @@ def _count(number: int, noun: str) -> str:
 
 @dataclass(frozen=True)
 class Status:
-    """The adapters that are installed, and the datasets that were made under them."""
+    """The adapters that are installed, and the datasets that were made under them.
+
+    Attributes:
+        installed: for each framework its version and the settings of `install`.
+        datasets: records of the datasets, the oldest first.
+    """
 
     installed: dict[str, str]
-    """For each framework its version and the settings of `install`."""
     datasets: tuple[ServedDataset, ...]
 
     def __str__(self) -> str:

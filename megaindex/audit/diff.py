@@ -35,19 +35,26 @@ class TokenRun:
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """Result of `compare`: two orders compared by position, and as multisets of samples."""
+    """Result of `compare`: two orders compared by position, and as multisets of samples.
+
+    Attributes:
+        names: names of the sides A and B.
+        num_samples: number of samples of each side.
+        first_difference: first position with different samples; None if the shorter order
+            begins the longer one.
+        samples: token runs of the samples at that position.
+        positions_differing: number of positions with different samples, among those of both
+            orders.
+        samples_in_common: size of the intersection as multisets, whatever the positions.
+        causes: causes that were found: settings, or damaged arrays.
+    """
 
     names: tuple[str, str]
-    """Names of the sides A and B."""
     num_samples: tuple[int, int]
     first_difference: int | None
-    """First position with different samples; None if the shorter order begins the longer one."""
     samples: tuple[tuple[TokenRun, ...], tuple[TokenRun, ...]] | None
-    """Token runs of the samples at that position."""
     positions_differing: int
-    """Number of positions with different samples, among those of both orders."""
     samples_in_common: int
-    """Size of the intersection as multisets, whatever the positions."""
     causes: tuple[Cause, ...]
 
     @property

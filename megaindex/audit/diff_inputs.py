@@ -37,19 +37,23 @@ _ALIASES = {"seq_length": "sequence_length"}
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Side:
-    """One side of `compare`: an index, and the settings that it was built with."""
+    """One side of `compare`: an index, and the settings that it was built with.
+
+    Attributes:
+        name: name for messages.
+        index: index of the side.
+        settings: known settings, under the names of a cache entry's manifest.
+        has_lengths: False for arrays of an unknown dataset, whose document lengths are unknown.
+        recorded: True if the settings determine the arrays.
+        damage: first difference from the checksums in the manifest; empty without one.
+    """
 
     name: str
-    """Name for messages."""
     index: Index
     settings: dict[str, Any]
-    """Known settings, under the names of a cache entry's manifest."""
     has_lengths: bool = True
-    """False for arrays of an unknown dataset, whose document lengths are unknown."""
     recorded: bool = True
-    """True if the settings determine the arrays."""
     damage: str = ""
-    """First difference from the checksums in the manifest; empty without one."""
 
 
 def read_settings(text: str, common: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,18 +23,22 @@ _MOST_COUNTS = 1 << 23
 
 @dataclass(frozen=True, kw_only=True)
 class SourceExposure:
-    """Tokens of one source, or of all, that the first steps of a run serve as input."""
+    """Tokens of one source, or of all, that the first steps of a run serve as input.
+
+    Attributes:
+        source: name of the source, or ``all``.
+        tokens: tokens served, repeats included.
+        epoch: tokens served over the tokens of the source.
+        unseen: share of the tokens of the source that are not served.
+        repeats: share of the tokens served that were served by an earlier step, or twice by
+            one.
+    """
 
     source: str
-    """Name of the source, or ``all``."""
     tokens: int
-    """Tokens served, repeats included."""
     epoch: float
-    """Tokens served over the tokens of the source."""
     unseen: float
-    """Share of the tokens of the source that are not served."""
     repeats: float
-    """Share of the tokens served that were served by an earlier step, or twice by one."""
 
 
 class ExposureLog:

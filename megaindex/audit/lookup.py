@@ -16,24 +16,27 @@ from megaindex.validation import check_between
 
 @dataclass(frozen=True, kw_only=True)
 class Serving:
-    """Consecutive tokens of one document that are input of one sample."""
+    """Consecutive tokens of one document that are input of one sample.
+
+    Attributes:
+        step: step, from 0; trainers log it as iteration step + 1.
+        sample: position of the sample in the run.
+        rank: data-parallel rank; None if micro batch or number of ranks are unknown.
+        micro_batch: number of the rank's micro batch in the step, from 0.
+        source: number of the source in `AuditStream.sources`.
+        document: sequence id in the source.
+        offset: first token, in the document.
+        length: number of tokens.
+    """
 
     step: int
-    """Step, from 0; trainers log it as iteration step + 1."""
     sample: int
-    """Position of the sample in the run."""
     rank: int | None
-    """Data-parallel rank; None if micro batch or number of ranks are unknown."""
     micro_batch: int | None
-    """Number of the rank's micro batch in the step, from 0."""
     source: int
-    """Number of the source in `AuditStream.sources`."""
     document: int
-    """Sequence id in the source."""
     offset: int
-    """First token, in the document."""
     length: int
-    """Number of tokens."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints."""

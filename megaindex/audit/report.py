@@ -29,7 +29,13 @@ class Jump:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Audit:
-    """Result of `audit`: a stream, its exact counts and the jumps of its exposure."""
+    """Result of `audit`: a stream, its exact counts and the jumps of its exposure.
+
+    Attributes:
+        stream: samples and steps of the run.
+        exposure: counts of the tokens by times seen, over the steps.
+        jumps: steps at which exposure jumps.
+    """
 
     stream: AuditStream
     exposure: Exposure = field(repr=False)

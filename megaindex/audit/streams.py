@@ -39,17 +39,23 @@ _SAMPLES_AT_ONCE = 1 << 16
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class AuditSource:
-    """Documents of one source that an epoch has."""
+    """Documents of one source that an epoch has.
+
+    Attributes:
+        name: name of the source.
+        lengths (int32[documents]): tokens of consecutive sequences; those of length 0 are not
+            counted.
+        first_document: sequence id of the first of these sequences.
+        cut_tokens: tokens in no sample of an epoch, because long documents are truncated or
+            skipped.
+        cut_by: setting that leaves these tokens out.
+    """
 
     name: str
     lengths: I32 = field(repr=False)
-    """int32[documents]: tokens of consecutive sequences; those of length 0 are not counted."""
     first_document: int = 0
-    """Sequence id of the first of these sequences."""
     cut_tokens: int = 0
-    """Tokens in no sample of an epoch, because long documents are truncated or skipped."""
     cut_by: str = ""
-    """Setting that leaves these tokens out."""
 
 
 class Runs(NamedTuple):
@@ -69,25 +75,31 @@ class AuditStream:
 
     Steps count from 0: trainers log step k as iteration k + 1.
 
+    Attributes:
+        index: samples of the run, in order of training.
+        sources: sources in the order of ``Spans.source``.
+        step_bounds (int64[steps + 1]): step k serves the samples [step_bounds[k], step_bounds[k
+            + 1]).
+        past_steps: steps made already.
+        masked_rows: rows of the last step that are padding without loss.
+        order: name of the order, for display.
+        micro_batch_size: samples of a micro batch of one rank; None: unknown.
+        data_parallel_size: number of data-parallel ranks; None: unknown.
+        settings: further settings of the run by name, for display.
+
     Raises:
         InvalidArgument: there is no step, or the index has fewer samples than the steps consume.
     """
 
     index: Index
     sources: tuple[AuditSource, ...]
-    """Sources in the order of ``Spans.source``."""
     step_bounds: I64 = field(repr=False)
-    """int64[steps + 1]: step k serves the samples [step_bounds[k], step_bounds[k + 1])."""
     past_steps: int = 0
-    """Steps made already."""
     masked_rows: int = 0
-    """Rows of the last step that are padding without loss."""
     order: str = ""
-    """Name of the order, for display."""
     micro_batch_size: int | None = None
     data_parallel_size: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Further settings of the run by name, for display."""
 
     def __post_init__(self) -> None:
         if self.num_steps < 1:

@@ -16,7 +16,19 @@ from megaindex.validation import DEFAULT_SEED
 
 @dataclass(frozen=True, kw_only=True)
 class BuildSettings:
-    """Settings common to all datasets of `build_many`: arguments of `build_index`."""
+    """Settings common to all datasets of `build_many`: arguments of `build_index`.
+
+    Attributes:
+        sequence_length: tokens of a sample, without the extra one of the shifted label.
+        cache_dir: folder of the cache entries, one of each dataset.
+        seed: seed of the shuffles.
+        num_samples: samples of each index; None: those of ``epochs``.
+        epochs: epochs of each index, as text such as ``"2"`` or ``"3/2"``; None: one, or those
+            that ``num_samples`` need.
+        split: shares of train, valid and test, such as ``"969,30,1"``; None: all documents.
+        subset: part of the split that is built.
+        order: name of an order, or an order object.
+    """
 
     sequence_length: int
     cache_dir: str

@@ -175,7 +175,14 @@ class OpenSource:
 
 @dataclass(frozen=True, kw_only=True, eq=False, repr=False)
 class OpenRecipe:
-    """Recipe with opened sources, and the index of its run."""
+    """Recipe with opened sources, and the index of its run.
+
+    Attributes:
+        layout: steps and draws of the stages.
+        sources: opened sources, in the order of the recipe.
+        validation_cache: results of the sources' validation, kept for later processes.
+        validation: opened source of the evaluation; None for a recipe without one.
+    """
 
     layout: RecipeLayout
     sources: tuple[OpenSource, ...]

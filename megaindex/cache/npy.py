@@ -21,6 +21,7 @@ from megaindex.errors import FormatError, MissingFile
 from megaindex.io.filesystem import is_local
 from megaindex.io.mapping import map_readonly
 from megaindex.io.os_errors import as_storage_error, storage_error
+from megaindex.io.pread import MOST_AT_ONCE
 
 ARRAY_DTYPES = ("int16", "int32", "int64", "uint8", "uint32")
 """Dtypes of arrays in a cache."""
@@ -65,7 +66,7 @@ class MappedArrays:
     def allocate(self, name: str, shape: tuple[int, ...], dtype: str) -> IntArray:
         array: IntArray = np.empty(shape, dtype)  # takes no memory before it is touched
         path = self.path_of(name)
-        if array.nbytes >= WORTH_MAPPING and is_local(os.path.dirname(path) or "."):
+        if array.nbytes >= WORTH_MAPPING and _can_reserve(path):
             array = map_new(path, shape, dtype)
             self._mapped.add(name)
             self._submit(populate, array)
@@ -115,6 +116,11 @@ class MappedArrays:
         return self._pool.submit(task, *args)
 
 
+def _can_reserve(path: str) -> bool:
+    """Return True if the disk space of a file can be reserved before it is mapped."""
+    return hasattr(os, "posix_fallocate") and is_local(os.path.dirname(path) or ".")
+
+
 def map_new(path: str, shape: tuple[int, ...], dtype: str) -> IntArray:
     """Return the mapped array of a new .npy file, whose disk space is reserved."""
     header = npy_header(shape, dtype)
@@ -154,7 +160,7 @@ def create_file(path: str, header: bytes, data: bytes | memoryview = b"") -> os.
 
 
 def _write(fd: int, header: bytes, data: bytes | memoryview) -> None:
-    written = os.writev(fd, (header, data)) - len(header)
+    written = os.writev(fd, (header, memoryview(data)[:MOST_AT_ONCE])) - len(header)
     if written < 0:  # a short write
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     while written < len(data):

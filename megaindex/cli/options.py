@@ -51,6 +51,10 @@ class Parser(argparse.ArgumentParser):
                 from megaindex.index.frameworks import parse_split
 
                 parse_split(value, options.order or "megatron", flag)
+            elif name == "dtype" and value is not None:
+                from megaindex.format.header import code_of_dtype, get_dialect
+
+                code_of_dtype(value, get_dialect(getattr(options, "dialect", "megatron")), flag)
         return options
 
     def error(self, message: str) -> NoReturn:

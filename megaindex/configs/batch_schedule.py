@@ -22,15 +22,19 @@ class BatchSchedule:
     The batch size of a stage holds from the first iteration at or after its first sample:
     ((0, 2), (5, 3)) consumes 2, 2, 2, 3, 3, … samples, since 6 are consumed after three iterations.
 
+    Attributes:
+        stages: first sample and batch size of each stage, in order.
+        ramp: start, increment and samples of Megatron's ``--rampup-batch-size``; None for
+            others.
+        stepped: True for a schedule of Megatron's ``--step-batch-size-schedule``.
+
     Raises:
         InvalidArgument: the stages do not begin with sample 0, fall, or have a batch below 1.
     """
 
     stages: tuple[tuple[int, int], ...]
     ramp: tuple[int, int, int] | None = None
-    """Start, increment and samples of Megatron's ``--rampup-batch-size``; None for others."""
     stepped: bool = False
-    """True for a schedule of Megatron's ``--step-batch-size-schedule``."""
 
     def __post_init__(self) -> None:
         plain = tuple(

@@ -43,24 +43,29 @@ Of validation and test one epoch is built too."""
 class Source:
     """One corpus of a blend: a path prefix, or the tokens of its epoch alone.
 
+    Attributes:
+        path: path prefix of the .bin/.idx pair.
+        weight: weight in the blend, positive and finite; None in all sources of a blend: no
+            weights.
+        tokens: tokens of one epoch, for planning without files.
+        histogram: path of a file of document lengths with these tokens, see
+            `read_length_histogram`.
+        labels: path prefix of the labels, for a `NeoxDocumentsOrder`.
+        rejected: path prefix of the rejected side of pairwise data; `path` is the preferred
+            side.
+        rejected_labels: path prefix of the labels of the rejected side.
+
     Raises:
         InvalidArgument: the weight is not positive and finite, or there are no tokens.
     """
 
     path: str = ""
-    """Path prefix of the .bin/.idx pair."""
     weight: float | None = None
-    """Weight in the blend, positive and finite; None in all sources of a blend: no weights."""
     tokens: int | None = None
-    """Tokens of one epoch, for planning without files."""
     histogram: str = ""
-    """Path of a file of document lengths with these tokens, see `read_length_histogram`."""
     labels: str = ""
-    """Path prefix of the labels, for a `NeoxDocumentsOrder`."""
     rejected: str = ""
-    """Path prefix of the rejected side of pairwise data; `path` is the preferred side."""
     rejected_labels: str = ""
-    """Path prefix of the labels of the rejected side."""
 
     def __post_init__(self) -> None:
         if self.tokens is not None:
@@ -73,19 +78,25 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True)
 class Data:
-    """Sources of each split."""
+    """Sources of each split.
+
+    Attributes:
+        train: sources of the training data; with ``split``, of the other splits too.
+        valid: sources of the validation data, where each split has its own.
+        test: sources of the test data, where each split has its own.
+        split: shares of train, valid and test in the train sources, such as ``969,30,1``; None:
+            each split has its own sources.
+        documents_alpha: exponent of GPT-NeoX's weight_by_num_documents, which computes weights
+            from the numbers of documents; None: explicit weights.
+        apart: True if each split has its own sources, even if there are those of train alone.
+    """
 
     train: tuple[Source, ...]
     valid: tuple[Source, ...] = ()
     test: tuple[Source, ...] = ()
     split: str | None = None
-    """Shares of train, valid and test in the train sources, such as ``969,30,1``; None: each split
-    has its own sources."""
     documents_alpha: float | None = None
-    """Exponent of GPT-NeoX's weight_by_num_documents, which computes weights from the numbers of
-    documents; None: explicit weights."""
     apart: bool = False
-    """True if each split has its own sources, even if there are those of train alone."""
 
     def __post_init__(self) -> None:
         if self.split is None and (self.valid or self.test):
@@ -96,15 +107,19 @@ class Data:
 class Target:
     """Length of a run, or of a stage of a recipe.
 
+    Attributes:
+        kind: unit: epochs, iterations, samples, tokens or loader_epochs (GPT-NeoX's
+            train_epochs).
+        value: number of these units.
+        per_source: epochs of each source in place of `value`; they also set the weights.
+
     Raises:
         InvalidArgument: a value is not a number of its kind.
     """
 
     kind: TargetKind
-    """Unit: epochs, iterations, samples, tokens or loader_epochs (GPT-NeoX's train_epochs)."""
     value: Fraction
     per_source: tuple[Fraction, ...] = ()
-    """Epochs of each source in place of `value`; they also set the weights."""
 
     def __post_init__(self) -> None:
         check = check_epochs if self.kind == "epochs" else check_fraction
@@ -115,23 +130,29 @@ class Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluation:
-    """Evaluations of a run, as in Megatron and GPT-NeoX."""
+    """Evaluations of a run, as in Megatron and GPT-NeoX.
+
+    Attributes:
+        interval: iterations between two evaluations.
+        iterations: batches of an evaluation.
+        batch_size: global batch size; None: that of training.
+        micro_batch_size: micro batch size of evaluations; None: that of training.
+        start: first iteration that evaluates (Megatron's --start-eval-at-iter).
+        alone: evaluate once, without training (Megatron's --skip-train).
+        full: read all of each validation dataset, built for one epoch (Megatron's
+            --full-validation).
+        multiple: evaluate each validation source separately (Megatron's
+            --multiple-validation-sets).
+    """
 
     interval: int = 1000
-    """Iterations between two evaluations."""
     iterations: int = 100
-    """Batches of an evaluation."""
     batch_size: int | None = None
-    """Global batch size; None: that of training."""
     micro_batch_size: int | None = None
     start: int = 0
-    """First iteration that evaluates (Megatron's --start-eval-at-iter)."""
     alone: bool = False
-    """Evaluate once, without training (Megatron's --skip-train)."""
     full: bool = False
-    """Read all of each validation dataset, built for one epoch (Megatron's --full-validation)."""
     multiple: bool = False
-    """Evaluate each validation source separately (Megatron's --multiple-validation-sets)."""
 
     def __post_init__(self) -> None:
         optional = ["batch_size", "micro_batch_size"]
@@ -142,45 +163,60 @@ class Evaluation:
 class Run:
     """A training run: all settings that a plan depends on.
 
+    Attributes:
+        order: order of the samples, as in `megaindex.build_index`: a name, or an order object.
+        sequence_length: tokens a sample, without the extra one of the shifted label.
+        data: sources of each split.
+        batch: global batch sizes over the run.
+        target: length of the run.
+        variance_buffer: factor, from 1, of the samples requested of each source of a blend;
+            "exact": the samples that the blend draws; None: the framework's own factor.
+        surplus: Megatron's --mid-level-dataset-surplus: 1 less than its buffer of weighted
+            blends.
+        tail: policy for the samples of the target that fill no batch.
+        seed: seed of the shuffles.
+        evaluation: evaluations of the run.
+        data_parallel_size: number of data-parallel ranks; None: unknown.
+        micro_batch_size: samples of a micro batch of one rank; None: unknown.
+        gradient_accumulation_steps: micro batches of one rank in an iteration; None: unknown.
+        consumed_samples: samples consumed before a resume; iterations are counted from there.
+        phases: iterations at which Megatron rebuilds its datasets
+            (--phase-transition-iterations).
+        coverage: method of the plan's coverage; auto counts in the built index where that is
+            cheap.
+        blend_counts: count or bound the draws of a greedy blend; auto bounds those of long
+            blends.
+        version: release of Megatron-LM, for order megatron; None: the default one.
+        dataloader: Megatron's --dataloader-type: one pass in order, or passes in random order
+            without end.
+        notes: warnings of the reader of the settings, which the plan repeats.
+        ignored: settings of the framework's data that do not change the plan.
+
     Raises:
         InvalidArgument: a setting is out of range or contradicts another.
     """
 
     order: str | Order
-    """Order of the samples, as in `megaindex.build_index`: a name, or an order object."""
     sequence_length: int
-    """Tokens a sample, without the extra one of the shifted label."""
     data: Data
     batch: BatchSchedule
     target: Target
     variance_buffer: Buffer | None = None
-    """Factor, from 1, of the samples requested of each source of a blend; "exact": the samples that
-    the blend draws; None: the framework's own factor."""
     surplus: float | None = None
-    """Megatron's --mid-level-dataset-surplus: 1 less than its buffer of weighted blends."""
     tail: Tail = "drop"
-    """Policy for the samples of the target that fill no batch."""
     seed: int = DEFAULT_SEED
     evaluation: Evaluation = Evaluation()
     data_parallel_size: int | None = None
     micro_batch_size: int | None = None
     gradient_accumulation_steps: int | None = None
     consumed_samples: int = 0
-    """Samples consumed before a resume; iterations are counted from there."""
     phases: tuple[int, ...] = ()
-    """Iterations at which Megatron rebuilds its datasets (--phase-transition-iterations)."""
     coverage: Literal["auto", "exact", "expected", "none"] = "auto"
-    """Method of the plan's coverage; auto counts in the built index where that is cheap."""
     blend_counts: Literal["auto", "exact", "bounds"] = "auto"
-    """Count or bound the draws of a greedy blend; auto bounds those of long blends."""
     version: Version | None = None
-    """Release of Megatron-LM, for order megatron; None: the default one."""
     dataloader: Literal["single", "cyclic"] = "single"
-    """Megatron's --dataloader-type: one pass in order, or passes in random order without end."""
     notes: tuple[str, ...] = ()
-    """Warnings of the reader of the settings, which the plan repeats."""
     ignored: tuple[str, ...] = ()
-    """Settings of the framework's data that do not change the plan."""
 
     def __post_init__(self) -> None:
         factors = ("micro_batch_size", "data_parallel_size", "gradient_accumulation_steps")

@@ -140,13 +140,74 @@ class Settings:
 
     Numbers with suffixes, paths and lists are text, as on the command line; `resolve` parses them.
 
+    Attributes:
+        order: name of the order.
+        data_path: paths, or weights and paths alternating; likewise for the paths of one split.
+        train_data_path: paths of the training data, likewise.
+        valid_data_path: paths of the validation data, likewise.
+        test_data_path: paths of the test data, likewise.
+        tokens_per_epoch: tokens of each source, in place of paths.
+        length_histogram: files with the lengths of the documents of each source, in place of paths.
+        companions: GPT-NeoX: labels, rejected text and its labels for each path of a split, or
+            empty.
+        documents_alpha: GPT-NeoX's weighted_sampler_alpha, with weight_by_num_documents.
+        packing: GPT-NeoX's pack_impl other than packed.
+        weights: weight of each source.
+        split: shares of train, valid and test, such as ``969,30,1``.
+        seq_length: tokens of a sample.
+        micro_batch_size: samples of a micro batch of one rank.
+        data_parallel_size: number of data-parallel ranks.
+        gradient_accumulation_steps: micro batches of one rank in an iteration.
+        global_batch_size: samples of an iteration.
+        world_size: number of processes.
+        tensor_model_parallel_size: processes that share each layer.
+        pipeline_model_parallel_size: processes that share the layers.
+        context_parallel_size: processes that share each sequence.
+        batch_schedule: batch sizes by tokens consumed, such as ``0:768 250B:1536``.
+        rampup_batch_size: start, increment and samples of Megatron's ramp-up.
+        epochs: length of the run in epochs, such as ``1.5``; separated by commas: of each
+            source.
+        train_iters: length of the run in iterations.
+        train_epochs: GPT-NeoX's setting, which differs from `epochs`: see `Target.kind`.
+        train_samples: length of the run in samples.
+        train_tokens: length of the run in tokens, such as ``300B``.
+        variance_buffer: factor of the samples requested of each source of a blend, or
+            ``exact``.
+        mid_level_dataset_surplus: Megatron's surplus of weighted blends, 1 less than its
+            variance_buffer.
+        tail: policy for a partial last batch: drop, pad or wrap.
+        seed: seed of the shuffles.
+        eval_interval: iterations between two evaluations.
+        eval_iters: batches of an evaluation.
+        eval_global_batch_size: global batch size of evaluations.
+        eval_micro_batch_size: micro batch size of evaluations.
+        start_eval_at_iter: first iteration that evaluates.
+        skip_train: evaluate once, without training.
+        full_validation: read all of each validation dataset.
+        multiple_validation_sets: evaluate each validation source separately.
+        dataloader_type: ``single`` or ``cyclic``, of Megatron-LM.
+        framework_version: release of Megatron-LM whose rules hold; None: 0.16.1, or main for
+            newer settings.
+        consumed_samples: samples of a run served so far.
+        separate_final_epoch: treatment of the last epoch: auto, always or never.
+        final_epoch_threshold: share of an epoch below which ``auto`` separates the last one.
+        train_data_exact_num_epochs: epochs of the index.
+        epochs_mixed: order epoch: epochs shuffled together.
+        left_over: order epoch: drop or carry.
+        max_documents: order packed: most documents of a sample.
+        long_documents: order packed: treatment of documents longer than a sample.
+        phase_transition_iterations: iterations at which Megatron-LM rebuilds its datasets.
+        coverage: method of the plan's coverage: auto, exact, expected or none.
+        blend_counts: counting of a blend's draws: auto, exact or bounds.
+        notes: warnings for the plan.
+        ignored: settings of the framework's data that do not change the plan.
+
     Raises:
         InvalidArgument: an integer field is not an integer.
     """
 
     order: str | None = None
     data_path: tuple[str, ...] | None = None
-    """Paths, or weights and paths alternating; likewise for the paths of one split."""
     train_data_path: tuple[str, ...] | None = None
     valid_data_path: tuple[str, ...] | None = None
     test_data_path: tuple[str, ...] | None = None
@@ -154,11 +215,8 @@ class Settings:
     length_histogram: tuple[str, ...] | None = None
     """Files of document lengths, one for each source, for planning without the corpora."""
     companions: Mapping[str, tuple[tuple[str, ...], ...]] | None = None
-    """GPT-NeoX: labels, rejected text and its labels for each path of a split, or empty."""
     documents_alpha: float | None = None
-    """GPT-NeoX's weighted_sampler_alpha, with weight_by_num_documents."""
     packing: NeoxDocumentsOrder | None = None
-    """GPT-NeoX's pack_impl other than packed."""
     weights: tuple[str, ...] | None = None
     split: str | None = None
     seq_length: int | None = None
@@ -175,12 +233,10 @@ class Settings:
     epochs: str | None = None
     train_iters: int | None = None
     train_epochs: int | None = None
-    """GPT-NeoX's setting, which differs from `epochs`: see `Target.kind`."""
     train_samples: str | None = None
     train_tokens: str | None = None
     variance_buffer: str | None = None
     mid_level_dataset_surplus: str | None = None
-    """Megatron's surplus of weighted blends, 1 less than its variance_buffer."""
     tail: str | None = None
     seed: int | None = None
     eval_interval: int | None = None
@@ -193,7 +249,6 @@ class Settings:
     multiple_validation_sets: bool | None = None
     dataloader_type: str | None = None
     framework_version: str | None = None
-    """Release of Megatron-LM whose rules hold; None: 0.16.1, or main for newer settings."""
     consumed_samples: str | None = None
     separate_final_epoch: str | None = None
     final_epoch_threshold: float | None = None
@@ -206,9 +261,7 @@ class Settings:
     coverage: str | None = None
     blend_counts: str | None = None
     notes: tuple[str, ...] = ()
-    """Warnings for the plan."""
     ignored: tuple[str, ...] = ()
-    """Settings of the framework's data that do not change the plan."""
 
     def __post_init__(self) -> None:
         make_plain(self, optional=_INTEGERS, called=flag_of)

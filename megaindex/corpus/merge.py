@@ -108,7 +108,7 @@ def check_inputs(prefixes: Sequence[str], dialect: DtypeTable, dtype: Any | None
         if not holds_all(target, one.dtype):
             raise InvalidArgument(
                 f"{one.path_prefix}: holds {one.dtype}, whose values do not all fit {target}; "
-                f"choose a wider dtype"
+                f"choose a wider --dtype"
             )
     return Inputs(
         dtype=target, multimodal=_all_have_modes(found), nbytes=sum(one.nbytes for one in found)
@@ -149,7 +149,7 @@ def _mixed(found: list[_Input], other: _Input, dialect: DtypeTable) -> InvalidAr
     types = {one.dtype for one in found}
     wide = [d for d in dialect.dtypes.values() if all(holds_all(d, one) for one in types)]
     remedy = (
-        f"pass dtype {min(wide, key=lambda d: d.itemsize)} to widen all of them"
+        f"pass --dtype {min(wide, key=lambda d: d.itemsize)} to widen all of them"
         if wide
         else "merge pairs of one type at a time"
     )

@@ -229,19 +229,19 @@ def code_fault(code: int, dialect: DtypeTable) -> Fault | None:
     )
 
 
-def code_of_dtype(dtype: npt.DTypeLike, dialect: DtypeTable) -> int:
-    """Return the code of `dtype` in `dialect`; InvalidArgument if it has none."""
+def code_of_dtype(dtype: npt.DTypeLike, dialect: DtypeTable, name: str = "dtype") -> int:
+    """Return the code of `dtype` in `dialect`; InvalidArgument with its name if it has none."""
     try:
         wanted = np.dtype(dtype)
     except TypeError:
         raise InvalidArgument(
-            f"dtype must be a NumPy dtype such as np.int32, got {dtype!r}"
+            f"{name} must be a NumPy dtype such as int32, got {dtype!r}"
         ) from None
     for code, known in dialect.dtypes.items():
         if known == wanted:
             return code
     raise InvalidArgument(
-        f"dtype {wanted} has no code in the {dialect.name} dialect; choose one of "
+        f"{name} {wanted} has no code in the {dialect.name} dialect; choose one of "
         f"{_listing(dialect)}"
     )
 

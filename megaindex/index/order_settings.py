@@ -101,8 +101,17 @@ class FrameworkOrder(Order):
 class MegatronOrder(FrameworkOrder):
     """Order of Megatron-LM (megatron-core 0.16.1).
 
-    Settings: ``separate_final_epoch``, ``final_epoch_threshold``, ``exact_num_epochs``; see
-    `FrameworkOrder`.
+    Attributes:
+        separate_final_epoch: ``"always"`` shuffles the last of several epochs separately,
+            ``"never"`` with the others, ``"auto"`` separately if less than
+            ``final_epoch_threshold`` of its samples are requested. Default: the rule of the
+            framework, auto.
+        final_epoch_threshold: share of an epoch, 0 to 1. Default: 0.8.
+        exact_num_epochs: number of epochs to build, at least 1. Default: as many as are needed
+            for the requested samples.
+
+    Raises:
+        InvalidArgument: a value is out of range.
     """
 
     name: ClassVar[str] = "megatron"
@@ -112,8 +121,17 @@ class MegatronOrder(FrameworkOrder):
 class MegatronLegacyOrder(FrameworkOrder):
     """Order of Megatron-DeepSpeed (main, 2025-07) and of Megatron-LM before 2023.
 
-    Settings: ``separate_final_epoch``, ``final_epoch_threshold``, ``exact_num_epochs``; see
-    `FrameworkOrder`.
+    Attributes:
+        separate_final_epoch: ``"always"`` shuffles the last of several epochs separately,
+            ``"never"`` with the others, ``"auto"`` separately if less than
+            ``final_epoch_threshold`` of its samples are requested. Default: the rule of the
+            framework, auto.
+        final_epoch_threshold: share of an epoch, 0 to 1. Default: 0.8.
+        exact_num_epochs: number of epochs to build, at least 1. Default: as many as are needed
+            for the requested samples.
+
+    Raises:
+        InvalidArgument: a value is out of range.
     """
 
     name: ClassVar[str] = "megatron-legacy"
@@ -123,8 +141,17 @@ class MegatronLegacyOrder(FrameworkOrder):
 class NeoxOrder(FrameworkOrder):
     """Order of GPT-NeoX (main, 2026-05) with its default ``pack_impl: packed``.
 
-    Settings: ``separate_final_epoch``, ``final_epoch_threshold``, ``exact_num_epochs``; see
-    `FrameworkOrder`.
+    Attributes:
+        separate_final_epoch: ``"always"`` shuffles the last of several epochs separately,
+            ``"never"`` with the others, ``"auto"`` separately if less than
+            ``final_epoch_threshold`` of its samples are requested. Default: the rule of the
+            framework, never.
+        final_epoch_threshold: share of an epoch, 0 to 1. Default: 0.8.
+        exact_num_epochs: number of epochs to build, at least 1. Default: as many as are needed
+            for the requested samples.
+
+    Raises:
+        InvalidArgument: a value is out of range.
     """
 
     name: ClassVar[str] = "neox"
@@ -134,8 +161,17 @@ class NeoxOrder(FrameworkOrder):
 class PaddleOrder(FrameworkOrder):
     """Order of PaddleNLP (3.0.0b4).
 
-    Settings: ``separate_final_epoch``, ``final_epoch_threshold``, ``exact_num_epochs``; see
-    `FrameworkOrder`.
+    Attributes:
+        separate_final_epoch: ``"always"`` shuffles the last of several epochs separately,
+            ``"never"`` with the others, ``"auto"`` separately if less than
+            ``final_epoch_threshold`` of its samples are requested. Default: the rule of the
+            framework, auto.
+        final_epoch_threshold: share of an epoch, 0 to 1. Default: 0.8.
+        exact_num_epochs: number of epochs to build, at least 1. Default: as many as are needed
+            for the requested samples.
+
+    Raises:
+        InvalidArgument: a value is out of range.
     """
 
     name: ClassVar[str] = "paddlenlp"

@@ -25,12 +25,15 @@ WORD = 2**64
 
 @dataclass(frozen=True)
 class Receipt:
-    """Checksum of a set of samples; ``+`` gives that of the union of disjoint sets."""
+    """Checksum of a set of samples; ``+`` gives that of the union of disjoint sets.
+
+    Attributes:
+        words: high and low 64 bits of the sum.
+        count: number of samples.
+    """
 
     words: tuple[int, int] = (0, 0)
-    """High and low 64 bits of the sum."""
     count: int = 0
-    """Number of samples."""
 
     @classmethod
     def of(cls, positions: I64, spans: Spans, keys: U64) -> Receipt:

@@ -28,18 +28,20 @@ class Spans:
     Span ``i`` is the non-empty range of ``length[i]`` tokens at ``offset[i]`` of sequence
     ``document[i]`` in source ``source[i]``. The spans of the k-th requested sample are
     ``row_splits[k]:row_splits[k + 1]``. Unpacks as ``source, document, offset, length``.
+
+    Attributes:
+        source (int32[n]): number of the source; 0 for an index of one source.
+        document (int64[n]): sequence id in the source.
+        offset (int64[n]): first token, counted from the start of the sequence.
+        length (int64[n]): number of tokens, at least 1.
+        row_splits (int64[samples + 1]): first span of each sample, and the number of spans.
     """
 
     source: I32
-    """int32[n]: number of the source; 0 for an index of one source."""
     document: I64
-    """int64[n]: sequence id in the source."""
     offset: I64
-    """int64[n]: first token, counted from the start of the sequence."""
     length: I64
-    """int64[n]: number of tokens, at least 1."""
     row_splits: I64
-    """int64[samples + 1]: first span of each sample, and the number of spans."""
 
     @classmethod
     def of_one_source(cls, document: I64, offset: I64, length: I64, row_splits: I64) -> Spans:

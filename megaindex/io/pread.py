@@ -24,8 +24,22 @@ _Identity = tuple[int, int, int, int]  # st_dev, st_ino, st_size, st_mtime_ns
 # Errors that are retried: on network file systems and failing links they may pass.
 _TRANSIENT = {errno.EIO, errno.EAGAIN, errno.EINTR, errno.ESTALE, errno.ETIMEDOUT, errno.EBUSY}
 
+MOST_AT_ONCE = 1 << 30
+"""Bytes of one system call: macOS refuses vectored reads and writes of 2 GiB or more."""
+
 Pread = Callable[[int, list[memoryview], int], int]
 """As os.preadv: (descriptor, buffers, offset) -> bytes read, 0 at the end of the file."""
+
+
+def _copying_pread(descriptor: int, buffers: list[memoryview], offset: int) -> int:
+    """Read as os.preadv does, which macOS before version 11 lacks."""
+    (into,) = buffers
+    data = os.pread(descriptor, len(into), offset)
+    into[: len(data)] = data
+    return len(data)
+
+
+_PREAD: Pread = os.preadv if hasattr(os, "preadv") else _copying_pread
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,7 +51,7 @@ class RangeReader:
     """Retries after a transient error, for each range."""
     first_pause: float = 0.05
     """Seconds before the first retry; each further pause is twice as long."""
-    pread: Pread = os.preadv
+    pread: Pread = _PREAD
 
     def __post_init__(self) -> None:
         if self.retries < 0 or self.first_pause < 0:
@@ -92,7 +106,7 @@ class RangeReader:
         path, size, _ = info
         with self.descriptors.lease(*info) as descriptor:
             try:
-                count = self.pread(descriptor, [into], offset)
+                count = self.pread(descriptor, [into[:MOST_AT_ONCE]], offset)
             except OSError as error:
                 action = f"cannot read {len(into)} bytes at {offset}"
                 raise storage_error(error, path, action) from error

@@ -16,7 +16,7 @@ from typing import Any
 
 from megaindex.errors import InvalidArgument
 from megaindex.io.threads import num_cpus
-from megaindex.kernels.protocol import Backend
+from megaindex.kernels.protocol import NATIVE_INTERFACE, Backend
 
 logger = logging.getLogger("megaindex")
 
@@ -35,12 +35,15 @@ def load(name: str) -> Backend:
 
     Raises:
         InvalidArgument: the name is not one of a backend.
-        ImportError: the native core was not compiled.
+        ImportError: the native core was not compiled, or for another version of megaindex.
     """
     if name not in _MODULES:
         raise InvalidArgument(f"MEGAINDEX_BACKEND must be native, numba or reference, got {name!r}")
-    module: Backend = importlib.import_module(f"megaindex.kernels.{_MODULES[name]}")
-    return module
+    module: Any = importlib.import_module(f"megaindex.kernels.{_MODULES[name]}")
+    if name == "native" and getattr(module, "INTERFACE", 0) != NATIVE_INTERFACE:
+        raise ImportError(f"{module.__file__} was built for another version of megaindex")
+    backend: Backend = module
+    return backend
 
 
 @functools.cache
@@ -49,7 +52,7 @@ def backend() -> str:
     name = choose()
     if name == "numba" and (reason := why_not_native()) is not None and not _wanted():
         logger.warning(
-            "megaindex runs on Numba, several times slower: its native core is not installed (%s); "
+            "megaindex runs on Numba, several times slower: its native core cannot be used (%s); "
             "megaindex --version prints the details. To install it, %s.",
             reason.partition("\n")[0],
             _REINSTALL,
@@ -61,7 +64,7 @@ def choose() -> str:
     """Return the name in MEGAINDEX_BACKEND, else that of the fastest installed backend.
 
     Raises:
-        InvalidArgument: MEGAINDEX_BACKEND names an unknown backend or one that is not installed.
+        InvalidArgument: MEGAINDEX_BACKEND names an unknown backend or one that cannot be used.
     """
     wanted = _wanted()
     if wanted not in ("", "native"):
@@ -70,7 +73,7 @@ def choose() -> str:
     reason = why_not_native()
     if wanted and reason is not None:
         raise InvalidArgument(
-            f"MEGAINDEX_BACKEND=native is not installed ({reason.splitlines()[0]}); {_REINSTALL}, "
+            f"MEGAINDEX_BACKEND=native cannot be used ({reason.splitlines()[0]}); {_REINSTALL}, "
             "or unset MEGAINDEX_BACKEND"
         )
     return "native" if reason is None else "numba"

@@ -18,6 +18,10 @@ from megaindex._types import (
     TokenSource,
 )
 
+NATIVE_INTERFACE = 1
+"""Version of the native core's functions, as in csrc/python/module.cpp: both are raised when the
+arguments of a function change, so that a core of an earlier build is refused."""
+
 
 class Backend(Protocol):
     """One implementation of all kernels: reference, jit (Numba) or native."""

@@ -105,38 +105,43 @@ def _references_are_exact() -> bool:
 class SampleOptions:
     """Options of the samples: those of Megatron's GPTDataset by their names, and a few more.
 
+    Attributes:
+        eod_id: id of the end-of-document token.
+        pad_id: id that fills up short samples. Tokens of the corpus with this id count as
+            padding too.
+        eod_mask_loss: set the loss mask to 0 where the input is an end-of-document token.
+        reset_position_ids: restart the position ids at 0 with each document.
+        reset_attention_mask: forbid attention between documents in ``attention_mask``.
+        create_attention_mask: return ``attention_mask``, bool[1, S, S], True where attention is
+            forbidden.
+        cu_seqlens: return the arguments of variable-length attention: ``cu_seqlens``, int32[S +
+            1], the start of each document, filled up with S to the end of the row; and
+            ``max_seqlen``, int32, the length of the longest document. Position ids restart with
+            each document. The shapes are those of Megatron-LM's inter-document masking; its
+            trainer strips the trailing S and joins the rows of a micro batch.
+        boundaries: document boundaries for position ids, attention mask and cu_seqlens: ``eod``
+            puts one after each end-of-document token, as Megatron's resets do; ``documents``
+            takes those of the index, as Megatron's inter-document masking does.
+        dataset_id: return ``dataset_id``, int16, the number of the source, as Megatron's
+            BlendedDataset does.
+        token_dtype: dtype of tokens and labels. Megatron's trainer takes int64; int32 halves
+            the bytes to copy.
+
     Raises:
         InvalidArgument: an option lacks another that it needs, or an id does not fit
             ``token_dtype``.
     """
 
     eod_id: int | None = None
-    """Id of the end-of-document token."""
     pad_id: int = -1
-    """Id that fills up short samples. Tokens of the corpus with this id count as padding too."""
     eod_mask_loss: bool = False
-    """Set the loss mask to 0 where the input is an end-of-document token."""
     reset_position_ids: bool = False
-    """Restart the position ids at 0 with each document."""
     reset_attention_mask: bool = False
-    """Forbid attention between documents in ``attention_mask``."""
     create_attention_mask: bool = False
-    """Return ``attention_mask``, bool[1, S, S], True where attention is forbidden."""
     cu_seqlens: bool = False
-    """Return the arguments of variable-length attention: ``cu_seqlens``, int32[S + 1], the start of
-    each document, filled up with S to the end of the row; and ``max_seqlen``, int32, the length of
-    the longest document. Position ids restart with each document. The shapes are those of
-    Megatron-LM's inter-document masking; its trainer strips the trailing S and joins the rows of a
-    micro batch."""
     boundaries: Literal["eod", "documents"] = "eod"
-    """Document boundaries for position ids, attention mask and cu_seqlens: ``eod`` puts one after
-    each end-of-document token, as Megatron's resets do; ``documents`` takes those of the index, as
-    Megatron's inter-document masking does."""
     dataset_id: bool = False
-    """Return ``dataset_id``, int16, the number of the source, as Megatron's BlendedDataset does."""
     token_dtype: Literal["int64", "int32"] = "int64"
-    """Dtype of tokens and labels. Megatron's trainer takes int64; int32 halves the bytes to
-    copy."""
 
     def __post_init__(self) -> None:
         check_choice("boundaries", self.boundaries, ("eod", "documents"))

@@ -158,20 +158,22 @@ OBJECTS = Medium(threads=64, merge_gap=MERGE_GAP, piece=PIECE, pieces_per_task=1
 class PositionalOptions:
     """Options of `PositionalTokens`; the defaults suit disks, network file systems and objects.
 
+    Attributes:
+        threads: maximum number of concurrent reads. Default: 16, or 64 with an object store.
+        merge_gap: bytes; ranges of a file at most this far apart are read as one. Default: 16
+            KiB in files, 256 KiB in objects.
+        bytes_in_flight: maximum bytes of the staging buffer of a batch: further rows are read
+            after the first ones, and fewer ranges are merged. A single row may exceed it.
+        timeout: seconds without a finished read of a batch after which StorageError is raised.
+
     Raises:
         InvalidArgument: a value is out of range.
     """
 
     threads: int | None = None
-    """Maximum number of concurrent reads. Default: 16, or 64 with an object store."""
     merge_gap: int | None = None
-    """Bytes; ranges of a file at most this far apart are read as one. Default: 16 KiB in files,
-    256 KiB in objects."""
     bytes_in_flight: int = 64 << 20
-    """Maximum bytes of the staging buffer of a batch: further rows are read after the first ones,
-    and fewer ranges are merged. A single row may exceed it."""
     timeout: float = 120.0
-    """Seconds without a finished read of a batch after which StorageError is raised."""
 
     def __post_init__(self) -> None:
         make_plain(self, "bytes_in_flight", optional=["threads", "merge_gap"])

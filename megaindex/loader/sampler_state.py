@@ -31,6 +31,12 @@ class RankLayout:
         make_plain(self, "micro_batch_size", "data_parallel_rank", "data_parallel_size")
         check_between("data_parallel_rank", self.data_parallel_rank, 0, self.data_parallel_size - 1)
 
+    def __str__(self) -> str:
+        return (
+            f"micro batches of {self.micro_batch_size} for rank {self.data_parallel_rank} of "
+            f"{self.data_parallel_size}"
+        )
+
     @property
     def rows_per_round(self) -> int:
         """Rows of one micro batch on every rank."""
@@ -96,11 +102,9 @@ class Resumable(ABC):
         """Yield the micro batches from the start on; set ``_position`` before each."""
 
     def __repr__(self) -> str:
-        ranks, order = self._ranks, self._order
         return (
-            f"{type(self).__name__}(micro batches of {ranks.micro_batch_size} for rank "
-            f"{ranks.data_parallel_rank} of {ranks.data_parallel_size}, "
-            f"{self._position.consumed_samples:,} of {order['train_samples']:,} samples consumed)"
+            f"{type(self).__name__}({self._ranks}, {self._position.consumed_samples:,} of "
+            f"{self._order['train_samples']:,} samples consumed)"
         )
 
     def __iter__(self) -> Iterator[list[int | None]]:

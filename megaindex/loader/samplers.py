@@ -384,7 +384,7 @@ class EvaluationSampler:
         self._num_samples = check_between("num_samples", num_samples, 0)
 
     def __repr__(self) -> str:
-        return f"EvaluationSampler({self._num_samples:,} samples, {self._ranks})"
+        return f"EvaluationSampler({self._ranks}, {self._num_samples:,} samples)"
 
     def __len__(self) -> int:
         """Return the number of micro batches, equal on every rank."""

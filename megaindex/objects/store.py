@@ -14,7 +14,9 @@ import importlib.util
 import logging
 import os
 import re
+import shutil
 import sys
+import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
@@ -98,6 +100,7 @@ MERGE_GAP = 256 << 10
 """Gap between ranges that is read rather than skipped by another request."""
 
 _THREADS = 8  # parallel requests of one read
+_COPIED = 1 << 20  # bytes copied at once
 _Bytes = npt.NDArray[np.uint8]
 
 
@@ -314,16 +317,21 @@ def _names() -> list[str]:
 
 @contextlib.contextmanager
 def _copied(original: str) -> Iterator[str]:
-    """Yield the path of a copy in memory, unique because the loader compares paths of libraries."""
-    copy = os.memfd_create("obstore")
-    try:
-        with open(original, "rb") as file:
-            left = os.fstat(file.fileno()).st_size
-            while left > 0:
-                left -= os.sendfile(copy, file.fileno(), None, left)
-        yield f"/proc/{os.getpid()}/fd/{copy}"
-    finally:
-        os.close(copy)
+    """Yield the path of a copy, unique because the loader compares paths of libraries.
+
+    The copy is in memory, or a temporary file where the system has no anonymous files (macOS).
+    """
+    copy: Any
+    if hasattr(os, "memfd_create"):
+        copy = os.fdopen(os.memfd_create("obstore"), "wb")
+        path = f"/proc/{os.getpid()}/fd/{copy.fileno()}"
+    else:
+        copy = tempfile.NamedTemporaryFile(prefix="obstore-", suffix=".so")  # noqa: SIM115
+        path = copy.name
+    with copy, open(original, "rb") as file:
+        shutil.copyfileobj(file, copy, _COPIED)
+        copy.flush()
+        yield path
 
 
 def _after_fork() -> None:

@@ -446,7 +446,8 @@ def _evaluations(run: Run, plan: Plan) -> Iterator[str]:
 
 def _splits(run: Run, plan: Plan) -> Iterator[str]:
     data = run.data
-    if data.split is None and not data.valid and not data.test and data.train[0].path:
+    has_default = run.row.is_framework and data.train[0].path
+    if has_default and data.split is None and not data.valid and not data.test:
         yield (
             f"--split is missing: all documents are training data, while the frameworks default to "
             f"{DEFAULT_SPLIT}; pass --split {DEFAULT_SPLIT} to plan as they do"

@@ -13,16 +13,18 @@ class Coverage:
     """Shares of a source's tokens by times served.
 
     Of each sample consumed the first S tokens count: the last is only the label of the one before.
+
+    Attributes:
+        method: closed-form (exact), built (exact, counted in the built index), expected (mean
+            over seeds) or none.
+        tokens: fractions of the tokens served 0, 1, 2, … times; they add up to 1.
+        documents: fractions of the non-empty documents by the times that their most served
+            token is served; empty unless the index was built.
     """
 
     method: str
-    """closed-form (exact), built (exact, counted in the built index), expected (mean over seeds)
-    or none."""
     tokens: tuple[float, ...] = ()
-    """Fractions of the tokens served 0, 1, 2, … times; they add up to 1."""
     documents: tuple[float, ...] = ()
-    """Fractions of the non-empty documents by the times that their most served token is served;
-    empty unless the index was built."""
 
     def to_json(self) -> dict[str, float]:
         """Return `tokens` as ``{"seen_0": …, "seen_1": …}``."""
@@ -63,40 +65,48 @@ class Row:
     """One source in one split. Defaults are those of a source without a sample in the split.
 
     Numbers are of samples unless their name says otherwise; None where draws were not counted.
+
+    Attributes:
+        split: train, valid or test.
+        phase: number of Megatron's phase, from 1; None for a run without phases.
+        source: position in the blend, from 1.
+        path: path prefix; empty where only tokens were given.
+        weight: weight in the blend; None for a blend without weights.
+        tokens_per_epoch: tokens of one epoch of the source in the split.
+        samples_per_epoch: samples of one epoch.
+        requested: samples that the framework requests of the source, with its variance buffer.
+        drawn: samples of it among those consumed.
+        drawn_bounds: least and most of `drawn`.
+        drawn_by_blend: samples of it in the whole blend that the framework fills, which may be
+            longer.
+        built: samples of the epochs built.
+        epochs: epochs built.
+        distinct: different samples among those drawn.
+        repeated: samples drawn beyond the first epoch, or a second time.
+        coverage: shares of the tokens by times served.
+        error: error with which the framework ends on this source; empty if it does not.
+        packing: samples of an epoch in order packed; not a key of ``--json`` in the other
+            orders.
     """
 
     split: str
     phase: int | None = None
-    """Number of Megatron's phase, from 1; None for a run without phases."""
     source: int
-    """Position in the blend, from 1."""
     path: str
-    """Path prefix; empty where only tokens were given."""
     weight: float | None
-    """Weight in the blend; None for a blend without weights."""
     tokens_per_epoch: int
     samples_per_epoch: int = 0
     requested: int | None = 0
-    """Samples that the framework requests of the source, with its variance buffer."""
     drawn: int | None = 0
-    """Samples of it among those consumed."""
     drawn_bounds: tuple[int, int] = (0, 0)
-    """Least and most of `drawn`."""
     drawn_by_blend: int | None = 0
-    """Samples of it in the whole blend that the framework fills, which may be longer."""
     built: int | None = 0
-    """Samples of the epochs built."""
     epochs: int | None = 0
-    """Epochs built."""
     distinct: int | None = 0
-    """Different samples among those drawn."""
     repeated: int | None = 0
-    """Samples drawn beyond the first epoch, or a second time."""
     coverage: Coverage = Coverage(method="none")
     error: str = ""
-    """Error with which the framework ends on this source; empty if it does not."""
     packing: PackingFacts | None = None
-    """Samples of an epoch in order packed; not a key of ``--json`` in the other orders."""
 
     @property
     def name(self) -> str:
@@ -220,6 +230,47 @@ class Plan:
     All figures are integers computed exactly by the rules of `framework`, the framework and version
     that `order` belongs to. Samples are of `sequence_length` tokens; tokens count once a sample,
     without the extra one of the label.
+
+    Attributes:
+        order: name of the order of the samples.
+        framework: framework, with its version, whose rules hold.
+        sequence_length: tokens of a sample, without the extra one of the label.
+        variance_buffer: factor of the samples requested of each source of a blend, or
+            ``"exact"``.
+        tail: policy for the samples of the target that fill no batch: drop, pad or wrap.
+        target: target of the run in words, such as ``1 epoch``.
+        train_iters: iterations from `consumed_samples` on.
+        global_batch_size: samples of the last iteration's batch.
+        batch_schedule: first sample and batch size of each stage, as in `BatchSchedule`.
+        tokens_per_epoch: tokens of one epoch.
+        samples_per_epoch: samples of one epoch.
+        samples_consumed: samples consumed after the last iteration, `consumed_samples`
+            included.
+        consumed_samples: samples consumed before the first iteration of the plan.
+        samples_built: samples of the epochs built; None where draws were not counted.
+        samples_left_over: samples of the epochs aimed at that the run does not consume.
+        tokens_consumed: tokens of `samples_consumed`.
+        tokens_left_over: tokens of the epochs aimed at that the run does not consume.
+        num_epochs_built: most epochs built of a source; None where draws were not counted.
+        max_train_iters_without_repeat: most iterations that serve no sample twice.
+        max_train_iters_same_epochs: most iterations for which no further epoch is built.
+        max_train_iters_exact: False where the two are lower bounds, because draws were not
+            counted.
+        neighbours: effects of `max_train_iters_same_epochs` and of one iteration more; empty if
+            not exact.
+        tails: effect of each tail policy.
+        datasets: one row for each source of each split, and of each phase.
+        evaluation: samples that evaluations read; None for a run without them.
+        ranks: share of each data-parallel rank; None if the number of ranks is unknown.
+        phases: phases between Megatron's phase transitions; empty for a run without them.
+        buffer_effect: effect of a variance buffer of 1.005, where the plan has another.
+        loaders: loaders of GPT-NeoX, which start over; empty for other frameworks.
+        caution: warning that opens the printed plan where the run differs from the target.
+        framework_version: release of Megatron-LM whose rules hold; None for other frameworks.
+        ignored_settings: settings of the framework's data that do not change the plan.
+        dry_loaders: loaders of Megatron-LM that run out of samples.
+        warnings: warnings with their remedies, most harmful first.
+        check_failures: reasons for which ``--check`` fails; empty if it passes.
     """
 
     order: str
@@ -228,56 +279,35 @@ class Plan:
     variance_buffer: float | str
     tail: str
     target: str
-    """Target of the run in words, such as ``1 epoch``."""
     train_iters: int
-    """Iterations from `consumed_samples` on."""
     global_batch_size: int
-    """Samples of the last iteration's batch."""
     batch_schedule: tuple[tuple[int, int], ...]
-    """First sample and batch size of each stage, as in `BatchSchedule`."""
     tokens_per_epoch: int
     samples_per_epoch: int
     samples_consumed: int
-    """Samples consumed after the last iteration, `consumed_samples` included."""
     consumed_samples: int
-    """Samples consumed before the first iteration of the plan."""
     samples_built: int | None
-    """Samples of the epochs built; None where draws were not counted."""
     samples_left_over: int
-    """Samples of the epochs aimed at that the run does not consume."""
     tokens_consumed: int
     tokens_left_over: int
     num_epochs_built: int | None
-    """Most epochs built of a source; None where draws were not counted."""
     max_train_iters_without_repeat: int
-    """Most iterations that serve no sample twice."""
     max_train_iters_same_epochs: int
-    """Most iterations for which no further epoch is built."""
     max_train_iters_exact: bool
-    """False where the two are lower bounds, because draws were not counted."""
     neighbours: tuple[Neighbour, ...]
-    """Effects of `max_train_iters_same_epochs` and of one iteration more; empty if not exact."""
     tails: tuple[Tail, ...]
     datasets: tuple[Row, ...]
-    """One row for each source of each split, and of each phase."""
     evaluation: Evaluations | None
     ranks: RankShare | None
     phases: tuple[Phase, ...]
     buffer_effect: BufferEffect | None
-    """Effect of a variance buffer of 1.005, where the plan has another."""
     loaders: tuple[LoaderRestart, ...] = ()
-    """Loaders of GPT-NeoX, which start over; empty for other frameworks."""
     caution: str = ""
-    """Warning that opens the printed plan where the run differs from the target."""
     framework_version: str | None = None
-    """Release of Megatron-LM whose rules hold; None for other frameworks."""
     ignored_settings: tuple[str, ...] = ()
-    """Settings of the framework's data that do not change the plan."""
     dry_loaders: tuple[DryLoader, ...] = ()
-    """Loaders of Megatron-LM that run out of samples."""
     warnings: tuple[str, ...] = ()
     check_failures: tuple[str, ...] = ()
-    """Reasons for which ``--check`` fails; empty if it passes."""
 
     def rows(self, split: str) -> list[Row]:
         """Return the rows of one split (train, valid or test)."""

@@ -83,37 +83,53 @@ class Padding:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipePlan:
-    """Plan of a recipe. Steps count from 0: step k is iteration k + 1 in trainers' logs."""
+    """Plan of a recipe. Steps count from 0: step k is iteration k + 1 in trainers' logs.
+
+    Attributes:
+        train_iters: steps of the run.
+        samples_consumed: samples that the run serves, without padding.
+        tokens_consumed: samples times sequence_length; samples of finetuning sources may hold
+            padding.
+        samples_masked: rows of the last batch that are padding without loss.
+        sequence_length: tokens of a sample, without the extra one of the label.
+        batch_schedule: first sample and batch size of each stage of the `BatchSchedule`.
+        samples_per_rank: rows that each data-parallel rank reads; None where the recipe names
+            no ranks.
+        exhaustion: policy for a source that reaches its limits, as in `Recipe`.
+        stopped_by: source whose exhaustion ends the run early; empty if the run ends with its
+            last stage.
+        evaluation_rounds: rounds of evaluation; 0 for a run without them.
+        evaluation_batches: global batches of a round.
+        evaluation_samples: samples that a round scores, each once.
+        evaluation_masked: rows of a round's last batch that are padding without loss.
+        evaluation_available: samples of the validation data.
+        padding: padding in the last batch of the run.
+        evaluation_padding: padding in the last batch of a round of evaluation.
+        stages: stages that the run completes.
+        draws: one for each stage and source, and for each piece of a stage between exhausted
+            sources.
+        sources: each source over the whole run.
+        warnings: warnings with their remedies.
+    """
 
     train_iters: int
     samples_consumed: int
     tokens_consumed: int
-    """Samples times sequence_length; samples of finetuning sources may hold padding."""
     samples_masked: int
-    """Rows of the last batch that are padding without loss."""
     sequence_length: int
     batch_schedule: tuple[tuple[int, int], ...]
-    """First sample and batch size of each stage of the `BatchSchedule`."""
     samples_per_rank: int | None
-    """Rows that each data-parallel rank reads; None where the recipe names no ranks."""
     exhaustion: str
     stopped_by: str
-    """Source whose exhaustion ends the run early; empty if the run ends with its last stage."""
     evaluation_rounds: int
     evaluation_batches: int
-    """Global batches of a round."""
     evaluation_samples: int
-    """Samples that a round scores, each once."""
     evaluation_masked: int
-    """Rows of a round's last batch that are padding without loss."""
     evaluation_available: int
-    """Samples of the validation data."""
     padding: Padding
     evaluation_padding: Padding
     stages: tuple[StageEnd, ...]
-    """Stages that the run completes."""
     draws: tuple[StageDraw, ...]
-    """One for each stage and source, and for each piece of a stage between exhausted sources."""
     sources: tuple[SourceTotal, ...]
     warnings: tuple[str, ...]
 

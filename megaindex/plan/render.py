@@ -20,6 +20,7 @@ from megaindex.console import (
     spaced,
     warning,
 )
+from megaindex.index.frameworks import framework_rules
 from megaindex.plan.model import Plan, Row, epochs_text
 
 if TYPE_CHECKING:
@@ -239,7 +240,7 @@ def _ranks_text(count: int) -> str:
 
 def _buffer_fact(plan: Plan) -> list[tuple[str, str]]:
     effect = plan.buffer_effect
-    if effect is None:
+    if effect is None or not framework_rules(plan.order).is_framework:
         return []
     short = f"; too small for {len(effect.short)} sources" if effect.short else ""
     where, unless = "", ""

@@ -55,38 +55,45 @@ def default_long_documents(order: str) -> LongDocuments:
 class RecipeSource:
     """A source: one .bin/.idx pair, and the rules for making samples of it.
 
+    Attributes:
+        name: name in streams and plans. The shuffle depends on it, not on the path.
+        path: path prefix of the pair; empty for planning from ``tokens`` alone.
+        kind: pretraining: documents are concatenated and cut every sequence_length tokens.
+            finetuning: samples are whole documents, with loss on some of their tokens.
+        order: ``"epoch"`` or ``"window"``, see `EpochOrder` and `WindowOrder`.
+        labels: finetuning: prefix of a pair with the label of every token, -100 for tokens
+            without loss.
+        loss_mask: finetuning: prefix of a pair with 1 for every token with loss, such as those
+            of a response, and 0 for the others. Without labels and loss_mask all tokens have
+            loss.
+        packed: finetuning: several whole documents a sample, where they fit; False: one a
+            sample.
+        long_documents: finetuning and order packed: documents longer than a sample are
+            truncated, split or skipped. Default: truncated, and split in order packed.
+        max_documents: order packed: most pieces of documents in a sample, see `PackedOrder`.
+        max_epochs: epochs that the run may draw; None: one, where the exhaustion policy sets a
+            limit.
+        max_fraction: share of the samples that the run may draw, up to 1: max_epochs x
+            max_fraction of them, as in OLMo-core. It limits the number of samples, and does not
+            select them.
+        tokens: tokens of one epoch, for planning without files.
+
     Raises:
         InvalidArgument: a setting is out of range, or excludes another.
     """
 
     name: str
-    """Name in streams and plans. The shuffle depends on it, not on the path."""
     path: str = ""
-    """Path prefix of the pair; empty for planning from ``tokens`` alone."""
     kind: Kind = "pretraining"
-    """pretraining: documents are concatenated and cut every sequence_length tokens. finetuning:
-    samples are whole documents, with loss on some of their tokens."""
     order: Literal["epoch", "window", "packed"] = "epoch"
-    """Order of the samples, as in `megaindex.build_index`; packed also for kind finetuning."""
     labels: str = ""
-    """finetuning: prefix of a pair with the label of every token, -100 for tokens without loss."""
     loss_mask: str = ""
-    """finetuning: prefix of a pair with 1 for every token with loss, such as those of a response,
-    and 0 for the others. Without labels and loss_mask all tokens have loss."""
     packed: bool = True
-    """finetuning: several whole documents a sample, where they fit; False: one a sample."""
     long_documents: LongDocuments = _BY_ORDER
-    """finetuning and order packed: documents longer than a sample are truncated, split or
-    skipped. Default: truncated, and split in order packed."""
     max_documents: int | None = None
-    """order packed: most pieces of documents in a sample, see `PackedOrder`."""
     max_epochs: Fraction | None = None
-    """Epochs that the run may draw; None: one, where the exhaustion policy sets a limit."""
     max_fraction: Fraction | None = None
-    """Share of the samples that the run may draw, up to 1: max_epochs x max_fraction of them, as in
-    OLMo-core. It limits the number of samples, and does not select them."""
     tokens: int | None = None
-    """Tokens of one epoch, for planning without files."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -158,15 +165,20 @@ class RecipeSource:
 
 @dataclass(frozen=True, kw_only=True)
 class RecipeEvaluation:
-    """Evaluation on one source, with the same samples in every round."""
+    """Evaluation on one source, with the same samples in every round.
+
+    Attributes:
+        source: source of the samples.
+        interval: steps between two rounds; one more round follows the last step.
+        iterations: batches of a round. None: all samples of the source, each once, over all
+            ranks.
+        batch_size: global batch size; None: that of the last training step.
+    """
 
     source: RecipeSource
     interval: int = 1000
-    """Steps between two rounds; one more round follows the last step."""
     iterations: int | None = None
-    """Batches of a round. None: all samples of the source, each once, over all ranks."""
     batch_size: int | None = None
-    """Global batch size; None: that of the last training step."""
 
     def __post_init__(self) -> None:
         word = "evaluation: {}".format
@@ -245,20 +257,23 @@ class Stream:
     At most one of ``proportion``, ``repeat`` and ``choose`` may be given; without any, an epoch of
     the mixture has one epoch of the source.
 
+    Attributes:
+        source: name of the `RecipeSource`.
+        proportion: share of the stage, relative to the other streams.
+        repeat: epochs of the source in each epoch of the mixture.
+        choose: samples of the source in each epoch of the mixture.
+        restart: begin with the first sample of the source, instead of going on from its
+            position.
+
     Raises:
         InvalidArgument: a setting is out of range, or excludes another.
     """
 
     source: str
-    """Name of the `RecipeSource`."""
     proportion: Fraction | None = None
-    """Share of the stage, relative to the other streams."""
     repeat: Fraction | None = None
-    """Epochs of the source in each epoch of the mixture."""
     choose: int | None = None
-    """Samples of the source in each epoch of the mixture."""
     restart: bool = False
-    """Begin with the first sample of the source, instead of going on from its position."""
 
     def __post_init__(self) -> None:
         given = [k for k in ("proportion", "repeat", "choose") if getattr(self, k) is not None]
@@ -285,12 +300,16 @@ class Stream:
 
 @dataclass(frozen=True, kw_only=True)
 class Weighting:
-    """Proportions computed from the sizes of the sources: size ** alpha."""
+    """Proportions computed from the sizes of the sources: size ** alpha.
+
+    Attributes:
+        by: unit of the sizes, of one epoch.
+        alpha: from 0 (equal proportions) to 1 (proportional to size); a temperature of 1 /
+            alpha.
+    """
 
     by: Literal["tokens", "documents", "samples"] = "tokens"
-    """Unit of the sizes, of one epoch."""
     alpha: float = 1.0
-    """From 0 (equal proportions) to 1 (proportional to size); a temperature of 1 / alpha."""
 
     def __post_init__(self) -> None:
         check_choice("by", self.by, ("tokens", "documents", "samples"))
@@ -301,6 +320,22 @@ class Weighting:
 class RecipeStage:
     """A stage: a mixture of streams and its length.
 
+    Attributes:
+        name: name in plans and states.
+        streams: sources of the mixture, with their shares.
+        length: iterations, samples, tokens, or epochs of the mixture. None: one epoch of the
+            mixture.
+        first_step: step, from 0, with which the stage must begin; None: not checked.
+        planned_samples: samples before the stage was shortened by `megaindex.recipe.amend`,
+            which exhaustion redistribute divides. None: those of the stage.
+        epoch_size: samples of an epoch of the mixture, for proportions. None: those of all its
+            sources.
+        weighting: proportions by size, in place of those of the streams.
+        batching: stratified: draws spread as evenly as possible. random: these, shuffled in
+            blocks of 2048. per_stream: every batch is of one stream.
+        rounding: rule by which shares of an epoch_size, and repeats, are rounded to samples;
+            "streaming" is that of mosaicml-streaming.
+
     Raises:
         InvalidArgument: a setting is out of range, or excludes another.
     """
@@ -308,22 +343,12 @@ class RecipeStage:
     name: str
     streams: tuple[Stream, ...]
     length: Target | None = None
-    """Iterations, samples, tokens, or epochs of the mixture. None: one epoch of the mixture."""
     first_step: int | None = None
-    """Step, from 0, with which the stage must begin; None: not checked."""
     planned_samples: int | None = None
-    """Samples before the stage was shortened by `megaindex.recipe.amend`, which exhaustion
-    redistribute divides. None: those of the stage."""
     epoch_size: int | None = None
-    """Samples of an epoch of the mixture, for proportions. None: those of all its sources."""
     weighting: Weighting | None = None
-    """Proportions by size, in place of those of the streams."""
     batching: Batching = "stratified"
-    """stratified: draws spread as evenly as possible. random: these, shuffled in blocks of 2048.
-    per_stream: every batch is of one stream."""
     rounding: Rounding = "largest_remainder"
-    """Rule by which shares of an epoch_size, and repeats, are rounded to samples; "streaming" is
-    that of mosaicml-streaming."""
 
     def __post_init__(self) -> None:
         where = f"stage {self.name}"
@@ -378,23 +403,33 @@ class RecipeStage:
 class Recipe:
     """A run of several sources and stages: all settings that decide its samples and their order.
 
+    Attributes:
+        sequence_length: tokens a sample, without the extra one of the shifted label.
+        batch: global batch sizes over the run.
+        sources: sources of the stages.
+        stages: stages, in order.
+        seed: seed of the shuffles.
+        tail: policy for the last batch of the run: leave incomplete batches out (drop),
+            complete it with rows without loss (pad) or with further samples (wrap).
+        exhaustion: policy for a source that reaches its limits: begin its next epoch (repeat,
+            without limits), stop the run on all ranks, continue with the other sources, draw
+            less of it from the start of the stage (redistribute), or refuse the plan (error).
+        evaluation: evaluation during the run; None: none.
+        micro_batch_size: samples of a micro batch of one rank; None: unknown.
+        data_parallel_size: number of data-parallel ranks; None: unknown.
+        gradient_accumulation_steps: micro batches of one rank in a step; None: unknown.
+
     Raises:
         InvalidArgument: a setting is out of range, or names do not agree.
     """
 
     sequence_length: int
-    """Tokens a sample, without the extra one of the shifted label."""
     batch: BatchSchedule
     sources: tuple[RecipeSource, ...]
     stages: tuple[RecipeStage, ...]
     seed: int = DEFAULT_SEED
     tail: Tail = "drop"
-    """Policy for the last batch of the run: leave incomplete batches out (drop), complete it with
-    rows without loss (pad) or with further samples (wrap)."""
     exhaustion: Exhaustion = "repeat"
-    """Policy for a source that reaches its limits: begin its next epoch (repeat, without limits),
-    stop the run on all ranks, continue with the other sources, draw less of it from the start of
-    the stage (redistribute), or refuse the plan (error)."""
     evaluation: RecipeEvaluation | None = None
     micro_batch_size: int | None = None
     data_parallel_size: int | None = None

@@ -48,26 +48,31 @@ class BadReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenized:
-    """Result of `tokenize`."""
+    """Result of `tokenize`.
+
+    Attributes:
+        pairs: the pair of each key.
+        keys: JSON keys, or Parquet columns, that were tokenized, in the order of ``pairs``.
+        documents: documents of each pair.
+        empty: documents without a token, for each key; they are in the pair, as in Megatron's.
+        blank_lines: blank lines skipped.
+        bad: bad lines left out, if there were any.
+        input_bytes: bytes of the inputs as stored.
+        parts: parts that the inputs were divided into.
+        resumed: parts that an earlier run had finished.
+        new_tokens: tokens of all keys that this run produced; an input given twice counts once.
+    """
 
     pairs: tuple[WriteResult, ...]
-    """The pair of each key."""
     keys: tuple[str, ...]
     documents: int
-    """Documents of each pair."""
     empty: tuple[int, ...]
-    """Documents without a token, for each key; they are in the pair, as in Megatron's."""
     blank_lines: int
-    """Blank lines skipped."""
     bad: BadReport | None
-    """Bad lines left out, if there were any."""
     input_bytes: int
-    """Bytes of the inputs as stored."""
     parts: int
     resumed: int
-    """Parts that an earlier run had finished."""
     new_tokens: int
-    """Tokens of all keys that this run produced; an input given twice counts once."""
 
     def lines(self, seconds: float) -> list[str]:
         """Return the lines that the command prints: one for each pair, then one for the run."""

@@ -78,8 +78,8 @@ def _end_of_document(loaded: Tokenizer, file: TokenizerFile, eod: int | str | No
     found = loaded.id_of(eod) if isinstance(eod, str) else check_integer("eod", eod)
     if found is None or not 0 <= found <= loaded.largest_id:
         raise InvalidArgument(
-            f"eod={eod!r}: must be a token of {file} or an id from 0 to "
-            f"{loaded.largest_id}{_special_tokens(loaded)}"
+            f"--eod must be a token of {file} or an id from 0 to {loaded.largest_id}, got {eod!r}"
+            f"{_special_tokens(loaded)}"
         )
     return found
 
@@ -105,10 +105,10 @@ def _token_type(
     chosen = dialect.dtypes[code_of_dtype(dtype, dialect)]
     largest = max(loaded.largest_id, -1 if eod is None else eod)
     if chosen.kind == "f":
-        raise InvalidArgument(f"dtype must be an integer type, got {chosen}; pass --dtype int32")
+        raise InvalidArgument(f"--dtype must be an integer type, got {chosen}; pass --dtype int32")
     if largest > np.iinfo(chosen).max:
         raise InvalidArgument(
-            f"dtype={chosen}: holds ids up to {np.iinfo(chosen).max}, and those of {file} go up to "
-            f"{largest}; pass --dtype int32"
+            f"--dtype {chosen} holds ids up to {np.iinfo(chosen).max}, and those of {file} go up "
+            f"to {largest}; pass --dtype int32"
         )
     return chosen

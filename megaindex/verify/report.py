@@ -13,38 +13,47 @@ Severity = Literal["error", "warning"]
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """A rule that a file breaks, at one place or at several."""
+    """A rule that a file breaks, at one place or at several.
+
+    Attributes:
+        file: path of the file.
+        rule: short name of the rule, such as "pointer-order".
+        where: the first place: "sequence 3", "byte 34".
+        found: value at that place.
+        expected: value that the rule requires.
+        severity: "error" for unreadable or wrong data; "warning" for data that the format
+            allows.
+        repair: remedy.
+        count: number of places.
+    """
 
     file: str
-    """Path of the file."""
     rule: str
-    """Short name of the rule, such as "pointer-order"."""
     where: str
-    """The first place: "sequence 3", "byte 34"."""
     found: str
-    """Value at that place."""
     expected: str
-    """Value that the rule requires."""
     severity: Severity
-    """"error" for unreadable or wrong data; "warning" for data that the format allows."""
     repair: str
-    """Remedy."""
     count: int = 1
-    """Number of places."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The findings of one check, and the amounts checked."""
+    """The findings of one check, and the amounts checked.
+
+    Attributes:
+        path: path or prefix of the subject.
+        kind: kind of the subject, such as a pair or a cache entry.
+        full: True if every byte was read.
+        findings: rules that are broken, with their places.
+        counted: amounts checked: sequences, documents, tokens, bytes.
+    """
 
     path: str
-    """Path or prefix of the subject."""
     kind: SubjectKind
     full: bool
-    """True if every byte was read."""
     findings: tuple[Finding, ...]
     counted: dict[str, int] = field(default_factory=dict)
-    """Amounts checked: sequences, documents, tokens, bytes."""
 
     @property
     def is_clean(self) -> bool:

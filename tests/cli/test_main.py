@@ -38,6 +38,9 @@ def test_short_and_long_words_for_version_and_help() -> None:
         (["xyzzy"], f"megaindex: unknown verb 'xyzzy'; it must be one of {', '.join(VERBS)}"),
         (["plan", "--sequence-length", "8"], "--sequence-length: did you mean --seq-length?"),
         (["merge", "o", "a", "--overwritten=1"], "--overwritten: did you mean --overwrite?"),
+        (["merge", "o", "a", "--dtype", "foo"], "--dtype must be a NumPy dtype such as int32, got"),
+        (["merge", "o", "a", "--dtype", "uint64"], "--dtype uint64 has no code in the megatron d"),
+        (["verify", "--dtype", "foo", "a"], "--dtype must be a NumPy dtype"),
         (["tokenize", "o", "a", "--tokenizr", "b"], "--tokenizr: did you mean --tokenizer?"),
         (["import", "numpy", "a", "o", "--seperator", "3"], "--seperator: did you mean --separ"),
         (

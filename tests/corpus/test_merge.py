@@ -146,7 +146,9 @@ def test_mixed_types_are_refused_with_the_remedy_that_works(tmp_path: Path) -> N
         write_pair(str(tmp_path / "a"), [[[1, 60_000]]], np.uint16, False),
         write_pair(str(tmp_path / "b"), [[[-1, 2]]], np.int16, False),
     ]
-    with pytest.raises(InvalidArgument, match=r"b: holds int16, and .*a holds uint16.*dtype int32"):
+    with pytest.raises(
+        InvalidArgument, match=r"b: holds int16, and .*a holds uint16.*--dtype int32"
+    ):
         merge(str(tmp_path / "m"), inputs)
     assert names(tmp_path) == ["a.bin", "a.idx", "b.bin", "b.idx"]
     assert merge(str(tmp_path / "m"), inputs, dtype="int32").dtype == "int32"

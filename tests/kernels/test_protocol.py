@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
+import logging
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from support.compile_kernels import MODULES
 
+from megaindex import kernels
+from megaindex.errors import InvalidArgument
 from megaindex.kernels import load
-from megaindex.kernels.protocol import Backend
+from megaindex.kernels.protocol import NATIVE_INTERFACE, Backend
 
 FUNCTIONS = [name for name, value in vars(Backend).items() if inspect.isfunction(value)]
 FUNCTIONS = [name for name in FUNCTIONS if not name.startswith("_")]
@@ -57,3 +62,46 @@ def test_every_numba_kernel_is_compiled_before_the_tests() -> None:
     not_compiled = {"seed_state", "tokens_within", "token_table", "span_table", "row_table"}
     not_compiled |= {"read_rows"}  # calls two others
     assert called | not_compiled == set(FUNCTIONS)
+
+
+def test_the_interface_of_the_native_core_has_its_version() -> None:
+    """If this fails: raise NATIVE_INTERFACE and kInterface in csrc/python/module.cpp by one, then
+    write the number and the new digest here."""
+    native = pytest.importorskip("megaindex.kernels._native")
+    names = {name for name, value in vars(native).items() if callable(value)} - set(FUNCTIONS)
+    text = "\n".join(
+        f"{name}{arguments(getattr(owner, name))}"
+        for owner, named in ((Backend, FUNCTIONS), (native, names))
+        for name in sorted(named)
+    )
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    assert (NATIVE_INTERFACE, digest) == (1, "45a281367becef6b")
+    assert native.INTERFACE == NATIVE_INTERFACE
+
+
+@pytest.fixture
+def stale(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A native core of an earlier build, which the package has not looked at yet."""
+    native = pytest.importorskip("megaindex.kernels._native")
+    monkeypatch.delattr(native, "INTERFACE")
+    cached = (kernels.backend, kernels.active, kernels.file_mapper)
+    for function in cached:
+        function.cache_clear()
+    yield
+    for function in cached:
+        function.cache_clear()
+
+
+def test_a_core_of_another_version_is_not_used(
+    stale: None, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv("MEGAINDEX_BACKEND", raising=False)
+    with caplog.at_level(logging.WARNING, "megaindex"):
+        assert kernels.backend() == "numba"
+    assert kernels.file_mapper() is None
+    (message,) = caplog.messages
+    assert re.search(r"_native\S*\.so was built for another version of megaindex", message)
+    assert "reinstall megaindex" in message
+    monkeypatch.setenv("MEGAINDEX_BACKEND", "native")
+    with pytest.raises(InvalidArgument, match=r"built for another version.*; reinstall"):
+        kernels.choose()

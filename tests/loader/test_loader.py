@@ -24,7 +24,13 @@ from megaindex.format import IndexedDataset
 from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.spans import Index
 from megaindex.io.pread import DescriptorCache, RangeReader
-from megaindex.loader import GPTDataset, MicroBatchSampler, NumpyDataset, Recorder
+from megaindex.loader import (
+    EvaluationSampler,
+    GPTDataset,
+    MicroBatchSampler,
+    NumpyDataset,
+    Recorder,
+)
 from megaindex.loader.batch import BatchMaker, SampleOptions
 from megaindex.loader.batch_reader import BufferPool
 from megaindex.loader.loader import Loader
@@ -184,6 +190,10 @@ def test_samplers_print_their_ranks_and_position(index: Index) -> None:
     )
     next(iter(one))
     assert "6 of" in repr(one)
+    scored = EvaluationSampler(
+        num_samples=7, micro_batch_size=2, data_parallel_rank=1, data_parallel_size=3
+    )
+    assert repr(scored) == "EvaluationSampler(micro batches of 2 for rank 1 of 3, 7 samples)"
 
 
 def test_a_blend_is_read_from_all_its_datasets(tmp_path: Path) -> None:

@@ -210,6 +210,16 @@ def test_our_orders_size_exactly_and_say_what_1_005_would_have_done() -> None:
     assert plan["buffer_effect"]["variance_buffer"] == 1.005
 
 
+@pytest.mark.parametrize("order", ["epoch", "window"])
+def test_plans_of_our_orders_print_no_rules_of_frameworks(paths: list[Path], order: str) -> None:
+    words = ["--data-path", paths[1], "--seq-length", 64, "--global-batch-size", 8, "--epochs", 1]
+    for name, is_shown in ((order, False), ("megatron", True)):
+        status, out, _ = cli(*words, "--order", name)
+        assert status == 0
+        for text in ("buffer 1.005", "--split is missing"):
+            assert (text in out) == is_shown, (name, text)
+
+
 BAD = [
     ([], "--seq-length is missing"),
     ([*SIZED], "give exactly one of --epochs"),

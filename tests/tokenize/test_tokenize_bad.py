@@ -222,9 +222,9 @@ def test_a_bad_file_always_stops(
 @pytest.mark.parametrize(
     ("options", "kind", "message"),
     [
-        ({"eod": "<none>"}, InvalidArgument, "eod='<none>': must be a token of .*json"),
-        ({"eod": 400}, InvalidArgument, "eod=400: must be a token .* or an id from 0 to "),
-        ({"eod": -1}, InvalidArgument, "eod=-1: must be a token of"),
+        ({"eod": "<none>"}, InvalidArgument, "--eod must be a token of .*json.*, got '<none>'"),
+        ({"eod": 400}, InvalidArgument, "--eod must .* or an id from 0 to .*, got 400"),
+        ({"eod": -1}, InvalidArgument, "--eod must be a token of .*, got -1"),
         (
             {"append_eod": True},
             InvalidArgument,
@@ -233,7 +233,7 @@ def test_a_bad_file_always_stops(
         (
             {"dtype": "uint8"},
             InvalidArgument,
-            "dtype=uint8: holds ids up to 255, and those of .* up to",
+            "--dtype uint8 holds ids up to 255, and those of .* up to",
         ),
         ({"dtype": "float32"}, InvalidArgument, "dtype must be an integer type, got float32"),
         ({"dtype": "uint32"}, InvalidArgument, "dtype uint32 has no code in the megatron dialect"),
@@ -299,7 +299,7 @@ def test_ids_beyond_the_token_type_are_found_before_anything_is_done(tmp_path: P
     before = names(tmp_path)
     options: dict[str, Any] = {"tokenizer": tmp_path / "words.json"}
     message = (
-        r"dtype=uint16: holds ids up to 65535, .*words\.json go up to 70000; pass --dtype int32"
+        r"--dtype uint16 holds ids up to 65535, .*words\.json go up to 70000; pass --dtype int32"
     )
     with pytest.raises(InvalidArgument, match=message):
         run(tmp_path / "o", [source], **options)
@@ -330,7 +330,7 @@ def test_special_tokens_of_every_library_are_named(tmp_path: Path) -> None:
             train_sentencepiece(tmp_path / "pieces"),
             r"; its special tokens are '</s>' \(2\), '<s>' \(1\)$",
         ),
-        ("bytes", "an id from 0 to 256$"),
+        ("bytes", r"an id from 0 to 256, got '<\|none\|>'$"),
     ):
         file = find_tokenizer(path, add_special_tokens=True)
         with pytest.raises(InvalidArgument, match=named):
