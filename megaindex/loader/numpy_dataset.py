@@ -71,8 +71,11 @@ class NumpyDataset:
     def __repr__(self) -> str:
         return f"NumpyDataset({self.index!r})"
 
-    def __getitem__(self, sample_id: int | None) -> Fields:
-        """Return the fields of one sample, arrays [S]; raises as `__getitems__`."""
+    def __getitem__(self, sample_id: int | slice | None) -> Fields:
+        """Return the fields of one sample, arrays [S], or of a slice, [n, S]; raises as
+        `__getitems__`."""
+        if isinstance(sample_id, slice):
+            return self.__getitems__(range(len(self))[sample_id])
         return {name: array[0] for name, array in self.__getitems__([sample_id]).items()}
 
     def __getitems__(self, sample_ids: SampleIds) -> Fields:

@@ -80,6 +80,14 @@ def test_a_sample_is_a_row_of_its_batch(opened: OpenRecipe) -> None:
     np.testing.assert_array_equal(again[7]["tokens"], samples[7]["tokens"])
 
 
+def test_a_slice_is_a_batch(opened: OpenRecipe) -> None:
+    dataset = NumpyDataset(opened.index, opened.datasets, targets=targets_of(opened))
+    for part in (slice(3, 7), slice(None, 5, 2), slice(-3, None)):
+        batch = dataset.__getitems__(range(len(dataset))[part])
+        for name, field in dataset[part].items():
+            np.testing.assert_array_equal(field, batch[name])
+
+
 def test_the_fields_of_maxtext(opened: OpenRecipe) -> None:
     """The same tokens under its names; segments count documents, 0 is padding or no loss."""
     options = SampleOptions(reset_position_ids=True, boundaries="documents")
