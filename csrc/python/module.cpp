@@ -57,6 +57,7 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   python::register_bijection(m);
   python::register_packing(m);
   python::register_receipt(m);
+  python::register_balance(m);
   python::register_batch(m);
   python::register_rows(m);
   python::register_blending(m);

@@ -218,6 +218,18 @@ class Backend(Protocol):
         max_seqlen: I32 | None,
     ) -> None: ...
 
+    def squared_lengths(self, length: I64, row_splits: I64, width: int, out: I64) -> None: ...
+
+    def balance_rows(
+        self,
+        work: I64,
+        served: int,
+        rows_served: int,
+        ranks: int,
+        micro_batch_size: int,
+        out: I64,
+    ) -> None: ...
+
     def least_seen(
         self,
         begins: I64,
