@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,12 +13,23 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.corpora import write_corpus
 
+import megaindex
 from megaindex._types import I64
+from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.configs.batch_schedule import BatchSchedule, ramp_up
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.spans import Spans
-from megaindex.loader import CostModel, CyclicSampler, MicroBatchSampler, RandomAccessSampler
+from megaindex.loader import (
+    CostModel,
+    CyclicSampler,
+    Loader,
+    MicroBatchSampler,
+    RandomAccessSampler,
+    Recorder,
+    check_receipts,
+)
 from megaindex.loader.receipts import rounds_of
 
 COST = CostModel(linear=57_256, attention=1)
@@ -319,3 +331,47 @@ def test_random_access_stays_in_order() -> None:
         num_samples=40, micro_batch_size=2, data_parallel_rank=0, data_parallel_size=2
     )
     assert hosts[1] == [4, 5]
+
+
+def test_a_loader_balances_by_its_index(tmp_path: Path) -> None:
+    torch = pytest.importorskip("torch")
+    corpus = write_corpus(tmp_path / "c", np.random.default_rng(3).integers(1, 40, 150))
+    index = megaindex.build_index(corpus, sequence_length=16)
+    fingerprints = [corpus_fingerprint(corpus)]
+
+    def loader(balance: CostModel | None) -> Loader:
+        sampler = MicroBatchSampler(
+            num_samples=index.num_samples, micro_batch_size=2, data_parallel_rank=0,
+            data_parallel_size=1, global_batch_size=12, balance=balance,
+        )  # fmt: skip
+        return Loader(index, sampler, recorder=Recorder(fingerprints), content=None)
+
+    plain, balanced = loader(None), loader(COST)
+    ours = torch.cat([batch["tokens"] for batch in balanced])
+    theirs = torch.cat([batch["tokens"] for batch in plain])
+    assert not torch.equal(ours, theirs)
+    for first in range(0, len(ours), 12):
+        rows = [sorted(side[first : first + 12].tolist()) for side in (ours, theirs)]
+        assert rows[0] == rows[1]
+    for each in (plain, balanced):
+        assert check_receipts([each.state_dict()], index).equal
+    # within a step the samples of the whole step must stay
+    begun = loader(COST)
+    batches = iter(begun)
+    next(batches)
+    state = begun.state_dict()
+    assert state["sampler"]["step"] == {"first": 0, "samples": 12, "rows": 12}
+    shorter = megaindex.build_index(corpus, sequence_length=16, seed=5)
+    other = Loader(
+        shorter,
+        MicroBatchSampler(
+            num_samples=index.num_samples, micro_batch_size=2, data_parallel_rank=0,
+            data_parallel_size=1, global_batch_size=12, balance=COST,
+        ),
+        content=None,
+    )  # fmt: skip
+    with pytest.raises(InvalidArgument, match="serves other samples"):
+        other.load_state_dict(state)
+    again = loader(COST)
+    again.load_state_dict(state)
+    assert torch.equal(torch.cat([batch["tokens"] for batch in again]), ours[2:])
