@@ -265,6 +265,11 @@ def squared_lengths(index: Index, sample_ids: npt.ArrayLike) -> I64:
     Raises:
         OutOfRange: the index has no such sample.
     """
+    return squares_and_documents(index, sample_ids)[0]
+
+
+def squares_and_documents(index: Index, sample_ids: npt.ArrayLike) -> tuple[I64, I64]:
+    """Return `squared_lengths` and the number of documents in each sample, parts included."""
     spans = index.locate(sample_ids)
     out = np.empty(spans.row_splits.size - 1, np.int64)
     active().squared_lengths(
@@ -273,7 +278,7 @@ def squared_lengths(index: Index, sample_ids: npt.ArrayLike) -> I64:
         index.sequence_length,
         out,
     )
-    return out
+    return out, np.diff(spans.row_splits)
 
 
 def check_sum(rows: int, sequence_length: int) -> None:
