@@ -22,6 +22,7 @@ from megaindex.index.balance import (
 BINS = 12
 """Bins of the histogram of rows by work."""
 _MOST_ROWS = 1 << 20
+_POINTS = 400  # of the curve of times
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,6 +54,11 @@ class BalanceModel:
     """float64[BINS + 1]: bounds of the bins, in multiples of the mean work of a row."""
     work_rows: I64
     """int64[BINS]: rows in each bin."""
+    step_bounds: I64
+    """int64[stretches + 1]: first steps of stretches of the run, and the number of steps."""
+    step_time: F64
+    """float64[stretches, 2]: mean time of a step in order and balanced, synchronised every round,
+    in multiples of that with even work."""
     documents_mean: float
     """Mean number of documents in a sample, parts included."""
     documents_most: int
@@ -70,6 +76,11 @@ class BalanceModel:
             "work_of_rows": {
                 "bounds": self.work_bounds.tolist(),
                 "rows": self.work_rows.tolist(),
+            },
+            "step_time": {
+                "first_step": self.step_bounds[:-1].tolist(),
+                "in_order": self.step_time[:, 0].tolist(),
+                "balanced": self.step_time[:, 1].tolist(),
             },
             "documents_per_sample": {"mean": self.documents_mean, "most": self.documents_most},
         }
@@ -121,6 +132,11 @@ def model_balance(stream: AuditStream, cost: CostModel) -> BalanceModel:
     low, high = float(relative.min()), float(relative.max())
     rows, bounds = np.histogram(relative, BINS, (low, high) if low < high else (0.5, 1.5))
     held = np.concatenate(documents)
+    times = np.array(
+        [[each.max(1).mean() / each.mean() for each in pair] for pair in zip(*sides, strict=True)]
+    )
+    starts = np.unique(np.linspace(0, count, _POINTS, endpoint=False).astype(np.int64))
+    length = np.diff(starts, append=count)
     return BalanceModel(
         cost_model=cost,
         steps=stream.num_steps,
@@ -132,6 +148,8 @@ def model_balance(stream: AuditStream, cost: CostModel) -> BalanceModel:
         by_step=LostTime(**_lost([np.array([rounds.sum(0) for rounds in side]) for side in sides])),
         work_bounds=bounds,
         work_rows=rows.astype(np.int64),
+        step_bounds=np.array([0, *chosen[starts[1:]].tolist(), stream.num_steps], np.int64),
+        step_time=np.add.reduceat(times, starts) / length[:, None],
         documents_mean=float(held.mean()),
         documents_most=int(held.max()),
     )

@@ -63,12 +63,18 @@ def print_audit(audit: Audit, file: TextIO | None = None) -> None:
     if len(audit.stream.sources) > 1:
         parts.append(_sources(audit, names))
     parts.append(Prose(distance_text(audit)))
+    if audit.balance is not None:
+        parts += _balance(audit.balance)
     print_view(spaced(parts), file)
 
 
 def print_balance(model: BalanceModel, file: TextIO | None = None) -> None:
     """Print the modelled work of rows and the time that ranks wait."""
-    print_view(spaced([Prose(balance_headline(model), "bold"), _lost(model), _Work(model)]), file)
+    print_view(spaced(_balance(model)), file)
+
+
+def _balance(model: BalanceModel) -> list[RenderableType]:
+    return [Prose(balance_headline(model), "bold"), _lost(model), _Work(model)]
 
 
 def balance_headline(model: BalanceModel) -> str:
@@ -90,11 +96,14 @@ def _lost(model: BalanceModel) -> RenderableType:
     table = FittedTable(TableColumn("time lost, synchronised", "label"), "in order", "balanced")
     for cells in lost_rows(model):
         table.add_row(*cells)
-    documents = (
+    return Group(table, Prose(documents_text(model), "dim"))
+
+
+def documents_text(model: BalanceModel) -> str:
+    return (
         f"{model.documents_mean:.1f} documents a sample on average, {model.documents_most:,} at "
         "most, parts included"
     )
-    return Group(table, Prose(documents, "dim"))
 
 
 @dataclass(frozen=True)

@@ -120,8 +120,9 @@ class Loader:
         )
         bytes_ahead = check_between("bytes_ahead", bytes_ahead, 1)
         self._sampler: Any = sampler
-        if hasattr(sampler, "balance_by"):
-            self._sampler.balance_by(index)
+        balance_by = getattr(sampler, "balance_by", None)
+        if balance_by is not None:
+            balance_by(index)
         self._has_state = all(hasattr(sampler, n) for n in ("state_after", "load_state_dict"))
         self._recorder = recorder
         if recorder is not None and recorder.ranks is None:
