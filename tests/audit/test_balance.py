@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 from support.command_line import cli, plan, plan_json
 from support.corpora import write_corpus
+from support.worked_pages import DOCS
 
 import megaindex
 from megaindex.audit import audit, stream_of_index
@@ -111,6 +113,14 @@ def test_a_recipe(prefix: Path, tmp_path: Path) -> None:
     status, out, err = plan("--recipe", recipe, "--balance")
     assert status == 0, err
     assert "every step" in out
+
+
+def test_both_pictures_of_the_docs_show_the_same() -> None:
+    light, dark = (DOCS / f"balance-time{kind}.svg" for kind in ("", "-dark"))
+    restyled = runpy.run_path(str(DOCS / "audit_sample.py"))["dark"]
+    assert restyled(light.read_text()) == dark.read_text()
+    for picture in (light, dark):
+        assert picture.name in (DOCS / "balance.md").read_text()
 
 
 @pytest.mark.parametrize(
