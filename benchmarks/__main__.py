@@ -59,7 +59,7 @@ def main() -> None:
             memory.append((f"{merge.SHARDS} merged shards", merge.memory(directory)))
         if options.only and "tokenize" in options.only:
             notes = tokenize.figures(directory)
-        if options.only and "balance" in options.only:
+        if not options.only or "balance" in options.only:
             notes += balance.figures(directory, options.megatron)
         reason = neox.missing(options.neox)
         if reason is not None and (not options.only or "neox" in options.only):
