@@ -208,3 +208,19 @@ def test_numbers_of_numpy_become_plain() -> None:
     cost = CostModel(linear=np.int64(3), attention=np.float32(0.5))
     assert type(cost.linear) is int
     assert type(cost.attention) is float
+
+
+def test_rows_of_whole_documents(tmp_path: Path) -> None:
+    """Order packed: documents fill a row in part, and one that goes on reads one more token."""
+    lengths = np.random.default_rng(5).integers(1, 40, 60)
+    dataset = write_corpus(tmp_path / "corpus", lengths)
+    index = megaindex.build_index(dataset, sequence_length=16, order="packed")
+    squares = squared_lengths(index, np.arange(index.num_samples))
+    expected = []
+    for sample in range(index.num_samples):
+        inputs = np.minimum(index.locate([sample]).length, 16)  # of one document, or all shorter
+        assert inputs.sum() <= 16
+        expected.append(int((inputs**2).sum()))
+    assert squares.tolist() == expected
+    assert squares.max() == 16**2  # a row of one document
+    assert any(index.locate([k]).length.sum() < 16 for k in range(index.num_samples))  # padding
