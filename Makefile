@@ -5,13 +5,14 @@
 # make test   install into .venv with what the tests need, then run them: minutes; JOBS= processes
 # make lint   ruff and strict mypy
 # make bench  time every kernel and the whole build against megatron-core; with
-#             NEOX=checkout also against a GPT-NeoX checkout whose helpers are compiled
+#             NEOX=checkout also against a GPT-NeoX checkout whose helpers are compiled, and with
+#             MEGATRON=checkout against one of Megatron-LM main
 # make matrix the Megatron adapter against every release of megatron-core
 # make wheels the sdist, and a manylinux wheel of every Python that is found, each tested without a
 #             compiler, in dist/
 # make aarch64  the kernels on an emulated aarch64, equal to x86-64 bit by bit
 # make docs   the site of docs/, with search and an API reference, in build/site
-# make docs-sample  docs/audit-sample.html and its picture, for docs/audit.md
+# make docs-sample  docs/audit-sample.html, and the pictures of docs/
 # make examples   the scripts of examples/, with the packages that they need
 # make explore, make sanitize, make slow, make fuzz, make soak: see CONTRIBUTING.md
 
@@ -60,7 +61,7 @@ lint: $(VENV)/.test-installed
 
 bench: $(VENV)/.test-installed
 	$(PIP) -r requirements/bench.txt
-	$(BIN)/python -m benchmarks $(if $(NEOX),--neox $(NEOX))
+	$(BIN)/python -m benchmarks $(if $(NEOX),--neox $(NEOX)) $(if $(MEGATRON),--megatron $(MEGATRON))
 
 # MATRIX_VERSIONS="0.15.3 0.16.1" for those alone
 matrix: $(VENV)/.test-installed

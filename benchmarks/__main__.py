@@ -19,6 +19,7 @@ import megaindex
 from benchmarks import (
     adapters,
     backends,
+    balance,
     cold,
     dataloader,
     first_batch,
@@ -58,13 +59,16 @@ def main() -> None:
             memory.append((f"{merge.SHARDS} merged shards", merge.memory(directory)))
         if options.only and "tokenize" in options.only:
             notes = tokenize.figures(directory)
+        if not options.only or "balance" in options.only:
+            notes += balance.figures(directory, options.megatron)
         reason = neox.missing(options.neox)
         if reason is not None and (not options.only or "neox" in options.only):
             notes.append(reason)
         if options.only and "cold" in options.only:
             console.print(cold.describe_device(directory))
         copies = _roofline(rows)
-    console.print(_table(rows, copies))
+    if rows:
+        console.print(_table(rows, copies))
     for name, sides in memory:
         console.print(_memory_line(name, sides))
     for note in notes:
@@ -84,9 +88,12 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         nargs="+",
         help="index, sample_index, shuffle, blend, exhaustive, orders, merge, tokenize, loading, "
-        "cold, first, adapters, neox, objects, scaling, numba",
+        "cold, first, adapters, neox, objects, scaling, numba, balance",
     )
     parser.add_argument("--neox", metavar="CHECKOUT", help="a GPT-NeoX checkout to compare with")
+    parser.add_argument(
+        "--megatron", metavar="CHECKOUT", help="a Megatron-LM main checkout to compare balance with"
+    )
     parser.add_argument("--sources", type=int, default=50, help="datasets of the blend loaded from")
     parser.add_argument("--memory", nargs="*", default=["40B"], help="corpora to measure memory on")
     return parser

@@ -1,4 +1,5 @@
 // The bindings of kernels that read samples, compiled as one unit; see building.cpp.
+#include "python/register_balance.cpp"
 #include "python/register_batch.cpp"
 #include "python/register_mapped_files.cpp"
 #include "python/register_packing.cpp"

@@ -1,7 +1,7 @@
-"""The sample page of docs/audit.md, and its picture for light and dark pages.
+"""The sample page of docs/audit.md, and the pictures of docs for light and dark pages.
 
-``python docs/audit_sample.py`` writes audit-sample.html, which git ignores, audit-exposure.svg and
-audit-exposure-dark.svg.
+``python docs/audit_sample.py`` writes audit-sample.html, which git ignores, audit-exposure.svg,
+balance-time.svg and their dark versions.
 """
 
 from __future__ import annotations
@@ -14,7 +14,9 @@ import numpy as np
 
 from megaindex import IndexedDatasetWriter
 from megaindex.audit import audit, stream_of_run, write_page
-from megaindex.audit.plots import exposure_curve, picture, variables
+from megaindex.audit.plots import exposure_curve, picture, step_time, variables
+from megaindex.audit.streams import AuditStream
+from megaindex.loader import CostModel
 from megaindex.plan import BatchSchedule, Data, Run, Source, Target
 
 DOCS = Path(__file__).parent
@@ -42,6 +44,30 @@ def sample_run(prefix: Path) -> Run:
     )
 
 
+def balanced_run(prefix: Path) -> AuditStream:
+    """Return 30 steps of 16 ranks on documents of 2,000 tokens, lognormal with sigma 1.6."""
+    length, sigma, mean = 32_768, 1.6, 2000
+    drawn = np.random.default_rng(0).lognormal(np.log(mean) - sigma**2 / 2, sigma, 40_000)
+    with IndexedDatasetWriter(prefix, dtype="uint16") as writer:
+        for tokens in np.maximum(1, drawn).astype(int):
+            writer.add_document(np.zeros(tokens, np.uint16))
+    return stream_of_run(
+        data_path=str(prefix),
+        sequence_length=length,
+        micro_batch_size=1,
+        data_parallel_size=16,
+        gradient_accumulation_steps=4,
+        train_iters=30,
+    )
+
+
+def write_picture(name: str, plot: str) -> None:
+    """Write a plot for light pages, and for dark ones."""
+    light = picture(plot)
+    (DOCS / f"{name}.svg").write_text(light)
+    (DOCS / f"{name}-dark.svg").write_text(dark(light))
+
+
 def dark(svg: str) -> str:
     """Return the picture in colours for a dark page."""
     return svg.replace(variables(dark=False), variables(dark=True))
@@ -52,10 +78,12 @@ def main() -> None:
         prefix = Path(folder) / "sample_corpus"
         make_corpus(prefix)
         result = audit(stream_of_run(sample_run(prefix)), points=120)
+        stream = balanced_run(Path(folder) / "balanced")
+        balanced = audit(stream, cost_model=CostModel.preset("llama3-8b"))
     write_page(result, DOCS / "audit-sample.html")
-    light = picture(exposure_curve(result))
-    (DOCS / "audit-exposure.svg").write_text(light)
-    (DOCS / "audit-exposure-dark.svg").write_text(dark(light))
+    write_picture("audit-exposure", exposure_curve(result))
+    assert balanced.balance is not None
+    write_picture("balance-time", step_time(balanced, balanced.balance))
 
 
 if __name__ == "__main__":

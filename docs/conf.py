@@ -39,7 +39,8 @@ numpy.typing.ArrayLike, numpy.typing.NDArray = ArrayLike, NDArray
 NAVIGATION = {
     "Start": ["quickstart", "concepts", "examples"],
     "Guides": [
-        *("planning", "orders", "packing", "reading", "recipes"),
+        *("planning", "orders", "packing", "reading", "recipes", "balance"),
+        *("Tokenizing <tokenize>", "Corpora <corpora>", "Auditing <audit>", "objects", "scale"),
         *("Tokenizing <tokenize>", "Corpora <corpora>", "Auditing <audit>", "objects", "scale"),
     ],
     "Frameworks": ["Megatron <megatron>", "neox"],

@@ -277,8 +277,16 @@ def build_blocks_mapping(
         max_num_samples,
         max_seq_length,
         seed,
-        use_one_sent_blocks,
+        _flag("use_one_sent_blocks", use_one_sent_blocks),
     )
+
+
+def _flag(name: str, value: object) -> bool:
+    """Return the truth of a flag, which the frameworks' helpers take of any object with one."""
+    try:
+        return bool(value)
+    except (TypeError, ValueError):  # of an array
+        raise InvalidArgument(f"{name} must be True or False, got {value!r}") from None
 
 
 def _sample_idx(
@@ -307,7 +315,8 @@ def _sample_idx(
             f"num_epochs * tokens_per_epoch must be below 2**63, got {num_epochs} * "
             f"{tokens_per_epoch}"
         )
-    num_samples = samples_in(tokens, sequence_length, extra, drop_last_partial=drop_last_partial)
+    drops = _flag("drop_last_partial_sequence", drop_last_partial)
+    num_samples = samples_in(tokens, sequence_length, extra, drop_last_partial=drops)
     if num_samples > int(lengths.max(initial=0)) * documents.size:
         raise InvalidArgument(
             f"document_idx: its {documents.size} documents cannot hold the {tokens} tokens of "

@@ -291,9 +291,10 @@ class CheckpointReader:
             raise self.error(f"{name} {rule}", value)
         return value
 
-    def check_version(self, reads: int) -> None:
+    def check_version(self, *versions: int) -> None:
+        reads = " or ".join(map(str, versions))
         version = self.field("version", f"must be {reads}")
-        if type(version) is not int or version != reads:
+        if type(version) is not int or version not in versions:
             raise FormatError(
                 f"not {self.what}: it has version {shown(version)}, this release reads {reads}; "
                 "use the release that wrote it, or take it from an intact checkpoint"

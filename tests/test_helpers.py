@@ -299,3 +299,14 @@ def test_sample_indices_that_cannot_be_are_refused(
 ) -> None:
     with pytest.raises(InvalidArgument, match=message):
         ours.build_sample_idx(sizes, documents, S, epochs, tokens)
+
+
+def test_flags_that_have_no_truth() -> None:
+    both = np.array([True, False])
+    sizes, documents = np.array([9, 9], np.int32), np.array([0, 1], np.int32)
+    with pytest.raises(InvalidArgument, match="drop_last_partial_sequence must be True or False"):
+        ours.build_sample_idx(sizes, documents, 4, 1, 18, both)
+    with pytest.raises(InvalidArgument, match="use_one_sent_blocks must be True or False"):
+        ours.build_blocks_mapping(
+            np.array([0, 2]), sizes, sizes[:1], 1, 9, 16, 1, use_one_sent_blocks=both
+        )

@@ -12,7 +12,7 @@ using namespace megaindex;
 namespace {
 
 // Version of the functions and their arguments, as in megaindex/kernels/protocol.py.
-constexpr int kInterface = 1;
+constexpr int kInterface = 2;
 
 void raise_invalid_argument(const char* message) {
   const auto type = py::module_::import("megaindex.errors").attr("InvalidArgument");
@@ -57,6 +57,7 @@ PYBIND11_MODULE(_native, m, py::mod_gil_not_used()) {
   python::register_bijection(m);
   python::register_packing(m);
   python::register_receipt(m);
+  python::register_balance(m);
   python::register_batch(m);
   python::register_rows(m);
   python::register_blending(m);

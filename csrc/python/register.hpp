@@ -5,6 +5,7 @@
 
 namespace megaindex::python {
 
+void register_balance(pybind11::module_& m);
 void register_batch(pybind11::module_& m);
 void register_bijection(pybind11::module_& m);
 void register_blending(pybind11::module_& m);

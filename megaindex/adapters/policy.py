@@ -1,4 +1,4 @@
-"""Settings of `install` that change what is built: the variance buffer and the final epoch."""
+"""Settings of `install`: the variance buffer, the final epoch and the balance of ranks."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import numpy as np
 
 from megaindex._types import F64
 from megaindex.errors import InvalidArgument
+from megaindex.index.balance import CostModel, check_balance
 from megaindex.index.frameworks import FrameworkRules, framework_rules
 from megaindex.index.order_settings import make_order
 from megaindex.kernels import active
@@ -26,6 +27,8 @@ class Policy:
     """None: the framework's own."""
     row: FrameworkRules
     """Rules of the framework's order, with the final epoch of `install`."""
+    balance: CostModel | None = None
+    """Cost model by which each step's samples are assigned to the ranks."""
 
     @functools.cached_property
     def final_epoch(self) -> dict[str, Any]:
@@ -74,6 +77,8 @@ class Policy:
         if self.variance_buffer is not None:
             changed["variance_buffer"] = self.variance_buffer
         changed.update(self.final_epoch)
+        if self.balance is not None:
+            changed["balance"] = f"{self.balance.linear}:{self.balance.attention}"
         return "".join(f", {name} {value}" for name, value in changed.items())
 
 
@@ -82,12 +87,13 @@ def make_policy(
     variance_buffer: object | None,
     separate_final_epoch: Any,
     final_epoch_threshold: Any,
+    balance: object = None,
 ) -> Policy:
     """Check the settings of `install`.
 
     Raises:
         InvalidArgument: a buffer below 1, an unknown policy, a threshold that is not from 0 to 1
-            or has no effect.
+            or has no effect, a balance that is not a CostModel.
     """
     settings = {
         "separate_final_epoch": separate_final_epoch,
@@ -104,4 +110,5 @@ def make_policy(
             None if variance_buffer is None else check_buffer("variance_buffer", variance_buffer)
         ),
         row=row,
+        balance=check_balance(balance),
     )

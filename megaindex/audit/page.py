@@ -21,7 +21,13 @@ from megaindex.audit.findings import (
     source_counts,
     suggestions,
 )
-from megaindex.audit.render import SOURCE_COLUMNS, source_rows
+from megaindex.audit.render import (
+    SOURCE_COLUMNS,
+    balance_headline,
+    documents_text,
+    lost_rows,
+    source_rows,
+)
 from megaindex.audit.report import Audit, shares
 from megaindex.console import ShortNames, percent
 from megaindex.errors import MissingFile, StorageError
@@ -175,6 +181,7 @@ def page(audit: Audit, *, command: str = "", date: str = "") -> str:
         _times(audit),
         _sources(audit, counts, names),
         _repeats(audit),
+        _balance(audit),
         "<footer><p>All counts of tokens are exact. The token that a sample reads only as the "
         "label of its last position does not count for that sample. Steps count from 0: trainers "
         "log step k as iteration k + 1. Made by <code>megaindex audit --html</code>.</p></footer>",
@@ -349,6 +356,27 @@ def _repeats(audit: Audit) -> str:
         plots.repeat_distances(audit),
         "Tokens that are served again, by the number of steps since the last time. Small distances "
         "mean that text is repeated soon after it was seen. " + distance_text(audit),
+    )
+
+
+def _balance(audit: Audit) -> str:
+    model = audit.balance
+    if model is None:
+        return ""
+    return (
+        _section(
+            "Waiting for the slowest rank",
+            plots.step_time(audit, model),
+            f"Time of a step if ranks synchronise after every round of micro batches, by the "
+            f"{balance_headline(model)}.",
+            _legend(plots.BALANCE, ["in order", "balanced"]),
+        )
+        + _table(["time lost, synchronised", "in order", "balanced"], lost_rows(model))
+        + _section(
+            "Rows by work",
+            plots.work_of_rows(model),
+            f"Shares of rows by their modelled work. {documents_text(model).capitalize()}.",
+        )
     )
 
 

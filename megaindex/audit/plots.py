@@ -15,6 +15,7 @@ from html import escape
 import numpy as np
 
 from megaindex._types import F64, I64
+from megaindex.audit.balance import BalanceModel
 from megaindex.audit.exposure import SHARES
 from megaindex.audit.report import Audit
 
@@ -49,6 +50,8 @@ _PALETTE = {
     "mark": ("#8a6d1c", "#d4a72c"),
 }
 COLOURS = "abcdefgh"
+BALANCE = "bc"
+"""Colours of steps in order, and balanced."""
 RAMP = tuple(f"r{k}" for k in range(SHARES))
 STYLE = """svg { font: 12px system-ui, sans-serif; }
 svg text { fill: var(--soft); }
@@ -111,18 +114,18 @@ class _Plot:
         place = f'x1="{self.x(x)}%" x2="{self.x(x)}%" y1="{_TOP}" y2="{self.y(0)}"'
         self.front.append(f'<line class="{kind}" {place}/>')
 
-    def stairs(self, values: F64, bounds: I64, colour: str) -> None:
+    def stairs(self, values: F64, bounds: I64 | F64, colour: str) -> None:
         """Add a line of steps, interrupted where a value is NaN."""
         drawn = self._path(values, bounds)
         self.curves.append(f'<path class="line" style="stroke: var(--{colour})" d="{drawn}"/>')
 
-    def area(self, lower: F64, upper: F64, bounds: I64, colour: str) -> None:
+    def area(self, lower: F64, upper: F64, bounds: I64 | F64, colour: str) -> None:
         """Add the area between two lines of steps."""
         back = self._path(lower[::-1], bounds[::-1]).replace("M", "L", 1)
         drawn = self._path(upper, bounds)
         self.curves.append(f'<path style="fill: var(--{colour})" d="{drawn}{back}Z"/>')
 
-    def _path(self, values: F64, bounds: I64) -> str:
+    def _path(self, values: F64, bounds: I64 | F64) -> str:
         across = np.round(bounds * (_UNITS / self.x_end), 2).tolist()
         down = np.round(self.height * (1 - values / self.y_end), 2).tolist()
         parts: list[str] = []
@@ -233,6 +236,31 @@ def repeat_distances(audit: Audit) -> str:
     )
     plot.area(np.zeros(counts.size), np.asarray(counts, np.float64), bounds, "c")
     return plot.svg("steps")
+
+
+def step_time(audit: Audit, model: BalanceModel) -> str:
+    """Plot the modelled time of a step in order and balanced, over steps."""
+    most = float(model.step_time.max())
+    plot = _of_steps(audit, "Time of a step", 150, most * 1.1, "time, in multiples of even work")
+    for values, colour in zip(model.step_time.T, BALANCE, strict=True):
+        plot.stairs(np.asarray(values, np.float64), model.step_bounds, colour)
+    return plot.svg("step")
+
+
+def work_of_rows(model: BalanceModel) -> str:
+    """Plot the histogram of rows by work."""
+    shares = np.asarray(model.work_rows / model.rows, np.float64)
+    plot = _Plot(
+        title="Work of rows",
+        height=150,
+        x_end=100.0,
+        y_end=float(shares.max()) * 1.1,
+        y_title="share of rows",
+        y_text=_percent,
+    )
+    bounds = np.asarray(model.work_bounds / model.work_bounds[-1] * 100)
+    plot.area(np.zeros(shares.size), shares, bounds, "a")
+    return plot.svg("work, % of the largest")
 
 
 def _of_steps(audit: Audit, title: str, height: int, y_end: float, y_title: str) -> _Plot:

@@ -11,6 +11,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from megaindex._types import F64
+from megaindex.audit.balance import BalanceModel
 from megaindex.audit.diff import Difference, TokenRun
 from megaindex.audit.findings import (
     SourceCounts,
@@ -62,7 +63,68 @@ def print_audit(audit: Audit, file: TextIO | None = None) -> None:
     if len(audit.stream.sources) > 1:
         parts.append(_sources(audit, names))
     parts.append(Prose(distance_text(audit)))
+    if audit.balance is not None:
+        parts += _balance(audit.balance)
     print_view(spaced(parts), file)
+
+
+def print_balance(model: BalanceModel, file: TextIO | None = None) -> None:
+    """Print the modelled work of rows and the time that ranks wait."""
+    print_view(spaced(_balance(model)), file)
+
+
+def _balance(model: BalanceModel) -> list[RenderableType]:
+    return [Prose(balance_headline(model), "bold"), _lost(model), _Work(model)]
+
+
+def balance_headline(model: BalanceModel) -> str:
+    cost, part = model.cost_model, f"{model.steps_modelled:,} of {model.steps:,} steps"
+    return (
+        f"modelled work of the {model.rows:,} rows of {part}: {cost.linear:g} a token, "
+        f"{cost.attention:g} a squared token of a document; micro batches of "
+        f"{model.micro_batch_size} on {model.data_parallel_size} ranks"
+    )
+
+
+def lost_rows(model: BalanceModel) -> list[list[str]]:
+    """Return the cells of the table of lost time: synchronisation, in order, balanced."""
+    sides = (("every round", model.by_round), ("every step", model.by_step))
+    return [[name, percent(lost.in_order), percent(lost.balanced)] for name, lost in sides]
+
+
+def _lost(model: BalanceModel) -> RenderableType:
+    table = FittedTable(TableColumn("time lost, synchronised", "label"), "in order", "balanced")
+    for cells in lost_rows(model):
+        table.add_row(*cells)
+    return Group(table, Prose(documents_text(model), "dim"))
+
+
+def documents_text(model: BalanceModel) -> str:
+    return (
+        f"{model.documents_mean:.1f} documents a sample on average, {model.documents_most:,} at "
+        "most, parts included"
+    )
+
+
+@dataclass(frozen=True)
+class _Work:
+    """Histogram of the rows by work."""
+
+    model: BalanceModel
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        model = self.model
+        yield Prose("rows by work, in multiples of the mean", "bold")
+        heads = [
+            f"{low:.2f} … {high:.2f}"
+            for low, high in zip(model.work_bounds[:-1], model.work_bounds[1:], strict=True)
+        ]
+        wide, most = max(map(len, heads)), int(model.work_rows.max())
+        count = len(f"{most:,}")
+        room = max(1, min(_CURVE_WIDTH, options.max_width - wide - count - 2))
+        for head, rows in zip(heads, model.work_rows.tolist(), strict=True):
+            bar = "█" * (-(-rows * room // most))
+            yield Text.assemble(f"{head:>{wide}} {rows:>{count},} ", (bar, "cyan"))
 
 
 def print_servings(

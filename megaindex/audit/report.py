@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from megaindex._types import I64
+from megaindex.audit.balance import BalanceModel, model_balance
 from megaindex.audit.exposure import Exposure, Histograms, count_exposure
 from megaindex.audit.streams import AuditStream
+from megaindex.index.balance import CostModel
 from megaindex.index.blending import Progress
 
 _LEAST_RISE = 0.25
@@ -40,6 +42,8 @@ class Audit:
     stream: AuditStream
     exposure: Exposure = field(repr=False)
     jumps: tuple[Jump, ...]
+    balance: BalanceModel | None = field(default=None, repr=False)
+    """Modelled work of the rows, if a cost model was given."""
 
     @property
     def tokens(self) -> int:
@@ -62,7 +66,8 @@ class Audit:
         """Return the object that ``--json`` prints."""
         stream, exposure = self.stream, self.exposure
         repeats = np.flatnonzero(exposure.distances)
-        return {
+        balance = {} if self.balance is None else {"balance": self.balance.to_json()}
+        return balance | {
             "order": stream.order,
             "run_settings": dict(stream.settings),
             "sequence_length": stream.index.sequence_length,
@@ -107,18 +112,31 @@ class Audit:
         }
 
 
-def audit(stream: AuditStream, *, points: int = 400, progress: Progress | None = None) -> Audit:
+def audit(
+    stream: AuditStream,
+    *,
+    points: int = 400,
+    progress: Progress | None = None,
+    cost_model: CostModel | None = None,
+) -> Audit:
     """Return exact counts of the times that a run serves each token, and of repeats over steps.
 
     Args:
         stream: the run, from `stream_of_run`, `stream_of_recipe` or `stream_of_index`.
         points: greatest number of points of the exposure curve.
         progress: called with (done, total) while samples are located.
+        cost_model: model of the work of a row; with it, the audit shows the time that ranks wait
+            for each other in order and balanced. See docs/balance.md.
+
+    Raises:
+        InvalidArgument: a cost model is given, and the stream has no micro batch size or
+            data-parallel size.
 
     Memory: about 40 bytes for each token run of a sample.
     """
+    balance = None if cost_model is None else model_balance(stream, cost_model)
     exposure = count_exposure(stream, points=points, progress=progress)
-    return Audit(stream=stream, exposure=exposure, jumps=tuple(_jumps(exposure)))
+    return Audit(stream=stream, exposure=exposure, jumps=tuple(_jumps(exposure)), balance=balance)
 
 
 def shares(counts: I64) -> list[float]:

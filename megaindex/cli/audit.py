@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from megaindex.audit.lookup import documents_of, steps_of
 from megaindex.audit.streams import AuditStream, stream_of_recipe, stream_of_run
 from megaindex.cli.options import Parser, add_flags
-from megaindex.cli.plan import add_run_arguments, recipe_of
+from megaindex.cli.plan import add_balance_arguments, add_run_arguments, cost_model_of, recipe_of
 from megaindex.configs.batch_schedule import parse_count
 from megaindex.configs.run_builder import read_settings, resolve
 from megaindex.errors import InvalidArgument
@@ -44,6 +44,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex audit", description=__doc__, allow_abbrev=False)
     add_run_arguments(parser)
+    add_balance_arguments(parser)
     built = parser.add_argument_group("index")
     add_flags(built, "--subset", "--cache-dir")
     look_up = parser.add_argument_group("look-up (in place of the audit)")
@@ -69,6 +70,11 @@ def _check(options: argparse.Namespace) -> None:
         raise InvalidArgument("--source needs --document; give the document as well")
     if options.html and (options.step is not None or options.document is not None):
         raise InvalidArgument("--html shows the audit, not a look-up; leave one of them out")
+    if cost_model_of(options) and (options.step is not None or options.document is not None):
+        raise InvalidArgument(
+            "--balance shows the audit, not a look-up, whose ranks are those of rows in order; "
+            "leave one of them out"
+        )
 
 
 def _stream(options: argparse.Namespace) -> AuditStream:
@@ -102,7 +108,9 @@ def _audit(stream: AuditStream, options: argparse.Namespace, command: str, date:
     from megaindex.audit.report import audit
 
     with counting_samples() as progress:
-        result = audit(stream, points=options.points, progress=progress)
+        result = audit(
+            stream, points=options.points, progress=progress, cost_model=cost_model_of(options)
+        )
     if options.json:
         print(json.dumps(result.to_json(), indent=2))
     else:

@@ -14,7 +14,13 @@ from megaindex.configs.settings import settings_by_name
 from megaindex.errors import InvalidArgument
 
 if TYPE_CHECKING:
+    from megaindex.audit.balance import BalanceModel
+    from megaindex.index.balance import CostModel
+    from megaindex.plan.model import Plan
+    from megaindex.plan.recipe_plan import RecipePlan
     from megaindex.recipe.recipe import Recipe
+
+DEFAULT_COST_MODEL = "llama3-8b"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -25,18 +31,27 @@ def main(arguments: Sequence[str]) -> int:
     from megaindex.plan.render import print_plan
     from megaindex.progress import counting_samples
 
+    cost = cost_model_of(options)
     recipe = recipe_of(options)
     if recipe is not None:
-        return _run_recipe(recipe, options)
+        return _run_recipe(recipe, options, cost)
     run = resolve(read_settings(vars(options)))
     with counting_samples() as progress:
         plan = make_plan(run, progress=progress)
+    balance = None
+    if cost is not None:
+        from megaindex.audit.balance import model_balance
+        from megaindex.audit.streams import stream_of_run
+
+        with counting_samples() as progress:
+            balance = model_balance(stream_of_run(run, progress=progress), cost)
     if options.json:
-        print(json.dumps(plan.to_json(), indent=2))
+        _print_json(plan, balance)
     elif options.print_config:
         print(export_settings(plan, run, options.print_config))
     else:
         print_plan(plan)
+        _print_balance(balance)
     if options.check and plan.check_failures:
         for reason in plan.check_failures:
             print(f"check: {reason}", file=sys.stderr)
@@ -44,15 +59,45 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def _run_recipe(recipe: Recipe, options: argparse.Namespace) -> int:
+def cost_model_of(options: argparse.Namespace) -> CostModel | None:
+    """Return the cost model of --balance and --cost-model, or None if neither is given."""
+    from megaindex.index.balance import CostModel
+
+    if options.cost_model is not None:
+        return CostModel.parse(options.cost_model, "--cost-model")
+    return CostModel.preset(DEFAULT_COST_MODEL) if options.balance else None
+
+
+def _print_json(plan: Plan | RecipePlan, balance: BalanceModel | None) -> None:
+    shown = plan.to_json() | ({} if balance is None else {"balance": balance.to_json()})
+    print(json.dumps(shown, indent=2))
+
+
+def _print_balance(balance: BalanceModel | None) -> None:
+    if balance is None:
+        return
+    from megaindex.audit.render import print_balance
+
+    print()
+    print_balance(balance)
+
+
+def _run_recipe(recipe: Recipe, options: argparse.Namespace, cost: CostModel | None) -> int:
     from megaindex.builders.recipe import plan_recipe
     from megaindex.plan.recipe_plan import make_recipe_plan, print_recipe_plan
 
     plan = make_recipe_plan(plan_recipe(recipe))
+    balance = None
+    if cost is not None:
+        from megaindex.audit.balance import model_balance
+        from megaindex.audit.streams import stream_of_recipe
+
+        balance = model_balance(stream_of_recipe(recipe), cost)
     if options.json:
-        print(json.dumps(plan.to_json(), indent=2))
+        _print_json(plan, balance)
     else:
         print_recipe_plan(plan)
+        _print_balance(balance)
     repeating = [draw for draw in plan.draws if draw.first_repeat is not None]
     if options.check and repeating:
         for draw in repeating:
@@ -92,6 +137,7 @@ def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recip
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(prog="megaindex plan", description=__doc__, allow_abbrev=False)
     add_run_arguments(parser)
+    add_balance_arguments(parser)
     group = parser.add_argument_group("output")
     add = group.add_argument
     add("--coverage", metavar="HOW", help="auto (default), exact, expected or none")
@@ -108,6 +154,18 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     _add_batch(parser.add_argument_group("batch size"))
     _add_target(parser.add_argument_group("target (exactly one)"))
     _add_rest(parser.add_argument_group("order, evaluation and framework settings"))
+
+
+def add_balance_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that model the work of rows, shared by plan and audit."""
+    add = parser.add_argument_group("balance").add_argument
+    add("--balance", action="store_true", help="model the work of rows, and the time ranks wait")
+    add(
+        "--cost-model",
+        metavar="M",
+        help=f"llama3-8b, llama3-70b, mixtral-8x7b or LINEAR:ATTENTION; default of --balance: "
+        f"{DEFAULT_COST_MODEL}",
+    )
 
 
 def _add_data(group: argparse._ArgumentGroup) -> None:

@@ -33,8 +33,12 @@ def check_mapping(
     _check_counts(sizes, num_epochs, max_num_samples, max_seq_length, seed)
     _check_corpus(docs, sizes)
     check_integer("min_num_sent", min_num_sent, 0, INT32_MAX)
-    if not 0 <= short_seq_prob <= 1:  # also refuses NaN
-        raise InvalidArgument(f"short_seq_prob must be from 0 to 1, got {short_seq_prob}")
+    try:
+        is_share = bool(0 <= short_seq_prob <= 1)  # also refuses NaN
+    except (TypeError, ValueError):  # of text, or an array
+        is_share = False
+    if not is_share:
+        raise InvalidArgument(f"short_seq_prob must be from 0 to 1, got {short_seq_prob!r}")
     if short_seq_prob > 0 and max_seq_length < 2:
         raise InvalidArgument(
             f"short samples are drawn from [2, max_seq_length], got max_seq_length "

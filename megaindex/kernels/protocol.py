@@ -18,7 +18,7 @@ from megaindex._types import (
     TokenSource,
 )
 
-NATIVE_INTERFACE = 1
+NATIVE_INTERFACE = 2
 """Version of the native core's functions, as in csrc/python/module.cpp: both are raised when the
 arguments of a function change, so that a core of an earlier build is refused."""
 
@@ -216,6 +216,18 @@ class Backend(Protocol):
         position_ids: I64 | None,
         cu_seqlens: I32 | None,
         max_seqlen: I32 | None,
+    ) -> None: ...
+
+    def squared_lengths(self, length: I64, row_splits: I64, width: int, out: I64) -> None: ...
+
+    def balance_rows(
+        self,
+        work: I64,
+        served: int,
+        rows_served: int,
+        ranks: int,
+        micro_batch_size: int,
+        out: I64,
     ) -> None: ...
 
     def least_seen(

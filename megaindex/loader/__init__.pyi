@@ -1,3 +1,4 @@
+from megaindex.index.balance import CostModel as CostModel
 from megaindex.index.block_receipts import planned_receipt as planned_receipt
 from megaindex.index.receipts import Receipt as Receipt
 from megaindex.index.receipts import fingerprint_keys as fingerprint_keys

@@ -34,6 +34,7 @@ from megaindex.loader.checkpoint import (
 from megaindex.loader.prefetch import ReadAhead
 from megaindex.loader.reader_choice import any_remote, make_reader, sources_of
 from megaindex.loader.receipts import Counted, Recorder, rounds_of, stored_receipt
+from megaindex.loader.sampler_state import decided_samples
 from megaindex.loader.targets import Targets
 from megaindex.loader.token_readers import TokenReader
 from megaindex.validation import CheckpointReader, check_between, shown
@@ -119,6 +120,9 @@ class Loader:
         )
         bytes_ahead = check_between("bytes_ahead", bytes_ahead, 1)
         self._sampler: Any = sampler
+        balance_by = getattr(sampler, "balance_by", None)
+        if balance_by is not None:
+            balance_by(index)
         self._has_state = all(hasattr(sampler, n) for n in ("state_after", "load_state_dict"))
         self._recorder = recorder
         if recorder is not None and recorder.ranks is None:
@@ -236,7 +240,7 @@ class Loader:
             "version": VERSION,
             "consumed_samples": state["consumed_samples"],
             "sampler": state,
-            "order": order_facts(self._index, state["consumed_samples"]),
+            "order": order_facts(self._index, decided_samples(state)),
             "content": None
             if self._contents is None
             else [each.to_dict() for each in self._contents],
@@ -308,7 +312,7 @@ class Loader:
         theirs = stored_contents(stored, self._sources)
         counted = self._stored_receipt(stored.field("receipt", "must be a mapping or null"))
         if "order" not in allow:
-            self._check_order(consumed, facts, numbers)
+            self._check_order(consumed, decided_samples(sampler.values), facts, numbers)
         if self._contents is not None:
             ours = dict(zip(source_names(self._sources), self._contents, strict=True))
             check_contents(theirs, ours, allow)
@@ -327,9 +331,9 @@ class Loader:
         return stored_receipt(receipt).counted
 
     def _check_order(
-        self, consumed: int, facts: Mapping[str, str], numbers: IntArray | None
+        self, consumed: int, decided: int, facts: Mapping[str, str], numbers: IntArray | None
     ) -> None:
-        if facts != order_facts(self._index, consumed, numbers):
+        if facts != order_facts(self._index, decided, numbers):
             raise InvalidArgument(
                 f"the index serves other samples than the {consumed} that the run was served: its "
                 "seed, order, corpus or blend differs; use those of the checkpoint, or, if the "

@@ -35,7 +35,10 @@ Batch = TypeVar("Batch", bound=MutableMapping[str, Any])
 
 
 class Round(NamedTuple):
-    """Positions begin ... end - 1, of which every rank receives a micro batch at the same time."""
+    """Positions begin ... end - 1, of which every rank receives a micro batch at the same time.
+
+    With balance these are the positions of the whole step, which are served in any of its rounds.
+    """
 
     begin: int
     end: int
@@ -427,10 +430,14 @@ def rounds_of(sampler: Any, first: int = 0) -> Iterator[Round | None]:
     state_after: Any = getattr(sampler, "state_after", None)
     state = None if state_after is None else state_after(first)
     while state is not None and state.get("kind") == MicroBatchSampler.kind:
-        first, begin, size = first + 1, state["consumed_samples"], state["num_samples"]
+        first, before, size = first + 1, state, state["num_samples"]
         if first > len(sampler):
             break
         state = state_after(first)
-        yield Round(begin, state["consumed_samples"], size)
+        step = before.get("step", state.get("step"))
+        if step is None:
+            yield Round(before["consumed_samples"], state["consumed_samples"], size)
+        else:  # balanced: the samples of a step are served in any of its rounds
+            yield Round(step["first"], step["first"] + step["samples"], size)
     while True:
         yield None

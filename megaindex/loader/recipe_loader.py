@@ -21,11 +21,13 @@ from megaindex._types import IntArray
 from megaindex.builders.recipe import OpenRecipe, OpenSource
 from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import FormatError, InvalidArgument
+from megaindex.index.balance import CostModel
 from megaindex.loader.batch import SampleOptions
 from megaindex.loader.batch_reader import Batch
 from megaindex.loader.checkpoint import Contents, check_content, check_contents
 from megaindex.loader.loader import Loader
 from megaindex.loader.receipts import Recorder
+from megaindex.loader.sampler_state import decided_samples
 from megaindex.loader.samplers import EvaluationSampler, MicroBatchSampler
 from megaindex.loader.source_progress import SourceProgress
 from megaindex.loader.targets import source_targets, targets_of, targets_of_sources
@@ -52,6 +54,8 @@ class StoredRecipe:
     sources: dict[str, dict[str, Any]]
     loader: dict[str, Any]
     consumed_samples: int
+    decided_samples: int
+    """The end of the step begun if it is balanced, else ``consumed_samples``."""
 
     @classmethod
     def read(cls, state: Mapping[str, Any]) -> StoredRecipe:
@@ -74,6 +78,9 @@ class StoredRecipe:
             sources=sources,
             loader=dict(loader.values),
             consumed_samples=loader.integer("consumed_samples"),
+            decided_samples=decided_samples(
+                loader.part("sampler", "the state of a sampler").values
+            ),
         )
 
     def layout(self) -> RecipeLayout:
@@ -146,6 +153,9 @@ class RecipeLoader:
         options: options of the samples. Default: Megatron's fields without resets.
         content: coverage of the tokens by a checkpoint, as for `Loader`; cached in the directory
             given to ``open_recipe``.
+        balance: cost model by which each step's samples are assigned to the ranks, as for
+            `MicroBatchSampler`; not in evaluations. The totals of ``ledger`` are then exact at the
+            end of each step.
         **loading: other arguments of `Loader`: reader, read_ahead, num_threads, bytes_ahead,
             pin_memory, device, restore_fields.
 
@@ -163,6 +173,7 @@ class RecipeLoader:
         micro_batch_size: int | None = None,
         options: SampleOptions | None = None,
         content: Literal["sampled", "whole"] | None = "sampled",
+        balance: CostModel | None = None,
         **loading: Any,
     ) -> None:
         check_content(content)
@@ -188,6 +199,8 @@ class RecipeLoader:
             **self._ranks,
             global_batch_size=recipe.batch,
             tail="pad" if opened.layout.samples_masked else "drop",
+            balance=balance,
+            index=opened.index,
         )
         self._recorder = Recorder(opened.fingerprints)
         self._loader = Loader(
@@ -285,7 +298,7 @@ class RecipeLoader:
             theirs = {name: facts["content"] for name, facts in stored.sources.items()}
             check_contents(theirs, self._contents, allow)
         if "past" not in allow:
-            check_past(stored.layout(), self._opened.layout, stored.consumed_samples)
+            check_past(stored.layout(), self._opened.layout, stored.decided_samples)
         receipt = stored.loader.get("receipt")
         loader = {**stored.loader, "receipt": self._receipt(receipt, stored.sources)}
         others = set(allow) - {"past", "content", "targets"}

@@ -17,6 +17,8 @@ from megaindex.errors import InvalidArgument
 from megaindex.validation import CheckpointReader, check_between, make_plain, shown
 
 VERSION = 1
+WITHIN_BALANCED = 2
+"""Version of a state within a balanced step, which releases without balance must refuse."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -43,14 +45,50 @@ class RankLayout:
         return self.micro_batch_size * self.data_parallel_size
 
 
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """Rows that are assigned together: those of a global batch, or the rest of one."""
+
+    first: int
+    """Position of the first sample in the order of training."""
+    samples: int
+    """Number of rows that hold a sample, at positions first ... first + samples - 1."""
+    rows: int
+    """Number of rows: a multiple of the rows of a round, at least ``samples``."""
+    served: int = 0
+    """Number of samples that were served; those with the most work in a balanced step."""
+    rows_served: int = 0
+    """Number of rows that were served."""
+
+    @property
+    def end(self) -> int:
+        """Position after the last sample."""
+        return self.first + self.samples
+
+    @property
+    def rows_left(self) -> int:
+        """Number of rows that are not served yet."""
+        return self.rows - self.rows_served
+
+    def begin(self, micro_batch: int, micro_batch_size: int) -> int:
+        """Return the number of samples consumed before a micro batch of the rows left; past the
+        last, the end of the step."""
+        left = self.samples - self.served
+        each, longer = divmod(left, self.rows_left // micro_batch_size)
+        return self.first + self.served + micro_batch * each + min(micro_batch, longer)
+
+
 @dataclass(frozen=True)
 class LoaderPosition:
     """Position of a run, over all ranks."""
 
     consumed_samples: int = 0
-    """Number of samples served, padding not counted: the position of the next sample."""
+    """Number of samples served, padding not counted; the position of the next sample, except
+    within a balanced step."""
     rows_left: int = 0
     """Number of rows of the current step that are not served yet; 0 between steps."""
+    step: Step | None = None
+    """The balanced step of which rows are left."""
 
 
 class Resumable(ABC):
@@ -156,7 +194,18 @@ class Resumable(ABC):
         self._start = self._position = position
 
     def _state(self, position: LoaderPosition) -> dict[str, Any]:
-        return {"version": VERSION, "kind": self.kind, **vars(position), **self._order}
+        state = {
+            "version": VERSION,
+            "kind": self.kind,
+            "consumed_samples": position.consumed_samples,
+            "rows_left": position.rows_left,
+            **self._order,
+        }
+        step = position.step
+        if step is None:
+            return state
+        begun = {"first": step.first, "samples": step.samples, "rows": step.rows}
+        return {**state, "version": WITHIN_BALANCED, "step": begun}
 
     def _differences(
         self, position: LoaderPosition, stored: Mapping[str, Any]
@@ -179,7 +228,7 @@ class Resumable(ABC):
     def _parse(self, state: Mapping[str, Any]) -> LoaderPosition:
         """Check every field of a state of any kind, and return its position."""
         stored = CheckpointReader("the state of a sampler", state)
-        stored.check_version(VERSION)
+        stored.check_version(VERSION, WITHIN_BALANCED)
         kind = stored.text("kind")
         if stored.field("fingerprint", "must be text or null") is not None:
             stored.text("fingerprint")
@@ -188,5 +237,59 @@ class Resumable(ABC):
         if kind == self.kind:
             self._check_fields(stored)
         consumed, rows = stored.integer("consumed_samples"), stored.integer("rows_left")
+        step = stored_step(stored)
+        if kind == self.kind:
+            return LoaderPosition(consumed, rows, step)
+        if step is not None:
+            raise InvalidArgument(
+                "the checkpoint lies within a balanced step, which a sampler of kind "
+                f"{self.kind!r} cannot finish; use MicroBatchSampler with the balance of the "
+                "checkpoint, or continue from the end of a step"
+            )
         # the rows left of another kind's step are samples like all that follow
-        return LoaderPosition(consumed, rows if kind == self.kind else 0)
+        return LoaderPosition(consumed)
+
+
+def stored_step(stored: CheckpointReader) -> Step | None:
+    """Return the balanced step within which the state of a sampler lies; None outside of one.
+
+    Raises:
+        FormatError: the state is damaged.
+    """
+    if ("step" in stored.values) != (stored.values["version"] == WITHIN_BALANCED):
+        raise stored.error(
+            f"it must have a step if and only if its version is {WITHIN_BALANCED}", stored.values
+        )
+    if "step" not in stored.values:
+        return None
+    step = stored.part("step", "the step of a sampler's state")
+    consumed = stored.integer("consumed_samples")
+    rows = step.integer("rows", least=2, most=2**31)
+    left = stored.integer("rows_left", least=1, most=rows - 1)
+    samples = step.integer("samples", most=rows)
+    first = step.integer("first", most=consumed)
+    begun = Step(
+        first=first,
+        samples=samples,
+        rows=rows,
+        served=consumed - first,
+        rows_served=rows - left,
+    )
+    if not 0 <= samples - begun.served <= left or begun.served > begun.rows_served:
+        raise step.error(
+            f"its {samples} samples must be those of {begun.rows_served} rows served and {left} "
+            "rows left",
+            begun.served,
+        )
+    return begun
+
+
+def decided_samples(state: Mapping[str, Any]) -> int:
+    """Return the position before which the order decides the samples served, or to be served in
+    the step begun: the end of a balanced step, else the number of samples consumed."""
+    stored = CheckpointReader("the state of a sampler", state)
+    consumed = stored.integer("consumed_samples")
+    if "step" not in stored.values:
+        return consumed
+    step = stored.part("step", "the step of a sampler's state")
+    return max(consumed, step.integer("first") + step.integer("samples", most=2**31))

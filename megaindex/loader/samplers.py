@@ -11,18 +11,32 @@ padding, None. So 5 samples in 8 rows, for 2 ranks with micro batches of 2, are
 A step without padding is assigned as by Megatron's ``single`` sampler and GPT-NeoX. The rounds
 served are always the first samples of the step, and assigning the others alone gives the same micro
 batches, so a run can continue with other ranks between any two rounds.
+
+With ``balance``, the samples of a step are assigned in the order of their modelled work, the
+largest first, and each micro batch of a round takes those that even out the work of the ranks.
+Every step has the same samples as without.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Any, Literal, overload
+
+import numpy as np
 
 from megaindex.arithmetic import ceil_div
 from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.errors import InvalidArgument, OutOfRange
-from megaindex.loader.sampler_state import LoaderPosition, RankLayout, Resumable
+from megaindex.index.balance import (
+    CostModel,
+    balanced_rows,
+    check_balance,
+    check_sum,
+    squared_lengths,
+)
+from megaindex.index.spans import Index
+from megaindex.loader.sampler_state import LoaderPosition, RankLayout, Resumable, Step
 from megaindex.validation import (
     CheckpointReader,
     check_between,
@@ -34,30 +48,32 @@ from megaindex.validation import (
 TAILS = ("drop", "pad", "wrap")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Step:
-    """Rows that are assigned together: those of a global batch, or the rest of one."""
-
-    first: int
-    """Position of the first sample in the order of training."""
-    samples: int
-    """Number of rows that hold a sample, at positions first ... first + samples - 1."""
-    rows: int
-    """Number of rows: a multiple of the rows of a round, at least ``samples``."""
-
-    def begin(self, micro_batch: int, micro_batch_size: int) -> int:
-        """Return the position of a micro batch's first sample; past the last, the end of the
-        step."""
-        each, longer = divmod(self.samples, self.rows // micro_batch_size)
-        return self.first + micro_batch * each + min(micro_batch, longer)
-
-
 def assign_rows(step: Step, ranks: RankLayout) -> Iterator[list[int | None]]:
     """Yield the positions in each micro batch of one rank, None for padding."""
     size = ranks.micro_batch_size
-    for number in range(ranks.data_parallel_rank, step.rows // size, ranks.data_parallel_size):
+    for number in range(ranks.data_parallel_rank, step.rows_left // size, ranks.data_parallel_size):
         begin, end = step.begin(number, size), step.begin(number + 1, size)
         yield [*range(begin, end), *[None] * (size - (end - begin))]
+
+
+def assign_by_work(
+    step: Step, ranks: RankLayout, index: Index, num_samples: int
+) -> Iterator[list[int | None]]:
+    """Yield the positions in each micro batch of one rank, None for padding, with balanced work.
+
+    Position p is sample ``p % num_samples`` of the index.
+    """
+    positions = np.arange(step.first, step.end)
+    numbers = balanced_rows(
+        squared_lengths(index, positions % max(1, num_samples)),
+        rows=step.rows,
+        ranks=ranks.data_parallel_size,
+        micro_batch_size=ranks.micro_batch_size,
+        served=step.served,
+        rows_served=step.rows_served,
+    )
+    for batch in numbers[:, ranks.data_parallel_rank].tolist():
+        yield [None if number < 0 else step.first + number for number in batch]
 
 
 class MicroBatchSampler(Resumable):
@@ -87,10 +103,15 @@ class MicroBatchSampler(Resumable):
             if the step has fewer samples than micro batches); ``wrap`` fills up with the samples
             that follow in the order, after its last those from 0 on.
         fingerprint: fingerprint of the order; a state with another one is refused.
+        balance: cost model by which each step's samples are assigned to the ranks, so that they
+            have equal work. A run can start or stop balancing between steps. Within a step, the
+            ``consumed_samples`` of a state are those with the most work, not the first.
+        index: the index of the samples, whose lengths ``balance`` needs. `Loader` gives its own to
+            a sampler without one.
 
     Raises:
         InvalidArgument: a size is out of range, or a global batch size is not a multiple of
-            micro_batch_size × data_parallel_size.
+            micro_batch_size × data_parallel_size; the index has fewer samples.
     """
 
     kind = "single"
@@ -107,6 +128,8 @@ class MicroBatchSampler(Resumable):
         train_samples: int | None = None,
         tail: Literal["drop", "pad", "wrap"] = "drop",
         fingerprint: str | None = None,
+        balance: CostModel | None = None,
+        index: Index | None = None,
     ) -> None:
         self._ranks = RankLayout(
             micro_batch_size=micro_batch_size,
@@ -131,6 +154,35 @@ class MicroBatchSampler(Resumable):
             "consumed_samples", consumed_samples, 0, end, most_is="the end of this run"
         )
         self._start = self._position = LoaderPosition(consumed_samples)
+        self._balance = check_balance(balance)
+        self._index: Index | None = None
+        if index is not None:
+            self.balance_by(index)
+
+    @property
+    def balance(self) -> CostModel | None:
+        """Cost model by which rows are assigned; None if they are assigned in order."""
+        return self._balance
+
+    def balance_by(self, index: Index) -> None:
+        """Use the lengths of the samples of ``index``; without ``balance``, do nothing.
+
+        Raises:
+            InvalidArgument: the sampler has another index, or this one has fewer samples.
+        """
+        if self._balance is None:
+            return
+        if self._index is not None and self._index is not index:
+            raise InvalidArgument(
+                "balance: the sampler has another index than the loader; give it the same, or none"
+            )
+        if index.num_samples < self._num_samples:
+            raise InvalidArgument(
+                f"balance: the index must have the {self._num_samples} samples of the sampler, "
+                f"got {index.num_samples}; give the index that is loaded"
+            )
+        check_sum(self._most_rows, index.sequence_length)
+        self._index = index
 
     def __len__(self) -> int:
         first = self._start.consumed_samples
@@ -139,7 +191,7 @@ class MicroBatchSampler(Resumable):
             step = self._step(self._start)
             if step is None:
                 return 0
-            first += step.samples
+            first = step.end
         whole = self._schedule.iterations_within(self._train_samples, first)
         end = self._schedule.samples_after(whole, first)
         rows += end - first
@@ -150,15 +202,27 @@ class MicroBatchSampler(Resumable):
     def _micro_batches(self) -> Iterator[list[int | None]]:
         position, count = self._start, self._num_samples
         while (step := self._step(position)) is not None:
-            for number, positions in enumerate(assign_rows(step, self._ranks), 1):
+            for number, positions in enumerate(self._assign(step), 1):
                 position = self._position = self._position_in(step, number)
-                if position.consumed_samples > count:  # wrapped
+                if step.end > count:  # wrapped
                     yield [None if p is None else p % count for p in positions]
                 else:
                     yield positions
 
+    def _assign(self, step: Step) -> Iterator[list[int | None]]:
+        if self._balance is None or self._balance.attention == 0:  # rows are equal work
+            return assign_rows(step, self._ranks)
+        if self._index is None:
+            raise InvalidArgument(
+                "balance needs the lengths of the samples: give the sampler their index, as in "
+                "MicroBatchSampler(…, balance=…, index=index), or use it in a Loader"
+            )
+        return assign_by_work(step, self._ranks, self._index, self._num_samples)
+
     def _step(self, position: LoaderPosition) -> Step | None:
         """Return the rows that are assigned next at ``position``; None at the end of the run."""
+        if position.step is not None:
+            return position.step
         first, rows = position.consumed_samples, position.rows_left
         left = max(0, self._train_samples - first)
         if rows == 0:
@@ -176,13 +240,17 @@ class MicroBatchSampler(Resumable):
     def _position_in(self, step: Step, rounds: int) -> LoaderPosition:
         """Return the position after the first ``rounds`` of a step."""
         end = step.begin(rounds * self._ranks.data_parallel_size, self._ranks.micro_batch_size)
-        return LoaderPosition(end, step.rows - rounds * self._ranks.rows_per_round)
+        left = step.rows_left - rounds * self._ranks.rows_per_round
+        if self._balance is None or left == 0:
+            return LoaderPosition(end, left)
+        begun = replace(step, served=end - step.first, rows_served=step.rows - left)
+        return LoaderPosition(end, left, begun)
 
     def _position_after(self, micro_batches: int) -> LoaderPosition:
         position, rounds = self._start, micro_batches
         step = self._step(position)
         if position.rows_left and step is not None:
-            inside = min(rounds, step.rows // self._ranks.rows_per_round)
+            inside = min(rounds, step.rows_left // self._ranks.rows_per_round)
             position, rounds = self._position_in(step, inside), rounds - inside
         if rounds == 0:
             return position
@@ -200,7 +268,7 @@ class MicroBatchSampler(Resumable):
         """Return a micro batch by its number from the start, with tails that do not wrap."""
         step = self._step(self._position_after(number))
         assert step is not None, "the number is below the length"
-        return next(assign_rows(step, self._ranks))
+        return next(self._assign(step))
 
     @property
     def _order(self) -> dict[str, Any]:
@@ -217,11 +285,32 @@ class MicroBatchSampler(Resumable):
     def _state(self, position: LoaderPosition) -> dict[str, Any]:
         # the rows of the largest step, also before the run was resumed, bound those left of a step
         # and the samples that a last step wraps
-        return {**super()._state(position), "largest_step": self._largest_step}
+        state = {**super()._state(position), "largest_step": self._largest_step}
+        if self._balance is None:
+            return state
+        return {**state, "balance": self._balance.to_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         super().load_state_dict(state, allow=allow)
         self._largest_step = max(self._most_rows, self._largest_of(state))
+
+    def _parse(self, state: Mapping[str, Any]) -> LoaderPosition:
+        position = super()._parse(state)
+        if state["kind"] != self.kind:
+            return position
+        theirs = state.get("balance")
+        theirs = None if theirs is None else CostModel.from_dict(theirs)
+        if theirs is None and position.step is not None:
+            raise CheckpointReader("the state of a sampler", state).error(
+                "it must have the balance of its step", theirs
+            )
+        if position.rows_left and theirs != self._balance:
+            raise InvalidArgument(
+                f"balance must be {theirs}, as in the checkpoint, whose step has "
+                f"{position.rows_left} rows left, got {self._balance}; use that of the checkpoint, "
+                "or change it at the end of a step"
+            )
+        return position
 
     def _largest_of(self, stored: Mapping[str, Any]) -> int:
         """Return the largest step of a state; states of early versions have ``num_samples``."""
@@ -249,14 +338,16 @@ class MicroBatchSampler(Resumable):
     ) -> Iterator[tuple[str, str]]:
         consumed = position.consumed_samples
         theirs, ours = stored["num_samples"], self._num_samples
-        if theirs != ours and consumed > min(theirs, ours):
+        end = consumed if position.step is None else position.step.end
+        if theirs != ours and end > min(theirs, ours):
             yield (
                 "num_samples",
                 f"the order must have {theirs} samples, as in the checkpoint, of which {consumed} "
                 f"were consumed, got {ours}",
             )
         theirs, ours = stored["train_samples"], self._train_samples
-        end = consumed + (position.rows_left if self._tail == "drop" else 0)
+        if position.step is None and self._tail == "drop":
+            end = consumed + position.rows_left
         if self._tail == "wrap" and theirs == ours:  # a run may have ended past its last sample
             ours += self._largest_of(stored) - 1
         if end > ours:

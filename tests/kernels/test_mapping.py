@@ -271,6 +271,8 @@ def test_both_checks_refuse(change: dict[str, Any], message: str) -> None:
     [
         ({"short_seq_prob": -0.1}, "short_seq_prob must be from 0 to 1, got -0.1"),
         ({"short_seq_prob": 1.5}, "short_seq_prob must be from 0 to 1"),
+        ({"short_seq_prob": np.array([0.1, 0.2])}, "short_seq_prob must be from 0 to 1"),
+        ({"short_seq_prob": "0.1"}, "short_seq_prob must be from 0 to 1"),
         ({"short_seq_prob": float("nan")}, "short_seq_prob must be from 0 to 1, got nan"),
         # the peer divides by max_seq_length - 1, and the process ends
         (

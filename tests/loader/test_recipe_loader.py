@@ -20,7 +20,7 @@ from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset, IndexedDatasetWriter
 from megaindex.index.block_receipts import planned_receipt
 from megaindex.index.receipts import Receipt, fingerprint_keys
-from megaindex.loader import RecipeLoader
+from megaindex.loader import CostModel, RecipeLoader, check_receipts, join_states
 from megaindex.recipe.amend import amend
 from megaindex.recipe.recipe import Recipe, RecipeEvaluation, RecipeSource, RecipeStage, Stream
 
@@ -275,3 +275,52 @@ def test_padding_never_reaches_the_loss(folder: Path) -> None:
         counts.append(sum(sum(row["loss_mask"]) > 0 for row in rows))
         assert all(row["loss_mask"] == [0.0] * S for row in rows if not any(row["tokens"]))
     assert sum(counts) == 29
+
+
+def test_a_balanced_run_has_the_samples_of_each_step_and_their_receipts(folder: Path) -> None:
+    """Stopped within a step, and continued by other ranks; the recipe may change after the step."""
+    recipe = recipe_of(folder)
+    opened = open_recipe(recipe)
+    cost = CostModel(linear=0, attention=1)
+
+    def loaders(ranks: int, opened: OpenRecipe = opened, **settings: Any) -> list[RecipeLoader]:
+        return [
+            RecipeLoader(
+                opened, data_parallel_rank=rank, data_parallel_size=ranks, micro_batch_size=2,
+                balance=cost, **settings,
+            )
+            for rank in range(ranks)
+        ]  # fmt: skip
+
+    first = loaders(3)
+    rows = [served(loader, 5) for loader in first]  # two rounds a step
+    joined = join_states([loader.state_dict() for loader in first])
+    sampler = joined["loader"]["sampler"]
+    assert (sampler["consumed_samples"], sampler["rows_left"]) == (30, 6)
+    assert sampler["balance"] == cost.to_dict()
+    with pytest.raises(InvalidArgument, match="balance must be"):
+        RecipeLoader(opened, micro_batch_size=2).load_state_dict(joined)
+    # the samples of the step begun must stay: sample 30 is served, or to be served
+    shorter = open_recipe(recipe_of(folder, stage("one", 2, web=2, chat=1), stage("two", 5, qa=1)))
+    with pytest.raises(InvalidArgument, match="before sample 36"):
+        loaders(1, shorter)[0].load_state_dict(joined)
+    later = open_recipe(recipe_of(folder, stage("one", 3, web=2, chat=1), stage("two", 5, qa=1)))
+    (changed,) = loaders(1, later)
+    changed.load_state_dict(joined)
+
+    (second,) = loaders(1)
+    second.load_state_dict(joined)
+    rows.append(served(second))
+    assert second.consumed_samples == opened.index.num_samples
+    expected = [expected_row(opened, folder, k) for k in range(opened.index.num_samples)]
+
+    def texts(rows: list[dict[str, list[float]]]) -> list[str]:
+        return sorted(json.dumps([[float(x) for x in row[key]] for key in row]) for row in rows)
+
+    assert texts([row for part in rows for row in part]) == texts(expected)
+    for step in range(36, 132, 12):
+        begin = 6 + step - 36  # after the rows left of the step begun
+        assert texts(rows[3][begin : begin + 12]) == texts(expected[step : step + 12])
+    check = check_receipts([second.state_dict()], opened.index)
+    assert check.equal, str(check)
+    assert check.in_place == opened.index.num_samples

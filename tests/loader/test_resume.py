@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from support.corpora import write_corpus
 
+from megaindex.index.balance import lost_time, squared_lengths
 from megaindex.index.block_receipts import planned_receipt
 from megaindex.index.receipts import Receipt, fingerprint_keys
 
@@ -22,6 +24,8 @@ torch = pytest.importorskip("torch")
 
 from support import rank_process  # noqa: E402
 from support.rank_process import GLOBAL_BATCH, Launch  # noqa: E402
+
+from megaindex.loader import CostModel  # noqa: E402
 
 
 @pytest.fixture
@@ -108,3 +112,35 @@ def test_a_killed_run_goes_on_with_other_ranks(processes: Any, tmp_path: Path) -
     assert swapped is not None
     assert swapped["samples"] == planned.count
     assert Receipt.from_dict(swapped) != planned
+
+
+def test_balanced_ranks_serve_the_steps_of_unbalanced_ones(processes: Any, tmp_path: Path) -> None:
+    write_corpus(tmp_path / "c", np.random.default_rng(7).integers(1, 30, 250))
+    index, dataset, fingerprints = rank_process.run_index(tmp_path)
+    assert index.num_samples % GLOBAL_BATCH
+    runs = {}
+    for name, balance in (("plain", None), ("balanced", CostModel(linear=0, attention=1))):
+        launch = Launch(
+            folder=tmp_path, name=name, ranks=4, micro_batch_size=1, workers=1, balance=balance
+        )
+        runs[name] = start(processes, launch)
+        os.remove(tmp_path / "checkpoint")
+    plain, balanced = runs["plain"], runs["balanced"]
+    assert plain is not None
+    assert balanced is not None
+    planned = planned_receipt(index, 0, index.num_samples, fingerprint_keys(fingerprints))
+    assert Receipt.from_dict(plain) == Receipt.from_dict(balanced) == planned
+    assert plain["losses"] == balanced["losses"] == unbroken_losses(index, dataset)
+    assert len(plain["steps"]) > 5
+    for ours, theirs in zip(balanced["steps"], plain["steps"], strict=True):
+        assert sorted(itertools.chain(*ours)) == sorted(itertools.chain(*theirs))
+    assert balanced["steps"][:-1] != plain["steps"][:-1]
+    # every sample was served in the step of its position
+    assert sum(count for count, _ in balanced["placed"]) == index.num_samples
+    # and the rounds are even: rank by rank, the work of each micro batch
+    squares = squared_lengths(index, np.arange(index.num_samples)).astype(float)
+    lost = {
+        name: lost_time(np.array([squares[np.array(step).T] for step in run["steps"][:-1]]))
+        for name, run in runs.items() if run is not None
+    }  # fmt: skip
+    assert lost["balanced"] < lost["plain"] / 2

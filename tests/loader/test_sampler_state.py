@@ -174,8 +174,8 @@ def test_states_of_something_else_are_refused() -> None:
     for wrong in damaged:
         with pytest.raises(FormatError, match="not the state of a sampler"):
             sampler().load_state_dict(wrong)
-    with pytest.raises(FormatError, match="has version 2, this release reads 1"):
-        sampler().load_state_dict({**state, "version": 2})
+    with pytest.raises(FormatError, match="has version 3, this release reads 1 or 2"):
+        sampler().load_state_dict({**state, "version": 3})
     for names in ("kind", ["micro_batch_size"]):
         with pytest.raises(InvalidArgument, match="allow must hold names among kind, fingerprint"):
             sampler().load_state_dict(state, allow=names)

@@ -116,6 +116,12 @@ def receipt(jit: Backend) -> None:
     jit.least_seen(one, one + 1, bounds, one + 1, one, 1)
 
 
+def balance(jit: Backend) -> None:
+    one, bounds = np.ones(1, np.int64), np.array([0, 1])
+    jit.squared_lengths(one, bounds, 1, one.copy())
+    jit.balance_rows(one, 0, 0, 1, 1, one.copy())
+
+
 def gather(jit: Backend) -> None:
     one, bounds = np.zeros(1, np.int64), np.array([0, 1])
     for dtype in (np.int32, np.int64):
@@ -130,7 +136,10 @@ def gather(jit: Backend) -> None:
         jit.gather(table, INT32 - 1, one, one, one + 1, bounds, out, None, 0)
 
 
-MODULES = (bijection, blending, mapping, packing, divisor, spans, shuffle, gather, samples, receipt)
+MODULES = (
+    bijection, blending, mapping, packing, divisor, spans, shuffle, gather, samples, receipt,
+    balance,
+)  # fmt: skip
 
 
 def compile_module(module: Callable[[Any], None]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ import megaindex
 from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.index.block_receipts import BlockReceipts
 from megaindex.index.receipts import Receipt
-from megaindex.loader import GPTDataset, MicroBatchSampler, Recorder, receipted
+from megaindex.loader import CostModel, GPTDataset, MicroBatchSampler, Recorder, receipted
 
 GLOBAL_BATCH = 24
 SAVE_EVERY = 2  # steps
@@ -37,6 +38,7 @@ class Launch:
     """Rank and micro batch at which a rank kills itself, no warning given."""
     swapped: tuple[int, int] | None = None
     """Two samples that are served in each other's place."""
+    balance: CostModel | None = None
 
 
 class Swapping:
@@ -72,7 +74,7 @@ def train(launch: Launch, rank: int) -> None:
     sampler = MicroBatchSampler(
         num_samples=index.num_samples, micro_batch_size=launch.micro_batch_size,
         data_parallel_rank=rank, data_parallel_size=launch.ranks, global_batch_size=GLOBAL_BATCH,
-        tail="pad", fingerprint=fingerprints[0],
+        tail="pad", fingerprint=fingerprints[0], balance=launch.balance, index=index,
     )  # fmt: skip
     recorder = Recorder(fingerprints, {"seed": 3}, stride=64)
     losses = resume(launch.folder, sampler, recorder, rank)
@@ -84,7 +86,9 @@ def train(launch: Launch, rank: int) -> None:
     )  # fmt: skip
     accumulation = GLOBAL_BATCH // (launch.micro_batch_size * launch.ranks)
     loss = torch.zeros(1, dtype=torch.int64)
-    for done, batch in enumerate(receipted(loader, recorder), 1):
+    positions: list[int] = []
+    steps: list[list[list[int]]] = []
+    for done, batch in enumerate(receipted(noted(loader, positions), recorder, sampler), 1):
         if launch.dies == (rank, done):
             os.kill(os.getpid(), signal.SIGKILL)
         loss += (batch["labels"] * batch["loss_mask"].long()).sum()
@@ -93,10 +97,26 @@ def train(launch: Launch, rank: int) -> None:
         distributed.all_reduce(loss)
         losses.append(int(loss))
         loss.zero_()
+        steps.append(of_every_rank(positions))
+        positions.clear()
         if len(losses) % SAVE_EVERY == 0:
             save(launch.folder, sampler.state_after(done), recorder, losses, rank)
-    finish(launch, recorder.receipt, losses, rank)
+    placed = of_every_rank((recorder.state_dict()["in_place"], len(losses)))
+    finish(launch, recorder.receipt, {"losses": losses, "steps": steps, "placed": placed}, rank)
     distributed.destroy_process_group()
+
+
+def noted(batches: Iterable[Any], positions: list[int]) -> Iterator[Any]:
+    """The batches; the positions of their samples are added to a list."""
+    for batch in batches:
+        positions += batch["receipt"][:, 0].tolist()
+        yield batch
+
+
+def of_every_rank(value: Any) -> list[Any]:
+    everything: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(everything, value)
+    return everything
 
 
 def resume(folder: Path, sampler: Any, recorder: Recorder, rank: int) -> list[int]:
@@ -128,9 +148,9 @@ def save(
     (folder / "checkpoint.new").replace(folder / "checkpoint")
 
 
-def finish(launch: Launch, receipt: Receipt, losses: list[int], rank: int) -> None:
+def finish(launch: Launch, receipt: Receipt, served: dict[str, Any], rank: int) -> None:
     limbs = torch.from_numpy(receipt.limbs())
     distributed.all_reduce(limbs)
     if rank == 0:
-        result = {**Receipt.from_limbs(limbs.numpy()).to_dict(), "losses": losses}
+        result = {**Receipt.from_limbs(limbs.numpy()).to_dict(), **served}
         (launch.folder / f"{launch.name}.json").write_text(json.dumps(result))

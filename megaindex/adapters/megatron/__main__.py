@@ -6,27 +6,31 @@ from __future__ import annotations
 import os
 import runpy
 import sys
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from megaindex.adapters.megatron.patches import install
 from megaindex.errors import InvalidArgument
+from megaindex.index.balance import CostModel
 from megaindex.validation import read_number
 
-_SETTINGS = {
-    "--variance-buffer": "variance_buffer",
-    "--separate-final-epoch": "separate_final_epoch",
-    "--final-epoch-threshold": "final_epoch_threshold",
+_SETTINGS: dict[str, tuple[str, Callable[[str], Any]]] = {
+    "--variance-buffer": ("variance_buffer", read_number),
+    "--separate-final-epoch": ("separate_final_epoch", read_number),
+    "--final-epoch-threshold": ("final_epoch_threshold", read_number),
+    "--balance": ("balance", partial(CostModel.parse, name="--balance")),
 }
 _USAGE = """usage: python -m megaindex.adapters.megatron [--variance-buffer B|exact]
            [--separate-final-epoch auto|always|never] [--final-epoch-threshold T]
-           [--] script.py [arguments of the script]"""
+           [--balance PRESET|LINEAR:ATTENTION] [--] script.py [arguments of the script]"""
 
 
 def main(arguments: list[str]) -> int:
     """Install the adapter, run the script as ``python script.py`` would, return the exit status."""
-    settings: dict[str, Any] = {}
+    given: dict[str, str] = {}
     while len(arguments) > 1 and arguments[0] in _SETTINGS:
-        settings[_SETTINGS[arguments[0]]] = read_number(arguments[1])
+        given[arguments[0]] = arguments[1]
         arguments = arguments[2:]
     if arguments[:1] == ["--"]:
         arguments = arguments[1:]
@@ -36,7 +40,8 @@ def main(arguments: list[str]) -> int:
     sys.argv = arguments
     sys.path[0] = os.path.dirname(os.path.abspath(arguments[0]))
     try:
-        install(**settings)
+        read = [(*_SETTINGS[flag], text) for flag, text in given.items()]
+        install(**{name: parse(text) for name, parse, text in read})
     except InvalidArgument as error:
         print(error, file=sys.stderr)
         return 2

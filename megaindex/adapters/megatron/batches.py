@@ -156,14 +156,7 @@ class _Reader:
             create_attention_mask=with_mask,
             dataset_id=top is not datasets[0],
         )
-        indices = [_index_of(dataset) for dataset in datasets]
-        index: Index = indices[0]
-        if top is not datasets[0]:
-            index = BlendedIndex(
-                indices=tuple(indices),
-                dataset_index=top.dataset_index,
-                dataset_sample_index=top.dataset_sample_index,
-            )
+        index = _joint_index(top, datasets)
         readers = [mapped(dataset.dataset) for dataset in datasets]
         self._dataset = GPTDataset(index, [r for r in readers if r is not None], options=options)
 
@@ -171,17 +164,43 @@ class _Reader:
         return self._dataset.__getitems__(ids) if len(ids) else []
 
 
+def samples_index(dataset: Any) -> Index:
+    """Return the index of a GPTDataset or a BlendedDataset of them.
+
+    Raises:
+        InvalidArgument: it is of another class, or cuts its samples in a way of its own.
+    """
+    datasets = getattr(dataset, "datasets", [dataset])
+    for each in datasets:
+        if not isinstance(each, core().gpt_dataset.GPTDataset) or not core().is_plain(
+            type(each), "GPTDataset", "_query_document_sample_shuffle_indices"
+        ):
+            raise InvalidArgument(
+                "balance needs the lengths of the documents in each sample, which only GPTDataset "
+                f"and blends of it have, got {type(each).__name__}; install without balance"
+            )
+    return _joint_index(dataset, datasets)
+
+
+def _joint_index(top: Any, datasets: Sequence[Any]) -> Index:
+    indices = [_index_of(dataset) for dataset in datasets]
+    if top is datasets[0]:
+        return indices[0]
+    return BlendedIndex(
+        indices=tuple(indices),
+        dataset_index=top.dataset_index,
+        dataset_sample_index=top.dataset_sample_index,
+    )
+
+
 def _index_of(dataset: Any) -> ArrayIndex:
-    reader = mapped(dataset.dataset)
-    if reader is None:
-        raise InvalidArgument("the dataset must be of mapped local files to have an index")
     length = dataset.config.sequence_length
     return ArrayIndex(
         order="megatron",
         document_index=dataset.document_index,
         sample_index=dataset.sample_index,
         shuffle_index=dataset.shuffle_index,
-        sequence_lengths=reader.sequence_lengths,
+        sequence_lengths=dataset.dataset.sequence_lengths,
         sequence_length=length,
         # as of one epoch: reading needs neither, and counting would read all lengths
         num_epochs=1,

@@ -15,6 +15,7 @@ from typing import Any, Literal
 import megaindex.helpers
 from megaindex.adapters.megatron import (
     arrays,
+    balance,
     batches,
     blend,
     builder,
@@ -34,6 +35,7 @@ from megaindex.adapters.megatron.core import (
 from megaindex.adapters.patching import Patches, after_import
 from megaindex.adapters.policy import Policy, make_policy
 from megaindex.adapters.reports import MEGATRON
+from megaindex.index.balance import CostModel
 
 SAMPLER_MODULES = ("megatron.training.datasets.data_samplers", "megatron.legacy.data.data_samplers")
 
@@ -44,8 +46,11 @@ def iterate_single(self: Any) -> Iterator[list[int]]:
     begin, end = self.get_start_end_idx()
     whole = (self.total_samples - self.consumed_samples) // stride
     first = self.consumed_samples
-    for start in range(first, first + whole * stride, stride):
-        yield list(range(start + begin, start + end))
+    if (steps := balance.balanced_steps(self)) is not None:
+        yield from steps.micro_batches(self)
+    else:
+        for start in range(first, first + whole * stride, stride):
+            yield list(range(start + begin, start + end))
     start = first + whole * stride
     if start < self.total_samples and not self.drop_last:
         rest = range(start, self.total_samples)
@@ -141,6 +146,7 @@ def install(
     variance_buffer: float | Literal["exact"] | None = None,
     separate_final_epoch: Literal["auto", "always", "never"] | None = None,
     final_epoch_threshold: float | None = None,
+    balance: CostModel | None = None,
 ) -> None:
     """Put megaindex under ``megatron.core.datasets``; a second call only changes the settings, for
     datasets that are made afterwards.
@@ -154,12 +160,17 @@ def install(
             of another setting have other names.
         final_epoch_threshold: fraction of an epoch below which ``"auto"`` shuffles it apart. None:
             Megatron's 0.8.
+        balance: cost model by which the ``single`` sampler assigns each step's training samples to
+            the ranks, so that they have equal work. For models that mask documents from each other;
+            see docs/balance.md.
 
     Raises:
         InvalidArgument: a setting is out of range; megatron-core cannot be imported, or its release
             is not supported.
     """
-    policy = make_policy("megatron", variance_buffer, separate_final_epoch, final_epoch_threshold)
+    policy = make_policy(
+        "megatron", variance_buffer, separate_final_epoch, final_epoch_threshold, balance
+    )
     _install_classes()
     _policy_patches.undo()
     core().policy = policy
@@ -239,3 +250,18 @@ def _patch_samplers(module: ModuleType) -> None:
     for name, iterate in SAMPLERS.items():
         if hasattr(module, name):
             _patches.replace(getattr(module, name), "__iter__", iterate)
+    original = getattr(module, balance.LOADER, None)
+    if original is not None:
+        ours = balance.build_data_loader(original)
+        for place in [module, *_importers(original)]:
+            _patches.replace(place, balance.LOADER, ours)
+
+
+def _importers(function: object) -> list[ModuleType]:
+    """Return Megatron's modules that imported the loader function by its name."""
+    return [
+        module
+        for module in list(sys.modules.values())
+        if getattr(module, "__name__", "").startswith(("megatron.", "__main__"))
+        and vars(module).get(balance.LOADER) is function
+    ]

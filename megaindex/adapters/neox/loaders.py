@@ -7,14 +7,21 @@ import inspect
 import itertools
 import logging
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from megaindex.adapters.neox import blend, files, group
 from megaindex.adapters.neox.datasets import BatchRows, check_exists
 from megaindex.adapters.neox.framework import framework
+from megaindex.adapters.neox.samples import NeoxTextSamples
 from megaindex.adapters.reports import NEOX
 from megaindex.errors import InvalidArgument
+from megaindex.index.balance import check_sum
+from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.blending import request_weights
+from megaindex.index.spans import Index
+from megaindex.loader.sampler_state import RankLayout, Step
+from megaindex.loader.samplers import assign_by_work
 
 if TYPE_CHECKING:
     from megaindex.loader.torch_dataset import SlotSender
@@ -68,11 +75,102 @@ def iterate_batches(self: Any) -> Iterator[list[int]]:
         return
     source = self.sampler.data_source
     size = self.batch_size
+    steps: _BalancedSteps | None = getattr(self, _BALANCE, None)
+    if steps is not None:
+        for batch in steps.micro_batches(self, len(source) // size):
+            yield batch
+            self.start_iter = 0
+        return
     first_id = getattr(self, "epoch", 0) * len(source) if _reshuffles(source) else 0
     for number in range(self.start_iter, len(source) // size):
         begin = first_id + number * size
         yield list(self._batch(range(begin, begin + size)))
         self.start_iter = 0
+
+
+_BALANCE = "megaindex_balance"
+
+
+@dataclass(kw_only=True)
+class _BalancedSteps:
+    """Samples of a training sampler, and its place within a step."""
+
+    index: Index
+    micro_batches_per_step: int
+    phase: int = 0
+    """Micro batches of the current step that were served; a step may reach into the next pass."""
+
+    def micro_batches(self, sampler: Any, end: int) -> Iterator[list[int]]:
+        """Yield this rank's micro batches from ``start_iter`` to ``end``, a pass over the data."""
+        if getattr(sampler, "epoch", 0) and _reshuffles(sampler.sampler.data_source):
+            raise InvalidArgument(_NEXT_ORDER)
+        size, ranks = sampler.batch_size, sampler.world_size
+        layout = RankLayout(
+            micro_batch_size=size // ranks,
+            data_parallel_rank=sampler.rank,
+            data_parallel_size=ranks,
+        )
+        number = sampler.start_iter
+        while number < end:
+            count = min(self.micro_batches_per_step - self.phase, end - number)
+            check_sum(count * size, self.index.sequence_length)
+            step = Step(first=number * size, samples=count * size, rows=count * size)
+            for batch in assign_by_work(step, layout, self.index, end * size):
+                self.phase = (self.phase + 1) % self.micro_batches_per_step
+                yield [position for position in batch if position is not None]
+            number += count
+
+
+_NEXT_ORDER = (
+    "balance: training goes on into a second pass over its data, which exact=True serves in "
+    "another order; request enough epochs or samples at once, or install without exact or balance"
+)
+
+
+def _balance_training(neox_args: Any, loader: Any) -> None:
+    """Balance the sampler of training data if `install` was called with ``balance``.
+
+    Raises:
+        InvalidArgument: the lengths of its samples are not known, or it is not sequential.
+    """
+    balance = framework().policy.balance
+    if balance is None or loader is None or not balance.attention:
+        return
+    sampler = loader.batch_sampler
+    if not isinstance(sampler, framework().samplers.DistributedBatchSampler) or not _is_plain(
+        sampler
+    ):
+        raise InvalidArgument(
+            "balance needs GPT-NeoX's DistributedBatchSampler over samples in order, got "
+            f"{type(sampler).__name__}; use it, or install without balance"
+        )
+    accumulation = neox_args.gradient_accumulation_steps
+    source = sampler.sampler.data_source
+    iterations = getattr(neox_args, "train_iters", None) or 0
+    if _reshuffles(source) and iterations * accumulation > len(loader):
+        raise InvalidArgument(_NEXT_ORDER)
+    steps = _BalancedSteps(index=_samples_index(source), micro_batches_per_step=accumulation)
+    setattr(sampler, _BALANCE, steps)
+
+
+def _samples_index(dataset: Any) -> Index:
+    datasets = getattr(dataset, "datasets", [dataset])
+    for each in datasets:
+        samples = getattr(each, "megaindex", None)
+        if not isinstance(samples, NeoxTextSamples) or samples.pack_impl != "packed":
+            raise InvalidArgument(
+                "balance needs the lengths of the documents in each sample, which GPT2Dataset with "
+                f"pack_impl packed has, got {type(each).__name__} with pack_impl "
+                f"{getattr(each, 'pack_impl', None)}; install without balance"
+            )
+    indices: tuple[Index, ...] = tuple(each.megaindex.lazy_index() for each in datasets)
+    if not hasattr(dataset, "datasets"):
+        return indices[0]
+    return BlendedIndex(
+        indices=indices,
+        dataset_index=dataset.dataset_index,
+        dataset_sample_index=dataset.dataset_sample_index,
+    )
 
 
 def _is_plain(self: Any) -> bool:
@@ -125,7 +223,8 @@ def shift_and_wrap_data_loaders(neox_args: Any, data_loaders: Any, loop: bool = 
     """``data_utils.shift_and_wrap_data_loaders``; with ``exact`` training continues in its epoch.
 
     Raises:
-        InvalidArgument: training or validation data are fewer than one batch.
+        InvalidArgument: training or validation data are fewer than one batch, or training cannot
+            be balanced.
     """
     for name in ("train", "valid"):
         loader = data_loaders[name]
@@ -145,6 +244,7 @@ def shift_and_wrap_data_loaders(neox_args: Any, data_loaders: Any, loop: bool = 
     if framework().exact and train is not None:
         micro_batches = neox_args.iteration * neox_args.gradient_accumulation_steps
         train.batch_sampler.epoch = micro_batches // len(train)
+    _balance_training(neox_args, train)
     original = framework().original("data_utils", "shift_and_wrap_data_loaders")
     return original(neox_args, data_loaders, loop)
 

@@ -13,6 +13,7 @@ from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.patching import Patches
 from megaindex.adapters.policy import Policy, make_policy
 from megaindex.adapters.reports import NEOX
+from megaindex.index.balance import CostModel
 
 # replaced on the classes, for classes that were imported by name before, and for subclasses
 METHODS: dict[tuple[str, str], dict[str, Callable[..., Any]]] = {
@@ -76,6 +77,7 @@ def install(
     variance_buffer: float | Literal["exact"] | None = None,
     separate_final_epoch: Literal["auto", "always", "never"] | None = None,
     final_epoch_threshold: float | None = None,
+    balance: CostModel | None = None,
 ) -> None:
     """Put megaindex under GPT-NeoX's ``megatron.data``; see `megaindex.adapters.neox`.
 
@@ -92,13 +94,18 @@ def install(
             of another setting have other names.
         final_epoch_threshold: fraction of an epoch below which ``"auto"`` shuffles it apart, 0.8 by
             default.
+        balance: cost model by which each step's training samples, ``gradient_accumulation_steps``
+            micro batches on every rank, are assigned to the ranks, so that they have equal work.
+            For models that mask documents from each other; see docs/balance.md.
 
     Raises:
         InvalidArgument: a setting is out of range, or GPT-NeoX's modules cannot be imported.
     """
     if exact and variance_buffer is None:
         variance_buffer = "exact"
-    policy = make_policy("neox", variance_buffer, separate_final_epoch, final_epoch_threshold)
+    policy = make_policy(
+        "neox", variance_buffer, separate_final_epoch, final_epoch_threshold, balance
+    )
     _restore()
     neox = framework()
     neox.exact, neox.policy = exact, policy

@@ -1,5 +1,6 @@
 """The kernels in Numba, compiled on first use and cached on disk."""
 
+from megaindex.kernels.jit.balance import balance_rows, squared_lengths
 from megaindex.kernels.jit.bijection import (
     bijection_apply,
     bijection_inverse_range,

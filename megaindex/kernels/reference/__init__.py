@@ -1,5 +1,6 @@
 """The specification of all kernels: plain loops over NumPy arrays, written to be read."""
 
+from megaindex.kernels.reference.balance import balance_rows, squared_lengths
 from megaindex.kernels.reference.bijection import (
     bijection_apply,
     bijection_inverse_range,

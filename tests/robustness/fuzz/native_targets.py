@@ -116,6 +116,22 @@ def _receipt_add(c: Choices) -> Arguments:
     ]
 
 
+def _squared_lengths(c: Choices) -> Arguments:
+    samples = c.below(8)
+    splits = rising(c, samples + 1, 3)
+    runs = int(splits[-1] % 64)
+    return [array(c, "int64", runs, 99), splits, c.integer(99), np.zeros(samples, np.int64)]
+
+
+def _balance_rows(c: Choices) -> Arguments:
+    ranks, size = 1 + c.below(4), 1 + c.below(3)
+    rows, before = (ranks * size * c.below(4) for _ in range(2))
+    served = c.below(before + 1)
+    work = array(c, "int64", served + c.below(rows + 1), 99)
+    out = np.zeros(rows, np.int64)
+    return [work, served, before, c.integer(ranks), c.integer(size), out]
+
+
 def _least_seen(c: Choices) -> Arguments:
     samples, segments = c.below(8), 1 + c.below(6)
     splits = rising(c, samples + 1, 2)
@@ -239,6 +255,8 @@ CALLS: dict[str, Callable[[Choices], Arguments]] = {
         array(c, "int32", c.below(20)), 1 + c.integer(20), c.integer(200),
         np.zeros(c.below(20), np.int64),
     ],
+    "squared_lengths": _squared_lengths,
+    "balance_rows": _balance_rows,
     "least_seen": _least_seen,
     "blend_greedy": _greedy,
     "blend_exhaustive": _exhaustive,

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "megaindex/balance.hpp"
 #include "megaindex/bijection.hpp"
 #include "megaindex/blended_spans.hpp"
 #include "megaindex/blending.hpp"
@@ -225,6 +226,31 @@ void drive_packing() {
       for (int64_t d = begin; d < end; ++d) tokens += lengths[static_cast<size_t>(d)];
       check(begin < end && (tokens <= capacity || end == begin + 1), "documents that fit");
     }
+  }
+}
+
+void drive_balance() {
+  for (int round = 0; round < 60; ++round) {
+    const int64_t ranks = 1 + below(6), size = 1 + below(4), stride = ranks * size;
+    const int64_t rows = stride * below(5), before = stride * below(4);
+    const int64_t served = below(before + 1), samples = served + below(rows + 1);
+    std::vector<int64_t> work(static_cast<size_t>(samples)), out(static_cast<size_t>(rows), -7);
+    for (int64_t& each : work) each = below(30);
+    balance_rows(work.data(), samples, served, before, ranks, size, rows, out.data());
+    std::vector<int> seen(static_cast<size_t>(samples));
+    for (const int64_t number : out) {
+      check(-1 <= number && number < samples, "a sample, or padding");
+      if (number >= 0) ++seen[static_cast<size_t>(number)];
+    }
+    const int64_t times = std::count(seen.begin(), seen.end(), 1);
+    check(rows == 0 || times == samples - served, "every sample once");
+    std::vector<int64_t> splits{0}, lengths, sums(static_cast<size_t>(samples));
+    for (int64_t k = 0; k < samples; ++k) {
+      for (int64_t r = below(4); r > 0; --r) lengths.push_back(below(20));
+      splits.push_back(static_cast<int64_t>(lengths.size()));
+    }
+    squared_lengths(lengths.data(), splits.data(), samples, 16, sums.data());
+    for (const int64_t sum : sums) check(0 <= sum && sum <= 16 * 16, "squares of the input");
   }
 }
 
@@ -663,6 +689,7 @@ int main() {
   drive_sorts();
   drive_packing();
   drive_least_seen();
+  drive_balance();
   std::printf("%lld checks of the headers passed; digest %016llx\n", static_cast<long long>(checks),
               static_cast<unsigned long long>(digest));
 }

@@ -1,0 +1,171 @@
+"""Modelled work of a run's rows, and the time that ranks wait, in order and balanced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from megaindex._types import F64, I64
+from megaindex.audit.streams import AuditStream
+from megaindex.errors import InvalidArgument
+from megaindex.index.balance import (
+    CostModel,
+    balanced_rows,
+    check_sum,
+    lost_time,
+    squares_and_documents,
+)
+
+BINS = 12
+"""Bins of the histogram of rows by work."""
+_MOST_ROWS = 1 << 20
+_POINTS = 400  # of the curve of times
+
+
+@dataclass(frozen=True, kw_only=True)
+class LostTime:
+    """Shares of the ranks' time that they wait for the slowest."""
+
+    in_order: float
+    balanced: float
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BalanceModel:
+    """Modelled work of the rows of whole steps, by a cost model."""
+
+    cost_model: CostModel
+    steps: int
+    """Steps of the run."""
+    steps_modelled: int
+    """Steps of which the rows were counted, spread evenly over the run."""
+    rows: int
+    """Rows of these steps."""
+    data_parallel_size: int
+    micro_batch_size: int
+    by_round: LostTime
+    """If ranks synchronise after every round of micro batches, as with sharded weights."""
+    by_step: LostTime
+    """If ranks synchronise once a step, as with replicated weights."""
+    work_bounds: F64
+    """float64[BINS + 1]: bounds of the bins, in multiples of the mean work of a row."""
+    work_rows: I64
+    """int64[BINS]: rows in each bin."""
+    step_bounds: I64
+    """int64[stretches + 1]: first steps of stretches of the run, and the number of steps."""
+    step_time: F64
+    """float64[stretches, 2]: mean time of a step in order and balanced, synchronised every round,
+    in multiples of that with even work."""
+    documents_mean: float
+    """Mean number of documents in a sample, parts included."""
+    documents_most: int
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object of ``--json``."""
+        return {
+            "cost_model": self.cost_model.to_dict(),
+            "steps": self.steps,
+            "steps_modelled": self.steps_modelled,
+            "rows": self.rows,
+            "data_parallel_size": self.data_parallel_size,
+            "micro_batch_size": self.micro_batch_size,
+            "lost_time": {"by_round": vars(self.by_round), "by_step": vars(self.by_step)},
+            "work_of_rows": {
+                "bounds": self.work_bounds.tolist(),
+                "rows": self.work_rows.tolist(),
+            },
+            "step_time": {
+                "first_step": self.step_bounds[:-1].tolist(),
+                "in_order": self.step_time[:, 0].tolist(),
+                "balanced": self.step_time[:, 1].tolist(),
+            },
+            "documents_per_sample": {"mean": self.documents_mean, "most": self.documents_most},
+        }
+
+
+def model_balance(stream: AuditStream, cost: CostModel) -> BalanceModel:
+    """Return the modelled work of a run, of at most about a million rows.
+
+    A last step of fewer samples than rows is left out.
+
+    Raises:
+        InvalidArgument: micro batch size or data-parallel size are unknown, or no step is whole.
+    """
+    micro, ranks = stream.micro_batch_size, stream.data_parallel_size
+    if micro is None or ranks is None:
+        raise InvalidArgument(
+            "--balance needs the rows of each rank; give --micro-batch-size and "
+            "--data-parallel-size, or a recipe its micro_batch_size and data_parallel_size"
+        )
+    sizes = np.diff(stream.step_bounds)
+    whole = np.flatnonzero((sizes > 0) & (sizes % (micro * ranks) == 0))
+    if stream.masked_rows:
+        whole = whole[whole != sizes.size - 1]
+    if not whole.size:
+        raise InvalidArgument(
+            f"--balance: no step has whole micro batches of {micro} rows on {ranks} ranks; change "
+            "the batch or the ranks"
+        )
+    count = max(1, min(whole.size, _MOST_ROWS // int(sizes[whole].max())))
+    chosen = whole[np.arange(count) * whole.size // count]
+    width = stream.index.sequence_length
+    check_sum(int(sizes[chosen].max()), width)
+    squares, documents = [], []
+    for step in chosen.tolist():
+        found = squares_and_documents(
+            stream.index, np.arange(*stream.step_bounds[step : step + 2].tolist())
+        )
+        squares.append(found[0])
+        documents.append(found[1])
+    sides = [
+        [_by_rank(each, order, cost, width) for each, order in zip(squares, orders, strict=True)]
+        for orders in (
+            [np.arange(each.size).reshape(-1, ranks, micro) for each in squares],
+            list(_balanced(squares, ranks, micro)),
+        )
+    ]
+    work = cost.row_work(np.concatenate(squares), width)
+    relative = work / work.mean()
+    low, high = float(relative.min()), float(relative.max())
+    rows, bounds = np.histogram(relative, BINS, (low, high) if low < high else (0.5, 1.5))
+    held = np.concatenate(documents)
+    times = np.array(
+        [[each.max(1).mean() / each.mean() for each in pair] for pair in zip(*sides, strict=True)]
+    )
+    starts = np.unique(np.linspace(0, count, _POINTS, endpoint=False).astype(np.int64))
+    length = np.diff(starts, append=count)
+    return BalanceModel(
+        cost_model=cost,
+        steps=stream.num_steps,
+        steps_modelled=count,
+        rows=work.size,
+        data_parallel_size=ranks,
+        micro_batch_size=micro,
+        by_round=LostTime(**_lost([np.concatenate(side) for side in sides])),
+        by_step=LostTime(**_lost([np.array([rounds.sum(0) for rounds in side]) for side in sides])),
+        work_bounds=bounds,
+        work_rows=rows.astype(np.int64),
+        step_bounds=np.array([0, *chosen[starts[1:]].tolist(), stream.num_steps], np.int64),
+        step_time=np.add.reduceat(times, starts) / length[:, None],
+        documents_mean=float(held.mean()),
+        documents_most=int(held.max()),
+    )
+
+
+def _balanced(squares: list[I64], ranks: int, micro: int) -> Iterator[I64]:
+    for each in squares:
+        yield balanced_rows(each, rows=each.size, ranks=ranks, micro_batch_size=micro)
+
+
+def _by_rank(squares: I64, order: I64, cost: CostModel, width: int) -> F64:
+    """Return the work of each round and rank, float64[rounds, ranks]."""
+    return np.asarray(cost.row_work(squares[order], width).sum(-1), np.float64)
+
+
+def _lost(sides: list[F64]) -> dict[str, float]:
+    return {
+        name: lost_time(work) for name, work in zip(("in_order", "balanced"), sides, strict=True)
+    }

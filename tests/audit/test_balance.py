@@ -1,0 +1,156 @@
+"""Modelled work of a run: against plain loops, in plan, audit and page."""
+
+from __future__ import annotations
+
+import json
+import runpy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.command_line import cli, plan, plan_json
+from support.corpora import write_corpus
+from support.worked_pages import DOCS
+
+import megaindex
+from megaindex.audit import audit, stream_of_index
+from megaindex.audit.balance import BINS, model_balance
+from megaindex.errors import InvalidArgument
+from megaindex.index.balance import CostModel
+
+COST = CostModel(linear=8, attention=1)
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> Path:
+    write_corpus(tmp_path / "web", np.random.default_rng(4).integers(1, 60, 300))
+    return tmp_path / "web"
+
+
+def run_of(prefix: Path, *more: object) -> list[object]:
+    run: list[object] = ["--data-path", prefix, "--seq-length", 16, "--micro-batch-size", 2]
+    return [*run, "--data-parallel-size", 3, "--global-batch-size", 12, *more]
+
+
+def test_against_plain_loops(prefix: Path) -> None:
+    index = megaindex.build_index(megaindex.IndexedDataset(prefix), sequence_length=16)
+    stream = stream_of_index(
+        index, global_batch_size=12, micro_batch_size=2, data_parallel_size=3, num_steps=20
+    )
+    model = model_balance(stream, COST)
+    work, documents = [], []
+    for sample in range(240):
+        lengths = index.locate([sample]).length.tolist()
+        documents.append(len(lengths))
+        lengths[-1] -= 1  # the label
+        work.append(8 * 16 + sum(n**2 for n in lengths))
+    by_rank = np.array(work, float).reshape(20, 2, 3, 2).sum(-1)  # step, round, rank
+    for lost, ranks in ((model.by_round, by_rank), (model.by_step, by_rank.sum(1))):
+        assert lost.in_order == pytest.approx(1 - ranks.mean() / ranks.max(-1).mean())
+        assert lost.balanced < 0.5 * lost.in_order
+    assert (model.steps, model.steps_modelled, model.rows) == (20, 20, 240)
+    assert model.documents_mean == pytest.approx(np.mean(documents))
+    assert model.documents_most == max(documents)
+    relative = np.array(work) / np.mean(work)
+    assert model.work_rows.sum() == 240
+    assert model.work_bounds[[0, -1]] == pytest.approx([relative.min(), relative.max()])
+    within = (relative >= model.work_bounds[3]) & (relative < model.work_bounds[4])
+    assert model.work_rows[3] == within.sum()
+    times = by_rank.max(-1).mean(1) / by_rank.mean((1, 2))
+    assert model.step_time[:, 0] == pytest.approx(times)
+    assert model.step_bounds.tolist() == list(range(21))
+
+
+def test_a_last_step_of_fewer_samples_is_left_out(prefix: Path) -> None:
+    report = plan_json(*run_of(prefix, "--epochs", 1, "--tail", "pad", "--balance"))
+    steps = report["train_iters"]
+    assert (report["balance"]["steps"], report["balance"]["steps_modelled"]) == (steps, steps - 1)
+
+
+def test_plan_and_audit_show_the_same(prefix: Path) -> None:
+    words = run_of(prefix, "--train-iters", 30, "--cost-model", "8:1")
+    report = plan_json(*words)["balance"]
+    status, out, err = cli("audit", *words, "--json")
+    assert status == 0, err
+    assert json.loads(out)["balance"] == report
+    assert report["cost_model"] == {"linear": 8, "attention": 1}
+    assert len(report["work_of_rows"]["rows"]) == BINS
+    status, out, _ = plan(*words)
+    assert status == 0
+    assert "every round" in out
+    assert "rows by work" in out
+    plain = run_of(prefix, "--train-iters", 30)
+    assert "balance" not in plan_json(*plain)
+    assert "balance" not in json.loads(cli("audit", *plain, "--json")[1])
+    # without a cost model, that of an 8B model
+    report = plan_json(*plain, "--balance")["balance"]
+    assert report["cost_model"] == CostModel.preset("llama3-8b").to_dict()
+
+
+def test_the_page_shows_it(prefix: Path, tmp_path: Path) -> None:
+    words = run_of(prefix, "--train-iters", 30, "--cost-model", "8:1", "--html")
+    status, _, err = cli("audit", *words, tmp_path / "page.html")
+    assert status == 0, err
+    text = (tmp_path / "page.html").read_text()
+    assert "Waiting for the slowest rank" in text
+    assert 'aria-label="Time of a step"' in text
+    assert 'aria-label="Work of rows"' in text
+    assert "nan" not in text.partition('aria-label="Time of a step"')[2].partition("</svg>")[0]
+
+
+def test_a_recipe(prefix: Path, tmp_path: Path) -> None:
+    recipe = tmp_path / "run.yaml"
+    recipe.write_text(
+        "sequence_length: 16\n"
+        "batch: {micro_batch_size: 2, data_parallel_size: 3, gradient_accumulation_steps: 2}\n"
+        f"sources:\n  web: {{path: {prefix}}}\n"
+        "stages:\n  one: {steps: 20, mix: {web: 1}}\n"
+    )
+    report = plan_json("--recipe", recipe, "--cost-model", "8:1")["balance"]
+    assert report["rows"] == 240
+    assert report["lost_time"]["by_round"]["balanced"] < report["lost_time"]["by_round"]["in_order"]
+    status, out, err = plan("--recipe", recipe, "--balance")
+    assert status == 0, err
+    assert "every step" in out
+
+
+def test_both_pictures_of_the_docs_show_the_same() -> None:
+    light, dark = (DOCS / f"balance-time{kind}.svg" for kind in ("", "-dark"))
+    restyled = runpy.run_path(str(DOCS / "audit_sample.py"))["dark"]
+    assert restyled(light.read_text()) == dark.read_text()
+    for picture in (light, dark):
+        assert picture.name in (DOCS / "balance.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--cost-model", "9B"], "llama3-8b"),
+        (["--cost-model", "-1:2"], "linear must be >= 0"),
+        (["--cost-model", "0:0"], "must not both be 0"),
+        (["--cost-model", "1:nan"], "attention must be a finite number"),
+    ],
+)
+def test_bad_cost_models(prefix: Path, words: list[str], message: str) -> None:
+    words = [f"{words[0]}={words[1]}"]
+    for command in ("plan", "audit"):
+        status, _, err = cli(command, *run_of(prefix, "--train-iters", 3), *words)
+        assert status == 2
+        assert message in err
+
+
+def test_what_is_refused(prefix: Path) -> None:
+    words: list[Any] = ["--data-path", prefix, "--seq-length", 16, "--global-batch-size", 12]
+    status, _, err = plan(*words, "--train-iters", 3, "--balance")
+    assert status == 2
+    assert "--micro-batch-size" in err
+    status, _, err = cli("audit", *run_of(prefix, "--train-iters", 3), "--step", 1, "--balance")
+    assert status == 2
+    assert "not a look-up" in err
+    index = megaindex.build_index(megaindex.IndexedDataset(prefix), sequence_length=16)
+    stream = stream_of_index(
+        index, global_batch_size=4, micro_batch_size=3, data_parallel_size=1, num_steps=2
+    )
+    with pytest.raises(InvalidArgument, match="no step has whole micro batches"):
+        audit(stream, cost_model=COST)
