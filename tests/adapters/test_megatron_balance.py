@@ -254,8 +254,10 @@ def test_without_balance_nothing_changes(training: Any, tmp_path: Path) -> None:
 
 def test_the_command_installs_it(
     training: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:  # fmt: skip
+    monkeypatch.setattr(sys, "path", list(sys.path))  # it puts the folder of the script first
+    monkeypatch.setattr(sys, "argv", list(sys.argv))
     script = tmp_path / "script.py"
     script.write_text("")
     with caplog.at_level("INFO", "megaindex"):
