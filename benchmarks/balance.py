@@ -26,6 +26,7 @@ import numpy as np
 from benchmarks.corpora import SHAPES, write_sparse
 from megaindex import IndexedDataset, build_index
 from megaindex.index.balance import balanced_rows, lost_time, squared_lengths
+from megaindex.index.orders.packed import count_pieces, pack_counts
 from megaindex.loader import CostModel
 
 COST = CostModel.preset("llama3-8b")
@@ -37,6 +38,7 @@ LENGTHS = (8192, 32_768, 131_072)
 GOALS = {(2000, 8192): 1.0, (2000, 32_768): 3.0}
 """Most lost time in percent, synchronised every round, by mean and sequence length."""
 _SPEED_GOAL = 1e6  # rows a second
+_MOST_DOCUMENTS = 2_000_000  # packed
 
 
 @dataclass(frozen=True)
@@ -118,6 +120,31 @@ def simulate(mean: int, width: int, schedule: Callable[..., Any] | None) -> dict
             alike = _work(schedule(list(enumerate(pieces.tolist()))), pieces)
             np.testing.assert_allclose(alike, sides["in order"][-1])
     return {name: Modelled(steps=steps) for name, steps in sides.items() if steps}
+
+
+def whole_documents(mean: int, width: int) -> dict[str, float]:
+    """Return the lost time in percent of balanced rows of whole documents.
+
+    "packed" are the rows of order packed, "even" rows that no packing can make more equal: documents
+    with more work than the mean row are alone, and all other rows have the same work.
+    """
+    lengths = Documents.drawn(mean, width).lengths[:_MOST_DOCUMENTS].astype(np.int32)
+    counts = count_pieces(lengths, width, "split")
+    packing = pack_counts(counts, width)  # without a limit of documents
+    squares = np.zeros(len(packing.layers) + 1)  # the last is that of no layer
+    for number, (below, _, length, each, _, _) in enumerate(packing.layers.tolist()):
+        squares[number] = squares[below] + each * float(length) ** 2
+    packed = np.repeat(squares[packing.runs[:-1, 0]], np.diff(packing.runs[:, 2]))
+    pieces = np.repeat(np.arange(width + 1.0), counts) ** 2
+    alone = pieces[pieces > packed.mean()]
+    others = packed.size - alone.size
+    even = np.concatenate((alone, np.full(others, (pieces.sum() - alone.sum()) / others)))
+    lost = {}
+    for name, rows in (("packed", packed), ("even", even)):
+        shuffled = np.random.default_rng(1).permutation(rows)[: rows.size // ROWS * ROWS]
+        steps = np.sort(shuffled.astype(np.int64).reshape(-1, ROWS))[:, ::-1]
+        lost[name] = 100 * lost_time(COST.row_work(steps, width).reshape(-1, RANKS))
+    return lost
 
 
 def _work(groups: list[list[list[int]]], lengths: np.ndarray) -> np.ndarray:
@@ -205,6 +232,13 @@ def figures(directory: Path, checkout: str | None) -> list[str]:
                 f"{'' if theirs is None else f'{theirs.lost_by_step:.1f}%':>9} | "
                 + ("" if theirs is None else f"{theirs.time / ours.time:.2f}")
             )
+    lines.append(
+        f"balance: whole documents at S {LENGTHS[-1]}, balanced, every round: rows of order packed, "
+        "and rows as even as documents allow"
+    )
+    for mean in MEANS:
+        lost = whole_documents(mean, LENGTHS[-1])
+        lines.append(f"{mean:6}{LENGTHS[-1]:9} | {lost['packed']:.1f}% {lost['even']:.1f}%")
     return [*lines, *_speed(directory)]
 
 
