@@ -125,7 +125,7 @@ def simulate(mean: int, width: int, schedule: Callable[..., Any] | None) -> dict
 def whole_documents(mean: int, width: int) -> dict[str, float]:
     """Return the lost time in percent of balanced rows of whole documents.
 
-    "packed" are the rows of order packed, "even" rows that no packing can make more equal: documents
+    "packed" are the rows of order packed, "even" rows that no packing makes more equal: documents
     with more work than the mean row are alone, and all other rows have the same work.
     """
     lengths = Documents.drawn(mean, width).lengths[:_MOST_DOCUMENTS].astype(np.int32)
@@ -233,7 +233,7 @@ def figures(directory: Path, checkout: str | None) -> list[str]:
                 + ("" if theirs is None else f"{theirs.time / ours.time:.2f}")
             )
     lines.append(
-        f"balance: whole documents at S {LENGTHS[-1]}, balanced, every round: rows of order packed, "
+        f"balance: whole documents at S {LENGTHS[-1]}, balanced, by round: rows of order packed, "
         "and rows as even as documents allow"
     )
     for mean in MEANS:
