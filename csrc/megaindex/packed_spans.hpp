@@ -247,9 +247,15 @@ class PackedReader {
     }
   }
 
+  // Return a + b, wrapped where foreign arrays overflow it; the caller checks its range.
+  static int64_t sum(int64_t a, int64_t b) {
+    return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+  }
+
   // Append the lengths and ranks of the pieces of a bin.
   void add_pieces(int64_t bin, const BinRun* run) {
-    int64_t layer = run->layer, place = run->before + (bin - run->first), room = a_.capacity;
+    int64_t layer = run->layer, room = a_.capacity;
+    int64_t place = sum(run->before, sum(sum(bin, ~run->first), 1));  // before + bin - first
     const size_t begin = lengths_.size();
     while (layer >= 0) {
       if (layer >= a_.num_layers) throw_foreign("runs");
@@ -258,15 +264,15 @@ class PackedReader {
           l.length > room || l.each < 1 || l.each > room || l.each * l.length > room) {
         throw_foreign("layers");
       }
-      const int64_t size = pieces_of(l.length), most = size - l.rank;
-      if (l.rank < 0 || l.bins > most || l.bins * l.each > most) throw_foreign("layers");
+      const int64_t size = pieces_of(l.length);
+      if (l.rank < 0 || l.rank > size || l.bins > (size - l.rank) / l.each) throw_foreign("layers");
       room -= l.each * l.length;
       for (int64_t r = l.rank + (place + 1) * l.each; r-- > l.rank + place * l.each;) {
         lengths_.push_back(l.length);
         sizes_.push_back(l.length == a_.capacity ? 1 : size);  // whole samples are not permuted
         ranks_.push_back(r);
       }
-      place += l.before;
+      place = sum(place, l.before);
       layer = l.below;
     }
     std::reverse(lengths_.begin() + static_cast<int64_t>(begin), lengths_.end());
@@ -307,7 +313,7 @@ class PackedReader {
     const int64_t* stop = a_.sample_starts + a_.num_starts;
     const int64_t* found = std::upper_bound(a_.sample_starts, stop, rank);
     if (found == a_.sample_starts || found == stop) throw_foreign("sample_starts");
-    --found;
+    if (*--found < 0) throw_foreign("sample_starts");
     rank -= *found;
     const int64_t first = (found - a_.sample_starts) * kPieceStride;
     for (int64_t d = first; d < std::min(first + kPieceStride, a_.lengths.count); ++d) {
