@@ -73,8 +73,6 @@ def main() -> None:
         copies = _roofline(rows)
     if rows:
         console.print(_table(rows, copies))
-    if figures:
-        console.print(packing.table(figures))
     for name, sides in memory:
         console.print(_memory_line(name, sides))
     for note in notes:
@@ -98,8 +96,10 @@ def _packing(
             console.print(figure)
         else:
             found.append(figure)
-            value = f"{figure.value:,.4g} {figure.unit}"
-            console.print(f"  {figure.what}: {value}  {figure.note}", style="dim")
+            console.print(
+                f"  {figure.what}: {figure.text} {figure.unit}  {figure.note}", style="dim"
+            )
+    console.print(packing.table(found))
     return found
 
 
