@@ -8,6 +8,7 @@ import platform
 import statistics
 import tempfile
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -30,6 +31,7 @@ from benchmarks import (
     neox,
     objects,
     orders,
+    packing,
     scaling,
     tokenize,
 )
@@ -43,7 +45,7 @@ def main() -> None:
     console = Console(width=None if Console().is_terminal else 130, highlight=False)
     with tempfile.TemporaryDirectory(dir=options.dir, prefix="megaindex-bench-") as temporary:
         directory = Path(temporary)
-        rows, notes = [], []
+        rows, notes, figures = [], [], []
         for group, job in _jobs(options, directory):
             if options.only and not any(part in group for part in options.only):
                 continue
@@ -61,6 +63,8 @@ def main() -> None:
             notes = tokenize.figures(directory)
         if not options.only or "balance" in options.only:
             notes += balance.figures(directory, options.megatron)
+        if options.only and "packing" in options.only:
+            figures = _packing(options, console, notes)
         reason = neox.missing(options.neox)
         if reason is not None and (not options.only or "neox" in options.only):
             notes.append(reason)
@@ -74,9 +78,29 @@ def main() -> None:
     for note in notes:
         console.print(note)
     report = _report(rows, memory, copies) | {"notes": notes}
+    if figures:
+        report["figures"] = [asdict(figure) for figure in figures]
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(report, indent=1))
     console.print(f"written to {options.json}")
+
+
+def _packing(
+    options: argparse.Namespace, console: Console, notes: list[str]
+) -> list[packing.Figure]:
+    """Return the figures of order packed, and append what they are measured on to ``notes``."""
+    found = []
+    for figure in packing.figures(options.documents, options.rounds, options.olmo, options.bridge):
+        if isinstance(figure, str):
+            notes.append(figure)
+            console.print(figure)
+        else:
+            found.append(figure)
+            console.print(
+                f"  {figure.what}: {figure.text} {figure.unit}  {figure.note}", style="dim"
+            )
+    console.print(packing.table(found))
+    return found
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -88,11 +112,16 @@ def _parser() -> argparse.ArgumentParser:
         "--only",
         nargs="+",
         help="index, sample_index, shuffle, blend, exhaustive, orders, merge, tokenize, loading, "
-        "cold, first, adapters, neox, objects, scaling, numba, balance",
+        "cold, first, adapters, neox, objects, scaling, numba, balance, packing (only if named)",
     )
     parser.add_argument("--neox", metavar="CHECKOUT", help="a GPT-NeoX checkout to compare with")
     parser.add_argument(
         "--megatron", metavar="CHECKOUT", help="a Megatron-LM main checkout to compare balance with"
+    )
+    parser.add_argument("--olmo", metavar="CHECKOUT", help="an OLMo-core checkout, for packing")
+    parser.add_argument("--bridge", metavar="CHECKOUT", help="a Megatron-Bridge checkout, likewise")
+    parser.add_argument(
+        "--documents", type=int, default=packing.DOCUMENTS, help="documents that are packed"
     )
     parser.add_argument("--sources", type=int, default=50, help="datasets of the blend loaded from")
     parser.add_argument("--memory", nargs="*", default=["40B"], help="corpora to measure memory on")

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -26,38 +27,47 @@ class RankPermutations {
 
   // Replace ranks[k], one of n[k] of length lengths[k], by its place in document order.
   void apply(const int64_t* lengths, const int64_t* n, int64_t count, int64_t* ranks) const {
-    constexpr int64_t kAtOnce = 64;
-    uint32_t few[4][kAtOnce];  // rank, n, and the two halves of the word of the length
-    int64_t of[kAtOnce], waiting = 0;
-    const auto shuffle_few = [&] {
-      shuffle(few, (waiting + 7) / 8 * 8);
-      for (int64_t i = 0; i < waiting; ++i) ranks[of[i]] = few[0][i];
-      waiting = 0;
-    };
-    std::fill(few[1], few[1] + kAtOnce, 1);
-    std::fill(few[0], few[0] + kAtOnce, 0);
+    Batch few, many;
     for (int64_t k = 0; k < count; ++k) {
       if (n[k] == 1) continue;
       const uint64_t word = key_word(key_, static_cast<uint64_t>(lengths[k]));
-      if (n[k] >= kBijectionTableBelow) {
-        ranks[k] = shuffle_many(word, n[k], ranks[k]);
-        continue;
+      if (n[k] > INT32_MAX) {
+        ranks[k] = shuffle_one(word, n[k], ranks[k]);
+      } else if (n[k] < kBijectionTableBelow) {
+        if (few.add(k, ranks[k], n[k], word)) shuffle_few(few, ranks);
+      } else {
+        if (many.add(k, ranks[k], n[k], word)) shuffle_many(many, ranks);
       }
-      few[0][waiting] = static_cast<uint32_t>(ranks[k]);
-      few[1][waiting] = static_cast<uint32_t>(n[k]);
-      few[2][waiting] = static_cast<uint32_t>(word);
-      few[3][waiting] = static_cast<uint32_t>(word >> 32);
-      of[waiting] = k;
-      if (++waiting == kAtOnce) shuffle_few();
     }
-    shuffle_few();
+    shuffle_few(few, ranks);
+    shuffle_many(many, ranks);
   }
 
  private:
   static constexpr uint64_t kRounds = 48;
   static constexpr uint64_t kRoundWords = uint64_t{1} << 32;
+  static constexpr int64_t kAtOnce = 64;
+  static constexpr int64_t kLanes = 32;  // with 4 registers the latencies of instructions overlap
 
-  int64_t shuffle_many(uint64_t word, int64_t n, int64_t rank) const {
+  // Ranks that are permuted together, each among those of its length.
+  struct Batch {
+    int64_t count = 0;
+    int64_t of[kAtOnce];
+    uint32_t rank[kAtOnce] = {}, n[kAtOnce], low[kAtOnce] = {}, high[kAtOnce] = {};
+
+    Batch() { std::fill(n, n + kAtOnce, 1); }
+    // Return true if the batch is full.
+    bool add(int64_t k, int64_t at, int64_t size, uint64_t word) {
+      of[count] = k;
+      rank[count] = static_cast<uint32_t>(at);
+      n[count] = static_cast<uint32_t>(size);
+      low[count] = static_cast<uint32_t>(word);
+      high[count] = static_cast<uint32_t>(word >> 32);
+      return ++count == kAtOnce;
+    }
+  };
+
+  int64_t shuffle_one(uint64_t word, int64_t n, int64_t rank) const {
     Feistel network(n);
     for (size_t r = 0; r < kBijectionRounds; ++r) {
       network.rounds[r] = {static_cast<uint32_t>(word) ^ pair_[r],
@@ -66,38 +76,95 @@ class RankPermutations {
     return static_cast<int64_t>(network.at(static_cast<uint64_t>(rank)));
   }
 
+  void shuffle_many(Batch& batch, int64_t* ranks) const {
+    has_avx2() ? networks_avx2(batch) : networks(batch);
+    for (int64_t i = 0; i < batch.count; ++i) {
+      int64_t& rank = ranks[batch.of[i]];
+      rank = batch.rank[i];
+      if (batch.rank[i] < batch.n[i]) continue;  // else mapped again, see bijection.hpp
+      rank = shuffle_one(uint64_t{batch.high[i]} << 32 | batch.low[i], batch.n[i], rank);
+    }
+    batch.count = 0;
+  }
+  void shuffle_few(Batch& batch, int64_t* ranks) const {
+    has_avx2() ? rounds_avx2(batch) : rounds(batch);
+    for (int64_t i = 0; i < batch.count; ++i) ranks[batch.of[i]] = batch.rank[i];
+    batch.count = 0;
+  }
+
+  MEGAINDEX_AVX2 void networks_avx2(Batch& batch) const { networks(batch); }
+  MEGAINDEX_AVX2 void rounds_avx2(Batch& batch) const { rounds(batch); }
+
+  __attribute__((always_inline)) void networks(Batch& batch) const {
+    int64_t i = 0;
+    for (; i + 8 < batch.count; i += kLanes) networks<kLanes>(batch, i);
+    for (; i < batch.count; i += 8) networks<8>(batch, i);
+  }
+  __attribute__((always_inline)) void rounds(Batch& batch) const {
+    int64_t i = 0;
+    for (; i + 8 < batch.count; i += kLanes) rounds<kLanes>(batch, i);
+    for (; i < batch.count; i += 8) rounds<8>(batch, i);
+  }
+
   __attribute__((always_inline)) static uint32_t hash(uint32_t x) {
     x = (x ^ (x >> 16)) * 0x85ebca6b;
     x = (x ^ (x >> 13)) * 0xc2b2ae35;
     return x ^ (x >> 16);
   }
 
-  __attribute__((always_inline)) void rounds(uint32_t (*few)[64], int64_t count) const {
-    for (int64_t begin = 0; begin < count; begin += 8) {
-      uint32_t x[8], size[8], low[8], high[8];
-      for (int64_t i = 0; i < 8; ++i) {
-        x[i] = few[0][begin + i];
-        size[i] = few[1][begin + i];
-        low[i] = few[2][begin + i];
-        high[i] = few[3][begin + i];
+  // The swap-or-not shuffle.
+  template <int64_t kCount>
+  __attribute__((always_inline)) void rounds(Batch& batch, int64_t begin) const {
+    uint32_t x[kCount], size[kCount], low[kCount], high[kCount];
+    std::copy_n(batch.rank + begin, kCount, x);
+    std::copy_n(batch.n + begin, kCount, size);
+    std::copy_n(batch.low + begin, kCount, low);
+    std::copy_n(batch.high + begin, kCount, high);
+    for (uint64_t r = 0; r < kRounds; ++r) {
+      for (int64_t i = 0; i < kCount; ++i) {
+        // n is below 2^12 and the hash is cut to its 20 upper bits, so 32 bits hold the product
+        const uint32_t sum = ((hash(low[i] ^ pair_[r]) >> 12) * size[i]) >> 20;
+        const uint32_t apart = sum - x[i];
+        const uint32_t partner = std::min(apart, apart + size[i]);  // modulo n
+        const uint32_t larger = std::max(x[i], partner);
+        const uint32_t swaps = 0U - (hash(larger ^ high[i] ^ swap_[r]) >> 31);
+        x[i] ^= (x[i] ^ partner) & swaps;
       }
-      for (uint64_t r = 0; r < kRounds; ++r) {
-        for (int64_t i = 0; i < 8; ++i) {
-          // n is below 2^12 and the hash is cut to its 20 upper bits, so 32 bits hold the product
-          const uint32_t sum = (((hash(low[i] ^ pair_[r]) >> 12) * size[i]) >> 20);
-          const uint32_t apart = sum - x[i];
-          const uint32_t partner = std::min(apart, apart + size[i]);  // modulo n
-          const uint32_t larger = std::max(x[i], partner);
-          const uint32_t swaps = 0U - (hash(larger ^ high[i] ^ swap_[r]) >> 31);
-          x[i] ^= (x[i] ^ partner) & swaps;
-        }
-      }
-      std::copy(x, x + 8, few[0] + begin);
     }
+    std::copy_n(x, kCount, batch.rank + begin);
   }
-  MEGAINDEX_AVX2 void rounds_avx2(uint32_t (*few)[64], int64_t count) const { rounds(few, count); }
-  void shuffle(uint32_t (*few)[64], int64_t count) const {
-    return has_avx2() ? rounds_avx2(few, count) : rounds(few, count);
+
+  // The networks of bijections, once; a result may be a cell beyond n.
+  template <int64_t kCount>
+  __attribute__((always_inline)) void networks(Batch& batch, int64_t begin) const {
+    uint32_t half[2][kCount], size[2][kCount], low[kCount], high[kCount];
+    for (int64_t i = 0; i < kCount; ++i) {
+      // n is below 2^31: these square roots and quotients of doubles are exact when rounded down
+      const auto n = static_cast<int32_t>(batch.n[begin + i]);
+      const auto root = static_cast<int32_t>(std::sqrt(static_cast<double>(n)));
+      const int32_t rows = root + (root * root < n);
+      const auto columns = static_cast<int32_t>(static_cast<double>(n - 1) / rows) + 1;
+      const auto rank = static_cast<int32_t>(batch.rank[begin + i]);
+      const auto left = static_cast<int32_t>(static_cast<double>(rank) / columns);
+      half[0][i] = static_cast<uint32_t>(left);
+      half[1][i] = static_cast<uint32_t>(rank - left * columns);
+      size[0][i] = static_cast<uint32_t>(rows);
+      size[1][i] = static_cast<uint32_t>(columns);
+    }
+    std::copy_n(batch.low + begin, kCount, low);
+    std::copy_n(batch.high + begin, kCount, high);
+    for (int64_t r = 0; r < kBijectionRounds; ++r) {
+      uint32_t* to = half[r % 2];
+      const uint32_t *from = half[1 - r % 2], *most = size[r % 2];
+      for (int64_t i = 0; i < kCount; ++i) {
+        const FeistelRound round{low[i] ^ pair_[r], (high[i] ^ swap_[r]) | 1};
+        const uint32_t sum = to[i] + round(from[i], most[i]);
+        to[i] = std::min(sum, sum - most[i]);  // modulo the size
+      }
+    }
+    for (int64_t i = 0; i < kCount; ++i) {
+      batch.rank[begin + i] = half[0][i] * size[1][i] + half[1][i];
+    }
   }
 
   uint64_t key_[2];
@@ -180,9 +247,15 @@ class PackedReader {
     }
   }
 
+  // Return a + b, wrapped where foreign arrays overflow it; the caller checks its range.
+  static int64_t sum(int64_t a, int64_t b) {
+    return static_cast<int64_t>(static_cast<uint64_t>(a) + static_cast<uint64_t>(b));
+  }
+
   // Append the lengths and ranks of the pieces of a bin.
   void add_pieces(int64_t bin, const BinRun* run) {
-    int64_t layer = run->layer, place = run->before + (bin - run->first), room = a_.capacity;
+    int64_t layer = run->layer, room = a_.capacity;
+    int64_t place = sum(run->before, sum(sum(bin, ~run->first), 1));  // before + bin - first
     const size_t begin = lengths_.size();
     while (layer >= 0) {
       if (layer >= a_.num_layers) throw_foreign("runs");
@@ -191,15 +264,15 @@ class PackedReader {
           l.length > room || l.each < 1 || l.each > room || l.each * l.length > room) {
         throw_foreign("layers");
       }
-      const int64_t size = pieces_of(l.length), most = size - l.rank;
-      if (l.rank < 0 || l.bins > most || l.bins * l.each > most) throw_foreign("layers");
+      const int64_t size = pieces_of(l.length);
+      if (l.rank < 0 || l.rank > size || l.bins > (size - l.rank) / l.each) throw_foreign("layers");
       room -= l.each * l.length;
       for (int64_t r = l.rank + (place + 1) * l.each; r-- > l.rank + place * l.each;) {
         lengths_.push_back(l.length);
         sizes_.push_back(l.length == a_.capacity ? 1 : size);  // whole samples are not permuted
         ranks_.push_back(r);
       }
-      place += l.before;
+      place = sum(place, l.before);
       layer = l.below;
     }
     std::reverse(lengths_.begin() + static_cast<int64_t>(begin), lengths_.end());
@@ -240,7 +313,7 @@ class PackedReader {
     const int64_t* stop = a_.sample_starts + a_.num_starts;
     const int64_t* found = std::upper_bound(a_.sample_starts, stop, rank);
     if (found == a_.sample_starts || found == stop) throw_foreign("sample_starts");
-    --found;
+    if (*--found < 0) throw_foreign("sample_starts");
     rank -= *found;
     const int64_t first = (found - a_.sample_starts) * kPieceStride;
     for (int64_t d = first; d < std::min(first + kPieceStride, a_.lengths.count); ++d) {

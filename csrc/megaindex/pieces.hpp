@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <numeric>
 #include <utility>
 #include <vector>
@@ -114,7 +115,7 @@ class PieceWriter {
       : documents_(documents),
         starts_(std::move(starts)),
         next_(starts_),
-        held_(starts_.size() * kHeld) {}
+        held_(new int32_t[starts_.size() * kHeld]) {}
 
   void add(int64_t length, int64_t document) {
     const auto l = static_cast<size_t>(length);
@@ -133,7 +134,7 @@ class PieceWriter {
 
   void flush(size_t l) {
     const int64_t stop = next_[l], line = (stop - 1) / kHeld * kHeld;
-    const int32_t* held = held_.data() + l * kHeld;
+    const int32_t* held = held_.get() + l * kHeld;
     for (int64_t at = std::max(line, starts_[l]); at < stop; ++at) {
       documents_[at] = held[at - line];
     }
@@ -142,7 +143,7 @@ class PieceWriter {
   int32_t* documents_;
   const std::vector<int64_t> starts_;
   std::vector<int64_t> next_;
-  std::vector<int32_t> held_;
+  std::unique_ptr<int32_t[]> held_;  // not initialised: lengths without a piece take no memory
 };
 
 // Write the documents of the pieces of a part, and the whole samples before each stride.

@@ -77,6 +77,8 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "epoch, mixed": {"order": EpochOrder(epochs_mixed=3, left_over="carry"), "epochs": 6},
     "window": {"order": "window"},
     "window, split": {"order": "window", "split": "7,3,0", "sequence_length": 5},
+    "packed": {"order": "packed"},
+    "packed, chosen documents": {"order": "packed", "documents": [7, 3, 99, 60, 61, 7, 4]},
     "extended": {},
 }
 

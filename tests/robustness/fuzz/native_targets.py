@@ -230,6 +230,55 @@ def _checkpoints(c: Choices) -> Arguments:
     return [array(c, "float64", 1 + c.below(9), 99), c.integer(200), 1 + c.integer(50)]
 
 
+def _cutting(c: Choices) -> Arguments:
+    return [array(c, "int32", c.below(90), 40), 1 + c.integer(20), c.below(3)]
+
+
+def _sort_pieces(c: Choices) -> Arguments:
+    cutting = _cutting(c)
+    counts = np.zeros(2, np.int64)
+    with contextlib.suppress(MegaIndexError, TypeError):
+        counts = _native.count_pieces(*cutting)
+    if c.seldom():
+        counts[c.below(counts.size)] = np.int64(c.integer(99) % 2**63)
+    documents = np.zeros(int(counts[:-1].sum()) % 1000, np.int32)
+    starts = np.zeros(-(-cutting[0].size // 64) + 1, np.int64)
+    return [*cutting, counts, documents, starts, _threads(c)]
+
+
+def _pack_pieces(c: Choices) -> Arguments:
+    counts = array(c, "int64", 2 + c.below(40), 12)
+    counts[0] *= c.seldom()
+    return [counts, c.integer(5), 1 + c.integer(2), bool(c.below(2))]
+
+
+def _packed_spans(c: Choices) -> Arguments:
+    lengths, capacity, rule, counts, documents, sample_starts, threads = _sort_pieces(c)
+    layers, runs = np.zeros((0, 6), np.int64), np.zeros((1, 3), np.int64)
+    with contextlib.suppress(MegaIndexError, TypeError):
+        _native.sort_pieces(lengths, capacity, rule, counts, documents, sample_starts, threads)
+        layers, runs = _native.pack_pieces(counts, c.below(5), 1, bool(c.below(2)))
+    with np.errstate(all="ignore"):
+        starts = np.concatenate(([0], np.cumsum(counts[:-1])))
+    for table in (layers, runs, starts, documents, sample_starts):
+        if c.seldom() and table.size:
+            at = c.below(table.size)
+            table.flat[at] = np.array(c.integer(60) % 2**64, np.uint64).astype(table.dtype)
+    bins = array(c, "int64", c.below(9), max(0, int(runs[-1, 2]) % 60 - 1))
+    return [
+        _key(c),
+        lengths,
+        rule,
+        c.below(2),
+        starts,
+        documents,
+        sample_starts,
+        layers,
+        runs,
+        bins,
+    ]
+
+
 def _sort_by_sample(c: Choices) -> Arguments:
     samples = c.below(40)
     shuffle = array(c, "uint32", c.below(40), max(0, samples - 1))
@@ -257,6 +306,10 @@ CALLS: dict[str, Callable[[Choices], Arguments]] = {
     ],
     "squared_lengths": _squared_lengths,
     "balance_rows": _balance_rows,
+    "count_pieces": lambda c: [*_cutting(c), _threads(c)],
+    "sort_pieces": _sort_pieces,
+    "pack_pieces": _pack_pieces,
+    "packed_spans": _packed_spans,
     "least_seen": _least_seen,
     "blend_greedy": _greedy,
     "blend_exhaustive": _exhaustive,

@@ -21,8 +21,10 @@
 #include "megaindex/mapping.hpp"
 #include "megaindex/masks.hpp"
 #include "megaindex/mt19937.hpp"
+#include "megaindex/packed_spans.hpp"
 #include "megaindex/packing.hpp"
 #include "megaindex/parallel.hpp"
+#include "megaindex/pieces.hpp"
 #include "megaindex/receipt.hpp"
 #include "megaindex/sample_index.hpp"
 #include "megaindex/shuffle.hpp"
@@ -620,6 +622,106 @@ void drive_blended_spans() {
   }
 }
 
+// The number of bins when each piece by itself is put where least room is left.
+int64_t best_fit_decreasing(const std::vector<int64_t>& counts, int64_t capacity, int64_t most) {
+  std::vector<std::pair<int64_t, int64_t>> bins;  // room, pieces
+  for (int64_t length = capacity; length > 0; --length) {
+    for (int64_t k = 0; k < counts[static_cast<size_t>(length)]; ++k) {
+      auto best = bins.end();
+      for (auto bin = bins.begin(); bin != bins.end(); ++bin) {
+        if (bin->first < length || (most > 0 && bin->second == most)) continue;
+        if (best == bins.end() || *bin < *best) best = bin;
+      }
+      if (best == bins.end()) best = bins.insert(bins.end(), {capacity, 0});
+      best->first -= length;
+      ++best->second;
+    }
+  }
+  return static_cast<int64_t>(bins.size());
+}
+
+void drive_pieces() {
+  for (int round = 0; round < 60; ++round) {
+    const bool large = round % 20 == 0;  // several threads, and lengths of 4096 pieces and more
+    const int64_t documents = large ? 200'000 : below(300);
+    const int64_t capacity = large ? 24 + below(20) : 1 + below(40), most = below(3) * below(9);
+    const auto rule = static_cast<LongDocuments>(below(3));
+    std::vector<int32_t> sizes(static_cast<size_t>(documents));
+    for (auto& size : sizes) size = static_cast<int32_t>(below(below(9) ? 30 : 400));
+    // at an odd address, as in an .idx file
+    std::vector<unsigned char> bytes(4 * sizes.size() + 3);
+    if (documents > 0) std::memcpy(bytes.data() + 3, sizes.data(), 4 * sizes.size());
+    const detail::FileLengths lengths{bytes.data() + 3, documents};
+    const Cutter cut(capacity, rule);
+    std::vector<int64_t> counts(static_cast<size_t>(capacity + 1)), again(counts);
+    count_pieces(lengths, cut, 1, counts.data());
+    count_pieces(lengths, cut, 3, again.data());
+    check(counts == again, "pieces counted by threads");
+    std::vector<int64_t> starts(counts.size()), expected(sizes.size());
+    for (size_t l = 0; l + 1 < counts.size(); ++l) starts[l + 1] = starts[l] + counts[l];
+    std::vector<int32_t> sorted(static_cast<size_t>(starts.back())), other(sorted);
+    std::vector<int64_t> whole(static_cast<size_t>((documents + 63) / 64 + 1)), others(whole);
+    sort_pieces(lengths, cut, counts.data(), 1, sorted.data(), whole.data());
+    sort_pieces(lengths, cut, counts.data(), 3, other.data(), others.data());
+    check(sorted == other && whole == others, "pieces sorted by threads");
+    const auto packed = pack_pieces(counts.data(), capacity, most, 1, true);
+    const int64_t bins = packed.runs.back().first;
+    if (!large) check(bins == best_fit_decreasing(counts, capacity, most), "number of bins");
+    const uint64_t key[2] = {random_words(), random_words()};
+    const PackedArrays arrays{key, lengths, rule, 1, starts.data(), capacity, sorted.data(),
+                              static_cast<int64_t>(sorted.size()), whole.data(),
+                              static_cast<int64_t>(whole.size()), packed.layers.data(),
+                              static_cast<int64_t>(packed.layers.size()), packed.runs.data(),
+                              static_cast<int64_t>(packed.runs.size()) - 1};
+    std::vector<int64_t> numbers(static_cast<size_t>(bins)), splits(numbers.size() + 1);
+    for (int64_t b = 0; b < bins; ++b) numbers[static_cast<size_t>(b)] = b;
+    std::shuffle(numbers.begin(), numbers.end(), random_words);
+    Runs runs(1);
+    PackedReader(arrays).read(numbers.data(), bins, runs, splits.data());
+    check(splits.back() == runs.size(), "row splits of packed bins");
+    std::vector<int64_t> seen(sizes.size());
+    for (size_t b = 0; b < numbers.size(); ++b) {
+      int64_t room = capacity;
+      for (auto i = static_cast<size_t>(splits[b]); i < static_cast<size_t>(splits[b + 1]); ++i) {
+        const auto d = static_cast<size_t>(runs.documents[i]);
+        const int64_t inputs = std::min(runs.lengths[i], capacity);
+        check(runs.offsets[i] % capacity == 0 && runs.offsets[i] + runs.lengths[i] <= sizes[d],
+              "packed span");
+        seen[d] += inputs;
+        room -= inputs;
+      }
+      check(room >= 0 && splits[b] < splits[b + 1], "room of a bin");
+    }
+    for (size_t d = 0; d < sizes.size(); ++d) expected[d] = cut.used(sizes[d]);
+    check(seen == expected, "every token is in one bin");
+    record(sorted);
+    record(whole);
+    record(splits);
+    record(std::vector<int64_t>(runs.documents.get(), runs.documents.get() + runs.size()));
+    for (PackedArrays wrong : {arrays, arrays, arrays}) {  // of another packing
+      auto layers = packed.layers;
+      auto table = packed.runs;
+      if (layers.empty()) break;
+      int64_t* fields[] = {&layers[static_cast<size_t>(below(wrong.num_layers))].below,
+                           &layers[static_cast<size_t>(below(wrong.num_layers))].before,
+                           &layers[static_cast<size_t>(below(wrong.num_layers))].each,
+                           &layers[static_cast<size_t>(below(wrong.num_layers))].rank,
+                           &layers[static_cast<size_t>(below(wrong.num_layers))].bins,
+                           &table[static_cast<size_t>(below(wrong.num_runs))].layer,
+                           &table[static_cast<size_t>(below(wrong.num_runs))].before};
+      *fields[below(7)] = below(2) ? below(1000) - 500 : INT64_MAX >> below(40);
+      wrong.layers = layers.data();
+      wrong.runs = table.data();
+      Runs found(1);
+      try {
+        PackedReader(wrong).read(numbers.data(), bins, found, splits.data());
+        check(found.size() == splits.back(), "row splits of another packing");
+      } catch (const InvalidInput&) {
+      }
+    }
+  }
+}
+
 // A thread of a system that starts `left` more of them.
 struct ScarceThread {
   static int64_t left;
@@ -688,6 +790,7 @@ int main() {
   drive_receipts();
   drive_sorts();
   drive_packing();
+  drive_pieces();
   drive_least_seen();
   drive_balance();
   std::printf("%lld checks of the headers passed; digest %016llx\n", static_cast<long long>(checks),
