@@ -37,13 +37,13 @@ class Audit:
         stream: samples and steps of the run.
         exposure: counts of the tokens by times seen, over the steps.
         jumps: steps at which exposure jumps.
+        balance: modelled work of the rows, None if no cost model was given.
     """
 
     stream: AuditStream
     exposure: Exposure = field(repr=False)
     jumps: tuple[Jump, ...]
     balance: BalanceModel | None = field(default=None, repr=False)
-    """Modelled work of the rows, if a cost model was given."""
 
     @property
     def tokens(self) -> int:
