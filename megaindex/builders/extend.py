@@ -22,6 +22,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.extended_index import ExtendedIndex, check_extension, extend_index
 from megaindex.index.order_settings import Order, order_of
+from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.spans import Index
 from megaindex.validation import DEFAULT_SEED, check_epochs, check_setting
 
@@ -215,8 +216,11 @@ def _consumed(
         return check_setting("num_samples", num_samples)
     if epochs is None:
         return old.num_samples
+    count = check_epochs("epochs", epochs)
+    if isinstance(old, PackedIndex):  # whose samples hold padding
+        return min(int(count * old.samples_per_epoch), old.num_samples)
     planned = samples_for_epochs(
-        check_epochs("epochs", epochs),
+        count,
         old.tokens_per_epoch,
         old.sequence_length,
         old.add_extra_token,
@@ -229,4 +233,7 @@ def _more(old: Index, samples: int | None, epochs: int | float | str | None) -> 
         raise InvalidArgument("more_samples or more_epochs must be given; give one of them")
     if samples is not None:
         return check_setting("more_samples", samples)
-    return int(check_epochs("more_epochs", epochs) * old.tokens_per_epoch // old.sequence_length)
+    count = check_epochs("more_epochs", epochs)
+    if isinstance(old, PackedIndex):
+        return int(count * old.samples_per_epoch)
+    return int(count * old.tokens_per_epoch // old.sequence_length)

@@ -22,6 +22,7 @@ from megaindex.index.spans import (
     check_sample_ids,
     datasets_of,
     locate_each,
+    separates_documents,
     sources_html,
 )
 from megaindex.kernels import active
@@ -174,6 +175,11 @@ class BlendedIndex(ShownIndex):
     @property
     def add_extra_token(self) -> int:
         return self.indices[0].add_extra_token
+
+    @cached_property
+    def separates_documents(self) -> tuple[bool, ...]:
+        """Whether no label lies in another document, for each source."""
+        return tuple(separates_documents(index)[0] for index in self.indices)
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
         """Return the spans of samples, see `megaindex.Index`.

@@ -31,6 +31,7 @@ from megaindex.index.spans import (
     join_spans,
     locate_range,
     part_bounds,
+    separates_documents,
 )
 from megaindex.kernels import active
 from megaindex.validation import check_between, check_integer, check_setting
@@ -77,6 +78,11 @@ class ExtendedIndex(ShownIndex):
     def datasets(self) -> tuple[IndexedDataset, ...]:
         """The datasets of the extended index."""
         return datasets_of(self.stages[0].index)
+
+    @property
+    def separates_documents(self) -> tuple[bool, ...]:
+        """Whether no label lies in another document, for each source of the extended index."""
+        return separates_documents(self.stages[0].index)
 
     @property
     def num_samples(self) -> int:

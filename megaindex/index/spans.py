@@ -129,6 +129,11 @@ class ShownIndex:
         ]
         return f"{type(self).__name__}({', '.join(facts)})"
 
+    @property
+    def separates_documents(self: Any) -> tuple[bool, ...]:
+        """Whether no label lies in another document, for each source."""
+        return (getattr(self, "order", "") == "packed",)
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the attributes; a copy opens its datasets on first use, from any directory."""
         state = dict(vars(self))
@@ -157,15 +162,13 @@ def datasets_of(index: Any) -> tuple[IndexedDataset, ...]:
     return tuple(getattr(index, "datasets", ()))
 
 
-def separates_documents(index: Any) -> list[bool]:
+def separates_documents(index: Any) -> tuple[bool, ...]:
     """Return for each source of an index whether no label lies in another document (order packed).
 
     One entry for an index of one source.
     """
-    indices = getattr(index, "indices", None)
-    if indices is None:
-        return [getattr(index, "order", "") == "packed"]
-    return [separates_documents(each)[0] for each in indices]
+    found: tuple[bool, ...] = getattr(index, "separates_documents", (False,))
+    return found
 
 
 def sources_html(name: str, indices: Sequence[Any], paths: Sequence[str]) -> str:

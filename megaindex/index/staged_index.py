@@ -23,6 +23,7 @@ from megaindex.index.spans import (
     check_sample_ids,
     datasets_of,
     locate_each,
+    separates_documents,
     sources_html,
 )
 
@@ -62,6 +63,11 @@ class StagedIndex(ShownIndex):
         """Dataset of each source; empty if a source was built from lengths alone."""
         each = [datasets_of(index) for index in self.sources]
         return tuple(found[0] for found in each) if all(each) else ()
+
+    @cached_property
+    def separates_documents(self) -> tuple[bool, ...]:
+        """Whether no label lies in another document, for each source."""
+        return tuple(separates_documents(index)[0] for index in self.sources)
 
     def __post_init__(self) -> None:
         shapes = {(index.sequence_length, index.add_extra_token) for index in self.sources}

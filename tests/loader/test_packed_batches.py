@@ -12,8 +12,10 @@ import torch
 from support.corpora import write_corpus
 
 import megaindex
-from megaindex import PackedOrder
+from megaindex import PackedOrder, extend_run
+from megaindex.builders.recipe import open_recipe
 from megaindex.loader import GPTDataset, Loader, MicroBatchSampler, SampleOptions
+from megaindex.recipe import read_recipe
 
 EOD = 7
 LENGTHS = np.random.default_rng(2).integers(1, 40, 300)
@@ -118,3 +120,26 @@ def test_a_blend_masks_the_sources_of_order_packed(tmp_path: Path) -> None:
         spans = blend.locate(np.arange(200))
         targets = sum(float(dataset[i]["loss_mask"].sum()) for i in range(200))
         assert targets == (spans.length - 1).sum()
+
+
+def test_an_extension_by_epochs_counts_samples(index: Any) -> None:
+    run = extend_run(index.datasets[0], sequence_length=24, order="packed", epochs=2, more_epochs=1)
+    assert run.num_samples == index.num_samples // 2 * 3
+
+
+def test_extended_and_staged_runs_mask_the_ends_of_documents(index: Any, tmp_path: Path) -> None:
+    path = index.datasets[0].path_prefix
+    extended = extend_run(
+        path, sequence_length=24, order="packed", num_samples=index.num_samples,
+        consumed_samples=index.num_samples // 4, more_samples=60,
+    )  # fmt: skip
+    (tmp_path / "run.yaml").write_text(
+        f"sequence_length: 24\nbatch: {{global_batch_size: 4}}\nsources:\n  web: {{path: {path}, "
+        "order: packed}\nstages:\n  one: {epochs: 1, mix: {web: 1}}\n"
+    )
+    staged = open_recipe(read_recipe(tmp_path / "run.yaml")).index
+    for whole in (getattr(extended, "index", extended), staged):
+        dataset = GPTDataset(whole, options=OPTIONS)
+        for sample in range(0, whole.num_samples, 7):
+            spans = whole.locate([sample])
+            assert dataset[sample]["loss_mask"].sum() == (spans.length - 1).sum()
