@@ -138,7 +138,7 @@ def test_every_backend_packs_as_the_reference(
         np.testing.assert_array_equal(array, expected)
 
 
-@pytest.mark.parametrize("count", [4095, 4096, 5000])
+@pytest.mark.parametrize("count", [4095, 4097])
 def test_many_documents_of_a_length(backend: Any, count: int) -> None:
     """From 4096 pieces on, another permutation orders them."""
     packed = Packed(backend, np.full(count, 5, np.int32), 8, SPLIT)
@@ -146,8 +146,8 @@ def test_many_documents_of_a_length(backend: Any, count: int) -> None:
     assert sorted(document.tolist()) == list(range(count))
     assert (offset == 0).all()
     assert (length == 5).all()
-    expected = [permuted_rank(KEY, 5, count, rank) for rank in range(0, count, 37)]
-    np.testing.assert_array_equal(document[::37], expected)
+    expected = [permuted_rank(KEY, 5, count, rank) for rank in range(0, count, 97)]
+    np.testing.assert_array_equal(document[::97], expected)
 
 
 def test_a_large_corpus_does_not_depend_on_threads() -> None:

@@ -35,7 +35,7 @@ def fuzz(target: str, runs: int, folder: Path) -> int:
 def test_a_target_survives_its_seeds_and_mutations(target: str, tmp_path: Path) -> None:
     if target == "native" and NO_NATIVE:
         pytest.skip("installed without the native core")
-    assert fuzz(target, 1000, tmp_path) == 1000
+    assert fuzz(target, 500, tmp_path) == 500
     assert list(tmp_path.iterdir()) == []
 
 
