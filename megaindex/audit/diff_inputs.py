@@ -25,12 +25,12 @@ from megaindex.io.paths import check_local
 from megaindex.validation import DEFAULT_SEED
 
 _WORDS = ("data_path", "split", "subset", "epochs", "order", "separate_final_epoch", "left_over",
-          "source_name")  # fmt: skip
+          "source_name", "long_documents")  # fmt: skip
 _INTEGERS = ("sequence_length", "seed", "num_samples", "add_extra_token", "exact_num_epochs",
-             "epochs_mixed")  # fmt: skip
+             "epochs_mixed", "max_documents")  # fmt: skip
 _KEYS = (*_WORDS, *_INTEGERS, "final_epoch_threshold", "drop_last_partial")
 _OF_ORDERS = ("separate_final_epoch", "final_epoch_threshold", "exact_num_epochs", "epochs_mixed",
-              "left_over")  # fmt: skip
+              "left_over", "max_documents", "long_documents")  # fmt: skip
 _SETTING = re.compile(r"\s*[\w-]+\s*=")
 _ALIASES = {"seq_length": "sequence_length"}
 
@@ -116,7 +116,8 @@ def _described(dataset: IndexedDataset, index: Index, values: Mapping[str, Any])
     if row.is_framework:
         known["final_epoch_apart"] = _final_epoch_apart(index, values)
     else:
-        known |= {"epochs_mixed": row.epochs_mixed, "left_over": row.left_over}
+        of_block = {"epochs_mixed": row.epochs_mixed, "left_over": row.left_over}
+        known |= values["order"].settings if row.order == "packed" else of_block
         known["source_name"] = values.get("source_name")
     return known
 

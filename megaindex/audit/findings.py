@@ -10,6 +10,7 @@ import numpy as np
 from megaindex._types import I64
 from megaindex.audit.report import Audit, Jump, shares
 from megaindex.console import percent
+from megaindex.index.frameworks import FRAMEWORK_RULES
 
 _NOTABLE = 0.01
 """Least share of unseen tokens of a source for which a change is suggested."""
@@ -181,7 +182,7 @@ def _changes(audit: Audit, sources: list[SourceCounts]) -> Iterator[str]:
         yield (
             f"{_names(mixed)}: tokens repeat before all are seen, as where epochs are shuffled "
             "together and the run ends within them. Choose a whole number of epochs"
-            + ("." if stream.order == "epoch" else f" (`megaindex plan {flag}`){order}.")
+            + ("." if not _is_frameworks(stream.order) else f" (`megaindex plan {flag}`){order}.")
         )
     short = [source for source in unseen if source.more < _NOTABLE]
     if len(sources) == 1 and short:
@@ -251,3 +252,8 @@ def distance_text(audit: Audit) -> str:
         f"Tokens served again: {repeated:,}. Steps since the last time: at least {least:,}, "
         f"median {median:,}; 10 % within {tenth:,}, 90 % within {most:,}."
     )
+
+
+def _is_frameworks(order: str) -> bool:
+    row = FRAMEWORK_RULES.get(order)
+    return row is not None and row.is_framework

@@ -313,7 +313,7 @@ def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> AuditStrea
         step_bounds=bounds,
         past_steps=past,
         masked_rows=opened.layout.samples_masked,
-        order="epoch",
+        order=" and ".join(sorted({source.corpus.order for source in opened.sources})),
         settings={
             "seed": recipe.seed,
             "stages": ", ".join(stage.name for stage in recipe.stages),
@@ -413,7 +413,8 @@ def _settings(run: Run, subset: Split) -> dict[str, Any]:
 def _check(run: Run) -> None:
     if any(source.tokens is not None for source in run.data.train):
         raise InvalidArgument(
-            "--tokens-per-epoch has no documents to audit; give --data-path with the .bin/.idx pair"
+            "--tokens-per-epoch and --length-histogram have no documents to audit; give "
+            "--data-path with the .bin/.idx pair"
         )
     if run.dataloader != "single" or run.evaluation.full or run.evaluation.alone:
         raise InvalidArgument(

@@ -247,10 +247,10 @@ def build_blend(
         num_samples: samples requested of the blend. None: one epoch of each source; only in order
             megatron without weights.
         weights: positive weight of each source. None: proportional to the samples of the sources
-            in orders megatron (which then builds one epoch of each), epoch and window; equal in
-            the others.
-        order: name or order object, see `build_index`. Orders epoch and window blend by the divisor
-            method, the others by the greedy rule of the frameworks.
+            in orders megatron (which then builds one epoch of each), epoch, window and packed;
+            equal in the others.
+        order: name or order object, see `build_index`. Orders epoch, window and packed blend by the
+            divisor method, the others by the greedy rule of the frameworks.
         variance_buffer: factor, at least 1, by which more samples are requested of each source than
             its share, in a framework order. ``"exact"``: request the samples that the blend draws,
             also of unweighted sources. Default: the factor of the framework.

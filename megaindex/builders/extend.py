@@ -105,8 +105,8 @@ def extend_run(
         The extended run, whose ``index`` a loader reads.
 
     Raises:
-        InvalidArgument: a number is out of range, or the order of a blend is epoch or window; build
-            a longer blend in that case, because it begins with the shorter one.
+        InvalidArgument: a number is out of range, or the order of a blend is epoch, window or
+            packed; build a longer blend in that case, because it begins with the shorter one.
         FormatError, StorageError: see `build_index`.
     """
     order = order_of(order)

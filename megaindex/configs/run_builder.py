@@ -353,10 +353,11 @@ def _dataloader(settings: Settings) -> Any:
 
 
 def _unused(settings: Settings) -> tuple[str, ...]:
-    if settings.tokens_per_epoch is None or settings.split is None:
+    given = [name for name in ("length_histogram", "tokens_per_epoch") if getattr(settings, name)]
+    if not given or settings.split is None:
         return ()
     return (
-        f"--tokens-per-epoch counts training tokens: split {settings.split} divides documents and "
+        f"{flag_of(given[0])} counts training tokens: split {settings.split} divides documents and "
         "is not applied; give --data-path to plan validation and test",
     )
 

@@ -188,9 +188,12 @@ def least_seen_samples(index: Index, consumed_samples: int, count: int) -> I64:
     of the index, not to its tokens.
     """
     spans = locate_range(index, 0, index.num_samples)
-    # Orders of running jobs depend on this: also a shorter last sample loses its last token here.
-    length = spans.length.copy()
-    length[spans.row_splits[1:] - 1] -= index.add_extra_token
+    if all(separates_documents(index)):
+        length = spans.input_lengths(index.sequence_length)
+    else:
+        # Orders of running jobs depend on this: also a shorter last sample loses its last token.
+        length = spans.length.copy()
+        length[spans.row_splits[1:] - 1] -= index.add_extra_token
     runs = _Segments.of(spans, length)
     first = int(spans.row_splits[consumed_samples])
     counts = runs.counts(first)

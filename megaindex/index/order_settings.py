@@ -256,8 +256,9 @@ class PackedOrder(Order):
     """Order of megaindex with samples of whole documents, packed by best-fit decreasing.
 
     A document of L tokens gives L // S samples of its own and a piece of L mod S tokens; pieces
-    share samples. The label of the last token of a document carries no loss, so every token is the
-    input of one sample per epoch, or padding fills the sample. Which documents share a sample
+    share samples. The label of the last token of a document carries no loss. So every token is the
+    input of one sample per epoch, except those that ``long_documents`` omits; what remains of a
+    sample is padding. Which documents share a sample
     changes in every epoch. Not ``pack_impl: packed`` of GPT-NeoX, which is `NeoxOrder`.
 
     Args:

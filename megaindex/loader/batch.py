@@ -224,7 +224,7 @@ class BatchMaker:
                 f"{shown(index)} of type {type(index).__name__}"
             )
         self._index = index
-        self._targets = targets or targets_within_documents(index)
+        self._targets = targets_within_documents(index, targets)
         self._reader = reader
         self._options = options or SampleOptions()
         self._num_threads = check_integer("num_threads", num_threads)

@@ -1,6 +1,7 @@
 """Loss targets of instruction data: labels and loss masks.
 
-A blend mixes rows of text, in which every token carries loss, with rows of instruction data. For
+A blend mixes rows of text, in which every token carries loss (of order packed, all but the first of
+each document), with rows of instruction data. For
 the latter, a companion dataset marks the targets token by token: labels (-100: not a target) or a
 loss mask (0: not a target). A row of two documents of 3 and 2 tokens, with the mask 0 1 1 | 0 1:
 
@@ -67,6 +68,7 @@ class Targets:
         make_reader: Callable[[Sequence[IndexedDataset]], TokenReader] = plain_reader,
     ) -> None:
         self.sources = tuple(sources)
+        self._make_reader = make_reader
         kinds = [None if source is None else source.kind for source in sources]
         self._is_text = np.array([kind is None for kind in kinds])
         self._is_labels = np.array([kind == "labels" for kind in kinds])
@@ -77,14 +79,18 @@ class Targets:
         has = self._is_labels | self._is_mask
         self._companion = np.where(has, np.cumsum(has) - 1, -1).astype(np.int32)
 
+    def of_sources(self, sources: Sequence[SourceTargets | None]) -> Targets:
+        """Return targets of other sources, read in the same way."""
+        return Targets(sources, self._make_reader)
+
     def apply(self, spans: Spans, labels: IntArray, loss_mask: F32) -> bool:
         """Set labels and loss mask of the rows of instruction data; return True if there are any.
 
         Args:
             spans: spans of the rows.
             labels: int[rows, S], the token after each; set to 0 where it is not a target.
-            loss_mask: float32[rows, S]; set to 1 at targets, else to 0. Rows of text are not
-                changed.
+            loss_mask: float32[rows, S]; set to 1 at targets, else to 0; of kind all, a target that
+                is 0 stays 0. Rows of text are not changed.
 
         Raises:
             OutOfRange, FormatError, StorageError: a companion cannot be read.
@@ -104,6 +110,8 @@ class Targets:
             changed = labels[rows]
             changed[labelled] = entries[labelled]
             labels[rows] = changed
+        every = ~(labelled | masked)  # other rules of the options stay, such as eod_mask_loss
+        target[every] &= loss_mask[rows[every]] > 0
         loss_mask[rows] = target
         kept = labels[rows]
         kept[~target] = 0
@@ -158,15 +166,18 @@ def _rows_of(spans: Spans, rows: I64, keep: npt.NDArray[np.bool_] | None = None)
     )
 
 
-def targets_within_documents(index: Index) -> Targets | None:
-    """Return targets that leave out the first token of each document, for sources of order packed.
-
-    None if the index has no such source.
-    """
+def targets_within_documents(index: Index, targets: Targets | None) -> Targets | None:
+    """Return the targets with those of sources of order packed that have none: all tokens but the
+    first of each document. None if no source has targets."""
     within = separates_documents(index)
-    if not any(within):
-        return None
-    return Targets([SourceTargets(kind="all") if each else None for each in within])
+    given = (None,) * len(within) if targets is None else targets.sources
+    if not any(within) or len(given) != len(within):
+        return targets
+    sources = [
+        SourceTargets(kind="all") if each and source is None else source
+        for source, each in zip(given, within, strict=True)
+    ]
+    return Targets(sources) if targets is None else targets.of_sources(sources)
 
 
 def targets_of(opened: OpenRecipe) -> Targets | None:

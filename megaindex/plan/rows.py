@@ -139,7 +139,8 @@ def evaluation_rows(
     rows: tuple[Row, ...] = ()
     wanted: dict[Split, int] = {"valid": evaluation.valid_samples, "test": evaluation.test_samples}
     for split, samples in wanted.items():
-        needed = 1 if row.is_framework else run.sequence_length + 1
+        short = row.is_framework or row.order == "packed"  # which has shorter samples
+        needed = 1 if short else run.sequence_length + 1
         filled = [part for part in parts[split] if part.tokens >= needed]
         if split == "valid" and evaluation.full:
             rows += _one_pass(run, row, parts, filled, progress)

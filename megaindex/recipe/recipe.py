@@ -60,7 +60,8 @@ class RecipeSource:
         path: path prefix of the pair; empty for planning from ``tokens`` alone.
         kind: pretraining: documents are concatenated and cut every sequence_length tokens.
             finetuning: samples are whole documents, with loss on some of their tokens.
-        order: ``"epoch"`` or ``"window"``, see `EpochOrder` and `WindowOrder`.
+        order: ``"epoch"``, ``"window"`` or ``"packed"``, see `EpochOrder`, `WindowOrder` and
+            `PackedOrder`.
         labels: finetuning: prefix of a pair with the label of every token, -100 for tokens
             without loss.
         loss_mask: finetuning: prefix of a pair with 1 for every token with loss, such as those

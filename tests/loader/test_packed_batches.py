@@ -15,6 +15,9 @@ import megaindex
 from megaindex import PackedOrder, extend_run
 from megaindex.builders.recipe import open_recipe
 from megaindex.loader import GPTDataset, Loader, MicroBatchSampler, SampleOptions
+from megaindex.loader.batch import BatchMaker
+from megaindex.loader.targets import SourceTargets, Targets
+from megaindex.loader.token_readers import MappedTokens
 from megaindex.recipe import read_recipe
 
 EOD = 7
@@ -143,3 +146,56 @@ def test_extended_and_staged_runs_mask_the_ends_of_documents(index: Any, tmp_pat
         for sample in range(0, whole.num_samples, 7):
             spans = whole.locate([sample])
             assert dataset[sample]["loss_mask"].sum() == (spans.length - 1).sum()
+
+
+def test_padding_and_masked_ends_keep_no_loss(index: Any) -> None:
+    """The end token as padding id, as many tokenizers have it, and eod_mask_loss."""
+    for change in ({"pad_id": EOD}, {"eod_id": EOD, "eod_mask_loss": True}):
+        dataset = GPTDataset(index, options=SampleOptions(**change))
+        for sample in range(0, index.num_samples, 5):
+            row, expected = dataset[sample], expected_row(index, sample)
+            wrong = expected["labels"] if "pad_id" in change else expected["tokens"]
+            loss = expected["loss_mask"] * (wrong != EOD)
+            np.testing.assert_array_equal(row["loss_mask"], loss)
+
+
+def test_targets_of_some_sources_leave_the_ends_masked(tmp_path: Path) -> None:
+    paths = [str(tmp_path / name) for name in "ab"]
+    for path in paths:
+        write_corpus(Path(path), LENGTHS, eod=EOD)
+    blend = megaindex.build_blend(
+        paths, num_samples=100, weights=[1, 1], order="packed", sequence_length=24
+    )
+    targets = Targets([None, SourceTargets(kind="all")])
+    maker = BatchMaker(blend, MappedTokens(blend.datasets), targets=targets)
+    buffers = maker.allocate(100)
+    spans = maker.fill(buffers, list(range(100)))
+    assert buffers.arrays["loss_mask"].sum() == (spans.length - 1).sum()
+
+
+def test_an_extension_serves_the_least_seen_tokens_first(index: Any) -> None:
+    served = index.num_samples // 2 + 20
+    run = extend_run(
+        index.datasets[0], sequence_length=24, order="packed", epochs=2,
+        consumed_samples=served, more_samples=30,
+    )  # fmt: skip
+    seen = np.zeros((LENGTHS.size, LENGTHS.max()), np.int64)
+
+    def cells(sample: int) -> list[tuple[int, slice]]:
+        spans = index.locate([sample])
+        rows = zip(spans.document, spans.offset, spans.input_lengths(24), strict=True)
+        return [(int(d), slice(int(o), int(o + n))) for d, o, n in rows]
+
+    def add(sample: int) -> None:
+        for document, part in cells(sample):
+            seen[document, part] += 1
+
+    for sample in range(served):
+        add(sample)
+    left = list(range(served, index.num_samples))
+    following = run.index.stages[1].samples[:30].tolist()
+    for sample in following:
+        best = min(left, key=lambda k: (sum(int(seen[d, p].sum()) for d, p in cells(k)), k))
+        assert sample == best
+        left.remove(sample)
+        add(sample)

@@ -181,6 +181,25 @@ def test_a_billion_documents_are_planned_from_their_lengths(tmp_path: Path) -> N
     assert plan.samples_per_epoch * 8192 == tokens + facts.padding
 
 
+def test_a_part_shorter_than_a_sample_is_evaluated(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "c", [30] * 100)
+    common: dict[str, Any] = {"data_path": tmp_path / "c", "sequence_length": 256, "split": "98,2",
+                              "order": "packed", "global_batch_size": 1}  # fmt: skip
+    plan = make_plan(epochs=1, eval_iters=1, **common)
+    (row,) = plan.rows("valid")
+    index = megaindex.build_index(
+        tmp_path / "c", sequence_length=256, split="98,2", subset="valid", order="packed"
+    )
+    assert row.samples_per_epoch == index.num_samples == 1
+
+
+def test_a_split_of_a_histogram_is_not_silent(tmp_path: Path) -> None:
+    path = histogram_file(tmp_path / "h.txt", [7] * 15)
+    plan = make_plan(length_histogram=path, sequence_length=16, global_batch_size=1, epochs=1,
+                     order="packed", split="9,1")  # fmt: skip
+    assert any("split 9,1 divides documents and is not applied" in text for text in plan.warnings)
+
+
 def test_packed_needs_a_name_or_an_order() -> None:
     with pytest.raises(InvalidArgument, match="max_documents must be at least 1"):
         PackedOrder(max_documents=0)

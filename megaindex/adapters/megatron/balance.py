@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import functools
 import importlib
-import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -21,8 +20,6 @@ from megaindex.index.balance import check_sum
 from megaindex.index.spans import Index
 from megaindex.loader.sampler_state import RankLayout, Step
 from megaindex.loader.samplers import assign_by_work
-
-logger = logging.getLogger("megaindex")
 
 LOADER = "build_pretraining_data_loader"
 """Megatron's function that makes a sampler and a DataLoader of a dataset."""

@@ -179,6 +179,14 @@ def samples_index(dataset: Any) -> Index:
                 "balance needs the lengths of the documents in each sample, which only GPTDataset "
                 f"and blends of it have, got {type(each).__name__}; install without balance"
             )
+    if any(each.shuffle_index is None for each in datasets) or (
+        dataset is not datasets[0] and dataset.dataset_index is None
+    ):
+        raise InvalidArgument(
+            "balance needs the index arrays when the loader is made, and "
+            "--dataloader-defer-npy-index-mmap leaves them for the first sample; remove that flag, "
+            "or install without balance"
+        )
     return _joint_index(dataset, datasets)
 
 

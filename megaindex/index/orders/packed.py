@@ -115,7 +115,10 @@ def pack_counts(counts: I64, max_documents: int | None) -> Packing:
         InvalidArgument: there is no piece.
     """
     if not counts.any():
-        raise InvalidArgument("no document gives a sample; give documents of at least one token")
+        raise InvalidArgument(
+            "no document gives a sample: a document must have at least one token and, with "
+            f"long_documents skip, at most {counts.size - 1}; change the documents or the rule"
+        )
     limit = max_documents or default_max_documents(counts.size - 1)
     layers, runs = active().pack_pieces(counts, limit, 1, True)
     return Packing(counts=counts, layers=layers, runs=runs)
