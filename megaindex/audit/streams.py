@@ -313,7 +313,7 @@ def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> AuditStrea
         step_bounds=bounds,
         past_steps=past,
         masked_rows=opened.layout.samples_masked,
-        order=" and ".join(sorted({source.corpus.order for source in opened.sources})),
+        order="packed" if all(s.corpus.order == "packed" for s in opened.sources) else "epoch",
         settings={
             "seed": recipe.seed,
             "stages": ", ".join(stage.name for stage in recipe.stages),
