@@ -41,7 +41,6 @@ NAVIGATION = {
     "Guides": [
         *("planning", "orders", "packing", "reading", "recipes", "balance"),
         *("Tokenizing <tokenize>", "Corpora <corpora>", "Auditing <audit>", "objects", "scale"),
-        *("Tokenizing <tokenize>", "Corpora <corpora>", "Auditing <audit>", "objects", "scale"),
     ],
     "Frameworks": ["Megatron <megatron>", "neox"],
     "Coming from": [
