@@ -61,11 +61,14 @@ def main(arguments: Sequence[str]) -> int:
 
 def cost_model_of(options: argparse.Namespace) -> CostModel | None:
     """Return the cost model of --balance and --cost-model, or None if neither is given."""
+    text = options.cost_model
+    if text is None and options.balance:
+        text = DEFAULT_COST_MODEL
+    if text is None:
+        return None
     from megaindex.index.balance import CostModel
 
-    if options.cost_model is not None:
-        return CostModel.parse(options.cost_model, "--cost-model")
-    return CostModel.preset(DEFAULT_COST_MODEL) if options.balance else None
+    return CostModel.parse(text, "--cost-model")
 
 
 def _print_json(plan: Plan | RecipePlan, balance: BalanceModel | None) -> None:

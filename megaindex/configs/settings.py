@@ -18,7 +18,6 @@ from typing import Any
 from megaindex.configs.batch_schedule import parse_count
 from megaindex.configs.run import Source, TargetKind
 from megaindex.errors import InvalidArgument
-from megaindex.format.length_histogram import read_length_histogram
 from megaindex.index.order_settings import NeoxDocumentsOrder, Order
 from megaindex.validation import (
     check_between,
@@ -70,6 +69,8 @@ def read_histograms(
     paths: Sequence[str], weights: Sequence[str] | None, tokens: Sequence[str] | None
 ) -> tuple[Source, ...]:
     """Return the sources of files of document lengths; ``tokens``, if given, are their totals."""
+    from megaindex.format.length_histogram import read_length_histogram  # which opens datasets
+
     if tokens is not None and len(tokens) != len(paths):
         raise InvalidArgument(
             f"--tokens-per-epoch has {len(tokens)} values for {len(paths)} files of "
