@@ -18,7 +18,7 @@ from megaindex.adapters.neox.datasets import (
     BatchRows,
     is_plain_text,
     join_batches,
-    text_rows_of,
+    read_texts,
 )
 from megaindex.adapters.neox.framework import framework
 from megaindex.adapters.neox.samples import NeoxTextSamples
@@ -214,12 +214,9 @@ def reshuffles(self: Any) -> bool:
 
 def read_blend_sample(self: Any, idx: int) -> Any:
     """``__getitem__``."""
-    texts = text_rows_of(self, _make_text_rows)
-    if texts is not None:
-        try:
-            return {"text": texts.read([idx])[0]}
-        except OutOfRange:  # of the blend or a source
-            pass
+    rows = read_texts(self, [idx], _make_text_rows)
+    if rows is not None:
+        return {"text": rows[0]}
     return _read(self, [idx])[0]
 
 
@@ -228,12 +225,9 @@ def read_blend_samples(self: Any, ids: Sequence[int]) -> list[Any]:
     overridden."""
     if type(self).__getitem__ is not read_blend_sample:
         return [self[idx] for idx in ids]
-    texts = text_rows_of(self, _make_text_rows)
-    if texts is not None:
-        try:
-            return BatchRows({"text": texts.read(list(ids))})
-        except OutOfRange:
-            pass
+    rows = read_texts(self, list(ids), _make_text_rows)
+    if rows is not None:
+        return BatchRows({"text": rows})
     return _read(self, ids)
 
 

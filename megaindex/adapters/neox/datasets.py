@@ -294,12 +294,9 @@ def count_samples(self: Any) -> int:
 
 def read_sample(self: Any, idx: int) -> Any:
     """``__getitem__``."""
-    texts = text_rows_of(self, _make_text_rows)
-    if texts is not None:
-        try:
-            return {"text": texts.read([idx])[0]}
-        except OutOfRange:
-            pass
+    rows = read_texts(self, [idx], _make_text_rows)
+    if rows is not None:
+        return {"text": rows[0]}
     if getattr(self, "megaindex", None) is None:
         name = _name(self)
         return framework().original(*name, "__getitem__")(self, idx)
@@ -311,12 +308,9 @@ def read_samples(self: Any, ids: Sequence[int]) -> list[Any]:
     serves the dataset or a subclass overrides ``__getitem__``."""
     if getattr(self, "megaindex", None) is None or type(self).__getitem__ is not read_sample:
         return [self[idx] for idx in ids]
-    texts = text_rows_of(self, _make_text_rows)
-    if texts is not None:
-        try:
-            return BatchRows({"text": texts.read(list(ids))})
-        except OutOfRange:
-            pass
+    rows = read_texts(self, list(ids), _make_text_rows)
+    if rows is not None:
+        return BatchRows({"text": rows})
     return _read(self, ids)
 
 
@@ -324,13 +318,19 @@ TEXT_ROWS = "_megaindex_text_rows"
 """Attribute of the `TextRows` of a dataset or a blend, which are not pickled."""
 
 
-def text_rows_of(self: Any, make: Callable[[Any], TextRows | None]) -> TextRows | None:
-    """Return the reader of a dataset or a blend of plain text; None if it is anything else."""
+def read_texts(self: Any, ids: list[Any], make: Callable[[Any], TextRows | None]) -> I64 | None:
+    """Return samples of a dataset or a blend of plain text, read in one call, int64[n, S + 1].
+
+    None if it is anything else, or if it or a source lacks one of them. ``make`` makes the reader.
+    """
     known = self.__dict__
     if TEXT_ROWS not in known:
         known[TEXT_ROWS] = make(self)
     texts: TextRows | None = known[TEXT_ROWS]
-    return texts
+    try:
+        return None if texts is None else texts.read(ids)
+    except OutOfRange:
+        return None
 
 
 def _make_text_rows(self: Any) -> TextRows | None:
