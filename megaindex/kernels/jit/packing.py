@@ -19,6 +19,7 @@ from megaindex.kernels.reference.packing import (
     check_cutting,
     check_sorted,
     foreign,
+    missing_bin,
 )
 
 _BAD_BIN, _BAD_ARRAYS = 1, 2
@@ -51,8 +52,6 @@ def count_pieces(lengths: I32, capacity: int, long_documents: int, num_threads: 
     counts = np.zeros(capacity + 1, np.int64)
     if _count(lengths, capacity, long_documents, counts) < 0:
         raise InvalidArgument("lengths: must not be negative")
-    if capacity == 1:  # all pieces are whole samples
-        counts[0] = 0
     return counts
 
 
@@ -333,7 +332,7 @@ def packed_spans(
         pieces = np.empty((2, int(splits[-1])), np.int64)
         _add_pieces(*given, pieces, splits)
     if fault:
-        raise foreign(runs, bins if fault == _BAD_BIN else None)
+        raise missing_bin(runs, bins) if fault == _BAD_BIN else foreign()
     pieces = np.ascontiguousarray(pieces[:, : splits[-1]])
     of, places = pieces[0], pieces[1].copy()
     sizes = piece_starts[np.minimum(of + 1, capacity)] - piece_starts[of]
@@ -344,5 +343,5 @@ def packed_spans(
         lengths, long_documents, extra, capacity, piece_starts, documents, sample_starts, pieces,
         places, found,
     ):  # fmt: skip
-        raise foreign(runs, None)
+        raise foreign()
     return found[0], found[1], found[2], splits

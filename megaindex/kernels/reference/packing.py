@@ -209,7 +209,7 @@ def packed_spans(
     splits = [0]
     for number in bins.tolist():
         if not 0 <= number < firsts[-1]:
-            raise foreign(runs, bins)
+            raise missing_bin(runs, bins)
         run = bisect_right(firsts, number) - 1
         layer, place = int(runs[run, 0]), int(runs[run, 1]) + number - firsts[run]
         found: list[tuple[int, int, int]] = []
@@ -280,7 +280,7 @@ def _whole_sample(
         if rank < whole:
             return document, rank
         rank -= whole
-    raise foreign(sample_starts.reshape(-1, 1), None)
+    raise foreign()
 
 
 def check_cutting(capacity: int, long_documents: int) -> None:
@@ -310,10 +310,13 @@ def check_sorted(lengths: I32, found: I64, counts: I64, documents: I32, sample_s
         )
 
 
-def foreign(runs: I64, bins: I64 | None) -> InvalidArgument:
-    """Return the error of a bin that does not exist, or of arrays that do not belong together."""
-    if bins is not None:
-        end = int(runs[-1, 2])
-        wrong = bins[(bins < 0) | (bins >= end)]
-        return InvalidArgument(f"bins: bin {int(wrong[0])} of {end}")
+def missing_bin(runs: I64, bins: I64) -> InvalidArgument:
+    """Return the error of the first bin that does not exist."""
+    end = int(runs[-1, 2])
+    wrong = bins[(bins < 0) | (bins >= end)]
+    return InvalidArgument(f"bins: bin {int(wrong[0])} of {end}")
+
+
+def foreign() -> InvalidArgument:
+    """Return the error of arrays that do not belong together."""
     return InvalidArgument("the arrays do not belong together; sort and pack the pieces again")
