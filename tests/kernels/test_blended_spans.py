@@ -8,22 +8,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from support.random_arrays import index_arrays
 
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import load
-
-
-def arrays(rng: np.random.Generator, extra: int) -> tuple[Any, ...]:
-    """An index over random lengths, in any of the types its arrays may have."""
-    lengths = rng.integers(0, 30, rng.integers(2, 40)).astype(np.int32)
-    lengths[0] = 30
-    documents = rng.permutation(lengths.size).astype(np.int32)
-    total, length = int(lengths.sum()), int(rng.integers(1, 20))
-    samples = (total - extra) // length
-    rows = np.zeros((samples + 1, 2), rng.choice(["int32", "int64"]))
-    load("reference").cut_samples(lengths, documents, length, extra, samples, total, rows)
-    shuffle = rng.permutation(samples).astype(rng.choice(["uint32", "int64"]))
-    return shuffle, rows, documents, lengths, extra
 
 
 @given(
@@ -34,7 +22,7 @@ def test_each_sample_is_its_sources(
     backend: Any, seed: int, sources: int, count: int, extra: int
 ) -> None:
     rng = np.random.default_rng(seed)
-    indices = [arrays(rng, extra) for _ in range(sources)]
+    indices = [index_arrays(rng, extra) for _ in range(sources)]
     which = rng.integers(0, sources, count)
     samples = np.array([rng.integers(0, indices[k][0].size) for k in which.tolist()], np.int64)
     runs = backend.blended_spans(backend.span_table(indices), which, samples)
@@ -59,7 +47,7 @@ def test_each_sample_is_its_sources(
     ],
 )
 def test_what_is_not_there_is_refused(backend: Any, which: int, sample: int, message: str) -> None:
-    table = backend.span_table([arrays(np.random.default_rng(1), 1)])
+    table = backend.span_table([index_arrays(np.random.default_rng(1), 1)])
     with pytest.raises(InvalidArgument, match=message):
         backend.blended_spans(table, np.array([0, which]), np.array([0, sample]))
 
@@ -67,7 +55,7 @@ def test_what_is_not_there_is_refused(backend: Any, which: int, sample: int, mes
 def test_the_native_table_keeps_its_arrays() -> None:
     native = pytest.importorskip("megaindex.kernels._native")
     rng = np.random.default_rng(2)
-    shuffle, rows, documents, lengths, extra = arrays(rng, 1)
+    shuffle, rows, documents, lengths, extra = index_arrays(rng, 1)
     table = native.span_table(
         [(shuffle.copy(), rows.copy(), documents.copy(), lengths.copy(), extra)]
     )

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from support.random_arrays import index_arrays
 
 from megaindex.errors import InvalidArgument
 from megaindex.kernels import load
@@ -20,19 +21,13 @@ Sources = tuple[list[Any], list[Any]]
 
 def source(rng: np.random.Generator, extra: int) -> tuple[Any, Any]:
     """The arrays of an index over random lengths, and its tokens in any order in the file."""
-    lengths = rng.integers(0, 30, rng.integers(2, 40)).astype(np.int32)
-    lengths[0] = 30
-    documents = rng.permutation(lengths.size).astype(np.int32)
-    total, length = int(lengths.sum()), int(rng.integers(1, 20))
-    samples = (total - extra) // length
-    rows = np.zeros((samples + 1, 2), rng.choice(["int32", "int64"]))
-    load("reference").cut_samples(lengths, documents, length, extra, samples, total, rows)
-    shuffle = rng.permutation(samples).astype(rng.choice(["uint32", "int64"]))
+    index = index_arrays(rng, extra)
+    lengths = index[3]
+    total = int(lengths.sum())
     tokens = rng.integers(0, 120, total).astype(rng.choice(DTYPES))
     order = rng.permutation(lengths.size)
     pointers = np.empty(lengths.size, np.int64)
     pointers[order] = np.cumsum(lengths[order], dtype=np.int64) - lengths[order]
-    index = shuffle, rows, documents, lengths, extra
     return index, (tokens, pointers * tokens.itemsize, lengths)
 
 
