@@ -153,7 +153,7 @@ def _check(lengths: np.ndarray) -> None:
     sorted_, starts = (memory.arrays[name] for name in ("piece_documents", "sample_starts"))
     expected = np.empty_like(sorted_), np.empty_like(starts)
     reference.sort_pieces(lengths, SEQUENCE_LENGTH, 1, counts, *expected)
-    limit = packed.default_max_documents(SEQUENCE_LENGTH)
+    limit = packed.most_documents(None, SEQUENCE_LENGTH)
     layers, runs = reference.pack_pieces(counts, limit, 1, True)
     pairs = [
         (sorted_, expected[0]),
@@ -484,7 +484,7 @@ def _against(name: str, theirs: Packer, rounds: int) -> Iterator[Figure]:
         lengths = np.minimum(draw_lengths(corpus, COMPARED), SEQUENCE_LENGTH)
         counts = [
             (_ours(lengths, SEQUENCE_LENGTH, limit), theirs(lengths, SEQUENCE_LENGTH))
-            for limit in (0, packed.default_max_documents(SEQUENCE_LENGTH))
+            for limit in (0, packed.most_documents(None, SEQUENCE_LENGTH))
         ]
         (bins, peer_bins), (limited, _) = counts
         seconds = alternate(

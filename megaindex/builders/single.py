@@ -24,6 +24,7 @@ from megaindex.index.frameworks import (
     check_one_sample,
     check_total,
     count_tokens,
+    lengths_of,
     select_documents,
 )
 from megaindex.index.labels import check_same_lengths
@@ -386,13 +387,8 @@ def packed_index(
 ) -> PackedIndex:
     """Return the index of one epoch of order packed; ``settings`` are those of `PackedIndex`."""
     lengths = dataset.sequence_lengths
-    chosen = (
-        lengths[documents.start : documents.stop]
-        if isinstance(documents, range)
-        else lengths[documents]
-    )
     sequence_length = settings["sequence_length"]
-    limit = order.max_documents or packed.default_max_documents(sequence_length)
+    limit = packed.most_documents(order.max_documents, sequence_length)
 
     def parameters() -> dict[str, Any]:
         return {
@@ -404,7 +400,9 @@ def packed_index(
             "long_documents": order.long_documents,
         }
 
-    build = partial(packed.build, chosen, sequence_length, order.long_documents, limit)
+    build = partial(
+        packed.build, lengths_of(lengths, documents), sequence_length, order.long_documents, limit
+    )
     try:
         arrays, _ = fetch(cache_dir, parameters, build, packed.ARRAYS)
     except InvalidArgument as error:

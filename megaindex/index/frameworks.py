@@ -78,7 +78,7 @@ class FrameworkRules:
     long_documents: LongDocuments = "split"
     """Treatment of documents longer than a sample in order packed."""
     max_documents: int | None = None
-    """Most pieces of documents in a sample of order packed; None: `default_max_documents`."""
+    """Most pieces of documents in a sample of order packed; None: see `PackedOrder`."""
     exact_num_epochs: int | None = None
     """Number of epochs built for training (``--train-data-exact-num-epochs`` of
     Megatron-DeepSpeed)."""
@@ -205,29 +205,16 @@ FRAMEWORK_RULES: dict[str, FrameworkRules] = {
             weight_sum="loop",
             file_dialect="paddlenlp",
         ),
-        FrameworkRules(
-            order="epoch",
-            framework="megaindex",
-            request="exact",
-            buffer_weighted=1.0,
-            weight_sum="exact",
-            left_over="drop",
-        ),
-        FrameworkRules(
-            order="window",
-            framework="megaindex",
-            request="exact",
-            buffer_weighted=1.0,
-            weight_sum="exact",
-            left_over="drop",
-        ),
-        FrameworkRules(
-            order="packed",
-            framework="megaindex",
-            request="exact",
-            buffer_weighted=1.0,
-            weight_sum="exact",
-            left_over="drop",
+        *(
+            FrameworkRules(
+                order=own,
+                framework="megaindex",
+                request="exact",
+                buffer_weighted=1.0,
+                weight_sum="exact",
+                left_over="drop",
+            )
+            for own in ("epoch", "window", "packed")
         ),
     )
 }
@@ -318,11 +305,16 @@ def select_documents(
     return chosen
 
 
+def lengths_of(lengths: I32, documents: range | I32) -> I32:
+    """Return the lengths of documents, of a range as a view."""
+    if isinstance(documents, range):
+        return lengths[documents.start : documents.stop]
+    return lengths[documents]
+
+
 def count_tokens(lengths: I32, documents: range | I32) -> int:
     """Return the number of tokens of one epoch."""
-    if isinstance(documents, range):
-        return int(lengths[documents.start : documents.stop].sum(dtype=np.int64))
-    return int(lengths[documents].sum(dtype=np.int64))
+    return int(lengths_of(lengths, documents).sum(dtype=np.int64))
 
 
 def check_one_sample(name: str, tokens: int, sequence_length: int, extra: int) -> None:

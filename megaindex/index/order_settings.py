@@ -258,8 +258,8 @@ class PackedOrder(Order):
     A document of L tokens gives L // S samples of its own and a piece of L mod S tokens; pieces
     share samples. The label of the last token of a document carries no loss. So every token is the
     input of one sample per epoch, except those that ``long_documents`` omits; what remains of a
-    sample is padding. Which documents share a sample
-    changes in every epoch. Not ``pack_impl: packed`` of GPT-NeoX, which is `NeoxOrder`.
+    sample is padding. Which documents share a sample changes in every epoch. Not ``pack_impl:
+    packed`` of GPT-NeoX, which is `NeoxOrder`.
 
     Args:
         max_documents: most pieces of documents in a sample. Default: a 32nd of the sequence length,
@@ -285,7 +285,7 @@ def _check_pack_impl(name: str, value: object) -> str:
     return str(check_choice(name, value, ("unpacked", "pack_until_overflow")))
 
 
-def check_max_documents(name: str, value: object) -> int | None:
+def _check_max_documents(name: str, value: object) -> int | None:
     """Return the limit; InvalidArgument unless it is None or at least 1."""
     return None if value is None else check_between(name, value, 1)
 
@@ -304,7 +304,7 @@ _CHECKS: dict[str, Callable[[str, Any], Any]] = {
     "epochs_mixed": partial(check_between, least=1),
     "left_over": partial(check_choice, choices=("drop", "carry")),
     "long_documents": partial(check_choice, choices=LONG_DOCUMENTS),
-    "max_documents": check_max_documents,
+    "max_documents": _check_max_documents,
 }
 
 

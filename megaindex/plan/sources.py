@@ -27,7 +27,7 @@ from megaindex.index.order_settings import NeoxDocumentsOrder, order_of_row
 from megaindex.index.orders.neox_documents import PackingIndex, PackingOrder
 from megaindex.index.orders.packed import (
     count_pieces,
-    default_max_documents,
+    most_documents,
     pack_counts,
     pieces_of_histogram,
 )
@@ -111,7 +111,7 @@ def packing_facts(part: SplitPart, row: FrameworkRules) -> PackingFacts | None:
         padding=packing.padding,
         cut_tokens=part.tokens - packing.input_tokens,
         long_documents=part.long_documents,
-        max_documents=row.max_documents or default_max_documents(packing.sequence_length),
+        max_documents=most_documents(row.max_documents, packing.sequence_length),
         pieces_per_sample=float(pieces @ samples / packing.num_samples),
         most_pieces=int(pieces[-1]),
         likeness=packing.likeness,

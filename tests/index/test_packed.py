@@ -21,7 +21,7 @@ import megaindex
 from megaindex import PackedOrder
 from megaindex.format import IndexedDataset
 from megaindex.index.orders import keyed, packed
-from megaindex.index.orders.packed import PackedIndex, default_max_documents
+from megaindex.index.orders.packed import PackedIndex, most_documents
 from megaindex.index.spans import Spans
 from megaindex.kernels import load
 
@@ -145,7 +145,7 @@ def test_every_epoch_of_any_corpus_is_complete(
         return
     index = build(dataset, **settings)
     check_epochs(index, sizes)
-    most = default_max_documents(sequence_length) if limit is None else limit
+    most = most_documents(limit, sequence_length)
     assert index.packing.pieces[0].max() <= most
 
 

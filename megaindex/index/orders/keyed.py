@@ -17,6 +17,7 @@ import xxhash
 from megaindex._types import I32, I64, U64, IntArray
 from megaindex.arithmetic import INT64_MAX, ceil_div
 from megaindex.errors import InvalidArgument, MissingAttribute
+from megaindex.index.frameworks import lengths_of
 from megaindex.index.spans import (
     CHUNK,
     SCATTERED,
@@ -181,9 +182,7 @@ class DocumentOrder(BlockOrder):
     @cached_property
     def _lengths(self) -> I32:
         """Lengths of the documents of one epoch."""
-        if isinstance(self.documents, range):
-            return self.sequence_lengths[self.documents.start : self.documents.stop]
-        return self.sequence_lengths[self.documents]
+        return lengths_of(self.sequence_lengths, self.documents)
 
     def _sequence_ids(self, local: I64) -> I64:
         if isinstance(self.documents, range):

@@ -39,9 +39,9 @@ ARRAYS: Mapping[str, tuple[tuple[int | None, ...], str]] = {
 """Shape and dtype of each array; None for a size that depends on the lengths."""
 
 
-def default_max_documents(sequence_length: int) -> int:
-    """Return the most pieces of a sample by default: a 32nd of its tokens, at least 16."""
-    return max(_FEWEST, sequence_length // 32)
+def most_documents(max_documents: int | None, sequence_length: int) -> int:
+    """Return the most pieces of a sample; by default a 32nd of its tokens, at least 16."""
+    return max_documents or max(_FEWEST, sequence_length // 32)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,7 +119,7 @@ def pack_counts(counts: I64, max_documents: int | None) -> Packing:
             "no document gives a sample: a document must have at least one token and, with "
             f"long_documents skip, at most {counts.size - 1}; change the documents or the rule"
         )
-    limit = max_documents or default_max_documents(counts.size - 1)
+    limit = most_documents(max_documents, counts.size - 1)
     layers, runs = active().pack_pieces(counts, limit, 1, True)
     return Packing(counts=counts, layers=layers, runs=runs)
 
