@@ -370,7 +370,9 @@ def _data(settings: Settings) -> Data:
         flag
         for flag, value in (
             ("--data-path", settings.data_path),
-            ("--tokens-per-epoch", settings.tokens_per_epoch or settings.length_histogram),
+            ("--length-histogram", settings.length_histogram),
+            # which a histogram may have besides, to be compared with it
+            ("--tokens-per-epoch", settings.tokens_per_epoch and not settings.length_histogram),
             ("--train-data-path", any(per_split.values())),
         )
         if value

@@ -163,13 +163,22 @@ class CostModel:
         Raises:
             InvalidArgument: the text is neither, or a constant is out of range.
         """
+        if text in PRESETS:
+            return cls.preset(text)
         linear, colon, attention = text.partition(":")
         if not colon:
-            return cls.preset(text)
-        return cls(
-            linear=_constant(linear, f"{name}: linear"),
-            attention=_constant(attention, f"{name}: attention"),
-        )
+            raise InvalidArgument(
+                f"{name} must be one of {', '.join(PRESETS)}, or LINEAR:ATTENTION such as "
+                f"4.5e10:786432, got {shown(text)}"
+            )
+        constants = {
+            "linear": _constant(linear, f"{name}: linear"),
+            "attention": _constant(attention, f"{name}: attention"),
+        }
+        try:
+            return cls(**constants)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{name}: {error}") from None
 
     @property
     def crossover(self) -> float:
