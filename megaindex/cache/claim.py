@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import logging
 import os
@@ -73,22 +74,23 @@ def read_claim(path: Path) -> str | None:
         raise storage_error(error, str(path), "cannot read the claim") from error
 
 
-def steal(path: Path, dead: str) -> None:
-    """Remove the claim with the text ``dead`` of a process that ended; one of several succeeds."""
-    aside = path.with_name(f"{path.name}.{secrets.token_hex(8)}.dead")
-    with (
-        as_storage_error(str(path), "cannot remove the claim of a process that ended"),
-        contextlib.suppress(FileNotFoundError),
-    ):
-        os.rename(path, aside)
-        if token_of(read_claim(aside)) != token_of(dead):
-            # Another waiter was faster, and this is the claim of the current builder: restore it.
-            # If a third process claimed the key meanwhile, both build, which only costs time.
-            with contextlib.suppress(OSError):
-                os.link(aside, path)
-        else:
+def remove_dead(path: Path, dead: str, *, deadline: float | None = None) -> None:
+    """Remove the claim with the text ``dead`` of a process that ended, if it is still there.
+
+    Under a claim named after its token, so that a waiter that read the text earlier cannot remove
+    the claim of the next builder. If another process holds that, wait for it until ``deadline``.
+    """
+    guard = Claim(path.parent, f"{path.name}.{_token_in_names(dead)}")
+    try:
+        if not guard.acquire():
+            if deadline is not None:
+                guard.wait(deadline)
+        elif token_of(read_claim(path)) == token_of(dead):
+            with as_storage_error(str(path), "cannot remove the claim of a process that ended"):
+                path.unlink(missing_ok=True)
             logger.warning("%s: its holder (%s) ended; claim removed", path, describe_holder(dead))
-        aside.unlink()
+    finally:
+        guard.give_up()
 
 
 def _fields(text: str | None) -> dict[str, object]:
@@ -102,6 +104,14 @@ def _fields(text: str | None) -> dict[str, object]:
 def token_of(text: str | None) -> object:
     """Return the random token of a claim."""
     return _fields(text).get("token")
+
+
+def _token_in_names(text: str) -> str:
+    """Return the token of a claim, or for a damaged one 16 digits that its text determines."""
+    token = token_of(text)
+    if isinstance(token, str) and re.fullmatch(_TOKEN, token):
+        return token
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def describe_holder(text: str) -> str:
@@ -284,7 +294,7 @@ class Claim:
             if seen != last:
                 last, since = seen, now
             if holder_is_dead(seen) or now - since > self._stale_after:
-                steal(self._path, seen)
+                remove_dead(self._path, seen, deadline=deadline)
                 return True
             if now > deadline:
                 raise StorageError(
@@ -344,7 +354,7 @@ _TOKEN = "[0-9a-f]{16}"
 _ENTRY = re.compile(rf"tmp\.([0-9a-f]{{32}})\.{_TOKEN}")
 _NAMED = re.compile(rf".+(\.npy|-megaindex\.json|-description\.txt)\.tmp\.{_TOKEN}")
 _TO_BE_LINKED = re.compile(rf".+\.claim\.{_TOKEN}")
-_SET_ASIDE = re.compile(rf".+\.claim\.{_TOKEN}\.dead")
+_SET_ASIDE = re.compile(rf".+\.claim\.{_TOKEN}\.dead")  # by versions before 0.3
 _AGAIN_AFTER = 60.0  # seconds; a blend claims the keys of many datasets in one directory
 
 _listed: dict[str, float] = {}
@@ -382,7 +392,7 @@ def _held(directory: Path, names: list[str], key: str) -> set[str]:
         if text is None:
             continue
         if holder_is_dead(text):
-            steal(directory / name, text)
+            remove_dead(directory / name, text)
         else:
             held.add(name.removesuffix(".claim"))
     return held

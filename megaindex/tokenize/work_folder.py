@@ -53,7 +53,7 @@ _OURS = re.compile(
     r"[0-9a-f]{32}\.json(\.tmp\.[0-9a-f]+)?"
     r"|[0-9a-f]{32}\.[0-9a-f]{8}\.(pulse|(\d+\.(bin|idx)|bad\.jsonl)(\.tmp\.[0-9a-f]+)?)"
     r"|merging\.json(\.tmp\.[0-9a-f]+)?"
-    r"|run\.claim(\.[0-9a-f]+(\.dead)?)?"
+    r"|run\.claim(\.[0-9a-f]+(\.claim|\.dead)?)*"
     r"|run\.settings(\.tmp\.[0-9a-f]+)?"
     r"|\.nfs[0-9a-f]+"  # NFS: a file removed while open
 )

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from megaindex.cache import claim
-from megaindex.cache.claim import Claim, build_once, build_timeout, steal
+from megaindex.cache.claim import Claim, build_once, build_timeout, remove_dead
 from megaindex.errors import InvalidArgument, StorageError
 
 SPAWN = multiprocessing.get_context("spawn")
@@ -161,8 +161,8 @@ def test_ctrl_c_while_the_heartbeat_starts_frees_the_claim(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_one_waiter_takes_a_dead_claim(tmp_path: Path) -> None:
-    """The slower of two puts back the claim that the faster one got meanwhile."""
+def test_the_claim_of_the_next_builder_stays(tmp_path: Path) -> None:
+    """A waiter read the claim of a process that ended; meanwhile another removed it and builds."""
     dead = Claim(tmp_path, "key")
     assert dead.acquire()
     path = tmp_path / "key.claim"
@@ -170,7 +170,7 @@ def test_one_waiter_takes_a_dead_claim(tmp_path: Path) -> None:
     path.unlink()
     fast = Claim(tmp_path, "key")
     assert fast.acquire()
-    steal(path, text)
+    remove_dead(path, text)
     assert json.loads(path.read_text())["token"] == fast._token
     assert sorted(p.name for p in tmp_path.iterdir()) == ["key.claim"]
 

@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-_SHARED = re.compile(r"[0-9a-f]{32}(\.claim)?")  # what processes look for in a cache
+# what processes look for in a cache
+_SHARED = re.compile(r"[0-9a-f]{32}(\.claim(\.[0-9a-f]{16}\.claim)*)?")
 
 
 class Delayed:

@@ -11,7 +11,7 @@ import pytest
 from robustness.faults.scenarios import _contents, _files, _fill
 
 from megaindex.cache import claim as leftovers
-from megaindex.cache.claim import Claim, build_once, remove_leftovers, steal
+from megaindex.cache.claim import Claim, build_once, remove_dead, remove_leftovers
 from megaindex.cache.framework_files.sidecar import Identity
 from megaindex.cache.framework_files.writer import ArrayWriter
 from megaindex.errors import MissingFile, StorageError
@@ -118,8 +118,8 @@ def test_claims_that_are_none_are_not_waited_for(tmp_path: Path) -> None:
         Claim(tmp_path, "c").wait(deadline=0)
 
 
-def test_waiters_that_take_a_claim_away_use_names_of_their_own(tmp_path: Path) -> None:
-    """With one name for all, the slower could remove the claim of who builds now."""
+def test_waiters_remove_only_the_claim_that_they_read(tmp_path: Path) -> None:
+    """The second wakes while the first removes the claim, and again when a builder has the next."""
     dead = Claim(tmp_path, KEY)
     assert dead.acquire()
     path = tmp_path / f"{KEY}.claim"
@@ -127,22 +127,38 @@ def test_waiters_that_take_a_claim_away_use_names_of_their_own(tmp_path: Path) -
     real_unlink = Path.unlink
 
     def unlink(self: Path, missing_ok: bool = False) -> None:
-        """When the first is about to remove what it took, another builds and the second wakes."""
-        Path.unlink = real_unlink  # type: ignore[method-assign]
-        builder = Claim(tmp_path, KEY)
-        assert builder.acquire()
-        steal(path, text)
-        held.append(builder._token)
+        if self == path:
+            Path.unlink = real_unlink  # type: ignore[method-assign]
+            remove_dead(path, text)
+            assert path.read_text() == text
         real_unlink(self, missing_ok)
 
-    held: list[str] = []
     Path.unlink = unlink  # type: ignore[method-assign]
     try:
-        steal(path, text)
+        remove_dead(path, text)
     finally:
         Path.unlink = real_unlink  # type: ignore[method-assign]
-    assert json.loads(path.read_text())["token"] == held[0]
+    builder = Claim(tmp_path, KEY)
+    assert builder.acquire()
+    remove_dead(path, text)
+    assert json.loads(path.read_text())["token"] == builder._token
     assert [p.name for p in tmp_path.iterdir()] == [path.name]
+
+
+def test_a_process_that_ended_while_it_removed_a_claim(tmp_path: Path) -> None:
+    """What it held for that is removed in the same way, and one waiter gets the key."""
+    path = tmp_path / f"{KEY}.claim"
+    child = os.fork()
+    if child == 0:
+        dead = Claim(tmp_path, KEY)
+        dead.acquire()
+        Path.unlink = lambda *args, **kwargs: os._exit(0)  # type: ignore[method-assign]
+        remove_dead(path, path.read_text())
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert len(list(tmp_path.iterdir())) > 1
+    assert build_once(tmp_path, KEY, lambda: None, lambda: "built", timeout=60) == "built"
+    assert list(tmp_path.iterdir()) == []
 
 
 def check_whole(folder: Path) -> None:
