@@ -110,13 +110,17 @@ def _run_recipe(recipe: Recipe, options: argparse.Namespace, cost: CostModel | N
 
 
 def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recipe | None:
-    """Return the recipe of --recipe or --nanotron-config, or None if neither is given.
+    """Return the recipe of a file that describes the whole run, or None if there is none.
 
     Settings named in ``besides`` may be given with it.
     """
-    given = [name for name in ("recipe", "nanotron_config") if getattr(options, name)]
+    given = [name for name in _RECIPE_FILES if getattr(options, name)]
     if not given:
         return None
+    recipe = _read_recipe(given[0], options)
+    if recipe is None and len(given) == 1:  # of MaxText, in the order of Megatron-LM
+        return None
+    besides = [*besides, *_RECIPE_FILES[given[0]]]
     said = vars(settings_by_name(vars(options))) | {
         name: getattr(options, name) for name in ("neox_config", "megatron_args")
     }
@@ -128,13 +132,35 @@ def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recip
     if len(given) > 1 or others:
         one, other = [*(f"--{n.replace('_', '-')}" for n in given), *others][:2]
         raise InvalidArgument(f"{one} describes the whole run, so does {other}; give one of them")
-    if given == ["recipe"]:
+    return recipe
+
+
+# files that describe a whole run, and the settings that may be given with each
+_RECIPE_FILES: dict[str, tuple[str, ...]] = {
+    "recipe": (),
+    "nanotron_config": (),
+    "llm_foundry_config": ("world_size",),
+    "maxtext_config": ("world_size",),
+}
+
+
+def _read_recipe(name: str, options: argparse.Namespace) -> Recipe | None:
+    file, devices = getattr(options, name), options.world_size
+    if name == "recipe":
         from megaindex.recipe.recipe_file import read_recipe
 
-        return read_recipe(options.recipe)
-    from megaindex.recipe.nanotron_yaml import read_nanotron
+        return read_recipe(file)
+    if name == "nanotron_config":
+        from megaindex.recipe.nanotron_yaml import read_nanotron
 
-    return read_nanotron(options.nanotron_config)
+        return read_nanotron(file)
+    if name == "llm_foundry_config":
+        from megaindex.recipe.llm_foundry_yaml import read_llm_foundry
+
+        return read_llm_foundry(file, devices=devices)
+    from megaindex.recipe.maxtext_yaml import read_maxtext
+
+    return read_maxtext(file, devices)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -175,6 +201,9 @@ def _add_data(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add_flags(group, "--recipe")
     add("--nanotron-config", metavar="FILE", help="Nanotron config with data_stages, in YAML")
+    add("--llm-foundry-config", metavar="FILE", help="LLM-Foundry config, in YAML")
+    words = "MaxText configs, merged in order, and words key=value"
+    add("--maxtext-config", nargs="+", metavar="FILE", help=words)
     add("--neox-config", nargs="+", metavar="FILE", help="GPT-NeoX configs, merged in order")
     add("--megatron-args", metavar="ARGS", help="arguments of Megatron-LM, or its launch script")
     add("--script-args", nargs="+", metavar="W", help="$1, $2, … of the script")

@@ -164,7 +164,11 @@ def _parallel_text(settings: Settings, parallel: int) -> str:
     return f"data-parallel size {parallel} (--world-size {settings.world_size} / {model})"
 
 
-_FILES = ("neox_config", "megatron_args", "script_args")
+_FILES = ("neox_config", "megatron_args", "script_args", "maxtext_config")
+_A_RECIPE = (
+    "{} describes the whole run; plan it with "
+    "megaindex.plan.make_recipe_plan(megaindex.recipe.plan_recipe(recipe))"
+)
 _IN_PYTHON = {"seq_length": "sequence_length"}
 ARGUMENTS = (*(_IN_PYTHON.get(name, name) for name in NAMES), *_FILES)
 """Names of the settings of a run in Python: those of the flags, and ``sequence_length``."""
@@ -174,13 +178,17 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
     """Return the settings of a framework's files, replaced by those given by name.
 
     Args:
-        given: values by the names of the flags of ``megaindex plan``: ``neox_config`` or
-            ``megatron_args`` and ``script_args``, and any of `NAMES`. None is not given.
+        given: values by the names of the flags of ``megaindex plan``: ``neox_config``,
+            ``maxtext_config``, or ``megatron_args`` and ``script_args``, and any of `NAMES`. None
+            is not given.
     """
     over, base = settings_by_name(given), Settings()
-    neox, megatron, words = (given.get(name) for name in _FILES)
-    if neox and megatron:
-        raise InvalidArgument("--neox-config and --megatron-args exclude each other; give one")
+    neox, megatron, words, maxtext = (given.get(name) for name in _FILES)
+    described = [name for name in ("neox_config", "megatron_args", "maxtext_config")
+                 if given.get(name)]  # fmt: skip
+    if len(described) > 1:
+        one, other = (flag_of(name) for name in described[:2])
+        raise InvalidArgument(f"{one} and {other} exclude each other; give one")
     if words and not megatron:
         raise InvalidArgument("--script-args needs --megatron-args; give the script as well")
     if neox:
@@ -196,6 +204,15 @@ def read_settings(given: Mapping[str, Any]) -> Settings:
         if not isinstance(megatron, (str, os.PathLike)):  # a list of arguments
             megatron = shlex.join(map(str, megatron))
         base = read_megatron(os.fspath(megatron), script_args=words, over=over)
+    elif maxtext:
+        from megaindex.configs.maxtext_yaml import read_maxtext
+
+        found = read_maxtext(
+            [maxtext] if isinstance(maxtext, str) else list(maxtext), over.world_size
+        )
+        if found is None:
+            raise InvalidArgument(_A_RECIPE.format("maxtext_config"))
+        base = found
     return merged(base, over)
 
 
@@ -226,11 +243,8 @@ def run_by_name(given: Mapping[str, Any]) -> Run:
         InvalidArgument: an argument is unknown, or as in `resolve`.
     """
     for name in given:
-        if name in ("recipe", "nanotron_config"):
-            raise InvalidArgument(
-                f"{name} describes the whole run; plan it with "
-                "megaindex.plan.make_recipe_plan(megaindex.recipe.plan_recipe(recipe))"
-            )
+        if name in ("recipe", "nanotron_config", "llm_foundry_config"):
+            raise InvalidArgument(_A_RECIPE.format(name))
         if name not in ARGUMENTS and name not in _IN_PYTHON:
             near = difflib.get_close_matches(name, ARGUMENTS, 1)
             hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(ARGUMENTS)}"

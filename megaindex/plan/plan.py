@@ -35,9 +35,9 @@ def make_plan(run: Run | None = None, *, progress: Progress | None = None, **set
     >>> make_plan(data_path="web", sequence_length=2048, global_batch_size=128, epochs=1)
 
     The settings are those of ``megaindex plan --help``, with underscores, and ``sequence_length``
-    for ``--seq-length``. Numbers are given as numbers; several values, as
-    of ``data_path=[0.7, "web", 0.3, "code"]``, are a list. ``neox_config``, or ``megatron_args``
-    and ``script_args``, read a framework's settings, which the others replace. ``order`` may be an
+    for ``--seq-length``. Numbers are given as numbers; several values, as of ``data_path=[0.7,
+    "web", 0.3, "code"]``, are a list. ``neox_config``, ``maxtext_config``, or ``megatron_args`` and
+    ``script_args``, read a framework's settings, which the others replace. ``order`` may be an
     order object, see `megaindex.build_index`.
 
     Only the lengths in the ``.idx`` files are read. Where coverage has no closed form, the index of

@@ -107,6 +107,12 @@ def _blend(stage: Section, tokens: Section) -> dict[str, Fraction]:
         pairs: Sequence[tuple[Any, Any]] = list(value.items())
     else:
         folders = [value] if isinstance(value, str) else value
+        if "hf_dataset_or_datasets" in dataset.values:
+            raise InvalidArgument(
+                f"{dataset.called('hf_dataset_or_datasets')}: a Hugging Face dataset has no token "
+                "files; write it as JSONL or Parquet, then `megaindex tokenize FILE "
+                "--output-prefix PREFIX --tokenizer …`, and give dataset_folder: PREFIX"
+            )
         if not isinstance(folders, list) or not folders:
             raise InvalidArgument(
                 f"{dataset.where}: dataset_folder must name the token files of the stage; other "

@@ -200,6 +200,8 @@ def test_products_and_differences_are_rounded_apart(
     backend: Any, family: Any, n: int, begin: int, seed: int, off: bool
 ) -> None:
     """Far from the start, a fused multiply-add would choose differently again and again."""
+    if backend is REFERENCE:
+        pytest.skip("the others are compared with it")
     weights = make_weights(family, n, 1.0, seed)
     start = (weights * begin).astype(np.int64)
     if off:  # counts that no blend has reached

@@ -17,6 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
+from support.examples import one_in
 
 import megaindex
 from megaindex.errors import FormatError, InvalidArgument, OutOfRange, StorageError
@@ -298,6 +299,7 @@ def test_changes_in_place_do_not_reach_later_batches(corpus: IndexedDataset, ind
             value.fill_(1)
 
 
+@one_in(2)
 @given(stop=st.integers(0, 31), sizes=st.tuples(*[st.integers(1, 4)] * 2), ahead=st.integers(0, 5))
 def test_a_run_continues_after_the_last_batch_returned(
     corpus: IndexedDataset,

@@ -150,8 +150,8 @@ def test_names_are_those_of_the_flags() -> None:
     status, out, _ = cli("--help")
     assert status == 0
     flags = {flag.replace("-", "_") for flag in re.findall(r"^  --([a-z-]+)", out, re.MULTILINE)}
-    own = {"recipe", "nanotron_config", "json", "print_config", "check", "help",
-           "balance", "cost_model"}  # fmt: skip
+    own = {"recipe", "nanotron_config", "llm_foundry_config", "json", "print_config",
+           "check", "help", "balance", "cost_model"}  # fmt: skip
     names = set(inspect.signature(megaindex.make_plan).parameters) - {"run", "progress"}
     assert names == flags - own - {"seq_length"} | {"sequence_length"}
 

@@ -10,22 +10,23 @@ from robustness.faults.scenarios import CACHES, Tidying
 from robustness.faults.trial import ERRORS, Outcome, fail, interrupt, kill, trials
 
 
-def check_kills(scenario: Any, folder: Path) -> Counter[str]:
-    """End the process at each call; counts what readers then find."""
+def check_kills(scenario: Any, folder: Path, **calls: int) -> Counter[str]:
+    """End the process at each call, or at those of `trials`; counts what readers then find."""
     states: Counter[str] = Counter()
-    for outcome, place in trials(scenario, folder, kill):
+    for outcome, place in trials(scenario, folder, kill, **calls):
         assert outcome.said == "killed", outcome
         states[scenario.state(place)] += 1
         _go_on(scenario, place, outcome)
     return states
 
 
-def check_failures(scenario: Any, folder: Path, error: str) -> Counter[str]:
-    """Let each call fail with ``error``; counts what was raised and what readers then find."""
+def check_failures(scenario: Any, folder: Path, error: str, **calls: int) -> Counter[str]:
+    """Let each call, or those of `trials`, fail with ``error``; counts what was raised and what
+    readers then find."""
     seen: Counter[str] = Counter()
     reads = error.endswith(" on reading")
     act = fail(ERRORS[error.removesuffix(" on reading")])
-    for outcome, place in trials(scenario, folder, act, reads=reads):
+    for outcome, place in trials(scenario, folder, act, reads=reads, **calls):
         kind, _, message = outcome.said.partition(": ")
         state = scenario.state(place)
         if kind == "done":  # it could do without that call

@@ -75,14 +75,15 @@ def interrupt(name: str, path: str) -> None:
 
 
 def trials(
-    scenario: Scenario, folder: Path, act: Act, *, step: int = 1, **how: bool
+    scenario: Scenario, folder: Path, act: Act, *, first: int = 1, step: int = 1, **how: bool
 ) -> Iterator[tuple[Outcome, Path]]:
     """A trial for every ``step``-th call of the scenario, each in a new folder of its own.
 
     Args:
+        first: number of the first call that is struck.
         how: which calls count, and when they are struck, as the options of `Injector`.
     """
-    number = 1
+    number = first
     while True:
         place = folder / f"{scenario.name}-{number}"
         place.mkdir(parents=True)

@@ -32,6 +32,8 @@ TARGETS = {
     "neox": "text_targets",
     "recipe": "text_targets",
     "nanotron": "text_targets",
+    "llm_foundry": "text_targets",
+    "maxtext": "text_targets",
     "settings": "text_targets",
     "native": "native_targets",
 }

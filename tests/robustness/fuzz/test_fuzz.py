@@ -13,7 +13,16 @@ import pytest
 HERE = Path(__file__).parent
 ROOT = HERE.parents[2]
 TARGETS = ["pair", "legacy", "entry", "sidecar"]
-TARGETS += ["megatron", "neox", "recipe", "nanotron", "settings", "native"]
+TARGETS += [
+    "megatron",
+    "neox",
+    "recipe",
+    "nanotron",
+    "llm_foundry",
+    "maxtext",
+    "settings",
+    "native",
+]
 NO_NATIVE = os.environ.get("MEGAINDEX_NO_NATIVE") == "1"
 
 

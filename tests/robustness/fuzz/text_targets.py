@@ -14,11 +14,14 @@ from typing import Any, get_type_hints
 from choices import Choices
 
 from megaindex.configs import shell
+from megaindex.configs.maxtext_yaml import read_maxtext as read_maxtext_settings
 from megaindex.configs.megatron_args import read_megatron
 from megaindex.configs.neox_yaml import read_neox
 from megaindex.configs.run_builder import resolve
 from megaindex.configs.settings import Settings
 from megaindex.errors import MegaIndexError
+from megaindex.recipe.llm_foundry_yaml import read_llm_foundry
+from megaindex.recipe.maxtext_yaml import read_maxtext
 from megaindex.recipe.nanotron_yaml import read_nanotron
 from megaindex.recipe.recipe_file import read_recipe, recipe_of, to_mapping
 
@@ -62,6 +65,23 @@ def nanotron(data: bytes) -> None:
     path.write_bytes(data)
     with contextlib.suppress(MegaIndexError):
         read_nanotron(path)
+
+
+def llm_foundry(data: bytes) -> None:
+    """One LLM-Foundry configuration."""
+    path = _FOLDER / "llm_foundry.yaml"
+    path.write_bytes(data)
+    with contextlib.suppress(MegaIndexError):
+        read_llm_foundry(path, devices=4)
+
+
+def maxtext(data: bytes) -> None:
+    """One MaxText configuration, as a recipe and in Megatron's order."""
+    path = _FOLDER / "maxtext.yml"
+    path.write_bytes(data)
+    for read in (read_maxtext, read_maxtext_settings):
+        with contextlib.suppress(MegaIndexError):
+            read([str(path)], 4)
 
 
 def settings(data: bytes) -> None:
@@ -163,6 +183,27 @@ def nanotron_seeds() -> list[bytes]:
         b"data_stages:\n- {name: a, start_training_step: 1, data: {seed: 1, dataset: "
         b"{dataset_folder: [x, y], dataset_weights: [1, 2], vocab_size: 9}}}\n"
         b"- {name: b, start_training_step: 20, data: {seed: 1, dataset: {dataset_folder: x}}}\n",
+    ]
+
+
+def llm_foundry_seeds() -> list[bytes]:
+    return [
+        b"v: {n: 8}\nmax_seq_len: ${v.n}\ntrain_loader: {name: text, dataset: {shuffle: true, "
+        b"streams: {a: {local: x, split: train, proportion: 0.5}, b: {local: y, proportion: 0.5}}, "
+        b"epoch_size: 10k, batching_method: random}}\nmax_duration: 100ba\neval_interval: 5ba\n"
+        b"eval_loader: {name: text, dataset: {local: z}}\neval_subset_num_batches: 3\n"
+        b"global_train_batch_size: 16\ndevice_eval_batch_size: 2\n"
+        b"device_train_microbatch_size: auto\n",
+    ]
+
+
+def maxtext_seeds() -> list[bytes]:
+    return [
+        b"dataset_type: grain\ngrain_file_type: arrayrecord\ngrain_train_files: a*,0.5;b,0.5\n"
+        b"max_target_length: 8\nper_device_batch_size: 0.5\nsteps: 10\nnum_epoch: 2\n"
+        b"eval_interval: 5\neval_steps: 2\ngrain_eval_files: c\nmax_segments_per_seq: 4\n",
+        b"dataset_type: grain\ngrain_file_type: mmap_npy\ngrain_train_files: x|a,1;y|b,2\n"
+        b"mmap_npy_split: 99,1\nsteps: -1\nlearning_rate_schedule_steps: 7\n",
     ]
 
 

@@ -13,10 +13,10 @@ from robustness.soak.running import soak
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 
 
-MORE = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 6)]
+MORE = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 6)]
 
 
-@pytest.mark.parametrize("seed", [0, 1, *MORE])
+@pytest.mark.parametrize("seed", [0, *MORE])
 def test_nothing_diverges(tmp_path: Path, seed: int, caplog: pytest.LogCaptureFixture) -> None:
     """``make soak`` does the same for an hour."""
     caplog.set_level(logging.CRITICAL, "megaindex")

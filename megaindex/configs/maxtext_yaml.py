@@ -1,0 +1,291 @@
+"""MaxText configurations: merged files, batch sizes, and the data files of grain.
+
+Keys are those of MaxText main (2026-08). Files name their base in ``base_config``; words
+``key=value``, as on MaxText's command line, replace those of the files.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from megaindex.arithmetic import global_batch_size
+from megaindex.configs.settings import Settings
+from megaindex.configs.yaml_sections import Section, load_mapping
+from megaindex.errors import InvalidArgument
+from megaindex.io.paths import inside
+from megaindex.validation import check_between, check_integer
+
+FLAG = "--maxtext-config"
+_MOST_FILES = 16
+_WORD = re.compile(r"(\w+)=(.*)", re.DOTALL)
+_DEFAULTS = {
+    "per_device_batch_size": 12.0,
+    "gradient_accumulation_steps": 1,
+    "max_target_length": 2048,
+    "steps": 150_001,
+    "learning_rate_schedule_steps": -1,
+    "num_epoch": 1,
+    "packing": True,
+    "dataset_type": "tfds",
+    "grain_file_type": "arrayrecord",
+    "grain_packing_type": "first_fit",
+    "use_truncation": True,
+    "enable_data_shuffling": True,
+    "data_shuffle_seed": 0,
+    "max_segments_per_seq": -1,
+    "eval_interval": -1,
+    "eval_steps": -1,
+    "eval_per_device_batch_size": 0.0,
+}
+_REMEDIES = {
+    "hf": "write the dataset as JSONL or Parquet, then `megaindex tokenize FILE --output-prefix "
+    "PREFIX --tokenizer …`",
+    "tfds": "write the dataset as JSONL or Parquet, then `megaindex tokenize FILE --output-prefix "
+    "PREFIX --tokenizer …`",
+    "synthetic": "it reads no files; plan it with `megaindex plan --tokens-per-epoch …`",
+    "olmo_grain": "make pairs of the token files with `megaindex import numpy`, then write a "
+    "recipe",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataFiles:
+    """One entry of grain_train_files, or of a mixture file."""
+
+    name: str
+    prefix: str
+    """Prefix of the .bin/.idx pair."""
+    weight: Fraction | None
+    """None of a single entry."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaxTextConfig:
+    """A merged configuration, on a number of devices."""
+
+    values: Section
+    folder: Path
+    """Directory that relative paths are relative to."""
+    devices: int
+
+    @property
+    def is_megatron(self) -> bool:
+        """True if the samples are those of Megatron-LM (grain_file_type mmap_npy)."""
+        return self.values.text("grain_file_type") == "mmap_npy"
+
+    def number(self, name: str) -> int:
+        """Return an integer; MaxText's -1 stands for "not given"."""
+        return check_integer(self.values.called(name), self.values.values.get(name), flags=False)
+
+    def count(self, name: str) -> int:
+        """Return an integer from 1."""
+        return check_between(self.values.called(name), self.number(name), 1)
+
+    @property
+    def steps(self) -> int:
+        given = self.number("steps") != -1
+        return self.count("steps" if given else "learning_rate_schedule_steps")
+
+    @property
+    def micro_batch_size(self) -> int | None:
+        """Rows of a device in a micro batch; None if several devices share a row."""
+        rows = self._rows("per_device_batch_size")
+        return int(rows) if rows.denominator == 1 else None
+
+    @property
+    def accumulation(self) -> int:
+        return self.count("gradient_accumulation_steps")
+
+    @property
+    def batch(self) -> int:
+        """Rows of a step: MaxText's global_batch_size_to_train_on."""
+        rows = int(self._rows("per_device_batch_size") * self.devices)
+        if rows < 1:
+            raise InvalidArgument(
+                f"{self.values.called('per_device_batch_size')}: {self.devices} devices train on "
+                "no whole row; raise it, or --world-size"
+            )
+        return global_batch_size(rows, 1, self.accumulation)
+
+    @property
+    def eval_batch(self) -> int | None:
+        """Rows of a batch of an evaluation; None: those of training."""
+        rows = int(self._rows("eval_per_device_batch_size") * self.devices)
+        return rows or None
+
+    def _rows(self, name: str) -> Fraction:
+        rows = self.values.fraction(name)
+        if rows is None or rows < 0:
+            raise self.values.error(name, "a number of rows of at least 0")
+        return rows
+
+    def files(self, name: str) -> list[DataFiles]:
+        """Return the entries of ``grain_train_files`` or ``grain_eval_files``."""
+        mixture = self.values.text("grain_train_mixture_config_path")
+        if name == "grain_train_files" and mixture:
+            path = inside(self.folder, mixture)
+            entries = Section(path, load_mapping(path, f"{FLAG}: grain_train_mixture_config_path"))
+            sections = {key: entries.section(key) for key, _ in entries.items()}
+            weights = {key: section.fraction("weight") for key, section in sections.items()}
+            return [
+                self._entry(key, section.text("path"), weights[key], section.where)
+                for key, section in sections.items()
+            ]
+        parts = [part for part in self.values.text(name).split(";") if part.strip()]
+        if not parts:
+            raise InvalidArgument(f"{self.values.called(name)} is missing: the files of the data")
+        return [self._part(part.strip(), len(parts) > 1, name) for part in parts]
+
+    def _part(self, part: str, weighted: bool, name: str) -> DataFiles:
+        where = self.values.called(name)
+        path, comma, weight = part.rpartition(",")
+        if not comma:
+            path, weight = part, ""
+        if weighted and not weight:
+            raise InvalidArgument(f"{where}: {part} has no weight; write PATH,WEIGHT;PATH,WEIGHT")
+        share = Section(self.values.file, {part: weight}).fraction(part) if weight else None
+        return self._entry(path, path, share, where)
+
+    def _entry(self, name: str, path: str, weight: Fraction | None, where: str) -> DataFiles:
+        if weight is not None and weight < 0:
+            raise InvalidArgument(f"{where}: the weight of {path} must be at least 0, got {weight}")
+        if self.is_megatron:
+            path = path.rpartition("|")[2]
+        elif self.values.text("grain_file_type") == "arrayrecord":
+            path = re.split(r"[*?\[]|\.array_?record", path)[0].rstrip("-_.")
+        if not path or ":" in path or os.path.isdir(inside(self.folder, path)):
+            raise InvalidArgument(
+                f"{where}: {name} is not one file; join its shards with `megaindex merge` and "
+                "give the prefix of that pair"
+            )
+        return DataFiles(name=name, prefix=inside(self.folder, path), weight=weight)
+
+
+def read_maxtext_config(words: Sequence[str], devices: int | None) -> MaxTextConfig:
+    """Return the configuration of files and ``key=value`` words, the later ones replacing.
+
+    Args:
+        words: YAML files, then words.
+        devices: number of devices, which the files do not hold.
+
+    Raises:
+        MissingFile, StorageError: a file cannot be read.
+        InvalidArgument: a setting is missing or wrong, or has no counterpart here.
+    """
+    files = [word for word in words if not _WORD.fullmatch(word)]
+    if not files:
+        raise InvalidArgument(f"{FLAG}: give a YAML file before words such as steps=1000")
+    if devices is None:
+        raise InvalidArgument(
+            f"{FLAG}: per_device_batch_size is of one device; give --world-size, their number"
+        )
+    given: dict[str, Any] = {}
+    for file in files:
+        given |= _with_base(file)
+    given |= _from_words([word for word in words if _WORD.fullmatch(word)])
+    not_empty = {key: value for key, value in given.items() if value is not None}
+    values = Section(files[-1], _DEFAULTS | not_empty)
+    config = MaxTextConfig(values=values, folder=Path(files[-1]).parent, devices=devices)
+    kind = values.text("dataset_type")
+    if kind != "grain":
+        remedy = _REMEDIES.get(kind, "use grain")
+        raise InvalidArgument(f"{values.called('dataset_type')}: {kind} has no pair; {remedy}")
+    kinds = ("arrayrecord", "mmap", "mmap_npy")
+    if values.text("grain_file_type") not in kinds:
+        raise InvalidArgument(
+            f"{values.called('grain_file_type')}: {values.text('grain_file_type')} is shuffled by "
+            "files and windows; make a pair with `megaindex tokenize` and use mmap"
+        )
+    if values.flag("enable_rampup_batch_size", False):
+        raise InvalidArgument(
+            f"{values.called('enable_rampup_batch_size')}: write a recipe with batch: {{schedule: "
+            "…}} for a batch size that grows"
+        )
+    if not values.flag("enable_data_shuffling", True):
+        raise values.error("enable_data_shuffling", "true: the order here is always shuffled")
+    return config
+
+
+def _with_base(path: str) -> dict[str, Any]:
+    """Return the keys of a file over those of its base."""
+    chain: list[dict[str, Any]] = []
+    while path:
+        if len(chain) == _MOST_FILES:
+            raise InvalidArgument(
+                f"{FLAG}: {path}: base_config names more than {_MOST_FILES} files"
+            )
+        content = load_mapping(path, FLAG, last_wins=True)
+        chain.append(content)
+        base = content.get("base_config")
+        path = inside(Path(path).parent, base) if isinstance(base, str) and base else ""
+    return {key: value for content in reversed(chain) for key, value in content.items()}
+
+
+def _from_words(words: Sequence[str]) -> Mapping[str, Any]:
+    import yaml
+
+    given: dict[str, Any] = {}
+    for word in words:
+        key, _, text = word.partition("=")
+        try:
+            given[key] = yaml.safe_load(text)
+        except (yaml.YAMLError, ValueError, RecursionError) as error:
+            reason = " ".join(str(error).split())
+            raise InvalidArgument(f"{FLAG}: {word}: {reason}") from None
+    return given
+
+
+def read_maxtext(words: Sequence[str], devices: int | None) -> Settings | None:
+    """Return the settings of a run in Megatron's order, or None if the run is a recipe.
+
+    With ``grain_file_type: mmap_npy`` MaxText reads the indices that Megatron-LM builds for the
+    samples of all steps.
+    """
+    config = read_maxtext_config(words, devices)
+    if not config.is_megatron:
+        return None
+    values = config.values
+    train = config.files("grain_train_files")
+    split = values.values.get("mmap_npy_split")
+    shares = [share for share in str(split or "").split(",") if share.strip()]
+    if len(shares) > 2:
+        raise values.error("mmap_npy_split", "two shares, of training and evaluation")
+    settings: dict[str, Any] = {
+        "order": "megatron",
+        "seq_length": config.count("max_target_length"),
+        "seed": config.number("data_shuffle_seed"),
+        "micro_batch_size": config.micro_batch_size,
+        "data_parallel_size": None if config.micro_batch_size is None else config.devices,
+        "global_batch_size": config.batch,
+        "train_iters": config.steps,
+    }
+    evaluates = config.number("eval_interval") > 0
+    if evaluates and not shares:
+        settings["train_data_path"] = _blend(train)
+        settings["valid_data_path"] = _blend(config.files("grain_eval_files"))
+    else:
+        split = ",".join([*shares, "0"]) if shares else "1,0,0"
+        settings |= {"data_path": _blend(train), "split": split}
+    if evaluates:
+        settings |= {
+            "eval_interval": config.number("eval_interval"),
+            "eval_iters": config.count("eval_steps"),
+            "eval_global_batch_size": config.eval_batch,
+        }
+    else:
+        settings["eval_iters"] = 0
+    return Settings(**settings)
+
+
+def _blend(files: Sequence[DataFiles]) -> tuple[str, ...]:
+    """Return the words of a blend; entries of weight 0 are left out."""
+    if len(files) == 1:
+        return (files[0].prefix,)
+    drawn = [each for each in files if each.weight]
+    return tuple(word for each in drawn for word in (str(float(each.weight or 0)), each.prefix))

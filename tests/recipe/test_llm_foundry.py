@@ -1,0 +1,156 @@
+"""LLM-Foundry configurations as recipes."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import numpy as np
+import pytest
+from support.corpora import write_corpus
+
+from megaindex.cli import main
+from megaindex.errors import InvalidArgument, MissingFile
+from megaindex.recipe import Recipe, open_recipe, read_llm_foundry
+
+CONFIG = """
+variables:
+  max_seq_len: 64
+  data: mds
+  seed: 17
+max_seq_len: ${variables.max_seq_len}
+model: {name: mpt_causal_lm, max_seq_len: "${variables.max_seq_len}"}
+train_loader:
+  name: text
+  dataset:
+    streams:
+      web: {local: "${variables.data}/web", split: train, proportion: 0.75}
+      code: {local: "${variables.data}/code", proportion: 0.25, download_retry: 3}
+    split: train
+    shuffle: true
+    epoch_size: 80
+    max_seq_len: ${variables.max_seq_len}
+    shuffle_seed: ${variables.seed}
+  drop_last: true
+  num_workers: 8
+eval_loader:
+  name: text
+  dataset: {local: "${variables.data}/web", split: val, shuffle: false}
+  drop_last: false
+max_duration: 2ep
+eval_interval: 5ba
+eval_subset_num_batches: -1
+global_train_batch_size: 16
+device_train_microbatch_size: 4
+device_eval_batch_size: 2
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, count in (("web/train", 60), ("web/val", 9), ("code/train", 30)):
+        (tmp_path / "mds" / name).mkdir(parents=True)
+        write_corpus(tmp_path / "mds" / name, np.full(count, 100))
+    (tmp_path / "run.yaml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def read(old: str = "", new: str = "", **given: int) -> Recipe:
+    assert old in CONFIG
+    Path("run.yaml").write_text(CONFIG.replace(old, new, 1))
+    return read_llm_foundry("run.yaml", **given)
+
+
+def test_a_configuration_with_references(folder: Path) -> None:
+    recipe = read()
+    assert (recipe.sequence_length, recipe.batch.final, recipe.seed) == (64, 16, 17)
+    assert [source.path for source in recipe.sources] == ["mds/web/train", "mds/code/train"]
+    (stage,) = recipe.stages
+    assert [stream.proportion for stream in stage.streams] == [Fraction(3, 4), Fraction(1, 4)]
+    assert (stage.batching, stage.rounding, stage.epoch_size) == ("random", "streaming", 80)
+    assert stage.length is not None
+    assert (stage.length.kind, stage.length.value) == ("epochs", 2)
+    assert recipe.evaluation is not None
+    assert (recipe.evaluation.source.path, recipe.evaluation.interval) == ("mds/web/val", 5)
+    layout = open_recipe(recipe).layout
+    assert (layout.num_samples, layout.drawn()) == (160, [120, 40])
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "value"),
+    [("3", "epochs", 3), ("48ba", "iterations", 48), ("1000tok", "tokens", 1000),
+     ("64sp", "samples", 64)],
+)  # fmt: skip
+def test_durations(folder: Path, text: str, kind: str, value: int) -> None:
+    length = read("max_duration: 2ep", f"max_duration: {text}").stages[0].length
+    assert length is not None
+    assert (length.kind, length.value) == (kind, value)
+
+
+def test_one_folder_is_one_stream(folder: Path) -> None:
+    start, end = CONFIG.index("    streams:"), CONFIG.index("    split: train\n")
+    one = "    local: mds/web\n"
+    recipe = read(CONFIG[start:end], one)
+    assert [source.path for source in recipe.sources] == ["mds/web/train"]
+    assert recipe.stages[0].weighting is not None  # of the samples of an epoch_size
+
+
+def test_finetuning_takes_loss_masks(folder: Path) -> None:
+    with pytest.raises(MissingFile, match=r"web: mds/web/train_loss_mask\.idx does not exist"):
+        read(
+            "name: text\n  dataset:\n",
+            "name: finetuning\n  dataset:\n    decoder_only_format: true\n",
+        )
+    for name, count in (("web", 60), ("code", 30)):
+        write_corpus(folder / f"mds/{name}/train_loss_mask", np.full(count, 100))
+    recipe = read(
+        "name: text\n  dataset:\n",
+        "name: finetuning\n  dataset:\n    decoder_only_format: true\n    packing_ratio: auto\n",
+    )
+    assert {(source.kind, source.packed) for source in recipe.sources} == {("finetuning", True)}
+    assert recipe.sources[0].loss_mask == "mds/web/train_loss_mask"
+
+
+def test_batches_of_an_evaluation_need_the_number_of_devices(folder: Path) -> None:
+    change = ("eval_subset_num_batches: -1", "eval_subset_num_batches: 2")
+    with pytest.raises(InvalidArgument, match="give both, and --world-size"):
+        read(*change)
+    evaluation = read(*change, devices=4).evaluation
+    assert evaluation is not None
+    assert (evaluation.iterations, evaluation.batch_size) == (2, 8)
+
+
+def test_the_command_plans_it(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--llm-foundry-config", "run.yaml"]) == 0
+    assert "train_iters 10" in capsys.readouterr().out
+    assert main(["plan", "--llm-foundry-config", "run.yaml", "--seed", "3"]) == 2
+    assert "describes the whole run, so does --seed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("shuffle: true", "shuffle: false", "train_loader.dataset.shuffle must be true"),
+        ("name: text", "name: denoising", "train_loader.name must be text or finetuning"),
+        ("split: train, ", "hf: x, ", "unknown setting hf"),
+        ("shuffle: true", "shuffle: true\n    hf_name: c4", "hf_name: .*megaindex tokenize"),
+        ("shuffle: true", "shuffle: true\n    sampling_method: fixed", "sampling_method: fixed"),
+        ("shuffle: true", "shuffle: true\n    shufle: 1", "shufle; did you mean shuffle"),
+        ("${variables.seed}", "${variables.sed}", r"\$\{variables.sed\} names no key"),
+        ("max_seq_len: 64", "max_seq_len: ${max_seq_len}", "leads to itself"),
+        ("2ep", "2h", "max_duration must be a number with its unit"),
+        ("5ba", "1ep", "eval_interval must be a number of batches"),
+        ("global_train_batch_size: 16", "", "global_train_batch_size"),
+        (", proportion: 0.25", "", "give all streams one, or none"),
+    ],
+)
+def test_what_has_no_counterpart_is_refused(folder: Path, old: str, new: str, message: str) -> None:
+    with pytest.raises(InvalidArgument, match=message):
+        read(old, new)
+
+
+def test_a_stream_without_a_pair_names_the_import(folder: Path) -> None:
+    (folder / "mds/code/train.idx").unlink()
+    with pytest.raises(MissingFile, match="megaindex import mds mds/code/train mds/code/train"):
+        read()

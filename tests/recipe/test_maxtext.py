@@ -1,0 +1,148 @@
+"""MaxText configurations as recipes, and in Megatron's order against golden/maxtext.json."""
+
+from __future__ import annotations
+
+import json
+import re
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.corpora import write_corpus
+
+from megaindex.audit.streams import stream_of_run
+from megaindex.cli import main
+from megaindex.configs.run_builder import read_settings, resolve
+from megaindex.errors import InvalidArgument
+from megaindex.recipe import open_recipe, read_maxtext
+
+GOLDEN = json.loads((Path(__file__).parents[1] / "golden/maxtext.json").read_text())
+CONFIG = """
+base_config: base.yml
+max_target_length: 64
+per_device_batch_size: 2.0
+dataset_type: grain
+grain_train_files: "web-*.array_record,0.25;code.array_record,0.75"
+steps: 20
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name, lengths in GOLDEN["lengths"].items():
+        write_corpus(tmp_path / name, np.array(lengths))
+    (tmp_path / "base.yml").write_text("steps: 5\nnum_epoch: 3\ndata_shuffle_seed: 7\n")
+    (tmp_path / "run.yml").write_text(CONFIG)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("case", GOLDEN["cases"], ids=range(len(GOLDEN["cases"])))
+def test_megatron_order_equals_that_of_maxtext(folder: Path, case: dict[str, Any]) -> None:
+    words = ["run.yml", "grain_file_type=mmap_npy", *case["words"]]
+    run = resolve(read_settings({"maxtext_config": words, "world_size": case["devices"]}))
+    index: Any = stream_of_run(run).index
+    parts = getattr(index, "indices", (index,))
+    assert [part.document_index[:64].tolist() for part in parts] == case["documents"]
+    assert [part.shuffle_index[:64].tolist() for part in parts] == case["shuffle"]
+    assert [part.num_samples for part in parts] == case["samples"]
+    if case["blend"]:
+        assert index.dataset_index.tolist() == case["blend"][0]
+        assert index.dataset_sample_index.tolist() == case["blend"][1]
+
+
+def test_a_recipe_of_array_records(folder: Path) -> None:
+    recipe = read_maxtext(["run.yml", "gradient_accumulation_steps=2"], 4)
+    assert recipe is not None
+    assert (recipe.sequence_length, recipe.batch.final, recipe.seed) == (64, 16, 7)
+    assert (recipe.micro_batch_size, recipe.data_parallel_size) == (2, 4)
+    assert [source.path for source in recipe.sources] == ["web", "code"]
+    assert {source.order for source in recipe.sources} == {"packed"}
+    assert {source.long_documents for source in recipe.sources} == {"truncate"}
+    assert [stream.proportion for stream in recipe.stages[0].streams] == [
+        Fraction(1, 4), Fraction(3, 4)
+    ]  # fmt: skip
+    layout = open_recipe(recipe).layout
+    assert layout.stopped_by == "code.array_record"  # after its three epochs
+    assert layout.drawn()[1] <= 3 * layout.sizes[1].samples
+
+
+@pytest.mark.parametrize(
+    ("words", "order", "kind"),
+    [
+        ((), "packed", "pretraining"),
+        (("grain_packing_type=concat_then_split",), "epoch", "pretraining"),
+        (("packing=false",), "epoch", "finetuning"),
+        (("grain_file_type=mmap", "grain_train_files=web,1;code,1"), "epoch", "pretraining"),
+    ],
+)
+def test_rows_are_made_as_the_packing_says(
+    folder: Path, words: tuple[str, ...], order: str, kind: str
+) -> None:
+    recipe = read_maxtext(["run.yml", *words], 4)
+    assert recipe is not None
+    assert {(source.order, source.kind) for source in recipe.sources} == {(order, kind)}
+
+
+def test_mixture_files_and_evaluations(folder: Path) -> None:
+    mixture = {"a": {"path": "web", "weight": 3}, "b": {"path": "code", "weight": 0}}
+    (folder / "mix.json").write_text(json.dumps(mixture))
+    words = ["grain_train_mixture_config_path=mix.json", "eval_interval=10", "eval_steps=2",
+             "grain_eval_files=chat", "eval_per_device_batch_size=0.5"]  # fmt: skip
+    recipe = read_maxtext(["run.yml", *words], 4)
+    assert recipe is not None
+    assert [source.name for source in recipe.sources] == ["a"]
+    assert recipe.evaluation is not None
+    assert (recipe.evaluation.iterations, recipe.evaluation.batch_size) == (2, 2)
+
+
+def test_the_command_plans_both(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--maxtext-config", "run.yml", "--world-size", "4"]) == 0
+    assert "2 sources, 64 tokens a sample, 8 samples an iteration" in capsys.readouterr().out
+    words = ["grain_file_type=mmap_npy", "grain_train_files=x|web"]
+    assert main(["plan", "--maxtext-config", "run.yml", *words, "--world-size", "4"]) == 0
+    assert "20 iterations in order megatron" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("dataset_type=hf",), r"dataset_type: hf has no pair; .*megaindex tokenize"),
+        (("grain_file_type=parquet",), "grain_file_type: parquet is shuffled by files"),
+        (("enable_rampup_batch_size=true",), "enable_rampup_batch_size: write a recipe"),
+        (("enable_data_shuffling=false",), "enable_data_shuffling must be true"),
+        (("steps=-1",), "learning_rate_schedule_steps must be at least 1"),
+        (("steps=many",), "steps must be an integer, got 'many'"),
+        (("per_device_batch_size=0.1",), "4 devices train on no whole row"),
+        (("grain_train_files=",), "grain_train_files is missing"),
+        (("grain_train_files=web;code,1",), "web has no weight; write PATH,WEIGHT"),
+        (("grain_train_files=web,0;code,0",), "grain_train_files: all weights are 0"),
+        (("grain_train_files=web,-1;code,1",), "the weight of web must be at least 0, got -1"),
+        (("grain_train_files=.",), "is not one file; join its shards with `megaindex merge`"),
+        (("eval_interval=3", "grain_eval_files=web,1;code,1"), "evaluates on one source, got 2"),
+        (("grain_file_type=mmap_npy", "mmap_npy_split=1,1,1"), "mmap_npy_split must be two"),
+        (("a=[",), r"a=\[: while parsing"),
+    ],
+)
+def test_what_cannot_be_read_is_refused(
+    folder: Path, capsys: pytest.CaptureFixture[str], words: tuple[str, ...], message: str
+) -> None:
+    assert main(["plan", "--maxtext-config", "run.yml", *words, "--world-size", "4"]) == 2
+    assert re.search(message, capsys.readouterr().err)
+
+
+def test_devices_and_files_are_needed(folder: Path) -> None:
+    with pytest.raises(InvalidArgument, match="give --world-size, their number"):
+        read_maxtext(["run.yml"], None)
+    with pytest.raises(InvalidArgument, match="give a YAML file before words"):
+        read_maxtext(["steps=1"], 4)
+    (folder / "base.yml").write_text("base_config: base.yml\n")
+    with pytest.raises(InvalidArgument, match="base_config names more than 16 files"):
+        read_maxtext(["run.yml"], 4)
+    with pytest.raises(InvalidArgument, match="exclude each other"):
+        read_settings({"maxtext_config": ["run.yml"], "neox_config": ["x.yml"]})
+    (folder / "base.yml").write_text("steps: 5\n")
+    with pytest.raises(InvalidArgument, match="maxtext_config describes the whole run"):
+        read_settings({"maxtext_config": ["run.yml"], "world_size": 4})
