@@ -56,8 +56,8 @@ class PackingFacts:
     likeness: float
     """Mean quotient of the shortest and the longest piece of a sample, where it has several."""
     rare_tokens: float
-    """Share of the tokens in pieces that share their length with at most one other: they have
-    nearly the same mates in every epoch."""
+    """Share of the tokens in pieces that share their length with at most one other: they share
+    a sample with nearly the same documents in every epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -210,7 +210,8 @@ def _packing_facts(plan: Plan) -> list[tuple[str, str]]:
             f"fill {_percent(packing.fill)}, {packing.padding:,} positions of padding an epoch; "
             f"{packing.pieces_per_sample:.1f} documents a sample, at most {packing.most_pieces} of "
             f"{packing.max_documents}, the shortest {_percent(packing.likeness)} as long as the "
-            f"longest; {_percent(packing.rare_tokens)} of the tokens keep their mates"
+            f"longest; {_percent(packing.rare_tokens)} of the tokens share a "
+            "sample with nearly the same documents in every epoch"
         )
         if packing.long_documents:
             text += f"; {packing.long_documents:,} documents are longer than a sample"

@@ -101,7 +101,7 @@ class Packing:
     def rare_tokens(self) -> int:
         """Input tokens of pieces that share their length with at most one other.
 
-        They have nearly the same mates in every epoch.
+        They share a sample with nearly the same documents in every epoch.
         """
         lengths = np.arange(self.sequence_length)
         counts = self.counts[:-1]
