@@ -336,8 +336,8 @@ def _mean_tokens(sources: list[str]) -> list[str]:
     if not sources:
         return []
     return [
-        f"tokens of {', '.join(sources)} are means over seeds, because an epoch of its many "
-        "documents or samples is drawn in part"
+        f"tokens of {', '.join(sources)} are means over seeds, because parts of epochs are drawn "
+        "that have too many documents or samples to count"
     ]
 
 
