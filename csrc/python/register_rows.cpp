@@ -64,12 +64,12 @@ RowTable row_table(const py::sequence& indices, const py::sequence& sources,
   return table;
 }
 
-// Read integers from a list, or return false if it holds anything else.
+// Read integers from a list, or return false if it holds anything else, such as a bool.
 bool read_integers(const py::list& items, std::vector<int64_t>& values) {
   for (py::ssize_t k = 0; k < PyList_GET_SIZE(items.ptr()); ++k) {
     // an __index__ in Python may change the list
     const auto item = py::reinterpret_borrow<py::object>(PyList_GET_ITEM(items.ptr(), k));
-    if (!PyIndex_Check(item.ptr())) return false;
+    if (!PyIndex_Check(item.ptr()) || PyBool_Check(item.ptr())) return false;
     const py::ssize_t value = PyNumber_AsSsize_t(item.ptr(), PyExc_OverflowError);
     if (value == -1 && PyErr_Occurred()) {
       PyErr_Clear();

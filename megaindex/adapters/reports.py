@@ -12,7 +12,10 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from megaindex.index.balance import CostModel
 
 logger = logging.getLogger("megaindex")
 
@@ -20,18 +23,20 @@ _MOST_DEFERRED = 4  # blends whose records are deferred: each keeps its corpora 
 
 
 class ServedDataset(NamedTuple):
-    """One dataset and the code that serves it.
+    """One dataset, or the data loader of training, and the code that serves it.
 
     Attributes:
         framework: framework whose adapter made the record.
-        kind: class of the dataset.
+        kind: class of the dataset, or ``data loader``.
         name: name of the dataset.
         served_by: ``megaindex``, or the framework.
-        how: ``built`` or ``opened``; or the reason for which it was left to the framework.
+        how: ``built`` or ``opened``, ``balanced`` for a data loader; or the reason for which it was
+            left to the framework.
         samples: number of samples; None: unknown.
         epochs: number of epochs; None: unknown.
         seconds: time of building or opening; None: not measured.
         cache: common prefix of the names of its files; None where it has no files.
+        detail: of a balanced data loader: number of ranks and cost model; else empty.
     """
 
     framework: str
@@ -43,6 +48,7 @@ class ServedDataset(NamedTuple):
     epochs: int | None = None
     seconds: float | None = None
     cache: str | None = None
+    detail: str = ""
 
     def __str__(self) -> str:
         if self.served_by != "megaindex":
@@ -50,10 +56,15 @@ class ServedDataset(NamedTuple):
         size = "" if self.samples is None else f" {_count(self.samples, 'sample')}"
         epochs = "" if self.epochs is None else f", {_count(self.epochs, 'epoch')}"
         seconds = "" if self.seconds is None else f" in {self.seconds:.2f} s"
-        cache = ", in memory" if self.cache is None else f", {_PLACES[self.how]} {self.cache}"
-        return f"{self.kind} {self.name}: {self.how}{size}{epochs}{seconds}{cache}"
+        where = ""
+        if self.how in _PLACES:
+            cached = self.cache is not None
+            where = f", {_PLACES[self.how]} {self.cache}" if cached else ", in memory"
+        detail = f", {self.detail}" if self.detail else ""
+        return f"{self.kind} {self.name}: {self.how}{size}{epochs}{seconds}{where}{detail}"
 
 
+_TRAINING_LOADER = ("data loader", "train")
 _PLACES = {"built": "into", "opened": "from"}
 
 
@@ -142,6 +153,21 @@ class Reports:
             self.rows[row.kind, row.name, ""] = row
         if self._is_logged():
             self._log("\n".join(f"megaindex: {row}" for row in rows))
+
+    def balance(self, samples: int, ranks: int, cost: CostModel) -> None:
+        """Record, and log once, that the steps of the training loader are balanced."""
+        kind, name = _TRAINING_LOADER
+        detail = f"{_count(ranks, 'rank')}, cost model {cost.linear}:{cost.attention}"
+        row = ServedDataset(
+            self.framework, kind, name, "megaindex", "balanced", samples=samples, detail=detail
+        )
+        if self.rows.get((kind, name, "")) != row:
+            self.serve_each([row])
+
+    def leave_in_order(self) -> None:
+        """Record, and log once, that the cost model leaves the training loader as it is."""
+        reason = "all rows are equal work, since the cost model has attention 0"
+        self.leave(*_TRAINING_LOADER, reason)
 
     def serve_together(self, make_rows: Callable[[], list[ServedDataset]], summary: str) -> None:
         """Record datasets that were made at once, in one log record of several lines.

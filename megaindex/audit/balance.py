@@ -23,6 +23,7 @@ BINS = 12
 """Bins of the histogram of rows by work."""
 _MOST_ROWS = 1 << 20
 _POINTS = 400  # of the curve of times
+_LEAST_SPREAD = 1e-9  # of the work of rows that are not shown as equal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +129,7 @@ def model_balance(stream: AuditStream, cost: CostModel) -> BalanceModel:
         )
     ]
     work = cost.row_work(np.concatenate(squares), width)
-    relative = work / work.mean()
-    low, high = float(relative.min()), float(relative.max())
-    rows, bounds = np.histogram(relative, BINS, (low, high) if low < high else (0.5, 1.5))
+    rows, bounds = _histogram(work / work.mean())
     held = np.concatenate(documents)
     times = np.array(
         [[each.max(1).mean() / each.mean() for each in pair] for pair in zip(*sides, strict=True)]
@@ -147,12 +146,21 @@ def model_balance(stream: AuditStream, cost: CostModel) -> BalanceModel:
         by_round=LostTime(**_lost([np.concatenate(side) for side in sides])),
         by_step=LostTime(**_lost([np.array([rounds.sum(0) for rounds in side]) for side in sides])),
         work_bounds=bounds,
-        work_rows=rows.astype(np.int64),
+        work_rows=rows,
         step_bounds=np.array([0, *chosen[starts[1:]].tolist(), stream.num_steps], np.int64),
         step_time=np.add.reduceat(times, starts) / length[:, None],
         documents_mean=float(held.mean()),
         documents_most=int(held.max()),
     )
+
+
+def _histogram(relative: F64) -> tuple[I64, F64]:
+    """Return the rows in each bin, and the bounds of the bins."""
+    low, high = float(relative.min()), float(relative.max())
+    if high - low < _LEAST_SPREAD:
+        relative, low, high = np.ones_like(relative), 0.5, 1.5
+    rows, bounds = np.histogram(relative, BINS, (low, high))
+    return rows.astype(np.int64), bounds
 
 
 def _balanced(squares: list[I64], ranks: int, micro: int) -> Iterator[I64]:

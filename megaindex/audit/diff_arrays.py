@@ -52,12 +52,14 @@ def side_from_arrays(path: Path, dataset: IndexedDataset | None = None) -> Side:
 
     Raises:
         FormatError: arrays are missing, or are not index arrays.
-        InvalidArgument: the directory has several sets.
+        InvalidArgument: the directory has several sets, or the entry is one of order packed, which
+            serves every seed.
     """
     with as_storage_error(str(path), "cannot look into it"):
         ours = (path / MANIFEST).is_file()
     if ours:
         manifest = read_manifest(path)
+        _check_has_order(path, manifest)
         arrays = {name: _load(path / f"{name}.npy") for name in _ARRAYS}
         settings, damage = dict(manifest.parameters), _damage(path, manifest, arrays)
         recorded = True
@@ -79,6 +81,20 @@ def side_from_arrays(path: Path, dataset: IndexedDataset | None = None) -> Side:
         has_lengths=dataset is not None,
         recorded=recorded,
         damage=damage,
+    )
+
+
+def _check_has_order(path: Path, manifest: Manifest) -> None:
+    """Raise InvalidArgument for an entry of order packed, the documents sorted by length."""
+    found = manifest.parameters
+    if found.get("order") != "packed":
+        return
+    names = ("order", "sequence_length", "max_documents", "long_documents")
+    settings = ",".join(f"{name}={found[name]}" for name in names if name in found)
+    raise InvalidArgument(
+        f"{path}: a cache entry of order packed holds documents sorted by length, for every seed "
+        "and number of epochs, and no order; give settings in its place: --data-path PREFIX and "
+        f"{settings},seed=N,epochs=E"
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TextIO
 
 import numpy as np
@@ -115,16 +116,19 @@ class _Work:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         model = self.model
         yield Prose("rows by work, in multiples of the mean", "bold")
-        heads = [
-            f"{low:.2f} … {high:.2f}"
-            for low, high in zip(model.work_bounds[:-1], model.work_bounds[1:], strict=True)
-        ]
+        heads = [f"{low} … {high}" for low, high in pairwise(_distinct(model.work_bounds.tolist()))]
         wide, most = max(map(len, heads)), int(model.work_rows.max())
         count = len(f"{most:,}")
         room = max(1, min(_CURVE_WIDTH, options.max_width - wide - count - 2))
         for head, rows in zip(heads, model.work_rows.tolist(), strict=True):
             bar = "█" * (-(-rows * room // most))
             yield Text.assemble(f"{head:>{wide}} {rows:>{count},} ", (bar, "cyan"))
+
+
+def _distinct(numbers: Sequence[float]) -> list[str]:
+    """Return the numbers with two decimals, or as many as tell them apart."""
+    texts = ([f"{number:.{digits}f}" for number in numbers] for digits in range(2, 18))
+    return next(each for each in texts if len(set(each)) == len(numbers))
 
 
 def print_servings(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -126,12 +126,18 @@ def extend_run(
             **common,
         )
         consumed = _consumed(old, num_samples, epochs, consumed_samples)
+
+        def further(seed: int) -> Any:
+            if not order.row.is_framework:  # nothing that it stores depends on the seed
+                return replace(old, seed=seed).extend(1)
+            return build_index(dataset, seed=seed, epochs=1, **common)
+
         index = extend_index(
             old,
             consumed_samples=consumed,
             more_samples=_more(old, more_samples, more_epochs),
             seed=seed,
-            further=lambda seed: build_index(dataset, seed=seed, epochs=1, **common),
+            further=further,
         )
         return ExtendedRun(
             old=old,

@@ -31,6 +31,7 @@ from megaindex.index.bins import BinIndex, Bins, make_bins
 from megaindex.index.labels import check_same_lengths
 from megaindex.index.order_settings import PackedOrder
 from megaindex.index.orders.epoch import EpochIndex
+from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.orders.window import WindowIndex
 from megaindex.index.spans import Index
 from megaindex.index.staged_index import StagedIndex
@@ -166,6 +167,7 @@ class OpenSource:
             documents=self.dataset.document_indices.size - 1,
             samples=self.epoch.num_samples,
             cut_tokens=getattr(self.epoch, "cut_tokens", 0),
+            packed=self.epoch if isinstance(self.epoch, PackedIndex) else None,
         )
 
     def index(self, num_samples: int) -> Index:

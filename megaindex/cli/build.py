@@ -13,6 +13,7 @@ from megaindex.cli.options import (
     add_engine_arguments,
     add_flags,
     chosen_engine,
+    order_of_flags,
     refuse_others,
     refuse_weights,
 )
@@ -142,11 +143,7 @@ def _lines(file: str) -> list[str]:
 
 def _settings(options: argparse.Namespace) -> BuildSettings:
     from megaindex.builders.many import BuildSettings
-    from megaindex.index.order_settings import make_order
 
-    names = ("max_documents", "long_documents")
-    given = {name: getattr(options, name) for name in names}
-    words = {name: f"--{name.replace('_', '-')}" for name in names}
     return BuildSettings(
         sequence_length=options.seq_length,
         seed=options.seed,
@@ -154,7 +151,7 @@ def _settings(options: argparse.Namespace) -> BuildSettings:
         epochs=options.epochs,
         split=options.split,
         subset=options.subset,
-        order=make_order(options.order, given, words),
+        order=order_of_flags(options),
         cache_dir=options.cache_dir,
     )
 

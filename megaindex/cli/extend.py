@@ -11,7 +11,7 @@ import json
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from megaindex.cli.options import Parser, add_flags
+from megaindex.cli.options import Parser, add_flags, order_of_flags
 from megaindex.validation import DEFAULT_SEED
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def main(arguments: Sequence[str]) -> int:
         paths if blended else paths[0],
         sequence_length=options.seq_length,
         seed=options.seed,
-        order=options.order,
+        order=order_of_flags(options),
         num_samples=options.num_samples,
         epochs=options.epochs,
         weights=weights or None,
@@ -59,7 +59,8 @@ def _parser() -> argparse.ArgumentParser:
     length = old.add_mutually_exclusive_group(required=True)
     add_flags(length, "--num-samples", help="samples of the run: train_iters x batch size")
     add_flags(length, "--epochs", help="of one source, such as 1, 1.5 or 3/2")
-    add_flags(old, "--variance-buffer", "--split", "--subset")
+    add_flags(old, "--variance-buffer", "--split", "--subset", "--max-documents")
+    add_flags(old, "--long-documents")
     old.add_argument(
         "--consumed-samples", type=int, metavar="C", help="served so far; default: all planned"
     )

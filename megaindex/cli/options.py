@@ -17,6 +17,7 @@ from megaindex.validation import DEFAULT_SEED, check_choice, check_epochs, check
 if TYPE_CHECKING:
     from megaindex.corpus.outputs import WriteResult
     from megaindex.engine import Engine
+    from megaindex.index.order_settings import Order
 
 
 class Parser(argparse.ArgumentParser):
@@ -115,6 +116,19 @@ def add_flags(parser: argparse._ActionsContainer, *flags: str, **changes: Any) -
     """Add shared flags; ``changes`` replace arguments of `add_argument`."""
     for flag in flags:
         parser.add_argument(flag, **(_shared_arguments(flag) | changes))
+
+
+def order_of_flags(options: argparse.Namespace) -> Order:
+    """Return the order of --order, --max-documents and --long-documents.
+
+    Raises:
+        InvalidArgument: the order does not have a setting, or its value is wrong.
+    """
+    from megaindex.index.order_settings import make_order
+
+    names = ("max_documents", "long_documents")
+    given = {name: getattr(options, name) for name in names}
+    return make_order(options.order, given, {n: f"--{n.replace('_', '-')}" for n in names})
 
 
 def _shared_arguments(flag: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ iterate over its samples in the order in which they were cut, which reads memory
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, runtime_checkable
@@ -184,6 +185,9 @@ def sources_html(name: str, indices: Sequence[Any], paths: Sequence[str]) -> str
     return html_table(heads, rows, labels=1, caption=name)
 
 
+_BOOLS = {bool, np.bool_}  # NumPy makes 1 of True beside integers
+
+
 def check_sample_ids(sample_ids: npt.ArrayLike, num_samples: int) -> I64:
     """Return the ids as int64[n]; OutOfRange unless each is from 0 to ``num_samples - 1``."""
     # Datasets request one sample at a time; comparing in NumPy would take longer than the kernel.
@@ -191,6 +195,11 @@ def check_sample_ids(sample_ids: npt.ArrayLike, num_samples: int) -> I64:
         only: Any = sample_ids[0]
         if type(only) is int and 0 <= only < num_samples:
             return np.array(sample_ids, np.int64)
+    if isinstance(sample_ids, (list, tuple)) and _BOOLS.intersection(map(type, sample_ids)):
+        raise OutOfRange(
+            f"sample ids must be integers, got a bool in {reprlib.repr(sample_ids)}; give the "
+            "numbers of samples"
+        )
     ids = np.asarray(sample_ids)
     if ids.ndim == 0:
         ids = ids.reshape(1)

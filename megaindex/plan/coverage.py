@@ -19,12 +19,10 @@ from megaindex.index.order_settings import order_of_row
 from megaindex.index.spans import Index
 from megaindex.plan.model import Coverage
 from megaindex.plan.serving import ServedRange
-from megaindex.plan.sizing import SplitPart
+from megaindex.plan.sizing import BUILD_LIMIT, SplitPart
 
 _SAMPLES_AT_ONCE = 1 << 17
 _DOCUMENTS_AT_ONCE = 1 << 20
-BUILD_LIMIT = 10**8
-"""Documents x epochs up to which ``--coverage auto`` counts in the built index."""
 _MOST_TIMES = 10_000  # longest table of shares by times served
 _MOST_COPIES = 40  # most epochs for expected coverage where samples are served again
 _NEGLIGIBLE = 1e-12
@@ -370,6 +368,7 @@ def counted_coverage(tokens: I64, documents: I64) -> Coverage:
         method="built",
         tokens=tuple((tokens / tokens.sum()).tolist()),
         documents=tuple((documents / documents.sum()).tolist()),
+        tokens_served=int(tokens @ np.arange(tokens.size)),
     )
 
 

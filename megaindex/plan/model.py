@@ -20,11 +20,13 @@ class Coverage:
         tokens: fractions of the tokens served 0, 1, 2, … times; they add up to 1.
         documents: fractions of the non-empty documents by the times that their most served
             token is served; empty unless the index was built.
+        tokens_served: tokens served, repetitions included; None unless the index was built.
     """
 
     method: str
     tokens: tuple[float, ...] = ()
     documents: tuple[float, ...] = ()
+    tokens_served: int | None = None
 
     def to_json(self) -> dict[str, float]:
         """Return `tokens` as ``{"seen_0": …, "seen_1": …}``."""
@@ -56,8 +58,8 @@ class PackingFacts:
     likeness: float
     """Mean quotient of the shortest and the longest piece of a sample, where it has several."""
     rare_tokens: float
-    """Share of the tokens in pieces that share their length with at most one other: they have
-    nearly the same mates in every epoch."""
+    """Share of the tokens in pieces that share their length with at most one other: they share
+    a sample with nearly the same documents in every epoch."""
 
 
 @dataclass(frozen=True, kw_only=True)

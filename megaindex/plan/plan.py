@@ -16,8 +16,8 @@ from megaindex.plan.advice import buffer_effect, check_failures
 from megaindex.plan.model import Evaluations, LoaderRestart, Phase, Plan, RankShare, Row
 from megaindex.plan.rows import evaluation_of, evaluation_rows, rows_of
 from megaindex.plan.serving import loader_passes
-from megaindex.plan.sizing import Sizing, SplitPart
-from megaindex.plan.sources import knows_inputs, packed_inputs, parts_of, sizing_of
+from megaindex.plan.sizing import InputTokens, Sizing, SplitPart
+from megaindex.plan.sources import packed_inputs, parts_of, sizing_of
 from megaindex.plan.target import (
     ResolvedTarget,
     dry_loaders,
@@ -85,6 +85,10 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
     rows = train + evaluation_rows(run, row, parts, evaluation, progress)
     if run.dataloader == "cyclic":
         rows = permuted(rows)
+    inputs = None
+    if row.order == "packed":  # samples hold padding
+        found = [packed_inputs(run, *each) for each in zip(parts["train"], train, strict=True)]
+        inputs = InputTokens(sum(each.tokens for each in found), all(each.exact for each in found))
     plan = Plan(
         order=run.row.order,
         framework=row.framework,
@@ -95,7 +99,7 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
         global_batch_size=run.batch.final,
         batch_schedule=run.batch.stages,
         consumed_samples=run.consumed_samples,
-        **_totals(run, sizing, parts["train"], target, train),
+        **_totals(run, sizing, target, train, inputs),
         max_train_iters_without_repeat=limits.without_repeat,
         max_train_iters_same_epochs=limits.same_epochs,
         max_train_iters_exact=limits.exact,
@@ -114,7 +118,7 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
     return replace(
         plan,
         caution=advice.caution(run, sizing, plan),
-        warnings=(*advice.warnings(run, sizing, plan), *_mean_tokens(run, parts["train"], train)),
+        warnings=(*advice.warnings(run, sizing, plan), *_mean_tokens(inputs)),
         check_failures=check_failures(run, plan),
     )
 
@@ -139,35 +143,31 @@ def _train_rows(
     )
 
 
-def _mean_tokens(run: Run, parts: Sequence[SplitPart], train: Sequence[Row]) -> tuple[str, ...]:
+def _mean_tokens(inputs: InputTokens | None) -> tuple[str, ...]:
     """Return a warning if tokens consumed in order packed are means over seeds."""
-    rows = zip(parts, train, strict=True) if run.row.order == "packed" else ()
-    if all(knows_inputs(run, part, row.drawn or 0) for part, row in rows):
+    if inputs is None or inputs.exact:
         return ()
     return (
         "tokens consumed and left over are means over seeds, because a part of an epoch is "
-        "consumed; give --data-path, without --coverage expected, to count them",
+        "consumed; give --data-path and --coverage exact to count them",
     )
 
 
 def _totals(
     run: Run,
     sizing: Sizing,
-    parts: Sequence[SplitPart],
     target: ResolvedTarget,
     train: Sequence[Row],
+    inputs: InputTokens | None,
 ) -> dict[str, Any]:
-    """Return the totals of the train split."""
+    """Return the totals of the train split; ``inputs`` are the tokens consumed in order packed."""
     tokens_consumed = target.samples_consumed * run.sequence_length
+    if inputs is not None:
+        tokens_consumed = inputs.tokens
     built = [row.built for row in train if row.built is not None]
     epochs = [row.epochs for row in train if row.epochs is not None]
     samples_left = max(0, target.samples_in_view - target.samples_consumed)
     tokens_left = max(0, target.tokens_in_view - tokens_consumed)
-    if run.row.order == "packed":  # samples hold padding
-        tokens_consumed = sum(
-            packed_inputs(run, part, row.drawn or 0) for part, row in zip(parts, train, strict=True)
-        )
-        tokens_left = max(0, target.tokens_in_view - tokens_consumed)
     if sizing.asks_one_epoch:  # some samples are drawn more often than others
         distinct = sum(row.distinct or 0 for row in train)
         samples_left = sum(row.samples_per_epoch for row in train) - distinct

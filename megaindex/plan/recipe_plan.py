@@ -20,7 +20,9 @@ from megaindex.console import (
     text_of,
     warning,
 )
-from megaindex.plan.model import json_value
+from megaindex.plan.model import PackingFacts, json_value
+from megaindex.plan.render import facts_view, packing_texts
+from megaindex.plan.sizing import InputTokens, is_countable, mean_inputs, packing_facts
 from megaindex.recipe.layout import PlannedStage, RecipeLayout, StageEnd
 from megaindex.recipe.recipe import Recipe, Rounds
 
@@ -46,6 +48,7 @@ class StageDraw:
     share: float
     """Share of the stage's samples."""
     tokens: int
+    """Tokens of these samples, without the padding of order packed."""
     epochs_begin: float
     """Epochs of the source read before the stage."""
     epochs_end: float
@@ -68,6 +71,12 @@ class SourceTotal:
     """Samples of its epoch that the run never serves."""
     cut_tokens: int
     """Tokens of its epoch in no sample: cut off, or left out with long documents."""
+    packing: PackingFacts | None = None
+    """Samples of an epoch in order packed; not a key of ``--json`` in the other orders."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields."""
+        return {key: v for key, v in vars(self).items() if key != "packing" or v is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,8 +97,8 @@ class RecipePlan:
     Attributes:
         train_iters: steps of the run.
         samples_consumed: samples that the run serves, without padding.
-        tokens_consumed: samples times sequence_length; samples of finetuning sources may hold
-            padding.
+        tokens_consumed: input tokens of the samples, without the padding of order packed; samples
+            of finetuning sources count as sequence_length tokens.
         samples_masked: rows of the last batch that are padding without loss.
         sequence_length: tokens of a sample, without the extra one of the label.
         batch_schedule: first sample and batch size of each stage of the `BatchSchedule`.
@@ -151,11 +160,12 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
     rounds = layout.evaluation or Rounds(count=0, batches=0, samples=0, masked=0, available=0)
     samples, parallel = layout.num_samples, recipe.data_parallel_size
     rows = samples + layout.samples_masked
+    draws, means = _draws(layout)
     last = rows - recipe.batch.samples_after(max(0, layout.num_steps - 1))
     plan = RecipePlan(
         train_iters=layout.num_steps,
         samples_consumed=samples,
-        tokens_consumed=samples * recipe.sequence_length,
+        tokens_consumed=sum(draw.tokens for draw in draws),
         samples_masked=layout.samples_masked,
         sequence_length=recipe.sequence_length,
         batch_schedule=recipe.batch.stages,
@@ -170,11 +180,11 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
         padding=_padding(recipe, last, layout.samples_masked),
         evaluation_padding=_padding(recipe, rounds.samples + rounds.masked, rounds.masked),
         stages=layout.ends,
-        draws=_draws(layout),
+        draws=draws,
         sources=_totals(layout),
         warnings=(),
     )
-    return replace(plan, warnings=tuple(_warnings(layout, plan)))
+    return replace(plan, warnings=(*_warnings(layout, plan), *_mean_tokens(means)))
 
 
 def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
@@ -191,41 +201,58 @@ def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
     )
 
 
-def _draws(layout: RecipeLayout) -> tuple[StageDraw, ...]:
+def _draws(layout: RecipeLayout) -> tuple[tuple[StageDraw, ...], list[str]]:
+    """Return the draws, and the sources of which tokens are means over seeds."""
     reached = [0] * len(layout.sizes)  # one past the last sample that earlier stages read
     rows: list[StageDraw] = []
+    means: dict[str, None] = {}
     for stage in layout.stages:
-        rows += _stage_draws(layout, stage, reached)
+        streams = zip(stage.mixed.sources, stage.mixed.begins, stage.counts, strict=True)
+        for stream, (source, begin, count) in enumerate(streams):
+            inputs = _inputs(layout, source, begin, count)
+            row = _stage_draw(layout, stage, stream, begin >= reached[source], inputs.tokens)
+            rows.append(row)
+            if not inputs.exact:
+                means[row.source] = None
         for source, begin, count in zip(
             stage.mixed.sources, stage.mixed.begins, stage.counts, strict=True
         ):
             reached[source] = max(reached[source], begin + count)
-    return tuple(rows)
+    return tuple(rows), list(means)
 
 
-def _stage_draws(layout: RecipeLayout, stage: PlannedStage, reached: list[int]) -> list[StageDraw]:
+def _inputs(layout: RecipeLayout, source: int, begin: int, count: int) -> InputTokens:
+    """Return the input tokens of ``count`` samples of a source from ``begin`` on."""
+    index, end = layout.sizes[source].packed, begin + count
+    if index is None:
+        return InputTokens(count * layout.recipe.sequence_length, True)
+    mean = mean_inputs(index.packing, begin, end)
+    if mean.exact or not is_countable(index.packing, len(index.documents), begin, end):
+        return mean
+    return InputTokens(index.extend(index.epochs_for(end)).count_inputs(begin, end), True)
+
+
+def _stage_draw(
+    layout: RecipeLayout, stage: PlannedStage, stream: int, goes_on: bool, tokens: int
+) -> StageDraw:
+    """Return the draw of a stream; ``goes_on`` if no earlier stage read its samples."""
     recipe, mixed = layout.recipe, stage.mixed
+    source, begin, count = mixed.sources[stream], mixed.begins[stream], stage.counts[stream]
     end = stage.first_sample + stage.num_samples
-    rows = []
-    streams = zip(mixed.sources, mixed.begins, stage.counts, strict=True)
-    for stream, (source, begin, count) in enumerate(streams):
-        per_epoch = layout.sizes[source].samples
-        fresh = max(0, per_epoch - begin) if begin >= reached[source] else 0
-        rows.append(
-            StageDraw(
-                stage=stage.name,
-                source=recipe.sources[source].name,
-                first_step=recipe.batch.iterations_within(stage.first_sample),
-                end_step=recipe.batch.iterations_within(end - 1) + 1,
-                samples=count,
-                share=count / stage.num_samples,
-                tokens=count * recipe.sequence_length,
-                epochs_begin=begin / per_epoch,
-                epochs_end=(begin + count) / per_epoch,
-                first_repeat=_first_beyond(layout, stage, stream, fresh),
-            )
-        )
-    return rows
+    per_epoch = layout.sizes[source].samples
+    fresh = max(0, per_epoch - begin) if goes_on else 0
+    return StageDraw(
+        stage=stage.name,
+        source=recipe.sources[source].name,
+        first_step=recipe.batch.iterations_within(stage.first_sample),
+        end_step=recipe.batch.iterations_within(end - 1) + 1,
+        samples=count,
+        share=count / stage.num_samples,
+        tokens=tokens,
+        epochs_begin=begin / per_epoch,
+        epochs_end=(begin + count) / per_epoch,
+        first_repeat=_first_beyond(layout, stage, stream, fresh),
+    )
 
 
 def _first_beyond(layout: RecipeLayout, stage: PlannedStage, stream: int, fresh: int) -> int | None:
@@ -257,6 +284,14 @@ def _totals(layout: RecipeLayout) -> tuple[SourceTotal, ...]:
             epochs=drawn / size.samples,
             unseen=max(0, size.samples - reached),
             cut_tokens=size.cut_tokens,
+            packing=None
+            if size.packed is None
+            else packing_facts(
+                size.packed.packing,
+                size.tokens,
+                size.packed.num_long_documents,
+                source.max_documents,
+            ),
         )
         for source, size, drawn, reached in rows
     )
@@ -296,6 +331,16 @@ def _warnings(layout: RecipeLayout, plan: RecipePlan) -> Iterator[str]:
         yield f"never drawn: {', '.join(unused)}"
 
 
+def _mean_tokens(sources: list[str]) -> list[str]:
+    """Return a warning if tokens of sources in order packed are means over seeds."""
+    if not sources:
+        return []
+    return [
+        f"tokens of {', '.join(sources)} are means over seeds, because parts of epochs are drawn "
+        "that have too many documents or samples to count"
+    ]
+
+
 def _padding_text(padding: Padding, parallel: int | None) -> str:
     if padding.ranks:
         return f"padding only on {padding.ranks} of {parallel} ranks"
@@ -332,6 +377,9 @@ def print_recipe_plan(plan: RecipePlan, file: TextIO | None = None) -> None:
 
 def _view(plan: RecipePlan) -> RenderableType:
     parts: list[RenderableType] = [_answer(plan), _stages(plan), _sources(plan)]
+    packed = packing_texts((source.source, source.packing) for source in plan.sources)
+    if (facts := facts_view(packed)) is not None:
+        parts.append(facts)
     return spaced([*parts, *map(warning, plan.warnings)])
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
@@ -21,7 +22,7 @@ from megaindex.console import (
     warning,
 )
 from megaindex.index.frameworks import framework_rules
-from megaindex.plan.model import Plan, Row, epochs_text
+from megaindex.plan.model import PackingFacts, Plan, Row, epochs_text
 
 if TYPE_CHECKING:
     from typing import TextIO
@@ -189,7 +190,15 @@ def _percent(share: float) -> str:
 
 
 def _facts(plan: Plan) -> RenderableType | None:
-    facts = [*_packing_facts(plan), *_tail_facts(plan), *_buffer_fact(plan), *_run_facts(plan)]
+    train = plan.rows("train")
+    packed = packing_texts(
+        ("packing" if len(train) == 1 else f"source {row.source}", row.packing) for row in train
+    )
+    return facts_view([*packed, *_tail_facts(plan), *_buffer_fact(plan), *_run_facts(plan)])
+
+
+def facts_view(facts: Sequence[tuple[str, str]]) -> RenderableType | None:
+    """Return a grid of names and texts; None without facts."""
     if not facts:
         return None
     grid = Table.grid(padding=(0, 2))
@@ -200,23 +209,25 @@ def _facts(plan: Plan) -> RenderableType | None:
     return grid
 
 
-def _packing_facts(plan: Plan) -> list[tuple[str, str]]:
+def packing_texts(sources: Iterable[tuple[str, PackingFacts | None]]) -> list[tuple[str, str]]:
+    """Return the facts about each source in order packed, by its name, as text."""
+    packed = [(name, packing) for name, packing in sources if packing is not None]
     facts = []
-    for row in plan.rows("train")[:_MANY_SOURCES]:
-        packing = row.packing
-        if packing is None:
-            continue
+    for name, packing in packed[:_MANY_SOURCES]:
         text = (
             f"fill {_percent(packing.fill)}, {packing.padding:,} positions of padding an epoch; "
             f"{packing.pieces_per_sample:.1f} documents a sample, at most {packing.most_pieces} of "
             f"{packing.max_documents}, the shortest {_percent(packing.likeness)} as long as the "
-            f"longest; {_percent(packing.rare_tokens)} of the tokens keep their mates"
+            f"longest; {_percent(packing.rare_tokens)} of the tokens share a sample with nearly "
+            "the same documents in every epoch"
         )
         if packing.long_documents:
             text += f"; {packing.long_documents:,} documents are longer than a sample"
         if packing.cut_tokens:
             text += f", {packing.cut_tokens:,} of their tokens are in none"
-        facts.append(("packing" if len(plan.rows("train")) == 1 else f"source {row.source}", text))
+        facts.append((name, text))
+    if (more := len(packed) - _MANY_SOURCES) > 0:
+        facts.append(("", f"… {more} more: --json lists all"))
     return facts
 
 

@@ -10,7 +10,7 @@ from megaindex.configs.run import Run
 from megaindex.errors import InvalidArgument
 from megaindex.index.blending import Progress
 from megaindex.index.frameworks import FrameworkRules, Split
-from megaindex.plan.coverage import BUILD_LIMIT, SourceDraw, coverage_of
+from megaindex.plan.coverage import SourceDraw, coverage_of
 from megaindex.plan.model import Evaluations, Row
 from megaindex.plan.serving import (
     ServedRange,
@@ -19,13 +19,12 @@ from megaindex.plan.serving import (
     loader_passes,
     samples_served,
 )
-from megaindex.plan.sizing import Sizing, SplitPart
+from megaindex.plan.sizing import BUILD_LIMIT, Sizing, SplitPart, packing_facts
 from megaindex.plan.sources import (
     Parts,
     index_of_part,
     packing_coverage,
     packing_error,
-    packing_facts,
     samples_of_first_pass,
     sizing_of,
 )
@@ -221,7 +220,9 @@ def rows_of(
             epochs=None if epochs is None else epochs[i],
             distinct=distinct,
             repeated=_repeated(count, distinct, per_epoch[i]),
-            packing=packing_facts(part, sizing.row),
+            packing=packing_facts(
+                part.packing, part.tokens, part.long_documents, sizing.row.max_documents
+            ),
         )
         if run.packing is None:
             rows.append(_covered(run, sizing, part, row, served))

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -25,9 +26,13 @@ from megaindex.index.blending import (
     request_weights,
 )
 from megaindex.index.frameworks import FrameworkRules
-from megaindex.index.orders.packed import Packing
+from megaindex.index.orders.packed import Packing, most_documents
+from megaindex.plan.model import PackingFacts
 
+BUILD_LIMIT = 10**8
+"""Documents x epochs up to which ``--coverage auto`` counts in the built index."""
 _CHUNK = 1 << 22
+_MOST_LOCATED = 1 << 22  # samples of which a plan counts the tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +87,60 @@ def _sum(lengths: npt.NDArray[np.int32], begin: int, end: int, path: str) -> int
             )
         total += int(block.sum(dtype=np.int64))
     return total
+
+
+def packing_facts(
+    packing: Packing | None, tokens: int, long_documents: int, max_documents: int | None
+) -> PackingFacts | None:
+    """Return the facts about samples of order packed; None in other orders.
+
+    Args:
+        packing: bins of an epoch; None in other orders.
+        tokens: tokens of the documents.
+        long_documents: documents longer than a sample.
+        max_documents: most pieces of a sample; None for the default.
+    """
+    if packing is None:
+        return None
+    pieces, samples = packing.pieces
+    return PackingFacts(
+        fill=packing.input_tokens / (packing.num_samples * packing.sequence_length),
+        padding=packing.padding,
+        cut_tokens=tokens - packing.input_tokens,
+        long_documents=long_documents,
+        max_documents=most_documents(max_documents, packing.sequence_length),
+        pieces_per_sample=float(pieces @ samples / packing.num_samples),
+        most_pieces=int(pieces[-1]),
+        likeness=packing.likeness,
+        rare_tokens=packing.rare_tokens / packing.input_tokens,
+    )
+
+
+class InputTokens(NamedTuple):
+    """Input tokens of a range of samples in order packed."""
+
+    tokens: int
+    exact: bool
+    """False for the mean over seeds."""
+
+
+def mean_inputs(packing: Packing, begin: int, end: int) -> InputTokens:
+    """Return the input tokens of samples ``begin`` to ``end - 1``: of complete epochs exactly, else
+    the mean over seeds."""
+    size, inputs = packing.num_samples, packing.input_tokens
+    whole = begin % size == end % size == 0 or begin == end
+    return InputTokens(end * inputs // size - begin * inputs // size, whole)
+
+
+def is_countable(packing: Packing, documents: int, begin: int, end: int) -> bool:
+    """Return whether the input tokens of samples ``begin`` to ``end - 1`` are cheap to count.
+
+    Of an epoch that is read in part, the samples read or the others are located.
+    """
+    size = packing.num_samples
+    parts = [end - begin] if begin // size == end // size else [-begin % size, end % size]
+    located = sum(min(part, size - part) for part in parts)
+    return documents <= BUILD_LIMIT and located <= _MOST_LOCATED
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,16 +27,21 @@ from megaindex.index.order_settings import NeoxDocumentsOrder, order_of_row
 from megaindex.index.orders.neox_documents import PackingIndex, PackingOrder
 from megaindex.index.orders.packed import (
     count_pieces,
-    most_documents,
     pack_counts,
     pieces_of_histogram,
 )
-from megaindex.index.spans import locate_range
 from megaindex.kernels import active, num_threads
 from megaindex.plan.coverage import count_served, counted_coverage
-from megaindex.plan.model import Coverage, PackingFacts
+from megaindex.plan.model import Coverage, Row
 from megaindex.plan.serving import ServedRange
-from megaindex.plan.sizing import Sizing, SplitPart, measure
+from megaindex.plan.sizing import (
+    InputTokens,
+    Sizing,
+    SplitPart,
+    is_countable,
+    mean_inputs,
+    measure,
+)
 
 
 def measure_documents(
@@ -100,25 +105,6 @@ def measure_packed(
     return parts
 
 
-def packing_facts(part: SplitPart, row: FrameworkRules) -> PackingFacts | None:
-    """Return the facts about a part's samples in order packed; None in other orders."""
-    packing = part.packing
-    if packing is None:
-        return None
-    pieces, samples = packing.pieces
-    return PackingFacts(
-        fill=packing.input_tokens / (packing.num_samples * packing.sequence_length),
-        padding=packing.padding,
-        cut_tokens=part.tokens - packing.input_tokens,
-        long_documents=part.long_documents,
-        max_documents=most_documents(row.max_documents, packing.sequence_length),
-        pieces_per_sample=float(pieces @ samples / packing.num_samples),
-        most_pieces=int(pieces[-1]),
-        likeness=packing.likeness,
-        rare_tokens=packing.rare_tokens / packing.input_tokens,
-    )
-
-
 def _packed_part(part: SplitPart, counts: I64, row: FrameworkRules, name: str) -> SplitPart:
     if not part.tokens:
         return replace(part, pass_samples=0)
@@ -129,47 +115,33 @@ def _packed_part(part: SplitPart, counts: I64, row: FrameworkRules, name: str) -
     return replace(part, packing=packing, pass_samples=packing.num_samples)
 
 
-_MOST_LOCATED = 1 << 22  # samples of which a plan counts the tokens
+def packed_inputs(run: Run, part: SplitPart, row: Row) -> InputTokens:
+    """Return the input tokens of the samples drawn of a source in order packed.
 
-
-def knows_inputs(run: Run, part: SplitPart, samples: int) -> bool:
-    """Return whether `packed_inputs` is exact: for whole epochs, or where it counts."""
-    assert part.packing is not None
-    rest = samples % part.packing.num_samples
-    few = min(rest, part.packing.num_samples - rest) <= _MOST_LOCATED
-    counts = bool(part.source.path) and few and run.coverage not in ("expected", "none")
-    return rest == 0 or counts
-
-
-def packed_inputs(run: Run, part: SplitPart, samples: int) -> int:
-    """Return the input tokens of the first samples of order packed.
-
-    Of a part of an epoch they are counted in the index where that is cheap, else the mean over
-    seeds.
+    Of a part of an epoch they are those of the counted coverage, or counted in the index where that
+    is cheap, else the mean over seeds.
     """
     packing = part.packing
     assert packing is not None
-    passes, rest = divmod(samples, packing.num_samples)
-    whole = passes * packing.input_tokens
-    if rest == 0:
-        return whole
-    first, stop = passes * packing.num_samples, (passes + 1) * packing.num_samples
-    if not knows_inputs(run, part, samples):
-        return whole + packing.input_tokens * rest // packing.num_samples
-    index = build_index(
+    if row.drawn is None:
+        return mean_inputs(packing, 0, sum(row.drawn_bounds) // 2)._replace(exact=False)
+    mean = mean_inputs(packing, 0, row.drawn)
+    if mean.exact:
+        return mean
+    if row.coverage.tokens_served is not None:
+        return InputTokens(row.coverage.tokens_served, True)
+    counts = bool(part.source.path) and run.coverage not in ("expected", "none")
+    if not (counts and is_countable(packing, part.sequences, 0, row.drawn)):
+        return mean
+    index: Any = build_index(
         _open(part.source.path, run.row),
         sequence_length=run.sequence_length,
         seed=run.seed,
-        num_samples=stop,
+        num_samples=row.drawn,
         documents=range(part.begin, part.end),
         order=order_of_row(run.row),
     )
-    if rest <= packing.num_samples - rest:
-        spans = locate_range(index, first, samples)
-        return whole + int(spans.input_lengths(run.sequence_length).sum())
-    spans = locate_range(index, samples, stop)
-    unread = int(spans.input_lengths(run.sequence_length).sum())
-    return whole + packing.input_tokens - unread
+    return InputTokens(index.count_inputs(0, row.drawn), True)
 
 
 def index_of_part(run: Run, part: SplitPart, requested: int) -> PackingIndex:

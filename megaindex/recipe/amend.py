@@ -10,6 +10,7 @@ from typing import Any
 
 from megaindex.configs.run import Target
 from megaindex.errors import InvalidArgument
+from megaindex.index.orders.packed import most_documents
 from megaindex.recipe.layout import PlannedStage, RecipeLayout, first_samples
 from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage
 from megaindex.validation import check_integer
@@ -113,8 +114,15 @@ def _facts(stage: PlannedStage, plan: RecipeLayout) -> tuple[Any, ...]:
     mixing["shares"] = [share // unit for share in mixed.mixing.shares]
     sources = [recipe.sources[i] for i in mixed.sources]
     shuffles = [
-        (s.name, s.kind, s.order, s.packed, s.long_documents, s.max_documents) for s in sources
+        (s.name, s.kind, s.order, s.packed, s.long_documents, _limit(s, recipe)) for s in sources
     ]
     sizes = [plan.sizes[i].samples for i in mixed.sources]
     facts = (type(mixed.mixing), mixing, shuffles, sizes, mixed.begins)
     return (*facts, recipe.seed, recipe.sequence_length, mixed.num_samples)
+
+
+def _limit(source: RecipeSource, recipe: Recipe) -> int | None:
+    """Return the most documents of a sample, whether given or the default; None if not packed."""
+    if source.order != "packed":
+        return None
+    return most_documents(source.max_documents, recipe.sequence_length)

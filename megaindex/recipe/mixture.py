@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fractions import Fraction
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy as np
 from megaindex.errors import InvalidArgument
 from megaindex.index.blending import divisor_weights
 from megaindex.index.mixing import Mixing, PerStream, Random, Stratified
+from megaindex.index.orders.packed import PackedIndex
 from megaindex.recipe.recipe import Recipe, RecipeStage, Rounding
 
 
@@ -109,6 +110,8 @@ class SourceSize:
     samples: int
     cut_tokens: int = 0
     """Tokens in no sample: cut off, or left out with long documents."""
+    packed: PackedIndex | None = field(default=None, compare=False, repr=False)
+    """Index of the epoch in order packed, whose samples hold padding; None in other orders."""
 
 
 def proportions(stage: RecipeStage, sizes: Sequence[SourceSize]) -> list[Fraction]:

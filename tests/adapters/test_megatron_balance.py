@@ -15,6 +15,7 @@ from support.megatron_blends import build, one_process, write_corpora
 from support.megatron_dataset import megatron_dataset
 
 import megaindex.adapters.megatron as adapter
+from megaindex.adapters import status
 from megaindex.adapters.megatron.__main__ import main as run_script
 from megaindex.adapters.megatron.batches import samples_index
 from megaindex.adapters.megatron.patches import SAMPLER_MODULES
@@ -250,6 +251,31 @@ def test_without_balance_nothing_changes(training: Any, tmp_path: Path) -> None:
     adapter.uninstall()
     assert training.build_pretraining_data_loader is original
     assert training.importer.build_pretraining_data_loader is original
+
+
+def test_a_balanced_loader_is_reported(
+    training: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Once, although Megatron makes a loader for every part of a virtual pipeline."""
+    caplog.set_level("INFO", "megaindex")
+    training.args.micro, training.args.size = 2, 2
+    dataset = dataset_of(training, tmp_path)
+    adapter.install(balance=COST)
+    for _ in "12":
+        training.build_pretraining_data_loader(dataset, 0)
+    text = f"data loader train: balanced {len(dataset)} samples, 2 ranks, cost model 0:1"
+    assert caplog.text.count(f"megaindex: {text}") == 1
+    (served,) = (each for each in status().datasets if each.kind == "data loader")
+    assert str(served) == text
+    assert (served.served_by, served.how) == ("megaindex", "balanced")
+    adapter.install(balance=CostModel(linear=1, attention=0))
+    for _ in "12":
+        training.build_pretraining_data_loader(dataset, 0)
+    assert caplog.text.count("data loader train: left to Megatron, all rows are equal work") == 1
+    adapter.install(balance=COST)
+    with pytest.raises(InvalidArgument):
+        training.build_pretraining_data_loader(list(range(50)), 0)
+    assert "data loader" not in str(status())
 
 
 def test_the_command_installs_it(

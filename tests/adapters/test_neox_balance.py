@@ -13,6 +13,7 @@ from support import neox_stand_in
 from support.neox_running import arguments, loaders_of
 
 import megaindex.adapters.neox as adapter
+from megaindex.adapters import status
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel
 
@@ -108,3 +109,17 @@ def test_without_attention_rows_stay_in_order(neox: Any, tmp_path: Path) -> None
     plain = served(args, 6)
     adapter.install(balance=CostModel(linear=1, attention=0))
     assert served(args, 6) == plain
+    assert "data loader train: left to GPT-NeoX, all rows are equal work" in str(status())
+
+
+def test_a_balanced_loader_is_reported(
+    neox: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "megaindex")
+    args = settings(tmp_path, split="60,20,20")
+    adapter.install(balance=COST)
+    served(args, 1)  # on each of two ranks
+    samples = len(loaders_of(args)["train"].dataset)
+    text = f"data loader train: balanced {samples} samples, 2 ranks, cost model 0:1"
+    assert caplog.text.count(f"megaindex: {text}") == 1
+    assert text in str(status())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import runpy
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,21 @@ def test_plan_and_audit_show_the_same(prefix: Path) -> None:
     # without a cost model, that of an 8B model
     report = plan_json(*plain, "--balance")["balance"]
     assert report["cost_model"] == CostModel.preset("llama3-8b").to_dict()
+
+
+@pytest.mark.parametrize("cost", ["8:1", "1e6:1", "1e14:1", "1e16:1", "1:0"])
+def test_bounds_of_the_histogram_differ(prefix: Path, cost: str) -> None:
+    """However small the differences between rows are."""
+    status, out, err = plan(*run_of(prefix, "--train-iters", 30, "--cost-model", cost))
+    assert status == 0, err
+    lines = re.findall(r"^ *([0-9.]+) … ([0-9.]+) +([0-9]+)\b", out, re.M)
+    assert len(lines) == BINS
+    assert sum(int(rows) for _, _, rows in lines) == 360
+    bounds = [lines[0][0], *(high for _, high, _ in lines)]
+    assert [low for low, _, _ in lines] == bounds[:-1]
+    numbers = [float(bound) for bound in bounds]
+    assert numbers == sorted(set(numbers))
+    assert len(bounds[0]) == 4 or cost == "1e6:1"
 
 
 def test_the_page_shows_it(prefix: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from support.corpora import write_corpus
 from support.files import closed
 from support.megatron_dataset import Tokenizer
 
-from megaindex import build_index
+from megaindex import PackedOrder, build_index
 from megaindex.audit.diff import compare
 from megaindex.audit.diff_arrays import side_from_arrays
 from megaindex.audit.diff_inputs import Side, existing, read_settings, side_from_settings
@@ -193,6 +193,22 @@ def test_cache_entries_tell_their_settings(prefix: Path, tmp_path: Path) -> None
     # against settings: the same index is the same
     assert diff(prefix, first, "seed=1")["relation"] == "equal"
     assert settings_of(diff(prefix, first, "seed=2")) == ["seed"]
+
+
+def test_an_entry_of_order_packed_is_refused_with_its_settings(
+    prefix: Path, tmp_path: Path
+) -> None:
+    order = PackedOrder(max_documents=5, long_documents="skip")
+    found = entry(prefix, tmp_path / "cache", order=order)
+    status, out, err = cli("diff-order", "--data-path", prefix, found, "seed=1")
+    assert (status, out) == (2, "")
+    assert f"{found}: a cache entry of order packed holds documents sorted by length" in err
+    words = err[err.index("order=packed") :].replace("seed=N,epochs=E", "seed=1,epochs=2").strip()
+    side = side_from_settings("named", read_settings(words, {"data_path": str(prefix)}))
+    settings: dict[str, Any] = {"sequence_length": 16, "seed": 1, "epochs": 2, "order": order}
+    index = build_index(str(prefix), **settings)
+    ours, theirs = (Side(name="", index=each, settings={}) for each in (side.index, index))
+    assert compare(ours, theirs).equal
 
 
 def test_the_same_settings_on_another_corpus(prefix: Path, tmp_path: Path) -> None:

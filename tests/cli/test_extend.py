@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from support.corpora import write_corpus
 
+import megaindex
 from megaindex.cli import main
 
 
@@ -80,3 +81,16 @@ def test_bad_input(
 ) -> None:
     assert main(options(corpus, *more)) == 2
     assert message in capsys.readouterr().err
+
+
+def test_the_settings_of_order_packed(corpus: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    few = ("--max-documents", 2, "--long-documents", "skip")
+    common = ("--epochs", 1, "--more-epochs", 1)
+    assert main([*options(corpus, "--order", "packed", *few, *common), "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    order = megaindex.PackedOrder(max_documents=2, long_documents="skip")
+    index = megaindex.build_index(corpus, sequence_length=16, order=order, epochs=1)
+    assert report["consumed_samples"] == report["more_samples"] == index.num_samples
+    assert report["coverage_before"]["seen_0"] == index.cut_tokens / corpus.num_tokens > 0.5
+    assert main(options(corpus, "--order", "neox", *few, *common)) == 2
+    assert "--max-documents is a setting of order packed" in capsys.readouterr().err

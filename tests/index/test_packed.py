@@ -56,6 +56,7 @@ def check_epochs(index: PackedIndex, lengths: np.ndarray) -> None:
     assert index.packing.input_tokens == inputs
     assert index.packing.padding == per_epoch * size - inputs
     pieces, samples = index.packing.pieces
+    counted = []
     for epoch in range(index.num_epochs):
         spans = index.locate(np.arange(epoch * per_epoch, (epoch + 1) * per_epoch))
         input_lengths = spans.input_lengths(size)
@@ -67,6 +68,7 @@ def check_epochs(index: PackedIndex, lengths: np.ndarray) -> None:
         np.testing.assert_array_equal(more, index.add_extra_token * goes_on)
         assert (np.diff(spans.row_splits) >= 1).all()
         per_sample = np.add.reduceat(input_lengths, spans.row_splits[:-1])
+        counted.append(per_sample)
         assert (per_sample <= size).all()
         assert per_epoch * size - per_sample.sum() == index.packing.padding
         found = np.unique(np.diff(spans.row_splits), return_counts=True)
@@ -81,6 +83,13 @@ def check_epochs(index: PackedIndex, lengths: np.ndarray) -> None:
         np.add.at(times, starts[spans.document] + spans.offset, 1)
         np.add.at(times, starts[spans.document] + ends, -1)
         np.testing.assert_array_equal(np.cumsum(times)[:-1], expected)
+    before = np.concatenate(([0], np.cumsum(np.concatenate(counted))))
+    total = index.num_samples
+    for begin, end in ((0, total), (0, 1), (1, total), (total // 3, total // 2), (total, total),
+                       (per_epoch - 1, total), (total // 4, total - total // 5)):  # fmt: skip
+        assert index.count_inputs(begin, end) == before[end] - before[begin]
+    with pytest.raises(megaindex.OutOfRange):
+        index.count_inputs(0, total + 1)
 
 
 def same(one: Spans, other: Spans) -> bool:

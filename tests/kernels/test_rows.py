@@ -110,8 +110,9 @@ def blend(backend: Any, seed: int = 3, **changed: Any) -> tuple[Any, list[Any], 
 
 
 @pytest.mark.parametrize(
-    "ids", [[50], [-1], [0, 2**63], [0, -(2**70)], [1.0], ["1"], [None], [np.float64(1)]]
-)
+    "ids", [[50], [-1], [0, 2**63], [0, -(2**70)], [1.0], ["1"], [None], [np.float64(1)],
+            [True], [np.True_]]
+)  # fmt: skip
 def test_ids_without_a_sample_give_none(backend: Any, ids: list[Any]) -> None:
     table, *_ = blend(backend)
     assert backend.read_rows(table, [0, 49], 8, PAD) is not None

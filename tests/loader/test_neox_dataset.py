@@ -229,7 +229,7 @@ def test_rows_of_text_are_the_located_ones(
         patch.setattr(type(index), "locate", None)
         read = [*first, *(texts.read(ids.tolist()) for ids in batches[2:])]
         np.testing.assert_array_equal(np.concatenate(read), expected)
-    for wrong in ([0, 10**6], [-1]):
+    for wrong in ([0, 10**6], [-1], [True], [1, True], [np.True_, 1]):
         with pytest.raises(OutOfRange):
             texts.read(wrong)
     again = pickle.loads(pickle.dumps(texts))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from support.corpora import write_corpus
 import megaindex
 from megaindex import PackedOrder, extend_run
 from megaindex.builders.recipe import open_recipe
+from megaindex.index.orders import packed
+from megaindex.index.spans import locate_range
 from megaindex.loader import GPTDataset, Loader, MicroBatchSampler, SampleOptions
 from megaindex.loader.batch import BatchMaker
 from megaindex.loader.targets import SourceTargets, Targets
@@ -128,6 +131,28 @@ def test_a_blend_masks_the_sources_of_order_packed(tmp_path: Path) -> None:
 def test_an_extension_by_epochs_counts_samples(index: Any) -> None:
     run = extend_run(index.datasets[0], sequence_length=24, order="packed", epochs=2, more_epochs=1)
     assert run.num_samples == index.num_samples // 2 * 3
+
+
+@pytest.mark.parametrize("order", [PackedOrder(max_documents=3), "epoch", "window"])
+def test_further_epochs_are_those_of_another_seed(
+    index: Any, order: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The lengths are sorted once, since what is stored does not depend on the seed."""
+    built = Mock(wraps=packed.build)
+    monkeypatch.setattr(packed, "build", built)
+    common: dict[str, Any] = {"sequence_length": 24, "order": order, "split": "8,1,1"}
+    run = extend_run(index.datasets[0], epochs=2, more_epochs=3, **common)
+    assert built.call_count == isinstance(order, PackedOrder)
+    (_, _, *epochs), seeds = run.index.stages, run.index.further_seeds
+    assert len(epochs) == len(set(seeds)) >= 3
+    for epoch, seed in zip(epochs, seeds, strict=True):
+        expected = megaindex.build_index(index.datasets[0], seed=seed, epochs=1, **common)
+        assert epoch.index.num_samples == expected.num_samples
+        for ours, theirs in zip(
+            locate_range(epoch.index, 0, len(expected)), locate_range(expected, 0, len(expected)),
+            strict=True,
+        ):  # fmt: skip
+            np.testing.assert_array_equal(ours, theirs)
 
 
 def test_extended_and_staged_runs_mask_the_ends_of_documents(index: Any, tmp_path: Path) -> None:

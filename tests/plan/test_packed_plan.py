@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,6 +18,10 @@ import megaindex
 from megaindex import InvalidArgument, PackedOrder, make_plan
 from megaindex.errors import FormatError, MegaIndexError
 from megaindex.format.length_histogram import read_length_histogram
+from megaindex.index.orders import packed
+from megaindex.plan import coverage as coverage_module
+from megaindex.plan import make_recipe_plan, sizing
+from megaindex.recipe import open_recipe, plan_recipe, read_recipe
 
 LENGTHS = np.random.default_rng(8).lognormal(3, 1.2, 400).astype(np.int32)
 
@@ -109,6 +114,89 @@ def test_a_blend_draws_what_the_plan_says(corpus: str, tmp_path: Path) -> None:
     rows = plan.rows("train")
     assert [row.drawn for row in rows] == np.bincount(blend.dataset_index).tolist()
     assert [row.built for row in rows] == [index.num_samples for index in blend.indices]
+
+
+@pytest.mark.parametrize(
+    ("limit", "coverage", "builds"),
+    [
+        (10**6, "auto", 1),  # coverage and tokens are counted in one index
+        (3 * LENGTHS.size - 1, "auto", 1),  # tokens alone, of one epoch
+        (LENGTHS.size - 1, "auto", 0),
+        (LENGTHS.size - 1, "exact", 1),
+        (10**6, "expected", 0),
+    ],
+)
+def test_an_epoch_in_part_is_built_once_and_within_the_limit(
+    corpus: str, limit: int, coverage: str, builds: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = Mock(wraps=packed.build)
+    monkeypatch.setattr(packed, "build", built)
+    for module in (sizing, coverage_module):
+        monkeypatch.setattr(module, "BUILD_LIMIT", limit)
+    common: dict[str, Any] = {"sequence_length": 32, "order": "packed"}
+    plan = make_plan(data_path=corpus, global_batch_size=7, epochs=2.4, coverage=coverage, **common)
+    assert built.call_count == builds
+    consumed = plan.samples_consumed
+    assert plan.rows("train")[0].epochs == 3
+    index = megaindex.build_index(corpus, epochs=3, **common)
+    counted = int(index.locate(np.arange(consumed)).input_lengths(32).sum())
+    warned = any("give --data-path and --coverage exact" in text for text in plan.warnings)
+    assert warned == (builds == 0)
+    if builds:
+        assert plan.tokens_consumed == counted
+    assert plan.tokens_consumed == pytest.approx(counted, rel=0.01)
+
+
+def recipe_in_two_stages(corpus: str, folder: Path) -> Any:
+    write_corpus(folder / "code", LENGTHS[:150])
+    (folder / "run.yaml").write_text(
+        "sequence_length: 32\nbatch: {global_batch_size: 8}\nsources:\n"
+        f"  web: {{path: {corpus}, order: packed, max_documents: 5, long_documents: skip}}\n"
+        "  code: {path: code}\nstages:\n"
+        "  one: {steps: 9, mix: {web: 0.5, code: 0.5}}\n  two: {steps: 30, mix: {web: 1}}\n"
+    )
+    return read_recipe(folder / "run.yaml")
+
+
+def test_a_recipe_has_the_facts_and_leaves_padding_out(corpus: str, tmp_path: Path) -> None:
+    recipe = recipe_in_two_stages(corpus, tmp_path)
+    plan = make_recipe_plan(plan_recipe(recipe))
+    index = open_recipe(recipe).index
+    spans = index.locate(np.arange(index.num_samples))
+    of_sample = np.add.reduceat(spans.input_lengths(32), spans.row_splits[:-1])
+    source = spans.source[spans.row_splits[:-1]]
+    bound = 9 * 8
+    expected = [int(of_sample[:bound][source[:bound] == k].sum()) for k in (0, 1)]
+    expected.append(int(of_sample[bound:].sum()))
+    assert [draw.tokens for draw in plan.draws] == expected
+    assert plan.tokens_consumed == sum(expected) < plan.samples_consumed * 32
+    assert expected[1] == plan.draws[1].samples * 32
+    assert not any("means over seeds" in text for text in plan.warnings)
+    web, code = plan.sources
+    assert plan.draws[2].epochs_end > 1
+    order = PackedOrder(max_documents=5, long_documents="skip")
+    single = make_plan(data_path=corpus, sequence_length=32, global_batch_size=8, epochs=1,
+                       order=order)  # fmt: skip
+    assert web.packing == single.rows("train")[0].packing
+    assert code.packing is None
+    facts = json.loads(json.dumps(plan.to_json()))["sources"]
+    assert facts[0]["packing"]["max_documents"] == 5
+    assert "packing" not in facts[1]
+    shown = " ".join(repr(plan).split())
+    assert f"web fill {100 * web.packing.fill:.2f} %, {web.packing.padding:,} positions" in shown
+    assert "documents are longer than a sample" in shown
+    assert f"{plan.samples_consumed:,} samples, {plan.tokens_consumed:,} tokens" in shown
+
+
+def test_tokens_of_a_recipe_that_are_not_counted(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = recipe_in_two_stages(corpus, tmp_path)
+    counted = make_recipe_plan(plan_recipe(recipe)).tokens_consumed
+    monkeypatch.setattr(sizing, "BUILD_LIMIT", LENGTHS.size - 1)
+    plan = make_recipe_plan(plan_recipe(recipe))
+    assert plan.tokens_consumed == pytest.approx(counted, rel=0.01)
+    assert "tokens of web are means over seeds" in plan.warnings[-1]
 
 
 def test_the_json_has_the_facts_in_order_packed_alone(corpus: str) -> None:

@@ -20,6 +20,8 @@ from megaindex.index.block_receipts import planned_receipt
 from megaindex.index.receipts import fingerprint_keys
 from megaindex.loader.source_progress import SourceProgress
 from megaindex.recipe.amend import amend, check_past
+from megaindex.recipe.layout import RecipeLayout, resolve_recipe
+from megaindex.recipe.mixture import SourceSize
 from megaindex.recipe.recipe import Recipe, RecipeSource, RecipeStage, Stream
 
 
@@ -118,3 +120,17 @@ def test_the_ledger_counts_what_was_served(folder: Path) -> None:
         assert sum(row.samples for rows in by_stage.values() for row in rows) == consumed
     with pytest.raises(OutOfRange, match=f"must be from 0 to {total}"):
         ledger.totals(total + 1)
+
+
+def test_the_default_of_max_documents_is_no_change_where_it_is_given(folder: Path) -> None:
+    def layout(limit: int | None, length: int = 8) -> RecipeLayout:
+        recipe = recipe_of(folder, stage("one", 20, a=1, b=1))
+        sources = (replace(s, order="packed", max_documents=limit) for s in recipe.sources)
+        changed = replace(recipe, sources=tuple(sources), sequence_length=length)
+        return resolve_recipe(changed, [SourceSize(tokens=999, documents=9, samples=99)] * 2)
+
+    check_past(layout(None), layout(16), 20)
+    check_past(layout(32, 1024), layout(None, 1024), 20)
+    for other in (layout(17), layout(2)):
+        with pytest.raises(InvalidArgument, match="stage one: the new recipe serves other samples"):
+            check_past(layout(None), other, 20)

@@ -15,6 +15,7 @@ from typing import Any
 
 from megaindex.adapters.megatron.batches import samples_index
 from megaindex.adapters.megatron.core import core
+from megaindex.adapters.reports import MEGATRON
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import check_sum
 from megaindex.index.spans import Index
@@ -88,17 +89,21 @@ def build_data_loader(original: Callable[..., Any]) -> Callable[..., Any]:
         balance = core().policy.balance
         if balance is None or loader is None or not _is_training(dataset):
             return loader
-        sampler = getattr(loader, "batch_sampler", None)
+        sampler: Any = getattr(loader, "batch_sampler", None)
         if type(sampler).__name__ != _SINGLE:
             raise InvalidArgument(
                 "balance needs --dataloader-type single, whose samples are served in order, got a "
                 f"loader with {type(sampler).__name__}; use it, or install without balance"
             )
-        if balance.attention:  # else all rows are equal work
-            steps = BalancedSteps(
-                index=samples_index(dataset), offset=_earlier_phases(original, consumed_samples)
-            )
-            setattr(sampler, _ATTRIBUTE, steps)
+        if not balance.attention:
+            MEGATRON.leave_in_order()
+            return loader
+        steps = BalancedSteps(
+            index=samples_index(dataset), offset=_earlier_phases(original, consumed_samples)
+        )
+        setattr(sampler, _ATTRIBUTE, steps)
+        ranks = sampler.micro_batch_times_data_parallel_size // sampler.micro_batch_size
+        MEGATRON.balance(sampler.total_samples, ranks, balance)
         return loader
 
     return build

@@ -134,7 +134,10 @@ def _balance_training(neox_args: Any, loader: Any) -> None:
         InvalidArgument: the lengths of its samples are not known, or it is not sequential.
     """
     balance = framework().policy.balance
-    if balance is None or loader is None or not balance.attention:
+    if balance is None or loader is None:
+        return
+    if not balance.attention:
+        NEOX.leave_in_order()
         return
     sampler = loader.batch_sampler
     if not isinstance(sampler, framework().samplers.DistributedBatchSampler) or not _is_plain(
@@ -151,6 +154,7 @@ def _balance_training(neox_args: Any, loader: Any) -> None:
         raise InvalidArgument(_NEXT_ORDER)
     steps = _BalancedSteps(index=_samples_index(source), micro_batches_per_step=accumulation)
     setattr(sampler, _BALANCE, steps)
+    NEOX.balance(len(source), sampler.world_size, balance)
 
 
 def _samples_index(dataset: Any) -> Index:

@@ -22,7 +22,7 @@ from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
 from megaindex.index.orders.framework import Sink
 from megaindex.index.orders.keyed import Block, DocumentOrder
-from megaindex.index.spans import Spans
+from megaindex.index.spans import Spans, check_range
 from megaindex.kernels import active, num_threads
 
 MOST_SEQUENCE_LENGTH = 2**24
@@ -101,7 +101,7 @@ class Packing:
     def rare_tokens(self) -> int:
         """Input tokens of pieces that share their length with at most one other.
 
-        They have nearly the same mates in every epoch.
+        They share a sample with nearly the same documents in every epoch.
         """
         lengths = np.arange(self.sequence_length)
         counts = self.counts[:-1]
@@ -232,6 +232,11 @@ class PackedIndex(DocumentOrder):
         return self.tokens_per_epoch - self.packing.input_tokens
 
     @property
+    def num_long_documents(self) -> int:
+        """Documents longer than a sample, which are split, truncated or skipped."""
+        return int(np.count_nonzero(self._lengths > self.sequence_length))
+
+    @property
     def tokens_left_over(self) -> int:
         """Number of tokens of all epochs that no sample has as input."""
         return self.num_epochs * self.cut_tokens
@@ -239,6 +244,34 @@ class PackedIndex(DocumentOrder):
     def extend(self, epochs: int) -> PackedIndex:
         """Return the index of ``epochs`` epochs, with the same samples in common epochs."""
         return replace(self, num_epochs=epochs)
+
+    def count_inputs(self, begin: int, end: int) -> int:
+        """Return the input tokens of samples ``begin`` to ``end - 1``.
+
+        Samples of complete epochs are not located.
+        """
+        begin, end = check_range(self, begin, end)
+        size, total = self.samples_per_epoch, 0
+        while begin < end:
+            first = begin - begin % size
+            stop = min(end, first + size)
+            if stop - begin == size:
+                epochs = (end - begin) // size
+                total += epochs * self.packing.input_tokens
+                stop = begin + epochs * size
+            elif 2 * (stop - begin) <= size:
+                total += self._locate_inputs(begin, stop)
+            else:
+                others = self._locate_inputs(first, begin) + self._locate_inputs(stop, first + size)
+                total += self.packing.input_tokens - others
+            begin = stop
+        return total
+
+    def _locate_inputs(self, begin: int, end: int) -> int:
+        return sum(
+            int(spans.input_lengths(self.sequence_length).sum())
+            for _, spans in self.iterate_spans(begin, end)
+        )
 
     def _cut(self, block: Block, numbers: I64) -> Spans:
         arrays: Any = self.arrays
