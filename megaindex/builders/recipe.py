@@ -229,15 +229,19 @@ class OpenRecipe:
         return found
 
     @cached_property
-    def index(self) -> Index:
-        """Index of all samples of the run; with skips, of its positions."""
+    def unskipped(self) -> StagedIndex:
+        """Index of all samples of the run, without skips."""
         ends = self.layout.samples_needed()
-        staged = StagedIndex(
+        return StagedIndex(
             sources=tuple(s.index(end) for s, end in zip(self.sources, ends, strict=True)),
             stages=tuple(stage.mixed for stage in self.layout.stages),
         )
+
+    @cached_property
+    def index(self) -> Index:
+        """Index of all samples of the run; with skips, of its positions."""
         return SkippedIndex.of(
-            staged,
+            self.unskipped,
             self.layout.skips,
             names=[source.corpus.name for source in self.sources],
             documents=[len(source.dataset) for source in self.sources],

@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from megaindex.arithmetic import ceil_div
+from megaindex.configs.batch_schedule import step_bounds
 from megaindex.console import (
     FittedTable,
     TableColumn,
@@ -20,9 +21,10 @@ from megaindex.console import (
     text_of,
     warning,
 )
-from megaindex.plan.model import PackingFacts, json_value
+from megaindex.plan.model import PackingFacts, json_object
 from megaindex.plan.render import facts_view, packing_texts
 from megaindex.plan.sizing import InputTokens, is_countable, mean_inputs, packing_facts
+from megaindex.plan.skip_effect import SkipEffect, plan_skips
 from megaindex.recipe.layout import PlannedStage, RecipeLayout, StageEnd
 from megaindex.recipe.recipe import Recipe, Rounds
 
@@ -119,6 +121,7 @@ class RecipePlan:
             sources.
         sources: each source over the whole run.
         warnings: warnings with their remedies.
+        skip: effect of skipped steps and documents; None, and not a key of ``--json``, without.
     """
 
     train_iters: int
@@ -141,10 +144,11 @@ class RecipePlan:
     draws: tuple[StageDraw, ...]
     sources: tuple[SourceTotal, ...]
     warnings: tuple[str, ...]
+    skip: SkipEffect | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints: the fields, of JSON types alone."""
-        return {name: json_value(value) for name, value in vars(self).items()}
+        return json_object(self)
 
     def __repr__(self) -> str:
         """Return the tables that the command prints, of at most 100 columns."""
@@ -183,8 +187,17 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
         draws=draws,
         sources=_totals(layout),
         warnings=(),
+        skip=_skip_effect(layout),
     )
     return replace(plan, warnings=(*_warnings(layout, plan), *_mean_tokens(means)))
+
+
+def _skip_effect(layout: RecipeLayout) -> SkipEffect | None:
+    recipe = layout.recipe
+    if not recipe.skip:
+        return None
+    bounds, _ = step_bounds(recipe.batch, 0, layout.num_samples)
+    return plan_skips(recipe.skip, recipe.batch, bounds, masked_rows=layout.samples_masked)
 
 
 def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
@@ -400,6 +413,8 @@ def _answer(plan: RecipePlan) -> RenderableType:
         lines.append(Text(f"every rank reads {plan.samples_per_rank:,} samples"))
     if plan.samples_masked:
         lines.append(Text(f"{_rows(plan.samples_masked)} of the last batch masked"))
+    if plan.skip is not None:
+        lines += [Text(f"skip: {line}") for line in plan.skip.lines()]
     if plan.evaluation_rounds:
         masked = plan.evaluation_masked
         lines.append(
