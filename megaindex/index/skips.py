@@ -15,6 +15,7 @@ import itertools
 import os
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -37,6 +38,7 @@ from megaindex.index.spans import (
     iterate_spans,
 )
 from megaindex.io.paths import inside
+from megaindex.kernels import num_threads
 from megaindex.validation import CheckpointReader, check_between, check_flag, check_integer, shown
 
 _KEYS = ("steps", "move", "documents", "source", "from_step")
@@ -738,6 +740,38 @@ def masked_labels(spans: Spans, width: int) -> npt.NDArray[np.bool_]:
     np.add.at(edges, (row[spans.masked], first), 1)
     np.add.at(edges, (row[spans.masked], last), -1)
     return np.asarray(np.cumsum(edges, axis=1)[:, :width] > 0)
+
+
+def masked_tokens(index: SkippedIndex, num_sources: int, end: int | None = None) -> I64:
+    """Return int64[sources]: labels of the samples served that are of masked documents.
+
+    Every sample from the first mask on is located, with all threads.
+
+    Args:
+        index: the run.
+        num_sources: sources of the index.
+        end: position up to which samples count. Default: the end of the run.
+    """
+    last = index.skips.run_end if end is None else min(end, index.skips.run_end)
+    begin = min(last, *(mask.first for mask in index.skips.masks))
+    width, threads = index.sequence_length, num_threads()
+
+    def share(part: int) -> I64:
+        counts = np.zeros(num_sources, np.int64)
+        for _, spans in iterate_spans(index, begin, last, part, threads):
+            masked = spans.masked
+            if masked is None or not masked.any():
+                continue
+            ends = np.cumsum(spans.length)
+            before = np.concatenate(([0], ends))[spans.row_splits[:-1]]
+            stop = ends - np.repeat(before, np.diff(spans.row_splits))
+            # tokens 1 to width of a row are labels
+            first, past = (np.clip(n, 1, width + 1) for n in (stop - spans.length, stop))
+            np.add.at(counts, spans.source[masked], (past - first)[masked])
+        return counts
+
+    with ThreadPoolExecutor(threads, "megaindex-skips") as pool:
+        return np.asarray(sum(pool.map(share, range(threads))), np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from megaindex._types import I64
 from megaindex.configs.batch_schedule import BatchSchedule, skip_steps
-from megaindex.index.skips import Skip, SkippedIndex, Skips
-from megaindex.index.spans import Index, iterate_spans
-from megaindex.kernels import num_threads
+from megaindex.index.skips import Skip, SkippedIndex, Skips, masked_tokens
+from megaindex.index.spans import Index
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,29 +135,3 @@ def effect_of(skips: Skips, bounds: I64) -> SkipEffect:
         masked_documents=sum(m.documents.size for m in skips.masks if m.documents is not None),
         masked=None if firsts else (),
     )
-
-
-def masked_tokens(index: SkippedIndex, num_sources: int) -> I64:
-    """Return int64[sources]: labels of the samples served that are of masked documents.
-
-    Every sample from the first mask on is located, with all threads.
-    """
-    begin = min(mask.first for mask in index.skips.masks)
-    end, width, threads = index.skips.run_end, index.sequence_length, num_threads()
-
-    def share(part: int) -> I64:
-        counts = np.zeros(num_sources, np.int64)
-        for _, spans in iterate_spans(index, begin, end, part, threads):
-            masked = spans.masked
-            if masked is None or not masked.any():
-                continue
-            ends = np.cumsum(spans.length)
-            before = np.concatenate(([0], ends))[spans.row_splits[:-1]]
-            stop = ends - np.repeat(before, np.diff(spans.row_splits))
-            # tokens 1 to width of a row are labels
-            first, last = (np.clip(n, 1, width + 1) for n in (stop - spans.length, stop))
-            np.add.at(counts, spans.source[masked], (last - first)[masked])
-        return counts
-
-    with ThreadPoolExecutor(threads, "megaindex-skips") as pool:
-        return np.asarray(sum(pool.map(share, range(threads))), np.int64)

@@ -37,6 +37,7 @@ from megaindex.loader import (  # noqa: E402
     Recorder,
     SampleOptions,
     check_receipts,
+    compare_records,
     join_states,
 )
 
@@ -361,6 +362,18 @@ def test_skips_are_added_at_a_resume(tmp_path: Path) -> None:
     assert sum(plain.values()) - sum(totals.values()) == 16
     # and the state that results does not load without them
     late = resumed.state_dict()
+    list(batches)  # the run of the spike goes on to its end, too
+    whole = compare_records([loader.state_dict()], [late])
+    assert whole.holds, whole
+    assert whole.second.samples_skipped == 16
+    assert whole.second.tokens_masked > 100
+    assert whole.added == after.layout.recipe.skip
+    assert "loss of" in str(whole)
+    served = {
+        **late,
+        "loader": {**late["loader"], "receipt": loader.state_dict()["loader"]["receipt"]},
+    }
+    assert not compare_records([loader.state_dict()], [served]).holds  # it served what it says not
     assert late["loader"]["sampler"]["version"] == 3
     with pytest.raises(InvalidArgument, match="skips samples 48 to 63 .dropped., and this one"):
         RecipeLoader(before, micro_batch_size=8).load_state_dict(late)
