@@ -149,7 +149,8 @@ def audit(
     skip = None
     if stream.skips is not None:
         names = [source.name for source in stream.sources]
-        skip = effect_of(stream.skips, stream.step_bounds).counted(stream.index, names)
+        effect = effect_of(stream.skips, stream.step_bounds, masked_rows=stream.masked_rows)
+        skip = effect.counted(stream.index, names)
     return Audit(
         stream=stream,
         exposure=exposure,

@@ -146,7 +146,8 @@ def compare_records(
         first: states of all ranks, as for `check_receipts`.
         second: states of all ranks of the other record.
         indices: index of each run, with its skips (`MicroBatchSampler.skipped`). Default, for
-            states of `RecipeLoader`: those of the recipes in the states.
+            states of `RecipeLoader`: those of the recipes in the states, whose relative paths are
+            relative to the current directory.
 
     Raises:
         InvalidArgument: a rank is missing, or the states hold no recipe and ``indices`` is not
@@ -183,7 +184,7 @@ def _index_of(state: Mapping[str, Any]) -> Index:
             "the states must be of a RecipeLoader, which hold their recipe; for those of a Loader "
             "call megaindex.loader.compare_records with the indices of both runs"
         )
-    return open_recipe(StoredRecipe.read(state).recipe).index
+    return open_recipe(StoredRecipe.read(state).recipe_here).index
 
 
 def _inner(state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -92,6 +92,7 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
     if row.order == "packed":  # samples hold padding
         found = [packed_inputs(run, *each) for each in zip(parts["train"], train, strict=True)]
         inputs = InputTokens(sum(each.tokens for each in found), all(each.exact for each in found))
+    skip = _skip_effect(run, target)
     plan = Plan(
         order=run.row.order,
         framework=row.framework,
@@ -111,13 +112,13 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
         datasets=rows,
         dry_loaders=dry_loaders(run, target, rows, evaluation),
         evaluation=evaluation,
-        ranks=_ranks(run, target),
+        ranks=_ranks(run, target, skip),
         phases=phases,
         buffer_effect=None if phases else buffer_effect(run, sizing, target),
         loaders=_loaders(run, rows, target, evaluation),
         framework_version=None if run.version is None else run.version.name,
         ignored_settings=run.ignored,
-        skip=_skip_effect(run, target),
+        skip=skip,
     )
     return replace(
         plan,
@@ -126,6 +127,7 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
             *advice.warnings(run, sizing, plan),
             *_mean_tokens(inputs),
             *_late_skips(run, target),
+            *([plan.skip.warning] if plan.skip is not None and plan.skip.warning else []),
         ),
         check_failures=check_failures(run, plan),
     )
@@ -166,7 +168,13 @@ def _skip_effect(run: Run, target: ResolvedTarget) -> SkipEffect | None:
         return None
     bounds, _ = step_bounds(run.batch, run.consumed_samples, target.samples_consumed)
     skips = run.skips(bounds.size - 1)
-    return plan_skips(skips, run.batch, bounds, masked_rows=masked_rows(run, target))
+    return plan_skips(
+        skips,
+        run.batch,
+        bounds,
+        masked_rows=masked_rows(run, target),
+        consumed=run.consumed_samples,
+    )
 
 
 def _late_skips(run: Run, target: ResolvedTarget) -> tuple[str, ...]:
@@ -226,11 +234,14 @@ def _loaders(
     return tuple(loaders)
 
 
-def _ranks(run: Run, target: ResolvedTarget) -> RankShare | None:
+def _ranks(run: Run, target: ResolvedTarget, skip: SkipEffect | None) -> RankShare | None:
     parallel = run.data_parallel_size
     if parallel is None or run.batch.final % parallel:
         return None
-    per_rank = (target.samples_consumed - run.consumed_samples) // parallel
+    samples = target.samples_consumed - run.consumed_samples
+    if skip is not None and run.skip:  # Megatron's own skipped iterations are read
+        samples = skip.samples_to_read
+    per_rank = samples // parallel
     micro = run.micro_batch_size
     return RankShare(
         data_parallel_size=parallel,

@@ -166,6 +166,7 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
     rows = samples + layout.samples_masked
     draws, means = _draws(layout)
     last = rows - recipe.batch.samples_after(max(0, layout.num_steps - 1))
+    skip = _skip_effect(layout)
     plan = RecipePlan(
         train_iters=layout.num_steps,
         samples_consumed=samples,
@@ -173,7 +174,7 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
         samples_masked=layout.samples_masked,
         sequence_length=recipe.sequence_length,
         batch_schedule=recipe.batch.stages,
-        samples_per_rank=None if parallel is None else rows // parallel,
+        samples_per_rank=None if parallel is None else _rows_read(layout, skip) // parallel,
         exhaustion=recipe.exhaustion,
         stopped_by=layout.stopped_by,
         evaluation_rounds=rounds.count,
@@ -187,9 +188,16 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
         draws=draws,
         sources=_totals(layout),
         warnings=(),
-        skip=_skip_effect(layout),
+        skip=skip,
     )
     return replace(plan, warnings=(*_warnings(layout, plan), *_mean_tokens(means)))
+
+
+def _rows_read(layout: RecipeLayout, skip: SkipEffect | None) -> int:
+    """Return the rows that all ranks read, padding included."""
+    if skip is None:
+        return layout.num_samples + layout.samples_masked
+    return skip.samples_to_read + skip.samples_padded
 
 
 def _skip_effect(layout: RecipeLayout) -> SkipEffect | None:
@@ -339,6 +347,8 @@ def _warnings(layout: RecipeLayout, plan: RecipePlan) -> Iterator[str]:
                 f"{name} has {_padding_text(padding, recipe.data_parallel_size)}, where a mean "
                 "over unmasked tokens is 0 / 0: normalise by the global count of unmasked tokens"
             )
+    if plan.skip is not None and plan.skip.warning:
+        yield plan.skip.warning
     unused = [source.source for source in plan.sources if source.drawn == 0]
     if unused:
         yield f"never drawn: {', '.join(unused)}"

@@ -31,6 +31,8 @@ class SkipEffect:
         samples_moved: their samples.
         samples_left_over: moved samples that do not fill a step and are not served.
         steps_made: steps that the run makes, those of moved samples included.
+        samples_to_read: samples of these steps that are not consumed yet.
+        samples_padded: rows of the last step that are padding.
         first_masked_step: first step with masked documents; None without any.
         masked_documents: documents named in the skips, whole sources not counted.
         masked: tokens without loss for each source; None where they were not counted.
@@ -42,6 +44,8 @@ class SkipEffect:
     samples_moved: int
     samples_left_over: int
     steps_made: int
+    samples_to_read: int
+    samples_padded: int
     first_masked_step: int | None
     masked_documents: int
     masked: tuple[MaskEffect, ...] | None
@@ -62,6 +66,16 @@ class SkipEffect:
             if count
         ]
         return replace(self, masked=tuple(masked))
+
+    @property
+    def warning(self) -> str:
+        """Warning that the other figures of a plan are those of the order; empty if they hold."""
+        if not self.steps_dropped and not self.samples_left_over:
+            return ""
+        return (
+            "draws, epochs and coverage are those of the order, skipped samples included; "
+            "`megaindex audit` counts what is served"
+        )
 
     def lines(self) -> Iterator[str]:
         """Yield the sentences of the printed plan."""
@@ -91,7 +105,12 @@ def _count(count: int, what: str) -> str:
 
 
 def plan_skips(
-    settings: Sequence[Skip], schedule: BatchSchedule, bounds: I64, *, masked_rows: int = 0
+    settings: Sequence[Skip],
+    schedule: BatchSchedule,
+    bounds: I64,
+    *,
+    masked_rows: int = 0,
+    consumed: int = 0,
 ) -> SkipEffect | None:
     """Return the effect of skips on the steps of a run; None without any.
 
@@ -100,6 +119,7 @@ def plan_skips(
         schedule: batch sizes over the run.
         bounds (int64[steps + 1]): positions of the steps without skips, as of `step_bounds`.
         masked_rows: rows of the last step that are padding.
+        consumed: position at which a resumed run begins.
 
     Raises:
         InvalidArgument: a skip does not fit the run.
@@ -107,15 +127,21 @@ def plan_skips(
     """
     total = int(bounds[-1])
     steps = skip_steps(settings, schedule, bounds, num_samples=total, masked_rows=masked_rows)
-    return None if steps is None else effect_of(steps.skips, steps.bounds)
+    return (
+        None
+        if steps is None
+        else effect_of(steps.skips, steps.bounds, masked_rows=steps.masked_rows, consumed=consumed)
+    )
 
 
-def effect_of(skips: Skips, bounds: I64) -> SkipEffect:
+def effect_of(skips: Skips, bounds: I64, *, masked_rows: int = 0, consumed: int = 0) -> SkipEffect:
     """Return the effect of skips, whose masked tokens are not counted yet.
 
     Args:
         skips: the skips in positions.
         bounds (int64[steps + 1]): positions of the steps, those of moved samples at the end.
+        masked_rows: rows of the last step that are padding.
+        consumed: position at which a resumed run begins.
     """
     numbers = {
         move: sum(
@@ -131,6 +157,8 @@ def effect_of(skips: Skips, bounds: I64) -> SkipEffect:
         samples_moved=skips.num_moved,
         samples_left_over=max(0, skips.run_end - int(bounds[-1])),
         steps_made=bounds.size - 1 - sum(numbers.values()),
+        samples_to_read=skips.served_before(int(bounds[-1])) - skips.served_before(consumed),
+        samples_padded=masked_rows,
         first_masked_step=min(firsts, default=None),
         masked_documents=sum(m.documents.size for m in skips.masks if m.documents is not None),
         masked=None if firsts else (),
