@@ -116,7 +116,7 @@ def test_served_positions_are_those_of_a_list(data: Any) -> None:
     total = draw(st.integers(24, num_samples))
     tail = draw(st.sampled_from(["drop", "pad", "wrap"]))
     steps = steps_of(schedule, total, tail)
-    chosen = draw(st.lists(st.integers(1, len(steps) - 1), unique=True, max_size=len(steps) - 2))
+    chosen = draw(st.lists(st.integers(0, len(steps) - 1), unique=True, max_size=len(steps) - 2))
     first_known = draw(st.integers(0, len(steps)))  # later ones are added at a resume
     moves = {step: draw(st.booleans()) for step in chosen}
     first = [Skip(steps=step, move=moves[step]) for step in chosen if step < first_known]
@@ -386,6 +386,23 @@ def test_skips_are_added_at_a_resume(tmp_path: Path) -> None:
         other = RecipeLoader(open_recipe(recipe(tmp_path, (wrong,))), micro_batch_size=8)
         with pytest.raises(InvalidArgument, match=reason):
             other.load_state_dict(state)
+
+
+def test_masks_begin_with_the_first_sample_of_their_step(tmp_path: Path) -> None:
+    web, _ = two_sources(tmp_path)
+    index = build_index(web, sequence_length=S, epochs=2)
+    later = Skip(documents=range(0, 90, 2), from_step=4)
+    sampler = MicroBatchSampler(
+        num_samples=index.num_samples, micro_batch_size=4, data_parallel_rank=0,
+        data_parallel_size=1, skip=[Skip(documents=range(90), from_step=7), later],
+    )  # fmt: skip
+    positions = np.arange(index.num_samples)
+    spans = sampler.skipped(index).locate(positions)
+    position = np.repeat(positions, np.diff(spans.row_splits))
+    expected = (position >= 28) | ((position >= 16) & (spans.document % 2 == 0))
+    assert spans.masked is not None
+    assert np.array_equal(spans.masked, expected)
+    assert {16, 28} <= set(position[spans.masked].tolist())
 
 
 def test_evaluation_is_not_skipped(tmp_path: Path) -> None:
