@@ -248,7 +248,8 @@ def _sorted_ids(ids: npt.NDArray[Any], where: str) -> I64:
     if low < 0 or high > _MOST_STEP:
         wrong = low if low < 0 else high
         raise InvalidArgument(f"{where} must hold sequence ids from 0, got {wrong}")
-    found = np.unique(ids.astype(np.int64))
+    found = np.sort(ids.astype(np.int64))  # several times as fast as np.unique
+    found = found[np.concatenate(([True], found[1:] != found[:-1]))]
     found.setflags(write=False)
     return found
 
@@ -550,25 +551,31 @@ def _masks(
         )
 
 
-@dataclass(frozen=True, eq=False)
-class _SourceMask:
-    """Masks of one source, looked up for many spans at once."""
+class _DocumentSet:
+    """Documents of a mask, looked up for many spans at once: a bitmap, or few ids sorted."""
 
-    whole: int
-    """First position from which on the whole source is masked."""
-    ids: I64
-    firsts: I64
-    """First position of each document with the mask."""
+    def __init__(self, mask: LossMask) -> None:
+        self.first = mask.first
+        self.ids = mask.documents
+        self._bits: npt.NDArray[np.uint8] | None = None
+        if self.ids is not None and self.ids[-1] <= _BITS_PER_ID * self.ids.size:
+            self._bits = np.zeros((int(self.ids[-1]) >> 3) + 1, np.uint8)
+            np.bitwise_or.at(self._bits, self.ids >> 3, _BIT[self.ids & 7])
 
-    def of(self, positions: I64, documents: I64) -> npt.NDArray[np.bool_]:
-        masked = positions >= self.whole
-        if self.ids.size:
+    def marks(self, documents: I64) -> npt.NDArray[np.bool_]:
+        """Return bool[n]: True for documents of the mask."""
+        if self.ids is None:
+            return np.ones(documents.shape, bool)
+        if self._bits is None:
             at = np.minimum(np.searchsorted(self.ids, documents), self.ids.size - 1)
-            masked |= (self.ids[at] == documents) & (positions >= self.firsts[at])
-        return np.asarray(masked)
+            return np.asarray(self.ids[at] == documents)
+        within = np.minimum(documents >> 3, self._bits.size - 1)
+        found = (self._bits[within] & _BIT[documents & 7]) != 0
+        return np.asarray(found & (documents <= self.ids[-1]))
 
 
-_NEVER = 2**63 - 1
+_BITS_PER_ID = 4096  # a bitmap of at most 64 times the bytes of its ids
+_BIT = np.array([1 << k for k in range(8)], np.uint8)
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -582,7 +589,7 @@ class SkippedIndex(ShownIndex):
 
     index: Index
     skips: Skips
-    masks: Mapping[int, _SourceMask]
+    masks: Mapping[int, Sequence[_DocumentSet]]
     """By the number of the source."""
 
     @classmethod
@@ -613,12 +620,12 @@ class SkippedIndex(ShownIndex):
             names = [dataset.path_prefix for dataset in datasets]
         if documents is None:
             documents = [len(dataset) for dataset in datasets]
-        by_source: dict[int, list[LossMask]] = {}
+        by_source: dict[int, list[_DocumentSet]] = {}
         for mask in skips.masks:
             number = _source_number(mask.source, names)
             _check_ids(mask, number, names, documents)
-            by_source.setdefault(number, []).append(mask)
-        return cls(index, skips, {k: _joined(masks) for k, masks in by_source.items()})
+            by_source.setdefault(number, []).append(_DocumentSet(mask))
+        return cls(index, skips, by_source)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or "index" not in vars(self):
@@ -661,9 +668,13 @@ class SkippedIndex(ShownIndex):
             return spans
         position = np.repeat(positions, np.diff(spans.row_splits))
         masked = np.zeros(len(spans), bool)
-        for number, mask in self.masks.items():
-            mine = np.flatnonzero(spans.source == number)
-            masked[mine] = mask.of(position[mine], spans.document[mine])
+        for number, sets in self.masks.items():
+            for each in sets:
+                chosen = spans.source == number
+                if each.first > 0:
+                    chosen &= position >= each.first
+                mine = np.flatnonzero(chosen)
+                masked[mine] |= each.marks(spans.document[mine])
         return replace(spans, masked=masked)
 
     def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
@@ -710,20 +721,6 @@ def _check_ids(mask: LossMask, number: int, names: Sequence[str], documents: Seq
             f"skip: document {last} does not exist, {name} has sequences 0 to "
             f"{documents[number] - 1}; check the ids and their source"
         )
-
-
-def _joined(masks: Sequence[LossMask]) -> _SourceMask:
-    whole = min((mask.first for mask in masks if mask.documents is None), default=_NEVER)
-    listed = [mask for mask in masks if mask.documents is not None]
-    if not listed:
-        return _SourceMask(whole, np.zeros(0, np.int64), np.zeros(0, np.int64))
-    ids = np.concatenate([mask.documents for mask in listed])
-    counts = [mask.documents.size for mask in listed]  # type: ignore[union-attr]
-    firsts = np.repeat([mask.first for mask in listed], counts)
-    order = np.lexsort((firsts, ids))
-    ids, firsts = ids[order], firsts[order]
-    is_first = np.concatenate(([True], ids[1:] != ids[:-1]))
-    return _SourceMask(whole, ids[is_first], firsts[is_first].astype(np.int64))
 
 
 def masked_labels(spans: Spans, width: int) -> npt.NDArray[np.bool_]:
