@@ -26,7 +26,7 @@ import numpy.typing as npt
 import xxhash
 
 from megaindex._types import I64
-from megaindex.errors import InvalidArgument, MissingFile, StorageError
+from megaindex.errors import InvalidArgument, MissingFile, OutOfRange, StorageError
 from megaindex.index.spans import (
     Chunks,
     Index,
@@ -584,7 +584,7 @@ class SkippedIndex(ShownIndex):
 
     Positions below ``skips.end`` are samples of ``index``, those from there on the moved ones.
     Spans of documents without loss are marked in ``Spans.masked``. `iterate_spans` leaves holes
-    out; `locate` returns their samples, too.
+    out, and `locate` refuses them, so that a sampler without skips does not serve them.
     """
 
     index: Index
@@ -659,8 +659,23 @@ class SkippedIndex(ShownIndex):
         return found
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
+        """Return the spans that samples read, see `Index.locate`.
+
+        Raises:
+            OutOfRange: an id is no position of the run, or that of a skipped sample.
+        """
         positions = check_sample_ids(sample_ids, self.num_samples)
-        return self.marked(positions, self.index.locate(self.skips.samples_at(positions)))
+        holes = self.skips.is_hole(positions)
+        if holes.any():
+            raise OutOfRange(
+                f"sample {int(positions[holes.argmax()])} is skipped; read the samples that "
+                "MicroBatchSampler(…, index=index) yields, which leaves skipped ones out"
+            )
+        return self.marked(positions, self.locate_any(positions))
+
+    def locate_any(self, positions: I64) -> Spans:
+        """Return the spans at any positions, those of skipped samples too, without masks."""
+        return self.index.locate(self.skips.samples_at(positions))
 
     def marked(self, positions: I64, spans: Spans) -> Spans:
         """Return the spans of samples at these positions with their masks."""

@@ -194,6 +194,7 @@ class MicroBatchSampler(Resumable):
         self._check_steps(self._start)
         self._balance = check_balance(balance)
         self._index: Index | None = None
+        self._view: tuple[Index, Index] | None = None
         if index is not None:
             self.balance_by(self.skipped(index))
 
@@ -226,7 +227,9 @@ class MicroBatchSampler(Resumable):
                     f"skip: the index must have the {self._num_samples} samples of the sampler, "
                     f"got {index.num_samples}; give the index that is loaded"
                 )
-            return SkippedIndex.of(index, self._skips)
+            if self._view is None or self._view[0] is not index:
+                self._view = index, SkippedIndex.of(index, self._skips)
+            return self._view[1]
         if theirs is not self._skips:
             raise InvalidArgument(
                 "skip: the index has skips of its own; give the sampler this index, as in "

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.corpora import write_corpus
 
-from megaindex import FormatError, InvalidArgument, MissingFile, Skip, build_index
+from megaindex import FormatError, InvalidArgument, MissingFile, OutOfRange, Skip, build_index
 from megaindex.index.skips import read_ids
 from megaindex.recipe import (
     BatchSchedule,
@@ -31,6 +31,7 @@ from megaindex.corpus import corpus_fingerprint  # noqa: E402
 from megaindex.loader import (  # noqa: E402
     CostModel,
     CyclicSampler,
+    GPTDataset,
     Loader,
     MicroBatchSampler,
     RecipeLoader,
@@ -403,6 +404,24 @@ def test_masks_begin_with_the_first_sample_of_their_step(tmp_path: Path) -> None
     assert spans.masked is not None
     assert np.array_equal(spans.masked, expected)
     assert {16, 28} <= set(position[spans.masked].tolist())
+
+
+def test_skipped_samples_are_not_read_by_other_samplers(tmp_path: Path) -> None:
+    web, _ = two_sources(tmp_path)
+    index = build_index(web, sequence_length=S, epochs=2)
+    settings: dict[str, Any] = {
+        "num_samples": index.num_samples, "micro_batch_size": 4, "data_parallel_rank": 0,
+        "data_parallel_size": 1, "balance": CostModel(linear=0, attention=1),
+    }  # fmt: skip
+    sampler = MicroBatchSampler(index=index, skip=Skip(steps="2"), **settings)
+    assert len(list(Loader(index, sampler))) == index.num_samples // 4 - 1
+    view = sampler.skipped(index)
+    with pytest.raises(OutOfRange, match="sample 8 is skipped; read the samples that"):
+        GPTDataset(view)[8]
+    with pytest.raises(InvalidArgument, match="the index has skips of its own"):
+        MicroBatchSampler(skip=Skip(steps="2"), **settings).skipped(view)
+    with pytest.raises(InvalidArgument, match="the index must have the 999 samples"):
+        MicroBatchSampler(skip=Skip(steps="2"), **{**settings, "num_samples": 999}).skipped(index)
 
 
 def test_evaluation_is_not_skipped(tmp_path: Path) -> None:
