@@ -40,7 +40,8 @@ NAVIGATION = {
     "Start": ["quickstart", "concepts", "examples"],
     "Guides": [
         *("planning", "orders", "packing", "reading", "recipes", "balance"),
-        *("Tokenizing <tokenize>", "Corpora <corpora>", "Auditing <audit>", "objects", "scale"),
+        *("Tokenizing <tokenize>", "Corpora <corpora>", "Auditing <audit>", "record"),
+        *("objects", "scale"),
     ],
     "Frameworks": ["Megatron <megatron>", "neox"],
     "Coming from": [

@@ -28,6 +28,7 @@ from megaindex.index.order_settings import NeoxOrder as NeoxOrder
 from megaindex.index.order_settings import PackedOrder as PackedOrder
 from megaindex.index.order_settings import PaddleOrder as PaddleOrder
 from megaindex.index.order_settings import WindowOrder as WindowOrder
+from megaindex.index.skips import Skip as Skip
 from megaindex.index.spans import Index as Index
 from megaindex.index.spans import Spans as Spans
 from megaindex.kernels import backend as backend

@@ -15,6 +15,7 @@ from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel, check_balance
 from megaindex.index.frameworks import FrameworkRules, framework_rules
 from megaindex.index.order_settings import make_order
+from megaindex.index.skips import Skip, given_skips
 from megaindex.kernels import active
 from megaindex.validation import check_buffer
 
@@ -29,6 +30,8 @@ class Policy:
     """Rules of the framework's order, with the final epoch of `install`."""
     balance: CostModel | None = None
     """Cost model by which each step's samples are assigned to the ranks."""
+    skip: tuple[Skip, ...] = ()
+    """Steps that are not trained on, and documents whose loss is masked."""
 
     @functools.cached_property
     def final_epoch(self) -> dict[str, Any]:
@@ -79,6 +82,8 @@ class Policy:
         changed.update(self.final_epoch)
         if self.balance is not None:
             changed["balance"] = f"{self.balance.linear}:{self.balance.attention}"
+        if self.skip:
+            changed["skip"] = f"of {len(self.skip)} entr{'y' if len(self.skip) == 1 else 'ies'}"
         return "".join(f", {name} {value}" for name, value in changed.items())
 
 
@@ -88,6 +93,7 @@ def make_policy(
     separate_final_epoch: Any,
     final_epoch_threshold: Any,
     balance: object = None,
+    skip: Any = None,
 ) -> Policy:
     """Check the settings of `install`.
 
@@ -111,4 +117,5 @@ def make_policy(
         ),
         row=row,
         balance=check_balance(balance),
+        skip=given_skips(skip),
     )

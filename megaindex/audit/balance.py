@@ -105,6 +105,8 @@ def model_balance(stream: AuditStream, cost: CostModel) -> BalanceModel:
     whole = np.flatnonzero((sizes > 0) & (sizes % (micro * ranks) == 0))
     if stream.masked_rows:
         whole = whole[whole != sizes.size - 1]
+    if stream.skips is not None:
+        whole = whole[~stream.skips.is_hole(stream.step_bounds[whole])]
     if not whole.size:
         raise InvalidArgument(
             f"--balance: no step has whole micro batches of {micro} rows on {ranks} ranks; change "

@@ -135,7 +135,7 @@ def _collect(
         step = stream.step_of(runs.sample)
         parts.append((begin, begin + runs.length, step))
         _accumulate(composition, stretch_of[step] * num_sources + runs.source, runs.length)
-        if progress is not None:
+        if progress is not None and runs.sample.size:
             progress(int(runs.sample[-1]) + 1, stream.num_samples)
     begin, end, step = (np.concatenate(column) for column in zip(*parts, strict=True))
     order = np.argsort(begin, kind="stable")

@@ -94,11 +94,17 @@ def findings(audit: Audit) -> list[str]:
         "after all steps": f"After all {audit.stream.num_steps:,} steps",
     }
     return [
+        *skip_texts(audit),
         *(f"{steps[name]}: {_seen(counts.tokens.sum(axis=0))}" for name, counts in audit.moments()),
         *_repeats(source_counts(audit)),
         *map(jump_text, audit.jumps),
         *cut_texts(audit),
     ]
+
+
+def skip_texts(audit: Audit) -> list[str]:
+    """Return sentences on the skips of a run."""
+    return [] if audit.skip is None else [f"Skips: {'; '.join(audit.skip.lines())}."]
 
 
 def _seen(counts: I64) -> str:

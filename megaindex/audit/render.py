@@ -20,6 +20,7 @@ from megaindex.audit.findings import (
     distance_text,
     headline,
     jump_text,
+    skip_texts,
     source_counts,
 )
 from megaindex.audit.lookup import Serving
@@ -58,7 +59,9 @@ _MOST_ROWS = 200
 def print_audit(audit: Audit, file: TextIO | None = None) -> None:
     """Print the summary of an audit."""
     names = ShortNames.of(source.name for source in audit.stream.sources)
-    parts: list[RenderableType] = [Prose(headline(audit), "bold"), _seen(audit), _Curve(audit)]
+    skips = [Prose(names.text(words), "bold") for words in skip_texts(audit)]
+    parts: list[RenderableType] = [Prose(headline(audit), "bold"), *skips]
+    parts += [_seen(audit), _Curve(audit)]
     parts += [Prose(jump_text(jump), "yellow") for jump in audit.jumps]
     parts += [Prose(names.text(words), "yellow") for words in cut_texts(audit)]
     if len(audit.stream.sources) > 1:

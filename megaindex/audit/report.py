@@ -13,6 +13,8 @@ from megaindex.audit.exposure import Exposure, Histograms, count_exposure
 from megaindex.audit.streams import AuditStream
 from megaindex.index.balance import CostModel
 from megaindex.index.blending import Progress
+from megaindex.plan.model import json_value
+from megaindex.plan.skip_effect import SkipEffect, effect_of
 
 _LEAST_RISE = 0.25
 """Least rise of the mean earlier exposures that counts as a jump."""
@@ -38,12 +40,15 @@ class Audit:
         exposure: counts of the tokens by times seen, over the steps.
         jumps: steps at which exposure jumps.
         balance: modelled work of the rows, None if no cost model was given.
+        skip: effect of skipped steps and documents, None without. A masked document counts as seen:
+            it is input, and carries no loss.
     """
 
     stream: AuditStream
     exposure: Exposure = field(repr=False)
     jumps: tuple[Jump, ...]
     balance: BalanceModel | None = field(default=None, repr=False)
+    skip: SkipEffect | None = None
 
     @property
     def tokens(self) -> int:
@@ -67,49 +72,54 @@ class Audit:
         stream, exposure = self.stream, self.exposure
         repeats = np.flatnonzero(exposure.distances)
         balance = {} if self.balance is None else {"balance": self.balance.to_json()}
-        return balance | {
-            "order": stream.order,
-            "run_settings": dict(stream.settings),
-            "sequence_length": stream.index.sequence_length,
-            "steps": stream.num_steps,
-            "past_steps": stream.past_steps,
-            "consumed_samples": int(stream.step_bounds[stream.past_steps]),
-            "samples": stream.num_samples,
-            "num_epochs_built": stream.index.num_epochs,
-            "tokens_per_epoch": self.tokens,
-            "method": "exact, token by token",
-            "past": _histograms(exposure.past),
-            "total": _histograms(exposure.total),
-            "sources": [
-                {
-                    "path": source.name,
-                    "tokens": int(total.sum()),
-                    "cut_tokens": source.cut_tokens,
-                    "tokens_by_times_seen": {"past": past.tolist(), "total": total.tolist()},
-                    "first_repeated_step": None if repeat < 0 else repeat,
-                }
-                for source, past, total, repeat in zip(
-                    stream.sources,
-                    exposure.past.tokens,
-                    exposure.total.tokens,
-                    exposure.first_repeats.tolist(),
-                    strict=True,
-                )
-            ],
-            "exposure_curve": {
-                "first_step": exposure.stretches[:-1].tolist(),
-                "mean_earlier_exposures": exposure.curve().tolist(),
-                "tokens_by_earlier_exposures": exposure.shares.tolist(),
-                "tokens_by_source": exposure.composition.tolist(),
-                "earlier_exposures_by_source": exposure.source_earlier.tolist(),
-            },
-            "jumps": [vars(jump) for jump in self.jumps],
-            "epoch_steps": self.epoch_steps,
-            "repeat_distances": {
-                "steps": repeats.tolist(),
-                "tokens": exposure.distances[repeats].tolist(),
-            },
-        }
+        skip = {} if self.skip is None else {"skip": json_value(self.skip)}
+        return (
+            balance
+            | skip
+            | {
+                "order": stream.order,
+                "run_settings": dict(stream.settings),
+                "sequence_length": stream.index.sequence_length,
+                "steps": stream.num_steps,
+                "past_steps": stream.past_steps,
+                "consumed_samples": int(stream.step_bounds[stream.past_steps]),
+                "samples": stream.num_samples,
+                "num_epochs_built": stream.index.num_epochs,
+                "tokens_per_epoch": self.tokens,
+                "method": "exact, token by token",
+                "past": _histograms(exposure.past),
+                "total": _histograms(exposure.total),
+                "sources": [
+                    {
+                        "path": source.name,
+                        "tokens": int(total.sum()),
+                        "cut_tokens": source.cut_tokens,
+                        "tokens_by_times_seen": {"past": past.tolist(), "total": total.tolist()},
+                        "first_repeated_step": None if repeat < 0 else repeat,
+                    }
+                    for source, past, total, repeat in zip(
+                        stream.sources,
+                        exposure.past.tokens,
+                        exposure.total.tokens,
+                        exposure.first_repeats.tolist(),
+                        strict=True,
+                    )
+                ],
+                "exposure_curve": {
+                    "first_step": exposure.stretches[:-1].tolist(),
+                    "mean_earlier_exposures": exposure.curve().tolist(),
+                    "tokens_by_earlier_exposures": exposure.shares.tolist(),
+                    "tokens_by_source": exposure.composition.tolist(),
+                    "earlier_exposures_by_source": exposure.source_earlier.tolist(),
+                },
+                "jumps": [vars(jump) for jump in self.jumps],
+                "epoch_steps": self.epoch_steps,
+                "repeat_distances": {
+                    "steps": repeats.tolist(),
+                    "tokens": exposure.distances[repeats].tolist(),
+                },
+            }
+        )
 
 
 def audit(
@@ -136,7 +146,18 @@ def audit(
     """
     balance = None if cost_model is None else model_balance(stream, cost_model)
     exposure = count_exposure(stream, points=points, progress=progress)
-    return Audit(stream=stream, exposure=exposure, jumps=tuple(_jumps(exposure)), balance=balance)
+    skip = None
+    if stream.skips is not None:
+        names = [source.name for source in stream.sources]
+        effect = effect_of(stream.skips, stream.step_bounds, masked_rows=stream.masked_rows)
+        skip = effect.counted(stream.index, names)
+    return Audit(
+        stream=stream,
+        exposure=exposure,
+        jumps=tuple(_jumps(exposure)),
+        balance=balance,
+        skip=skip,
+    )
 
 
 def shares(counts: I64) -> list[float]:
@@ -158,10 +179,12 @@ def _jumps(exposure: Exposure) -> list[Jump]:
     A jump must exceed the median rise, which is that of a ramp where epochs are shuffled together,
     and six standard errors of a difference of windows, since few samples a step make a noisy curve.
     """
-    steps = exposure.step_tokens.size
+    served = np.flatnonzero(exposure.step_tokens)  # without skipped steps
+    steps = served.size
     window = max(1, steps // 100)
     sums = np.zeros((2, steps + 1), np.int64)
-    np.cumsum((exposure.step_earlier, exposure.step_tokens), axis=1, out=sums[:, 1:])
+    counts = (exposure.step_earlier[served], exposure.step_tokens[served])
+    np.cumsum(counts, axis=1, out=sums[:, 1:])
     middle = np.arange(window, steps - window + 1)
     left, right = (
         (sums[:, middle + a] - sums[:, middle + b]) for a, b in ((0, -window), (window, 0))
@@ -171,12 +194,13 @@ def _jumps(exposure: Exposure) -> list[Jump]:
     if not rise.size:
         return []
     # median absolute step-to-step change, as a standard deviation of one step (0.6745 x sqrt 2)
-    noise = float(np.median(np.abs(np.diff(exposure.mean_earlier)))) / 0.954
+    noise = float(np.median(np.abs(np.diff(exposure.mean_earlier[served])))) / 0.954
     least = float(np.median(rise)) + max(_LEAST_RISE, 6 * noise * (2 / window) ** 0.5)
     found: list[Jump] = []
     for k in np.argsort(-rise, kind="stable"):
         if rise[k] < least:
             break
-        if all(abs(int(middle[k]) - jump.step) > 2 * window for jump in found):
-            found.append(Jump(step=int(middle[k]), before=float(before[k]), after=float(after[k])))
+        step = int(served[middle[k]])
+        if all(abs(step - jump.step) > 2 * window for jump in found):
+            found.append(Jump(step=step, before=float(before[k]), after=float(after[k])))
     return sorted(found, key=lambda jump: jump.step)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from megaindex._types import I32, I64
 from megaindex.builders import build_index
 from megaindex.builders.recipe import open_recipe
-from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.batch_schedule import BatchSchedule, skip_steps, step_bounds
 from megaindex.configs.run import Run
 from megaindex.configs.run_builder import given_run
 from megaindex.errors import InvalidArgument
@@ -24,15 +24,16 @@ from megaindex.index.blending import DivisorDraws, GreedyDraws, Progress, fill_b
 from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.frameworks import Split
 from megaindex.index.order_settings import order_of_row
+from megaindex.index.skips import Skip, SkippedIndex, Skips, skips_of
 from megaindex.index.spans import Index, datasets_of
 from megaindex.plan.plan import target_text
 from megaindex.plan.rows import evaluation_of
 from megaindex.plan.serving import ServedRange, loader_passes
 from megaindex.plan.sizing import Sizing, SplitPart
 from megaindex.plan.sources import Parts, parts_of, sizing_of
-from megaindex.plan.target import ResolvedTarget, phases_of, resolve_target
+from megaindex.plan.target import ResolvedTarget, masked_rows, phases_of, resolve_target
 from megaindex.recipe.recipe import Recipe
-from megaindex.validation import check_between, check_setting, setting_or_none, shown
+from megaindex.validation import check_setting, setting_or_none, shown
 
 _SAMPLES_AT_ONCE = 1 << 16
 
@@ -73,7 +74,8 @@ class Runs(NamedTuple):
 class AuditStream:
     """The samples of a run in order of training, divided into steps.
 
-    Steps count from 0: trainers log step k as iteration k + 1.
+    Steps count from 0: trainers log step k as iteration k + 1. With skips, samples are positions:
+    skipped steps keep their numbers and serve nothing, moved samples make steps behind the others.
 
     Attributes:
         index: samples of the run, in order of training.
@@ -143,7 +145,14 @@ class AuditStream:
         for begin in range(first, last, _SAMPLES_AT_ONCE):
             yield self._served(np.arange(begin, min(last, begin + _SAMPLES_AT_ONCE)))
 
+    @property
+    def skips(self) -> Skips | None:
+        """The skips of the run; None without any. A skipped step serves no sample."""
+        return skips_of(self.index)
+
     def _served(self, ids: I64) -> Runs:
+        if self.skips is not None:
+            ids = ids[~self.skips.is_hole(ids)]
         spans = self.index.locate(ids)
         length = spans.input_lengths(self.index.sequence_length)
         sample = np.repeat(ids, np.diff(spans.row_splits))
@@ -219,30 +228,6 @@ def _sources_of(index: Index) -> list[AuditSource]:
     return sources
 
 
-def step_bounds(schedule: BatchSchedule, consumed: int, total: int) -> tuple[I64, int]:
-    """Return the bounds of the steps, and the number of steps before ``consumed``.
-
-    The schedule divides the past from sample 0 on, the future from ``consumed`` on; the last step
-    of each may be short. Batches of 4, 6 consumed of 12: bounds 0 4 6 10 12, 2 past steps.
-    """
-    check_between("--consumed-samples", consumed, 0, total, most_is="the samples of the run")
-    past = _step_starts(schedule, 0, consumed)
-    future = _step_starts(schedule, consumed, total)
-    return np.array([*past, *future, total], np.int64), len(past)
-
-
-def _step_starts(schedule: BatchSchedule, begin: int, end: int) -> list[int]:
-    """Return the first samples of the steps from ``begin`` to ``end``."""
-    starts: list[int] = []
-    stages = [*schedule.stages[1:], (end, 0)]
-    for (_, size), (until, _) in zip(schedule.stages, stages, strict=True):
-        steps = range(begin, min(until, end), size)
-        starts += steps
-        if steps:
-            begin = steps[-1] + size
-    return starts
-
-
 def _cumulated(counts: npt.ArrayLike) -> I64:
     counts = np.asarray(counts)
     sums = np.zeros(counts.size + 1, np.int64)
@@ -299,8 +284,8 @@ def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> AuditStrea
     """
     opened = open_recipe(recipe)
     bounds, past = step_bounds(recipe.batch, consumed_samples, opened.layout.num_samples)
-    return AuditStream(
-        index=opened.index,
+    stream = AuditStream(
+        index=opened.unskipped,
         sources=tuple(
             AuditSource(
                 name=source.corpus.name,
@@ -323,6 +308,39 @@ def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> AuditStrea
         micro_batch_size=recipe.micro_batch_size,
         data_parallel_size=recipe.data_parallel_size,
     )
+    return skipped_stream(stream, recipe.skip, recipe.batch)
+
+
+def skipped_stream(
+    stream: AuditStream, skip: Sequence[Skip], schedule: BatchSchedule
+) -> AuditStream:
+    """Return the stream with skips.
+
+    Args:
+        stream: the run without skips.
+        skip: the skips.
+        schedule: batch sizes over the run.
+
+    Raises:
+        InvalidArgument: a skip does not fit the run.
+        MissingFile, StorageError: a file of documents cannot be read.
+    """
+    steps = skip_steps(
+        skip,
+        schedule,
+        stream.step_bounds,
+        num_samples=stream.index.num_samples,
+        masked_rows=stream.masked_rows,
+    )
+    if steps is None:
+        return stream
+    index = SkippedIndex.of(
+        stream.index,
+        steps.skips,
+        names=[source.name for source in stream.sources],
+        documents=[source.first_document + source.lengths.size for source in stream.sources],
+    )
+    return replace(stream, index=index, step_bounds=steps.bounds, masked_rows=steps.masked_rows)
 
 
 Folder: TypeAlias = str | os.PathLike[str]
@@ -380,16 +398,21 @@ def _stream_of_run(
         schedule, consumed, total = _evaluations(run, subset, target, parts)
         index = _index(run, sizing, parts[subset], total, total, cache_dir, subset)
     bounds, past = step_bounds(schedule, consumed, total)
-    return AuditStream(
+    stream = AuditStream(
         index=index,
         sources=tuple(_source(run, part) for part in parts[subset]),
         step_bounds=bounds,
         past_steps=past,
-        masked_rows=_masked_rows(run, target) if subset == "train" else 0,
+        masked_rows=masked_rows(run, target) if subset == "train" else 0,
         order=run.row.order,
         settings=_settings(run, subset),
         micro_batch_size=run.micro_batch_size,
         data_parallel_size=run.data_parallel_size,
+    )
+    return (
+        skipped_stream(stream, run.skips(bounds.size - 1), schedule)
+        if subset == "train"
+        else stream
     )
 
 
@@ -438,12 +461,6 @@ def _check_consumed(run: Run, whole: ResolvedTarget) -> None:
             f"--consumed-samples {run.consumed_samples} lies beyond the target of the run, which "
             f"consumes {whole.samples_consumed} samples in all; raise the target"
         )
-
-
-def _masked_rows(run: Run, target: ResolvedTarget) -> int:
-    """Return the rows of the last batch that are padding, under tail pad."""
-    rows = run.batch.samples_after(target.train_iters, run.consumed_samples)
-    return max(0, rows - target.samples_consumed)
 
 
 def _evaluations(

@@ -33,6 +33,7 @@ from megaindex.index.order_settings import PackedOrder
 from megaindex.index.orders.epoch import EpochIndex
 from megaindex.index.orders.packed import PackedIndex
 from megaindex.index.orders.window import WindowIndex
+from megaindex.index.skips import SkippedIndex
 from megaindex.index.spans import Index
 from megaindex.index.staged_index import StagedIndex
 from megaindex.io.json_files import is_size
@@ -228,12 +229,22 @@ class OpenRecipe:
         return found
 
     @cached_property
-    def index(self) -> StagedIndex:
-        """Index of all samples of the run."""
+    def unskipped(self) -> StagedIndex:
+        """Index of all samples of the run, without skips."""
         ends = self.layout.samples_needed()
         return StagedIndex(
             sources=tuple(s.index(end) for s, end in zip(self.sources, ends, strict=True)),
             stages=tuple(stage.mixed for stage in self.layout.stages),
+        )
+
+    @cached_property
+    def index(self) -> Index:
+        """Index of all samples of the run; with skips, of its positions."""
+        return SkippedIndex.of(
+            self.unskipped,
+            self.layout.skips,
+            names=[source.corpus.name for source in self.sources],
+            documents=[len(source.dataset) for source in self.sources],
         )
 
 
@@ -263,7 +274,10 @@ def open_recipe(recipe: Recipe, *, cache_dir: str | os.PathLike[str] | None = No
     )
     opened = [*sources, *([] if validation is None else [validation])]
     cache.keep([d for s in opened for d in (s.dataset, s.targets) if d is not None])
-    return OpenRecipe(layout=layout, sources=sources, validation_cache=cache, validation=validation)
+    made = OpenRecipe(layout=layout, sources=sources, validation_cache=cache, validation=validation)
+    if recipe.skip:
+        _ = made.index  # checks the ids of skipped documents
+    return made
 
 
 def _paths(recipe: Recipe) -> list[str]:

@@ -15,7 +15,13 @@ from collections.abc import Sequence
 from megaindex.audit.lookup import documents_of, steps_of
 from megaindex.audit.streams import AuditStream, stream_of_recipe, stream_of_run
 from megaindex.cli.options import Parser, add_flags
-from megaindex.cli.plan import add_balance_arguments, add_run_arguments, cost_model_of, recipe_of
+from megaindex.cli.plan import (
+    add_balance_arguments,
+    add_run_arguments,
+    cost_model_of,
+    recipe_of,
+    skips_of_options,
+)
 from megaindex.configs.batch_schedule import parse_count
 from megaindex.configs.run_builder import read_settings, resolve
 from megaindex.errors import InvalidArgument
@@ -78,7 +84,8 @@ def _check(options: argparse.Namespace) -> None:
 
 
 def _stream(options: argparse.Namespace) -> AuditStream:
-    recipe = recipe_of(options, besides=("consumed_samples",))
+    options.skip = skips_of_options(options)
+    recipe = recipe_of(options, besides=("consumed_samples", "skip"))
     if recipe is None:
         run = resolve(read_settings(vars(options)))
         with counting_samples() as progress:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from megaindex.cli.options import Parser, add_flags
 from megaindex.configs.run_builder import read_settings, resolve
@@ -15,10 +18,15 @@ from megaindex.errors import InvalidArgument
 
 if TYPE_CHECKING:
     from megaindex.audit.balance import BalanceModel
+    from megaindex.audit.streams import AuditStream
+    from megaindex.configs.run import Run
     from megaindex.index.balance import CostModel
+    from megaindex.index.skips import Skip
     from megaindex.plan.model import Plan
     from megaindex.plan.recipe_plan import RecipePlan
     from megaindex.recipe.recipe import Recipe
+
+AnyPlan = TypeVar("AnyPlan", "Plan", "RecipePlan")
 
 DEFAULT_COST_MODEL = "llama3-8b"
 
@@ -32,19 +40,22 @@ def main(arguments: Sequence[str]) -> int:
     from megaindex.progress import counting_samples
 
     cost = cost_model_of(options)
-    recipe = recipe_of(options)
+    options.skip = skips_of_options(options)
+    recipe = recipe_of(options, besides=("skip",))
     if recipe is not None:
         return _run_recipe(recipe, options, cost)
     run = resolve(read_settings(vars(options)))
     with counting_samples() as progress:
         plan = make_plan(run, progress=progress)
     balance = None
-    if cost is not None:
+    if cost is not None or (_counts_masked(plan) and _has_files(run)):
         from megaindex.audit.balance import model_balance
         from megaindex.audit.streams import stream_of_run
 
         with counting_samples() as progress:
-            balance = model_balance(stream_of_run(run, progress=progress), cost)
+            stream = stream_of_run(run, progress=progress)
+        plan = _counted(plan, stream)
+        balance = None if cost is None else model_balance(stream, cost)
     if options.json:
         _print_json(plan, balance)
     elif options.print_config:
@@ -91,11 +102,14 @@ def _run_recipe(recipe: Recipe, options: argparse.Namespace, cost: CostModel | N
 
     plan = make_recipe_plan(plan_recipe(recipe))
     balance = None
-    if cost is not None:
+    with_files = all(source.path for source in recipe.sources)
+    if cost is not None or (_counts_masked(plan) and with_files):
         from megaindex.audit.balance import model_balance
         from megaindex.audit.streams import stream_of_recipe
 
-        balance = model_balance(stream_of_recipe(recipe), cost)
+        stream = stream_of_recipe(recipe)
+        plan = _counted(plan, stream)
+        balance = None if cost is None else model_balance(stream, cost)
     if options.json:
         _print_json(plan, balance)
     else:
@@ -107,6 +121,55 @@ def _run_recipe(recipe: Recipe, options: argparse.Namespace, cost: CostModel | N
             print(f"check: {draw.source} repeats from step {draw.first_repeat} on", file=sys.stderr)
         return 1
     return 0
+
+
+def _counts_masked(plan: Plan | RecipePlan) -> bool:
+    return plan.skip is not None and plan.skip.first_masked_step is not None
+
+
+def _has_files(run: Run) -> bool:
+    return all(source.tokens is None for source in run.data.train)
+
+
+def _counted(plan: AnyPlan, stream: AuditStream) -> AnyPlan:
+    """Return the plan with the tokens whose loss is masked."""
+    if plan.skip is None:
+        return plan
+    names = [source.name for source in stream.sources]
+    return replace(plan, skip=plan.skip.counted(stream.index, names))
+
+
+def skips_of_options(options: argparse.Namespace) -> tuple[Skip, ...]:
+    """Return the skips that flags describe.
+
+    Raises:
+        InvalidArgument: a flag is malformed, or lacks another.
+        MissingFile, StorageError: the file of ``--skip`` cannot be read.
+    """
+    from megaindex.index.skips import Skip, read_skips
+
+    found: list[Skip] = []
+    if options.skip_steps:
+        found.append(Skip(steps=" ".join(options.skip_steps), move=options.move_skipped))
+    elif options.move_skipped:
+        raise InvalidArgument("--move-skipped needs --skip-steps; give the steps as well")
+    for given in options.skip_documents or ():
+        path, colon, source = given.rpartition(":")
+        if not colon or os.path.exists(given):
+            path, source = given, ""
+        found.append(Skip(documents=path, source=source or None, from_step=options.skip_from_step))
+    if options.skip_from_step is not None and not options.skip_documents:
+        raise InvalidArgument(
+            "--skip-from-step needs --skip-documents; give the file of their ids as well"
+        )
+    if options.skip_file:
+        from megaindex.configs.yaml_sections import load_yaml
+
+        content = load_yaml(options.skip_file, "--skip")
+        if isinstance(content, Mapping) and set(content) == {"skip"}:
+            content = content["skip"]
+        found += read_skips(content, options.skip_file, Path(options.skip_file).parent)
+    return tuple(found)
 
 
 def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recipe | None:
@@ -132,7 +195,10 @@ def recipe_of(options: argparse.Namespace, besides: Sequence[str] = ()) -> Recip
     if len(given) > 1 or others:
         one, other = [*(f"--{n.replace('_', '-')}" for n in given), *others][:2]
         raise InvalidArgument(f"{one} describes the whole run, so does {other}; give one of them")
-    return recipe
+    more = getattr(options, "skip", None) or ()
+    if recipe is None or not more:
+        return recipe
+    return replace(recipe, skip=(*recipe.skip, *more))
 
 
 # files that describe a whole run, and the settings that may be given with each
@@ -182,6 +248,7 @@ def add_run_arguments(parser: argparse.ArgumentParser) -> None:
     _add_data(parser.add_argument_group("data"))
     _add_batch(parser.add_argument_group("batch size"))
     _add_target(parser.add_argument_group("target (exactly one)"))
+    _add_skips(parser.add_argument_group("skips (steps count from 0)"))
     _add_rest(parser.add_argument_group("order, evaluation and framework settings"))
 
 
@@ -249,6 +316,16 @@ def _add_target(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--train-tokens", metavar="N", help="number of tokens, such as 300B")
 
 
+def _add_skips(group: argparse._ArgumentGroup) -> None:
+    add = group.add_argument
+    add("--skip-steps", nargs="+", metavar="A-B", help="steps not trained on, as 1200-1249 1300")
+    add("--move-skipped", action="store_true", help="serve their samples behind the end")
+    ids = "ids whose loss is masked: .npy or text, and the source in a blend"
+    add("--skip-documents", nargs="+", metavar="FILE[:SOURCE]", help=ids)
+    add("--skip-from-step", type=int, metavar="N", help="first step with the mask; default: 0")
+    add("--skip", dest="skip_file", metavar="FILE", help="skips in YAML, as in a recipe")
+
+
 def _add_rest(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add_flags(group, "--order", "--variance-buffer", "--seed")
@@ -271,6 +348,8 @@ def _add_rest(group: argparse._ArgumentGroup) -> None:
     add("--dataloader-type", metavar="HOW", help="Megatron-LM: single or cyclic")
     add("--consumed-samples", metavar="N", help="samples of a run served so far")
     megatron = "as in Megatron-LM"
+    skipped = "iterations from 1, as in Megatron-LM"
+    add("--iterations-to-skip", nargs="+", type=int, metavar="N", help=skipped)
     add("--phase-transition-iterations", nargs="+", type=int, metavar="N", help=megatron)
     add("--separate-final-epoch", metavar="HOW", help="shuffle it apart: auto, always or never")
     add("--final-epoch-threshold", type=float, metavar="X", help="default: 0.8")

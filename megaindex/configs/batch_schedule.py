@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
+import numpy as np
+
+from megaindex._types import I64
 from megaindex.arithmetic import ceil_div
 from megaindex.errors import InvalidArgument
-from megaindex.validation import check_integer, check_setting, parse_fraction
+from megaindex.index.skips import Skip, Skips, resolve_skips
+from megaindex.validation import check_between, check_integer, check_setting, parse_fraction
 
 _MOST_INCREMENTS = 1_000_000
 _EXACT_DOUBLE = 2**53
@@ -115,6 +120,101 @@ class BatchSchedule:
     def _bounds(self) -> list[tuple[tuple[int, int], int | None]]:
         ends = [first for first, _ in self.stages[1:]]
         return list(zip(self.stages, [*ends, None], strict=True))
+
+
+def step_bounds(schedule: BatchSchedule, consumed: int, total: int) -> tuple[I64, int]:
+    """Return the bounds of the steps, and the number of steps before ``consumed``.
+
+    The schedule divides the past from sample 0 on, the future from ``consumed`` on; the last step
+    of each may be short. Batches of 4, 6 consumed of 12: bounds 0 4 6 10 12, 2 past steps.
+    """
+    check_between("--consumed-samples", consumed, 0, total, most_is="the samples of the run")
+    past = _step_starts(schedule, 0, consumed)
+    future = _step_starts(schedule, consumed, total)
+    return np.array([*past, *future, total], np.int64), len(past)
+
+
+def _step_starts(schedule: BatchSchedule, begin: int, end: int) -> list[int]:
+    """Return the first samples of the steps from ``begin`` to ``end``."""
+    starts: list[int] = []
+    stages = [*schedule.stages[1:], (end, 0)]
+    for (_, size), (until, _) in zip(schedule.stages, stages, strict=True):
+        steps = range(begin, min(until, end), size)
+        starts += steps
+        if steps:
+            begin = steps[-1] + size
+    return starts
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SkippedSteps:
+    """Steps of a run with skips.
+
+    Attributes:
+        skips: the skips in positions.
+        bounds (int64[steps + 1]): positions of the steps, those of moved samples at the end.
+        masked_rows: rows of the last step that are padding without loss.
+    """
+
+    skips: Skips
+    bounds: I64
+    masked_rows: int
+
+
+def skip_steps(
+    settings: Sequence[Skip],
+    schedule: BatchSchedule,
+    bounds: I64,
+    *,
+    num_samples: int,
+    masked_rows: int = 0,
+) -> SkippedSteps | None:
+    """Return the steps of a run with skips; None without any.
+
+    Args:
+        settings: the skips.
+        schedule: batch sizes over the run.
+        bounds (int64[steps + 1]): positions of the steps without skips, as of `step_bounds`.
+        num_samples: samples of the order.
+        masked_rows: rows of the last step that are padding; if there are any, moved samples that do
+            not fill a step are served too, else they are not.
+
+    Raises:
+        InvalidArgument: a skip does not fit the run, see `resolve_skips`.
+    """
+    skips = resolve_skips(
+        settings,
+        _Bounds(bounds),
+        num_samples=num_samples,
+        train_samples=int(bounds[-1]),
+        drops_tail=False,
+    )
+    if skips is None:
+        return None
+    if not skips.num_moved:
+        return SkippedSteps(skips=skips, bounds=bounds, masked_rows=masked_rows)
+    steps = bounds[:-1].tolist() if masked_rows else bounds.tolist()  # the rest of the last is free
+    masked = 0
+    while steps[-1] < skips.run_end:
+        end = schedule.samples_after(1, steps[-1])
+        if end > skips.run_end and not masked_rows:
+            break
+        masked = max(0, end - skips.run_end)
+        steps.append(end - masked)
+    return SkippedSteps(skips=skips, bounds=np.array(steps, np.int64), masked_rows=masked)
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """Bounds of steps in place of a schedule."""
+
+    bounds: I64
+
+    def samples_after(self, iterations: int, start: int = 0) -> int:  # noqa: ARG002
+        return int(self.bounds[min(iterations, self.bounds.size - 1)])
+
+    def iterations_within(self, samples: int, start: int = 0) -> int:  # noqa: ARG002
+        return int(np.searchsorted(self.bounds, samples, "right")) - 1
 
 
 def parse_count(text: str, setting: str) -> int:

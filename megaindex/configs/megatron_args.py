@@ -48,9 +48,10 @@ _PATHS = _named("--data-path", "--train-data-path", "--valid-data-path", "--test
 _SWITCHES = _named("--skip-train", "--full-validation", "--multiple-validation-sets")
 _BLEND_FILE, _SPLIT_FILE = "--data-args-path", "--per-split-data-args-path"
 _RAMP, _PHASES = "--rampup-batch-size", "--phase-transition-iterations"
+_SKIP = "--iterations-to-skip"
 _NODES = ("--nnodes",)
 _GPUS = ("--nproc_per_node", "--nproc-per-node")
-_HONOURED = {*_WHOLE, *_TEXT, *_PATHS, *_SWITCHES, _BLEND_FILE, _SPLIT_FILE, _RAMP, _PHASES}
+_HONOURED = {*_WHOLE, *_TEXT, *_PATHS, *_SWITCHES, _BLEND_FILE, _SPLIT_FILE, _RAMP, _PHASES, _SKIP}
 _CLOSE = 0.85  # similarity of a misspelt argument
 
 
@@ -177,6 +178,8 @@ class _Reader:
                     found[name] = read(flag, self._flags[flag])
         if self._has(_RAMP, "rampup_batch_size"):
             found["rampup_batch_size"] = tuple(_whole(_RAMP, [w]) for w in self._flags[_RAMP])
+        if self._has(_SKIP, "iterations_to_skip"):
+            found["iterations_to_skip"] = tuple(_whole(_SKIP, [w]) for w in self._flags[_SKIP])
         if self._has(_PHASES, "phase_transition_iterations"):
             text = _one(_PHASES, self._flags[_PHASES])
             phases = sorted(_whole(_PHASES, [word]) for word in text.split(","))

@@ -184,7 +184,7 @@ IGNORED = frozenset((
     "--exit-interval", "--fim-data", "--fim-eod-token", "--fim-fragment-rate",
     "--fim-middle-token", "--fim-no-prefix", "--fim-pad-token", "--fim-prefix-token",
     "--fim-rate", "--fim-split-sample", "--fim-spm-rate", "--fim-suffix-token",
-    "--hybrid-context-parallel", "--iterations-to-skip",
+    "--hybrid-context-parallel",
     "--no-create-attention-mask-in-dataloader", "--no-data-sharding", "--no-mmap-bin-files",
     "--num-dataset-builder-threads", "--num-workers", "--object-storage-cache-path",
     "--per-dataset-sequences-path", "--reset-attention-mask", "--reset-position-ids",
@@ -193,7 +193,6 @@ IGNORED = frozenset((
 
 NOTES = {
     "--fim-data": "rearranges the tokens within samples: the plan counts tokens before that",
-    "--iterations-to-skip": "names iterations that read their samples and do not train on them",
     "--exit-interval": "may end the run before the plan does",
     "--use-checkpoint-args": "takes arguments from a checkpoint, which the plan does not read",
 }

@@ -19,6 +19,7 @@ from megaindex.configs.megatron_versions import DEFAULT_VERSION, Version, find_v
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import FrameworkRules
 from megaindex.index.order_settings import NeoxDocumentsOrder, Order, order_of
+from megaindex.index.skips import Skip, given_skips
 from megaindex.validation import (
     DEFAULT_SEED,
     check_between,
@@ -189,6 +190,10 @@ class Run:
         version: release of Megatron-LM, for order megatron; None: the default one.
         dataloader: Megatron's --dataloader-type: one pass in order, or passes in random order
             without end.
+        skip: steps that are not trained on, and documents whose loss is masked, by
+            `megaindex.adapters`.
+        iterations_to_skip: Megatron's --iterations-to-skip, counted from 1: iterations that read
+            their samples and do not train on them.
         notes: warnings of the reader of the settings, which the plan repeats.
         ignored: settings of the framework's data that do not change the plan.
 
@@ -215,10 +220,14 @@ class Run:
     blend_counts: Literal["auto", "exact", "bounds"] = "auto"
     version: Version | None = None
     dataloader: Literal["single", "cyclic"] = "single"
+    skip: tuple[Skip, ...] = ()
+    iterations_to_skip: tuple[int, ...] = ()
     notes: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "skip", given_skips(self.skip))
+        self._check_iterations_to_skip()
         factors = ("micro_batch_size", "data_parallel_size", "gradient_accumulation_steps")
         make_plain(self, "sequence_length", "seed", "consumed_samples", optional=factors)
         phases = tuple(check_integer("a phase", phase) for phase in self.phases)
@@ -277,6 +286,30 @@ class Run:
         """
         steps = self.row.order == "megatron" and self.batch.stepped
         return self.unit or self.batch.final if steps else self.batch.final
+
+    def skips(self, num_steps: int) -> tuple[Skip, ...]:
+        """Return all skips of a run of so many steps, those of Megatron among them."""
+        steps = [number - 1 for number in self.iterations_to_skip if number <= num_steps]
+        return (*self.skip, *([Skip(steps=steps)] if steps else []))
+
+    def _check_iterations_to_skip(self) -> None:
+        numbers = {check_integer("--iterations-to-skip", n) for n in self.iterations_to_skip}
+        object.__setattr__(self, "iterations_to_skip", tuple(sorted(numbers)))
+        if numbers and self.skip:
+            raise InvalidArgument(
+                "--iterations-to-skip and --skip-steps, --skip-documents or --skip exclude each "
+                "other: with the skips of the adapter, iterations do not have the numbers of steps "
+                "any more; write all steps into --skip-steps"
+            )
+        if numbers and min(numbers) < 1:
+            raise InvalidArgument(
+                f"--iterations-to-skip counts from 1, got {min(numbers)}; remove it"
+            )
+        if numbers and order_of(self.order).name != "megatron":
+            raise InvalidArgument(
+                f"--iterations-to-skip is a setting of order megatron, not {self.order}; give "
+                "--skip-steps"
+            )
 
     def _check_surplus(self) -> None:
         if self.surplus is None:

@@ -313,6 +313,8 @@ def resolve(settings: Settings) -> Run:
         gradient_accumulation_steps=sizes.accumulation,
         consumed_samples=parse_count(settings.consumed_samples or "0", "--consumed-samples"),
         phases=_phases(settings),
+        skip=settings.skip or (),
+        iterations_to_skip=settings.iterations_to_skip or (),
         coverage=check_choice(
             "--coverage", settings.coverage or "auto", ("auto", "exact", "expected", "none")
         ),

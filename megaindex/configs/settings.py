@@ -19,6 +19,7 @@ from megaindex.configs.batch_schedule import parse_count
 from megaindex.configs.run import Source, TargetKind
 from megaindex.errors import InvalidArgument
 from megaindex.index.order_settings import NeoxDocumentsOrder, Order
+from megaindex.index.skips import Skip, given_skips
 from megaindex.validation import (
     check_between,
     check_flag,
@@ -198,6 +199,8 @@ class Settings:
         max_documents: order packed: most documents of a sample.
         long_documents: order packed: treatment of documents longer than a sample.
         phase_transition_iterations: iterations at which Megatron-LM rebuilds its datasets.
+        skip: steps that are not trained on, and documents whose loss is masked.
+        iterations_to_skip: iterations, from 1, that Megatron-LM reads without training on them.
         coverage: method of the plan's coverage: auto, exact, expected or none.
         blend_counts: counting of a blend's draws: auto, exact or bounds.
         notes: warnings for the plan.
@@ -259,6 +262,8 @@ class Settings:
     max_documents: int | None = None
     long_documents: str | None = None
     phase_transition_iterations: tuple[int, ...] | None = None
+    skip: tuple[Skip, ...] | None = None
+    iterations_to_skip: tuple[int, ...] | None = None
     coverage: str | None = None
     blend_counts: str | None = None
     notes: tuple[str, ...] = ()
@@ -302,6 +307,8 @@ def _as_flag(name: str, kind: str, value: Any) -> Any:
         return tuple(map(_word, value if several else [value]))
     if kind == "tuple[int, ...] | None":
         return tuple(check_integer(flag_of(name), v) for v in (value if several else [value]))
+    if name == "skip":
+        return given_skips(value)
     return check_flag(flag_of(name), value) if kind == "bool | None" else value
 
 

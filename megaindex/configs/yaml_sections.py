@@ -32,13 +32,24 @@ def load_mapping(
         MissingFile, StorageError: the file cannot be read.
         InvalidArgument: it is a URL, is not YAML, is not a mapping, or has a key twice.
     """
+    content = load_yaml(path, what, last_wins=last_wins)
+    if not isinstance(content, Mapping):
+        raise InvalidArgument(
+            f"{what}: {os.fspath(path)} holds a {type(content).__name__}; it must be a mapping of "
+            "settings to values"
+        )
+    return {str(key): value for key, value in content.items()}
+
+
+def load_yaml(path: str | os.PathLike[str], what: str, *, last_wins: bool = False) -> Any:
+    """Return the content of a YAML file, see `load_mapping`."""
     import yaml
 
     name = os.fspath(path)
     check_local(name, f"copy it to a disk and give {what} that file")
     try:
         with open(name, encoding="utf-8") as file:
-            content = yaml.load(file, _loader(last_wins=last_wins))
+            return yaml.load(file, _loader(last_wins=last_wins))
     except FileNotFoundError:
         raise MissingFile(f"{what}: {name} does not exist; check the path") from None
     except OSError as error:
@@ -46,12 +57,6 @@ def load_mapping(
     except (yaml.YAMLError, ValueError, RecursionError) as error:  # 2001-02-30; [[[[...
         reason = " ".join(str(error).split())
         raise InvalidArgument(f"{what}: {name} is not YAML: {reason}") from None
-    if not isinstance(content, Mapping):
-        raise InvalidArgument(
-            f"{what}: {name} holds a {type(content).__name__}; it must be a mapping of settings to "
-            "values"
-        )
-    return {str(key): value for key, value in content.items()}
 
 
 @functools.cache

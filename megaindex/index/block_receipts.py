@@ -123,19 +123,26 @@ def planned_block_receipts(
     first, last = begin >> shift, max(begin, end - 1) >> shift
     threads = num_threads() if end - begin >= _WORTH_THREADS else 1
 
-    def share(part: int) -> U64:
+    def share(part: int) -> tuple[U64, I64]:
         sums = np.zeros((last - first + 1, 2), np.uint64)
+        counts = np.zeros(last - first + 1, np.int64)
         for positions, spans in iterate_spans(index, begin, end, part, threads):
-            add_to_blocks(positions, spans, keys, (positions >> shift) - first, sums)
-        return sums
+            numbers = (positions >> shift) - first
+            add_to_blocks(positions, spans, keys, numbers, sums)
+            np.add.at(counts, numbers, 1)
+        return sums, counts
 
     with ThreadPoolExecutor(threads, "megaindex-receipt") as pool:
-        sums = _total(list(pool.map(share, range(threads))))
-    blocks = {}
-    for number, (high, low) in enumerate(sums.tolist(), first):
-        count = min(end, (number + 1) << shift) - max(begin, number << shift)
-        if count > 0:
-            blocks[number] = Receipt((high, low), count)
+        shares = list(pool.map(share, range(threads)))
+    sums = _total([sums for sums, _ in shares])
+    counts = np.sum([counts for _, counts in shares], axis=0)  # of served positions
+    blocks = {
+        number: Receipt((high, low), count)
+        for number, ((high, low), count) in enumerate(
+            zip(sums.tolist(), counts.tolist(), strict=True), first
+        )
+        if count > 0
+    }
     return BlockReceipts(stride=stride, blocks=blocks)
 
 

@@ -21,6 +21,8 @@ from megaindex.kernels import active
 from megaindex.validation import CheckpointReader
 
 WORD = 2**64
+MASKED_KEY = np.uint64(0x9E3779B97F4A7C15)
+"""Constant that changes both words of a source's key, by exclusive or, for masked spans."""
 
 
 @dataclass(frozen=True)
@@ -124,10 +126,17 @@ def sample_receipts(positions: I64, spans: Spans, keys: U64) -> I64:
 
 
 def add_to_blocks(positions: I64, spans: Spans, keys: U64, blocks: I64, sums: U64) -> None:
-    """Add the hash of each sample to its row of ``sums``, uint64[blocks, 2]."""
+    """Add the hash of each sample to its row of ``sums``, uint64[blocks, 2].
+
+    Masked spans have a key of their own, so that two receipts differ by exactly what was masked.
+    """
+    source = spans.source
+    if spans.masked is not None and spans.masked.any():
+        source = source + len(keys) * spans.masked.astype(source.dtype)
+        keys = np.concatenate((keys, keys ^ MASKED_KEY))
     active().receipt_add(
         positions,
-        spans.source,
+        source,
         spans.document,
         spans.offset,
         spans.length,

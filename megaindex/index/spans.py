@@ -36,6 +36,8 @@ class Spans:
         offset (int64[n]): first token, counted from the start of the sequence.
         length (int64[n]): number of tokens, at least 1.
         row_splits (int64[samples + 1]): first span of each sample, and the number of spans.
+        masked (bool[n]): True for spans whose tokens carry no loss as labels, see `megaindex.Skip`;
+            None if every token of the index carries loss.
     """
 
     source: I32
@@ -43,6 +45,7 @@ class Spans:
     offset: I64
     length: I64
     row_splits: I64
+    masked: npt.NDArray[np.bool_] | None = None
 
     @classmethod
     def of_one_source(cls, document: I64, offset: I64, length: I64, row_splits: I64) -> Spans:

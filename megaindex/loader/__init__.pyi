@@ -17,6 +17,9 @@ from megaindex.loader.receipts import check_receipts as check_receipts
 from megaindex.loader.receipts import join_states as join_states
 from megaindex.loader.receipts import receipted as receipted
 from megaindex.loader.recipe_loader import RecipeLoader as RecipeLoader
+from megaindex.loader.record_proof import RecordProof as RecordProof
+from megaindex.loader.record_proof import RunRecord as RunRecord
+from megaindex.loader.record_proof import compare_records as compare_records
 from megaindex.loader.samplers import EvaluationSampler as EvaluationSampler
 from megaindex.loader.samplers import MicroBatchSampler as MicroBatchSampler
 from megaindex.loader.samplers import RandomAccessSampler as RandomAccessSampler

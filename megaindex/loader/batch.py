@@ -23,6 +23,7 @@ import numpy.typing as npt
 from megaindex._types import I64, IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.index.receipts import fingerprint_keys, sample_receipts
+from megaindex.index.skips import masked_labels
 from megaindex.index.spans import Index, Spans
 from megaindex.kernels import active
 from megaindex.loader.checkpoint import check_datasets, check_token_dtype
@@ -304,6 +305,9 @@ class BatchMaker:
             self._separate_documents(buffers, spans)
         self._mask_loss(buffers, spans)
         if self._targets is not None and self._targets.apply(spans, labels, arrays["loss_mask"]):
+            buffers.constant_loss_mask = False
+        if spans.masked is not None and spans.masked.any():
+            arrays["loss_mask"][masked_labels(spans, labels.shape[1])] = 0
             buffers.constant_loss_mask = False
         if self._options.dataset_id:
             _first_sources(spans, arrays["dataset_id"])

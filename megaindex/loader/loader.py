@@ -19,6 +19,7 @@ from megaindex._types import IntArray
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.block_receipts import BlockReceipts
+from megaindex.index.skips import skips_of
 from megaindex.index.spans import Index
 from megaindex.loader.batch import BatchMaker, SampleOptions
 from megaindex.loader.batch_reader import Batch, BatchReader, BufferPool, DeviceCopies, Prepared
@@ -35,6 +36,7 @@ from megaindex.loader.prefetch import ReadAhead
 from megaindex.loader.reader_choice import any_remote, make_reader, sources_of
 from megaindex.loader.receipts import Counted, Recorder, rounds_of, stored_receipt
 from megaindex.loader.sampler_state import decided_samples
+from megaindex.loader.samplers import EvaluationSampler
 from megaindex.loader.targets import Targets
 from megaindex.loader.token_readers import TokenReader
 from megaindex.validation import CheckpointReader, check_between, shown
@@ -120,6 +122,11 @@ class Loader:
         )
         bytes_ahead = check_between("bytes_ahead", bytes_ahead, 1)
         self._sampler: Any = sampler
+        skipped = getattr(sampler, "skipped", None)
+        if skipped is not None:
+            index = skipped(index)
+        elif not isinstance(sampler, EvaluationSampler):
+            _refuse_skips(index, sampler)
         balance_by = getattr(sampler, "balance_by", None)
         if balance_by is not None:
             balance_by(index)
@@ -311,6 +318,9 @@ class Loader:
         facts = {name: order.hashed(name) for name in ("first", "last")}
         theirs = stored_contents(stored, self._sources)
         counted = self._stored_receipt(stored.field("receipt", "must be a mapping or null"))
+        check_skips = getattr(self._sampler, "check_skips", None)
+        if check_skips is not None and "skip" not in allow:
+            check_skips(sampler.values)  # before the order, which moved samples change
         if "order" not in allow:
             self._check_order(consumed, decided_samples(sampler.values), facts, numbers)
         if self._contents is not None:
@@ -383,6 +393,14 @@ def _check_sampler(argument: Any) -> MicroBatches:
         )
     sampler: MicroBatches = argument
     return sampler
+
+
+def _refuse_skips(index: Index, sampler: object) -> None:
+    if skips_of(index) is not None:
+        raise InvalidArgument(
+            f"skip: the index has skips, and a sampler of type {type(sampler).__name__} serves "
+            "the skipped samples too; use MicroBatchSampler(…, index=index)"
+        )
 
 
 def _check_count(ladder: BlockReceipts, consumed: int) -> None:

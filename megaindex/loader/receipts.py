@@ -24,6 +24,7 @@ from megaindex._types import I64
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.index.block_receipts import DEFAULT_STRIDE, BlockReceipts, planned_block_receipts
 from megaindex.index.receipts import Receipt, fingerprint_keys, sample_receipts
+from megaindex.index.skips import skips_of
 from megaindex.index.spans import Index, Spans
 from megaindex.loader.sampler_state import RankLayout
 from megaindex.loader.samplers import MicroBatchSampler
@@ -389,7 +390,11 @@ def check_receipts(
     planned = BlockReceipts(stride=served.stride, blocks={})
     size = index.num_samples
     beyond = max(0, end - size) if end < 2 * size else 0  # samples of a wrapped last step
-    for stop in (end - beyond, beyond):
+    skips = skips_of(index)
+    wrapped = beyond
+    if skips is not None and beyond:
+        wrapped = int(skips.positions_of(beyond - 1)) + 1
+    for stop in (end - beyond, wrapped):
         planned += planned_block_receipts(index, 0, stop, keys, stride=served.stride)
     return ReceiptCheck(
         served=served,
@@ -430,7 +435,9 @@ def rounds_of(sampler: Any, first: int = 0) -> Iterator[Round | None]:
     state_after: Any = getattr(sampler, "state_after", None)
     state = None if state_after is None else state_after(first)
     while state is not None and state.get("kind") == MicroBatchSampler.kind:
-        first, before, size = first + 1, state, state["num_samples"]
+        first, before = first + 1, state
+        skips = getattr(sampler, "skips", None)
+        size = state["num_samples"] if skips is None else skips.num_positions
         if first > len(sampler):
             break
         state = state_after(first)

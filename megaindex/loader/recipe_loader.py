@@ -50,6 +50,8 @@ class StoredRecipe:
     """Checkpoint of which every field was checked."""
 
     recipe: Recipe
+    text: str
+    """The recipe as YAML."""
     sizes: list[SourceSize]
     sources: dict[str, dict[str, Any]]
     loader: dict[str, Any]
@@ -62,7 +64,7 @@ class StoredRecipe:
         """Read a result of `RecipeLoader.state_dict`, or raise FormatError."""
         stored = CheckpointReader(_WHAT, state)
         stored.check_version(VERSION)
-        recipe = _recipe_of(stored.text("recipe"))
+        recipe = _recipe_of(stored.text("recipe"), Path("/"))
         rule = "must be a list of mappings"
         given = stored.checked("sources", rule, lambda value: isinstance(value, list))
         sources = dict(map(_source_of, given))
@@ -72,6 +74,7 @@ class StoredRecipe:
         loader = stored.part("loader", "the state of a loader")
         return cls(
             recipe=recipe,
+            text=stored.text("recipe"),
             sizes=[
                 SourceSize(**{size: facts[size] for size in SIZES}) for facts in sources.values()
             ],
@@ -82,6 +85,11 @@ class StoredRecipe:
                 loader.part("sampler", "the state of a sampler").values
             ),
         )
+
+    @property
+    def recipe_here(self) -> Recipe:
+        """The recipe with the paths that it has, relative ones to the current directory."""
+        return _recipe_of(self.text, Path())
 
     def layout(self) -> RecipeLayout:
         """Return the layout of the run, or raise FormatError if recipe and sizes do not fit."""
@@ -94,12 +102,12 @@ class StoredRecipe:
             ) from None
 
 
-def _recipe_of(text: str) -> Recipe:
+def _recipe_of(text: str, folder: Path) -> Recipe:
     import yaml
 
     try:
         content = yaml.safe_load(text)
-        return recipe_of(content, "the checkpoint's recipe", Path("/"))
+        return recipe_of(content, "the checkpoint's recipe", folder)
     except (*_ERRORS, yaml.YAMLError) as error:
         raise FormatError(
             f"not {_WHAT}: its recipe cannot be read ({_reason(error)}); take it from an intact "

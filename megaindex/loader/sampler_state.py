@@ -19,6 +19,8 @@ from megaindex.validation import CheckpointReader, check_between, make_plain, sh
 VERSION = 1
 WITHIN_BALANCED = 2
 """Version of a state within a balanced step, which releases without balance must refuse."""
+WITH_SKIPS = 3
+"""Version of a state of a run with skips, which releases without skips must refuse."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -179,10 +181,10 @@ class Resumable(ABC):
             FormatError: the state is damaged, or not one of `state_dict`.
         """
         position = self._parse(state)
-        unknown = sorted(set(allow) - {"kind", *self._order})
+        unknown = sorted(set(allow) - {"kind", "skip", *self._order})
         if unknown or isinstance(allow, str):
             raise InvalidArgument(
-                f"allow must hold names among kind, {', '.join(self._order)}, got {allow!r}"
+                f"allow must hold names among kind, skip, {', '.join(self._order)}, got {allow!r}"
             )
         for name, reason in self._differences(position, state):
             if name not in allow:
@@ -228,7 +230,7 @@ class Resumable(ABC):
     def _parse(self, state: Mapping[str, Any]) -> LoaderPosition:
         """Check every field of a state of any kind, and return its position."""
         stored = CheckpointReader("the state of a sampler", state)
-        stored.check_version(VERSION, WITHIN_BALANCED)
+        stored.check_version(VERSION, WITHIN_BALANCED, WITH_SKIPS)
         kind = stored.text("kind")
         if stored.field("fingerprint", "must be text or null") is not None:
             stored.text("fingerprint")
@@ -256,9 +258,14 @@ def stored_step(stored: CheckpointReader) -> Step | None:
     Raises:
         FormatError: the state is damaged.
     """
-    if ("step" in stored.values) != (stored.values["version"] == WITHIN_BALANCED):
+    version, has_step = stored.values["version"], "step" in stored.values
+    if version != WITH_SKIPS and has_step != (version == WITHIN_BALANCED):
         raise stored.error(
             f"it must have a step if and only if its version is {WITHIN_BALANCED}", stored.values
+        )
+    if ("skip" in stored.values) != (version == WITH_SKIPS):
+        raise stored.error(
+            f"it must have skips if and only if its version is {WITH_SKIPS}", stored.values
         )
     if "step" not in stored.values:
         return None

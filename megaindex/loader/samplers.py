@@ -15,6 +15,9 @@ batches, so a run can continue with other ranks between any two rounds.
 With ``balance``, the samples of a step are assigned in the order of their modelled work, the
 largest first, and each micro batch of a round takes those that even out the work of the ranks.
 Every step has the same samples as without.
+
+With ``skip``, samples keep their positions: skipped steps are left out, and ``consumed_samples``
+counts them when the step after them is served. Moved samples follow the end of the run.
 """
 
 from __future__ import annotations
@@ -35,8 +38,25 @@ from megaindex.index.balance import (
     check_sum,
     squared_lengths,
 )
+from megaindex.index.skips import (
+    Skip,
+    SkippedIndex,
+    Skips,
+    StoredSkips,
+    given_skips,
+    resolve_skips,
+    skip_difference,
+    skips_of,
+)
 from megaindex.index.spans import Index
-from megaindex.loader.sampler_state import LoaderPosition, RankLayout, Resumable, Step
+from megaindex.loader.sampler_state import (
+    WITH_SKIPS,
+    LoaderPosition,
+    RankLayout,
+    Resumable,
+    Step,
+    decided_samples,
+)
 from megaindex.validation import (
     CheckpointReader,
     check_between,
@@ -108,10 +128,14 @@ class MicroBatchSampler(Resumable):
             ``consumed_samples`` of a state are those with the most work, not the first.
         index: the index of the samples, whose lengths ``balance`` needs. `Loader` gives its own to
             a sampler without one.
+        skip: steps that are not served, and documents whose loss is masked, as one `megaindex.Skip`
+            or several. Steps are those of ``global_batch_size`` from sample 0 on. `Loader` applies
+            it to its index; other datasets need the result of `skipped`.
 
     Raises:
         InvalidArgument: a size is out of range, or a global batch size is not a multiple of
-            micro_batch_size × data_parallel_size; the index has fewer samples.
+            micro_batch_size × data_parallel_size; the index has fewer samples; a skip lies beyond
+            the end.
     """
 
     kind = "single"
@@ -130,6 +154,7 @@ class MicroBatchSampler(Resumable):
         fingerprint: str | None = None,
         balance: CostModel | None = None,
         index: Index | None = None,
+        skip: Skip | Sequence[Skip] | None = None,
     ) -> None:
         self._ranks = RankLayout(
             micro_batch_size=micro_batch_size,
@@ -141,23 +166,76 @@ class MicroBatchSampler(Resumable):
         self._schedule = size if isinstance(size, BatchSchedule) else BatchSchedule.constant(size)
         self._schedule.check_multiple_of(rows)
         self._largest_step = self._most_rows
-        self._num_samples = num_samples = check_integer("num_samples", num_samples)
+        num_samples = check_integer("num_samples", num_samples)
+        self._skips = skips_of(index)
+        if self._skips is not None:
+            num_samples = self._checked_samples(num_samples, self._skips, skip)
+        self._num_samples = num_samples
         asked = setting_or_none("train_samples", train_samples)
         self._train_samples = num_samples if asked is None else asked
         check_between("train_samples", self._train_samples, 0, num_samples, most_is="num_samples")
         check_choice("tail", tail, TAILS)
         self._tail = tail
         self._fingerprint = fingerprint
+        self._skips = self._skips or resolve_skips(
+            given_skips(skip),
+            self._schedule,
+            num_samples=num_samples,
+            train_samples=self._train_samples,
+            drops_tail=tail == "drop",
+        )
+        self._end = self._train_samples if self._skips is None else self._skips.run_end
         # a wrapped last step extends past the last sample
-        end = self._train_samples + (self._most_rows - 1 if tail == "wrap" else 0)
+        end = self._end + (self._most_rows - 1 if tail == "wrap" else 0)
         consumed_samples = check_between(
             "consumed_samples", consumed_samples, 0, end, most_is="the end of this run"
         )
         self._start = self._position = LoaderPosition(consumed_samples)
+        self._check_steps(self._start)
         self._balance = check_balance(balance)
         self._index: Index | None = None
+        self._view: tuple[Index, Index] | None = None
         if index is not None:
-            self.balance_by(index)
+            self.balance_by(self.skipped(index))
+
+    @staticmethod
+    def _checked_samples(given: int, skips: Skips, skip: object) -> int:
+        """Return the samples of the order, for an index with skips."""
+        if skip is not None:
+            raise InvalidArgument("skip: the index has skips already; give them once")
+        if given not in (skips.num_samples, skips.num_positions):
+            raise InvalidArgument(
+                f"num_samples must be those of the index, {skips.num_positions}, got {given}"
+            )
+        return skips.num_samples
+
+    @property
+    def skips(self) -> Skips | None:
+        """The skips of the run in positions; None without any."""
+        return self._skips
+
+    def skipped(self, index: Index) -> Index:
+        """Return the index with the skips of this sampler, whose ids are positions.
+
+        Raises:
+            InvalidArgument: the index has other skips, or the source of a skip is unknown.
+        """
+        theirs = skips_of(index)
+        if theirs is None:
+            if self._skips is not None and index.num_samples < self._num_samples:
+                raise InvalidArgument(
+                    f"skip: the index must have the {self._num_samples} samples of the sampler, "
+                    f"got {index.num_samples}; give the index that is loaded"
+                )
+            if self._view is None or self._view[0] is not index:
+                self._view = index, SkippedIndex.of(index, self._skips)
+            return self._view[1]
+        if theirs is not self._skips:
+            raise InvalidArgument(
+                "skip: the index has skips of its own; give the sampler this index, as in "
+                "MicroBatchSampler(…, index=index)"
+            )
+        return index
 
     @property
     def balance(self) -> CostModel | None:
@@ -192,22 +270,56 @@ class MicroBatchSampler(Resumable):
             if step is None:
                 return 0
             first = step.end
-        whole = self._schedule.iterations_within(self._train_samples, first)
-        end = self._schedule.samples_after(whole, first)
-        rows += end - first
-        if end < self._train_samples and self._tail != "drop":
-            rows += self._size_at(end)
+        for begin, end in self._segments(first):
+            whole = self._schedule.samples_after(
+                self._schedule.iterations_within(end, begin), begin
+            )
+            rows += whole - begin
+            if whole < end and self._tail != "drop":
+                rows += self._size_at(whole)
         return rows // self._ranks.rows_per_round
 
+    def _segments(self, first: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of positions that are served from ``first`` on."""
+        if self._skips is not None:
+            yield from self._skips.segments(first)
+        elif first < self._end:
+            yield first, self._end
+
+    def _check_steps(self, position: LoaderPosition) -> None:
+        """Raise InvalidArgument if steps from ``position`` on reach into skipped samples."""
+        if self._skips is None:
+            return
+        first = position.consumed_samples
+        if position.rows_left:
+            step = self._step(position)
+            first = first if step is None else step.end
+        for begin, end in self._skips.segments(first):
+            whole = self._schedule.samples_after(
+                self._schedule.iterations_within(end, begin), begin
+            )
+            if whole < end < self._end:
+                self._skips.check_step(whole, whole + self._size_at(whole))
+
     def _micro_batches(self) -> Iterator[list[int | None]]:
-        position, count = self._start, self._num_samples
+        position, count = self._start, self._num_positions
         while (step := self._step(position)) is not None:
             for number, positions in enumerate(self._assign(step), 1):
                 position = self._position = self._position_in(step, number)
                 if step.end > count:  # wrapped
-                    yield [None if p is None else p % count for p in positions]
+                    yield [None if p is None else self._wrapped(p) for p in positions]
                 else:
                     yield positions
+
+    @property
+    def _num_positions(self) -> int:
+        return self._num_samples if self._skips is None else self._skips.num_positions
+
+    def _wrapped(self, position: int) -> int:
+        """Return a position of the order; past the last, served samples follow from the first."""
+        if position < self._num_positions or self._skips is None:
+            return position % self._num_positions
+        return int(self._skips.positions_of(position - self._num_positions))
 
     def _assign(self, step: Step) -> Iterator[list[int | None]]:
         if self._balance is None or self._balance.attention == 0:  # rows are equal work
@@ -217,14 +329,16 @@ class MicroBatchSampler(Resumable):
                 "balance needs the lengths of the samples: give the sampler their index, as in "
                 "MicroBatchSampler(…, balance=…, index=index), or use it in a Loader"
             )
-        return assign_by_work(step, self._ranks, self._index, self._num_samples)
+        return assign_by_work(step, self._ranks, self._index, self._num_positions)
 
     def _step(self, position: LoaderPosition) -> Step | None:
         """Return the rows that are assigned next at ``position``; None at the end of the run."""
         if position.step is not None:
             return position.step
         first, rows = position.consumed_samples, position.rows_left
-        left = max(0, self._train_samples - first)
+        if rows == 0 and self._skips is not None:
+            first = self._skips.after(first)
+        left = max(0, self._end - first)
         if rows == 0:
             if left == 0:
                 return None
@@ -254,15 +368,26 @@ class MicroBatchSampler(Resumable):
             position, rounds = self._position_in(step, inside), rounds - inside
         if rounds == 0:
             return position
-        first = position.consumed_samples
-        target = first + rounds * self._ranks.rows_per_round
+        first, target = self._rows_after(position.consumed_samples, rounds)
         # counts rows as samples, which differs only in a padded last step
         begin = self._schedule.samples_after(self._schedule.iterations_within(target, first), first)
         if begin < target:
             step = self._step(LoaderPosition(begin))
             assert step is not None, "inside the iteration, as state_after checked"
             return self._position_in(step, (target - begin) // self._ranks.rows_per_round)
-        return LoaderPosition(min(begin, self._train_samples) if self._tail == "pad" else begin)
+        return LoaderPosition(min(begin, self._end) if self._tail == "pad" else begin)
+
+    def _rows_after(self, first: int, rounds: int) -> tuple[int, int]:
+        """Return the first position of a range without holes, and that after the ``rounds``
+        counted from ``first``, which end in the range."""
+        left = rounds * self._ranks.rows_per_round
+        for begin, end in self._segments(first):
+            first = begin
+            if left <= end - begin:
+                break
+            if end < self._end:
+                left -= end - begin
+        return first, first + left
 
     def _micro_batch(self, number: int) -> list[int | None]:
         """Return a micro batch by its number from the start, with tails that do not wrap."""
@@ -286,9 +411,11 @@ class MicroBatchSampler(Resumable):
         # the rows of the largest step, also before the run was resumed, bound those left of a step
         # and the samples that a last step wraps
         state = {**super()._state(position), "largest_step": self._largest_step}
-        if self._balance is None:
-            return state
-        return {**state, "balance": self._balance.to_dict()}
+        if self._balance is not None:
+            state |= {"balance": self._balance.to_dict()}
+        if self._skips is not None:
+            state |= {"version": WITH_SKIPS, "skip": self._skips.to_dict()}
+        return state
 
     def load_state_dict(self, state: Mapping[str, Any], *, allow: Collection[str] = ()) -> None:
         super().load_state_dict(state, allow=allow)
@@ -296,6 +423,7 @@ class MicroBatchSampler(Resumable):
 
     def _parse(self, state: Mapping[str, Any]) -> LoaderPosition:
         position = super()._parse(state)
+        StoredSkips.read(state)
         if state["kind"] != self.kind:
             return position
         theirs = state.get("balance")
@@ -312,6 +440,12 @@ class MicroBatchSampler(Resumable):
             )
         return position
 
+    def check_skips(self, state: Mapping[str, Any]) -> None:
+        """Raise InvalidArgument if a run of these skips cannot continue from a sampler's state."""
+        skips, consumed = StoredSkips.read(state), state["consumed_samples"]
+        if difference := skip_difference(skips, self._skips, consumed, decided_samples(state)):
+            raise InvalidArgument(difference)
+
     def _largest_of(self, stored: Mapping[str, Any]) -> int:
         """Return the largest step of a state; states of early versions have ``num_samples``."""
         if stored["kind"] != self.kind:
@@ -326,6 +460,7 @@ class MicroBatchSampler(Resumable):
         stored.integer("rows_left", most=self._largest_of(stored.values) - 1)
 
     def _check_position(self, position: LoaderPosition) -> None:
+        self._check_steps(position)
         if position.rows_left % self._ranks.rows_per_round:
             raise InvalidArgument(
                 f"micro batches of {self._ranks.micro_batch_size} on "
@@ -337,18 +472,24 @@ class MicroBatchSampler(Resumable):
         self, position: LoaderPosition, stored: Mapping[str, Any]
     ) -> Iterator[tuple[str, str]]:
         consumed = position.consumed_samples
-        theirs, ours = stored["num_samples"], self._num_samples
         end = consumed if position.step is None else position.step.end
-        if theirs != ours and end > min(theirs, ours):
+        skips = StoredSkips.read(stored)
+        if difference := skip_difference(skips, self._skips, consumed, end):
+            yield "skip", difference
+        theirs, ours = stored["num_samples"], self._num_samples
+        moved = 0 if skips is None else sum(stop - begin for begin, stop in skips.moved)
+        if theirs != ours and end > min(theirs, ours) + moved:
             yield (
                 "num_samples",
                 f"the order must have {theirs} samples, as in the checkpoint, of which {consumed} "
                 f"were consumed, got {ours}",
             )
-        theirs, ours = stored["train_samples"], self._train_samples
+        theirs, ours = stored["train_samples"], self._end
         if position.step is None and self._tail == "drop":
             end = consumed + position.rows_left
-        if self._tail == "wrap" and theirs == ours:  # a run may have ended past its last sample
+        if (
+            self._tail == "wrap" and theirs == self._train_samples
+        ):  # a run may have ended past its last sample
             ours += self._largest_of(stored) - 1
         if end > ours:
             yield (

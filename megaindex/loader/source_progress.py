@@ -49,11 +49,7 @@ class SourceProgress:
         Raises:
             OutOfRange: the run has fewer samples.
         """
-        number, within = self._place(consumed_samples)
-        counts = self._before[number].copy()
-        if within:
-            counts += self._plan.stages[number].mixed.drawn(within, counts.size)
-        return self._rows(counts)
+        return self._rows(self._served(consumed_samples).sum(axis=0))
 
     def stages(self, consumed_samples: int) -> dict[str, list[ProgressRow]]:
         """Return the rows of every stage that has begun, by the name of the stage.
@@ -61,27 +57,41 @@ class SourceProgress:
         Raises:
             OutOfRange: the run has fewer samples.
         """
-        number, within = self._place(consumed_samples)
         counts: dict[str, I64] = {}
-        for k, stage in enumerate(self._plan.stages[: number + (within > 0)]):
-            drawn = self._before[k + 1] - self._before[k]
-            if k == number:
-                drawn = stage.mixed.drawn(within, drawn.size)
-            counts[stage.name] = counts.get(stage.name, 0) + drawn
+        served = self._served(consumed_samples)
+        for stage, drawn in zip(self._plan.stages, served, strict=True):
+            if stage.first_sample < consumed_samples:
+                counts[stage.name] = counts.get(stage.name, 0) + drawn
         return {name: self._rows(drawn) for name, drawn in counts.items()}
 
-    def _place(self, consumed: int) -> tuple[int, int]:
-        """Return the number of the current stage, and the samples it has served."""
+    def _served(self, consumed: int) -> I64:
+        """Return int64[stages, sources]: samples served before a position, without skipped ones."""
         consumed = check_integer("consumed_samples", consumed)
-        if not 0 <= consumed <= self._plan.num_samples:
+        skips = self._plan.skips
+        end = self._plan.num_samples if skips is None else skips.run_end
+        if not 0 <= consumed <= end:
             raise OutOfRange(
-                f"consumed_samples must be from 0 to {self._plan.num_samples}, the samples of the "
-                f"run, got {consumed}"
+                f"consumed_samples must be from 0 to {end}, the samples of the run, got {consumed}"
             )
-        for number, stage in enumerate(self._plan.stages):
-            if consumed < stage.first_sample + stage.num_samples:
-                return number, consumed - stage.first_sample
-        return len(self._plan.stages), 0
+        if skips is None:
+            return self._drawn(0, consumed)
+        ranges = [
+            *skips.segments(0, min(consumed, skips.end)),
+            *skips.moved_ranges(max(0, consumed - skips.end)),
+        ]
+        return sum((self._drawn(*each) for each in ranges), self._drawn(0, 0))
+
+    def _drawn(self, begin: int, end: int) -> I64:
+        """Return int64[stages, sources]: draws of the samples begin ... end - 1 of the order."""
+        return self._drawn_before(end) - self._drawn_before(begin)
+
+    def _drawn_before(self, position: int) -> I64:
+        counts = np.diff(self._before, axis=0)
+        for k, stage in enumerate(self._plan.stages):
+            within = position - stage.first_sample
+            if within < stage.num_samples:
+                counts[k] = stage.mixed.drawn(within, counts.shape[1]) if within > 0 else 0
+        return counts
 
     def _rows(self, counts: I64) -> list[ProgressRow]:
         recipe = self._plan.recipe

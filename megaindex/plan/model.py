@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+from megaindex.plan.skip_effect import SkipEffect
+
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
@@ -273,6 +275,7 @@ class Plan:
         dry_loaders: loaders of Megatron-LM that run out of samples.
         warnings: warnings with their remedies, most harmful first.
         check_failures: reasons for which ``--check`` fails; empty if it passes.
+        skip: effect of skipped steps and documents; None, and not a key of ``--json``, without.
     """
 
     order: str
@@ -310,6 +313,7 @@ class Plan:
     dry_loaders: tuple[DryLoader, ...] = ()
     warnings: tuple[str, ...] = ()
     check_failures: tuple[str, ...] = ()
+    skip: SkipEffect | None = None
 
     def rows(self, split: str) -> list[Row]:
         """Return the rows of one split (train, valid or test)."""
@@ -317,7 +321,7 @@ class Plan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints: the fields, of JSON types alone."""
-        return {name: json_value(value) for name, value in vars(self).items()}
+        return json_object(self)
 
     def __repr__(self) -> str:
         """Return the tables that the command prints, of at most 100 columns."""
@@ -339,6 +343,12 @@ def epochs_text(count: int | None) -> str:
     if count is None:
         return "? epochs"
     return "one epoch" if count == 1 else f"{count} epochs"
+
+
+def json_object(plan: Any) -> dict[str, Any]:
+    """Return the fields of a plan, of JSON types alone; ``skip`` only with skips."""
+    fields = {name: value for name, value in vars(plan).items() if name != "skip" or value}
+    return {name: json_value(value) for name, value in fields.items()}
 
 
 def json_value(value: Any) -> Any:

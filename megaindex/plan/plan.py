@@ -8,6 +8,7 @@ from dataclasses import replace
 from fractions import Fraction
 from typing import Any
 
+from megaindex.configs.batch_schedule import step_bounds
 from megaindex.configs.run import Run
 from megaindex.configs.run_builder import ARGUMENTS, given_run
 from megaindex.index.blending import Progress
@@ -17,11 +18,13 @@ from megaindex.plan.model import Evaluations, LoaderRestart, Phase, Plan, RankSh
 from megaindex.plan.rows import evaluation_of, evaluation_rows, rows_of
 from megaindex.plan.serving import loader_passes
 from megaindex.plan.sizing import InputTokens, Sizing, SplitPart
+from megaindex.plan.skip_effect import SkipEffect, plan_skips
 from megaindex.plan.sources import packed_inputs, parts_of, sizing_of
 from megaindex.plan.target import (
     ResolvedTarget,
     dry_loaders,
     iteration_limits,
+    masked_rows,
     permuted,
     phases_of,
     resolve_target,
@@ -89,6 +92,7 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
     if row.order == "packed":  # samples hold padding
         found = [packed_inputs(run, *each) for each in zip(parts["train"], train, strict=True)]
         inputs = InputTokens(sum(each.tokens for each in found), all(each.exact for each in found))
+    skip = _skip_effect(run, target)
     plan = Plan(
         order=run.row.order,
         framework=row.framework,
@@ -108,17 +112,23 @@ def _plan_of(run: Run, progress: Progress | None) -> Plan:
         datasets=rows,
         dry_loaders=dry_loaders(run, target, rows, evaluation),
         evaluation=evaluation,
-        ranks=_ranks(run, target),
+        ranks=_ranks(run, target, skip),
         phases=phases,
         buffer_effect=None if phases else buffer_effect(run, sizing, target),
         loaders=_loaders(run, rows, target, evaluation),
         framework_version=None if run.version is None else run.version.name,
         ignored_settings=run.ignored,
+        skip=skip,
     )
     return replace(
         plan,
         caution=advice.caution(run, sizing, plan),
-        warnings=(*advice.warnings(run, sizing, plan), *_mean_tokens(inputs)),
+        warnings=(
+            *advice.warnings(run, sizing, plan),
+            *_mean_tokens(inputs),
+            *_late_skips(run, target),
+            *([plan.skip.warning] if plan.skip is not None and plan.skip.warning else []),
+        ),
         check_failures=check_failures(run, plan),
     )
 
@@ -151,6 +161,29 @@ def _mean_tokens(inputs: InputTokens | None) -> tuple[str, ...]:
         "tokens consumed and left over are means over seeds, because a part of an epoch is "
         "consumed; give --data-path and --coverage exact to count them",
     )
+
+
+def _skip_effect(run: Run, target: ResolvedTarget) -> SkipEffect | None:
+    if not run.skip and not run.iterations_to_skip:
+        return None
+    bounds, _ = step_bounds(run.batch, run.consumed_samples, target.samples_consumed)
+    skips = run.skips(bounds.size - 1)
+    return plan_skips(
+        skips,
+        run.batch,
+        bounds,
+        masked_rows=masked_rows(run, target),
+        consumed=run.consumed_samples,
+    )
+
+
+def _late_skips(run: Run, target: ResolvedTarget) -> tuple[str, ...]:
+    """Return a warning of iterations to skip that the run does not reach."""
+    if not run.iterations_to_skip:
+        return ()
+    bounds, _ = step_bounds(run.batch, run.consumed_samples, target.samples_consumed)
+    late = [number for number in run.iterations_to_skip if number >= bounds.size]
+    return (f"--iterations-to-skip {late[0]} lies beyond the end of the run",) if late else ()
 
 
 def _totals(
@@ -201,11 +234,14 @@ def _loaders(
     return tuple(loaders)
 
 
-def _ranks(run: Run, target: ResolvedTarget) -> RankShare | None:
+def _ranks(run: Run, target: ResolvedTarget, skip: SkipEffect | None) -> RankShare | None:
     parallel = run.data_parallel_size
     if parallel is None or run.batch.final % parallel:
         return None
-    per_rank = (target.samples_consumed - run.consumed_samples) // parallel
+    samples = target.samples_consumed - run.consumed_samples
+    if skip is not None and run.skip:  # Megatron's own skipped iterations are read
+        samples = skip.samples_to_read
+    per_rank = samples // parallel
     micro = run.micro_batch_size
     return RankShare(
         data_parallel_size=parallel,

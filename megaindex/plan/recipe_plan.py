@@ -10,6 +10,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from megaindex.arithmetic import ceil_div
+from megaindex.configs.batch_schedule import step_bounds
 from megaindex.console import (
     FittedTable,
     TableColumn,
@@ -20,9 +21,10 @@ from megaindex.console import (
     text_of,
     warning,
 )
-from megaindex.plan.model import PackingFacts, json_value
+from megaindex.plan.model import PackingFacts, json_object
 from megaindex.plan.render import facts_view, packing_texts
 from megaindex.plan.sizing import InputTokens, is_countable, mean_inputs, packing_facts
+from megaindex.plan.skip_effect import SkipEffect, plan_skips
 from megaindex.recipe.layout import PlannedStage, RecipeLayout, StageEnd
 from megaindex.recipe.recipe import Recipe, Rounds
 
@@ -119,6 +121,7 @@ class RecipePlan:
             sources.
         sources: each source over the whole run.
         warnings: warnings with their remedies.
+        skip: effect of skipped steps and documents; None, and not a key of ``--json``, without.
     """
 
     train_iters: int
@@ -141,10 +144,11 @@ class RecipePlan:
     draws: tuple[StageDraw, ...]
     sources: tuple[SourceTotal, ...]
     warnings: tuple[str, ...]
+    skip: SkipEffect | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the object that ``--json`` prints: the fields, of JSON types alone."""
-        return {name: json_value(value) for name, value in vars(self).items()}
+        return json_object(self)
 
     def __repr__(self) -> str:
         """Return the tables that the command prints, of at most 100 columns."""
@@ -162,6 +166,7 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
     rows = samples + layout.samples_masked
     draws, means = _draws(layout)
     last = rows - recipe.batch.samples_after(max(0, layout.num_steps - 1))
+    skip = _skip_effect(layout)
     plan = RecipePlan(
         train_iters=layout.num_steps,
         samples_consumed=samples,
@@ -169,7 +174,7 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
         samples_masked=layout.samples_masked,
         sequence_length=recipe.sequence_length,
         batch_schedule=recipe.batch.stages,
-        samples_per_rank=None if parallel is None else rows // parallel,
+        samples_per_rank=None if parallel is None else _rows_read(layout, skip) // parallel,
         exhaustion=recipe.exhaustion,
         stopped_by=layout.stopped_by,
         evaluation_rounds=rounds.count,
@@ -183,8 +188,24 @@ def make_recipe_plan(layout: RecipeLayout) -> RecipePlan:
         draws=draws,
         sources=_totals(layout),
         warnings=(),
+        skip=skip,
     )
     return replace(plan, warnings=(*_warnings(layout, plan), *_mean_tokens(means)))
+
+
+def _rows_read(layout: RecipeLayout, skip: SkipEffect | None) -> int:
+    """Return the rows that all ranks read, padding included."""
+    if skip is None:
+        return layout.num_samples + layout.samples_masked
+    return skip.samples_to_read + skip.samples_padded
+
+
+def _skip_effect(layout: RecipeLayout) -> SkipEffect | None:
+    recipe = layout.recipe
+    if not recipe.skip:
+        return None
+    bounds, _ = step_bounds(recipe.batch, 0, layout.num_samples)
+    return plan_skips(recipe.skip, recipe.batch, bounds, masked_rows=layout.samples_masked)
 
 
 def _padding(recipe: Recipe, rows: int, masked: int) -> Padding:
@@ -326,6 +347,8 @@ def _warnings(layout: RecipeLayout, plan: RecipePlan) -> Iterator[str]:
                 f"{name} has {_padding_text(padding, recipe.data_parallel_size)}, where a mean "
                 "over unmasked tokens is 0 / 0: normalise by the global count of unmasked tokens"
             )
+    if plan.skip is not None and plan.skip.warning:
+        yield plan.skip.warning
     unused = [source.source for source in plan.sources if source.drawn == 0]
     if unused:
         yield f"never drawn: {', '.join(unused)}"
@@ -400,6 +423,8 @@ def _answer(plan: RecipePlan) -> RenderableType:
         lines.append(Text(f"every rank reads {plan.samples_per_rank:,} samples"))
     if plan.samples_masked:
         lines.append(Text(f"{_rows(plan.samples_masked)} of the last batch masked"))
+    if plan.skip is not None:
+        lines += [Text(f"skip: {line}") for line in plan.skip.lines()]
     if plan.evaluation_rounds:
         masked = plan.evaluation_masked
         lines.append(

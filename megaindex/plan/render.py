@@ -282,6 +282,8 @@ def _run_facts(plan: Plan) -> list[tuple[str, str]]:
                 f"{evaluation.test_samples:,}"
             )
         facts.append(("evaluation", text))
+    if plan.skip is not None:
+        facts += [("skip" * (not number), line) for number, line in enumerate(plan.skip.lines())]
     if plan.ignored_settings:
         facts.append(("ignored", ", ".join(plan.ignored_settings)))
     if plan.ranks is not None:

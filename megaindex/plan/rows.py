@@ -48,6 +48,10 @@ def evaluation_of(run: Run, train_iters: int, parts: Parts) -> Evaluations | Non
     rounds = max(0, total // evaluation.interval + 1 - evaluation.start // evaluation.interval)
     first = max(1, ceil_div(evaluation.start, evaluation.interval))
     rounds_run = max(0, total // evaluation.interval + 1 - first) + 1  # one more after training
+    rounds_run -= sum(  # Megatron-LM leaves the evaluation after a skipped iteration out
+        first * evaluation.interval <= number <= total and number % evaluation.interval == 0
+        for number in run.iterations_to_skip
+    )
     if evaluation.alone:
         rounds = rounds_run = 1
     samples = evaluation.iterations * size

@@ -65,6 +65,12 @@ def resolve_target(run: Run, sizing: Sizing) -> ResolvedTarget:
     )
 
 
+def masked_rows(run: Run, target: ResolvedTarget) -> int:
+    """Return the rows of the last batch that are padding, under tail pad."""
+    rows = run.batch.samples_after(target.train_iters, run.consumed_samples)
+    return max(0, rows - target.samples_consumed)
+
+
 def tails_of(run: Run, sizing: Sizing) -> tuple[Tail, ...]:
     """Return the cost of each tail policy; empty for a target of iterations, which has no tail."""
     if run.target.kind in ("iterations", "loader_epochs"):

@@ -8,11 +8,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
+from functools import cached_property
 
 import numpy as np
 
 from megaindex.errors import InvalidArgument
 from megaindex.index.mixing import Mixing
+from megaindex.index.skips import Skips, resolve_skips
 from megaindex.index.staged_index import MixedStage
 from megaindex.recipe.mixture import Mixture, SourceSize, mixture_of, within_limits
 from megaindex.recipe.recipe import Recipe, RecipeStage, Rounds, shown
@@ -86,6 +88,22 @@ class RecipeLayout:
     def num_samples(self) -> int:
         """Samples served, on all ranks together."""
         return sum(stage.num_samples for stage in self.stages)
+
+    @cached_property
+    def skips(self) -> Skips | None:
+        """The skips of the recipe in positions; None without any.
+
+        Raises:
+            InvalidArgument: they do not fit the run.
+            MissingFile, StorageError: a file of documents cannot be read.
+        """
+        recipe = self.recipe
+        return resolve_skips(
+            recipe.skip,
+            recipe.batch,
+            num_samples=self.num_samples,
+            drops_tail=self.samples_masked == 0,
+        )
 
     def drawn(self) -> list[int]:
         """Return the samples that the run draws of each source."""

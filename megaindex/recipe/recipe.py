@@ -33,6 +33,7 @@ from megaindex.configs.batch_schedule import BatchSchedule
 from megaindex.configs.run import TAILS, Tail, Target
 from megaindex.errors import InvalidArgument
 from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
+from megaindex.index.skips import Skip, given_skips
 from megaindex.validation import (
     DEFAULT_SEED,
     check_between,
@@ -419,6 +420,7 @@ class Recipe:
         micro_batch_size: samples of a micro batch of one rank; None: unknown.
         data_parallel_size: number of data-parallel ranks; None: unknown.
         gradient_accumulation_steps: micro batches of one rank in a step; None: unknown.
+        skip: steps that are not trained on, and documents whose loss is masked.
 
     Raises:
         InvalidArgument: a setting is out of range, or names do not agree.
@@ -435,8 +437,10 @@ class Recipe:
     micro_batch_size: int | None = None
     data_parallel_size: int | None = None
     gradient_accumulation_steps: int | None = None
+    skip: tuple[Skip, ...] = ()
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "skip", given_skips(self.skip))
         factors = ("micro_batch_size", "data_parallel_size", "gradient_accumulation_steps")
         make_plain(self, "sequence_length", "seed", optional=factors)
         check_choice("tail", self.tail, TAILS)
@@ -469,6 +473,13 @@ class Recipe:
             if unknown:
                 raise InvalidArgument(
                     f"stage {stage.name}: unknown source {unknown[0]}; the sources are "
+                    f"{', '.join(sorted(known))}"
+                )
+        for skip in self.skip:
+            skip.to_dict()  # refuses arrays, which a checkpoint could not name
+            if skip.source is not None and skip.source not in known:
+                raise InvalidArgument(
+                    f"skip: unknown source {skip.source}; the sources are "
                     f"{', '.join(sorted(known))}"
                 )
 

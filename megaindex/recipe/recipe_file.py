@@ -16,6 +16,9 @@ stages:
     mix:
       web: {proportion: 0.5}
       chat: {proportion: 0.5}
+skip:                                 # see docs/record.md
+  - {steps: "1200-1249 1300"}
+  - {documents: bad.npy, source: web, from_step: 5000}
 """
 
 from __future__ import annotations
@@ -33,6 +36,7 @@ from megaindex.configs.run_builder import BatchSizes, batch_schedule, batch_size
 from megaindex.configs.settings import Settings
 from megaindex.configs.yaml_sections import Section, load_mapping
 from megaindex.errors import InvalidArgument
+from megaindex.index.skips import read_skips
 from megaindex.io.paths import inside
 from megaindex.recipe.recipe import (
     EXHAUSTIONS,
@@ -60,7 +64,8 @@ _BATCH = (
     "schedule",
     "rampup",
 )
-_TOP = ("sequence_length", "batch", "sources", "stages", "seed", "tail", "exhaustion", "evaluation")
+_TOP = ("sequence_length", "batch", "sources", "stages", "seed", "tail", "exhaustion", "evaluation",
+        "skip")  # fmt: skip
 _STAGE = (*_LENGTHS, "first_step", "planned_samples", "mix", "weights", "epoch_size", "batching",
           "rounding")  # fmt: skip
 
@@ -111,6 +116,9 @@ def recipe_of(content: Mapping[str, Any], name: str, folder: Path) -> Recipe:
         micro_batch_size=sizes.micro_batch,
         data_parallel_size=sizes.data_parallel,
         gradient_accumulation_steps=sizes.accumulation,
+        skip=read_skips(top.values["skip"], top.called("skip"), folder)
+        if "skip" in top.values
+        else (),
         **more,
     )
 
@@ -268,6 +276,8 @@ def to_mapping(recipe: Recipe) -> dict[str, Any]:
         plain = _plain(recipe.evaluation, "source")
         source = _plain_source(recipe.evaluation.source)
         mapping["evaluation"] = {"source": source, **plain}
+    if recipe.skip:
+        mapping["skip"] = [skip.to_dict() for skip in recipe.skip]
     return mapping
 
 

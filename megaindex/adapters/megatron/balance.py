@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import copy
 import functools
-import importlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from megaindex.adapters.megatron.batches import samples_index
-from megaindex.adapters.megatron.core import core
+from megaindex.adapters.megatron.core import core, microbatch_calculator
+from megaindex.adapters.megatron.skips import skipped
 from megaindex.adapters.reports import MEGATRON
+from megaindex.adapters.skipped_dataset import SkippedDataset
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import check_sum
 from megaindex.index.spans import Index
@@ -56,7 +57,7 @@ class BalancedSteps:
     def _micro_batches_at(self, consumed_samples: int) -> int:
         """Return the micro batches of a rank in the step that begins there."""
         # a copy, since loaders read ahead of the training whose state this is
-        calculator = copy.copy(_calculator())
+        calculator = copy.copy(microbatch_calculator())
         calculator.update(consumed_samples + self.offset, False)
         count = int(calculator.get())
         if count < 1:
@@ -68,28 +69,24 @@ class BalancedSteps:
         return count
 
 
-def _calculator() -> Any:
-    module = importlib.import_module("megatron.core.num_microbatches_calculator")
-    calculator = module._GLOBAL_NUM_MICROBATCHES_CALCULATOR
-    if calculator is None:
-        raise InvalidArgument(
-            "balance needs the steps of Megatron's calculator of microbatches, which is not "
-            "initialised; call init_num_microbatches_calculator before loading"
-        )
-    return calculator
-
-
 def build_data_loader(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return ``build_pretraining_data_loader``, which balances the loader of training data if
-    `install` was called with ``balance``."""
+    """Return ``build_pretraining_data_loader``, which skips and balances training data if `install`
+    was called with ``skip`` or ``balance``."""
 
     @functools.wraps(original)
     def build(dataset: Any, consumed_samples: int, *args: Any, **kwargs: Any) -> Any:
+        if dataset is not None and core().policy.skip and is_training(dataset):
+            dataset = skipped(dataset, original)
         loader = original(dataset, consumed_samples, *args, **kwargs)
-        balance = core().policy.balance
-        if balance is None or loader is None or not _is_training(dataset):
-            return loader
         sampler: Any = getattr(loader, "batch_sampler", None)
+        if isinstance(dataset, SkippedDataset) and type(sampler).__name__ != _SINGLE:
+            raise InvalidArgument(
+                "skip needs --dataloader-type single, whose samples are served in order, got a "
+                f"loader with {type(sampler).__name__}; use it, or install without skip"
+            )
+        balance = core().policy.balance
+        if balance is None or loader is None or not is_training(dataset):
+            return loader
         if type(sampler).__name__ != _SINGLE:
             raise InvalidArgument(
                 "balance needs --dataloader-type single, whose samples are served in order, got a "
@@ -116,7 +113,8 @@ def _earlier_phases(original: Callable[..., Any], consumed_samples: int) -> int:
     return int(getattr(args, "consumed_train_samples", consumed_samples)) - consumed_samples
 
 
-def _is_training(dataset: Any) -> bool:
+def is_training(dataset: Any) -> bool:
+    """Return whether a dataset is of the training split."""
     split = getattr(dataset, "split", getattr(dataset, "index_split", None))
     return getattr(split, "name", "train") == "train"
 

@@ -16,6 +16,7 @@ import torch
 
 from megaindex.adapters.megatron.core import core
 from megaindex.adapters.megatron.indexed_dataset import mapped
+from megaindex.adapters.skipped_dataset import SkippedDataset
 from megaindex.errors import InvalidArgument
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.blended_index import BlendedIndex
@@ -170,22 +171,24 @@ def samples_index(dataset: Any) -> Index:
     Raises:
         InvalidArgument: it is of another class, or cuts its samples in a way of its own.
     """
+    if isinstance(dataset, SkippedDataset):
+        return dataset.served_index()
     datasets = getattr(dataset, "datasets", [dataset])
     for each in datasets:
         if not isinstance(each, core().gpt_dataset.GPTDataset) or not core().is_plain(
             type(each), "GPTDataset", "_query_document_sample_shuffle_indices"
         ):
             raise InvalidArgument(
-                "balance needs the lengths of the documents in each sample, which only GPTDataset "
-                f"and blends of it have, got {type(each).__name__}; install without balance"
+                "balance and skip need the documents of each sample, which only GPTDataset "
+                f"and blends of it have, got {type(each).__name__}; install without them"
             )
     if any(each.shuffle_index is None for each in datasets) or (
         dataset is not datasets[0] and dataset.dataset_index is None
     ):
         raise InvalidArgument(
-            "balance needs the index arrays when the loader is made, and "
+            "balance and skip need the index arrays when the loader is made, and "
             "--dataloader-defer-npy-index-mmap leaves them for the first sample; remove that flag, "
-            "or install without balance"
+            "or install without them"
         )
     return _joint_index(dataset, datasets)
 

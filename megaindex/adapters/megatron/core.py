@@ -192,6 +192,22 @@ def _text(release: tuple[int, int]) -> str:
     return ".".join(map(str, release))
 
 
+def microbatch_calculator() -> Any:
+    """Return Megatron's calculator of microbatches.
+
+    Raises:
+        InvalidArgument: it is not initialised.
+    """
+    module = importlib.import_module("megatron.core.num_microbatches_calculator")
+    calculator = module._GLOBAL_NUM_MICROBATCHES_CALCULATOR
+    if calculator is None:
+        raise InvalidArgument(
+            "balance and skip need Megatron's calculator of microbatches, which is not "
+            "initialised; call init_num_microbatches_calculator before loading"
+        )
+    return calculator
+
+
 def is_built_here(is_built_on_rank: Callable[[], bool]) -> bool:
     """Return whether this process builds the dataset."""
     distributed = importlib.import_module("torch.distributed")

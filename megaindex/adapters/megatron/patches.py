@@ -7,7 +7,7 @@ inherits from one of them, has them too.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from types import ModuleType
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from megaindex.adapters.megatron import (
     builder,
     indexed_dataset,
     lazy_datasets,
+    skips,
 )
 from megaindex.adapters.megatron.arrays import FINAL_EPOCH_ATTRIBUTES
 from megaindex.adapters.megatron.core import (
@@ -36,6 +37,7 @@ from megaindex.adapters.patching import Patches, after_import
 from megaindex.adapters.policy import Policy, make_policy
 from megaindex.adapters.reports import MEGATRON
 from megaindex.index.balance import CostModel
+from megaindex.index.skips import Skip
 
 SAMPLER_MODULES = ("megatron.training.datasets.data_samplers", "megatron.legacy.data.data_samplers")
 
@@ -147,6 +149,7 @@ def install(
     separate_final_epoch: Literal["auto", "always", "never"] | None = None,
     final_epoch_threshold: float | None = None,
     balance: CostModel | None = None,
+    skip: Skip | Sequence[Skip] | None = None,
 ) -> None:
     """Put megaindex under ``megatron.core.datasets``; a second call only changes the settings, for
     datasets that are made afterwards.
@@ -163,13 +166,16 @@ def install(
         balance: cost model by which the ``single`` sampler assigns each step's training samples to
             the ranks, so that they have equal work. For models that mask documents from each other;
             see docs/balance.md.
+        skip: steps that are not trained on, and documents whose loss is masked, see docs/record.md.
+            Steps are those of ``--train-iters`` without skips, from 0; the run makes fewer
+            iterations by those dropped.
 
     Raises:
         InvalidArgument: a setting is out of range; megatron-core cannot be imported, or its release
             is not supported.
     """
     policy = make_policy(
-        "megatron", variance_buffer, separate_final_epoch, final_epoch_threshold, balance
+        "megatron", variance_buffer, separate_final_epoch, final_epoch_threshold, balance, skip
     )
     _install_classes()
     _policy_patches.undo()
@@ -209,6 +215,7 @@ def _install_classes() -> None:
     for owner, name, ours in list(_helper_places(modules.helpers)):
         _patches.replace(owner, name, ours)
     _pending_imports.extend(after_import(module, _patch_samplers) for module in SAMPLER_MODULES)
+    _pending_imports.append(after_import(skips.TRAINING, _patch_training))
 
 
 def uninstall() -> None:
@@ -255,6 +262,12 @@ def _patch_samplers(module: ModuleType) -> None:
         ours = balance.build_data_loader(original)
         for place in [module, *_importers(original)]:
             _patches.replace(place, balance.LOADER, ours)
+
+
+def _patch_training(module: ModuleType) -> None:
+    original = getattr(module, skips.LOADERS, None)
+    if original is not None:
+        _patches.replace(module, skips.LOADERS, skips.build_data_loaders(original))
 
 
 def _importers(function: object) -> list[ModuleType]:

@@ -10,14 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from megaindex.adapters.neox import blend, files, group
+from megaindex.adapters.neox import blend, files, group, skips
 from megaindex.adapters.neox.datasets import BatchRows, check_exists
 from megaindex.adapters.neox.framework import framework
-from megaindex.adapters.neox.samples import NeoxTextSamples
 from megaindex.adapters.reports import NEOX
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import check_sum
-from megaindex.index.blended_index import BlendedIndex
 from megaindex.index.blending import request_weights
 from megaindex.index.spans import Index
 from megaindex.loader.sampler_state import RankLayout, Step
@@ -50,7 +48,7 @@ def _sender() -> SlotSender:
 
 
 def make_data_loader(dataset: Any, neox_args: Any) -> Any:
-    """``data_utils.make_data_loader``, with `collate`."""
+    """``data_utils.make_data_loader``, with `collate`, and with the skips of `install`."""
     import torch
 
     if (
@@ -60,6 +58,8 @@ def make_data_loader(dataset: Any, neox_args: Any) -> Any:
     ):
         reason = "its class is not GPT2Dataset, PairwiseDataset or BlendableDataset"
         NEOX.leave("dataset", type(dataset).__name__, reason)
+    if dataset is not None and framework().policy.skip and skips.is_training(dataset):
+        dataset = skips.skipped(dataset, neox_args)
     loader = framework().original("data_utils", "make_data_loader")(dataset, neox_args)
     if getattr(loader, "collate_fn", None) is torch.utils.data.default_collate:
         loader.collate_fn = collate
@@ -152,29 +152,9 @@ def _balance_training(neox_args: Any, loader: Any) -> None:
     iterations = getattr(neox_args, "train_iters", None) or 0
     if _reshuffles(source) and iterations * accumulation > len(loader):
         raise InvalidArgument(_NEXT_ORDER)
-    steps = _BalancedSteps(index=_samples_index(source), micro_batches_per_step=accumulation)
+    steps = _BalancedSteps(index=skips.samples_index(source), micro_batches_per_step=accumulation)
     setattr(sampler, _BALANCE, steps)
     NEOX.balance(len(source), sampler.world_size, balance)
-
-
-def _samples_index(dataset: Any) -> Index:
-    datasets = getattr(dataset, "datasets", [dataset])
-    for each in datasets:
-        samples = getattr(each, "megaindex", None)
-        if not isinstance(samples, NeoxTextSamples) or samples.pack_impl != "packed":
-            raise InvalidArgument(
-                "balance needs the lengths of the documents in each sample, which GPT2Dataset with "
-                f"pack_impl packed has, got {type(each).__name__} with pack_impl "
-                f"{getattr(each, 'pack_impl', None)}; install without balance"
-            )
-    indices: tuple[Index, ...] = tuple(each.megaindex.lazy_index() for each in datasets)
-    if not hasattr(dataset, "datasets"):
-        return indices[0]
-    return BlendedIndex(
-        indices=indices,
-        dataset_index=dataset.dataset_index,
-        dataset_sample_index=dataset.dataset_sample_index,
-    )
 
 
 def _is_plain(self: Any) -> bool:
@@ -248,6 +228,7 @@ def shift_and_wrap_data_loaders(neox_args: Any, data_loaders: Any, loop: bool = 
     if framework().exact and train is not None:
         micro_batches = neox_args.iteration * neox_args.gradient_accumulation_steps
         train.batch_sampler.epoch = micro_batches // len(train)
+    skips.lower_iterations(neox_args)
     _balance_training(neox_args, train)
     original = framework().original("data_utils", "shift_and_wrap_data_loaders")
     return original(neox_args, data_loaders, loop)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any, Literal
 
@@ -14,6 +14,7 @@ from megaindex.adapters.patching import Patches
 from megaindex.adapters.policy import Policy, make_policy
 from megaindex.adapters.reports import NEOX
 from megaindex.index.balance import CostModel
+from megaindex.index.skips import Skip
 
 # replaced on the classes, for classes that were imported by name before, and for subclasses
 METHODS: dict[tuple[str, str], dict[str, Callable[..., Any]]] = {
@@ -78,6 +79,7 @@ def install(
     separate_final_epoch: Literal["auto", "always", "never"] | None = None,
     final_epoch_threshold: float | None = None,
     balance: CostModel | None = None,
+    skip: Skip | Sequence[Skip] | None = None,
 ) -> None:
     """Put megaindex under GPT-NeoX's ``megatron.data``; see `megaindex.adapters.neox`.
 
@@ -97,6 +99,10 @@ def install(
         balance: cost model by which each step's training samples, ``gradient_accumulation_steps``
             micro batches on every rank, are assigned to the ranks, so that they have equal work.
             For models that mask documents from each other; see docs/balance.md.
+        skip: steps that are not trained on, and documents whose loss is masked, see docs/record.md.
+            Steps are those of ``train_iters`` without skips, from 0; the run makes fewer iterations
+            by those dropped. Documents are masked in their labels, so they need
+            train_label_data_paths.
 
     Raises:
         InvalidArgument: a setting is out of range, or GPT-NeoX's modules cannot be imported.
@@ -104,7 +110,7 @@ def install(
     if exact and variance_buffer is None:
         variance_buffer = "exact"
     policy = make_policy(
-        "neox", variance_buffer, separate_final_epoch, final_epoch_threshold, balance
+        "neox", variance_buffer, separate_final_epoch, final_epoch_threshold, balance, skip
     )
     _restore()
     neox = framework()

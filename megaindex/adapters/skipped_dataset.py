@@ -1,0 +1,150 @@
+"""Training data of a framework with skips.
+
+Frameworks count the samples that they read, so sample n of this dataset is the n-th that is served:
+skipped steps are left out, moved ones follow at the end. Steps are those of the run without skips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.errors import InvalidArgument
+from megaindex.index.skips import Skip, SkippedIndex, Skips, masked_labels, resolve_skips
+from megaindex.index.spans import Index, Spans
+
+MaskLabels = Callable[[Any, npt.NDArray[np.bool_]], Any]
+"""Function that returns the samples of a batch without loss at labels, bool[n, S]."""
+
+
+def skips_of_run(skip: Sequence[Skip], *, train_iters: int, global_batch_size: int) -> Skips:
+    """Return the skips of a framework's run in positions.
+
+    Args:
+        skip: the skips.
+        train_iters: steps of the run without skips.
+        global_batch_size: samples of each step.
+
+    Raises:
+        InvalidArgument: a skip does not fit the run.
+        MissingFile, StorageError: a file of documents cannot be read.
+    """
+    skips = resolve_skips(
+        skip,
+        BatchSchedule.constant(global_batch_size),
+        num_samples=train_iters * global_batch_size,
+    )
+    assert skips is not None, "there are skips"
+    return skips
+
+
+class SkippedDataset:
+    """Samples that a run serves, by their number; other attributes are those of the dataset.
+
+    Args:
+        dataset: the framework's training data, in order of training.
+        skips: skips of the run.
+        make_index: function that returns the index of the dataset, which masks need.
+        mask_labels: function that removes the loss of labels from samples.
+        names: name of each source, as in skips.
+        documents: number of sequences of each source.
+
+    Raises:
+        InvalidArgument: the dataset has fewer samples than the run, or the source of a skip is
+            unknown.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        skips: Skips,
+        make_index: Callable[[Any], Index],
+        mask_labels: MaskLabels,
+        *,
+        names: Sequence[str],
+        documents: Sequence[int],
+    ) -> None:
+        if skips.end > len(dataset):
+            raise InvalidArgument(
+                f"skip: the run reads {skips.end} samples and its data has {len(dataset)}, which "
+                "are read again; build more, or lower the iterations"
+            )
+        self._dataset = dataset
+        self._skips = skips
+        self._make_index = make_index
+        self._mask_labels = mask_labels
+        self._names, self._documents = list(names), list(documents)
+        self._length = skips.served_before(skips.run_end)
+        self._index: Index | None = None
+        if skips.masks:
+            _ = self.index
+
+    @property
+    def index(self) -> Index:
+        """Index of the dataset by positions, with the skips."""
+        if self._index is None:
+            index = self._make_index(self._dataset)
+            self._index = SkippedIndex.of(index, self._skips, self._names, self._documents)
+        return self._index
+
+    def served_index(self) -> Index:
+        """Return the index of the samples served, by their numbers."""
+        return ServedIndex(self.index, self._skips, self._length)
+
+    def __len__(self) -> int:
+        return self._length
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._dataset, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_index": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+
+    def __getitem__(self, number: int | None) -> Any:
+        return self.__getitems__([number])[0]
+
+    def __getitems__(self, numbers: Sequence[int | None]) -> Any:
+        """Return the samples of a batch; None is a row of padding."""
+        positions = [None if n is None else int(self._skips.positions_of(n)) for n in numbers]
+        places = [row for row, position in enumerate(positions) if position is not None]
+        at = np.array([positions[row] for row in places], np.int64)
+        ids: list[int | None] = [None] * len(positions)
+        for row, sample in zip(places, self._skips.samples_at(at).tolist(), strict=True):
+            ids[row] = sample
+        read = getattr(self._dataset, "__getitems__", None)
+        samples = [self._dataset[i] for i in ids] if read is None else read(ids)
+        if not self._skips.masks or not places:
+            return samples
+        spans = self.index.locate(at)
+        if spans.masked is None or not spans.masked.any():
+            return samples
+        mask = np.zeros((len(positions), self.index.sequence_length), bool)
+        mask[places] = masked_labels(spans, mask.shape[1])
+        return self._mask_labels(samples, mask)
+
+
+@dataclass(frozen=True, eq=False)
+class ServedIndex:
+    """Index of the samples that a run with skips serves, by their numbers."""
+
+    index: Index
+    skips: Skips
+    num_samples: int
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "index" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.index, name)
+
+    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
+        return self.index.locate(self.skips.positions_of(sample_ids))

@@ -1,0 +1,904 @@
+"""Skips: steps that a run does not train on, and documents whose loss is masked.
+
+A position is the place of a sample in the order of training. A skipped step leaves a hole in the
+positions, so every other sample keeps its own; moved samples have new positions behind the end of
+the run. A masked document keeps its place as input, and the labels that it holds carry no loss.
+
+    skips = resolve_skips([Skip(steps="120-124"), Skip(source="code", from_step=300)], schedule,
+                          num_samples=index.num_samples)
+    index = SkippedIndex.of(index, skips)          # locate, receipts and iteration with skips
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import xxhash
+
+from megaindex._types import I64
+from megaindex.errors import InvalidArgument, MissingFile, OutOfRange, StorageError
+from megaindex.index.spans import (
+    Chunks,
+    Index,
+    ShownIndex,
+    Spans,
+    check_sample_ids,
+    datasets_of,
+    iterate_in_order,
+    iterate_spans,
+)
+from megaindex.io.paths import inside
+from megaindex.kernels import num_threads
+from megaindex.validation import CheckpointReader, check_between, check_flag, check_integer, shown
+
+_KEYS = ("steps", "move", "documents", "source", "from_step")
+_MOST_STEP = 2**62
+
+StepRanges: TypeAlias = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Skip:
+    """One entry of a run's skips: steps, or documents or a source from a step on.
+
+    Attributes:
+        steps: steps that are not trained on, counted from 0: text such as ``"1200-1249 1300"``,
+            with both ends of a range included, a step, or a list of steps.
+        move: serve the samples of these steps behind the end of the run.
+        documents: sequence ids whose loss is masked, as an integer array or the path of a file: an
+            integer ``.npy``, or text with ids separated by white space. In any order; an id that
+            occurs twice counts once.
+        source: name of the source of the documents, which an index of one source does not need;
+            without documents, the whole source is masked.
+        from_step: first step with the mask; default: 0.
+
+    Raises:
+        InvalidArgument: a setting is out of range, or excludes another.
+    """
+
+    steps: StepRanges | str | int | Sequence[int] = ()
+    move: bool = False
+    documents: str | os.PathLike[str] | npt.ArrayLike | None = None
+    source: str | None = None
+    from_step: int | None = None
+
+    def __post_init__(self) -> None:
+        put = object.__setattr__
+        put(self, "steps", _ranges_of(self.steps))
+        put(self, "move", check_flag("skip: move", self.move))
+        if isinstance(self.documents, (str, os.PathLike)):
+            put(self, "documents", os.fspath(self.documents))
+        elif self.documents is not None:
+            put(self, "documents", _sorted_ids(np.asarray(self.documents), "skip: documents"))
+        source: object = self.source
+        if source is not None and (not isinstance(source, str) or not source):
+            raise InvalidArgument(f"skip: source must be a name, got {shown(source)}")
+        masks = self.documents is not None or self.source is not None
+        if bool(self.steps) == masks:
+            raise InvalidArgument(
+                "skip: give either steps, or documents or a source, in one entry"
+                + ("; write two entries" if masks else f", got {shown(self._given())}")
+            )
+        if self.steps and self.from_step is not None:
+            raise InvalidArgument(
+                "skip: from_step belongs to documents or a source, steps have their own numbers; "
+                "leave it out"
+            )
+        if masks and self.move:
+            raise InvalidArgument(
+                "skip: move belongs to steps, masked documents stay in place; leave it out"
+            )
+        if masks:
+            step = 0 if self.from_step is None else self.from_step
+            put(self, "from_step", check_between("skip: from_step", step, 0, _MOST_STEP))
+
+    @property
+    def ranges(self) -> StepRanges:
+        """The ranges (first, last) of the skipped steps, sorted."""
+        ranges: Any = self.steps
+        return tuple(ranges)
+
+    def _given(self) -> dict[str, Any]:
+        return {key: getattr(self, key) for key in _KEYS if getattr(self, key) not in ((), None)}
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Skip) and self._identity == other._identity
+
+    def __hash__(self) -> int:
+        return hash(self._identity)
+
+    @cached_property
+    def _identity(self) -> tuple[Any, ...]:
+        documents = self.documents
+        if isinstance(documents, np.ndarray):
+            documents = _digest(documents)
+        return self.steps, self.move, documents, self.source, self.from_step
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any], where: str, folder: str | os.PathLike[str]) -> Skip:
+        """Return the entry that a mapping of a settings file describes.
+
+        Args:
+            values: the settings by name.
+            where: place of the mapping, for messages.
+            folder: directory that the path of documents is relative to.
+        """
+        unknown = [key for key in values if key not in _KEYS]
+        if unknown:
+            raise InvalidArgument(
+                f"{where}: unknown setting {unknown[0]}; known are {', '.join(_KEYS)}"
+            )
+        settings = {key: value for key, value in values.items() if value is not None}
+        if type(settings.get("source")) is int:  # a name, or a number, written without quotes
+            settings["source"] = str(settings["source"])
+        documents = settings.get("documents")
+        if documents is not None:
+            if not isinstance(documents, str):
+                raise InvalidArgument(
+                    f"{where}: documents must be the path of a file of ids, got {shown(documents)}"
+                )
+            settings["documents"] = inside(Path(folder), documents)
+        try:
+            return cls(**settings)
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{where}: {str(error).removeprefix('skip: ')}") from None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the mapping that `of` reads.
+
+        Raises:
+            InvalidArgument: the documents are an array, which has no path.
+        """
+        if isinstance(self.documents, np.ndarray):
+            raise InvalidArgument(
+                "skip: documents of a recipe must be the path of a file, got an array; write it "
+                "with numpy.save and give the path"
+            )
+        text = " ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in self.ranges)
+        if text:
+            return {"steps": text, **({"move": True} if self.move else {})}
+        found = {"documents": self.documents, "source": self.source, "from_step": self.from_step}
+        return {key: value for key, value in found.items() if value is not None}
+
+
+def read_skips(value: object, where: str, folder: str | os.PathLike[str]) -> tuple[Skip, ...]:
+    """Return the entries of the setting ``skip``: a mapping, or a list of mappings."""
+    entries = [value] if isinstance(value, Mapping) else value
+    if not isinstance(entries, list) or not all(isinstance(each, Mapping) for each in entries):
+        raise InvalidArgument(
+            f"{where} must be a mapping with steps, documents or source, or a list of them, got "
+            f"{shown(value)}"
+        )
+    places = [where] if len(entries) == 1 else [f"{where}[{k}]" for k in range(len(entries))]
+    return tuple(Skip.of(each, place, folder) for each, place in zip(entries, places, strict=True))
+
+
+def given_skips(skip: Skip | Iterable[Skip] | None) -> tuple[Skip, ...]:
+    """Return the entries of an argument ``skip``, which may be one of them or None."""
+    entries = () if skip is None else (skip,) if isinstance(skip, Skip) else skip
+    given = tuple(entries) if isinstance(entries, Iterable) else (entries,)
+    for each in given:
+        if not isinstance(each, Skip):
+            raise InvalidArgument(
+                f"skip must be a megaindex.Skip or a list of them, got {shown(each)}"
+            )
+    return given
+
+
+_WORD = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def _ranges_of(steps: object) -> StepRanges:
+    """Return the sorted ranges (first, last) of the steps in a setting."""
+    if isinstance(steps, str):
+        pairs = [_parse(word) for word in steps.replace(",", " ").split()]
+        if not pairs:
+            raise InvalidArgument('skip: steps is empty; write steps such as "1200-1249 1300"')
+    elif isinstance(steps, (Sequence, np.ndarray, range)):
+        pairs = [_pair(step) for step in steps]
+    else:
+        pairs = [_pair(steps)]
+    pairs.sort()
+    for (_, last), (first, _) in itertools.pairwise(pairs):
+        if first <= last:
+            raise InvalidArgument(f"skip: step {first} occurs twice in steps; name it once")
+    return tuple(pairs)
+
+
+def _pair(step: object) -> tuple[int, int]:
+    if isinstance(step, tuple) and len(step) == 2:
+        first, last = (check_between("skip: a step", n, 0, _MOST_STEP) for n in step)
+        if first > last:
+            raise InvalidArgument(f"skip: steps {first}-{last} must begin with the smaller step")
+        return first, last
+    if isinstance(step, str):
+        return _parse(step)
+    number = check_integer("skip: a step", step, flags=False)
+    return (check_between("skip: a step", number, 0, _MOST_STEP),) * 2
+
+
+def _parse(word: str) -> tuple[int, int]:
+    match = _WORD.fullmatch(word)
+    if not match or len(word) > 40:
+        raise InvalidArgument(
+            f"skip: steps must be numbers from 0 and ranges, such as 1200-1249 1300, got {word!r}"
+        )
+    return _pair((int(match[1]), int(match[2] or match[1])))
+
+
+def _sorted_ids(ids: npt.NDArray[Any], where: str) -> I64:
+    """Return ids as a sorted int64 array without repetitions, which cannot be written to."""
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise InvalidArgument(
+            f"{where} must hold integers in one dimension, got {ids.dtype} of shape {ids.shape}"
+        )
+    if ids.size == 0:
+        raise InvalidArgument(f"{where} must hold at least one id, got none; leave the skip out")
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high > _MOST_STEP:
+        wrong = low if low < 0 else high
+        raise InvalidArgument(f"{where} must hold sequence ids from 0, got {wrong}")
+    found = np.sort(ids.astype(np.int64))  # several times as fast as np.unique
+    found = found[np.concatenate(([True], found[1:] != found[:-1]))]
+    found.setflags(write=False)
+    return found
+
+
+def read_ids(path: str) -> I64:
+    """Return the sorted sequence ids of a file, an integer ``.npy`` or text.
+
+    Raises:
+        MissingFile: there is no such file.
+        StorageError: it cannot be read.
+        InvalidArgument: it does not hold integers from 0.
+    """
+    try:
+        if path.endswith(".npy"):
+            return _sorted_ids(np.load(path, allow_pickle=False), path)
+        with open(path, "rb") as file:
+            words = file.read().split()
+    except FileNotFoundError:
+        raise MissingFile(
+            f"{path}: the file of skipped documents is not there; check the path in skip"
+        ) from None
+    except OSError as error:
+        raise StorageError(f"{path}: the skipped documents cannot be read: {error}") from None
+    except ValueError as error:
+        raise InvalidArgument(f"{path}: not an array of ids in .npy format ({error})") from None
+    try:
+        ids = np.array(words).astype(np.int64) if words else np.zeros(0, np.int64)
+    except (ValueError, OverflowError):
+        wrong = next(word for word in words if not word.isdigit())
+        raise InvalidArgument(
+            f"{path}: must hold sequence ids separated by white space, got {shown(wrong)}"
+        ) from None
+    return _sorted_ids(ids, path)
+
+
+def _digest(ids: I64) -> str:
+    return xxhash.xxh3_128_hexdigest(ids.astype("<i8").tobytes())
+
+
+class StepSchedule(Protocol):
+    """Batch sizes over a run, such as a `BatchSchedule`."""
+
+    def samples_after(self, iterations: int, start: int = 0) -> int: ...
+    def iterations_within(self, samples: int, start: int = 0) -> int: ...
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LossMask:
+    """Documents of a source without loss from a position on."""
+
+    source: str | None
+    first: int
+    """First position with the mask."""
+    documents: I64 | None
+    """Sorted sequence ids; None: the whole source."""
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """The mask as JSON values, its documents as a number and a hash."""
+        ids = self.documents
+        return {
+            "source": self.source,
+            "from": self.first,
+            "documents": None if ids is None else ids.size,
+            "digest": None if ids is None else _digest(ids),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Skips:
+    """The skips of a run in positions.
+
+    Attributes:
+        settings: the entries.
+        num_samples: samples of the order.
+        end: positions of the run without moved samples, which have the positions that follow.
+        holes (int64[n, 2]): skipped positions, sorted; none adjoins a hole of the same kind.
+        is_moved (bool[n]): True for holes whose samples are served behind the end.
+        masks: documents without loss.
+        num_steps: steps of the run, skipped ones included, moved ones not counted twice.
+    """
+
+    settings: tuple[Skip, ...]
+    num_samples: int
+    end: int
+    holes: I64
+    is_moved: npt.NDArray[np.bool_]
+    masks: tuple[LossMask, ...]
+    num_steps: int
+
+    @cached_property
+    def num_moved(self) -> int:
+        """Number of samples that are served behind the end."""
+        return int(self._moved_before[-1])
+
+    @cached_property
+    def num_skipped(self) -> int:
+        """Number of positions that are not served, moved samples included."""
+        return int((self.holes[:, 1] - self.holes[:, 0]).sum())
+
+    @property
+    def run_end(self) -> int:
+        """Position after the last sample of the run, moved samples included."""
+        return self.end + self.num_moved
+
+    @property
+    def num_positions(self) -> int:
+        """Number of samples with a position: those of the order, and the moved ones again."""
+        return self.num_samples + self.num_moved
+
+    @cached_property
+    def _moved(self) -> I64:
+        return self.holes[self.is_moved]
+
+    @cached_property
+    def _moved_before(self) -> I64:
+        return _cumulated(self._moved)
+
+    def samples_at(self, positions: I64) -> I64:
+        """Return the sample of the order at each position; of a hole, the sample left out."""
+        if self.num_moved == 0 or not positions.size or positions.max() < self.end:
+            return positions
+        place = positions - self.end
+        which = np.searchsorted(self._moved_before, place, "right") - 1
+        which = np.clip(which, 0, len(self._moved) - 1)
+        moved = self._moved[which, 0] + place - self._moved_before[which]
+        later = np.where(place < self.num_moved, moved, positions - self.num_moved)
+        return np.where(place < 0, positions, later)
+
+    def after(self, position: int) -> int:
+        """Return the position from which on samples are served: the end of a hole inside it."""
+        k = int(np.searchsorted(self.holes[:, 0], position, "right")) - 1
+        while 0 <= k < len(self.holes) and self.holes[k, 0] <= position < self.holes[k, 1]:
+            position, k = int(self.holes[k, 1]), k + 1  # a moved hole may adjoin a dropped one
+        return position
+
+    def segments(self, first: int = 0, end: int | None = None) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of positions that are served, from ``first`` to ``end`` or the end of
+        the run."""
+        end = self.run_end if end is None else end
+        k = int(np.searchsorted(self.holes[:, 1], first, "right"))
+        for begin, stop in self.holes[k:].tolist():
+            if begin >= end:
+                break
+            if first < begin:
+                yield first, begin
+            first = max(first, stop)
+        if first < end:
+            yield first, end
+
+    @cached_property
+    def _served_segments(self) -> I64:
+        return np.array(list(self.segments(0, self.num_positions)), np.int64).reshape(-1, 2)
+
+    @cached_property
+    def _served_before(self) -> I64:
+        return _cumulated(self._served_segments)
+
+    def positions_of(self, numbers: npt.ArrayLike) -> I64:
+        """Return the position of each served sample, numbered from 0 in order of training."""
+        numbers = np.asarray(numbers, np.int64)
+        which = np.searchsorted(self._served_before, numbers, "right") - 1
+        which = np.clip(which, 0, len(self._served_segments) - 1)
+        return np.asarray(
+            self._served_segments[which, 0] + numbers - self._served_before[which], np.int64
+        )
+
+    def served_before(self, position: int) -> int:
+        """Return the number of samples served before a position."""
+        return sum(stop - begin for begin, stop in self.segments(0, position))
+
+    def moved_ranges(self, count: int) -> Iterator[tuple[int, int]]:
+        """Yield the ranges of samples at the first ``count`` positions behind the end."""
+        for begin, stop in self._moved.tolist():
+            if count > 0:
+                yield begin, min(stop, begin + count)
+            count -= stop - begin
+
+    def is_hole(self, positions: I64) -> npt.NDArray[np.bool_]:
+        """Return bool[n]: True for positions that are not served."""
+        which = np.searchsorted(self.holes[:, 0], positions, "right") - 1
+        if not len(self.holes):
+            return np.zeros(positions.shape, bool)
+        inside = positions < self.holes[np.maximum(which, 0), 1]
+        return np.asarray((which >= 0) & inside)
+
+    def check_step(self, begin: int, end: int) -> None:
+        """Raise InvalidArgument if positions begin ... end - 1 reach into a hole."""
+        k = int(np.searchsorted(self.holes[:, 1], begin, "right"))
+        if k < len(self.holes) and self.holes[k, 0] < end:
+            first, last = self.holes[k].tolist()
+            raise InvalidArgument(
+                f"skip: the step of samples {begin} to {end - 1} reaches into the skipped samples "
+                f"{first} to {last - 1}, which are whole steps of the batch sizes from sample 0 "
+                "on; give global_batch_size as the BatchSchedule of the whole run, or resume at "
+                "the end of one of its steps"
+            )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return what a state records, as JSON values."""
+        return {
+            "end": self.end,
+            "dropped": self.holes[~self.is_moved].tolist(),
+            "moved": self._moved.tolist(),
+            "masked": [mask.record for mask in self.masks],
+        }
+
+
+def _cumulated(ranges: I64) -> I64:
+    return np.concatenate(([0], np.cumsum(ranges[:, 1] - ranges[:, 0]))).astype(np.int64)
+
+
+def resolve_skips(
+    settings: Iterable[Skip],
+    schedule: StepSchedule,
+    *,
+    num_samples: int,
+    train_samples: int | None = None,
+    drops_tail: bool = True,
+) -> Skips | None:
+    """Return the skips of a run in positions; None without settings.
+
+    Args:
+        settings: the entries.
+        schedule: batch sizes over the run; steps are counted from its first sample on.
+        num_samples: samples of the order.
+        train_samples: samples of the run. Default: all.
+        drops_tail: True if samples that do not fill a last step are not served.
+
+    Raises:
+        InvalidArgument: a step lies beyond the end of the run, or is skipped twice; no step is
+            left.
+        MissingFile, StorageError: a file of documents cannot be read.
+    """
+    entries = given_skips(settings)
+    if not entries:
+        return None
+    total = num_samples if train_samples is None else train_samples
+    num_steps = schedule.iterations_within(total)
+    whole = schedule.samples_after(num_steps)
+    num_steps += not drops_tail and whole < total
+    end = min(whole, total) if drops_tail else total
+    ranges = sorted((first, last, entry.move) for entry in entries for first, last in entry.ranges)
+    for first, last, _ in ranges:
+        if last >= num_steps:
+            raise InvalidArgument(
+                f"skip: step {max(first, num_steps)} lies beyond the end of the run, whose steps "
+                f"are 0 to {num_steps - 1}; skip earlier steps"
+            )
+    for (_, last, _), (first, _, _) in itertools.pairwise(ranges):
+        if first <= last:
+            raise InvalidArgument(f"skip: step {first} is skipped twice; name it in one entry")
+    holes, moves = _holes(ranges, schedule, end)
+    if num_steps and sum(b - a for a, b in holes) >= end:
+        raise InvalidArgument("skip: every step of the run is skipped; leave some to train on")
+    return Skips(
+        settings=entries,
+        num_samples=num_samples,
+        end=end,
+        holes=np.array(holes, np.int64).reshape(-1, 2),
+        is_moved=np.array(moves, bool),
+        masks=tuple(_masks(entries, schedule, num_steps, end)),
+        num_steps=num_steps,
+    )
+
+
+def _holes(
+    ranges: Sequence[tuple[int, int, bool]], schedule: StepSchedule, end: int
+) -> tuple[list[list[int]], list[bool]]:
+    """Return the positions of ranges of steps, adjoining ones of one kind joined."""
+    holes: list[list[int]] = []
+    moves: list[bool] = []
+    for first, last, move in ranges:
+        begin, stop = (min(end, schedule.samples_after(step)) for step in (first, last + 1))
+        if holes and holes[-1][1] == begin and moves[-1] == move:
+            holes[-1][1] = stop
+        else:
+            holes.append([begin, stop])
+            moves.append(move)
+    return holes, moves
+
+
+def _masks(
+    entries: Sequence[Skip], schedule: StepSchedule, num_steps: int, end: int
+) -> Iterator[LossMask]:
+    for entry in entries:
+        if entry.from_step is None:
+            continue
+        if entry.from_step >= num_steps:
+            raise InvalidArgument(
+                f"skip: from_step {entry.from_step} lies beyond the end of the run, whose steps "
+                f"are 0 to {num_steps - 1}; give an earlier one"
+            )
+        ids: Any = entry.documents
+        yield LossMask(
+            source=entry.source,
+            first=min(end, schedule.samples_after(entry.from_step)),
+            documents=read_ids(ids) if isinstance(ids, str) else ids,
+        )
+
+
+class _DocumentSet:
+    """Documents of a mask, looked up for many spans at once: a bitmap, or few ids sorted."""
+
+    def __init__(self, mask: LossMask) -> None:
+        self.first = mask.first
+        self.ids = mask.documents
+        self._bits: npt.NDArray[np.uint8] | None = None
+        if self.ids is not None and self.ids[-1] <= _BITS_PER_ID * self.ids.size:
+            self._bits = np.zeros((int(self.ids[-1]) >> 3) + 1, np.uint8)
+            np.bitwise_or.at(self._bits, self.ids >> 3, _BIT[self.ids & 7])
+
+    def marks(self, documents: I64) -> npt.NDArray[np.bool_]:
+        """Return bool[n]: True for documents of the mask."""
+        if self.ids is None:
+            return np.ones(documents.shape, bool)
+        if self._bits is None:
+            at = np.minimum(np.searchsorted(self.ids, documents), self.ids.size - 1)
+            return np.asarray(self.ids[at] == documents)
+        within = np.minimum(documents >> 3, self._bits.size - 1)
+        found = (self._bits[within] & _BIT[documents & 7]) != 0
+        return np.asarray(found & (documents <= self.ids[-1]))
+
+
+_BITS_PER_ID = 4096  # a bitmap of at most 64 times the bytes of its ids
+_BIT = np.array([1 << k for k in range(8)], np.uint8)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class SkippedIndex(ShownIndex):
+    """Index of a run with skips, by positions.
+
+    Positions below ``skips.end`` are samples of ``index``, those from there on the moved ones.
+    Spans of documents without loss are marked in ``Spans.masked``. `iterate_spans` leaves holes
+    out, and `locate` refuses them, so that a sampler without skips does not serve them.
+    """
+
+    index: Index
+    skips: Skips
+    masks: Mapping[int, Sequence[_DocumentSet]]
+    """By the number of the source."""
+
+    @classmethod
+    def of(
+        cls,
+        index: Index,
+        skips: Skips | None,
+        names: Sequence[str] | None = None,
+        documents: Sequence[int] | None = None,
+    ) -> Index:
+        """Return the index with skips; without any, the index itself.
+
+        Args:
+            index: the samples.
+            skips: skips of the run.
+            names: name of each source. Default: the path prefixes of its datasets.
+            documents: number of sequences of each source, to check ids. Default: those of its
+                datasets.
+
+        Raises:
+            InvalidArgument: the source of a skip is unknown or not named, or does not have a
+                document.
+        """
+        if skips is None:
+            return index
+        datasets = datasets_of(index)
+        if names is None:
+            names = [dataset.path_prefix for dataset in datasets]
+        if documents is None:
+            documents = [len(dataset) for dataset in datasets]
+        by_source: dict[int, list[_DocumentSet]] = {}
+        for mask in skips.masks:
+            number = _source_number(mask.source, names)
+            _check_ids(mask, number, names, documents)
+            by_source.setdefault(number, []).append(_DocumentSet(mask))
+        return cls(index, skips, by_source)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or "index" not in vars(self):
+            raise AttributeError(name)
+        return getattr(self.index, name)
+
+    @property
+    def num_samples(self) -> int:
+        return self.skips.num_positions
+
+    @property
+    def num_epochs(self) -> int:
+        return self.index.num_epochs
+
+    @property
+    def tokens_per_epoch(self) -> int:
+        return self.index.tokens_per_epoch
+
+    @property
+    def sequence_length(self) -> int:
+        return self.index.sequence_length
+
+    @property
+    def add_extra_token(self) -> int:
+        return self.index.add_extra_token
+
+    @property
+    def separates_documents(self) -> tuple[bool, ...]:
+        """Whether no label lies in another document, for each source."""
+        found: tuple[bool, ...] = getattr(self.index, "separates_documents", (False,))
+        return found
+
+    def locate(self, sample_ids: npt.ArrayLike) -> Spans:
+        """Return the spans that samples read, see `Index.locate`.
+
+        Raises:
+            OutOfRange: an id is no position of the run, or that of a skipped sample.
+        """
+        positions = check_sample_ids(sample_ids, self.num_samples)
+        holes = self.skips.is_hole(positions)
+        if holes.any():
+            raise OutOfRange(
+                f"sample {int(positions[holes.argmax()])} is skipped; read the samples that "
+                "MicroBatchSampler(…, index=index) yields, which leaves skipped ones out"
+            )
+        return self.marked(positions, self.locate_any(positions))
+
+    def locate_any(self, positions: I64) -> Spans:
+        """Return the spans at any positions, those of skipped samples too, without masks."""
+        return self.index.locate(self.skips.samples_at(positions))
+
+    def marked(self, positions: I64, spans: Spans) -> Spans:
+        """Return the spans of samples at these positions with their masks."""
+        if not self.masks:
+            return spans
+        position = np.repeat(positions, np.diff(spans.row_splits))
+        masked = np.zeros(len(spans), bool)
+        for number, sets in self.masks.items():
+            for each in sets:
+                chosen = spans.source == number
+                if each.first > 0:
+                    chosen &= position >= each.first
+                mine = np.flatnonzero(chosen)
+                masked[mine] |= each.marks(spans.document[mine])
+        return replace(spans, masked=masked)
+
+    def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
+        """Iterate over the positions begin ... end - 1 that are served, in any order."""
+        for first, stop in self.skips.segments(begin, end):
+            middle = min(max(first, self.skips.end), stop)
+            if first < middle:
+                for positions, spans in iterate_spans(self.index, first, middle, part, parts):
+                    yield positions, self.marked(positions, spans)
+            if middle < stop:
+                yield from iterate_in_order(self, middle, stop, part, parts)
+
+
+def skips_of(index: object) -> Skips | None:
+    """Return the skips of an index; None without any."""
+    return index.skips if isinstance(index, SkippedIndex) else None
+
+
+def _source_number(name: str | None, names: Sequence[str]) -> int:
+    if name is None:
+        if len(names) > 1:
+            raise InvalidArgument(
+                f"skip: documents need their source, one of {_listed(names)}; give source"
+            )
+        return 0
+    if name in names:
+        return list(names).index(name)
+    if name.isdecimal() and len(name) < 10 and int(name) < len(names):
+        return int(name)
+    raise InvalidArgument(f"skip: unknown source {name}; the sources are {_listed(names)}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:8]) + ", …" * (len(names) > 8)
+
+
+def _check_ids(mask: LossMask, number: int, names: Sequence[str], documents: Sequence[int]) -> None:
+    if mask.documents is None or number >= len(documents):
+        return
+    last = int(mask.documents[-1])
+    if last >= documents[number]:
+        name = names[number] if number < len(names) else f"source {number}"
+        raise InvalidArgument(
+            f"skip: document {last} does not exist, {name} has sequences 0 to "
+            f"{documents[number] - 1}; check the ids and their source"
+        )
+
+
+def masked_labels(spans: Spans, width: int) -> npt.NDArray[np.bool_]:
+    """Return bool[rows, width]: True where the label of an input token is of a masked span."""
+    assert spans.masked is not None, "the index has masks"
+    row = np.repeat(np.arange(spans.row_splits.size - 1), np.diff(spans.row_splits))
+    ends = np.cumsum(spans.length)
+    before = np.concatenate(([0], ends))[spans.row_splits[:-1]]
+    stop = ends - before[row]
+    begin = stop - spans.length
+    # token t of a row is the label of input t - 1
+    first, last = (np.clip(at[spans.masked] - 1, 0, width) for at in (begin, stop))
+    edges = np.zeros((spans.row_splits.size - 1, width + 1), np.int64)
+    np.add.at(edges, (row[spans.masked], first), 1)
+    np.add.at(edges, (row[spans.masked], last), -1)
+    return np.asarray(np.cumsum(edges, axis=1)[:, :width] > 0)
+
+
+def masked_tokens(index: SkippedIndex, num_sources: int, end: int | None = None) -> I64:
+    """Return int64[sources]: labels of the samples served that are of masked documents.
+
+    Every sample from the first mask on is located, with all threads.
+
+    Args:
+        index: the run.
+        num_sources: sources of the index.
+        end: position up to which samples count. Default: the end of the run.
+    """
+    last = index.skips.run_end if end is None else min(end, index.skips.run_end)
+    begin = min(last, *(mask.first for mask in index.skips.masks))
+    width, threads = index.sequence_length, num_threads()
+
+    def share(part: int) -> I64:
+        counts = np.zeros(num_sources, np.int64)
+        for _, spans in iterate_spans(index, begin, last, part, threads):
+            masked = spans.masked
+            if masked is None or not masked.any():
+                continue
+            ends = np.cumsum(spans.length)
+            before = np.concatenate(([0], ends))[spans.row_splits[:-1]]
+            stop = ends - np.repeat(before, np.diff(spans.row_splits))
+            # tokens 1 to width of a row are labels
+            first, past = (np.clip(n, 1, width + 1) for n in (stop - spans.length, stop))
+            np.add.at(counts, spans.source[masked], (past - first)[masked])
+        return counts
+
+    with ThreadPoolExecutor(threads, "megaindex-skips") as pool:
+        return np.asarray(sum(pool.map(share, range(threads))), np.int64)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredSkips:
+    """Skips in the state of a sampler."""
+
+    end: int
+    dropped: list[list[int]]
+    moved: list[list[int]]
+    masked: list[dict[str, Any]]
+
+    @classmethod
+    def read(cls, state: Mapping[str, Any]) -> StoredSkips | None:
+        """Return the skips of a sampler's state, or None; FormatError if they are damaged."""
+        if "skip" not in state:
+            return None
+        stored = CheckpointReader("the state of a sampler", state).part("skip", "the skips of it")
+        ranges = {name: stored.checked(name, _RANGES, _are_ranges) for name in ("dropped", "moved")}
+        masked = stored.checked("masked", "must be a list of mappings", _are_mappings)
+        for each in masked:
+            mask = CheckpointReader("a mask of a sampler's state", each)
+            if mask.field("source", "must be text or null") is not None:
+                mask.text("source")
+            mask.integer("from")
+            if mask.field("documents", "must be a number or null") is not None:
+                mask.integer("documents", least=1)
+                mask.hashed("digest")
+        return cls(end=stored.integer("end"), masked=[dict(each) for each in masked], **ranges)
+
+
+_RANGES = "must be a list of ranges of positions, sorted and disjoint"
+
+
+def _are_ranges(value: object) -> bool:
+    if not isinstance(value, list):
+        return False
+    ends = [0]
+    for pair in value:
+        if not isinstance(pair, (list, tuple)) or len(pair) != 2:
+            return False
+        if any(type(n) is not int for n in pair) or not ends[-1] <= pair[0] < pair[1] <= 2**62:
+            return False
+        ends.append(pair[1])
+    return True
+
+
+def _are_mappings(value: object) -> bool:
+    return isinstance(value, list) and all(isinstance(each, Mapping) for each in value)
+
+
+_NONE = StoredSkips(end=0, dropped=[], moved=[], masked=[])
+
+
+def skip_difference(
+    theirs: StoredSkips | None, ours: Skips | None, consumed: int, decided: int
+) -> str:
+    """Return the reason for which a run cannot continue with other skips; empty if it can.
+
+    Args:
+        theirs: skips of the checkpoint.
+        ours: skips of the run that continues.
+        consumed: samples consumed at the checkpoint.
+        decided: position before which the samples served, or to be served in the step begun, are
+            decided.
+    """
+    old = theirs or _NONE
+    new = _NONE if ours is None else StoredSkips(**ours.to_dict())
+    for kind in ("dropped", "moved"):
+        for begin, end in getattr(old, kind):
+            if not any(a <= begin and end <= b for a, b in getattr(new, kind)):
+                return (
+                    f"the run of the checkpoint skips samples {begin} to {end - 1} ({kind}), and "
+                    "this one does not; give the sampler, or the recipe, the skip of the checkpoint"
+                )
+        for begin, end in _without(getattr(new, kind), getattr(old, kind)):
+            if begin < decided:
+                return (
+                    f"skip: samples {begin} to {end - 1} are to be skipped, and {consumed} samples "
+                    "were served; resume from a checkpoint before them, or mask their documents "
+                    "from a later step on"
+                )
+    if old.moved and decided > old.end and (old.moved, old.end) != (new.moved, new.end):
+        return (
+            "the run of the checkpoint serves moved samples already; keep the steps that it moves "
+            "and its number of samples"
+        )
+    for mask in old.masked:
+        if mask not in new.masked:
+            return (
+                f"the run of the checkpoint masks {_mask_text(mask)}, and this one does not; give "
+                "the sampler, or the recipe, the skip of the checkpoint with the same ids"
+            )
+    for mask in new.masked:
+        if mask not in old.masked and mask["from"] < decided:
+            return (
+                f"skip: {_mask_text(mask)}, and {consumed} samples were served without the mask; "
+                "give from_step the step at which the run continues, or resume from an earlier "
+                "checkpoint"
+            )
+    return ""
+
+
+def _without(ranges: Sequence[Sequence[int]], others: Collection[Sequence[int]]) -> Iterator[Any]:
+    """Yield the parts of sorted ranges that no other range holds."""
+    for begin, end in ranges:
+        for first, last in others:
+            if begin < last and first < end:
+                if begin < first:
+                    yield begin, first
+                begin = max(begin, last)
+        if begin < end:
+            yield begin, end
+
+
+def _mask_text(mask: Mapping[str, Any]) -> str:
+    what = "all documents" if mask["documents"] is None else f"{mask['documents']} documents"
+    of = "" if mask["source"] is None else f" of {mask['source']}"
+    return f"{what}{of} from sample {mask['from']} on"

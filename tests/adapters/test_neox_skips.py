@@ -1,0 +1,97 @@
+"""Skips under GPT-NeoX: iterations are numbered on, steps keep their data, masks are labels."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from support import neox_stand_in
+from support.neox_running import arguments, batches, loaders_of
+
+import megaindex.adapters.neox as adapter
+from megaindex import InvalidArgument, Skip
+from megaindex.adapters.neox.skips import samples_index
+from megaindex.index.balance import CostModel
+
+LENGTHS = np.random.default_rng(8).integers(1, 40, 150).tolist()
+
+
+def settings(folder: Path, blend: bool = False, **given: Any) -> SimpleNamespace:
+    sizes = [LENGTHS, LENGTHS[::-1], LENGTHS[:70]] if blend else [LENGTHS]
+    args = arguments(
+        folder, sizes, **{"train_iters": 10, "batch_size": 2, "train_batch_size": 4,
+                          "gradient_accumulation_steps": 2, **given},
+    )  # fmt: skip
+    args.data_path = None if blend or args.labels else args.paths[0]
+    return args
+
+
+def served(args: SimpleNamespace, iterations: int, part: int = 0) -> list[list[Any]]:
+    """The rows of each iteration of one rank."""
+    utils = neox_stand_in.data_utils()
+    iterator = utils.shift_and_wrap_data_loaders(args, loaders_of(args))[part]
+    micro = [batch["text"].tolist() for batch in itertools.islice(iterator, 2 * iterations)]
+    return [[*a, *b] for a, b in zip(micro[::2], micro[1::2], strict=True)]
+
+
+@pytest.mark.parametrize("blend", [False, True])
+def test_steps_are_dropped_and_moved(neox: Any, tmp_path: Path, blend: bool) -> None:
+    adapter.install()
+    plain = served(settings(tmp_path, blend), 10)
+    valid = served(settings(tmp_path, blend), 1, part=1)
+    adapter.install(skip=[Skip(steps="2-3"), Skip(steps=6, move=True)])
+    args = settings(tmp_path, blend)
+    expected = [plain[k] for k in (0, 1, 4, 5, 7, 8, 9, 6)]
+    assert served(args, 8) == expected
+    assert args.train_iters == 8
+    again = settings(tmp_path, blend, iteration=3)
+    assert served(again, 5) == expected[3:]
+    assert served(settings(tmp_path, blend), 1, part=1) == valid
+    adapter.install(skip=Skip(steps="2-3"), balance=CostModel(linear=0, attention=1))
+    balanced = served(settings(tmp_path, blend), 8)
+    assert [sorted(step) for step in balanced] == [sorted(plain[k]) for k in (0, 1, *range(4, 10))]
+
+
+def test_documents_are_masked_in_their_labels(neox: Any, tmp_path: Path) -> None:
+    adapter.install()
+    args = settings(tmp_path, labels=True)
+    plain = batches(args, 20)
+    index = samples_index(loaders_of(args)["train"].dataset)
+    adapter.install(skip=Skip(documents=[3, 7, 8, 40], from_step=3))
+    args = settings(tmp_path, labels=True)
+    rows = 0
+    for number, (batch, other) in enumerate(zip(batches(args, 20), plain, strict=True)):
+        assert np.array_equal(batch["text"], other["text"])
+        for row in range(2):
+            position = 2 * number + row
+            spans = index.locate([position])
+            expected = other["label"][row].copy()
+            at = 0
+            for document, length in zip(spans.document, spans.length, strict=True):
+                if document in (3, 7, 8, 40) and position >= 12:
+                    expected[max(1, at) : at + length] = -100
+                    rows += 1
+                at += length
+            assert batch["label"][row].tolist() == expected.tolist()
+    assert rows
+
+
+def test_what_is_refused(neox: Any, tmp_path: Path) -> None:
+    adapter.install(skip=Skip(documents=[3]))
+    with pytest.raises(InvalidArgument, match="give train_label_data_paths"):
+        loaders_of(settings(tmp_path))
+    adapter.install(skip=Skip(steps="3"))
+    with pytest.raises(InvalidArgument, match="train_epochs reads the data again"):
+        loaders_of(settings(tmp_path, train_epochs=1))
+    args = settings(tmp_path, train_iters=40)
+    loaders = loaders_of(args)
+    args.train_iters = 4000
+    with pytest.raises(InvalidArgument, match="the run reads 16000 samples and its data has"):
+        neox_stand_in.data_utils().make_data_loader(loaders["train"].dataset._dataset, args)
+    adapter.install(skip=Skip(steps="12"))
+    with pytest.raises(InvalidArgument, match="step 12 lies beyond the end"):
+        loaders_of(settings(tmp_path))

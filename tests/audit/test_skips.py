@@ -1,0 +1,197 @@
+"""Plans and audits of runs with skips, against counts of their samples one by one."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.command_line import cli
+from support.corpora import write_corpus
+
+from megaindex import InvalidArgument, Skip
+from megaindex.audit import audit, documents_of, stream_of_run
+from megaindex.audit.streams import skipped_stream, stream_of_recipe
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.plan import make_plan
+from megaindex.recipe import read_recipe
+
+S = 16
+
+
+def megaindex(*words: str, status: int = 0) -> str:
+    """What the command prints."""
+    found, out, err = cli(*words)
+    assert found == status, err
+    return err if status else out
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("skips")
+    rng = np.random.default_rng(2)
+    for name, count in (("web", 120), ("code", 60)):
+        write_corpus(folder / name, rng.integers(1, 40, count))
+    (folder / "bad").write_text("3 5 90")
+    (folder / "run.yaml").write_text(
+        f"sequence_length: {S}\n"
+        "batch: {micro_batch_size: 2, data_parallel_size: 2, gradient_accumulation_steps: 2}\n"
+        "sources: {web: web, code: code}\n"
+        "stages: {main: {samples: 100, mix: {web: 2, code: 1}}}\n"
+        "tail: pad\n"
+    )
+    return folder
+
+
+def counted(stream: Any) -> tuple[list[int], int]:
+    """Samples of each step that are served, and labels of masked documents, one by one."""
+    index, skips = stream.index, stream.skips
+    sizes, masked = [], 0
+    for begin, end in itertools.pairwise(stream.step_bounds.tolist()):
+        served = [p for p in range(begin, end) if not skips.is_hole(np.array([p]))[0]]
+        sizes.append(len(served))
+        for position in served:
+            spans = index.locate([position])
+            owners = np.repeat(np.arange(len(spans)), spans.length)[1 : S + 1]
+            masked += int(spans.masked[owners].sum()) if spans.masked is not None else 0
+    return sizes, masked
+
+
+FLAGS = ["--skip-documents", "bad:web", "--skip-from-step", "5"]
+
+
+def test_a_plan_and_an_audit_agree(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    steps = ["--skip-steps", "2-3", "7", "--move-skipped"]
+    plan = json.loads(megaindex("plan", "--recipe", "run.yaml", *steps, *FLAGS, "--json"))
+    found = json.loads(megaindex("audit", "--recipe", "run.yaml", *steps, *FLAGS, "--json"))
+    skip = [Skip(steps="2-3 7", move=True), Skip(documents="bad", source="web", from_step=5)]
+    recipe = read_recipe("run.yaml")
+    stream = skipped_stream(stream_of_recipe(recipe), skip, recipe.batch)
+    sizes, masked = counted(stream)
+    assert sizes == [8, 8, 0, 0, 8, 8, 8, 0, *[8] * 7, 4]  # the 12 samples left fill the batch
+    assert masked > 0
+    assert plan["skip"] == found["skip"]
+    assert plan["skip"] | {"masked": None} == {
+        "steps_dropped": 0, "samples_dropped": 0, "steps_moved": 3, "samples_moved": 24,
+        "samples_left_over": 0, "steps_made": 13, "samples_to_read": 100, "samples_padded": 4,
+        "first_masked_step": 5, "masked_documents": 3, "masked": None,
+    }  # fmt: skip
+    assert plan["skip"]["masked"] == [{"source": "web", "tokens": masked}]
+    assert plan["samples_per_rank"] == 52
+    assert documents_of(stream, 2) == []
+    moved = [s.document for s in documents_of(stream, 13)]
+    plain = stream_of_recipe(recipe)
+    first = [s.document for s in documents_of(plain, 2)]
+    assert moved != first
+    served = [s.document for k in range(16) for s in documents_of(stream, k)]
+    assert sorted(served) == sorted(s.document for k in range(13) for s in documents_of(plain, k))
+
+
+def test_dropped_steps_are_not_seen(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    settings: dict[str, Any] = {
+        "data_path": [2, "web", 1, "code"], "sequence_length": S, "global_batch_size": 8,
+        "micro_batch_size": 2, "data_parallel_size": 2, "train_iters": 12, "split": "100,0,0",
+    }  # fmt: skip
+    skip = [Skip(steps="3 8-9"), Skip(source="code", from_step=2)]
+    stream = stream_of_run(skip=skip, **settings)
+    sizes, masked = counted(stream)
+    assert sizes == [0 if k in (3, 8, 9) else 8 for k in range(12)]
+    result = audit(stream)
+    assert result.exposure.step_tokens.tolist() == [S * n for n in sizes]
+    assert result.skip is not None
+    assert result.skip.tokens_masked == masked
+    assert [*result.skip.lines()][:2] == ["3 steps dropped, 24 samples", "9 steps made in all"]
+    plan = make_plan(skip=skip, **settings)
+    assert plan.skip is not None
+    assert (plan.skip.steps_dropped, plan.skip.steps_made) == (3, 9)
+    assert plan.skip.masked is None  # make_plan reads no index
+    assert plan.ranks is not None
+    assert plan.ranks.samples_per_rank == 36
+    assert any("skipped samples included" in text for text in plan.warnings)
+    assert make_plan(**settings).skip is None
+    with pytest.raises(InvalidArgument, match="step 12 lies beyond the end"):
+        make_plan(skip=Skip(steps=12), **settings)
+
+
+def test_megatrons_iterations_to_skip(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They count from 1, are read, and take the evaluation that follows with them."""
+    monkeypatch.chdir(folder)
+    words = (
+        f"--data-path 2 web 1 code --split 80,10,10 --seq-length {S} --micro-batch-size 2 "
+        "--global-batch-size 8 --train-iters 12 --eval-interval 4 --eval-iters 1"
+    )
+    plain = make_plan(megatron_args=words, world_size=2)
+    plan = make_plan(megatron_args=f"{words} --iterations-to-skip 4 5 500", world_size=2)
+    assert plan.skip is not None
+    assert (plan.skip.steps_dropped, plan.skip.samples_dropped) == (2, 16)
+    assert plan.ranks == plain.ranks  # the samples are read
+    assert plan.evaluation is not None
+    assert plain.evaluation is not None
+    assert plan.evaluation.rounds == plain.evaluation.rounds  # as many are built
+    assert plan.evaluation.rounds_run == plain.evaluation.rounds_run - 1
+    assert "--iterations-to-skip 500 lies beyond the end of the run" in plan.warnings
+    stream = stream_of_run(megatron_args=f"{words} --iterations-to-skip 4 5", world_size=2)
+    assert documents_of(stream, 3) == documents_of(stream, 4) == []
+    assert documents_of(stream, 2)
+    for flags, reason in (
+        (f"{words} --iterations-to-skip 0", "counts from 1, got 0"),
+        (f"{words} --iterations-to-skip x", "must be an integer"),
+    ):
+        with pytest.raises(InvalidArgument, match=reason):
+            make_plan(megatron_args=flags, world_size=2)
+    with pytest.raises(InvalidArgument, match="exclude each other"):
+        make_plan(megatron_args=f"{words} --iterations-to-skip 3", world_size=2, skip=Skip(steps=1))
+    with pytest.raises(InvalidArgument, match="a setting of order megatron"):
+        make_plan(order="epoch", tokens_per_epoch=10**6, sequence_length=S, global_batch_size=8,
+                  epochs=1, iterations_to_skip=[3])  # fmt: skip
+
+
+def test_flags_and_files(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "more").mkdir(exist_ok=True)
+    (folder / "more" / "ids").write_text("3 5 90")
+    (folder / "more" / "skip.yaml").write_text(
+        "- {steps: 2-3}\n- {documents: ids, source: web, from_step: 5}\n"
+    )
+    flags = ["plan", "--recipe", "run.yaml", "--json"]
+    one = json.loads(megaindex(*flags, "--skip-steps", "2", "3", *FLAGS))
+    assert json.loads(megaindex(*flags, "--skip", "more/skip.yaml")) == one
+    (folder / "more" / "skip.yaml").write_text("skip: {steps: 2-3, moves: true}")
+    tokens = ["plan", "--tokens-per-epoch", "9999", "--seq-length", "16", "--epochs", "1",
+              "--global-batch-size", "8", "--order", "epoch"]  # fmt: skip
+    planned = megaindex(*tokens, "--skip-steps", "4", "--skip-documents", "bad")
+    assert "1 step dropped, 8 samples" in planned
+    assert "the tokens were not counted" in planned
+    for wrong, reason in (
+        (["--skip", "more/skip.yaml"], "unknown setting moves"),
+        (["--skip", "run.yaml"], "unknown setting sequence_length"),
+        (["--skip", "gone.yaml"], "does not exist"),
+        (["--move-skipped"], "--move-skipped needs --skip-steps"),
+        (["--skip-from-step", "3"], "--skip-from-step needs --skip-documents"),
+        (["--skip-steps", "2-"], "steps must be numbers"),
+        (["--skip-documents", "gone"], "gone: the file of skipped documents is not there"),
+    ):
+        assert reason in megaindex(*flags, *wrong, status=2)
+
+
+def test_schedules_that_moved_samples_continue() -> None:
+    """Moved samples of smaller batches do not fill the last one: left over, or padded."""
+    from megaindex.configs.batch_schedule import skip_steps, step_bounds
+
+    schedule = BatchSchedule(stages=((0, 4), (8, 8)))
+    bounds, _ = step_bounds(schedule, 0, 40)
+    steps = skip_steps([Skip(steps="0 3", move=True)], schedule, bounds, num_samples=60)
+    assert steps is not None
+    assert steps.bounds.tolist() == [0, 4, 8, 16, 24, 32, 40, 48]
+    assert steps.skips.run_end == 52
+    bounds, _ = step_bounds(schedule, 0, 38)
+    steps = skip_steps(
+        [Skip(steps="0 3", move=True)], schedule, bounds, num_samples=60, masked_rows=2
+    )
+    assert steps is not None
+    assert (steps.bounds.tolist()[-3:], steps.masked_rows) == ([40, 48, 50], 6)

@@ -1,0 +1,549 @@
+"""Skips of samplers and loaders against lists in plain Python, under kills and resumes."""
+
+from __future__ import annotations
+
+import json
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from support.corpora import write_corpus
+
+from megaindex import FormatError, InvalidArgument, MissingFile, OutOfRange, Skip, build_index
+from megaindex.index.skips import read_ids
+from megaindex.recipe import (
+    BatchSchedule,
+    Recipe,
+    RecipeSource,
+    RecipeStage,
+    Stream,
+    Target,
+    open_recipe,
+)
+
+torch = pytest.importorskip("torch")
+
+from megaindex.corpus import corpus_fingerprint  # noqa: E402
+from megaindex.loader import (  # noqa: E402
+    CostModel,
+    CyclicSampler,
+    GPTDataset,
+    Loader,
+    MicroBatchSampler,
+    RecipeLoader,
+    Recorder,
+    SampleOptions,
+    check_receipts,
+    compare_records,
+    join_states,
+)
+
+S = 16
+
+
+def steps_of(schedule: BatchSchedule, total: int, tail: str) -> list[tuple[int, int]]:
+    """First and last position + 1 of each step of a run without skips."""
+    steps, position = [], 0
+    while position < total:
+        size = next(size for first, size in reversed(schedule.stages) if first <= position)
+        if position + size > total and tail == "drop":
+            break
+        steps.append((position, min(total, position + size)))
+        position += size
+    return steps
+
+
+def model(
+    schedule: BatchSchedule, num_samples: int, total: int, tail: str, skips: list[Skip]
+) -> list[int]:
+    """Positions in the order in which they are served, one by one."""
+    steps = steps_of(schedule, total, tail)
+    end = steps[-1][1] if tail == "drop" else total
+    dropped, moved = set(), []
+    for skip in skips:
+        for first, last in skip.ranges:
+            for begin, stop in steps[first : last + 1]:
+                dropped |= set(range(begin, stop))
+                moved += [*range(begin, stop)] if skip.move else []
+    served, position = [], 0
+    while True:
+        while position in dropped:
+            position += 1
+        size = next(size for first, size in reversed(schedule.stages) if first <= position)
+        left = end + len(moved) - position
+        if left <= 0 or (left < size and tail == "drop"):
+            return served
+        rows = size if tail == "wrap" else min(left, size)
+        served += range(position, position + rows)
+        position += rows
+
+
+def sample_of(position: int, num_samples: int, end: int, moved: list[int]) -> int:
+    if position < end:
+        return position
+    return moved[position - end] if position < end + len(moved) else position - len(moved)
+
+
+def served_by(samplers: list[MicroBatchSampler], rounds: int) -> list[int]:
+    """Ids that the ranks read in the first rounds, in the order in which rows are dealt."""
+    found: list[int] = []
+    for number, batches in enumerate(zip(*samplers, strict=True)):
+        if number == rounds:
+            break
+        found += [i for batch in batches for i in batch if i is not None]
+    return found
+
+
+@given(st.data())
+def test_served_positions_are_those_of_a_list(data: Any) -> None:
+    """Steps dropped and moved, by runs that stop anywhere and go on with other ranks and more
+    skips; tails, schedules."""
+    draw = data.draw
+    schedule = draw(
+        st.sampled_from(
+            [
+                BatchSchedule.constant(4),
+                BatchSchedule.constant(8),
+                BatchSchedule(stages=((0, 4), (12, 8))),
+                BatchSchedule(stages=((0, 4), (16, 8), (40, 12))),
+            ]
+        )
+    )
+    num_samples = draw(st.integers(24, 90))
+    total = draw(st.integers(24, num_samples))
+    tail = draw(st.sampled_from(["drop", "pad", "wrap"]))
+    steps = steps_of(schedule, total, tail)
+    chosen = draw(st.lists(st.integers(0, len(steps) - 1), unique=True, max_size=len(steps) - 2))
+    first_known = draw(st.integers(0, len(steps)))  # later ones are added at a resume
+    moves = {step: draw(st.booleans()) for step in chosen}
+    first = [Skip(steps=step, move=moves[step]) for step in chosen if step < first_known]
+    later = [Skip(steps=step, move=moves[step]) for step in chosen if step >= first_known]
+    added_from = steps[first_known][0] if first_known < len(steps) else total
+    settings: dict[str, Any] = {
+        "num_samples": num_samples,
+        "train_samples": total,
+        "tail": tail,
+        "global_batch_size": schedule,
+    }
+    skips, state, found = first, None, []
+    for number in range(8):
+        if number == 7:
+            skips = [*first, *later]
+        ranks, micro = draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2), (4, 1), (1, 4)]))
+        samplers = [
+            MicroBatchSampler(
+                micro_batch_size=micro,
+                data_parallel_rank=rank,
+                data_parallel_size=ranks,
+                skip=skips,
+                **settings,
+            )
+            for rank in range(ranks)
+        ]
+        for sampler in samplers:
+            if state is not None and state["rows_left"] % (micro * ranks):
+                break
+            if state is not None:
+                sampler.load_state_dict(json.loads(json.dumps(state)))
+        else:
+            rounds = len(samplers[0])
+            assert all(len([*sampler]) == rounds for sampler in samplers)
+            if number < 7:
+                rounds = draw(st.integers(0, rounds))
+            then = samplers[0].state_after(rounds)
+            if number < 7 and then["consumed_samples"] > added_from:
+                continue  # killed before this state was written
+            found += served_by(samplers, rounds)
+            assert {str(sampler.state_after(rounds)) for sampler in samplers} == {str(then)}
+            state = then
+    if state is None or len(found) < 1:
+        return
+    expected = model(schedule, num_samples, total, tail, [*first, *later])
+    count = num_samples + sum(
+        stop - begin for step, (begin, stop) in enumerate(steps) if moves.get(step)
+    )
+    plain = [position for position in range(count) if position in set(expected)]
+    wrapped = [p if p < count else plain[p - count] for p in expected]
+    if len(found) != len(wrapped):  # the last launch could not divide the step begun
+        assert state["rows_left"]
+        assert found == wrapped[: len(found)]
+        return
+    assert found == wrapped
+
+
+def write_ids(path: Path, *ids: int) -> Path:
+    path.write_text("\n".join(map(str, ids)))
+    return path
+
+
+def two_sources(folder: Path) -> tuple[Any, Any]:
+    rng = np.random.default_rng(5)
+    web = write_corpus(folder / "web", rng.integers(1, 40, 90), eod=7)
+    return web, write_corpus(folder / "code", rng.integers(1, 60, 50))
+
+
+def recipe(folder: Path, skip: Any = (), order: Any = "epoch", **changes: Any) -> Recipe:
+    def stage(name: str, samples: int, **shares: int) -> RecipeStage:
+        return RecipeStage(
+            name=name,
+            streams=tuple(Stream(source=s, proportion=Fraction(w)) for s, w in shares.items()),
+            length=Target(kind="samples", value=Fraction(samples)),
+        )
+
+    return Recipe(
+        sequence_length=S,
+        batch=BatchSchedule.constant(8),
+        sources=(
+            RecipeSource(name="web", path=str(folder / "web"), order=order),
+            RecipeSource(name="code", path=str(folder / "code")),
+        ),
+        stages=(stage("one", 48, web=2, code=1), stage("two", 68, web=1, code=1)),
+        skip=skip,
+        **changes,
+    )
+
+
+def expected_rows(opened: Any, skip: list[Skip]) -> dict[int, tuple[Any, ...]]:
+    """Tokens and loss mask of each position, by (source, document) of every token."""
+    plain = open_recipe(recipe_without(opened.layout.recipe))
+    index, total = plain.index, plain.layout.num_samples
+    steps = steps_of(BatchSchedule.constant(8), total, opened.layout.recipe.tail)
+    dropped, moved = set(), []
+    for each in skip:
+        for first, last in each.ranges:
+            for begin, stop in steps[first : last + 1]:
+                dropped |= set(range(begin, stop))
+                moved += [*range(begin, stop)] if each.move else []
+    moved.sort()
+    ids = {each: set(map(int, read_ids(str(each.documents)))) for each in skip if each.documents}
+    rows = {}
+    names = [source.name for source in opened.layout.recipe.sources]
+    for position in [p for p in range(total) if p not in dropped] + [
+        total + k for k in range(len(moved))
+    ]:
+        spans = index.locate([sample_of(position, total, total, moved)])
+        tokens, mask = [], []
+        for source, document, offset, length in zip(
+            *(column.tolist() for column in spans), strict=True
+        ):
+            text = opened.datasets[source].get(document, offset, length).tolist()
+            tokens += text
+            is_masked = any(
+                (each.documents is None or document in ids[each])
+                and names[source] == each.source
+                and position >= steps[each.from_step][0]
+                for each in skip
+                if not each.steps
+            )
+            mask += [0.0 if is_masked else 1.0] * len(text)
+        rows[position] = tuple(tokens[:S]), tuple(mask[1 : S + 1])
+    return rows
+
+
+def recipe_without(given: Recipe) -> Recipe:
+    from dataclasses import replace
+
+    return replace(given, skip=())
+
+
+def read_all(
+    opened: Any, draw: Any, balance: CostModel | None = None, launches: int = 4
+) -> tuple[list[list[Any]], list[dict[str, Any]]]:
+    """Rows that launches on changing ranks read, by launch, and the last states."""
+    states: list[dict[str, Any]] | None = None
+    found = []
+    for number in range(launches):
+        ranks, micro = draw([(1, 2), (2, 1), (2, 2), (4, 2), (1, 8)])
+        loaders = [
+            RecipeLoader(
+                opened[number] if isinstance(opened, list) else opened,
+                data_parallel_rank=rank,
+                data_parallel_size=ranks,
+                micro_batch_size=micro,
+                content=None,
+                balance=balance,
+                read_ahead=0,
+                reader="mapped",
+            )
+            for rank in range(ranks)
+        ]
+        if states is not None:
+            joined = json.loads(json.dumps(join_states(states)))
+            if joined["loader"]["sampler"]["rows_left"] % (ranks * micro):
+                continue
+            for loader in loaders:
+                loader.load_state_dict(joined)
+        rounds = len(loaders[0])
+        if number < launches - 1:
+            rounds = draw(range(0, rounds // 2 + 1))
+        rows = []
+        for loader in loaders:
+            batches = iter(loader)
+            for _ in range(rounds):
+                batch = next(batches)
+                for tokens, mask in zip(batch["tokens"], batch["loss_mask"], strict=True):
+                    rows.append((tuple(tokens.tolist()), tuple(mask.tolist())))
+        found.append(rows)
+        states = [loader.state_dict() for loader in loaders]
+    assert states is not None
+    return found, states
+
+
+@pytest.mark.parametrize(
+    ("tail", "balance"),
+    [("drop", None), ("pad", None), ("wrap", None), ("pad", CostModel(linear=1, attention=1))],
+)
+def test_a_recipe_with_skips_serves_the_rows_of_a_list(
+    tmp_path: Path, tail: Any, balance: CostModel | None
+) -> None:
+    two_sources(tmp_path)
+    rng = np.random.default_rng(len(tail))
+    np.save(tmp_path / "bad.npy", [3, 80, 3, 7, 11])
+    skip = [
+        Skip(steps="2 4-5"),
+        Skip(steps=[7, 9], move=True),
+        Skip(documents=tmp_path / "bad.npy", source="web", from_step=3),
+        Skip(documents=write_ids(tmp_path / "bad.txt", 8, 5, 6), source="code"),
+        Skip(source="code", from_step=10),
+    ]
+    opened = open_recipe(recipe(tmp_path, skip, tail=tail))
+    for _ in range(3):
+        found, states = read_all(opened, lambda values: values[rng.integers(len(values))], balance)
+        expected = sorted(expected_rows(opened, skip).values())
+        served = sorted(row for rows in found for row in rows if any(row[0]))
+        if json.loads(json.dumps(states))[0]["loader"]["sampler"]["rows_left"]:
+            continue  # the last launch could not divide the step begun
+        assert served == expected
+        assert any(0.0 in mask for _, mask in served)
+        checked = check_receipts(states, opened.index)
+        assert checked.equal, checked
+        assert checked.served.total.count == len(served)
+        wrong = open_recipe(recipe(tmp_path, skip[:-1], tail=tail))
+        assert not check_receipts(states, wrong.index).equal
+
+
+def test_packed_documents_keep_their_place_without_loss(tmp_path: Path) -> None:
+    two_sources(tmp_path)
+    skip = Skip(documents=write_ids(tmp_path / "ids", *range(40)), source="web", from_step=4)
+    plain, with_skip = (
+        open_recipe(recipe(tmp_path, each, order="packed")) for each in ((), (skip,))
+    )
+    for one, other in zip(*(RecipeLoader(o, micro_batch_size=8) for o in (plain, with_skip)),
+                          strict=True):  # fmt: skip
+        assert all(torch.equal(one[name], other[name]) for name in one if name != "loss_mask")
+        assert (other["loss_mask"] <= one["loss_mask"]).all()
+    assert (other["loss_mask"] < one["loss_mask"]).any()
+
+
+def test_skips_are_added_at_a_resume(tmp_path: Path) -> None:
+    """A loss spike at step 8: resume before it, skip 6 and 7 and mask documents from there on."""
+    two_sources(tmp_path)
+    before = open_recipe(recipe(tmp_path))
+    loader = RecipeLoader(before, micro_batch_size=8)
+    batches = iter(loader)
+    for _ in range(5):
+        next(batches)
+    state = json.loads(json.dumps(loader.state_dict()))
+    assert state["loader"]["sampler"]["version"] == 1
+    skip = [Skip(steps="6-7"), Skip(source="code", from_step=5)]
+    after = open_recipe(recipe(tmp_path, skip))
+    resumed = RecipeLoader(after, micro_batch_size=8)
+    resumed.load_state_dict(state)
+    rest = list(resumed)
+    assert len(rest) == len(loader) - 5 - 2
+    checked = check_receipts([resumed.state_dict()], after.index)
+    assert checked.equal, checked
+    assert not check_receipts([resumed.state_dict()], before.index).equal
+    totals = {row.source: row.samples for row in resumed.ledger.totals(resumed.consumed_samples)}
+    plain = {row.source: row.samples for row in loader.ledger.totals(resumed.consumed_samples)}
+    assert sum(plain.values()) - sum(totals.values()) == 16
+    # and the state that results does not load without them
+    late = resumed.state_dict()
+    list(batches)  # the run of the spike goes on to its end, too
+    whole = compare_records([loader.state_dict()], [late])
+    assert whole.holds, whole
+    assert whole.second.samples_skipped == 16
+    assert whole.second.tokens_masked > 100
+    assert whole.added == after.layout.recipe.skip
+    assert "loss of" in str(whole)
+    served = {
+        **late,
+        "loader": {**late["loader"], "receipt": loader.state_dict()["loader"]["receipt"]},
+    }
+    assert not compare_records([loader.state_dict()], [served]).holds  # it served what it says not
+    assert late["loader"]["sampler"]["version"] == 3
+    with pytest.raises(InvalidArgument, match="skips samples 48 to 63 .dropped., and this one"):
+        RecipeLoader(before, micro_batch_size=8).load_state_dict(late)
+    again = RecipeLoader(open_recipe(recipe(tmp_path, skip)), micro_batch_size=8)
+    again.load_state_dict(late)
+    for wrong, reason in (
+        (Skip(steps="4"), "samples 32 to 39 are to be skipped, and 40 samples were served"),
+        (Skip(source="web"), "all documents of web from sample 0 on, and 40 samples were served"),
+    ):
+        other = RecipeLoader(open_recipe(recipe(tmp_path, (wrong,))), micro_batch_size=8)
+        with pytest.raises(InvalidArgument, match=reason):
+            other.load_state_dict(state)
+
+
+def test_masks_begin_with_the_first_sample_of_their_step(tmp_path: Path) -> None:
+    web, _ = two_sources(tmp_path)
+    index = build_index(web, sequence_length=S, epochs=2)
+    later = Skip(documents=range(0, 90, 2), from_step=4)
+    sampler = MicroBatchSampler(
+        num_samples=index.num_samples, micro_batch_size=4, data_parallel_rank=0,
+        data_parallel_size=1, skip=[Skip(documents=range(90), from_step=7), later],
+    )  # fmt: skip
+    positions = np.arange(index.num_samples)
+    spans = sampler.skipped(index).locate(positions)
+    position = np.repeat(positions, np.diff(spans.row_splits))
+    expected = (position >= 28) | ((position >= 16) & (spans.document % 2 == 0))
+    assert spans.masked is not None
+    assert np.array_equal(spans.masked, expected)
+    assert {16, 28} <= set(position[spans.masked].tolist())
+
+
+def test_skipped_samples_are_not_read_by_other_samplers(tmp_path: Path) -> None:
+    web, _ = two_sources(tmp_path)
+    index = build_index(web, sequence_length=S, epochs=2)
+    settings: dict[str, Any] = {
+        "num_samples": index.num_samples, "micro_batch_size": 4, "data_parallel_rank": 0,
+        "data_parallel_size": 1, "balance": CostModel(linear=0, attention=1),
+    }  # fmt: skip
+    sampler = MicroBatchSampler(index=index, skip=Skip(steps="2"), **settings)
+    assert len(list(Loader(index, sampler))) == index.num_samples // 4 - 1
+    view = sampler.skipped(index)
+    with pytest.raises(OutOfRange, match="sample 8 is skipped; read the samples that"):
+        GPTDataset(view)[8]
+    with pytest.raises(InvalidArgument, match="the index has skips of its own"):
+        MicroBatchSampler(skip=Skip(steps="2"), **settings).skipped(view)
+    with pytest.raises(InvalidArgument, match="the index must have the 999 samples"):
+        MicroBatchSampler(skip=Skip(steps="2"), **{**settings, "num_samples": 999}).skipped(index)
+
+
+def test_evaluation_is_not_skipped(tmp_path: Path) -> None:
+    from megaindex.recipe import RecipeEvaluation
+
+    web, _ = two_sources(tmp_path)
+    evaluation = RecipeEvaluation(source=RecipeSource(name="validation", path=web.path_prefix))
+    skip = Skip(source="web", from_step=0)
+    loader = RecipeLoader(open_recipe(recipe(tmp_path, skip, evaluation=evaluation)))
+    assert all(batch["loss_mask"].all() for batch in loader.evaluation())
+
+
+def test_a_loader_of_one_index_skips(tmp_path: Path) -> None:
+    web, _ = two_sources(tmp_path)
+    index = build_index(web, sequence_length=S, epochs=1)
+
+    def loader(**changes: Any) -> Loader:
+        sampler = MicroBatchSampler(
+            num_samples=index.num_samples, micro_batch_size=4, data_parallel_rank=0,
+            data_parallel_size=1, **changes,
+        )  # fmt: skip
+        recorder = Recorder([corpus_fingerprint(web)])
+        return Loader(
+            index, sampler, recorder=recorder, options=SampleOptions(eod_id=7, eod_mask_loss=True)
+        )
+
+    ids = tmp_path / "bad.txt"
+    ids.write_text("4 2\n2\n\n9")
+    skips = [Skip(steps="1", move=True), Skip(documents=ids, from_step=2)]
+    skipped = loader(skip=skips)
+    batches, plain = list(skipped), list(loader())
+    assert [b["tokens"].tolist() for b in batches[:1]] == [plain[0]["tokens"].tolist()]
+    assert batches[-1]["tokens"].tolist() == plain[1]["tokens"].tolist()
+    assert torch.equal(batches[0]["loss_mask"], plain[0]["loss_mask"])
+    assert any((a["loss_mask"] < b["loss_mask"]).any()
+               for a, b in zip(batches[1:-1], plain[2:], strict=True))  # fmt: skip
+    state = skipped.state_dict()
+    view = skipped._sampler.skipped(index)
+    assert check_receipts([state], view).equal
+    with pytest.raises(InvalidArgument, match="does not; give the sampler"):
+        loader().load_state_dict(state)
+    settings = {"num_samples": 8, "micro_batch_size": 1, "data_parallel_rank": 0}
+    cyclic = CyclicSampler(train_samples=8, data_parallel_size=1, **settings)
+    with pytest.raises(InvalidArgument, match="a sampler of type CyclicSampler serves"):
+        Loader(view, cyclic)
+
+
+@pytest.mark.parametrize(
+    ("settings", "reason"),
+    [
+        ({"steps": "5-3"}, "must begin with the smaller step"),
+        ({"steps": "x"}, "steps must be numbers from 0 and ranges"),
+        ({"steps": ""}, "steps is empty"),
+        ({"steps": "1-4 4"}, "step 4 occurs twice"),
+        ({"steps": [-1]}, "a step must be"),
+        ({}, "give either steps, or documents or a source"),
+        ({"steps": "1", "source": "web"}, "write two entries"),
+        ({"steps": "1", "from_step": 3}, "from_step belongs to documents"),
+        ({"source": "web", "move": True}, "move belongs to steps"),
+        ({"documents": [[1]]}, "integers in one dimension"),
+        ({"documents": []}, "must hold"),
+        ({"documents": [-4]}, "must hold sequence ids from 0, got -4"),
+        ({"source": "web", "from_step": -1}, "from_step must be"),
+    ],
+)
+def test_a_wrong_skip_is_refused(settings: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidArgument, match=reason):
+        Skip(**settings)
+
+
+def test_skips_that_do_not_fit_the_run_are_refused(tmp_path: Path) -> None:
+    two_sources(tmp_path)
+    (tmp_path / "words").write_text("1 two")
+    (tmp_path / "no.npy").write_text("1 2")
+    for skip, reason in (
+        (Skip(steps="14"), "step 14 lies beyond the end of the run, whose steps are 0 to 13"),
+        (Skip(steps="0-13"), "every step of the run is skipped"),
+        ((Skip(steps="3-5"), Skip(steps="5", move=True)), "step 5 is skipped twice"),
+        (Skip(source="web", from_step=14), "from_step 14 lies beyond the end"),
+        (Skip(source="books"), "unknown source books; the sources are code, web"),
+        (
+            Skip(documents=write_ids(tmp_path / "one", 1)),
+            "documents need their source, one of web, code",
+        ),
+        (
+            Skip(documents=write_ids(tmp_path / "90", 90), source="web"),
+            "document 90 does not exist, web has sequences 0 to 8",
+        ),
+        (Skip(documents=[1], source="web"), "must be the path of a file, got an array"),
+        (Skip(documents=tmp_path / "words", source="web"), "words: must hold sequence ids"),
+        (Skip(documents=tmp_path / "no.npy", source="web"), "no.npy: not an array of ids"),
+    ):
+        with pytest.raises(InvalidArgument, match=reason):
+            open_recipe(recipe(tmp_path, skip))
+    with pytest.raises(MissingFile, match="gone: the file of skipped documents"):
+        open_recipe(recipe(tmp_path, Skip(documents=tmp_path / "gone", source="web")))
+
+
+def test_steps_that_do_not_line_up_are_refused() -> None:
+    def sampler(**changes: Any) -> MicroBatchSampler:
+        settings: dict[str, Any] = {
+            "num_samples": 96, "micro_batch_size": 1, "data_parallel_rank": 0,
+            "data_parallel_size": 1, "global_batch_size": 8, "skip": Skip(steps="5"),
+        }  # fmt: skip
+        return MicroBatchSampler(**{**settings, **changes})
+
+    assert len(sampler(consumed_samples=16)) == 72
+    with pytest.raises(InvalidArgument, match="the step of samples 36 to 43 reaches into"):
+        sampler(consumed_samples=20)
+
+
+def test_damaged_skips_of_a_state_are_refused() -> None:
+    sampler = MicroBatchSampler(
+        num_samples=64, micro_batch_size=1, data_parallel_rank=0, data_parallel_size=1,
+        global_batch_size=4, skip=[Skip(steps="3"), Skip(documents=[1, 2])],
+    )  # fmt: skip
+    state = sampler.state_dict()
+    for changes in (
+        {"skip": None}, {"version": 1}, {"skip": {**state["skip"], "dropped": [[5, 3]]}},
+        {"skip": {**state["skip"], "end": -1}}, {"skip": {**state["skip"], "masked": [3]}},
+        {"skip": {**state["skip"], "moved": [[1, 4], [2, 6]]}},
+        {"skip": {**state["skip"], "masked": [{**state["skip"]["masked"][0], "digest": "x"}]}},
+    ):  # fmt: skip
+        with pytest.raises(FormatError):
+            sampler.load_state_dict({**state, **changes})
