@@ -533,6 +533,14 @@ def test_steps_that_do_not_line_up_are_refused() -> None:
         sampler(consumed_samples=20)
 
 
+def test_a_wrapped_step_reads_no_skipped_samples() -> None:
+    sampler = MicroBatchSampler(
+        num_samples=14, micro_batch_size=4, data_parallel_rank=0, data_parallel_size=1,
+        tail="wrap", skip=Skip(steps="0"),
+    )  # fmt: skip
+    assert list(sampler) == [[4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 4, 5]]
+
+
 def test_damaged_skips_of_a_state_are_refused() -> None:
     sampler = MicroBatchSampler(
         num_samples=64, micro_batch_size=1, data_parallel_rank=0, data_parallel_size=1,
