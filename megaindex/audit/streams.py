@@ -268,6 +268,9 @@ def blend_index(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> I
         indices=tuple(indices),
         dataset_index=dataset_index,
         dataset_sample_index=dataset_sample_index,
+        rule=draws.rule,
+        weights=draws.weights,
+        uncounted_samples=short,
     )
 
 

@@ -411,6 +411,7 @@ def packed_index(
         sequence_lengths=lengths,
         documents=documents,
         arrays=arrays,
+        max_documents=limit,
         long_documents=order.long_documents,
         datasets=(dataset,),
         **settings,
@@ -458,5 +459,6 @@ def _index(
         tokens_per_epoch=request.tokens_per_epoch,
         add_extra_token=request.add_extra_token,
         cache_entry=entry,
+        request=request,
         datasets=(dataset,),
     )
