@@ -14,9 +14,6 @@ settings           mapping that opens the run again:
                    ``kind``: "recipe" or "run"; ``recipe``: the recipe file's mapping, in which
                    every path of a pair is its row in ``sources``; ``run``: fields of a `Run`
                    that differ from their defaults, paths likewise
-sequence_length    input tokens of a sample, S
-extra_token        1: a sample reads one more token, the label of its last input
-seed               seed of all shuffles and mixtures
 root               folder of the relative paths in ``sources``; if relative itself, to the folder of
                    the lock
 sources            table of the pairs, with those of labels, loss masks and evaluation data:
@@ -31,16 +28,9 @@ tokens             null, or hashes of the .bin files: ``chunk_bytes``: bytes of 
                    a file shorter; ``hashes``: for each row of ``sources`` a text of 16 hex
                    digits for each chunk, XXH3-64 (seed 0)
 files              lists that the settings name: ``path`` (as in ``sources``), ``bytes``, ``sha256``
-orders             orders of the sources, with all settings of each:
-                   ``{"order": "epoch", "epochs_mixed": k, "left_over": "drop" | "carry"}``;
-                   ``{"order": "window"}``;
-                   ``{"order": "packed", "max_documents": n, "long_documents": how}``;
-                   ``{"order": "bins", "capacity": tokens, "packed": true | false,
-                   "long_documents": how}`` (recipe sources of kind finetuning);
-                   ``{"order": "megatron" | "neox" | "megatron-legacy" | "paddlenlp"}``
 subsets            ``train``, and ``valid`` and ``test`` where the run evaluates, each a subset
-digests            SHA-256 of the canonical JSON of settings, sources, tokens, files, orders and
-                   subsets, by name: keys sorted, no white space, characters beyond ASCII as \\u
+digests            SHA-256 of the canonical JSON of settings, sources, tokens, files and subsets,
+                   by name: keys sorted, no white space, characters beyond ASCII as \\u
                    escapes. They name the section that was changed.
 digest             SHA-256, 64 hex digits, of all bytes of the file before these digits
 =================  =================================================================================
@@ -49,37 +39,11 @@ A subset:
 
 =================  =================================================================================
 samples            positions served, numbered from 0 in order of training
-indices            table of the indices that samples come from, one for each source (for each
-                   source and phase under Megatron's phases), numbered from 0:
-                   ``source``: row in ``sources``; ``name``: the name in the keys of orders epoch,
-                   window, packed and bins, "" in the frameworks' orders; ``order``: number in
-                   ``orders``; ``begin``, ``end``: sequences of an epoch, [begin, end);
-                   ``tokens``: tokens of these sequences; ``epochs``: epochs built;
-                   ``samples``: samples of all these epochs; ``requested``: samples asked for;
-                   ``head``: frameworks' orders: samples that are shuffled apart from those of the
-                   last epoch, null if all are shuffled together
-segments           parts of the run, one after another, in each of which the mixture is one:
-                   ``name``: name of the stage, or ""; ``samples``: positions of the segment;
-                   ``rule``: "stratified", "random", "per_stream" (`megaindex.index.mixing`), or
-                   "greedy" (the frameworks' blend);
-                   ``streams``: numbers of indices, null: all of the subset in order;
-                   ``shares``: of each stream an integer from 1 to 2**53 - 1; rule greedy: the
-                   16 hex digits of the IEEE 754 double, most significant first;
-                   ``restart``: streams (numbers of indices) that begin with their sample 0 again;
-                   without it, a stream goes on after its last sample in the segments before;
-                   ``pieces``: list of [samples, number, removed]: parts of the segment; before a
-                   piece the streams ``removed`` (numbers of indices) leave the mixture, and the
-                   draws begin anew with the shares of the others; number is part of the key of
-                   rule random: "stage name/number";
-                   ``period``: rule random: positions after which a shuffled block ends, else null;
-                   only for pieces from which nothing was removed;
-                   ``batch_size``: rule per_stream: samples of a batch, else null;
-                   ``uncounted``: rule greedy: samples that the framework does not count of each
-                   index (1 in GPT-NeoX): draw d of an index with n samples is its sample
-                   d if d < n, else d mod max(1, n - uncounted);
-                   ``read``: null: positions 0 to samples - 1 of the mixture are served once, in
-                   order; else list of [begin, end, times]: positions begin to end - 1 of the
-                   mixture, served in order and as many times, one range after another
+sources            row in ``sources`` of each source of ``index``, by its number there
+index              description of the index of these samples (`megaindex.index.description`): every
+                   integer from which they are computed. The nodes of the sources of a blend or of
+                   stages, ``{"common": …, "sources": […]}``, are here ``{"common": …, "columns":
+                   [names], "rows": [[values], …]}``, values a node does not have null.
 schedule           batch sizes: list of [first sample, samples of a step]: a size holds from the
                    first step that begins at or after its first sample
 consumed           samples of steps made before the lock: steps divide [0, consumed) from 0 on, and
