@@ -10,7 +10,15 @@ from itertools import zip_longest
 from megaindex._types import U64
 from megaindex.builders.described import build_described
 from megaindex.builders.recipe import ValidationCache
-from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, OutOfRange
+from megaindex.cache.fingerprint import corpus_fingerprint
+from megaindex.errors import (
+    FormatError,
+    InvalidArgument,
+    MegaIndexError,
+    MissingFile,
+    OutOfRange,
+    StorageError,
+)
 from megaindex.format import IndexedDataset
 from megaindex.format.header import Fault
 from megaindex.index.block_receipts import receipts_between
@@ -19,6 +27,7 @@ from megaindex.index.spans import Index
 from megaindex.io.paths import absolute
 from megaindex.lock.lock_file import Lock, LockedSource, parse_lock
 from megaindex.lock.make import (
+    LEAST_CHUNK,
     Folder,
     block_bounds,
     idx_hash,
@@ -103,9 +112,9 @@ def verify_lock(
                 counted["samples"] = check.step(lock, there, subset, step)
             if tokens:
                 counted["bytes"] = check.tokens(lock, there)
-    except _ERRORS as error:
-        if not faults or isinstance(error, OSError):
-            raise
+    except (StorageError, OutOfRange):
+        raise
+    except _ERRORS as error:  # of values that were edited
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         check.add(name, "content", "the content", reason, "values of a lock")
     return check.found.report(name, "lock", full=whole and tokens, counted=counted)
@@ -153,9 +162,27 @@ class _Check:
         self._settings(lock, paths)
         dialect = lock.content["dialect"]
         datasets = [IndexedDataset(path, dialect=dialect) for path in paths]
+        for number, (source, dataset) in enumerate(zip(lock.sources, datasets, strict=True)):
+            self._facts(lock, number, source, dataset)
         return sum(
             self._receipts(lock, name, datasets, whole=whole) for name in lock.content["subsets"]
         )
+
+    def _facts(
+        self, lock: Lock, number: int, source: LockedSource, dataset: IndexedDataset
+    ) -> None:
+        """Compare the facts about a pair whose files are those of the lock."""
+        facts = {
+            "fingerprint": corpus_fingerprint(dataset),
+            "sequences": len(dataset),
+            "documents": dataset.document_indices.size - 1,
+            "tokens": dataset.num_tokens,
+        }
+        for name, value in facts.items():
+            locked = getattr(source, name)
+            if locked != value:
+                self.add(lock.path, f"source {name}", f"sources: {name} of row {number}",
+                         shown(locked), f"{value}, as in {source.path}.idx")  # fmt: skip
 
     def step(self, lock: Lock, paths: Sequence[str], name: str, step: int) -> int:
         """Check the lengths of the sources and the block of a step; return its samples."""
@@ -183,6 +210,10 @@ class _Check:
     def tokens(self, lock: Lock, paths: Sequence[str]) -> int:
         """Compare the chunks of the .bin files; return the bytes read."""
         chunk = lock.content["tokens"]["chunk_bytes"]
+        if chunk < LEAST_CHUNK or chunk & (chunk - 1):
+            raise FormatError(
+                f"{lock.path}: chunk_bytes must be a power of two from {LEAST_CHUNK} on, got {chunk}"
+            )
         infos = [info for info in (stat_path(f"{path}.bin") for path in paths) if info is not None]
         hashes = token_hashes(infos, chunk, self.bar)
         for info, ours, theirs in zip(infos, hashes, lock.content["tokens"]["hashes"], strict=True):
@@ -200,8 +231,11 @@ class _Check:
             index = lock.content["subsets"]["train"]["index"]
             run = read_run(lock.content["settings"], index, paths, lock.path)
             ours = resolved_subsets(run, paths, self.cache_dir)
-        except (FormatError, InvalidArgument) as error:
-            self.add(lock.path, "settings", "settings", str(error)[:400], "settings of a run")
+        except StorageError:
+            raise
+        except _ERRORS as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+            self.add(lock.path, "settings", "settings", reason, "settings of a run")
             return
         theirs = {
             name: {key: value for key, value in subset.items() if key != "receipts"}
@@ -245,9 +279,9 @@ class _Check:
         locked, block_steps = subset["receipts"]["blocks"], subset["receipts"]["block_steps"]
         steps = step_bounds_of(subset)
         bounds = block_bounds(steps, block_steps)
-        if len(bounds) - 1 != len(locked):
+        if len(bounds) - 1 != len(locked) or block_steps >= steps.size:
             self.add(lock.path, f"blocks of {name}", f"subsets.{name}.receipts.blocks",
-                     f"{len(locked)} receipts", f"{len(bounds) - 1}, one a block")  # fmt: skip
+                     f"{len(locked)} of {block_steps} steps", f"{len(bounds) - 1}, one a block")  # fmt: skip
             return 0
         inside = bounds[blocks.start : blocks.stop + 1]
         receipts = receipts_between(index, inside, keys, progress=self.progress)

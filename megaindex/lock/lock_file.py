@@ -45,7 +45,9 @@ index              description of the index of these samples (`megaindex.index.d
                    stages, ``{"common": …, "sources": […]}``, are here ``{"common": …, "columns":
                    [names], "rows": [[values], …]}``, values a node does not have null.
 steps              list of [first sample, samples, number]: so many steps, each of so many samples,
-                   one after another from the first sample on
+                   one after another from the first sample on; a step has as many rows as samples,
+                   and the last one ``masked_rows`` more. A round of a recipe's evaluation is one
+                   step, and all rounds are the same
 past_steps         number of steps made before the lock
 masked_rows        rows of the last step that are padding without loss
 micro_batch_size   samples of a micro batch of one rank, or null: not known
@@ -343,7 +345,19 @@ def parse_lock(path: str | os.PathLike[str]) -> tuple[Lock, list[Fault]]:
                 f"{name}: is not a lock: {key} must be of type {types[0].__name__}, got "
                 f"{shown(content.get(key))}; {_AGAIN}"
             )
+    _check_table(name, content["sources"])
     return Lock(path=name, content=content), list(_faults(text, content))
+
+
+def _check_table(name: str, table: Mapping[str, Any]) -> None:
+    columns, rows = table.get("columns"), table.get("rows")
+    width = len(SOURCE_COLUMNS)
+    is_table = isinstance(rows, list) and all(isinstance(r, list) and len(r) == width for r in rows)
+    if columns != list(SOURCE_COLUMNS) or not rows or not is_table:
+        raise FormatError(
+            f"{name}: is not a lock: sources must be a table of {', '.join(SOURCE_COLUMNS)}, got "
+            f"{shown(table)}; {_AGAIN}"
+        )
 
 
 def _read(name: str) -> bytes:

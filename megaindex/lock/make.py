@@ -43,7 +43,7 @@ Progress = Callable[[int, int], None]
 _MOST_BLOCKS = 256  # with a receipt of their own
 _LEAST_BLOCK = 1 << 12  # samples
 _PIECE = 16 << 20  # bytes read at a time
-_LEAST_CHUNK = 64 << 20  # bytes of a .bin that one hash covers
+LEAST_CHUNK = 64 << 20  # bytes of a .bin that one hash covers
 _MOST_CHUNKS = 1024
 
 
@@ -203,22 +203,22 @@ def _has_samples(run: Run, parts: Sequence[SplitPart]) -> bool:
 
 
 def _evaluation_stream(opened: OpenRecipe) -> dict[Split, AuditStream]:
-    """Return the stream of one round of a recipe's evaluation, each of which is the same."""
+    """Return the stream of one round of a recipe's evaluation, a single step of all its rows.
+
+    Every round is the same.
+    """
     rounds, source = opened.layout.evaluation, opened.validation
-    recipe = opened.layout.recipe
-    if rounds is None or source is None or recipe.evaluation is None:
+    if rounds is None or source is None:
         return {}
-    size = recipe.evaluation.batch_size or recipe.batch.final
     train = stream_of_opened(opened)
-    bounds = [*range(0, rounds.samples, size), rounds.samples]
     return {
         "valid": replace(
             train,
             index=source.index(rounds.samples),
             sources=train.sources[:1],
-            step_bounds=np.array(bounds, np.int64),
+            step_bounds=np.array([0, rounds.samples], np.int64),
             past_steps=0,
-            masked_rows=rounds.batches * size - rounds.samples,
+            masked_rows=rounds.masked,
         )
     }
 
@@ -283,7 +283,8 @@ def _receipts(
         [fingerprints[rows[absolute(d.path_prefix)]] for d in datasets_of(stream.index)]
     )
     steps, samples = stream.num_steps, stream.num_samples
-    block_steps = max(ceil_div(steps, _MOST_BLOCKS), ceil_div(_LEAST_BLOCK * steps, samples))
+    least = max(ceil_div(steps, _MOST_BLOCKS), ceil_div(_LEAST_BLOCK * steps, samples))
+    block_steps = min(steps, least)
     bounds = block_bounds(stream.step_bounds, block_steps)
     found = receipts_between(stream.index, bounds, keys, progress=progress)
     return {
@@ -328,7 +329,7 @@ def _hashes(info: FileInfo, chunk: int, read: Callable[[int], None] | None = Non
 def _token_hashes(paths: Sequence[str], bar: Bar) -> dict[str, Any]:
     infos = [_file_info(f"{path}.bin") for path in paths]
     total = sum(info.nbytes for info in infos)
-    chunk = _LEAST_CHUNK
+    chunk = LEAST_CHUNK
     while total > _MOST_CHUNKS * chunk:
         chunk *= 2
     return {"chunk_bytes": chunk, "hashes": token_hashes(infos, chunk, bar)}

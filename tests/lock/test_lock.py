@@ -121,8 +121,8 @@ def test_a_lock_is_verified_and_opens_the_run(name: str) -> None:
 
 
 def test_a_lock_has_the_steps_of_its_batch_schedule() -> None:
-    assert read_lock("megatron.lock").content["subsets"]["train"]["steps"] == [
-        [0, 4, 3], [12, 6, 2], [24, 8, 9], [96, 4, 0]][:3]  # fmt: skip
+    steps = read_lock("megatron.lock").content["subsets"]["train"]["steps"]
+    assert steps == [[0, 4, 6], [24, 8, 9]]
     assert read_lock("recipe.lock").content["subsets"]["train"]["steps"] == [
         [0, 8, 19],
         [152, 4, 1],
@@ -214,8 +214,10 @@ def changed(content: Any, place: tuple[Any, ...]) -> Any:
     return content
 
 
-FREE = {"written_by", "root"}
-"""Fields without a part in the samples; another root has no sources."""
+FREE = {"written_by", "root", "digests", "digest"}
+DECIDING = {"sequence_length", "seed", "path", "proportion", "kind", "value", "split", "name"}
+"""Settings that decide samples in every run here; that of others may be the same with another
+value, and the digest of their section alone shows the change."""
 
 
 @pytest.mark.parametrize("name", RUNS)
@@ -223,7 +225,7 @@ def test_every_field_matters(name: str, home: Path) -> None:
     """Of a lock that was edited and given the right digests again, too."""
     content, unseen = read_lock(f"{name}.lock").content, []
     for place in leaves(dict(content)):
-        if place[0] in FREE | {"digests", "digest"}:
+        if place[0] in FREE or (place[0] == "settings" and place[-1] not in DECIDING):
             continue
         Path("edited.lock").write_bytes(lock_text(changed(content, place)))
         try:
@@ -306,6 +308,7 @@ def test_the_command_refuses_what_it_would_ignore() -> None:
     assert shown["digest"] == read_lock("new.lock").content["digest"]
 
 
+@pytest.mark.slow
 def test_a_thousand_sources_in_ten_stages_fit_into_300_kb(tmp_path: Path) -> None:
     write_corpus(tmp_path / "corpus", [40, 50, 60], np.uint16)
     names = [f"common-crawl-{number:04}" for number in range(1000)]
