@@ -18,7 +18,8 @@ from megaindex.configs.run_builder import read_settings, resolve
 def main(arguments: Sequence[str]) -> int:
     options = _parser().parse_args(arguments)
     from megaindex.io.atomic import AtomicFiles
-    from megaindex.lock import Lock, make_lock
+    from megaindex.lock.lock_file import Lock
+    from megaindex.lock.make import make_lock
     from megaindex.progress import copying, counting_samples
 
     AtomicFiles([options.out], overwrite=options.overwrite)  # refuses before the work

@@ -112,7 +112,7 @@ def _show(reports: Sequence[Report], *, as_json: bool) -> None:
 
 def _lock_report(options: argparse.Namespace) -> Report:
     from megaindex.corpus.discover import subjects
-    from megaindex.lock import verify_lock
+    from megaindex.lock.check import verify_lock
     from megaindex.progress import copying, counting_samples, silent
 
     for path in options.paths:

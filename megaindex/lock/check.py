@@ -212,7 +212,8 @@ class _Check:
         chunk = lock.content["tokens"]["chunk_bytes"]
         if chunk < LEAST_CHUNK or chunk & (chunk - 1):
             raise FormatError(
-                f"{lock.path}: chunk_bytes must be a power of two from {LEAST_CHUNK} on, got {chunk}"
+                f"{lock.path}: chunk_bytes must be a power of two, at least {LEAST_CHUNK}, got "
+                f"{chunk}"
             )
         infos = [info for info in (stat_path(f"{path}.bin") for path in paths) if info is not None]
         hashes = token_hashes(infos, chunk, self.bar)
@@ -281,7 +282,7 @@ class _Check:
         bounds = block_bounds(steps, block_steps)
         if len(bounds) - 1 != len(locked) or block_steps >= steps.size:
             self.add(lock.path, f"blocks of {name}", f"subsets.{name}.receipts.blocks",
-                     f"{len(locked)} of {block_steps} steps", f"{len(bounds) - 1}, one a block")  # fmt: skip
+                     f"{len(locked)} of {block_steps} steps", f"{len(bounds) - 1}")  # fmt: skip
             return 0
         inside = bounds[blocks.start : blocks.stop + 1]
         receipts = receipts_between(index, inside, keys, progress=self.progress)
