@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -214,9 +215,24 @@ def fill_draws(
                 f"{index.num_samples} were built: the run fails or repeats samples; raise "
                 "--variance-buffer"
             )
-        beyond = (dataset_index == number) & (dataset_sample_index >= index.num_samples)
-        dataset_sample_index[beyond] %= max(1, index.num_samples - uncounted)
+        _wrap(number, index, uncounted, dataset_index, dataset_sample_index)
     return dataset_index, dataset_sample_index
+
+
+def _wrap(number: int, index: Index, uncounted: int, which: Any, samples: Any) -> None:
+    """Take the draws beyond an index modulo the samples that the framework counts."""
+    beyond = (which == number) & (samples >= index.num_samples)
+    samples[beyond] %= max(1, index.num_samples - uncounted)
+
+
+def fill_uncounted(index: Index, uncounted: int) -> Index:
+    """Return a framework's blend with the samples that it reads for draws beyond a source."""
+    if not isinstance(index, BlendedIndex) or not uncounted:
+        return index
+    which, samples = index.dataset_index, np.array(index.dataset_sample_index)
+    for number, each in enumerate(index.indices):
+        _wrap(number, each, uncounted, which, samples)
+    return replace(index, dataset_sample_index=samples)
 
 
 def _stages(nodes: Sequence[Node], num_sources: int) -> list[MixedStage]:
