@@ -40,7 +40,7 @@ NAVIGATION = {
     "Start": ["quickstart", "concepts", "examples"],
     "Guides": [
         *("planning", "orders", "packing", "reading", "recipes", "balance"),
-        *("Tokenizing <tokenize>", "Corpora <corpora>", "Auditing <audit>", "record"),
+        *("Tokenizing <tokenize>", "Corpora <corpora>", "Auditing <audit>", "record", "lock"),
         *("objects", "scale"),
     ],
     "Frameworks": ["Megatron <megatron>", "neox"],

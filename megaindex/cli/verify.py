@@ -32,7 +32,7 @@ _OF_LOCK = {"step": None, "subset": "train", "all": False, "tokens": False, "sea
             "cache_dir": None}  # fmt: skip
 
 
-_DEPTHS = {"pair": "headers, sizes and entries", "lock": "sources, settings and receipts"}
+_DEPTHS = {"pair": "headers, sizes and entries", "lock": "sources and receipts"}
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from megaindex.audit.diff_inputs import Side
 from megaindex.audit.streams import stream_of_opened
+from megaindex.builders.described import build_described
 from megaindex.builders.recipe import open_recipe
 from megaindex.errors import FormatError
+from megaindex.format import IndexedDataset
+from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.lock.check import paths_in, source_fault
 from megaindex.lock.lock_file import Lock, read_lock
 from megaindex.lock.make import Folder, resolved_subset, streams_of
-from megaindex.lock.settings import differences, read_run
+from megaindex.lock.settings import differences, leaves, read_run
 from megaindex.recipe.recipe import Recipe
 from megaindex.validation import shown
 
@@ -51,14 +55,7 @@ def open_run(
             order than the lock; the message names the file.
     """
     lock = lock if isinstance(lock, Lock) else read_lock(lock)
-    paths = paths_in(lock, search)
-    for source, path in zip(lock.sources, paths, strict=True):
-        fault = source_fault(source, path)
-        if fault is not None:
-            raise FormatError(
-                f"{fault[0]}: {fault[1].where}: must be {fault[1].expected}, as in {lock.path}, "
-                f"got {fault[1].found}; {fault[1].remedy}"
-            )
+    paths = _sound_paths(lock, search)
     train = lock.content["subsets"]["train"]
     run = read_run(lock.content["settings"], train["index"], paths, lock.path)
     rows = {path: number for number, path in enumerate(paths)}
@@ -93,6 +90,19 @@ def open_run(
     return Loader(stream.index, sampler, recorder=recorder, **loading)
 
 
+def _sound_paths(lock: Lock, search: Folder | None) -> list[str]:
+    """Return the prefix of each pair, whose files are those of the lock."""
+    paths = paths_in(lock, search)
+    for source, path in zip(lock.sources, paths, strict=True):
+        fault = source_fault(source, path)
+        if fault is not None:
+            raise FormatError(
+                f"{fault[0]}: {fault[1].where}: must be {fault[1].expected}, as in {lock.path}, "
+                f"got {fault[1].found}; {fault[1].remedy}"
+            )
+    return paths
+
+
 def _check_same(lock: Lock, ours: dict[str, Any]) -> None:
     """Refuse a lock whose settings this release resolves to other samples."""
     train = lock.content["subsets"]["train"]
@@ -103,3 +113,24 @@ def _check_same(lock: Lock, ours: dict[str, Any]) -> None:
             f"{shown(resolved)}; use the release that wrote the lock, "
             f"{lock.content['written_by']}"
         )
+
+
+def side_from_lock(lock: Folder | Lock) -> Side:
+    """Return the training samples of a lock as a side of `megaindex.audit.compare`.
+
+    Raises:
+        MissingFile, StorageError: the lock or a source cannot be read.
+        FormatError: the lock is damaged, or a source is not what it was.
+    """
+    lock = lock if isinstance(lock, Lock) else read_lock(lock)
+    train = lock.subset("train")
+    rows, paths = train["sources"], _sound_paths(lock, None)
+    dialect = lock.content["dialect"]
+    datasets = [IndexedDataset(paths[row], dialect=dialect) for row in rows]
+    index = build_described(train["index"], datasets)
+    if index.num_samples > train["samples"]:
+        index = ExtendedIndex(stages=(Stage(index=index, samples=range(train["samples"])),))
+    corpora = [lock.sources[row].fingerprint for row in rows]
+    corpus: object = corpora[0] if len(corpora) == 1 else corpora
+    settings = {"corpus": corpus, **dict(leaves(lock.content["settings"]))}
+    return Side(name=lock.path, index=index, settings=settings)

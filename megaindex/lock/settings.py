@@ -302,3 +302,13 @@ def differences(theirs: Any, ours: Any, where: str = "") -> Iterator[tuple[str, 
             yield from differences(*pair, f"{where}[{number}]")
     elif theirs != ours or type(theirs) is not type(ours):
         yield where, theirs, ours
+
+
+def leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the place and the value of all plain values in JSON values."""
+    if not isinstance(value, (dict, list)):
+        yield where, value
+        return
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in items:
+        yield from leaves(each, f"{where}.{key}".lstrip("."))

@@ -297,6 +297,18 @@ def test_missing_and_moved_sources(tmp_path: Path) -> None:
             (tmp_path / "deep" / f"moved{suffix}").rename(f"data/code{suffix}")
 
 
+def test_diff_order_compares_two_locks() -> None:
+    shown = json.loads(cli("diff-order", "neox.lock", "neox.lock", "--json")[1])
+    assert (shown["relation"], shown["num_samples"]) == ("equal", [160, 160])
+    make_lock(
+        data_path="data/web", order="epoch", left_over="carry", sequence_length=32, epochs="2.5",
+        global_batch_size=8, seed=2,
+    ).write("seed.lock")  # fmt: skip
+    status, text, _ = cli("diff-order", "flags.lock", "seed.lock", "--json")
+    causes = {cause["setting"]: (cause["a"], cause["b"]) for cause in json.loads(text)["causes"]}
+    assert (status, causes) == (1, {"run.seed": (1234, 2)})
+
+
 def test_the_command_refuses_what_it_would_ignore() -> None:
     assert "already exists" in cli("lock", *RUNS["flags"].split(), "--out", "flags.lock")[2]
     assert "check one lock" in cli("verify", "data/web", "--all")[2]
