@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 from support.command_line import cli
 from support.corpora import write_corpus
+from support.locked_runs import RUNS, write_inputs
 
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, StorageError
 from megaindex.lock import Lock, make_lock, open_run, read_lock, verify_lock
@@ -20,71 +22,18 @@ from megaindex.lock.lock_file import SECTIONS, lock_text
 from megaindex.lock.settings import read_run, settings_of
 from megaindex.recipe import read_recipe
 
-RECIPE = """
-sequence_length: 32
-batch: {micro_batch_size: 2, data_parallel_size: 2, global_batch_size: 8}
-sources:
-  web: data/web
-  code: {path: data/code, max_epochs: 2}
-  chat: {path: data/chat, order: packed}
-  book: {path: data/web, order: window}
-  talk: {path: data/code, kind: finetuning, loss_mask: data/mask}
-stages:
-  stable: {steps: 12, mix: {web: 0.7, code: 0.3}}
-  decay:
-    samples: 60
-    batching: random
-    mix: {web: 1, chat: {proportion: 0.5, restart: true}, book: 2, talk: 1}
-tail: pad
-exhaustion: continue
-evaluation: {source: data/chat, interval: 5, iterations: 2}
-"""
-NEOX = """
-{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "seq_length": 32,
- "train_iters": 20, "eval_iters": 2, "eval_interval": 10, "seed": 7, "num_gpus": 1,
- "train_data_paths": ["data/web", "data/code"], "train_data_weights": [0.3, 0.7],
- "valid_data_paths": ["data/chat"], "test_data_paths": ["data/chat"]}
-"""
-SCRIPT = """
-python pretrain_gpt.py --seq-length 32 --micro-batch-size 2 --global-batch-size 8 \\
-  --rampup-batch-size 4 4 24 --train-samples 100 --split 90,5,5 --eval-iters 1 \\
-  --data-path 0.25 data/web 0.75 data/code
-"""
-RUNS = {
-    "recipe": "--recipe run.yaml",
-    "neox": "--neox-config neox.yml --world-size 1",
-    "megatron": "--megatron-args train.sh --world-size 2",
-    "flags": "--data-path data/web --order epoch --left-over carry --seq-length 32 --epochs 2.5 "
-    "--global-batch-size 8",
-    "phases": "--data-path data/web data/code --seq-length 32 --train-iters 9 --split 98,2,0 "
-    "--phase-transition-iterations 4 --global-batch-size 4 --eval-iters 0",
-}
-
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A folder of corpora and settings, in which every run is locked as NAME.lock."""
     folder = tmp_path_factory.mktemp("runs")
-    (folder / "data").mkdir()
-    rng = np.random.default_rng(3)
-    for name in ("web", "code", "chat"):
-        write_corpus(folder / "data" / name, rng.integers(1, 60, 120), np.uint16)
-    write_corpus(folder / "data" / "mask", np.diff(_ends(folder / "data" / "code")), np.uint8)
-    (folder / "run.yaml").write_text(RECIPE)
-    (folder / "neox.yml").write_text(NEOX)
-    (folder / "train.sh").write_text(SCRIPT)
+    write_inputs(folder)
     before = Path.cwd()
     os.chdir(folder)
     for name, flags in RUNS.items():
         assert cli("lock", *flags.split(), "--out", f"{name}.lock", "--tokens")[::2] == (0, "")
     yield folder
     os.chdir(before)
-
-
-def _ends(prefix: Path) -> np.ndarray:
-    from megaindex import IndexedDataset
-
-    return np.concatenate(([0], np.cumsum(IndexedDataset(prefix).sequence_lengths)))
 
 
 @pytest.fixture(autouse=True)
@@ -141,6 +90,17 @@ def test_settings_are_read_as_they_were_written(name: str) -> None:
     assert make_lock(run).write("again.lock", overwrite=True).content["subsets"] == {
         **content["subsets"]
     }
+
+
+GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "locks").glob("*.lock"))
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.stem)
+def test_locks_of_earlier_versions_are_read(golden: Path) -> None:
+    shutil.copy(golden, "golden.lock")
+    assert rules("golden.lock", whole=True, tokens=True) == []
+    ours, theirs = read_lock(f"{golden.stem}.lock").content, read_lock("golden.lock").content
+    assert ours["subsets"] == theirs["subsets"]
 
 
 def flip(path: str, at: int) -> Callable[[], None]:
