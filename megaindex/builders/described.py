@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
+from megaindex._types import I64
 from megaindex.builders.single import build_index, packed_index
+from megaindex.cache.cache import fetch
+from megaindex.cache.fingerprint import corpus_fingerprint
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.bins import BinIndex, make_bins
@@ -18,13 +22,16 @@ from megaindex.index.blending import Rule, fill_blend
 from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.mixing import Mixing, PerStream, Random, Stratified
 from megaindex.index.order_settings import MegatronOrder, PackedOrder
-from megaindex.index.orders.epoch import EpochIndex
+from megaindex.index.orders.epoch import STRIDE, EpochIndex
+from megaindex.index.orders.framework import Sink
 from megaindex.index.orders.window import WindowIndex
 from megaindex.index.spans import Index, datasets_of
 from megaindex.index.staged_index import MixedStage, StagedIndex
 
 Folder = str | os.PathLike[str]
 Node = Mapping[str, Any]
+
+_WORTH_KEEPING = 1 << 22  # documents of an epoch whose table takes a tenth of a second
 
 
 def build_described(
@@ -85,8 +92,11 @@ def _common(node: Node) -> dict[str, Any]:
     }
 
 
-def _epoch(node: Node, dataset: IndexedDataset, documents: range, _: Folder | None) -> Index:
+def _epoch(
+    node: Node, dataset: IndexedDataset, documents: range, cache_dir: Folder | None
+) -> Index:
     lengths = dataset.sequence_lengths
+    large = cache_dir is not None and len(documents) >= _WORTH_KEEPING
     return EpochIndex(
         sequence_lengths=lengths,
         documents=documents,
@@ -95,8 +105,36 @@ def _epoch(node: Node, dataset: IndexedDataset, documents: range, _: Folder | No
         epochs_mixed=node["epochs_mixed"],
         left_over=node["left_over"],
         datasets=(dataset,),
+        fetch_table=partial(_fetch_table, node, dataset, cache_dir) if large else None,
         **_common(node),
     )
+
+
+def _fetch_table(
+    node: Node,
+    dataset: IndexedDataset,
+    cache_dir: Folder | None,
+    block: int,
+    size: int,
+    fill: Callable[[I64], None],
+) -> I64:
+    """Return the table of a block of order epoch, kept in the cache."""
+
+    def parameters() -> dict[str, Any]:
+        names = ("documents", "seed", "name", "epochs_mixed")
+        return {
+            "order": "epoch table",
+            "corpus": corpus_fingerprint(dataset),
+            **{name: node[name] for name in names},
+            "block": block,
+            "stride": STRIDE,
+        }
+
+    def build(sink: Sink) -> None:
+        fill(sink.allocate("starts", (size,), "int64"))
+        sink.seal("starts")
+
+    return fetch(cache_dir, parameters, build, {"starts": ((size,), "int64")})[0]["starts"]
 
 
 def _window(node: Node, dataset: IndexedDataset, documents: range, _: Folder | None) -> Index:

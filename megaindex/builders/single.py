@@ -282,7 +282,10 @@ def build_index(
     """
     order = order_of(order)
     sequence_length = check_setting("sequence_length", sequence_length)
-    common = {"sequence_length": sequence_length, "seed": check_setting("seed", seed)}
+    common: dict[str, Any] = {
+        "sequence_length": sequence_length,
+        "seed": check_setting("seed", seed),
+    }
     extra = check_setting("add_extra_token", add_extra_token)
     num_samples = setting_or_none("num_samples", num_samples)
     check_parameters(

@@ -10,7 +10,7 @@ from itertools import zip_longest
 from megaindex._types import U64
 from megaindex.builders.described import build_described
 from megaindex.builders.recipe import ValidationCache
-from megaindex.cache.fingerprint import corpus_fingerprint
+from megaindex.cache.fingerprint import corpus_fingerprint, mark_fingerprint
 from megaindex.errors import (
     FormatError,
     InvalidArgument,
@@ -193,6 +193,7 @@ class _Check:
             dataset.mark_validated(source.tokens)  # when the run was locked, with these lengths
             datasets.append(dataset)
             fingerprint = cache.fingerprint(dataset)
+            mark_fingerprint(dataset, fingerprint)
             if fingerprint != source.fingerprint:
                 self.add(f"{path}.idx", "fingerprint", "lengths and document bounds",
                          fingerprint, source.fingerprint)  # fmt: skip

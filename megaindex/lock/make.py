@@ -40,7 +40,7 @@ from megaindex.recipe.recipe import Recipe
 Folder = str | os.PathLike[str]
 Progress = Callable[[int, int], None]
 
-_MOST_BLOCKS = 256  # with a receipt of their own
+_MOST_BLOCKS = 1024  # with a receipt of their own
 _LEAST_BLOCK = 1 << 12  # samples
 _PIECE = 16 << 20  # bytes read at a time
 LEAST_CHUNK = 64 << 20  # bytes of a .bin that one hash covers

@@ -257,6 +257,34 @@ def test_missing_and_moved_sources(tmp_path: Path) -> None:
             (tmp_path / "deep" / f"moved{suffix}").rename(f"data/code{suffix}")
 
 
+@pytest.mark.parametrize("window", [1, 37, 1 << 24])
+def test_source_by_source_gives_the_same_receipts(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receipts of the lock are computed in order of training, as of any short run."""
+    monkeypatch.setattr("megaindex.index.staged_index._WORTH_SORTING", 1)
+    monkeypatch.setattr("megaindex.index.staged_index._WINDOW", window)
+    assert rules("recipe.lock", whole=True) == []
+
+
+def test_tables_of_large_corpora_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megaindex.builders.described._WORTH_KEEPING", 1)
+    kept = []
+    for _ in range(2):
+        assert rules("flags.lock", step=3, cache_dir=tmp_path) == []
+        kept.append(sorted(tmp_path.glob("*/starts*.npy")))
+    assert kept[0]
+    assert kept[0] == kept[1]
+    assert cli("verify", tmp_path, "--full")[0] == 0
+    undo = flip("data/web.idx", 40)
+    try:
+        assert rules("flags.lock", step=3, cache_dir=tmp_path) == [
+            f"{Path.cwd()}/data/web.idx fingerprint"
+        ]
+    finally:
+        undo()
+
+
 def test_diff_order_compares_two_locks() -> None:
     shown = json.loads(cli("diff-order", "neox.lock", "neox.lock", "--json")[1])
     assert (shown["relation"], shown["num_samples"]) == ("equal", [160, 160])
