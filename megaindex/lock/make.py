@@ -91,6 +91,11 @@ def _lock_of(
     progress: Progress | None,
     bar: Bar,
 ) -> Lock:
+    if run.skip or getattr(run, "iterations_to_skip", ()):
+        raise InvalidArgument(
+            "a run with skips cannot be locked in this version of the format; lock the run without "
+            "skip, and keep the skips and `megaindex prove` beside the lock"
+        )
     run = _with_absolute_paths(run)
     opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
     streams = streams_of(run, opened, cache_dir)

@@ -29,7 +29,7 @@ from megaindex.recipe.recipe_file import recipe_of, to_mapping
 PATHS = ("path", "labels", "loss_mask", "rejected", "rejected_labels")
 _MANY = 16  # streams of a stage that are written in columns
 _WITHOUT = ("order", "data", "batch", "target", "evaluation", "version", "notes", "ignored",
-            "coverage", "blend_counts")  # fmt: skip
+            "coverage", "blend_counts", "skip")  # fmt: skip
 
 
 def paths_of(run: Recipe | Run) -> list[str]:
@@ -169,7 +169,8 @@ def _same_run(opened: OpenRecipe, other: RecipeLayout) -> bool:
     described = [
         describe_index(
             StagedIndex(
-                sources=opened.index.sources, stages=tuple(each.mixed for each in planned.stages)
+                sources=opened.unskipped.sources,
+                stages=tuple(each.mixed for each in planned.stages),
             )
         )
         for planned in (layout, other)

@@ -305,6 +305,9 @@ def test_the_command_refuses_what_it_would_ignore() -> None:
     assert "is a lock" in cli("inspect", "flags.lock")[2]
     make_lock(read_recipe("run.yaml")).write("bare.lock")
     assert "has no hashes of tokens" in cli("verify", "bare.lock", "--tokens")[2]
+    skipping = Path("skipping.yaml")
+    skipping.write_text(Path("run.yaml").read_text() + "skip: {steps: 3}\n")
+    assert "a run with skips cannot be locked" in cli("lock", "--recipe", skipping)[2]
     with pytest.raises(InvalidArgument, match="a recipe has all settings"):
         make_lock(read_recipe("run.yaml"), seed=1)
     shown = json.loads(cli("lock", *RUNS["flags"].split(), "--out", "new.lock", "--json")[1])

@@ -165,7 +165,7 @@ class _Reader:
         return self._dataset.__getitems__(ids) if len(ids) else []
 
 
-def samples_index(dataset: Any, purpose: str = "balance") -> Index:
+def samples_index(dataset: Any) -> Index:
     """Return the index of a GPTDataset or a BlendedDataset of them.
 
     Raises:

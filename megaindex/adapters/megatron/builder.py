@@ -283,5 +283,5 @@ def build_datasets(self: Any) -> Any:
         elif dataset is not None:
             datasets = getattr(dataset, "datasets", [dataset])
             prefixes = [each.dataset.path_prefix for each in datasets]
-            lock.check(name, samples_index(dataset, "lock"), prefixes, MEGATRON)
+            lock.check(name, samples_index(dataset), prefixes, MEGATRON)
     return made

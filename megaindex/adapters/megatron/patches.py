@@ -183,7 +183,13 @@ def install(
         FormatError, StorageError: the lock is damaged, or cannot be read.
     """
     policy = make_policy(
-        "megatron", variance_buffer, separate_final_epoch, final_epoch_threshold, balance, skip, lock
+        "megatron",
+        variance_buffer,
+        separate_final_epoch,
+        final_epoch_threshold,
+        balance,
+        skip,
+        lock,
     )
     _install_classes()
     _policy_patches.undo()
