@@ -142,6 +142,7 @@ def _index(lengths: np.ndarray, memory: Memory) -> PackedIndex:
         seed=1234,
         source_name="benchmark",
         arrays=memory.arrays,
+        max_documents=packed.most_documents(None, SEQUENCE_LENGTH),
         num_epochs=10,
     )
 

@@ -40,7 +40,7 @@ NAVIGATION = {
     "Start": ["quickstart", "concepts", "examples"],
     "Guides": [
         *("planning", "orders", "packing", "reading", "recipes", "balance"),
-        *("Tokenizing <tokenize>", "Corpora <corpora>", "Auditing <audit>", "record"),
+        *("Tokenizing <tokenize>", "Corpora <corpora>", "Auditing <audit>", "record", "lock"),
         *("objects", "scale"),
     ],
     "Frameworks": ["Megatron <megatron>", "neox"],
@@ -53,7 +53,10 @@ NAVIGATION = {
         *("internals", *(f"{name.title()} <generated/{name.lower()}>" for name in OUTSIDE)),
     ],
 }
-_SUFFIXES = ("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".helpers", ".adapters")
+_SUFFIXES = (
+    *("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".lock"),
+    *(".helpers", ".adapters"),
+)
 _ADAPTERS = (".adapters.megatron", ".adapters.neox", ".adapters.grain")
 MODULES = [importlib.import_module(f"megaindex{suffix}") for suffix in (*_SUFFIXES, *_ADAPTERS)]
 NAVIGATION["Python API"] = [f"generated/{module.__name__}" for module in MODULES]

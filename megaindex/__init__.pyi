@@ -3,6 +3,7 @@ from megaindex import audit as audit
 from megaindex import corpus as corpus
 from megaindex import helpers as helpers
 from megaindex import loader as loader
+from megaindex import lock as lock
 from megaindex import plan as plan
 from megaindex import recipe as recipe
 from megaindex.builders import build_index as build_index

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 LAYERS = [
     {"cli"},
     {"adapters"},
-    {"loader", "audit", "corpus", "verify", "imports", "tokenize"},
+    {"loader", "audit", "lock", "corpus", "verify", "imports", "tokenize"},
     {"plan"},
     {"builders"},
     {"recipe"},
@@ -103,7 +103,10 @@ def test_public_classes_have_names_of_their_own() -> None:
 # what users import from; of adapters each module, too
 FACADES = {
     f"megaindex{name}"
-    for name in ("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".adapters", ".helpers")
+    for name in (
+        *("", ".plan", ".recipe", ".loader", ".corpus", ".audit", ".lock"),
+        *(".adapters", ".helpers"),
+    )
 }
 
 FRAMEWORKS = ("megatron", "neox")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,12 +12,14 @@ from typing import Any, Literal
 import numpy as np
 
 from megaindex._types import F64
+from megaindex.adapters.locked_run import LockedRun
 from megaindex.errors import InvalidArgument
 from megaindex.index.balance import CostModel, check_balance
 from megaindex.index.frameworks import FrameworkRules, framework_rules
 from megaindex.index.order_settings import make_order
 from megaindex.index.skips import Skip, given_skips
 from megaindex.kernels import active
+from megaindex.lock.lock_file import Lock
 from megaindex.validation import check_buffer
 
 
@@ -32,6 +35,8 @@ class Policy:
     """Cost model by which each step's samples are assigned to the ranks."""
     skip: tuple[Skip, ...] = ()
     """Steps that are not trained on, and documents whose loss is masked."""
+    lock: LockedRun | None = None
+    """Lock that the datasets must agree with."""
 
     @functools.cached_property
     def final_epoch(self) -> dict[str, Any]:
@@ -84,6 +89,8 @@ class Policy:
             changed["balance"] = f"{self.balance.linear}:{self.balance.attention}"
         if self.skip:
             changed["skip"] = f"of {len(self.skip)} entr{'y' if len(self.skip) == 1 else 'ies'}"
+        if self.lock is not None:
+            changed["checked by"] = str(self.lock)
         return "".join(f", {name} {value}" for name, value in changed.items())
 
 
@@ -94,17 +101,24 @@ def make_policy(
     final_epoch_threshold: Any,
     balance: object = None,
     skip: Any = None,
+    lock: str | os.PathLike[str] | Lock | None = None,
 ) -> Policy:
     """Check the settings of `install`.
 
     Raises:
         InvalidArgument: a buffer below 1, an unknown policy, a threshold that is not from 0 to 1
-            or has no effect, a balance that is not a CostModel.
+            or has no effect, a balance that is not a CostModel, the lock of another run.
+        FormatError, StorageError: the lock is damaged, or cannot be read.
     """
     settings = {
         "separate_final_epoch": separate_final_epoch,
         "final_epoch_threshold": final_epoch_threshold,
     }
+    if skip and lock is not None:
+        raise InvalidArgument(
+            "lock and skip exclude each other: a lock of a run with skips is not compared with the "
+            "framework's datasets; leave one of them out"
+        )
     row = make_order(order, settings).row
     if final_epoch_threshold is not None and row.separate_final_epoch != "auto":
         raise InvalidArgument(
@@ -118,4 +132,5 @@ def make_policy(
         row=row,
         balance=check_balance(balance),
         skip=given_skips(skip),
+        lock=None if lock is None else LockedRun(lock, order),
     )

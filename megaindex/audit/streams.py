@@ -13,14 +13,15 @@ import numpy.typing as npt
 
 from megaindex._types import I32, I64
 from megaindex.builders import build_index
-from megaindex.builders.recipe import open_recipe
+from megaindex.builders.described import fill_draws
+from megaindex.builders.recipe import OpenRecipe, open_recipe
 from megaindex.configs.batch_schedule import BatchSchedule, skip_steps, step_bounds
 from megaindex.configs.run import Run
 from megaindex.configs.run_builder import given_run
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.blended_index import MOST_SOURCES, BlendedIndex
-from megaindex.index.blending import DivisorDraws, GreedyDraws, Progress, fill_blend
+from megaindex.index.blended_index import BlendedIndex
+from megaindex.index.blending import DivisorDraws, GreedyDraws, Progress
 from megaindex.index.extended_index import ExtendedIndex, Stage
 from megaindex.index.frameworks import Split
 from megaindex.index.order_settings import order_of_row
@@ -244,30 +245,19 @@ def blend_index(indices: Sequence[Index], sizing: Sizing, num_samples: int) -> I
     """
     if len(indices) == 1:
         return indices[0]
-    if len(indices) > MOST_SOURCES:
-        raise InvalidArgument(f"a blend has at most {MOST_SOURCES} sources, got {len(indices)}")
-    dataset_index = np.empty(num_samples, np.int16)
-    dataset_sample_index = np.empty(num_samples, np.int64)
-    draws = sizing.draws
+    draws, short = sizing.draws, sizing.row.uncounted_samples
     assert isinstance(draws, (GreedyDraws, DivisorDraws)), "several sources are blended by these"
-    counts = fill_blend(draws.rule, draws.weights, dataset_index, dataset_sample_index)
-    short = sizing.row.uncounted_samples
-    for number, (index, drawn) in enumerate(zip(indices, counts.tolist(), strict=True)):
-        if drawn <= index.num_samples:
-            continue
-        if not short:
-            name = sizing.names[number]
-            raise InvalidArgument(
-                f"{name}: {num_samples} samples of the blend draw {drawn} of it, and "
-                f"{index.num_samples} were built: the run fails or repeats samples; raise "
-                "--variance-buffer"
-            )
-        beyond = (dataset_index == number) & (dataset_sample_index >= index.num_samples)
-        dataset_sample_index[beyond] %= max(1, index.num_samples - short)
+    dataset_index, dataset_sample_index = fill_draws(
+        draws.rule, draws.weights, indices, num_samples, short, sizing.names
+    )
     return BlendedIndex(
         indices=tuple(indices),
         dataset_index=dataset_index,
         dataset_sample_index=dataset_sample_index,
+        rule=draws.rule,
+        weights=draws.weights,
+        uncounted_samples=short,
+        datasets=tuple(dataset for index in indices for dataset in datasets_of(index)),
     )
 
 
@@ -282,7 +272,12 @@ def stream_of_recipe(recipe: Recipe, *, consumed_samples: int = 0) -> AuditStrea
         InvalidArgument: the recipe cannot be planned, or has sources without files.
         FormatError, StorageError: a source cannot be read.
     """
-    opened = open_recipe(recipe)
+    return stream_of_opened(open_recipe(recipe), consumed_samples=consumed_samples)
+
+
+def stream_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> AuditStream:
+    """Return the stream of an opened recipe; see `stream_of_recipe`."""
+    recipe = opened.layout.recipe
     bounds, past = step_bounds(recipe.batch, consumed_samples, opened.layout.num_samples)
     stream = AuditStream(
         index=opened.unskipped,

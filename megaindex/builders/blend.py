@@ -314,6 +314,8 @@ def build_blend(
         datasets=sources.datasets,
         dataset_index=arrays["dataset_index"],
         dataset_sample_index=arrays["dataset_sample_index"],
+        rule=draws.rule,
+        weights=draws.values,
     )
 
 

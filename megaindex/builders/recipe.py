@@ -81,9 +81,9 @@ class ValidationCache:
         stamps = None if records is None else [record["stamp"] for record in records]
         self._stamps = stamps_of(self._prefixes) if stamps is None else stamps
 
-    def open(self, path: str) -> IndexedDataset:
+    def open(self, path: str, *, dialect: str = "megatron") -> IndexedDataset:
         """Return the dataset, validated now or according to the cache."""
-        dataset = IndexedDataset(path)
+        dataset = IndexedDataset(path, dialect=dialect)
         known = self._known.get(absolute(path))
         if known is None:
             dataset.validate()

@@ -282,7 +282,10 @@ def build_index(
     """
     order = order_of(order)
     sequence_length = check_setting("sequence_length", sequence_length)
-    common = {"sequence_length": sequence_length, "seed": check_setting("seed", seed)}
+    common: dict[str, Any] = {
+        "sequence_length": sequence_length,
+        "seed": check_setting("seed", seed),
+    }
     extra = check_setting("add_extra_token", add_extra_token)
     num_samples = setting_or_none("num_samples", num_samples)
     check_parameters(
@@ -411,6 +414,7 @@ def packed_index(
         sequence_lengths=lengths,
         documents=documents,
         arrays=arrays,
+        max_documents=limit,
         long_documents=order.long_documents,
         datasets=(dataset,),
         **settings,
@@ -458,5 +462,6 @@ def _index(
         tokens_per_epoch=request.tokens_per_epoch,
         add_extra_token=request.add_extra_token,
         cache_entry=entry,
+        request=request,
         datasets=(dataset,),
     )

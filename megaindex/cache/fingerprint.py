@@ -165,6 +165,11 @@ def corpus_fingerprint(dataset: HasLengths) -> str:
     return found
 
 
+def mark_fingerprint(dataset: HasLengths, fingerprint: str) -> None:
+    """Set the `corpus_fingerprint` of a dataset, which records of unchanged files hold."""
+    _fingerprints[dataset] = fingerprint
+
+
 _fingerprints: WeakKeyDictionary[HasLengths, str] = WeakKeyDictionary()
 
 

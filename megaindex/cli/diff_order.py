@@ -43,8 +43,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog="megaindex diff-order",
         description=__doc__,
-        epilog="A and B: settings (order=neox,seed=1), a YAML or JSON file of settings, an entry "
-        "of a megaindex cache, or a directory with the index arrays of Megatron or GPT-NeoX",
+        epilog="A and B: settings (order=neox,seed=1), a YAML or JSON file of settings, a lock "
+        "(.lock), an entry of a megaindex cache, or a directory with the index arrays of Megatron "
+        "or GPT-NeoX",
         allow_abbrev=False,
     )
     parser.add_argument("sides", nargs="*", metavar="A B", help="orders to compare, see below")
@@ -59,6 +60,10 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _side(text: str, common: dict[str, Any]) -> Side:
+    if text.endswith(".lock"):
+        from megaindex.lock.opening import side_from_lock
+
+        return side_from_lock(text)
     path = existing(text)
     if path is None:
         return side_from_settings(text, read_settings(text, common))

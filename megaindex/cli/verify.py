@@ -1,4 +1,4 @@
-"""Check pairs, caches and recipes; report each broken rule with its place and its repair.
+"""Check pairs, caches, recipes and locks; report each broken rule with its place and its repair.
 
 The exit status is 1 if anything was found."""
 
@@ -28,6 +28,11 @@ if TYPE_CHECKING:
 
 
 _OF_REPAIR = ("dialect", "dtype", "eod")
+_OF_LOCK = {"step": None, "subset": "train", "all": False, "tokens": False, "search": None,
+            "cache_dir": None}  # fmt: skip
+
+
+_DEPTHS = {"pair": "headers, sizes and entries", "lock": "sources and receipts"}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -48,14 +53,21 @@ def _parser() -> argparse.ArgumentParser:
         "paths",
         metavar="PATH",
         nargs="+",
-        help="prefix of a pair, an .idx or .bin, a cache or its entry, recipe, snapshot, sidecar, "
-        "or a folder of these; also URLs (s3://, gs://, az://) of pairs or folders of pairs",
+        help="prefix of a pair, an .idx or .bin, a cache or its entry, recipe, lock, snapshot, "
+        "sidecar, or a folder of these; also URLs (s3://, gs://, az://) of pairs or their folders",
     )
     add("--full", action="store_true", help="read every byte, not only the .idx")
     add("--vocab-size", type=int, metavar="N", help="with --full: token ids must be below N")
     add("--eod", type=int, metavar="ID", help="with --full: documents must end with this token")
     add_flags(parser, "--dialect", "--json")
     add_engine_arguments(parser)
+    lock = parser.add_argument_group("checks of a lock (PATH is one lock)")
+    lock.add_argument("--step", type=int, metavar="K", help="only the samples of step K, from 0")
+    add_flags(lock, "--subset", help="with --step; default: train")
+    lock.add_argument("--all", action="store_true", help="the samples of all steps")
+    lock.add_argument("--tokens", action="store_true", help="every byte of the .bin files")
+    lock.add_argument("--search", metavar="DIR", help="find pairs that were moved, below DIR")
+    add_flags(lock, "--cache-dir")
     repair = parser.add_argument_group("repair (in place of the check)")
     repair.add_argument(
         "--repair",
@@ -73,6 +85,10 @@ def _verify(options: argparse.Namespace) -> bool:
     if options.dtype is not None:
         raise InvalidArgument("--dtype needs --repair; a check reads the type from the .idx")
     refuse_weights("verify", options.paths)
+    if any(getattr(options, name) != default for name, default in _OF_LOCK.items()):
+        reports = [_lock_report(options)]
+        _show(reports, as_json=options.json)
+        return all(report.is_clean for report in reports)
     to_do = checks(
         options.paths,
         full=options.full,
@@ -83,11 +99,42 @@ def _verify(options: argparse.Namespace) -> bool:
     with chosen_engine(options) as engine:
         alone = len(to_do) == 1 and options.engine == "local"
         reports = [_report(to_do[0])] if alone else _reports(to_do, engine)
-    if options.json:
+    _show(reports, as_json=options.json)
+    return all(report.is_clean for report in reports)
+
+
+def _show(reports: Sequence[Report], *, as_json: bool) -> None:
+    if as_json:
         print(json.dumps({"reports": [report.to_json() for report in reports]}, indent=2))
     else:
         _print(reports)
-    return all(report.is_clean for report in reports)
+
+
+def _lock_report(options: argparse.Namespace) -> Report:
+    from megaindex.corpus.discover import subjects
+    from megaindex.lock.check import verify_lock
+    from megaindex.progress import copying, counting_samples, silent
+
+    for path in options.paths:
+        if len(options.paths) > 1 or [each.kind for each in subjects(path)] != ["lock"]:
+            raise InvalidArgument(
+                f"{path}: --step, --all, --tokens, --search, --subset and --cache-dir check one "
+                "lock; give a file of `megaindex lock`"
+            )
+    if options.step is not None and (options.all or options.full):
+        raise InvalidArgument("--step and --all exclude each other; give one of them")
+    with counting_samples() as progress, copying("reading") as bar:
+        return verify_lock(
+            options.paths[0],
+            step=options.step,
+            subset=options.subset,
+            whole=options.all or options.full,
+            tokens=options.tokens,
+            search=options.search,
+            cache_dir=options.cache_dir,
+            progress=progress,
+            bar=bar if options.tokens else silent,
+        )
 
 
 def _report(check: Check) -> Report:
@@ -114,7 +161,7 @@ def _print(reports: Sequence[Report]) -> None:
 
     for report in reports:
         counted = ", ".join(f"{count:,} {name}" for name, count in report.counted.items())
-        depth = "every byte read" if report.full else "headers, sizes and entries"
+        depth = "every byte read" if report.full else _DEPTHS.get(report.kind, _DEPTHS["pair"])
         number = len(report.findings)
         verdict = f"{number or 'no'} finding{'' if number == 1 else 's'}"
         amounts = counted or "not readable"

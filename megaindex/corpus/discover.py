@@ -18,10 +18,14 @@ from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import check_file, is_remote, names_folder, plain
 from megaindex.objects.files import list_remote, stat_path
 
-_RECIPES = (".yaml", ".yml")
 _ENTRY_NAME = re.compile(r"[0-9a-f]{32}")
 
-SubjectKind = Literal["pair", "cache entry", "cache", "snapshot", "framework arrays", "recipe"]
+SubjectKind = Literal[
+    "pair", "cache entry", "cache", "snapshot", "framework arrays", "recipe", "lock"
+]
+
+
+_FILES: dict[str, SubjectKind] = {".yaml": "recipe", ".yml": "recipe", ".lock": "lock"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +34,15 @@ class Subject:
 
     kind: SubjectKind
     path: str
-    """Prefix of a pair, directory of an entry or of a cache, a snapshot, a sidecar, or a recipe."""
+    """Prefix of a pair, directory of an entry or of a cache, snapshot, sidecar, recipe or lock."""
 
 
 def subjects(path: str | os.PathLike[str]) -> list[Subject]:
     """Return the subjects at `path`.
 
     Args:
-        path: prefix or half of a pair, cache entry, cache, snapshot, sidecar, recipe, or a folder
-            of pairs and sidecars; the URL of a pair or of a folder of pairs.
+        path: prefix or half of a pair, cache entry, cache, snapshot, sidecar, recipe, lock, or a
+            folder of pairs and sidecars; the URL of a pair or of a folder of pairs.
 
     Raises:
         MissingFile: nothing exists at `path`.
@@ -59,12 +63,13 @@ def subjects(path: str | os.PathLike[str]) -> list[Subject]:
         raise MissingFile(f"{text}: does not exist, nor do {text}.idx and {text}.bin; check it")
     if text.endswith(SUFFIX):
         return [_json_subject(text)]
-    if text.endswith(_RECIPES):
+    kind = _FILES.get(os.path.splitext(text)[1])
+    if kind is not None:
         check_file(text)  # opening a pipe would block
-        return [Subject(kind="recipe", path=text)]
+        return [Subject(kind=kind, path=text)]
     raise InvalidArgument(
-        f"{text}: must be an .idx, a .bin, a recipe (.yaml) or a sidecar (…{SUFFIX}); give the "
-        "prefix of a pair"
+        f"{text}: must be an .idx, a .bin, a recipe (.yaml), a lock (.lock) or a sidecar "
+        f"(…{SUFFIX}); give the prefix of a pair"
     )
 
 

@@ -20,7 +20,7 @@ from megaindex.cache.fingerprint import load_records
 from megaindex.cache.framework_files.array_files import ArrayFiles
 from megaindex.cache.framework_files.sidecar import UNREADABLE, SidecarFile, load_sidecar
 from megaindex.corpus.discover import Subject, entries, subjects
-from megaindex.errors import FormatError, MissingFile, StorageError
+from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format.header import (
     DIALECTS,
     HEADER_BYTES,
@@ -79,6 +79,10 @@ def _described(subject: Subject) -> list[PairDescription | EntryDescription]:
 
         read_recipe(subject.path)  # raises if the recipe is invalid
         return [describe_pair(each) for pairs in pairs_of_recipe(subject.path) for each in pairs]
+    if subject.kind == "lock":
+        raise InvalidArgument(
+            f"{subject.path}: is a lock, which is text; read it, or check it with megaindex verify"
+        )
     return [describe_entry(entry) for entry in entries(subject.path)]
 
 

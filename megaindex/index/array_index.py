@@ -150,6 +150,8 @@ class ArrayIndex(ShownIndex):
     add_extra_token: int
     cache_entry: str = ""
     """Path of the cache entry of the arrays; empty if they are only in memory."""
+    request: ShuffledOrder | None = None
+    """Request that the arrays were built for; None if another program may have written them."""
     datasets: tuple[IndexedDataset, ...] = ()
     """The dataset of the index; empty if it was built from lengths alone."""
 

@@ -26,8 +26,12 @@ LEAST_TOKENS = 2  # an input token and its label
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Bins:
-    """Pieces of documents, sorted by bin."""
+    """Pieces of documents, sorted by bin; `make_bins` describes the settings."""
 
+    documents: range | I32
+    capacity: int
+    packed: bool
+    long_documents: LongDocuments
     document: I64
     """int64[pieces]: sequence ids."""
     offset: I64
@@ -75,16 +79,21 @@ def make_bins(
             + (f" and at most {capacity}" if long_documents == "skip" else "")
         )
     if not packed:
+        order: slice | I64 = slice(None)
         starts = np.arange(document.size + 1)
-        return Bins(document=document, offset=offset, length=length, starts=starts)
-    bins = best_fit(length, capacity)
-    order = np.argsort(bins, kind="stable")
-    counts = np.bincount(bins)
+    else:
+        bins = best_fit(length, capacity)
+        order = np.argsort(bins, kind="stable")
+        starts = np.concatenate(([0], np.cumsum(np.bincount(bins))))
     return Bins(
+        documents=documents,
+        capacity=capacity,
+        packed=packed,
+        long_documents=long_documents,
         document=document[order],
         offset=offset[order],
         length=length[order],
-        starts=np.concatenate(([0], np.cumsum(counts))),
+        starts=starts,
     )
 
 

@@ -11,10 +11,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from megaindex._types import I32, I64, IndexArrays, IntArray
+from megaindex._types import F64, I32, I64, IndexArrays, IntArray
 from megaindex.errors import InvalidArgument, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
+from megaindex.index.blending import Rule
 from megaindex.index.spans import (
     Index,
     ShownIndex,
@@ -155,6 +156,12 @@ class BlendedIndex(ShownIndex):
     """int64[num_samples]: sample id in the source."""
     datasets: tuple[IndexedDataset, ...] = ()
     """Datasets of the sources, if opened by `megaindex.build_blend`."""
+    rule: Rule | None = None
+    """Rule that filled the arrays from their beginning; None if another program may have."""
+    weights: IntArray | F64 | None = None
+    """Values of the rule, see `megaindex.index.blending.fill_blend`."""
+    uncounted_samples: int = 0
+    """`FrameworkRules.uncounted_samples` by which draws beyond a source were changed."""
 
     @property
     def num_samples(self) -> int:

@@ -6,7 +6,7 @@ inputs of the earlier run no longer exist.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -121,29 +121,75 @@ def planned_block_receipts(
     stride = check_integer("stride", stride)
     shift = _shift(stride)
     first, last = begin >> shift, max(begin, end - 1) >> shift
+    found = _sums(index, begin, end, keys, last - first + 1, lambda ids: (ids >> shift) - first)
+    blocks = {number: receipt for number, receipt in enumerate(found, first) if receipt.count}
+    return BlockReceipts(stride=stride, blocks=blocks)
+
+
+def receipts_between(
+    index: Index,
+    bounds: Sequence[int],
+    keys: U64,
+    *,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Receipt]:
+    """Return the receipts of samples ``bounds[k]`` to ``bounds[k + 1] - 1``, computed together.
+
+    Args:
+        index: any index.
+        bounds: rising sample ids, at least two.
+        keys: uint64[sources, 2] of `fingerprint_keys`.
+        progress: called with (done, total) samples.
+
+    Raises:
+        OutOfRange: a bound is outside the index.
+    """
+    begin, end = check_range(index, bounds[0], bounds[-1])
+    inner = np.array(bounds[1:-1], np.int64)
+    size = bounds[1] - bounds[0]
+
+    def block_of(ids: I64) -> I64:
+        if is_even:
+            return np.minimum((ids - begin) // size, last)
+        return np.searchsorted(inner, ids, "right")
+
+    is_even = size > 0 and bool((np.diff(bounds[:-1]) == size).all())
+    last = len(bounds) - 2
+    return _sums(index, begin, end, keys, len(bounds) - 1, block_of, progress)
+
+
+def _sums(
+    index: Index,
+    begin: int,
+    end: int,
+    keys: U64,
+    count: int,
+    block_of: Callable[[I64], I64],
+    progress: Callable[[int, int], None] | None = None,
+) -> list[Receipt]:
+    """Return the receipt of the samples of each block, by their number."""
     threads = num_threads() if end - begin >= _WORTH_THREADS else 1
+    done = [0] * threads
 
     def share(part: int) -> tuple[U64, I64]:
-        sums = np.zeros((last - first + 1, 2), np.uint64)
-        counts = np.zeros(last - first + 1, np.int64)
+        sums, counts = np.zeros((count, 2), np.uint64), np.zeros(count, np.int64)
         for positions, spans in iterate_spans(index, begin, end, part, threads):
-            numbers = (positions >> shift) - first
+            numbers = block_of(positions)
             add_to_blocks(positions, spans, keys, numbers, sums)
             np.add.at(counts, numbers, 1)
+            done[part] += positions.size
+            if progress is not None and part == 0:
+                progress(sum(done), end - begin)
         return sums, counts
 
     with ThreadPoolExecutor(threads, "megaindex-receipt") as pool:
         shares = list(pool.map(share, range(threads)))
-    sums = _total([sums for sums, _ in shares])
-    counts = np.sum([counts for _, counts in shares], axis=0)  # of served positions
-    blocks = {
-        number: Receipt((high, low), count)
-        for number, ((high, low), count) in enumerate(
-            zip(sums.tolist(), counts.tolist(), strict=True), first
-        )
-        if count > 0
-    }
-    return BlockReceipts(stride=stride, blocks=blocks)
+    total = _total([sums for sums, _ in shares])
+    served = np.sum([counts for _, counts in shares], axis=0)  # positions without holes
+    return [
+        Receipt((high, low), number)
+        for (high, low), number in zip(total.tolist(), served.tolist(), strict=True)
+    ]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -91,6 +91,17 @@ class Mixing(ABC):
             found.stream[mine], found.ordinal[mine] = block.stream[within], block.ordinal[within]
         return found
 
+    def streams_between(self, begin: int, end: int) -> tuple[I16, I64]:
+        """Return the stream of each of positions ``begin`` to ``end - 1``, int16[n], and the draws
+        of each stream before them, int64[streams]."""
+        size = self._block_size
+        streams = np.empty(end - begin, np.int16)
+        for start in range(begin // size * size, end, size):
+            low, high = max(start, begin), min(start + size, end)
+            block = self._block(start // size)
+            streams[low - begin : high - begin] = block.stream[low - start : high - start]
+        return streams, self.counts(begin)
+
     def longest(self, limits: Sequence[int], most: int) -> int:
         """Return the most positions, up to ``most``, with no stream drawn above its limit."""
         limit = np.array(limits, np.int64)

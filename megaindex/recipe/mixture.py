@@ -172,7 +172,8 @@ def apportion(shares: Sequence[Fraction], total: int, rounding: Rounding, seed: 
         )
         counts[lucky] += 1
         return [int(count) for count in counts]
-    exact = [share * total / sum(shares) for share in shares]
+    whole_share = sum(shares)
+    exact = [share * total / whole_share for share in shares]
     whole = [int(value) for value in exact]
     by_remainder = sorted(range(len(shares)), key=lambda i: (whole[i] - exact[i], i))
     for i in by_remainder[: total - sum(whole)]:

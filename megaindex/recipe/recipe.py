@@ -26,6 +26,7 @@ from __future__ import annotations
 import reprlib
 from dataclasses import dataclass
 from fractions import Fraction
+from functools import cached_property
 from typing import Any, Literal
 
 from megaindex.arithmetic import ceil_div
@@ -500,7 +501,11 @@ class Recipe:
 
     def number(self, name: str) -> int:
         """Return the number of the source of that name."""
-        return [source.name for source in self.sources].index(name)
+        return self._numbers[name]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {source.name: number for number, source in enumerate(self.sources)}
 
 
 def shown(value: Fraction | int) -> str:

@@ -1,4 +1,4 @@
-"""The functions `verify` and `verify_all`: checks of pairs, caches and recipes."""
+"""The functions `verify` and `verify_all`: checks of pairs, caches, recipes and locks."""
 
 from __future__ import annotations
 
@@ -48,6 +48,10 @@ class Check:
             from megaindex.verify.recipe import verify_recipe
 
             return verify_recipe(path)
+        if self.subject.kind == "lock":
+            from megaindex.lock.check import verify_lock
+
+            return verify_lock(path, whole=self.full)
         return _VERIFY[self.subject.kind](path, full=self.full, bar=bar)
 
 
@@ -94,7 +98,8 @@ def verify_all(
 
     Args:
         path: prefix, .idx or .bin of a pair; cache entry, cache, snapshot or sidecar; a recipe,
-            whose pairs are checked too; or a folder of these, recipes excepted.
+            whose pairs are checked too; a lock, see `megaindex.lock.verify_lock`; or a folder of
+            pairs, caches and sidecars.
         full: read every byte to check token ids, checksums and overlaps. By default only the .idx
             and the sizes of files are checked.
         dialect: framework that defines the dtype codes of pairs: "megatron", "neox" or "paddlenlp".

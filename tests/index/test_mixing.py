@@ -51,6 +51,15 @@ def test_any_position_is_what_walking_there_gives(
     assert found.ordinal.tolist() == served.ordinal[positions].tolist()
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@given(shares=SHARES, ends=st.tuples(st.integers(0, 150), st.integers(0, 150)))
+def test_streams_of_a_range(kind: str, shares: tuple[int, ...], ends: tuple[int, int]) -> None:
+    mixing, (begin, end) = mixing_of(kind, shares, sum(shares)), sorted(ends)
+    streams, before = mixing.streams_between(begin, end)
+    assert streams.tolist() == mixing.lookup(np.arange(begin, end)).stream.tolist()
+    assert before.tolist() == mixing.counts(begin).tolist()
+
+
 @pytest.mark.parametrize("kind", ["stratified", "random"])
 @given(shares=SHARES, periods=st.integers(1, 8))
 def test_shares_are_exact_after_every_period(

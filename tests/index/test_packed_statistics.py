@@ -40,6 +40,7 @@ def index_of(lengths: Any, sequence_length: int = SIZE, seed: int = 1) -> Packed
         seed=seed,
         source_name="statistics",
         arrays=memory.arrays,
+        max_documents=packed.most_documents(None, sequence_length),
         num_epochs=10**6,
         add_extra_token=0,
     )

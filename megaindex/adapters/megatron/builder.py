@@ -21,7 +21,7 @@ from megaindex.adapters.megatron.arrays import (
     unchecked_cache_reason,
     unsupported_reason,
 )
-from megaindex.adapters.megatron.batches import unbatched_reason
+from megaindex.adapters.megatron.batches import samples_index, unbatched_reason
 from megaindex.adapters.megatron.blend import BackgroundDraws, expected_draws
 from megaindex.adapters.megatron.core import METHODS, core, is_built_here, load_class
 from megaindex.adapters.megatron.lazy_datasets import DatasetFactory, defer_arrays
@@ -29,6 +29,7 @@ from megaindex.adapters.reports import MEGATRON, ServedDataset
 from megaindex.cache.framework_files.array_files import Sidecar
 from megaindex.cache.framework_files.group import fetch_together, uncollected
 from megaindex.errors import InvalidArgument
+from megaindex.index.frameworks import SPLITS
 
 _CLASS = "BlendedMegatronDatasetBuilder"
 
@@ -268,3 +269,19 @@ def _report_unserved(cls: Any, args: Sequence[Any]) -> None:
         name = f"{next((a for a in args if isinstance(a, str)), '')}{split}"
         reason = "it builds and reads its arrays itself; the .idx and .bin it opens are megaindex's"
         MEGATRON.leave(getattr(cls, "__name__", str(cls)), name, reason)
+
+
+def build_datasets(self: Any) -> Any:
+    """``BlendedMegatronDatasetBuilder.build``, compared with the lock of `install`."""
+    made = core().originals[_CLASS, "build"](self)
+    lock = core().policy.lock
+    if lock is None:
+        return made
+    for name, dataset in zip(SPLITS, made, strict=True):
+        if isinstance(dataset, list):  # several validation sets, which no lock has
+            MEGATRON.leave("lock", name, "several sets are not compared with a lock")
+        elif dataset is not None:
+            datasets = getattr(dataset, "datasets", [dataset])
+            prefixes = [each.dataset.path_prefix for each in datasets]
+            lock.check(name, samples_index(dataset), prefixes, MEGATRON)
+    return made

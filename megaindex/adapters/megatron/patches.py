@@ -6,6 +6,7 @@ inherits from one of them, has them too.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -38,6 +39,7 @@ from megaindex.adapters.policy import Policy, make_policy
 from megaindex.adapters.reports import MEGATRON
 from megaindex.index.balance import CostModel
 from megaindex.index.skips import Skip
+from megaindex.lock.lock_file import Lock
 
 SAMPLER_MODULES = ("megatron.training.datasets.data_samplers", "megatron.legacy.data.data_samplers")
 
@@ -116,6 +118,7 @@ METHODS.update(
             "__getitems__": batches.read_blend_samples,
         },
         "BlendedMegatronDatasetBuilder": {
+            "build": builder.build_datasets,
             "_build_megatron_datasets_parallel": builder.build_megatron_datasets_parallel,
             "_build_megatron_dataset_splits": builder.build_megatron_dataset_splits,
             "build_generic_dataset": builder.build_generic_dataset,
@@ -150,6 +153,7 @@ def install(
     final_epoch_threshold: float | None = None,
     balance: CostModel | None = None,
     skip: Skip | Sequence[Skip] | None = None,
+    lock: str | os.PathLike[str] | Lock | None = None,
 ) -> None:
     """Put megaindex under ``megatron.core.datasets``; a second call only changes the settings, for
     datasets that are made afterwards.
@@ -169,13 +173,23 @@ def install(
         skip: steps that are not trained on, and documents whose loss is masked, see docs/record.md.
             Steps are those of ``--train-iters`` without skips, from 0; the run makes fewer
             iterations by those dropped.
+        lock: path of a run.lock of this run, or the lock, that the datasets must agree with: their
+            .idx files, and on rank 0 the samples of three blocks of steps. They are compared when
+            they are built, and others are refused.
 
     Raises:
         InvalidArgument: a setting is out of range; megatron-core cannot be imported, or its release
             is not supported.
+        FormatError, StorageError: the lock is damaged, or cannot be read.
     """
     policy = make_policy(
-        "megatron", variance_buffer, separate_final_epoch, final_epoch_threshold, balance, skip
+        "megatron",
+        variance_buffer,
+        separate_final_epoch,
+        final_epoch_threshold,
+        balance,
+        skip,
+        lock,
     )
     _install_classes()
     _policy_patches.undo()

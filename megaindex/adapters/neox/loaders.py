@@ -58,6 +58,12 @@ def make_data_loader(dataset: Any, neox_args: Any) -> Any:
     ):
         reason = "its class is not GPT2Dataset, PairwiseDataset or BlendableDataset"
         NEOX.leave("dataset", type(dataset).__name__, reason)
+    lock = framework().policy.lock
+    if lock is not None and dataset is not None:
+        datasets = getattr(dataset, "datasets", [dataset])
+        index = skips.samples_index(dataset)
+        subset = datasets[0].name.partition("_")[0]
+        lock.check(subset, index, [each.megaindex.data_prefix for each in datasets], NEOX)
     if dataset is not None and framework().policy.skip and skips.is_training(dataset):
         dataset = skips.skipped(dataset, neox_args)
     loader = framework().original("data_utils", "make_data_loader")(dataset, neox_args)

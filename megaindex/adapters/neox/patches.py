@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -15,6 +16,7 @@ from megaindex.adapters.policy import Policy, make_policy
 from megaindex.adapters.reports import NEOX
 from megaindex.index.balance import CostModel
 from megaindex.index.skips import Skip
+from megaindex.lock.lock_file import Lock
 
 # replaced on the classes, for classes that were imported by name before, and for subclasses
 METHODS: dict[tuple[str, str], dict[str, Callable[..., Any]]] = {
@@ -80,6 +82,7 @@ def install(
     final_epoch_threshold: float | None = None,
     balance: CostModel | None = None,
     skip: Skip | Sequence[Skip] | None = None,
+    lock: str | os.PathLike[str] | Lock | None = None,
 ) -> None:
     """Put megaindex under GPT-NeoX's ``megatron.data``; see `megaindex.adapters.neox`.
 
@@ -103,14 +106,18 @@ def install(
             Steps are those of ``train_iters`` without skips, from 0; the run makes fewer iterations
             by those dropped. Documents are masked in their labels, so they need
             train_label_data_paths.
+        lock: path of a run.lock of this run, or the lock, that the datasets must agree with: their
+            .idx files, and on rank 0 the samples of three blocks of steps. They are compared when
+            they are built, and others are refused.
 
     Raises:
         InvalidArgument: a setting is out of range, or GPT-NeoX's modules cannot be imported.
+        FormatError, StorageError: the lock is damaged, or cannot be read.
     """
     if exact and variance_buffer is None:
         variance_buffer = "exact"
     policy = make_policy(
-        "neox", variance_buffer, separate_final_epoch, final_epoch_threshold, balance, skip
+        "neox", variance_buffer, separate_final_epoch, final_epoch_threshold, balance, skip, lock
     )
     _restore()
     neox = framework()

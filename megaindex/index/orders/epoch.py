@@ -44,6 +44,9 @@ WORTH_PREPARING = 1 << 16  # positions; building a smaller table is faster than 
 _KEPT = 3  # tables: of the previous pass (for carried tokens), the current and the next
 
 
+FetchTable = Callable[[int, int, Callable[[I64], None]], I64]
+
+
 class PassTables:
     """Tables of the last passes used, built by ``make(block, num_threads)``.
 
@@ -152,6 +155,9 @@ class EpochIndex(DocumentOrder):
     add_extra_token: int = 1
     datasets: tuple[IndexedDataset, ...] = ()
     """The dataset of the index; empty if it was built from lengths alone."""
+    fetch_table: FetchTable | None = field(default=None, repr=False)
+    """Function of the number of a block, the length of its table and a function that fills it,
+    which returns the table, perhaps from a cache; None: tables are computed in memory."""
     order: Literal["epoch"] = field(default="epoch", init=False)
 
     def __post_init__(self) -> None:
@@ -337,9 +343,15 @@ class EpochIndex(DocumentOrder):
         return PassTables(self._make_table)
 
     def _make_table(self, block: int, num_threads: int) -> I64:
-        table = np.empty(-(-self._positions // STRIDE) + 1, np.int64)
-        key = self._document_key(block)
-        active().epoch_starts(key, self._lengths, self.epochs_mixed, STRIDE, table, num_threads)
+        def fill(table: I64) -> None:
+            key = self._document_key(block)
+            active().epoch_starts(key, self._lengths, self.epochs_mixed, STRIDE, table, num_threads)
+
+        size = ceil_div(self._positions, STRIDE) + 1
+        if self.fetch_table is not None:
+            return self.fetch_table(block, size, fill)
+        table = np.empty(size, np.int64)
+        fill(table)
         return table
 
     def __getstate__(self) -> dict[str, object]:

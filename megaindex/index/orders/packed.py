@@ -205,6 +205,8 @@ class PackedIndex(DocumentOrder):
     """Part of the keys of the permutations, besides the seed."""
     arrays: Mapping[str, IntArray]
     """Arrays of `ARRAYS`, built by `build` or mapped from the cache."""
+    max_documents: int
+    """Most pieces of documents in a sample, see `most_documents`."""
     long_documents: LongDocuments = "split"
     num_epochs: int = 1
     add_extra_token: int = 1

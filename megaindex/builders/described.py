@@ -1,0 +1,308 @@
+"""An index from its description: the inverse of `megaindex.index.description`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from megaindex._types import I64
+from megaindex.builders.single import build_index, packed_index
+from megaindex.cache.cache import fetch
+from megaindex.cache.fingerprint import corpus_fingerprint
+from megaindex.errors import InvalidArgument
+from megaindex.format import IndexedDataset
+from megaindex.index.bins import BinIndex, make_bins
+from megaindex.index.blended_index import MOST_SOURCES, BlendedIndex
+from megaindex.index.blending import Rule, fill_blend
+from megaindex.index.extended_index import ExtendedIndex, Stage
+from megaindex.index.mixing import Mixing, PerStream, Random, Stratified
+from megaindex.index.order_settings import MegatronOrder, PackedOrder
+from megaindex.index.orders.epoch import STRIDE, EpochIndex
+from megaindex.index.orders.framework import Sink
+from megaindex.index.orders.window import WindowIndex
+from megaindex.index.spans import Index, datasets_of
+from megaindex.index.staged_index import MixedStage, StagedIndex
+
+Folder = str | os.PathLike[str]
+Node = Mapping[str, Any]
+
+_WORTH_KEEPING = 1 << 22  # documents of an epoch whose table takes a tenth of a second
+
+
+def build_described(
+    node: Node, datasets: Sequence[IndexedDataset], *, cache_dir: Folder | None = None
+) -> Index:
+    """Return the index that `describe_index` described.
+
+    Args:
+        node: its result.
+        datasets: dataset of each source, by its number in the index.
+        cache_dir: cache of built arrays, as for `megaindex.build_index`.
+
+    Raises:
+        InvalidArgument: the description does not fit the datasets.
+        KeyError, TypeError, ValueError: it is not a description.
+    """
+    if node["order"] == "sequence":
+        parts = []
+        for part in node["parts"]:
+            index = build_described(part["index"], datasets, cache_dir=cache_dir)
+            parts.append(Stage(index=index, samples=_samples(part["ranges"])))
+        return ExtendedIndex(stages=tuple(parts))
+    if node["order"] not in ("blend", "stages"):
+        return _leaf(node, datasets[0], cache_dir)
+    leaves = [{**node["common"], **own} for own in node["sources"]]
+    indices = tuple(
+        _leaf(leaf, dataset, cache_dir) for leaf, dataset in zip(leaves, datasets, strict=True)
+    )
+    if node["order"] == "blend":
+        return _blend(node, indices)
+    return StagedIndex(sources=indices, stages=tuple(_stages(node["stages"], len(indices))))
+
+
+def _leaf(node: Node, dataset: IndexedDataset, cache_dir: Folder | None) -> Index:
+    """Return the index of one source."""
+    begin, end = node["documents"]
+    if not 0 <= begin < end <= len(dataset):
+        raise InvalidArgument(
+            f"{dataset.path_prefix}: the documents of an epoch are {begin} to {end - 1}, and it "
+            f"has {len(dataset)}; restore the dataset"
+        )
+    index = _KINDS[node["order"]](node, dataset, range(begin, end), cache_dir)
+    if index.num_samples != node["samples"]:
+        raise InvalidArgument(
+            f"{dataset.path_prefix}: {node['epochs']} epochs of its documents {begin} to "
+            f"{end - 1} must have {node['samples']} samples, got {index.num_samples}; restore the "
+            "dataset"
+        )
+    return index
+
+
+def _common(node: Node) -> dict[str, Any]:
+    return {
+        "sequence_length": node["sequence_length"],
+        "seed": node["seed"],
+        "source_name": node["name"],
+        "add_extra_token": node["extra"],
+    }
+
+
+def _epoch(
+    node: Node, dataset: IndexedDataset, documents: range, cache_dir: Folder | None
+) -> Index:
+    lengths = dataset.sequence_lengths
+    large = cache_dir is not None and len(documents) >= _WORTH_KEEPING
+    return EpochIndex(
+        sequence_lengths=lengths,
+        documents=documents,
+        tokens_per_epoch=_tokens(dataset, documents),
+        num_epochs=node["epochs"],
+        epochs_mixed=node["epochs_mixed"],
+        left_over=node["left_over"],
+        datasets=(dataset,),
+        fetch_table=partial(_fetch_table, node, dataset, cache_dir) if large else None,
+        **_common(node),
+    )
+
+
+def _fetch_table(
+    node: Node,
+    dataset: IndexedDataset,
+    cache_dir: Folder | None,
+    block: int,
+    size: int,
+    fill: Callable[[I64], None],
+) -> I64:
+    """Return the table of a block of order epoch, kept in the cache."""
+
+    def parameters() -> dict[str, Any]:
+        names = ("documents", "seed", "name", "epochs_mixed")
+        return {
+            "order": "epoch table",
+            "corpus": corpus_fingerprint(dataset),
+            **{name: node[name] for name in names},
+            "block": block,
+            "stride": STRIDE,
+        }
+
+    def build(sink: Sink) -> None:
+        fill(sink.allocate("starts", (size,), "int64"))
+        sink.seal("starts")
+
+    return fetch(cache_dir, parameters, build, {"starts": ((size,), "int64")})[0]["starts"]
+
+
+def _window(node: Node, dataset: IndexedDataset, documents: range, _: Folder | None) -> Index:
+    return WindowIndex(
+        dataset=dataset, documents=documents, num_epochs=node["epochs"], **_common(node)
+    )
+
+
+def _packed(
+    node: Node, dataset: IndexedDataset, documents: range, cache_dir: Folder | None
+) -> Index:
+    order = PackedOrder(max_documents=node["max_documents"], long_documents=node["long_documents"])
+    tokens = _tokens(dataset, documents)
+    one = packed_index(
+        dataset, documents, order, cache_dir, tokens_per_epoch=tokens, **_common(node)
+    )
+    return one.extend(node["epochs"])
+
+
+def _bins(node: Node, dataset: IndexedDataset, documents: range, _: Folder | None) -> Index:
+    bins = make_bins(
+        dataset.sequence_lengths,
+        documents,
+        node["capacity"],
+        packed=node["packed"],
+        long_documents=node["long_documents"],
+    )
+    return BinIndex(
+        bins=bins,
+        tokens_per_epoch=_tokens(dataset, documents),
+        num_epochs=node["epochs"],
+        datasets=(dataset,),
+        **_common(node),
+    )
+
+
+def _arrays(
+    node: Node, dataset: IndexedDataset, documents: range, cache_dir: Folder | None
+) -> Index:
+    """Return the index of a framework's order; all are those of Megatron in these settings."""
+    order = MegatronOrder(
+        separate_final_epoch="always" if node["final_epoch_apart"] else "never",
+        exact_num_epochs=node["epochs"],
+    )
+    return build_index(
+        dataset,
+        sequence_length=node["sequence_length"],
+        seed=node["seed"],
+        num_samples=node["samples"],
+        documents=documents,
+        add_extra_token=node["extra"],
+        order=order,
+        cache_dir=cache_dir,
+    )
+
+
+_KINDS = {"epoch": _epoch, "window": _window, "packed": _packed, "bins": _bins, "arrays": _arrays}
+
+
+def _tokens(dataset: IndexedDataset, documents: range) -> int:
+    if len(documents) == len(dataset):
+        return dataset.num_tokens
+    return int(dataset.sequence_lengths[documents.start : documents.stop].sum(dtype=np.int64))
+
+
+def _blend(node: Node, indices: tuple[Index, ...]) -> BlendedIndex:
+    values = [float.fromhex(w) if isinstance(w, str) else w for w in node["weights"]]
+    weights = np.array(values, np.float64 if node["rule"] == "greedy" else np.uint64)
+    rule, uncounted = node["rule"], node.get("uncounted", 0)
+    which, samples = fill_draws(rule, weights, indices, node["samples"], uncounted)
+    return BlendedIndex(
+        indices=indices,
+        dataset_index=which,
+        dataset_sample_index=samples,
+        rule=rule,
+        weights=weights,
+        uncounted_samples=uncounted,
+        datasets=tuple(dataset for index in indices for dataset in datasets_of(index)),
+    )
+
+
+def fill_draws(
+    rule: Rule,
+    weights: Any,
+    indices: Sequence[Index],
+    num_samples: int,
+    uncounted: int,
+    names: Sequence[str] = (),
+) -> tuple[Any, Any]:
+    """Return dataset_index and dataset_sample_index of a blend.
+
+    Args:
+        rule, weights: those of `megaindex.index.blending.fill_blend`.
+        indices: of the sources.
+        num_samples: length of the blend.
+        uncounted: samples that the framework does not count of each source; a draw beyond a source
+            is taken modulo those that it counts.
+        names: of the sources, for messages.
+
+    Raises:
+        InvalidArgument: there are too many sources, or more samples of one are drawn than built, at
+            which the framework fails.
+    """
+    if len(indices) > MOST_SOURCES:
+        raise InvalidArgument(f"a blend has at most {MOST_SOURCES} sources, got {len(indices)}")
+    dataset_index = np.empty(num_samples, np.int16)
+    dataset_sample_index = np.empty(num_samples, np.int64)
+    counts = fill_blend(rule, weights, dataset_index, dataset_sample_index)
+    for number, (index, drawn) in enumerate(zip(indices, counts.tolist(), strict=True)):
+        if drawn <= index.num_samples:
+            continue
+        if not uncounted:
+            name = names[number] if names else f"source {number}"
+            raise InvalidArgument(
+                f"{name}: {num_samples} samples of the blend draw {drawn} of it, and "
+                f"{index.num_samples} were built: the run fails or repeats samples; raise "
+                "--variance-buffer"
+            )
+        _wrap(number, index, uncounted, dataset_index, dataset_sample_index)
+    return dataset_index, dataset_sample_index
+
+
+def _wrap(number: int, index: Index, uncounted: int, which: Any, samples: Any) -> None:
+    """Take the draws beyond an index modulo the samples that the framework counts."""
+    beyond = (which == number) & (samples >= index.num_samples)
+    samples[beyond] %= max(1, index.num_samples - uncounted)
+
+
+def fill_uncounted(index: Index, uncounted: int) -> Index:
+    """Return a framework's blend with the samples that it reads for draws beyond a source."""
+    if not isinstance(index, BlendedIndex) or not uncounted:
+        return index
+    which, samples = index.dataset_index, np.array(index.dataset_sample_index)
+    for number, each in enumerate(index.indices):
+        _wrap(number, each, uncounted, which, samples)
+    return replace(index, dataset_sample_index=samples)
+
+
+def _stages(nodes: Sequence[Node], num_sources: int) -> list[MixedStage]:
+    cursors = [0] * num_sources
+    stages = []
+    for node in nodes:
+        sources = tuple(node.get("sources", range(num_sources)))
+        begins = tuple(node.get("begins", [cursors[source] for source in sources]))
+        mixing = _mixing(node)
+        stages.append(
+            MixedStage(mixing=mixing, sources=sources, begins=begins, num_samples=node["samples"])
+        )
+        drawn = mixing.counts(node["samples"]).tolist()
+        for source, begin, count in zip(sources, begins, drawn, strict=True):
+            cursors[source] = begin + count
+    return stages
+
+
+def _mixing(node: Node) -> Mixing:
+    shares = tuple(node["shares"])
+    if node["rule"] == "per_stream":
+        return PerStream(shares=shares, batch_size=node["batch"])
+    if node["rule"] == "random":
+        own = {name: node[name] for name in ("seed", "name", "period")}
+        return Random(shares=shares, **own)
+    if node["rule"] != "stratified":
+        raise ValueError(f"unknown rule {node['rule']!r}")
+    return Stratified(shares=shares)
+
+
+def _samples(ranges: Sequence[Sequence[int]]) -> Any:
+    """Return sample ids from (begin, end, times); a range where they are consecutive."""
+    if len(ranges) == 1 and ranges[0][2] == 1:
+        return range(ranges[0][0], ranges[0][1])
+    return np.concatenate([np.tile(np.arange(a, b), times) for a, b, times in ranges])

@@ -1,0 +1,81 @@
+"""Write run.lock: the data, the order and the receipts of a run, in one text file.
+
+megaindex verify run.lock checks it, megaindex.lock.open_run gives the run's loaders."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from megaindex.cli.options import Parser, add_flags
+from megaindex.cli.plan import add_run_arguments, recipe_of
+from megaindex.configs.run_builder import read_settings, resolve
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    from megaindex.io.atomic import AtomicFiles
+    from megaindex.lock.lock_file import Lock
+    from megaindex.lock.make import make_lock
+    from megaindex.progress import copying, counting_samples
+
+    AtomicFiles([options.out], overwrite=options.overwrite)  # refuses before the work
+    run: Any = recipe_of(options)
+    if run is None:
+        run = resolve(read_settings(vars(options)))
+    with counting_samples() as progress, copying("reading") as bar:
+        made = make_lock(
+            run,
+            tokens=options.tokens,
+            cache_dir=options.cache_dir,
+            progress=progress,
+            **({"bar": bar} if options.tokens else {}),
+        )
+    lock: Lock = made.write(options.out, overwrite=options.overwrite)
+    facts = _facts(lock)
+    if options.json:
+        print(json.dumps(facts, indent=2))
+    else:
+        _print(facts)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="megaindex lock", description=__doc__, allow_abbrev=False)
+    add_run_arguments(parser)
+    built = parser.add_argument_group("lock")
+    add = built.add_argument
+    add("--out", metavar="FILE", default="run.lock", help="the lock; default: run.lock")
+    add("--tokens", action="store_true", help="hash every byte of the .bin files too")
+    add_flags(built, "--cache-dir", "--overwrite", "--json")
+    return parser
+
+
+def _facts(lock: Any) -> dict[str, Any]:
+    subsets = {
+        name: {
+            "samples": subset["samples"],
+            "steps": sum(number for _, _, number in subset["steps"]),
+            "receipt": subset["receipts"]["total"],
+        }
+        for name, subset in lock.content["subsets"].items()
+    }
+    return {
+        "path": lock.path,
+        "bytes": os.path.getsize(lock.path),
+        "digest": lock.content["digest"],
+        "pairs": len(lock.sources),
+        "subsets": subsets,
+    }
+
+
+def _print(facts: dict[str, Any]) -> None:
+    print(f"{facts['path']}: {facts['bytes']:,} bytes, {facts['pairs']:,} pairs")
+    for name, subset in facts["subsets"].items():
+        print(
+            f"  {name:<5}  {subset['samples']:,} samples, {subset['steps']:,} steps, "
+            f"receipt {subset['receipt']}"
+        )

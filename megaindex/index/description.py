@@ -1,0 +1,202 @@
+"""Description of an index as JSON values, from which its samples can be computed again.
+
+docs/lock-format.md specifies how. Files appear by the number of their source only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from megaindex._types import I32, I64
+from megaindex.errors import InvalidArgument
+from megaindex.index.array_index import ArrayIndex
+from megaindex.index.bins import BinIndex
+from megaindex.index.blended_index import BlendedIndex, LazyIndex
+from megaindex.index.blending import exact_values
+from megaindex.index.extended_index import ExtendedIndex, Stage
+from megaindex.index.mixing import Mixing, PerStream, Random
+from megaindex.index.orders.epoch import EpochIndex
+from megaindex.index.orders.keyed import BlockOrder
+from megaindex.index.orders.packed import PackedIndex
+from megaindex.index.orders.window import WindowIndex
+from megaindex.index.spans import Index
+from megaindex.index.staged_index import MixedStage, StagedIndex
+from megaindex.validation import shown
+
+Node = dict[str, Any]
+
+
+def describe_index(index: Index) -> Node:
+    """Return the description of an index.
+
+    Raises:
+        InvalidArgument: it has arrays of unknown origin, documents that are no range, or samples
+            whose order has no description.
+    """
+    for kind, describe in _KINDS.items():
+        if isinstance(index, kind):
+            return describe(index)
+    raise _unknown(index)
+
+
+def _unknown(index: Index) -> InvalidArgument:
+    return InvalidArgument(
+        f"{shown(index)} cannot be described: its arrays were not built from settings; use an "
+        "index of megaindex.build_index, build_blend or a recipe"
+    )
+
+
+def _epoch(index: EpochIndex) -> Node:
+    own = {"epochs_mixed": index.epochs_mixed, "left_over": index.left_over}
+    return _computed("epoch", index, index.documents, own)
+
+
+def _window(index: WindowIndex) -> Node:
+    return _computed("window", index, index.documents, {})
+
+
+def _packed(index: PackedIndex) -> Node:
+    own = {"max_documents": index.max_documents, "long_documents": index.long_documents}
+    return _computed("packed", index, index.documents, own)
+
+
+def _bins(index: BinIndex) -> Node:
+    bins = index.bins
+    own = {"capacity": bins.capacity, "packed": bins.packed, "long_documents": bins.long_documents}
+    return _computed("bins", index, bins.documents, own)
+
+
+def _computed(order: str, index: BlockOrder, documents: range | I32, own: Node) -> Node:
+    shape: Any = index
+    return {
+        "order": order,
+        "documents": _bounds(documents),
+        "sequence_length": shape.sequence_length,
+        "extra": shape.add_extra_token,
+        "seed": index.seed,
+        "name": index.source_name,
+        **own,
+        "epochs": index.num_epochs,
+        "samples": index.num_samples,
+    }
+
+
+def _arrays(index: ArrayIndex) -> Node:
+    request = index.request
+    if request is None:
+        raise _unknown(index)
+    return {
+        "order": "arrays",
+        "documents": _bounds(request.documents),
+        "sequence_length": request.sequence_length,
+        "extra": request.add_extra_token,
+        "seed": request.seed,
+        "final_epoch_apart": request.final.apart,
+        "epochs": request.num_epochs,
+        "samples": index.num_samples,
+    }
+
+
+def _bounds(documents: range | I32) -> list[int]:
+    if not isinstance(documents, range):
+        raise InvalidArgument(
+            f"documents must be a range to be described, got {documents.size} ids; use a split, or "
+            "megaindex split to write the documents as a pair of their own"
+        )
+    return [documents.start, documents.stop]
+
+
+def _blend(index: BlendedIndex) -> Node:
+    if index.rule is None:
+        raise _unknown(index)
+    node: Node = {
+        "order": "blend",
+        "rule": index.rule,
+        "weights": exact_values(np.asarray(index.weights)),
+        "samples": index.num_samples,
+    }
+    if index.uncounted_samples:
+        node["uncounted"] = index.uncounted_samples
+    return {**node, **_with_common([describe_index(each) for each in index.indices])}
+
+
+def _staged(index: StagedIndex) -> Node:
+    cursors = [0] * len(index.sources)
+    stages = [_stage(stage, cursors) for stage in index.stages]
+    sources = _with_common([describe_index(each) for each in index.sources])
+    return {"order": "stages", "stages": stages, **sources}
+
+
+def _stage(stage: MixedStage, cursors: list[int]) -> Node:
+    """Return a stage; ``cursors`` are the samples of each source before it, and then after it."""
+    node: Node = {"samples": stage.num_samples, **_mixing(stage.mixing)}
+    if stage.sources != tuple(range(len(cursors))):
+        node["sources"] = list(stage.sources)
+    if stage.begins != tuple(cursors[source] for source in stage.sources):
+        node["begins"] = list(stage.begins)
+    drawn = stage.mixing.counts(stage.num_samples).tolist()
+    for source, begin, count in zip(stage.sources, stage.begins, drawn, strict=True):
+        cursors[source] = begin + count
+    return node
+
+
+def _mixing(mixing: Mixing) -> Node:
+    node: Node = {"rule": "stratified", "shares": list(mixing.shares)}
+    if isinstance(mixing, PerStream):
+        return {**node, "rule": "per_stream", "batch": mixing.batch_size}
+    if isinstance(mixing, Random):
+        own = {"seed": mixing.seed, "name": mixing.name, "period": mixing.period}
+        return {**node, "rule": "random", **own}
+    return node
+
+
+def _with_common(nodes: Sequence[Node]) -> Node:
+    """Return the nodes, and apart from them the values that all of them have."""
+    first, *others = nodes
+    common = {
+        key: value
+        for key, value in first.items()
+        if all(key in node and node[key] == value for node in others)
+    }
+    own = [{key: node[key] for key in node if key not in common} for node in nodes]
+    return {"common": common, "sources": own}
+
+
+def _sequence(index: ExtendedIndex) -> Node:
+    return {"order": "sequence", "parts": [_part(stage) for stage in index.stages]}
+
+
+def _part(stage: Stage) -> Node:
+    return {"ranges": _ranges(stage.samples), "index": describe_index(stage.index)}
+
+
+def _ranges(samples: range | I64) -> list[list[int]]:
+    """Return (begin, end, times) of consecutive samples, those that repeat at once together."""
+    if isinstance(samples, range):
+        return [[samples.start, samples.stop, 1]]
+    seams = np.flatnonzero(np.diff(samples) != 1) + 1
+    firsts = samples[np.concatenate(([0], seams))].tolist() if samples.size else []
+    lasts = samples[np.concatenate((seams - 1, [-1]))].tolist() if samples.size else []
+    ranges: list[list[int]] = []
+    for first, last in zip(firsts, lasts, strict=True):
+        if ranges and ranges[-1][:2] == [first, last + 1]:
+            ranges[-1][2] += 1
+        else:
+            ranges.append([first, last + 1, 1])
+    return ranges
+
+
+_KINDS: dict[type, Callable[[Any], Node]] = {
+    ArrayIndex: _arrays,
+    BinIndex: _bins,
+    BlendedIndex: _blend,
+    EpochIndex: _epoch,
+    ExtendedIndex: _sequence,
+    LazyIndex: lambda index: describe_index(index.index),
+    PackedIndex: _packed,
+    StagedIndex: _staged,
+    WindowIndex: _window,
+}

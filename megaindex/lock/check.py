@@ -1,0 +1,370 @@
+"""Checks of a lock: its text, its sources, its settings, and receipts of its samples."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+
+from megaindex._types import U64
+from megaindex.builders.described import build_described
+from megaindex.builders.recipe import ValidationCache
+from megaindex.cache.fingerprint import corpus_fingerprint, mark_fingerprint
+from megaindex.errors import (
+    FormatError,
+    InvalidArgument,
+    MegaIndexError,
+    MissingFile,
+    OutOfRange,
+    StorageError,
+)
+from megaindex.format import IndexedDataset
+from megaindex.format.header import Fault
+from megaindex.index.block_receipts import receipts_between
+from megaindex.index.receipts import Receipt, fingerprint_keys
+from megaindex.index.spans import Index
+from megaindex.io.paths import absolute
+from megaindex.lock.lock_file import Lock, LockedSource, parse_lock
+from megaindex.lock.make import (
+    LEAST_CHUNK,
+    Folder,
+    block_bounds,
+    idx_hash,
+    resolved_subsets,
+    step_bounds_of,
+    token_hashes,
+)
+from megaindex.lock.settings import differences, read_run
+from megaindex.objects.files import stat_path
+from megaindex.progress import Bar, silent
+from megaindex.validation import shown
+from megaindex.verify.report import Collector, Report
+
+Progress = Callable[[int, int], None]
+
+_RESTORE = "restore the file, or lock the run again if the change is intended"
+_SEARCH = "restore it, or give the folder that it was moved to with --search"
+_MOST_DIFFERENCES = 8
+# errors that wrong values in an edited lock may raise
+_ERRORS = (MegaIndexError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
+
+
+def verify_lock(
+    path: Folder,
+    *,
+    step: int | None = None,
+    subset: str = "train",
+    whole: bool = False,
+    tokens: bool = False,
+    search: Folder | None = None,
+    cache_dir: Folder | None = None,
+    progress: Progress | None = None,
+    bar: Bar = silent,
+) -> Report:
+    """Check that the data of a lock are what they were, and that they give the same samples.
+
+    Every byte of the .idx files is read, the settings are resolved again, and the receipts of the
+    first, the middle and the last block of steps are computed.
+
+    Args:
+        path: the lock.
+        step: check the receipt of the block of steps that holds this step, from 0, and the lengths
+            of the sources, in place of all that.
+        subset: of the step: train, valid or test.
+        whole: compute the receipts of all samples.
+        tokens: read the .bin files too; the lock must have been made with ``tokens``.
+        search: folder in which pairs are sought that are not at their paths.
+        cache_dir: cache of built indices; None: build in memory.
+        progress: called with (done, total) samples of which receipts are computed.
+        bar: function of the total bytes of the .bin files that returns a function called with the
+            bytes read.
+
+    Returns:
+        The findings; a report without any means that the run is what it was.
+
+    Raises:
+        MissingFile, StorageError: the lock or a file cannot be read.
+        InvalidArgument: the lock has no hashes of tokens, or no such step.
+    """
+    check = _Check(cache_dir=cache_dir, progress=progress, bar=bar)
+    name = os.fspath(path)
+    try:
+        lock, faults = parse_lock(path)
+    except FormatError as error:
+        check.add(name, "lock", "the file", str(error).removeprefix(f"{name}: "), "a lock")
+        return check.found.report(name, "lock", full=False, counted={})
+    for fault in faults:
+        check.found.add(name, fault)
+    if tokens and lock.content["tokens"] is None:
+        raise InvalidArgument(
+            f"{name}: has no hashes of tokens; lock the run with --tokens, or leave it out"
+        )
+    counted = {"pairs": 0}
+    try:
+        paths = check.places(lock, search)
+        if None not in paths:
+            counted["pairs"] = len(paths)
+            there = [place for place in paths if place is not None]
+            if step is None:
+                counted["samples"] = check.everything(lock, there, whole=whole)
+            else:
+                counted["samples"] = check.step(lock, there, subset, step)
+            if tokens:
+                counted["bytes"] = check.tokens(lock, there)
+    except (StorageError, OutOfRange):
+        raise
+    except _ERRORS as error:  # of values that were edited
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        check.add(name, "content", "the content", reason, "values of a lock")
+    return check.found.report(name, "lock", full=whole and tokens, counted=counted)
+
+
+@dataclass(kw_only=True)
+class _Check:
+    """A check in progress."""
+
+    cache_dir: Folder | None
+    progress: Progress | None
+    bar: Bar
+    found: Collector = field(default_factory=Collector)
+
+    def add(
+        self,
+        file: str,
+        rule: str,
+        where: str,
+        value: str,
+        expected: str,
+        *,
+        remedy: str = _RESTORE,
+        count: int = 1,
+    ) -> None:
+        self.found.add(file, _fault(rule, where, value, expected, remedy), count=count)
+
+    def places(self, lock: Lock, search: Folder | None) -> list[str | None]:
+        """Return `located`; a missing pair is a finding."""
+        paths = located(lock, search)
+        for source, place in zip(lock.sources, paths, strict=True):
+            if place is None:
+                self.add(source.path, "missing", "the pair", "no .idx or no .bin", "both files",
+                         remedy=_SEARCH)  # fmt: skip
+        return paths
+
+    def everything(self, lock: Lock, paths: Sequence[str], *, whole: bool) -> int:
+        """Check sources, settings and receipts; return the samples that were computed."""
+        faults = [source_fault(*pair) for pair in zip(lock.sources, paths, strict=True)]
+        for fault in faults:
+            if fault is not None:
+                self.found.add(*fault)
+        if any(faults):
+            return 0
+        self._settings(lock, paths)
+        dialect = lock.content["dialect"]
+        datasets = [IndexedDataset(path, dialect=dialect) for path in paths]
+        for number, (source, dataset) in enumerate(zip(lock.sources, datasets, strict=True)):
+            self._facts(lock, number, source, dataset)
+        return sum(
+            self._receipts(lock, name, datasets, whole=whole) for name in lock.content["subsets"]
+        )
+
+    def _facts(
+        self, lock: Lock, number: int, source: LockedSource, dataset: IndexedDataset
+    ) -> None:
+        """Compare the facts about a pair whose files are those of the lock."""
+        facts = {
+            "fingerprint": corpus_fingerprint(dataset),
+            "sequences": len(dataset),
+            "documents": dataset.document_indices.size - 1,
+            "tokens": dataset.num_tokens,
+        }
+        for name, value in facts.items():
+            locked = getattr(source, name)
+            if locked != value:
+                self.add(lock.path, f"source {name}", f"sources: {name} of row {number}",
+                         shown(locked), f"{value}, as in {source.path}.idx")  # fmt: skip
+
+    def step(self, lock: Lock, paths: Sequence[str], name: str, step: int) -> int:
+        """Check the lengths of the sources and the block of a step; return its samples."""
+        cache = ValidationCache(paths, None if self.cache_dir is None else str(self.cache_dir))
+        datasets = []
+        for source, path in zip(lock.sources, paths, strict=True):
+            dataset = IndexedDataset(path, dialect=lock.content["dialect"])
+            dataset.mark_validated(source.tokens)  # when the run was locked, with these lengths
+            datasets.append(dataset)
+            fingerprint = cache.fingerprint(dataset)
+            mark_fingerprint(dataset, fingerprint)
+            if fingerprint != source.fingerprint:
+                self.add(f"{path}.idx", "fingerprint", "lengths and document bounds",
+                         fingerprint, source.fingerprint)  # fmt: skip
+                return 0
+        subset = lock.subset(name)
+        steps = step_bounds_of(subset).size - 1
+        if not 0 <= step < steps:
+            raise OutOfRange(
+                f"{lock.path}: step must be from 0 to {steps - 1} of subset {name}, got {step}"
+            )
+        index, keys = self._index(lock, name, datasets)
+        block = step // subset["receipts"]["block_steps"]
+        return self._blocks(lock, name, index, keys, range(block, block + 1))
+
+    def tokens(self, lock: Lock, paths: Sequence[str]) -> int:
+        """Compare the chunks of the .bin files; return the bytes read."""
+        chunk = lock.content["tokens"]["chunk_bytes"]
+        if chunk < LEAST_CHUNK or chunk & (chunk - 1):
+            raise FormatError(
+                f"{lock.path}: chunk_bytes must be a power of two, at least {LEAST_CHUNK}, got "
+                f"{chunk}"
+            )
+        infos = [info for info in (stat_path(f"{path}.bin") for path in paths) if info is not None]
+        hashes = token_hashes(infos, chunk, self.bar)
+        for info, ours, theirs in zip(infos, hashes, lock.content["tokens"]["hashes"], strict=True):
+            chunks = zip_longest(_words(ours), _words(theirs), fillvalue="nothing")
+            differing = [(number, *pair) for number, pair in enumerate(chunks) if len({*pair}) > 1]
+            for number, found, expected in differing[:1]:
+                end = min((number + 1) * chunk, info.nbytes)
+                self.add(info.path, "tokens", f"bytes {number * chunk} to {end}", found, expected,
+                         count=len(differing))  # fmt: skip
+        return sum(info.nbytes for info in infos)
+
+    def _settings(self, lock: Lock, paths: Sequence[str]) -> None:
+        """Resolve the settings again and compare the result with the subsets."""
+        try:
+            index = lock.content["subsets"]["train"]["index"]
+            run = read_run(lock.content["settings"], index, paths, lock.path)
+            ours = resolved_subsets(run, paths, self.cache_dir)
+        except StorageError:
+            raise
+        except _ERRORS as error:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+            self.add(lock.path, "settings", "settings", reason, "settings of a run")
+            return
+        theirs = {
+            name: {key: value for key, value in subset.items() if key != "receipts"}
+            for name, subset in lock.content["subsets"].items()
+        }
+        differing = list(differences(theirs, ours, "subsets"))
+        for where, locked, resolved in differing[:_MOST_DIFFERENCES]:
+            self.add(lock.path, f"resolved {where}", where, shown(locked),
+                     f"{shown(resolved)}, as the settings give")  # fmt: skip
+
+    def _index(
+        self, lock: Lock, name: str, datasets: Sequence[IndexedDataset]
+    ) -> tuple[Index, U64]:
+        """Return the index of a subset, built from its description, and the keys of its sources."""
+        subset = lock.subset(name)
+        rows = subset["sources"]
+        chosen = [datasets[row] for row in rows]
+        index = build_described(subset["index"], chosen, cache_dir=self.cache_dir)
+        return index, fingerprint_keys([lock.sources[row].fingerprint for row in rows])
+
+    def _receipts(
+        self, lock: Lock, name: str, datasets: Sequence[IndexedDataset], *, whole: bool
+    ) -> int:
+        """Compare receipts of blocks of steps; return the samples that were computed."""
+        receipts = lock.content["subsets"][name]["receipts"]
+        count = len(receipts["blocks"])
+        index, keys = self._index(lock, name, datasets)
+        chosen = [range(count)]
+        if not whole:
+            chosen = [range(k, k + 1) for k in sorted({0, count // 2, count - 1})]
+        samples = sum(self._blocks(lock, name, index, keys, blocks) for blocks in chosen)
+        total = sum(map(_receipt, receipts["blocks"]), Receipt())
+        if str(total) != receipts["total"]:
+            self.add(lock.path, f"total of {name}", f"subsets.{name}.receipts.total",
+                     receipts["total"], f"{total}, the sum of its blocks")  # fmt: skip
+        return samples
+
+    def _blocks(self, lock: Lock, name: str, index: Index, keys: U64, blocks: range) -> int:
+        """Compare the receipts of consecutive blocks; return their samples."""
+        subset = lock.content["subsets"][name]
+        locked, block_steps = subset["receipts"]["blocks"], subset["receipts"]["block_steps"]
+        steps = step_bounds_of(subset)
+        bounds = block_bounds(steps, block_steps)
+        if len(bounds) - 1 != len(locked) or block_steps >= steps.size:
+            self.add(lock.path, f"blocks of {name}", f"subsets.{name}.receipts.blocks",
+                     f"{len(locked)} of {block_steps} steps", f"{len(bounds) - 1}")  # fmt: skip
+            return 0
+        inside = bounds[blocks.start : blocks.stop + 1]
+        receipts = receipts_between(index, inside, keys, progress=self.progress)
+        for block, receipt in zip(blocks, receipts, strict=True):
+            if str(receipt) != locked[block]:
+                first, end = block * block_steps, min((block + 1) * block_steps, steps.size - 1)
+                samples = f"samples {bounds[block]} to {bounds[block + 1] - 1}"
+                self.add(lock.path, f"receipt of {name}", f"steps {first} to {end - 1} ({samples})",
+                         str(receipt), locked[block])  # fmt: skip
+        return inside[-1] - inside[0]
+
+
+def _receipt(text: str) -> Receipt:
+    return Receipt.from_dict({"receipt": text, "samples": 0})
+
+
+def _words(text: str) -> list[str]:
+    return [text[k : k + 16] for k in range(0, len(text), 16)]
+
+
+def located(lock: Lock, search: Folder | None = None) -> list[str | None]:
+    """Return the prefix of each pair of a lock: its path, or where it was moved; None: missing.
+
+    Args:
+        lock: the lock.
+        search: folder in which pairs that are not at their paths are sought, by content.
+    """
+    found: list[str | None] = [
+        source.path if IndexedDataset.exists(source.path) else None for source in lock.sources
+    ]
+    if search is None or None not in found:
+        return found
+    candidates = {prefix: os.path.getsize(f"{prefix}.bin") for prefix in _pairs_below(search)}
+    for number, source in enumerate(lock.sources):
+        if found[number] is None:
+            same_size = [p for p, size in candidates.items() if size == source.bin_bytes]
+            # of several with the same content, that of the same name
+            same_size.sort(key=lambda p: os.path.basename(p) != os.path.basename(source.path))
+            found[number] = next((p for p in same_size if idx_hash(p) == source.idx), None)
+    return found
+
+
+def _pairs_below(folder: Folder) -> Iterator[str]:
+    if not os.path.isdir(folder):
+        raise MissingFile(f"{os.fspath(folder)}: is not a folder; give one that holds the pairs")
+    for place, _, names in os.walk(folder):
+        for name in sorted(names):
+            prefix = os.path.join(place, name.removesuffix(".idx"))
+            if name.endswith(".idx") and os.path.isfile(f"{prefix}.bin"):
+                yield absolute(prefix)
+
+
+def paths_in(lock: Lock, search: Folder | None = None) -> list[str]:
+    """Return the prefix of each pair of a lock, see `located`.
+
+    Raises:
+        MissingFile: a pair does not exist.
+    """
+    paths = located(lock, search)
+    missing = [s.path for s, p in zip(lock.sources, paths, strict=True) if p is None]
+    if missing:
+        raise MissingFile(
+            f"{missing[0]}: {lock.path} names this pair, and its .idx or .bin does not exist"
+            + (f", nor those of {len(missing) - 1} other pairs" if len(missing) > 1 else "")
+            + "; restore it, or give the folder that it was moved to as search"
+        )
+    return [path for path in paths if path is not None]
+
+
+def source_fault(source: LockedSource, path: str) -> tuple[str, Fault] | None:
+    """Return the file of a pair that differs from the lock, with its difference, or None."""
+    info = stat_path(f"{path}.bin")
+    size = "no file" if info is None else str(info.nbytes)
+    if size != str(source.bin_bytes):
+        what, expected = "its size in bytes", str(source.bin_bytes)
+        return f"{path}.bin", _fault("size", what, size, expected)
+    found = idx_hash(path)
+    if found != source.idx:
+        return f"{path}.idx", _fault("idx", "XXH3-64 of all bytes", found, source.idx)
+    return None
+
+
+def _fault(rule: str, where: str, found: str, expected: str, remedy: str = _RESTORE) -> Fault:
+    return Fault(rule=rule, where=where, found=found, expected=expected, remedy=remedy)

@@ -1,0 +1,391 @@
+"""The file ``run.lock``: its fields, its text, and its digests.
+
+A lock is one JSON object in UTF-8. No number has a fraction or an exponent: other numbers are text.
+A table is ``{"columns": [names], "rows": [[values], …]}``. The last field is ``digest``; every byte
+before its value is covered by it, and only ``"``, a line feed, ``}`` and a line feed follow it.
+
+=================  =================================================================================
+field              meaning
+=================  =================================================================================
+format             "megaindex run lock"
+version            1; a reader refuses other versions
+written_by         program and version that wrote the file
+settings           mapping that opens the run again:
+                   ``kind``: "recipe" or "run"; ``recipe``: the recipe file's mapping, in which
+                   every path of a pair is its row in ``sources``; ``run``: fields of a `Run`
+                   that differ from their defaults, paths likewise
+root               folder of the relative paths in ``sources``; if relative itself, to the folder of
+                   the lock
+sources            table of the pairs, with those of labels, loss masks and evaluation data:
+                   ``path``: prefix of .bin and .idx, relative to ``root``, or absolute, or a URL;
+                   ``fingerprint``: 32 hex digits, `corpus_fingerprint`: sizes of both files,
+                   sequence lengths and document bounds; the key of the source in receipts;
+                   ``idx``: 16 hex digits, XXH3-64 (seed 0) of all bytes of the .idx;
+                   ``bin_bytes``: size of the .bin; ``sequences``: number of sequences;
+                   ``documents``: number of documents; ``tokens``: sum of all sequence lengths
+dialect            "megatron", "neox" or "paddlenlp": meaning of the .idx files' dtype codes
+tokens             null, or hashes of the .bin files: ``chunk_bytes``: bytes of a chunk, the last of
+                   a file shorter; ``hashes``: for each row of ``sources`` a text of 16 hex
+                   digits for each chunk, XXH3-64 (seed 0)
+files              lists that the settings name: ``path`` (as in ``sources``), ``bytes``, ``sha256``
+subsets            ``train``, and ``valid`` and ``test`` where the run evaluates, each a subset
+digests            SHA-256 of the canonical JSON of settings, sources, tokens, files and subsets,
+                   by name: keys sorted, no white space, characters beyond ASCII as \\u
+                   escapes. They name the section that was changed.
+digest             SHA-256, 64 hex digits, of all bytes of the file before these digits
+=================  =================================================================================
+
+A subset:
+
+=================  =================================================================================
+samples            positions served, numbered from 0 in order of training
+sources            row in ``sources`` of each source of ``index``, by its number there
+index              description of the index of these samples (`megaindex.index.description`): every
+                   integer from which they are computed. The nodes of the sources of a blend or of
+                   stages, ``{"common": …, "sources": […]}``, are here ``{"common": …, "columns":
+                   [names], "rows": [[values], …]}``, values a node does not have null.
+steps              list of [first sample, samples, number]: so many steps, each of so many samples,
+                   one after another from the first sample on; a step has as many rows as samples,
+                   and the last one ``masked_rows`` more. A round of a recipe's evaluation is one
+                   step, and all rounds are the same
+past_steps         number of steps made before the lock
+masked_rows        rows of the last step that are padding without loss
+micro_batch_size   samples of a micro batch of one rank, or null: not known
+data_parallel_size ranks that share a step, or null
+skip               null, or the skips of the run
+receipts           ``block_steps``: steps of a block, the last block shorter;
+                   ``blocks``: of each block the receipt of its samples, 32 hex digits;
+                   ``total``: the receipt of all samples
+=================  =================================================================================
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from megaindex.errors import FormatError, MissingFile, StorageError
+from megaindex.format.header import Fault
+from megaindex.io.atomic import AtomicFiles
+from megaindex.io.json_files import Damaged, parse_object
+from megaindex.io.os_errors import as_storage_error
+from megaindex.io.paths import check_file, check_local, is_remote
+from megaindex.validation import shown
+
+FORMAT = "megaindex run lock"
+VERSION = 1
+SECTIONS = ("settings", "sources", "tokens", "files", "subsets")
+"""Fields with a digest of their own."""
+SOURCE_COLUMNS = ("path", "fingerprint", "idx", "bin_bytes", "sequences", "documents", "tokens")
+_TYPES: dict[str, tuple[type, ...]] = {
+    "format": (str,),
+    "version": (int,),
+    "written_by": (str,),
+    "settings": (dict,),
+    "root": (str,),
+    "sources": (dict,),
+    "dialect": (str,),
+    "tokens": (dict, type(None)),
+    "files": (list,),
+    "subsets": (dict,),
+    "digests": (dict,),
+    "digest": (str,),
+}
+_WIDTH = 100
+_END = b'"\n}\n'
+_LONGEST = 1 << 28  # bytes
+_AGAIN = "restore the file, or lock the run again"
+
+
+@dataclass(frozen=True, kw_only=True)
+class LockedSource:
+    """A pair of files that a lock pins.
+
+    Attributes:
+        path: prefix of the pair as the lock names it, absolute or a URL.
+        fingerprint: `corpus_fingerprint`, 32 hex digits.
+        idx: XXH3-64 of the .idx, 16 hex digits.
+        bin_bytes: size of the .bin.
+        sequences: number of sequences.
+        documents: number of documents.
+        tokens: sum of all sequence lengths.
+    """
+
+    path: str
+    fingerprint: str
+    idx: str
+    bin_bytes: int
+    sequences: int
+    documents: int
+    tokens: int
+
+
+@dataclass(frozen=True, kw_only=True, eq=False, repr=False)
+class Lock:
+    """The content of a lock.
+
+    Attributes:
+        path: path of the file; empty for a lock that is not written yet.
+        content: its fields, see docs/lock-format.md.
+    """
+
+    path: str
+    content: Mapping[str, Any]
+
+    def __repr__(self) -> str:
+        subsets = ", ".join(
+            f"{name} {subset['samples']:,} samples in {_count(subset):,} steps"
+            for name, subset in self.content["subsets"].items()
+        )
+        return f"Lock({self.path!r}: {len(self.sources)} pairs, {subsets})"
+
+    @cached_property
+    def sources(self) -> tuple[LockedSource, ...]:
+        """The pairs, in the order of the lock."""
+        table = self.content["sources"]
+        rows = (dict(zip(table["columns"], row, strict=True)) for row in table["rows"])
+        return tuple(LockedSource(**{**row, "path": self._located(row["path"])}) for row in rows)
+
+    def _located(self, path: str) -> str:
+        if is_remote(path) or os.path.isabs(path):
+            return path
+        folder = os.path.dirname(os.path.abspath(self.path))
+        return os.path.normpath(os.path.join(folder, self.content["root"], path))
+
+    def subset(self, name: str) -> Mapping[str, Any]:
+        """Return a subset, with the description of its index as `build_described` takes it.
+
+        Raises:
+            FormatError: the lock has no such subset.
+        """
+        subsets = self.content["subsets"]
+        if name not in subsets:
+            raise FormatError(
+                f"{self.path}: has no subset {name}, it has {', '.join(subsets)}; give one of them"
+            )
+        return {**subsets[name], "index": expanded(subsets[name]["index"])}
+
+    def write(self, path: str | os.PathLike[str], *, overwrite: bool = False) -> Lock:
+        """Write the lock, atomically, and return it with its path.
+
+        Args:
+            path: the file, which must not exist.
+            overwrite: replace an existing file.
+
+        Raises:
+            StorageError: the file exists, or cannot be written.
+        """
+        target = os.fspath(path)
+        check_local(target, "write the lock to a disk and upload it")
+        placed = _placed(self.content, os.path.dirname(os.path.abspath(target)))
+        files = AtomicFiles([target], overwrite=overwrite)
+        try:
+            files.open(target).write(lock_text(placed))
+            files.publish()
+        finally:
+            files.discard()
+        return read_lock(target)
+
+
+def _count(subset: Mapping[str, Any]) -> int:
+    return sum(number for _, _, number in subset["steps"])
+
+
+def _placed(content: Mapping[str, Any], folder: str) -> dict[str, Any]:
+    """Return the fields with ``root`` relative to the folder of the lock, if it lies below it."""
+    root = content["root"]
+    below = os.path.relpath(root, folder) if root else "."
+    if root and not below.startswith(".."):
+        root = below.replace(os.sep, "/")
+    return {**content, "root": root}
+
+
+def compact(node: Any) -> Any:
+    """Return a description with the sources of its nodes as tables."""
+    if isinstance(node, list):
+        return [compact(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    found = {key: compact(value) for key, value in node.items()}
+    if "common" in node:
+        columns = sorted({key for each in node["sources"] for key in each})
+        del found["sources"]
+        found["columns"] = columns
+        found["rows"] = [[each.get(key) for key in columns] for each in node["sources"]]
+    return found
+
+
+def expanded(node: Any) -> Any:
+    """Return the description that `compact` changed."""
+    if isinstance(node, list):
+        return [expanded(each) for each in node]
+    if not isinstance(node, dict):
+        return node
+    found = {key: expanded(value) for key, value in node.items()}
+    if "common" in node:
+        columns, rows = found.pop("columns"), found.pop("rows")
+        found["sources"] = [
+            {key: value for key, value in zip(columns, row, strict=True) if value is not None}
+            for row in rows
+        ]
+    return found
+
+
+def section_digest(value: Any) -> str:
+    """Return SHA-256 of the canonical JSON of a section."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def lock_text(content: Mapping[str, Any]) -> bytes:
+    """Return the text of a lock; digests in ``content`` are replaced."""
+    digests = {name: section_digest(content[name]) for name in SECTIONS}
+    fields = {key: content[key] for key in _TYPES if key not in ("digests", "digest")}
+    lines = "".join(
+        f'"{key}": {"".join(_lines(value, len(key) + 5))},\n'
+        for key, value in {**fields, "digests": digests}.items()
+    )
+    text = f'{{\n{lines}"digest": "'.encode()
+    return text + hashlib.sha256(text).hexdigest().encode() + _END
+
+
+def _lines(value: Any, taken: int, depth: int = 1) -> Iterator[str]:
+    """Yield the parts of a value's text: one line if it fits, else a line for each field or row."""
+    whole = json.dumps(value, separators=(", ", ": "), allow_nan=False)
+    if len(whole) + taken <= _WIDTH or not isinstance(value, (dict, list)):
+        yield whole
+        return
+    indent = "\n" + " " * depth
+    if isinstance(value, dict):
+        items = list(value.items())
+        yield "{"
+        for number, (key, each) in enumerate(items):
+            name = json.dumps(key)
+            yield f"{indent}{name}: "
+            yield from _lines(each, depth + len(name) + 3, depth + 1)
+            yield "," if number < len(items) - 1 else ""
+        yield "\n" + " " * (depth - 1) + "}"
+        return
+    yield "["
+    if any(isinstance(each, (dict, list)) for each in value):
+        for number, each in enumerate(value):
+            yield indent
+            is_row = isinstance(each, list)
+            text = json.dumps(each, separators=(",", ":"))
+            yield from [text] if is_row else _lines(each, depth, depth + 1)
+            yield "," if number < len(value) - 1 else ""
+    else:
+        yield from _filled(value, indent)
+    yield "\n" + " " * (depth - 1) + "]"
+
+
+def _filled(values: Sequence[Any], indent: str) -> Iterator[str]:
+    """Yield plain values, as many on a line as fit."""
+    room = 0
+    for number, value in enumerate(values):
+        text = json.dumps(value) + ("," if number < len(values) - 1 else "")
+        if room < len(text):
+            yield indent
+            room = _WIDTH - len(indent)
+        yield text
+        room -= len(text)
+
+
+def read_lock(path: str | os.PathLike[str]) -> Lock:
+    """Return the lock in a file.
+
+    Raises:
+        MissingFile, StorageError: the file cannot be read.
+        FormatError: it is not a lock, was changed since it was written, or is of a newer version;
+            the message names the section that was changed.
+    """
+    lock, faults = parse_lock(path)
+    for fault in faults:
+        raise FormatError(
+            f"{lock.path}: {fault.where}: must be {fault.expected}, got {fault.found}; "
+            f"{fault.remedy}"
+        )
+    return lock
+
+
+def parse_lock(path: str | os.PathLike[str]) -> tuple[Lock, list[Fault]]:
+    """Return the lock in a file, and the sections that were changed since it was written.
+
+    Raises:
+        MissingFile, StorageError: the file cannot be read.
+        FormatError: it is not a lock, or is of a newer version.
+    """
+    name = os.fspath(path)
+    text = _read(name)
+    try:
+        content = parse_object(text)
+    except Damaged as error:
+        raise FormatError(
+            f"{name}: is not a lock: {error}; {_AGAIN}, it may have been truncated"
+        ) from None
+    if content.get("format") != FORMAT:
+        raise FormatError(
+            f"{name}: is not a lock: format must be {FORMAT!r}, got "
+            f"{shown(content.get('format'))}; give a file of `megaindex lock`"
+        )
+    version = content.get("version")
+    if type(version) is not int or version != VERSION:
+        raise FormatError(
+            f"{name}: has version {shown(version)} of the format, this release reads {VERSION}; "
+            f"use the release that wrote it, {shown(content.get('written_by'))}, or a newer one"
+        )
+    for key, types in _TYPES.items():
+        if key not in content or not isinstance(content[key], types):
+            raise FormatError(
+                f"{name}: is not a lock: {key} must be of type {types[0].__name__}, got "
+                f"{shown(content.get(key))}; {_AGAIN}"
+            )
+    _check_table(name, content["sources"])
+    return Lock(path=name, content=content), list(_faults(text, content))
+
+
+def _check_table(name: str, table: Mapping[str, Any]) -> None:
+    columns, rows = table.get("columns"), table.get("rows")
+    width = len(SOURCE_COLUMNS)
+    is_table = isinstance(rows, list) and all(isinstance(r, list) and len(r) == width for r in rows)
+    if columns != list(SOURCE_COLUMNS) or not rows or not is_table:
+        raise FormatError(
+            f"{name}: is not a lock: sources must be a table of {', '.join(SOURCE_COLUMNS)}, got "
+            f"{shown(table)}; {_AGAIN}"
+        )
+
+
+def _read(name: str) -> bytes:
+    check_local(name, "copy the lock to a disk")
+    if not os.path.lexists(name):
+        raise MissingFile(f"{name}: does not exist; give a file of `megaindex lock`")
+    check_file(name)
+    with as_storage_error(name, "cannot read"), open(name, "rb") as file:
+        text = file.read(_LONGEST + 1)
+    if len(text) > _LONGEST:
+        raise StorageError(f"{name}: a lock has at most {_LONGEST} bytes; give a lock")
+    return text
+
+
+def _faults(text: bytes, content: Mapping[str, Any]) -> Iterator[Fault]:
+    digest = content["digest"]
+    end = len(text) - len(_END) - len(digest)
+    is_whole = text.endswith(digest.encode() + _END) and len(digest) == 64
+    if is_whole and hashlib.sha256(text[:end]).hexdigest() == digest:
+        return
+    changed = [
+        name for name in SECTIONS if content["digests"].get(name) != section_digest(content[name])
+    ]
+    where = f"section {', '.join(changed)}" if changed else "a field outside the sections"
+    yield Fault(
+        rule="digest",
+        where=where,
+        found="another digest",
+        expected="as it was written",
+        remedy=f"{_AGAIN}; a lock is not edited, the settings are",
+    )

@@ -1,0 +1,346 @@
+"""Locks of runs: `make_lock`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import xxhash
+
+import megaindex
+from megaindex._types import I64
+from megaindex.arithmetic import ceil_div
+from megaindex.audit.streams import (
+    AuditStream,
+    stream_of_opened,
+    stream_of_run,
+)
+from megaindex.builders.recipe import OpenRecipe, ValidationCache, open_recipe
+from megaindex.configs.run import Run
+from megaindex.configs.run_builder import given_run
+from megaindex.errors import InvalidArgument, MissingFile
+from megaindex.index.block_receipts import receipts_between
+from megaindex.index.description import describe_index
+from megaindex.index.frameworks import SPLITS, Split
+from megaindex.index.receipts import Receipt, fingerprint_keys
+from megaindex.index.spans import datasets_of
+from megaindex.io.paths import FileInfo, absolute, is_remote
+from megaindex.lock.lock_file import FORMAT, SOURCE_COLUMNS, VERSION, Lock, compact
+from megaindex.lock.settings import paths_of, settings_of
+from megaindex.objects.files import each_of, read_ranges, stat_path
+from megaindex.plan.rows import evaluation_of
+from megaindex.plan.sizing import SplitPart
+from megaindex.plan.sources import parts_of
+from megaindex.progress import Bar, silent
+from megaindex.recipe.recipe import Recipe
+
+Folder = str | os.PathLike[str]
+Progress = Callable[[int, int], None]
+
+_MOST_BLOCKS = 1024  # with a receipt of their own
+_LEAST_BLOCK = 1 << 12  # samples
+_PIECE = 16 << 20  # bytes read at a time
+LEAST_CHUNK = 64 << 20  # bytes of a .bin that one hash covers
+_MOST_CHUNKS = 1024
+
+
+def make_lock(
+    run: Recipe | Run | None = None,
+    *,
+    tokens: bool = False,
+    cache_dir: Folder | None = None,
+    progress: Progress | None = None,
+    bar: Bar = silent,
+    **settings: Any,
+) -> Lock:
+    """Return the lock of a run: its data, its order, and the receipts of all of its samples.
+
+    Args:
+        run: a recipe, or a run under a framework.
+        tokens: hash every chunk of the .bin files too; without them, a .bin is known by its size.
+        cache_dir: cache of built indices; None: build in memory.
+        progress: called with (done, total) samples of which the receipts are computed.
+        bar: function of the total bytes of the .bin files that returns a function called with the
+            bytes read.
+        settings: a run by names in place of ``run``, as for `megaindex.make_plan`.
+
+    Returns:
+        The lock; `Lock.write` writes it.
+
+    Raises:
+        InvalidArgument: the run cannot be built, see `megaindex.audit.stream_of_run`.
+        FormatError, StorageError: a source cannot be read.
+    """
+    if isinstance(run, Recipe):
+        if settings:
+            raise InvalidArgument(
+                f"a recipe has all settings, also {next(iter(settings))}; change the recipe"
+            )
+        return _lock_of(run, tokens, cache_dir, progress, bar)
+    with given_run(run, settings) as given:
+        return _lock_of(given, tokens, cache_dir, progress, bar)
+
+
+def _lock_of(
+    run: Recipe | Run,
+    tokens: bool,
+    cache_dir: Folder | None,
+    progress: Progress | None,
+    bar: Bar,
+) -> Lock:
+    if run.skip or getattr(run, "iterations_to_skip", ()):
+        raise InvalidArgument(
+            "a run with skips cannot be locked in this version of the format; lock the run without "
+            "skip, and keep the skips and `megaindex prove` beside the lock"
+        )
+    run = _with_absolute_paths(run)
+    opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
+    streams = streams_of(run, opened, cache_dir)
+    paths = paths_of(run)
+    rows = {path: number for number, path in enumerate(paths)}
+    dialect = "megatron" if isinstance(run, Recipe) else run.row.file_dialect
+    cache = ValidationCache(paths, None if cache_dir is None else os.fspath(cache_dir))
+    datasets = [cache.open(path, dialect=dialect) for path in paths]
+    fingerprints = [cache.fingerprint(dataset) for dataset in datasets]
+    cache.keep(datasets)
+    root = _root(paths)
+    table = [
+        [
+            _relative(path, root),
+            fingerprint,
+            idx,
+            dataset.nbytes,
+            len(dataset),
+            dataset.document_indices.size - 1,
+            dataset.num_tokens,
+        ]
+        for path, dataset, fingerprint, idx in zip(
+            paths, datasets, fingerprints, each_of(idx_hash, paths), strict=True
+        )
+    ]
+    subsets = {
+        name: {
+            **resolved_subset(stream, rows),
+            "receipts": _receipts(stream, rows, fingerprints, progress),
+        }
+        for name, stream in streams.items()
+    }
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "written_by": f"megaindex {megaindex.__version__}",
+        "settings": settings_of(run, rows, opened),
+        "root": root,
+        "sources": {"columns": list(SOURCE_COLUMNS), "rows": table},
+        "dialect": dialect,
+        "tokens": _token_hashes(paths, bar) if tokens else None,
+        "files": [],
+        "subsets": subsets,
+    }
+    return Lock(path="", content=content)
+
+
+def _with_absolute_paths(run: Recipe | Run) -> Recipe | Run:
+    """Return the run with the absolute paths of its pairs; URLs stay."""
+
+    def placed(source: Any) -> Any:
+        names = ("path", "labels", "loss_mask", "rejected", "rejected_labels")
+        given = {name: getattr(source, name, "") for name in names}
+        return replace(source, **{k: absolute(path) for k, path in given.items() if path})
+
+    if isinstance(run, Recipe):
+        evaluation = run.evaluation
+        return replace(
+            run,
+            sources=tuple(map(placed, run.sources)),
+            evaluation=None
+            if evaluation is None
+            else replace(evaluation, source=placed(evaluation.source)),
+        )
+    each: dict[str, Any] = {name: tuple(map(placed, getattr(run.data, name))) for name in SPLITS}
+    return replace(run, data=replace(run.data, **each))
+
+
+def _root(paths: Sequence[str]) -> str:
+    """Return the deepest folder that holds all local pairs; empty if there is none."""
+    local = [os.path.dirname(path) for path in paths if not is_remote(path)]
+    return os.path.commonpath(local) if local else ""
+
+
+def _relative(path: str, root: str) -> str:
+    return path if is_remote(path) else os.path.relpath(path, root).replace(os.sep, "/")
+
+
+def streams_of(
+    run: Recipe | Run,
+    opened: OpenRecipe | None,
+    cache_dir: Folder | None,
+    wanted: Sequence[Split] = SPLITS,
+) -> dict[Split, AuditStream]:
+    """Return the stream of each wanted subset that a run has."""
+    if opened is not None:
+        return {"train": stream_of_opened(opened), **_evaluation_stream(opened)}
+    assert isinstance(run, Run), "only recipes are opened"
+    streams: dict[Split, AuditStream] = {"train": stream_of_run(run, cache_dir=cache_dir)}
+    if len(wanted) == 1:
+        return streams
+    parts = parts_of(run.data, run.row, sequence_length=run.sequence_length)
+    evaluation = evaluation_of(run, streams["train"].num_steps, parts)
+    if evaluation is not None:
+        evaluated: dict[Split, int] = {
+            "valid": evaluation.valid_samples,
+            "test": evaluation.test_samples,
+        }
+        for name, samples in evaluated.items():
+            if samples and _has_samples(run, parts[name]):
+                streams[name] = stream_of_run(run, subset=name, cache_dir=cache_dir)
+    return streams
+
+
+def _has_samples(run: Run, parts: Sequence[SplitPart]) -> bool:
+    """Return True if each source has a sample; a framework fails at one that has none."""
+    short = run.row.is_framework or run.row.order == "packed"  # which has shorter samples
+    least = 1 if short else run.sequence_length + 1
+    return bool(parts) and all(part.tokens >= least for part in parts)
+
+
+def _evaluation_stream(opened: OpenRecipe) -> dict[Split, AuditStream]:
+    """Return the stream of one round of a recipe's evaluation, a single step of all its rows.
+
+    Every round is the same.
+    """
+    rounds, source = opened.layout.evaluation, opened.validation
+    if rounds is None or source is None:
+        return {}
+    train = stream_of_opened(opened)
+    return {
+        "valid": replace(
+            train,
+            index=source.index(rounds.samples),
+            sources=train.sources[:1],
+            step_bounds=np.array([0, rounds.samples], np.int64),
+            past_steps=0,
+            masked_rows=rounds.masked,
+        )
+    }
+
+
+def resolved_subsets(
+    run: Recipe | Run, paths: Sequence[str], cache_dir: Folder | None
+) -> dict[str, Any]:
+    """Return the subsets of a run as a lock holds them, without their receipts.
+
+    Args:
+        run: a run with absolute paths.
+        paths: prefix of each pair, by its row in the lock.
+    """
+    opened = open_recipe(run, cache_dir=cache_dir) if isinstance(run, Recipe) else None
+    rows = {path: number for number, path in enumerate(paths)}
+    streams = streams_of(run, opened, cache_dir)
+    return {name: resolved_subset(stream, rows) for name, stream in streams.items()}
+
+
+def resolved_subset(stream: AuditStream, rows: Mapping[str, int]) -> dict[str, Any]:
+    """Return the fields of a subset without its receipts."""
+    return {
+        "samples": stream.num_samples,
+        "sources": [rows[absolute(dataset.path_prefix)] for dataset in datasets_of(stream.index)],
+        "index": compact(describe_index(stream.index)),
+        "steps": _steps(stream.step_bounds),
+        "past_steps": stream.past_steps,
+        "masked_rows": stream.masked_rows,
+        "micro_batch_size": stream.micro_batch_size,
+        "data_parallel_size": stream.data_parallel_size,
+        "skip": None,
+    }
+
+
+def _steps(bounds: I64) -> list[list[int]]:
+    """Return (first sample, samples, number) of steps of one size that follow each other."""
+    sizes = np.diff(bounds)
+    firsts = np.flatnonzero(np.diff(sizes, prepend=-1))
+    counts = np.diff(firsts, append=sizes.size)
+    columns = (bounds[firsts], sizes[firsts], counts)
+    return [list(row) for row in zip(*(column.tolist() for column in columns), strict=True)]
+
+
+def step_bounds_of(subset: Mapping[str, Any]) -> I64:
+    """Return int64[steps + 1], the first sample of each step, and the number of samples."""
+    pieces = [first + size * np.arange(count) for first, size, count in subset["steps"]]
+    return np.append(np.concatenate(pieces), subset["samples"]).astype(np.int64)
+
+
+def block_bounds(bounds: I64, block_steps: int) -> list[int]:
+    """Return the first sample of each block of steps, and the number of samples."""
+    return [*bounds[:-1:block_steps].tolist(), int(bounds[-1])]
+
+
+def _receipts(
+    stream: AuditStream,
+    rows: Mapping[str, int],
+    fingerprints: Sequence[str],
+    progress: Progress | None,
+) -> dict[str, Any]:
+    keys = fingerprint_keys(
+        [fingerprints[rows[absolute(d.path_prefix)]] for d in datasets_of(stream.index)]
+    )
+    steps, samples = stream.num_steps, stream.num_samples
+    least = max(ceil_div(steps, _MOST_BLOCKS), ceil_div(_LEAST_BLOCK * steps, samples))
+    block_steps = min(steps, least)
+    bounds = block_bounds(stream.step_bounds, block_steps)
+    found = receipts_between(stream.index, bounds, keys, progress=progress)
+    return {
+        "block_steps": block_steps,
+        "blocks": [str(receipt) for receipt in found],
+        "total": str(sum(found, Receipt())),
+    }
+
+
+def idx_hash(prefix: str) -> str:
+    """Return XXH3-64 of all bytes of the .idx of a pair, 16 hex digits.
+
+    Raises:
+        MissingFile, StorageError: it cannot be read.
+    """
+    info = _file_info(f"{prefix}.idx")
+    return next(_hashes(info, max(1, info.nbytes)), xxhash.xxh3_64_hexdigest(b""))
+
+
+def _file_info(path: str) -> FileInfo:
+    info = stat_path(path)
+    if info is None:
+        raise MissingFile(f"{path}: does not exist; restore it")
+    return info
+
+
+def _hashes(info: FileInfo, chunk: int, read: Callable[[int], None] | None = None) -> Iterator[str]:
+    """Yield XXH3-64 of each chunk of a file."""
+    buffer = memoryview(bytearray(min(_PIECE, max(1, info.nbytes))))
+    for first in range(0, info.nbytes, chunk):
+        digest = xxhash.xxh3_64()
+        end = min(first + chunk, info.nbytes)
+        for begin in range(first, end, _PIECE):
+            piece = buffer[: min(_PIECE, end - begin)]
+            read_ranges(info, [(begin, piece)])
+            digest.update(piece)
+            if read is not None:
+                read(len(piece))
+        yield digest.hexdigest()
+
+
+def _token_hashes(paths: Sequence[str], bar: Bar) -> dict[str, Any]:
+    infos = [_file_info(f"{path}.bin") for path in paths]
+    total = sum(info.nbytes for info in infos)
+    chunk = LEAST_CHUNK
+    while total > _MOST_CHUNKS * chunk:
+        chunk *= 2
+    return {"chunk_bytes": chunk, "hashes": token_hashes(infos, chunk, bar)}
+
+
+def token_hashes(infos: Sequence[FileInfo], chunk: int, bar: Bar = silent) -> list[str]:
+    """Return the hashes of the chunks of each .bin, one text of 16 hex digits a chunk."""
+    read = bar(sum(info.nbytes for info in infos))
+    return ["".join(_hashes(info, chunk, read)) for info in infos]

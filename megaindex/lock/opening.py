@@ -1,0 +1,136 @@
+"""Loaders of locked runs: `open_run`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from megaindex.audit.diff_inputs import Side
+from megaindex.audit.streams import stream_of_opened
+from megaindex.builders.described import build_described
+from megaindex.builders.recipe import open_recipe
+from megaindex.errors import FormatError
+from megaindex.format import IndexedDataset
+from megaindex.index.extended_index import ExtendedIndex, Stage
+from megaindex.lock.check import paths_in, source_fault
+from megaindex.lock.lock_file import Lock, read_lock
+from megaindex.lock.make import Folder, resolved_subset, streams_of
+from megaindex.lock.settings import differences, leaves, read_run
+from megaindex.recipe.recipe import Recipe
+from megaindex.validation import shown
+
+if TYPE_CHECKING:
+    from megaindex.loader.loader import Loader
+    from megaindex.loader.recipe_loader import RecipeLoader
+
+
+def open_run(
+    lock: Folder | Lock,
+    *,
+    data_parallel_rank: int = 0,
+    data_parallel_size: int | None = None,
+    micro_batch_size: int | None = None,
+    search: Folder | None = None,
+    cache_dir: Folder | None = None,
+    **loading: Any,
+) -> RecipeLoader | Loader:
+    """Return the loader of one rank of a locked run, after checking its sources.
+
+    Args:
+        lock: the lock, or its path.
+        data_parallel_rank: rank of this process, from 0.
+        data_parallel_size: number of ranks. Default: that of the lock, or 1.
+        micro_batch_size: rows of one micro batch of a rank. Default: that of the lock, or 1.
+        search: folder in which pairs are sought that are not at their paths.
+        cache_dir: cache of built indices; None: build in memory.
+        loading: other arguments of `megaindex.loader.RecipeLoader` for a recipe, of
+            `megaindex.loader.Loader` for others.
+
+    Returns:
+        For a recipe a `megaindex.loader.RecipeLoader`, else a `megaindex.loader.Loader` with the
+        run's sampler, after the steps made before the lock, and a recorder of receipts.
+
+    Raises:
+        MissingFile, StorageError: the lock or a source cannot be read.
+        FormatError: the lock is damaged, a source is not what it was, or the settings give another
+            order than the lock; the message names the file.
+    """
+    lock = lock if isinstance(lock, Lock) else read_lock(lock)
+    paths = _sound_paths(lock, search)
+    train = lock.content["subsets"]["train"]
+    run = read_run(lock.content["settings"], train["index"], paths, lock.path)
+    rows = {path: number for number, path in enumerate(paths)}
+    ranks: dict[str, Any] = {
+        "data_parallel_rank": data_parallel_rank,
+        "data_parallel_size": data_parallel_size or train["data_parallel_size"] or 1,
+        "micro_batch_size": micro_batch_size or train["micro_batch_size"] or 1,
+    }
+    if isinstance(run, Recipe):
+        from megaindex.loader.recipe_loader import RecipeLoader
+
+        opened = open_recipe(run, cache_dir=cache_dir)
+        _check_same(lock, resolved_subset(stream_of_opened(opened), rows))
+        return RecipeLoader(opened, **ranks, **loading)
+    from megaindex.loader.loader import Loader
+    from megaindex.loader.receipts import Recorder
+    from megaindex.loader.samplers import MicroBatchSampler
+
+    stream = streams_of(run, None, cache_dir, ("train",))["train"]
+    _check_same(lock, resolved_subset(stream, rows))
+    tail: Literal["drop", "pad"] = "pad" if stream.masked_rows else "drop"
+    sampler = MicroBatchSampler(
+        num_samples=stream.index.num_samples,
+        train_samples=stream.num_samples,
+        consumed_samples=int(stream.step_bounds[stream.past_steps]),
+        global_batch_size=run.batch,
+        tail=tail,
+        index=stream.index,
+        **ranks,
+    )
+    recorder = Recorder([lock.sources[row].fingerprint for row in train["sources"]])
+    return Loader(stream.index, sampler, recorder=recorder, **loading)
+
+
+def _sound_paths(lock: Lock, search: Folder | None) -> list[str]:
+    """Return the prefix of each pair, whose files are those of the lock."""
+    paths = paths_in(lock, search)
+    for source, path in zip(lock.sources, paths, strict=True):
+        fault = source_fault(source, path)
+        if fault is not None:
+            raise FormatError(
+                f"{fault[0]}: {fault[1].where}: must be {fault[1].expected}, as in {lock.path}, "
+                f"got {fault[1].found}; {fault[1].remedy}"
+            )
+    return paths
+
+
+def _check_same(lock: Lock, ours: dict[str, Any]) -> None:
+    """Refuse a lock whose settings this release resolves to other samples."""
+    train = lock.content["subsets"]["train"]
+    theirs = {key: value for key, value in train.items() if key != "receipts"}
+    for where, locked, resolved in differences(theirs, ours, "subsets.train"):
+        raise FormatError(
+            f"{lock.path}: {where} is {shown(locked)}, and this release resolves the settings to "
+            f"{shown(resolved)}; use the release that wrote the lock, "
+            f"{lock.content['written_by']}"
+        )
+
+
+def side_from_lock(lock: Folder | Lock) -> Side:
+    """Return the training samples of a lock as a side of `megaindex.audit.compare`.
+
+    Raises:
+        MissingFile, StorageError: the lock or a source cannot be read.
+        FormatError: the lock is damaged, or a source is not what it was.
+    """
+    lock = lock if isinstance(lock, Lock) else read_lock(lock)
+    train = lock.subset("train")
+    rows, paths = train["sources"], _sound_paths(lock, None)
+    dialect = lock.content["dialect"]
+    datasets = [IndexedDataset(paths[row], dialect=dialect) for row in rows]
+    index = build_described(train["index"], datasets)
+    if index.num_samples > train["samples"]:
+        index = ExtendedIndex(stages=(Stage(index=index, samples=range(train["samples"])),))
+    corpora = [lock.sources[row].fingerprint for row in rows]
+    corpus: object = corpora[0] if len(corpora) == 1 else corpora
+    settings = {"corpus": corpus, **dict(leaves(lock.content["settings"]))}
+    return Side(name=lock.path, index=index, settings=settings)

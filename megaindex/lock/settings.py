@@ -1,0 +1,315 @@
+"""The settings of a run in a lock, from which it is opened again.
+
+Paths of pairs are replaced by their rows in the lock's ``sources``. Floats and fractions are text:
+"0.3" and "1/3".
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+from megaindex.builders.recipe import OpenRecipe
+from megaindex.configs.batch_schedule import BatchSchedule
+from megaindex.configs.megatron_versions import find_version
+from megaindex.configs.run import Data, Evaluation, Run, Source, Target
+from megaindex.errors import FormatError
+from megaindex.index.description import describe_index
+from megaindex.index.frameworks import SPLITS
+from megaindex.index.order_settings import make_order, order_of
+from megaindex.index.staged_index import StagedIndex
+from megaindex.recipe.layout import RecipeLayout, resolve_recipe
+from megaindex.recipe.recipe import Recipe, RecipeStage
+from megaindex.recipe.recipe_file import recipe_of, to_mapping
+
+PATHS = ("path", "labels", "loss_mask", "rejected", "rejected_labels")
+_MANY = 16  # streams of a stage that are written in columns
+_WITHOUT = ("order", "data", "batch", "target", "evaluation", "version", "notes", "ignored",
+            "coverage", "blend_counts", "skip")  # fmt: skip
+
+
+def paths_of(run: Recipe | Run) -> list[str]:
+    """Return the prefixes of the pairs that a run names, each once."""
+    sources: Sequence[Any]
+    if isinstance(run, Recipe):
+        more = [] if run.evaluation is None else [run.evaluation.source]
+        sources = [*run.sources, *more]
+    else:
+        sources = [*run.data.train, *run.data.valid, *run.data.test]
+    named = (getattr(source, name, "") for name in PATHS for source in sources)
+    return list(dict.fromkeys(path for path in named if path))
+
+
+def settings_of(run: Recipe | Run, rows: Mapping[str, int], opened: OpenRecipe | None) -> Any:
+    """Return the settings of a run.
+
+    Args:
+        run: a recipe or a run under a framework.
+        rows: row of each pair in the lock, by its path.
+        opened: the opened recipe, of a recipe.
+    """
+    if isinstance(run, Recipe):
+        assert opened is not None, "of a recipe"
+        return {"kind": "recipe", "recipe": _recipe_settings(opened, rows)}
+    return {"kind": "run", "run": _run_settings(run, rows)}
+
+
+def read_run(settings: Mapping[str, Any], index: Any, paths: Sequence[str], where: str) -> Any:
+    """Return the `Recipe` or `Run` of settings.
+
+    Args:
+        settings: those of `settings_of`.
+        index: description of the index of the train subset, whose shares they may refer to.
+        paths: prefix of each pair, by its row.
+        where: name of the lock, for messages.
+
+    Raises:
+        FormatError: the settings cannot be read.
+    """
+    try:
+        if settings["kind"] == "recipe":
+            mapping = _with_paths(settings["recipe"], paths)
+            _write_out_mixes(mapping, index)
+            return recipe_of(mapping, where, Path("/"))
+        if settings["kind"] != "run":
+            raise ValueError(f"unknown kind {settings['kind']!r}")
+        return _run_of(_with_paths(settings["run"], paths))
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:400]
+        raise FormatError(
+            f"{where}: its settings cannot be read ({reason}); restore the file, or lock the run "
+            "again"
+        ) from None
+
+
+def _with_rows(value: Any, rows: Mapping[str, int]) -> Any:
+    """Return JSON values with rows in place of paths, and text in place of other numbers."""
+    if isinstance(value, dict):
+        return {
+            key: rows[each] if key in PATHS and isinstance(each, str) and each in rows
+            else _with_rows(each, rows)
+            for key, each in value.items()
+        }  # fmt: skip
+    if isinstance(value, (list, tuple)):
+        return [_with_rows(each, rows) for each in value]
+    return _plain(value)
+
+
+def _plain(value: Any) -> Any:
+    """Return a number as text, unless it is an integer: "0.3", "1/3"."""
+    if isinstance(value, Fraction):
+        return f"{value.numerator}/{value.denominator}"
+    return repr(value) if isinstance(value, float) else value
+
+
+def _with_paths(value: Any, paths: Sequence[str]) -> Any:
+    if isinstance(value, dict):
+        return {
+            key: paths[each] if key in PATHS and type(each) is int else _with_paths(each, paths)
+            for key, each in value.items()
+        }
+    return [_with_paths(each, paths) for each in value] if isinstance(value, list) else value
+
+
+def _recipe_settings(opened: OpenRecipe, rows: Mapping[str, int]) -> dict[str, Any]:
+    recipe = opened.layout.recipe
+    mapping: dict[str, Any] = _with_rows(to_mapping(recipe), rows)
+    many = [stage for stage in recipe.stages if len(stage.streams) > _MANY and _is_plain(stage)]
+    shares = _stage_shares(opened, [stage for stage in many if stage.weighting is None])
+    for stage in many:
+        numbers: list[int] | None = [recipe.number(stream.source) for stream in stage.streams]
+        if numbers == list(range(len(recipe.sources))):
+            numbers = None
+        mix: dict[str, Any] = {"sources": numbers}
+        if stage.name in shares:
+            mix["proportions"] = {"shares_of_stage": shares[stage.name]}
+        elif stage.weighting is None:
+            mix["proportions"] = [str(stream.proportion) for stream in stage.streams]
+        mapping["stages"][stage.name]["mix"] = mix
+    return mapping
+
+
+def _is_plain(stage: RecipeStage) -> bool:
+    """Return True if streams have proportions, or all of them are weighted, and nothing else."""
+    return stage.by_proportion and not any(stream.restart for stream in stage.streams)
+
+
+def _stage_shares(opened: OpenRecipe, stages: Sequence[RecipeStage]) -> dict[str, int]:
+    """Return for each stage the number of its first piece in the description of the index.
+
+    Empty unless the run is the same with the shares of those pieces as proportions.
+    """
+    layout = opened.layout
+    firsts = {piece.name: number for number, piece in reversed(list(enumerate(layout.stages)))}
+    found = {
+        stage.name: firsts[stage.name]
+        for stage in stages
+        if stage.name in firsts
+        and len(layout.stages[firsts[stage.name]].mixed.sources) == len(stage.streams)
+    }
+    changed = replace(
+        layout.recipe,
+        stages=tuple(
+            _by_shares(stage, layout.stages[found[stage.name]].mixing.shares)
+            if stage.name in found
+            else stage
+            for stage in layout.recipe.stages
+        ),
+    )
+    return found if found and _same_run(opened, resolve_recipe(changed, layout.sizes)) else {}
+
+
+def _same_run(opened: OpenRecipe, other: RecipeLayout) -> bool:
+    """Return True if a layout of the same sources has the same samples and steps."""
+    layout = opened.layout
+    described = [
+        describe_index(
+            StagedIndex(
+                sources=opened.unskipped.sources,
+                stages=tuple(each.mixed for each in planned.stages),
+            )
+        )
+        for planned in (layout, other)
+    ]
+    same = ("num_steps", "samples_masked", "ends", "stopped_by")
+    return described[0] == described[1] and all(
+        getattr(layout, name) == getattr(other, name) for name in same
+    )
+
+
+def _by_shares(stage: RecipeStage, shares: Sequence[int]) -> RecipeStage:
+    streams = zip(stage.streams, shares, strict=True)
+    return replace(
+        stage, streams=tuple(replace(s, proportion=Fraction(share)) for s, share in streams)
+    )
+
+
+def _write_out_mixes(mapping: Mapping[str, Any], index: Any) -> None:
+    """Replace the mixes that are written in columns."""
+    names = list(mapping["sources"])
+    for stage in mapping["stages"].values():
+        mix = stage.get("mix", {})
+        if not _is_columns(mix):
+            continue
+        numbers = range(len(names)) if mix["sources"] is None else mix["sources"]
+        given = mix.get("proportions", [None] * len(numbers))
+        if isinstance(given, dict):
+            given = index["stages"][given["shares_of_stage"]]["shares"]
+        stage["mix"] = {names[n]: value for n, value in zip(numbers, given, strict=True)}
+
+
+def _is_columns(mix: Mapping[str, Any]) -> bool:
+    """Return True if the sources are a list; of a mix by name, ``sources`` would be a stream."""
+    return "sources" in mix and (mix["sources"] is None or isinstance(mix["sources"], list))
+
+
+def _run_settings(run: Run, rows: Mapping[str, int]) -> dict[str, Any]:
+    order = order_of(run.order)
+    found = {
+        "order": {"name": order.name, **order.changed_settings},
+        **_all(run, _WITHOUT),
+        "data": _data_settings(run.data),
+        "batch": _all(run.batch),
+        "target": _all(run.target),
+        "evaluation": _all(run.evaluation),
+        "version": None if run.version is None else run.version.name,
+    }
+    plain: dict[str, Any] = _with_rows(found, rows)
+    return plain
+
+
+def _data_settings(data: Data) -> dict[str, Any]:
+    found = _all(data, SPLITS)
+    for split in SPLITS:
+        sources = [_changed(source) for source in getattr(data, split)]
+        if sources:
+            found[split] = sources
+    return found
+
+
+def _all(value: Any, left_out: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the fields of a dataclass, also those with defaults, which may change."""
+    return {
+        field.name: getattr(value, field.name)
+        for field in fields(value)
+        if field.name not in left_out
+    }
+
+
+def _changed(value: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass that differ from their defaults."""
+    defaults = {field.name: field.default for field in fields(value)}
+    return {name: each for name, each in _all(value).items() if each != defaults[name]}
+
+
+def _run_of(given: Mapping[str, Any]) -> Run:
+    values = dict(given)
+    order = {key: _number(each) for key, each in values.pop("order").items()}
+    name = order.pop("name")
+    data, version = values.pop("data"), values.pop("version")
+    sources: dict[str, Any] = {
+        split: tuple(Source(**_numbers(source, "weight")) for source in data.pop(split, ()))
+        for split in SPLITS
+    }
+    target = values.pop("target")
+    return Run(
+        order=make_order(name, order),
+        data=Data(**sources, **_numbers(data, "documents_alpha")),
+        batch=BatchSchedule(**_tuples(values.pop("batch"))),
+        target=Target(
+            kind=target["kind"],
+            value=Fraction(target["value"]),
+            per_source=tuple(map(Fraction, target.get("per_source", ()))),
+        ),
+        evaluation=Evaluation(**values.pop("evaluation")),
+        version=None if version is None else find_version(version),
+        **_tuples(_numbers(values, "variance_buffer", "surplus")),
+    )
+
+
+def _number(value: Any) -> Any:
+    """Return the number that `_plain` wrote as text; other values unchanged."""
+    if not isinstance(value, str):
+        return value
+    with contextlib.suppress(ValueError):
+        return Fraction(value) if "/" in value else float(value)
+    return value
+
+
+def _numbers(values: Mapping[str, Any], *names: str) -> dict[str, Any]:
+    return {key: _number(each) if key in names else each for key, each in values.items()}
+
+
+def _tuples(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values with tuples in place of lists."""
+    return {key: _tuple(each) for key, each in values.items()}
+
+
+def _tuple(value: Any) -> Any:
+    return tuple(map(_tuple, value)) if isinstance(value, list) else value
+
+
+def differences(theirs: Any, ours: Any, where: str = "") -> Iterator[tuple[str, Any, Any]]:
+    """Yield the places in JSON values that differ, with both values."""
+    if isinstance(theirs, dict) and isinstance(ours, dict):
+        for key in dict.fromkeys([*theirs, *ours]):
+            yield from differences(theirs.get(key), ours.get(key), f"{where}.{key}".lstrip("."))
+    elif isinstance(theirs, list) and isinstance(ours, list) and len(theirs) == len(ours):
+        for number, pair in enumerate(zip(theirs, ours, strict=True)):
+            yield from differences(*pair, f"{where}[{number}]")
+    elif theirs != ours or type(theirs) is not type(ours):
+        yield where, theirs, ours
+
+
+def leaves(value: Any, where: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the place and the value of all plain values in JSON values."""
+    if not isinstance(value, (dict, list)):
+        yield where, value
+        return
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in items:
+        yield from leaves(each, f"{where}.{key}".lstrip("."))

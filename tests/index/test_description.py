@@ -1,0 +1,57 @@
+"""`describe_index`: what the description of a run's index holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import megaindex
+from megaindex.errors import InvalidArgument
+from megaindex.index.array_index import ArrayIndex
+from megaindex.index.description import describe_index
+from megaindex.index.extended_index import ExtendedIndex, Stage
+
+
+@pytest.fixture
+def prefix(tmp_path: Path) -> str:
+    with megaindex.IndexedDatasetWriter(tmp_path / "web", dtype="uint16") as writer:
+        for length in np.random.default_rng(1).integers(1, 90, 40):
+            writer.add_document(np.arange(length))
+    return str(tmp_path / "web")
+
+
+def test_values_that_all_sources_have_stand_once(prefix: str) -> None:
+    blend = megaindex.build_blend(
+        [prefix, prefix], weights=[3, 1], num_samples=50, sequence_length=32, order="neox"
+    )
+    node = describe_index(blend)
+    assert node["weights"] == ["0x1.8000000000000p-1", "0x1.0000000000000p-2"]
+    assert node["common"]["documents"] == [0, 40]
+    assert node["sources"] == [
+        {key: value for key, value in describe_index(index).items() if key not in node["common"]}
+        for index in blend.indices
+    ]
+
+
+def test_passes_of_a_loader_that_starts_over_are_ranges(prefix: str) -> None:
+    index = megaindex.build_index(prefix, sequence_length=32, order="window")
+    samples = np.concatenate((np.arange(9), np.tile(np.arange(4, 9), 3), np.arange(4, 6)))
+    passes = ExtendedIndex(stages=(Stage(index=index, samples=samples),))
+    (part,) = describe_index(passes)["parts"]
+    assert part["ranges"] == [[0, 9, 1], [4, 9, 3], [4, 6, 1]]
+    assert part["index"] == describe_index(index)
+
+
+def test_arrays_of_unknown_origin_and_lists_of_documents_are_refused(prefix: str) -> None:
+    index = megaindex.build_index(prefix, sequence_length=32)
+    assert isinstance(index, ArrayIndex)
+    names = ("order", "document_index", "sample_index", "shuffle_index", "sequence_lengths")
+    shape = ("sequence_length", "num_epochs", "tokens_per_epoch", "add_extra_token")
+    foreign = ArrayIndex(**{name: getattr(index, name) for name in (*names, *shape)})
+    with pytest.raises(InvalidArgument, match="arrays were not built from settings"):
+        describe_index(foreign)
+    some = megaindex.build_index(prefix, sequence_length=32, documents=[1, 3, 5, 6, 7, 9])
+    with pytest.raises(InvalidArgument, match="got 6 ids; use a split"):
+        describe_index(some)

@@ -1,0 +1,338 @@
+"""Locks: what they pin, that each field of one matters, and the loaders that they give."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.command_line import cli
+from support.corpora import write_corpus
+from support.locked_runs import RUNS, write_inputs
+
+from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile, StorageError
+from megaindex.lock import Lock, make_lock, open_run, read_lock, verify_lock
+from megaindex.lock.lock_file import SECTIONS, lock_text
+from megaindex.lock.settings import read_run, settings_of
+from megaindex.recipe import read_recipe
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A folder of corpora and settings, in which every run is locked as NAME.lock."""
+    folder = tmp_path_factory.mktemp("runs")
+    write_inputs(folder)
+    before = Path.cwd()
+    os.chdir(folder)
+    for name, flags in RUNS.items():
+        assert cli("lock", *flags.split(), "--out", f"{name}.lock", "--tokens")[::2] == (0, "")
+    yield folder
+    os.chdir(before)
+
+
+@pytest.fixture(autouse=True)
+def _there(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(home)
+
+
+def rules(path: Any, **options: Any) -> list[str]:
+    return [f"{found.file} {found.rule}" for found in verify_lock(path, **options).findings]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_lock_is_verified_and_opens_the_run(name: str) -> None:
+    lock = read_lock(f"{name}.lock")
+    train = lock.content["subsets"]["train"]
+    assert rules(f"{name}.lock", whole=True, tokens=True) == []
+    assert rules(f"{name}.lock", step=2) == []
+    pytest.importorskip("torch")
+    receipts = []
+    ranks = 2 if name in ("recipe", "megatron") else 1
+    for rank in range(ranks):
+        loader = open_run(lock, data_parallel_rank=rank, data_parallel_size=ranks)
+        for _ in loader:
+            pass
+        assert loader.consumed_samples == train["samples"]
+        state = loader.state_dict()
+        receipts.append((state["loader"] if name == "recipe" else state)["receipt"])
+    from megaindex.index.block_receipts import BlockReceipts
+    from megaindex.index.receipts import Receipt
+
+    served = [BlockReceipts.from_dict(each["ladder"]).total for each in receipts]
+    total = sum(served, Receipt())
+    assert (str(total), total.count) == (train["receipts"]["total"], train["samples"])
+
+
+def test_a_lock_has_the_steps_of_its_batch_schedule() -> None:
+    steps = read_lock("megatron.lock").content["subsets"]["train"]["steps"]
+    assert steps == [[0, 4, 6], [24, 8, 9]]
+    assert read_lock("recipe.lock").content["subsets"]["train"]["steps"] == [
+        [0, 8, 19],
+        [152, 4, 1],
+    ]
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_settings_are_read_as_they_were_written(name: str) -> None:
+    lock = read_lock(f"{name}.lock")
+    content = lock.content
+    paths = [source.path for source in lock.sources]
+    run = read_run(content["settings"], content["subsets"]["train"]["index"], paths, "a lock")
+    rows = {path: number for number, path in enumerate(paths)}
+    if name != "recipe":
+        assert settings_of(run, rows, None) == content["settings"]
+    assert make_lock(run).write("again.lock", overwrite=True).content["subsets"] == {
+        **content["subsets"]
+    }
+
+
+GOLDEN = sorted((Path(__file__).parents[1] / "golden" / "locks").glob("*.lock"))
+
+
+@pytest.mark.parametrize("golden", GOLDEN, ids=lambda path: path.stem)
+def test_locks_of_earlier_versions_are_read(golden: Path) -> None:
+    shutil.copy(golden, "golden.lock")
+    assert rules("golden.lock", whole=True, tokens=True) == []
+    ours, theirs = read_lock(f"{golden.stem}.lock").content, read_lock("golden.lock").content
+    assert ours["subsets"] == theirs["subsets"]
+
+
+def flip(path: str, at: int) -> Callable[[], None]:
+    """Change a byte of a file; return the function that changes it back."""
+    text = bytearray(Path(path).read_bytes())
+    original = bytes(text)
+    text[at] ^= 1
+    Path(path).write_bytes(text)
+    return lambda: Path(path).write_bytes(original) and None
+
+
+@pytest.mark.parametrize("at", [5, 20, 100, 34 + 4 * 120 + 9, -3])
+def test_a_flipped_byte_of_an_idx_is_found_and_named(at: int) -> None:
+    undo = flip("data/code.idx", at)
+    try:
+        assert rules("recipe.lock") == [f"{Path.cwd()}/data/code.idx idx"]
+        with pytest.raises((FormatError, StorageError), match=r"data/code.idx: XXH3-64"):
+            open_run("recipe.lock")
+    finally:
+        undo()
+
+
+def test_a_flipped_byte_of_a_bin_is_found_with_tokens() -> None:
+    undo = flip("data/chat.bin", 99)
+    try:
+        assert rules("neox.lock") == []
+        (found,) = verify_lock("neox.lock", tokens=True).findings
+        size = os.path.getsize("data/chat.bin")
+        assert (found.file, found.where) == (f"{Path.cwd()}/data/chat.bin", f"bytes 0 to {size}")
+    finally:
+        undo()
+
+
+def test_every_flipped_byte_of_a_lock_is_found() -> None:
+    text = Path("flags.lock").read_bytes()
+    try:
+        for at in range(0, len(text), 7):
+            Path("flipped.lock").write_bytes(text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :])
+            with pytest.raises(FormatError, match=r"flipped\.lock: "):
+                read_lock("flipped.lock")
+    finally:
+        Path("flipped.lock").unlink()
+
+
+def leaves(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Yield the places of all values of JSON that are no mapping and no list."""
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for key, each in items:
+        if isinstance(each, (dict, list)) and each:
+            yield from leaves(each, (*place, key))
+        else:
+            yield (*place, key)
+
+
+def changed(content: Any, place: tuple[Any, ...]) -> Any:
+    """Return the content with another value of the same kind at a place."""
+    content = copy.deepcopy(content)
+    inside = content
+    for key in place[:-1]:
+        inside = inside[key]
+    value = inside[place[-1]]
+    if isinstance(value, bool):
+        value = not value
+    elif isinstance(value, int):
+        value += 1
+    elif isinstance(value, str):
+        value = value[:-1] + ("1" if value[-1:] != "1" else "2")
+    else:
+        value = 3 if value is None else None
+    inside[place[-1]] = value
+    return content
+
+
+FREE = {"written_by", "root", "digests", "digest"}
+DECIDING = {"sequence_length", "seed", "path", "proportion", "kind", "value", "split", "name"}
+"""Settings that decide samples in every run here; that of others may be the same with another
+value, and the digest of their section alone shows the change."""
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name if name == "phases" else pytest.param(name, marks=pytest.mark.slow) for name in RUNS],
+)
+def test_every_field_matters(name: str, home: Path) -> None:
+    """Of a lock that was edited and given the right digests again, too."""
+    content, unseen = read_lock(f"{name}.lock").content, []
+    for place in leaves(dict(content)):
+        if place[0] in FREE or (place[0] == "settings" and place[-1] not in DECIDING):
+            continue
+        Path("edited.lock").write_bytes(lock_text(changed(content, place)))
+        try:
+            found = rules("edited.lock", whole=True, tokens=True)
+        except MegaIndexError:
+            continue
+        except Exception as error:
+            raise AssertionError(place) from error
+        if not found:
+            unseen.append(".".join(map(str, place)))
+    assert unseen == []
+
+
+def test_a_changed_section_is_named() -> None:
+    text = Path("recipe.lock").read_text()
+    for old, new, section in (
+        ('"steps": 12', '"steps": 13', "settings"),
+        ('"data/web"', '"data/wob"', None),
+        ('["web","', '["wob","', "sources"),
+        ('"rule": "stratified"', '"rule": "per_stream"', "subsets"),
+        ('"root": "data"', '"root": "date"', "a field outside the sections"),
+    ):
+        if section is None:
+            continue
+        assert old in text
+        Path("edited.lock").write_text(text.replace(old, new, 1))
+        with pytest.raises(FormatError, match=f"edited.lock: (section )?{section}: must be"):
+            read_lock("edited.lock")
+        assert "edited.lock digest" in rules("edited.lock")
+    assert set(SECTIONS) == set(read_lock("recipe.lock").content["digests"])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda text: text[: len(text) // 2], "it may have been truncated"),
+        (lambda text: text.replace('"version": 1', '"version": 2'), "has version 2 of the format"),
+        (lambda text: text.replace('"megaindex run lock"', '"lock"'), "format must be"),
+        (lambda text: text.replace('"files": []', '"files": {}'), "files must be of type list"),
+        (lambda _: "[]", "is not a JSON object"),
+    ],
+)
+def test_other_files_are_refused(change: Callable[[str], str], message: str) -> None:
+    Path("other.lock").write_text(change(Path("flags.lock").read_text()))
+    with pytest.raises(FormatError, match=message):
+        read_lock("other.lock")
+    assert rules("other.lock") == ["other.lock lock"]
+
+
+def test_missing_and_moved_sources(tmp_path: Path) -> None:
+    with pytest.raises(MissingFile, match=r"none\.lock: does not exist"):
+        read_lock("none.lock")
+    for suffix in (".idx", ".bin"):
+        (tmp_path / "deep").mkdir(exist_ok=True)
+        Path(f"data/code{suffix}").rename(tmp_path / "deep" / f"moved{suffix}")
+    try:
+        assert rules("neox.lock") == [f"{Path.cwd()}/data/code missing"]
+        assert rules("neox.lock", search=tmp_path) == []
+        with pytest.raises(MissingFile, match="data/code: neox.lock names this pair"):
+            open_run("neox.lock")
+        assert cli("verify", "neox.lock", "--search", tmp_path)[0] == 0
+        if pytest.importorskip("torch"):
+            assert len(open_run("neox.lock", search=tmp_path)) == 40
+    finally:
+        for suffix in (".idx", ".bin"):
+            (tmp_path / "deep" / f"moved{suffix}").rename(f"data/code{suffix}")
+
+
+@pytest.mark.parametrize("window", [1, 37, 1 << 24])
+def test_source_by_source_gives_the_same_receipts(
+    window: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The receipts of the lock are computed in order of training, as of any short run."""
+    monkeypatch.setattr("megaindex.index.staged_index._WORTH_SORTING", 1)
+    monkeypatch.setattr("megaindex.index.staged_index._WINDOW", window)
+    assert rules("recipe.lock", whole=True) == []
+
+
+def test_tables_of_large_corpora_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("megaindex.builders.described._WORTH_KEEPING", 1)
+    kept = []
+    for _ in range(2):
+        assert rules("flags.lock", step=3, cache_dir=tmp_path) == []
+        kept.append(sorted(tmp_path.glob("*/starts*.npy")))
+    assert kept[0]
+    assert kept[0] == kept[1]
+    assert cli("verify", tmp_path, "--full")[0] == 0
+    undo = flip("data/web.idx", 40)
+    try:
+        assert rules("flags.lock", step=3, cache_dir=tmp_path) == [
+            f"{Path.cwd()}/data/web.idx fingerprint"
+        ]
+    finally:
+        undo()
+
+
+def test_diff_order_compares_two_locks() -> None:
+    shown = json.loads(cli("diff-order", "neox.lock", "neox.lock", "--json")[1])
+    assert (shown["relation"], shown["num_samples"]) == ("equal", [160, 160])
+    make_lock(
+        data_path="data/web", order="epoch", left_over="carry", sequence_length=32, epochs="2.5",
+        global_batch_size=8, seed=2,
+    ).write("seed.lock")  # fmt: skip
+    status, text, _ = cli("diff-order", "flags.lock", "seed.lock", "--json")
+    causes = {cause["setting"]: (cause["a"], cause["b"]) for cause in json.loads(text)["causes"]}
+    assert (status, causes) == (1, {"run.seed": (1234, 2)})
+
+
+def test_the_command_refuses_what_it_would_ignore() -> None:
+    assert "already exists" in cli("lock", *RUNS["flags"].split(), "--out", "flags.lock")[2]
+    assert "check one lock" in cli("verify", "data/web", "--all")[2]
+    assert "exclude each other" in cli("verify", "flags.lock", "--all", "--step", 1)[2]
+    assert "must be from 0 to" in cli("verify", "flags.lock", "--step", 10_000)[2]
+    assert "is a lock" in cli("inspect", "flags.lock")[2]
+    make_lock(read_recipe("run.yaml")).write("bare.lock")
+    assert "has no hashes of tokens" in cli("verify", "bare.lock", "--tokens")[2]
+    skipping = Path("skipping.yaml")
+    skipping.write_text(Path("run.yaml").read_text() + "skip: {steps: 3}\n")
+    assert "a run with skips cannot be locked" in cli("lock", "--recipe", skipping)[2]
+    with pytest.raises(InvalidArgument, match="a recipe has all settings"):
+        make_lock(read_recipe("run.yaml"), seed=1)
+    shown = json.loads(cli("lock", *RUNS["flags"].split(), "--out", "new.lock", "--json")[1])
+    assert shown["digest"] == read_lock("new.lock").content["digest"]
+
+
+@pytest.mark.slow
+def test_a_thousand_sources_in_ten_stages_fit_into_300_kb(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "corpus", [40, 50, 60], np.uint16)
+    names = [f"common-crawl-{number:04}" for number in range(1000)]
+    for name in names:
+        for suffix in (".idx", ".bin"):
+            os.link(tmp_path / f"corpus{suffix}", tmp_path / f"{name}{suffix}")
+    weights = np.random.default_rng(1).integers(10**5, 10**6, (10, 1000)).tolist()
+    stages = "".join(
+        f"  stage-{number}: {{samples: 3000, mix: {{"
+        + ", ".join(f"{n}: {w / 1e6!r}" for n, w in zip(names, row, strict=True))
+        + "}}\n"
+        for number, row in enumerate(weights)
+    )
+    (tmp_path / "run.yaml").write_text(
+        "sequence_length: 16\nbatch: {global_batch_size: 8}\n"
+        f"sources: {{{', '.join(f'{name}: {name}' for name in names)}}}\nstages:\n{stages}"
+    )
+    recipe = read_recipe(tmp_path / "run.yaml")
+    lock: Lock = make_lock(recipe).write(tmp_path / "run.lock")
+    assert (tmp_path / "run.lock").stat().st_size <= 300_000
+    assert rules(lock.path) == []

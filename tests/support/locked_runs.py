@@ -1,0 +1,62 @@
+"""Runs that are locked: a recipe, a GPT-NeoX configuration, a Megatron script and plain flags."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+from support.corpora import write_corpus
+
+RECIPE = """
+sequence_length: 32
+batch: {micro_batch_size: 2, data_parallel_size: 2, global_batch_size: 8}
+sources:
+  web: data/web
+  code: {path: data/code, max_epochs: 2}
+  chat: {path: data/chat, order: packed}
+  book: {path: data/web, order: window}
+  talk: {path: data/code, kind: finetuning, loss_mask: data/mask}
+stages:
+  stable: {steps: 12, mix: {web: 0.7, code: 0.3}}
+  decay:
+    samples: 60
+    batching: random
+    mix: {web: 1, chat: {proportion: 0.5, restart: true}, book: 2, talk: 1}
+tail: pad
+exhaustion: continue
+evaluation: {source: data/chat, interval: 5, iterations: 2}
+"""
+NEOX = """
+{"train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": 2, "seq_length": 32,
+ "train_iters": 20, "eval_iters": 2, "eval_interval": 10, "seed": 7, "num_gpus": 1,
+ "train_data_paths": ["data/web", "data/code"], "train_data_weights": [0.3, 0.7],
+ "valid_data_paths": ["data/chat"], "test_data_paths": ["data/chat"]}
+"""
+SCRIPT = """
+python pretrain_gpt.py --seq-length 32 --micro-batch-size 2 --global-batch-size 8 \\
+  --rampup-batch-size 4 4 24 --train-samples 100 --split 90,5,5 --eval-iters 1 \\
+  --data-path 0.25 data/web 0.75 data/code
+"""
+RUNS = {
+    "recipe": "--recipe run.yaml",
+    "neox": "--neox-config neox.yml --world-size 1",
+    "megatron": "--megatron-args train.sh --world-size 2",
+    "flags": "--data-path data/web --order epoch --left-over carry --seq-length 32 --epochs 2.5 "
+    "--global-batch-size 8",
+    "phases": "--data-path data/web data/code --seq-length 32 --train-iters 9 --split 98,2,0 "
+    "--phase-transition-iterations 4 --global-batch-size 4 --eval-iters 0",
+}
+
+
+def write_inputs(folder: Path) -> None:
+    """Write corpora and settings, to which the flags of `RUNS` are relative."""
+    (folder / "data").mkdir()
+    rng = np.random.default_rng(3)
+    for name in ("web", "code", "chat"):
+        lengths = rng.integers(1, 60, 120)
+        write_corpus(folder / "data" / name, lengths, np.uint16)
+        if name == "code":
+            write_corpus(folder / "data" / "mask", lengths, np.uint8)
+    (folder / "run.yaml").write_text(RECIPE)
+    (folder / "neox.yml").write_text(NEOX)
+    (folder / "train.sh").write_text(SCRIPT)
