@@ -1,6 +1,6 @@
 // The samples of a run from its run.lock and .idx files, written from docs/lock-format.md alone.
 //   node lock.js run.lock SUBSET rows D M [balance] < queries    of D ranks with micro batches of M, lines
-//       "step rank row": prints "position source:document:offset:length ...", or "padding"
+//       "step rank row": prints "position source:document:offset:length ..." (no span if skipped), or "padding"
 //   node lock.js run.lock SUBSET receipts FIRST END              receipts of blocks FIRST to END - 1
 const { createHash } = require('crypto'), fs = require('fs'), path = require('path');
 const LOW = 0xffffffffn, u64 = (x) => BigInt.asUintN(64, x);
@@ -243,12 +243,13 @@ const ORDERS = {
       ranges.map(([begin, end, times]) => [(end - begin) * times, (p) => child(begin + p % (end - begin))]));
     return (p) => oneAfterAnother(served, p);
   },
-  skipped({ index, end, moved, masks }, sources, idsOf) {
+  skipped({ index, end, left_out: holes, moved, masks }, sources, idsOf) {
     const child = build(index, sources), masked = masks.map((mask) => ({ ...mask, ids: idsOf(mask.file) }));
     const behind = moved.map(([begin, stop]) => [stop - begin, (p) => child(begin + p)]);
-    return (p) => (p < end ? child(p) : oneAfterAnother(behind, p - end)).map((span) =>
-      (masked.some(({ source, from, ids }) => source === span[0] && p >= from && (!ids || ids.has(span[1])))
-        ? [...span, 'masked'] : span));
+    const mark = (p, [q, d, ...span]) => [q, d, ...span, ...(masked.some(({ source, from, ids }) =>
+      source === q && p >= from && (!ids || ids.has(d))) ? ['masked'] : [])];
+    return (p) => (holes.some(([begin, stop]) => p >= begin && p < stop) ? []
+      : (p < end ? child(p) : oneAfterAnother(behind, p - end)).map((span) => mark(p, span)));
   },
 };
 const build = (node, sources, idsOf) => ORDERS[node.order](node, sources, idsOf);
@@ -348,8 +349,7 @@ function dealt([first, samples, rows], D, M, workOf) { // returns the positions 
     return round;
   });
 }
-// The sum of the squared lengths of spans, of which the first S tokens count.
-const squares = (spans, S) => spans.reduce(([sum, room], [, , , length]) =>
+const squares = (spans, S) => spans.reduce(([sum, room], [, , , length]) => // the work of a sample
   [sum + Math.min(length, room) ** 2, room - Math.min(length, room)], [0, S])[0];
 const LANES = [[0x6A09E667F3BCC909n, 0xBB67AE8584CAA73Bn, 0x3C6EF372FE94F82Bn, 0xA54FF53A5F1D36F1n],
   [0x510E527FADE682D1n, 0x9B05688C2B3E6C1Fn, 0x1F83D9ABFB41BD6Bn, 0x5BE0CD19137E2179n]];
@@ -359,7 +359,7 @@ function receiptOf(position, spans, sources) {
     const key = sources[source].key[k] ^ (masked ? 0x9E3779B97F4A7C15n : 0n);
     return u64(end32(h) * a + key + BigInt(x) * b + BigInt(y) * c + BigInt(z) * d);
   }, BigInt(position)), ENDS[k]));
-  return high << 64n | low;
+  return spans.length ? high << 64n | low : 0n;
 }
 function openSource(pathOf, { path: prefix, fingerprint, bin_bytes: bytes }) {
   const idx = fs.readFileSync(pathOf(`${prefix}.idx`));
