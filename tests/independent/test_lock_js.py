@@ -15,6 +15,7 @@ import pytest
 
 from megaindex import IndexedDatasetWriter
 from megaindex.audit import AuditStream, stream_of_recipe, stream_of_run
+from megaindex.index.frameworks import Split
 from megaindex.loader.sampler_state import RankLayout, Step
 from megaindex.loader.samplers import assign_by_work, assign_rows
 from megaindex.lock import make_lock
@@ -115,7 +116,7 @@ def node() -> str:
     return found
 
 
-def locked(name: str, subset: str) -> tuple[AuditStream, dict[str, Any]]:
+def locked(name: str, subset: Split) -> tuple[AuditStream, dict[str, Any]]:
     """Write the lock of a run; return a stream of it, and the subset in the lock."""
     settings = RUNS[name]
     if isinstance(settings, str):
@@ -188,6 +189,19 @@ def test_receipts_of_blocks(node: str) -> None:
     _, subset = locked("finetuning", "train")
     blocks = subset["receipts"]["blocks"]
     assert run(node, "train", "receipts", "0", str(len(blocks))) == blocks
+
+
+def test_changed_files_are_refused(node: str) -> None:
+    locked("megatron", "train")
+    command = [node, str(PROGRAM), "run.lock", "train", "receipts", "0", "1"]
+    written = Path("run.lock").read_bytes().index(b"megaindex ")
+    for path, at, reason in (("run.lock", written, "digest"), ("code.idx", 40, "fingerprint")):
+        text = Path(path).read_bytes()
+        Path(path).write_bytes(text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :])
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        Path(path).write_bytes(text)
+        assert done.returncode != 0
+        assert f"{path}: {reason}" in done.stderr
 
 
 @pytest.mark.slow
