@@ -98,16 +98,18 @@ def corpora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     rng = np.random.default_rng(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        for name, most, documents in (
-            *(("web", 150, 300), ("code", 400, 100), ("chat", 40, 500)),
-            ("many", 20, 5000),  # enough for the network of a permutation
-        ):
+        lengths: dict[str, Any] = {
+            "web": rng.integers(0, 150, 300),
+            "code": rng.integers(0, 400, 100),
+            "chat": rng.integers(0, 40, 500),
+            # enough documents, and of one length, for the network of a permutation
+            "many": np.append(rng.integers(0, 20, 1000), np.full(4100, 6)),
+            "exact": [999, 1000, 9 * 12 * 32 + 1 - 1999],
+        }
+        for name, sizes in lengths.items():
             with IndexedDatasetWriter(name, dtype="uint16") as writer:
-                for length in rng.integers(0, most, documents):
-                    writer.add_document(np.zeros(length))
-        with IndexedDatasetWriter("exact", dtype="uint16") as writer:
-            for length in (999, 1000, 9 * 12 * 32 + 1 - 1999):
-                writer.add_document(np.zeros(length))
+                for size in sizes:
+                    writer.add_document(np.zeros(size))
         yield
 
 
