@@ -109,10 +109,12 @@ def build(python: Path, sdist: Path, tools: Path, work: Path, dest: Path) -> Pat
     source = work / sdist.name.removesuffix(".tar.gz")
     compiler = write_compiler(python, tools, work)
     made = work / "made"
+    link = f"{compiler} -shared"  # without the flags of Debian's Python that zig refuses
     run(
         [needs / "python", "-m", "pip", "wheel", "--quiet", "--no-deps", "--no-build-isolation",
          "--wheel-dir", made, source],
-        env={**os.environ, "CC": str(compiler), "CXX": str(compiler), "MEGAINDEX_LDFLAGS": "-s"},
+        env={**os.environ, "CC": str(compiler), "CXX": str(compiler), "LDSHARED": link,
+             "LDCXXSHARED": link, "MEGAINDEX_LDFLAGS": "-s"},
     )  # fmt: skip
     (wheel,) = made.glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
