@@ -42,6 +42,8 @@ class PermutedDocuments {
       __builtin_prefetch(lengths_.address(static_cast<uint64_t>(documents[k])));
     }
   }
+  // Return the position of an entry of the concatenated copies.
+  int64_t position(int64_t entry) const { return order_.invert(entry); }
   template <class T>
   int64_t length(T document) const {
     return lengths_[static_cast<uint64_t>(document)];
@@ -102,6 +104,66 @@ void epoch_starts(const PermutedDocuments& documents, int64_t stride, int num_th
     for (const auto& sums : others) starts[j + 1] += sums[static_cast<size_t>(j)];
     starts[j + 1] += starts[j];
   }
+}
+
+namespace detail {
+
+// As epoch_begins, for documents numbered by T; the lengths of a group are prefetched together.
+template <class T, class Poll>
+void find_begins(const PermutedDocuments& documents, int64_t stride, const int64_t* starts,
+                 const int64_t* entries, int64_t count, int64_t* out,
+                 const SharedPoll<Poll>& poll) {
+  constexpr int64_t kGroup = 16;
+  const int64_t size = documents.size(), half = stride / 2, room = stride - half;
+  std::vector<T> read(static_cast<size_t>(kGroup * room));
+  int64_t positions[kGroup], begins[kGroup];
+  for (int64_t first = 0; first < count; first += kGroup) {
+    if (first % kPollEvery == 0) poll();
+    const int64_t group = std::min(kGroup, count - first);
+    for (int64_t k = 0; k < group; ++k) {
+      positions[k] = documents.position(entries[first + k]);
+      // the half of the row in which the entry lies
+      const int64_t within = positions[k] % stride;
+      begins[k] = positions[k] - within + (within < half ? 0 : half);
+      const int64_t most = within < half ? half : room;
+      documents.request(begins[k], std::min(most, size - begins[k]), read.data() + k * room);
+    }
+    for (int64_t k = 0; k < group; ++k) {
+      const T* half_row = read.data() + k * room;
+      const int64_t row = positions[k] / stride, at = positions[k] - begins[k];
+      int64_t token = starts[row];
+      if (begins[k] == row * stride && half > 0) {
+        for (int64_t i = 0; i < at; ++i) token += documents.length(half_row[i]);
+      } else {
+        token = starts[row + 1];
+        const int64_t end = std::min(room, size - begins[k]);
+        for (int64_t i = at; i < end; ++i) token -= documents.length(half_row[i]);
+      }
+      out[first + k] = token;
+    }
+  }
+}
+
+}  // namespace detail
+
+// Set out[k] to the token of the pass at which entry entries[k] of the concatenated copies begins.
+// `starts` is filled by epoch_starts; every entry is in [0, size).
+template <class Poll = NoPoll>
+void epoch_begins(const PermutedDocuments& documents, int64_t stride, const int64_t* starts,
+                  const int64_t* entries, int64_t count, int num_threads, int64_t* out,
+                  Poll poll = {}) {
+  const SharedPoll<Poll> shared(poll);
+  const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(num_threads, count / (1 << 12)));
+  run_parallel(parts, [&](int64_t part) {
+    const int64_t begin = count * part / parts, end = count * (part + 1) / parts;
+    if (documents.size() <= INT32_MAX) {
+      detail::find_begins<int32_t>(documents, stride, starts, entries + begin, end - begin,
+                                    out + begin, shared);
+    } else {
+      detail::find_begins<int64_t>(documents, stride, starts, entries + begin, end - begin,
+                                    out + begin, shared);
+    }
+  });
 }
 
 }  // namespace megaindex
