@@ -91,6 +91,12 @@ def runs_of(stream: AuditStream, documents: npt.ArrayLike, source: int = 0) -> R
     Raises:
         OutOfRange: the source does not exist, or a document is outside its part of the corpus.
     """
+    runs = unordered_runs(stream, documents, source)
+    return runs.select(np.argsort(runs.sample, kind="stable"))
+
+
+def unordered_runs(stream: AuditStream, documents: npt.ArrayLike, source: int = 0) -> Runs:
+    """Return the result of `runs_of` in any order, which for millions of runs is faster."""
     check_source(stream, source)
     ids = np.unique(np.asarray(documents, np.int64))
     first = stream.sources[source].first_document
@@ -103,14 +109,12 @@ def runs_of(stream: AuditStream, documents: npt.ArrayLike, source: int = 0) -> R
         )
     found = served_tokens(stream.index, ids, source)
     found = found.select(found.sample < stream.num_samples)
-    order = np.argsort(found.sample, kind="stable")
-    sample, document, offset, length = found.select(order)
     return Runs(
-        sample=sample,
-        source=np.full(sample.size, source, np.int32),
-        document=document,
-        offset=offset,
-        length=length,
+        sample=found.sample,
+        source=np.full(found.sample.size, source, np.int32),
+        document=found.document,
+        offset=found.offset,
+        length=found.length,
     )
 
 

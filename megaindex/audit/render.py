@@ -139,7 +139,11 @@ def print_origins(
     stream: AuditStream, found: Sequence[Origin], total: int, file: TextIO | None = None
 ) -> None:
     """Print the first of ``total`` spans with their rows, as a table or, with text, one by one."""
-    files = ShortNames.of(origin.file for origin in found if origin.file is not None)
+    paths = list(dict.fromkeys(origin.file for origin in found if origin.file is not None))
+    files = ShortNames.of(paths)
+    if len(paths) == 1:
+        folder, slash, name = paths[0].rpartition("/")
+        files = ShortNames(f"{folder}{slash}*" if folder else "", {paths[0]: name})
     if found and found[0].text is not None:
         print_lines((line for origin in found for line in _text_lines(origin)), file)
     else:

@@ -223,8 +223,10 @@ def documents_of_rows(stream: AuditStream, rows: str) -> dict[int, I64]:
                 sequences = _inside(stream, number, pair.sequences_of(documents))
                 found[number] = np.union1d(found.get(number, sequences), sequences)
     if not any(sequences.size for sequences in found.values()):
-        what = "of other parts of the corpus alone" if found else f"none; it has {spans[0]}"
-        raise OutOfRange(f"{rows}: documents of these rows in this run: {what}; choose others")
+        where = f"the pair has {spans[0]}"
+        if found:
+            where = "their documents are in another part of the corpus, see --subset and --split"
+        raise OutOfRange(f"{rows}: no document of this run came from these rows; {where}")
     return found
 
 

@@ -10,9 +10,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from megaindex._types import I64
-from megaindex.audit.lookup import documents_of, runs_of, servings
+from megaindex.audit.lookup import documents_of, servings, unordered_runs
 from megaindex.audit.streams import AuditStream, Runs, join_runs
 from megaindex.audit.trace import (
     Origin,
@@ -99,12 +100,12 @@ def _trace_step(stream: AuditStream, options: argparse.Namespace) -> None:
 def _trace_documents(
     stream: AuditStream, options: argparse.Namespace, documents: dict[int, I64]
 ) -> None:
-    found = [runs_of(stream, ids, source) for source, ids in documents.items()]
-    runs = join_runs(found)
-    runs = runs.select(np.argsort(runs.sample, kind="stable"))
-    ranges = step_ranges(stream.step_of(runs.sample))
+    runs = join_runs([unordered_runs(stream, ids, source) for source, ids in documents.items()])
+    ranges = step_ranges(np.flatnonzero(_serves(stream, runs)))
     count = sum(ids.size for ids in documents.values())
-    shown = _origins(stream, options, runs, None if options.json else _MOST_ROWS)
+    first = _first(runs, runs.sample.size if options.json else _MOST_ROWS)
+    found = servings(stream, first)
+    shown = list(origins(stream, found, text=options.text, tokenizer=options.tokenizer))
     if options.json:
         print(json.dumps(_json(stream, runs, count, ranges, shown), indent=2))
         return
@@ -116,11 +117,19 @@ def _trace_documents(
         print_origins(stream, shown, runs.sample.size)
 
 
-def _origins(
-    stream: AuditStream, options: argparse.Namespace, runs: Runs, most: int | None
-) -> list[Origin]:
-    found = servings(stream, runs.select(slice(most)))
-    return list(origins(stream, found, text=options.text, tokenizer=options.tokenizer))
+def _serves(stream: AuditStream, runs: Runs) -> npt.NDArray[np.bool_]:
+    """Return bool[steps]: steps that serve any of the runs."""
+    serves = np.zeros(stream.num_steps, bool)
+    serves[stream.step_of(runs.sample)] = True
+    return serves
+
+
+def _first(runs: Runs, most: int) -> Runs:
+    """Return at least the first ``most`` runs in order of training, and no sample in part."""
+    if most < runs.sample.size:
+        last = np.partition(runs.sample, most - 1)[most - 1]
+        runs = runs.select(np.flatnonzero(runs.sample <= last))
+    return runs.select(np.argsort(runs.sample, kind="stable"))
 
 
 def _json(

@@ -6,6 +6,7 @@ samples that matter. Any other index is scanned. The result is that of a scan.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -13,6 +14,8 @@ import numpy.typing as npt
 
 from megaindex._types import I64, IntArray
 from megaindex.index.spans import Index, Spans, iterate_spans
+from megaindex.io.threads import map_interruptibly
+from megaindex.kernels import num_threads
 
 _AT_ONCE = 1 << 20  # entries of an array
 _LOCATED = 1 << 16  # samples
@@ -78,6 +81,11 @@ def _of_chunk(
     kept = (length > 0) & (spans.source == source) & contains(wanted, spans.document)
     sample = np.repeat(positions, np.diff(spans.row_splits))[kept]
     return ServedTokens(sample, spans.document[kept], spans.offset[kept], length[kept])
+
+
+def join_blocks(find: Callable[[int], ServedTokens], blocks: int) -> ServedTokens:
+    """Return what ``find`` finds in each block, such as an epoch, several of them at once."""
+    return join_served(map_interruptibly(find, range(blocks), num_threads()))
 
 
 def join_served(pieces: list[ServedTokens]) -> ServedTokens:

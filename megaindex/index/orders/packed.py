@@ -20,7 +20,7 @@ from megaindex.arithmetic import ceil_div
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
-from megaindex.index.inverse import ServedTokens, join_served
+from megaindex.index.inverse import ServedTokens, join_blocks
 from megaindex.index.orders.framework import Sink
 from megaindex.index.orders.keyed import Block, DocumentOrder
 from megaindex.index.spans import Spans, check_range
@@ -299,8 +299,9 @@ class PackedIndex(DocumentOrder):
         arrays: Any = self.arrays
         place, offset, length, rank = self._pieces(self._places_of(documents))
         served = ServedTokens(rank, self._sequence_ids(place), offset, length)
-        found = []
-        for epoch in range(self.num_epochs):
+        threads = max(1, num_threads() // self.num_epochs)
+
+        def find(epoch: int) -> ServedTokens:
             bins = active().packed_bins(
                 self._document_key(epoch),
                 arrays["piece_starts"],
@@ -308,10 +309,11 @@ class PackedIndex(DocumentOrder):
                 arrays["runs"],
                 length,
                 rank,
-                num_threads(),
+                threads,
             )
-            found.append(served._replace(sample=self._serving_order(epoch, bins)))
-        return join_served(found)
+            return served._replace(sample=self._serving_order(epoch, bins))
+
+        return join_blocks(find, self.num_epochs)
 
     def _pieces(self, places: I64) -> tuple[I64, I64, I64, I64]:
         """Return the pieces of documents: document, offset, length, and number in its length."""

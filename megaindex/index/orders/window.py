@@ -16,7 +16,7 @@ from megaindex._types import I32, I64
 from megaindex.arithmetic import samples_in
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.index.inverse import ServedTokens, cut_in_samples, join_served
+from megaindex.index.inverse import ServedTokens, cut_in_samples, join_blocks
 from megaindex.index.orders.keyed import Block, BlockOrder
 from megaindex.index.spans import Spans
 from megaindex.kernels import active
@@ -130,11 +130,9 @@ class WindowIndex(BlockOrder):
         )
         served = ServedTokens(number, ids[run], offset, length)
         served = served.select(number < self.samples_per_epoch)
-        return join_served(
-            [
-                served._replace(sample=self._serving_order(epoch, served.sample))
-                for epoch in range(self.num_epochs)
-            ]
+        return join_blocks(
+            lambda epoch: served._replace(sample=self._serving_order(epoch, served.sample)),
+            self.num_epochs,
         )
 
     @cached_property
