@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -139,11 +140,12 @@ def print_origins(
     stream: AuditStream, found: Sequence[Origin], total: int, file: TextIO | None = None
 ) -> None:
     """Print the first of ``total`` spans with their rows, as a table or, with text, one by one."""
-    paths = list(dict.fromkeys(origin.file for origin in found if origin.file is not None))
+    paths = dict.fromkeys(_near(origin.file) for origin in found if origin.file is not None)
     files = ShortNames.of(paths)
     if len(paths) == 1:
-        folder, slash, name = paths[0].rpartition("/")
-        files = ShortNames(f"{folder}{slash}*" if folder else "", {paths[0]: name})
+        (path,) = paths
+        folder, slash, name = path.rpartition("/")
+        files = ShortNames(f"{folder}{slash}*" if folder else "", {path: name})
     if found and found[0].text is not None:
         print_lines((line for origin in found for line in _text_lines(origin)), file)
     else:
@@ -151,6 +153,11 @@ def print_origins(
         print_view(Group(_origin_table(stream, found, files), *note), file)
     if total > len(found):
         print_lines([f"{total - len(found):,} more spans; --json lists all"], file)
+
+
+def _near(path: str) -> str:
+    """Return a path relative to the working directory, if it lies in it."""
+    return path.removeprefix(f"{os.getcwd()}/")
 
 
 def _origin_table(
@@ -173,7 +180,7 @@ def _origin_table(
             f"{serving.offset} … {end}",
             "–" if origin.row is None else f"{origin.row_name} {origin.row}",
             *[sources.name(stream.sources[serving.source].name)] * many,
-            "unknown" if origin.file is None else files.name(origin.file),
+            "unknown" if origin.file is None else files.name(_near(origin.file)),
         )
     return table
 
@@ -183,7 +190,7 @@ def _text_lines(origin: Origin) -> Iterator[str]:
     end = serving.offset + serving.length - 1
     place = "of unknown origin"
     if origin.file is not None:
-        place = f"{origin.file}, {origin.row_name} {origin.row}"
+        place = f"{_near(origin.file)}, {origin.row_name} {origin.row}"
     rank = "" if serving.rank is None else f"rank {serving.rank}, "
     yield (
         f"step {serving.step}, {rank}sample {serving.sample}, document {serving.document}, tokens "

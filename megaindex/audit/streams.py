@@ -63,12 +63,19 @@ class AuditSource:
 
 
 class Runs(NamedTuple):
-    """Token runs that are input of samples, without the extra token of the label."""
+    """Token runs that are input of samples, without the extra token of the label.
+
+    Attributes:
+        sample (int64[n]): position in the run.
+        source (int32[n]): number of the source.
+        document (int64[n]): sequence id in the source.
+        offset (int64[n]): first token, in the document.
+        length (int64[n]): number of tokens.
+    """
 
     sample: I64
     source: I32
     document: I64
-    """Sequence ids in the source."""
     offset: I64
     length: I64
 

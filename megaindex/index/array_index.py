@@ -11,7 +11,7 @@ from megaindex._types import I32, I64, U64, IntArray
 from megaindex.arithmetic import shuffle_dtype
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
-from megaindex.index.inverse import ServedTokens, membership, places_of, served_in
+from megaindex.index.inverse import ServedTokens, places_of, served_in
 from megaindex.index.orders.framework import ShuffledOrder
 from megaindex.index.spans import (
     CHUNK,
@@ -172,15 +172,17 @@ class ArrayIndex(ShownIndex):
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
         del source
-        places = places_of(self.document_index, membership(documents))
+        places = places_of(self.document_index, documents, self.sequence_lengths.size)
         begins = np.ascontiguousarray(self.sample_index[:, 0])
+        places = places.astype(begins.dtype)  # else the longer one is converted
         # rows up to the last one that begins at a place, from the one that reaches it
         first = np.maximum(np.searchsorted(begins, places) - 1, 0)
         stop = np.minimum(np.searchsorted(begins, places, "right"), begins.size - 1)
         count = np.maximum(stop - first, 0)
         within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
-        cut = membership(np.repeat(first, count) + within)
-        return served_in(self, places_of(self.shuffle_index, cut), documents)
+        cut = np.repeat(first, count) + within
+        samples = places_of(self.shuffle_index, cut, begins.size - 1)
+        return served_in(self, samples, documents)
 
     def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
         """Iterate in cutting order; InvalidArgument as `locate`, or if samples repeat."""

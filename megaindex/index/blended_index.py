@@ -227,7 +227,7 @@ class BlendedIndex(ShownIndex):
     def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
         """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
         found = served_tokens(self.indices[source], documents)
-        drawn = places_of(self.dataset_index, membership(np.array([source])))
+        drawn = places_of(self.dataset_index, np.array([source]), len(self.indices))
         samples = self.dataset_sample_index[drawn]
         wanted = contains(membership(found.sample), samples)
         return serve(found, samples[wanted], drawn[wanted])

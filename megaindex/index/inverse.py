@@ -67,11 +67,12 @@ def scan(index: Index, documents: I64, source: int = 0) -> ServedTokens:
 def served_in(index: Index, samples: I64, documents: I64, source: int = 0) -> ServedTokens:
     """Return the same for some samples only, each given once."""
     wanted = membership(documents)
-    found = []
-    for first in range(0, samples.size, _LOCATED):
+
+    def find(first: int) -> ServedTokens:
         ids = samples[first : first + _LOCATED]
-        found.append(_of_chunk(index, ids, index.locate(ids), wanted, source))
-    return join_served(found)
+        return _of_chunk(index, ids, index.locate(ids), wanted, source)
+
+    return join_served(map_interruptibly(find, range(0, samples.size, _LOCATED), num_threads()))
 
 
 def _of_chunk(
@@ -95,9 +96,9 @@ def join_served(pieces: list[ServedTokens]) -> ServedTokens:
     return ServedTokens(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
 
 
-def membership(numbers: I64) -> npt.NDArray[np.bool_]:
-    """Return bool[max + 1]: True at these numbers, none negative."""
-    member = np.zeros(int(numbers.max(initial=-1)) + 1, bool)
+def membership(numbers: I64, bound: int = 0) -> npt.NDArray[np.bool_]:
+    """Return bool[max(bound, max + 1)]: True at these numbers, none negative."""
+    member = np.zeros(max(bound, int(numbers.max(initial=-1)) + 1), bool)
     member[numbers] = True
     return member
 
@@ -111,13 +112,20 @@ def contains(member: npt.NDArray[np.bool_], numbers: IntArray) -> npt.NDArray[np
     return found
 
 
-def places_of(array: IntArray, member: npt.NDArray[np.bool_]) -> I64:
-    """Return the places of an array whose value is a member, int64."""
-    found = [np.empty(0, np.int64)]
-    for first in range(0, array.size, _AT_ONCE):
+def places_of(array: IntArray, numbers: I64, bound: int) -> I64:
+    """Return the places of an array, whose values lie in [0, bound), that hold any of the numbers.
+
+    Numbers from ``bound`` on are in no place.
+    """
+    member = membership(numbers[numbers < bound], bound)
+
+    def find(first: int) -> I64:
         chunk = np.asarray(array[first : first + _AT_ONCE])
-        found.append(np.flatnonzero(contains(member, chunk)) + first)
-    return np.concatenate(found)
+        return np.flatnonzero(member.take(chunk)) + first
+
+    chunks = range(0, array.size, _AT_ONCE)
+    nothing = np.empty(0, np.int64)
+    return np.concatenate([nothing, *map_interruptibly(find, chunks, num_threads())])
 
 
 def serve(found: ServedTokens, samples: I64, positions: I64) -> ServedTokens:

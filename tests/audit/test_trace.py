@@ -111,7 +111,7 @@ def test_the_tables(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert "past," in out
     assert "to come" in out
     status, out, _ = cli("trace", *run, "--rows", "d.jsonl:2", "--text")
-    assert f"{folder}/d.jsonl, line 2" in out
+    assert "  d.jsonl, line 2" in out
     status, out, _ = cli("trace", *runs(folder)["epoch"], "--step", 0)
     assert max(map(len, out.splitlines())) <= 80
     (tmp_path / "ids").write_text("3\n4 4\n")

@@ -18,7 +18,7 @@ from megaindex._types import I32, I64, U64, IntArray
 from megaindex.arithmetic import INT64_MAX, ceil_div
 from megaindex.errors import InvalidArgument, MissingAttribute
 from megaindex.index.frameworks import lengths_of
-from megaindex.index.inverse import membership, places_of
+from megaindex.index.inverse import places_of
 from megaindex.index.spans import (
     CHUNK,
     SCATTERED,
@@ -202,7 +202,7 @@ class DocumentOrder(BlockOrder):
         if isinstance(self.documents, range):
             inside = (documents >= self.documents.start) & (documents < self.documents.stop)
             return documents[inside] - self.documents.start
-        return places_of(self.documents, membership(documents))
+        return places_of(self.documents, documents, self.sequence_lengths.size)
 
     def _document_key(self, block: int) -> U64:
         return order_key(self.seed, block, self.source_name, "documents")
