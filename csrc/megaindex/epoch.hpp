@@ -34,10 +34,18 @@ class PermutedDocuments {
   // Compute the documents at positions begin ... begin + count - 1, and prefetch their lengths.
   template <class T>
   void request(int64_t begin, int64_t count, T* documents) const {
+    documents_at(begin, count, documents);
+    prefetch(documents, count);
+  }
+  template <class T>
+  void documents_at(int64_t begin, int64_t count, T* documents) const {
     order_.range(begin, count, documents);
     if (copies_ > 1) {
       for (int64_t k = 0; k < count; ++k) documents[k] %= static_cast<T>(lengths_.count);
     }
+  }
+  template <class T>
+  void prefetch(const T* documents, int64_t count) const {
     for (int64_t k = 0; k < count; ++k) {
       __builtin_prefetch(lengths_.address(static_cast<uint64_t>(documents[k])));
     }
@@ -62,7 +70,7 @@ namespace detail {
 template <class T, class Poll>
 void add_to_strides(const PermutedDocuments& documents, int64_t stride, int64_t begin, int64_t end,
                     int64_t* sums, const SharedPoll<Poll>& poll) {
-  constexpr int64_t kBatch = 1024;
+  constexpr int64_t kBatch = 256;  // the sums of a batch fit the L1 cache
   T positions[kBatch];
   for (int64_t first = begin; first < end; first += kBatch) {
     if ((first - begin) % kPollEvery == kPollEvery - kBatch) poll();
@@ -70,7 +78,11 @@ void add_to_strides(const PermutedDocuments& documents, int64_t stride, int64_t 
     documents.positions(first, count, positions);
     int64_t document = first % documents.num_documents();
     for (int64_t k = 0; k < count; ++k) {
-      sums[positions[k] / static_cast<T>(stride)] += documents.length(document);
+      positions[k] /= static_cast<T>(stride);
+      __builtin_prefetch(sums + positions[k], 1);
+    }
+    for (int64_t k = 0; k < count; ++k) {
+      sums[positions[k]] += documents.length(document);
       if (++document == documents.num_documents()) document = 0;
     }
   }
@@ -125,21 +137,24 @@ void find_begins(const PermutedDocuments& documents, int64_t stride, const int64
       // the half of the row in which the entry lies
       const int64_t within = positions[k] % stride;
       begins[k] = positions[k] - within + (within < half ? 0 : half);
-      const int64_t most = within < half ? half : room;
-      documents.request(begins[k], std::min(most, size - begins[k]), read.data() + k * room);
+      const int64_t at = within < half ? within : within - half;
+      const int64_t end = std::min(within < half ? half : room, size - begins[k]);
+      T* half_row = read.data() + k * room;
+      documents.documents_at(begins[k], end, half_row);
+      within < half ? documents.prefetch(half_row, at) : documents.prefetch(half_row + at, end - at);
     }
     for (int64_t k = 0; k < group; ++k) {
       const T* half_row = read.data() + k * room;
       const int64_t row = positions[k] / stride, at = positions[k] - begins[k];
-      int64_t token = starts[row];
+      auto token = static_cast<uint64_t>(starts[row]);  // foreign starts may overflow
       if (begins[k] == row * stride && half > 0) {
-        for (int64_t i = 0; i < at; ++i) token += documents.length(half_row[i]);
+        for (int64_t i = 0; i < at; ++i) token += static_cast<uint64_t>(documents.length(half_row[i]));
       } else {
-        token = starts[row + 1];
+        token = static_cast<uint64_t>(starts[row + 1]);
         const int64_t end = std::min(room, size - begins[k]);
-        for (int64_t i = at; i < end; ++i) token -= documents.length(half_row[i]);
+        for (int64_t i = at; i < end; ++i) token -= static_cast<uint64_t>(documents.length(half_row[i]));
       }
-      out[first + k] = token;
+      out[first + k] = static_cast<int64_t>(token);
     }
   }
 }

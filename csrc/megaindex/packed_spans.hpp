@@ -316,7 +316,9 @@ void packed_bins(const uint64_t* key, const int64_t* piece_starts, const BinFind
         bins[first + k] = places[first + k];
         sizes[k] = 1;  // whole samples are not permuted
         if (length == capacity) continue;
-        sizes[k] = piece_starts[length + 1] - piece_starts[length];
+        const int64_t begin = piece_starts[length], stop = piece_starts[length + 1];
+        if (begin < 0 || stop < begin || stop > kBijectionMost) BinFinder::throw_foreign();
+        sizes[k] = stop - begin;
         if (places[first + k] >= sizes[k]) BinFinder::throw_foreign();
       }
       permutations.invert(lengths + first, sizes, group, bins + first);
