@@ -81,7 +81,7 @@ def steps_of(stream: AuditStream, document: int, source: int = 0) -> list[Servin
 
 
 def runs_of(stream: AuditStream, documents: npt.ArrayLike, source: int = 0) -> Runs:
-    """Return all token runs of documents that are input of a sample, in order of training.
+    """Return all token runs of documents that are input of a sample, in order of the samples.
 
     Args:
         stream: the run.

@@ -214,6 +214,29 @@ def test_another_tokenizer_at_the_recorded_path(
     assert "is not the recorded tokenizer any more" in err
 
 
+def test_runs_with_skips(folder: Path) -> None:
+    """Dropped steps serve nothing, and moved samples are served behind the end."""
+    words = ["--order", "epoch", "--data-path", folder / "a", "--seq-length", 64]
+    words += ["--global-batch-size", 8, "--epochs", 2, "--skip-steps", "2-4,7"]
+    for more in ([], ["--move-skipped"]):
+        spans = []
+        for step in range(12):
+            spans += trace(*words, *more, "--step", step)["spans"]
+        assert (7 in {span["step"] for span in spans}) is False
+        lines = {span["line"] for span in spans if span["file"].endswith("d.jsonl")}
+        for line in sorted(lines)[::9]:
+            found = trace(*words, *more, "--rows", f"d.jsonl:{line}")["spans"]
+            expected = [s for s in spans if (s["file"][-7:], s["line"]) == ("d.jsonl", line)]
+            early = [span for span in found if span["step"] < 12]
+            assert sorted(early, key=repr) == sorted(expected, key=repr)
+        found = trace(*words, *more, "--rows", "d.jsonl")["spans"]  # and behind the end
+        last = max(span["step"] for span in found)
+        served = trace(*words, *more, "--step", last)["spans"]
+        own = [span for span in served if span["file"].endswith("d.jsonl")]
+        expected = [span for span in found if span["step"] == last]
+        assert sorted(own, key=repr) == sorted(expected, key=repr)
+
+
 def test_from_python(folder: Path) -> None:
     stream = stream_of_run(
         data_path=(str(folder / "a"),), sequence_length=64, global_batch_size=8, epochs="2"
