@@ -40,7 +40,8 @@ NAVIGATION = {
     "Start": ["quickstart", "concepts", "examples"],
     "Guides": [
         *("planning", "orders", "packing", "reading", "recipes", "balance"),
-        *("Tokenizing <tokenize>", "Corpora <corpora>", "Auditing <audit>", "record", "lock"),
+        *("Tokenizing <tokenize>", "Corpora <corpora>", "Auditing <audit>", "Tracing <trace>"),
+        *("record", "lock"),
         *("objects", "scale"),
     ],
     "Frameworks": ["Megatron <megatron>", "neox"],

@@ -9,7 +9,9 @@
 
 #include "megaindex/bijection.hpp"
 #include "megaindex/invalid_input.hpp"
+#include "megaindex/parallel.hpp"
 #include "megaindex/pieces.hpp"
+#include "megaindex/poll.hpp"
 #include "megaindex/runs.hpp"
 
 namespace megaindex {
@@ -27,20 +29,11 @@ class RankPermutations {
 
   // Replace ranks[k], one of n[k] of length lengths[k], by its place in document order.
   void apply(const int64_t* lengths, const int64_t* n, int64_t count, int64_t* ranks) const {
-    Batch few, many;
-    for (int64_t k = 0; k < count; ++k) {
-      if (n[k] == 1) continue;
-      const uint64_t word = key_word(key_, static_cast<uint64_t>(lengths[k]));
-      if (n[k] > INT32_MAX) {
-        ranks[k] = shuffle_one(word, n[k], ranks[k]);
-      } else if (n[k] < kBijectionTableBelow) {
-        if (few.add(k, ranks[k], n[k], word)) shuffle_few(few, ranks);
-      } else {
-        if (many.add(k, ranks[k], n[k], word)) shuffle_many(many, ranks);
-      }
-    }
-    shuffle_few(few, ranks);
-    shuffle_many(many, ranks);
+    map<false>(lengths, n, count, ranks);
+  }
+  // Replace each place in document order by its rank.
+  void invert(const int64_t* lengths, const int64_t* n, int64_t count, int64_t* places) const {
+    map<true>(lengths, n, count, places);
   }
 
  private:
@@ -48,6 +41,24 @@ class RankPermutations {
   static constexpr uint64_t kRoundWords = uint64_t{1} << 32;
   static constexpr int64_t kAtOnce = 64;
   static constexpr int64_t kLanes = 32;  // with 4 registers the latencies of instructions overlap
+
+  template <bool kBack>
+  void map(const int64_t* lengths, const int64_t* n, int64_t count, int64_t* ranks) const {
+    Batch few, many;
+    for (int64_t k = 0; k < count; ++k) {
+      if (n[k] == 1) continue;
+      const uint64_t word = key_word(key_, static_cast<uint64_t>(lengths[k]));
+      if (n[k] > INT32_MAX) {
+        ranks[k] = shuffle_one<kBack>(word, n[k], ranks[k]);
+      } else if (n[k] < kBijectionTableBelow) {
+        if (few.add(k, ranks[k], n[k], word)) shuffle_few<kBack>(few, ranks);
+      } else {
+        if (many.add(k, ranks[k], n[k], word)) shuffle_many<kBack>(many, ranks);
+      }
+    }
+    shuffle_few<kBack>(few, ranks);
+    shuffle_many<kBack>(many, ranks);
+  }
 
   // Ranks that are permuted together, each among those of its length.
   struct Batch {
@@ -67,43 +78,55 @@ class RankPermutations {
     }
   };
 
+  template <bool kBack>
   int64_t shuffle_one(uint64_t word, int64_t n, int64_t rank) const {
     Feistel network(n);
     for (size_t r = 0; r < kBijectionRounds; ++r) {
       network.rounds[r] = {static_cast<uint32_t>(word) ^ pair_[r],
                            (static_cast<uint32_t>(word >> 32) ^ swap_[r]) | 1};
     }
-    return static_cast<int64_t>(network.at(static_cast<uint64_t>(rank)));
+    const auto x = static_cast<uint64_t>(rank);
+    return static_cast<int64_t>(kBack ? network.invert(x) : network.at(x));
   }
 
+  template <bool kBack>
   void shuffle_many(Batch& batch, int64_t* ranks) const {
-    has_avx2() ? networks_avx2(batch) : networks(batch);
+    has_avx2() ? networks_avx2<kBack>(batch) : networks<kBack>(batch);
     for (int64_t i = 0; i < batch.count; ++i) {
       int64_t& rank = ranks[batch.of[i]];
       rank = batch.rank[i];
       if (batch.rank[i] < batch.n[i]) continue;  // else mapped again, see bijection.hpp
-      rank = shuffle_one(uint64_t{batch.high[i]} << 32 | batch.low[i], batch.n[i], rank);
+      rank = shuffle_one<kBack>(uint64_t{batch.high[i]} << 32 | batch.low[i], batch.n[i], rank);
     }
     batch.count = 0;
   }
+  template <bool kBack>
   void shuffle_few(Batch& batch, int64_t* ranks) const {
-    has_avx2() ? rounds_avx2(batch) : rounds(batch);
+    has_avx2() ? rounds_avx2<kBack>(batch) : rounds<kBack>(batch);
     for (int64_t i = 0; i < batch.count; ++i) ranks[batch.of[i]] = batch.rank[i];
     batch.count = 0;
   }
 
-  MEGAINDEX_AVX2 void networks_avx2(Batch& batch) const { networks(batch); }
-  MEGAINDEX_AVX2 void rounds_avx2(Batch& batch) const { rounds(batch); }
+  template <bool kBack>
+  MEGAINDEX_AVX2 void networks_avx2(Batch& batch) const {
+    networks<kBack>(batch);
+  }
+  template <bool kBack>
+  MEGAINDEX_AVX2 void rounds_avx2(Batch& batch) const {
+    rounds<kBack>(batch);
+  }
 
+  template <bool kBack>
   __attribute__((always_inline)) void networks(Batch& batch) const {
     int64_t i = 0;
-    for (; i + 8 < batch.count; i += kLanes) networks<kLanes>(batch, i);
-    for (; i < batch.count; i += 8) networks<8>(batch, i);
+    for (; i + 8 < batch.count; i += kLanes) networks<kBack, kLanes>(batch, i);
+    for (; i < batch.count; i += 8) networks<kBack, 8>(batch, i);
   }
+  template <bool kBack>
   __attribute__((always_inline)) void rounds(Batch& batch) const {
     int64_t i = 0;
-    for (; i + 8 < batch.count; i += kLanes) rounds<kLanes>(batch, i);
-    for (; i < batch.count; i += 8) rounds<8>(batch, i);
+    for (; i + 8 < batch.count; i += kLanes) rounds<kBack, kLanes>(batch, i);
+    for (; i < batch.count; i += 8) rounds<kBack, 8>(batch, i);
   }
 
   __attribute__((always_inline)) static uint32_t hash(uint32_t x) {
@@ -112,15 +135,16 @@ class RankPermutations {
     return x ^ (x >> 16);
   }
 
-  // The swap-or-not shuffle.
-  template <int64_t kCount>
+  // The swap-or-not shuffle; each of its rounds is its own inverse.
+  template <bool kBack, int64_t kCount>
   __attribute__((always_inline)) void rounds(Batch& batch, int64_t begin) const {
     uint32_t x[kCount], size[kCount], low[kCount], high[kCount];
     std::copy_n(batch.rank + begin, kCount, x);
     std::copy_n(batch.n + begin, kCount, size);
     std::copy_n(batch.low + begin, kCount, low);
     std::copy_n(batch.high + begin, kCount, high);
-    for (uint64_t r = 0; r < kRounds; ++r) {
+    for (uint64_t step = 0; step < kRounds; ++step) {
+      const uint64_t r = kBack ? kRounds - 1 - step : step;
       for (int64_t i = 0; i < kCount; ++i) {
         // n is below 2^12 and the hash is cut to its 20 upper bits, so 32 bits hold the product
         const uint32_t sum = ((hash(low[i] ^ pair_[r]) >> 12) * size[i]) >> 20;
@@ -135,7 +159,7 @@ class RankPermutations {
   }
 
   // The networks of bijections, once; a result may be a cell beyond n.
-  template <int64_t kCount>
+  template <bool kBack, int64_t kCount>
   __attribute__((always_inline)) void networks(Batch& batch, int64_t begin) const {
     uint32_t half[2][kCount], size[2][kCount], low[kCount], high[kCount];
     for (int64_t i = 0; i < kCount; ++i) {
@@ -153,13 +177,15 @@ class RankPermutations {
     }
     std::copy_n(batch.low + begin, kCount, low);
     std::copy_n(batch.high + begin, kCount, high);
-    for (int64_t r = 0; r < kBijectionRounds; ++r) {
+    for (int64_t step = 0; step < kBijectionRounds; ++step) {
+      const int64_t r = kBack ? kBijectionRounds - 1 - step : step;
       uint32_t* to = half[r % 2];
       const uint32_t *from = half[1 - r % 2], *most = size[r % 2];
       for (int64_t i = 0; i < kCount; ++i) {
         const FeistelRound round{low[i] ^ pair_[r], (high[i] ^ swap_[r]) | 1};
-        const uint32_t sum = to[i] + round(from[i], most[i]);
-        to[i] = std::min(sum, sum - most[i]);  // modulo the size
+        const uint32_t hashed = round(from[i], most[i]);
+        const uint32_t sum = kBack ? to[i] - hashed : to[i] + hashed;
+        to[i] = std::min(sum, kBack ? sum + most[i] : sum - most[i]);  // modulo the size
       }
     }
     for (int64_t i = 0; i < kCount; ++i) {
@@ -188,6 +214,118 @@ struct PackedArrays {
   const BinRun* runs;
   int64_t num_runs;  // without the last row
 };
+
+// Finds the bin of a piece: the layer of its rank, then the layers above, up to a run of bins.
+class BinFinder {
+ public:
+  BinFinder(const BinLayer* layers, int64_t num_layers, const BinRun* runs, int64_t num_runs,
+            int64_t capacity)
+      : layers_(layers),
+        runs_(runs),
+        first_(static_cast<size_t>(capacity) + 2, num_layers),
+        above_(static_cast<size_t>(num_layers)),
+        ends_(static_cast<size_t>(num_layers) + 1),
+        run_of_(static_cast<size_t>(num_layers), -1) {
+    int64_t length = capacity + 1;
+    for (int64_t l = 0; l < num_layers; ++l) {
+      const BinLayer& layer = layers[l];
+      if (layer.length < 1 || layer.length > length || layer.below < -1 || layer.below >= l ||
+          layer.each < 1 || layer.bins < 0 || layer.rank < 0 || layer.before < 0 ||
+          layer.bins > (INT64_MAX >> 26) || layer.each > capacity) {
+        throw_foreign();
+      }
+      while (length > layer.length) first_[static_cast<size_t>(--length)] = l;
+      if (layer.below >= 0) ++ends_[static_cast<size_t>(layer.below) + 1];
+    }
+    while (length > 0) first_[static_cast<size_t>(--length)] = num_layers;
+    for (size_t l = 1; l < ends_.size(); ++l) ends_[l] += ends_[l - 1];
+    std::vector<int64_t> next(ends_.begin(), ends_.end() - 1);
+    for (int64_t l = 0; l < num_layers; ++l) {  // those above a layer, by the bins they begin at
+      const int64_t below = layers[l].below;
+      if (below >= 0) above_[static_cast<size_t>(next[static_cast<size_t>(below)]++)] = l;
+    }
+    for (int64_t r = 0; r < num_runs; ++r) {
+      if (runs[r].layer < 0 || runs[r].layer >= num_layers) throw_foreign();
+      run_of_[static_cast<size_t>(runs[r].layer)] = r;
+    }
+  }
+
+  // Return the bin of the piece of a rank; length >= 1.
+  int64_t find(int64_t length, int64_t rank) const {
+    const auto of = static_cast<size_t>(length);
+    // lengths decrease: those of a length end where the next shorter one begins
+    const BinLayer* begin = layers_ + first_[of];
+    const BinLayer* end = layers_ + first_[of - 1];
+    const BinLayer* found = std::upper_bound(
+        begin, end, rank, [](int64_t r, const BinLayer& layer) { return r < layer.rank; });
+    if (found == begin) throw_foreign();
+    --found;
+    int64_t place = (rank - found->rank) / found->each;
+    if (place >= found->bins) throw_foreign();
+    auto layer = static_cast<size_t>(found - layers_);
+    while (true) {
+      const int64_t* first = above_.data() + ends_[layer];
+      const int64_t* stop = above_.data() + ends_[layer + 1];
+      const int64_t* over = std::upper_bound(
+          first, stop, place, [this](int64_t p, int64_t l) { return p < layers_[l].before; });
+      if (over != first) {
+        const BinLayer& above = layers_[*(over - 1)];
+        if (place - above.before < above.bins) {
+          layer = static_cast<size_t>(*(over - 1));
+          place -= above.before;
+          continue;
+        }
+      }
+      if (run_of_[layer] < 0) throw_foreign();
+      const BinRun& run = runs_[run_of_[layer]];
+      if (place < run.before || run.first < 0 || run.first > (INT64_MAX >> 26)) throw_foreign();
+      return run.first + (place - run.before);
+    }
+  }
+
+  [[noreturn]] static void throw_foreign() {
+    throw InvalidInput("the arrays do not belong together; sort and pack the pieces again");
+  }
+
+ private:
+  const BinLayer* layers_;
+  const BinRun* runs_;
+  std::vector<int64_t> first_;  // first layer of each length; those of the next shorter one follow
+  std::vector<int64_t> above_, ends_;
+  std::vector<int64_t> run_of_;
+};
+
+// Set bins[k] to the bin, in an epoch, of the piece of length lengths[k] that has places[k] among
+// those of its length in document order.
+template <class Poll = NoPoll>
+void packed_bins(const uint64_t* key, const int64_t* piece_starts, const BinFinder& finder,
+                 int64_t capacity, const int64_t* lengths, const int64_t* places, int64_t count,
+                 int num_threads, int64_t* bins, Poll poll = {}) {
+  constexpr int64_t kAtOnce = 1024;
+  const SharedPoll<Poll> shared(poll);
+  const RankPermutations permutations(key);
+  const int64_t parts = std::max<int64_t>(1, std::min<int64_t>(num_threads, count / (1 << 12)));
+  run_parallel(parts, [&](int64_t part) {
+    int64_t sizes[kAtOnce];
+    const int64_t end = count * (part + 1) / parts;
+    for (int64_t first = count * part / parts; first < end; first += kAtOnce) {
+      shared();
+      const int64_t group = std::min(kAtOnce, end - first);
+      for (int64_t k = 0; k < group; ++k) {
+        const int64_t length = lengths[first + k];
+        bins[first + k] = places[first + k];
+        sizes[k] = 1;  // whole samples are not permuted
+        if (length == capacity) continue;
+        const int64_t begin = piece_starts[length], stop = piece_starts[length + 1];
+        if (begin < 0 || stop < begin || stop > kBijectionMost) BinFinder::throw_foreign();
+        sizes[k] = stop - begin;
+        if (places[first + k] >= sizes[k]) BinFinder::throw_foreign();
+      }
+      permutations.invert(lengths + first, sizes, group, bins + first);
+      for (int64_t k = first; k < first + group; ++k) bins[k] = finder.find(lengths[k], bins[k]);
+    }
+  });
+}
 
 class PackedReader {
  public:

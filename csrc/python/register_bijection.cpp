@@ -115,6 +115,24 @@ py::tuple find_epoch_spans(const py::array& key, const py::array& lengths, int64
   });
 }
 
+py::array_t<int64_t> find_epoch_begins(const py::array& key, const py::array& lengths,
+                                       int64_t copies, int64_t stride, const py::array& starts,
+                                       const py::array& entries, int num_threads) {
+  const auto documents = permuted_documents(key, lengths, copies, stride);
+  const auto* table = input<int64_t>(starts, "starts");
+  check_starts(starts, documents, stride);
+  const auto* wanted = input<int64_t>(entries, "entries");
+  const int64_t count = entries.size();
+  bool inside = true;
+  for (int64_t k = 0; k < count; ++k) inside &= 0 <= wanted[k] && wanted[k] < documents.size();
+  require(inside, "entries: must be from 0 to copies * len(lengths) - 1");
+  py::array_t<int64_t> begins(count);
+  int64_t* out = begins.mutable_data();
+  py::gil_scoped_release unlocked;
+  epoch_begins(documents, stride, table, wanted, count, num_threads, out, Signals{});
+  return begins;
+}
+
 }  // namespace
 
 void register_bijection(py::module_& m) {
@@ -126,6 +144,8 @@ void register_bijection(py::module_& m) {
         "out"_a);
   m.def("epoch_starts", &fill_epoch_starts, "key"_a, "lengths"_a, "copies"_a, "stride"_a, "out"_a,
         "num_threads"_a = 1);
+  m.def("epoch_begins", &find_epoch_begins, "key"_a, "lengths"_a, "copies"_a, "stride"_a,
+        "starts"_a, "entries"_a, "num_threads"_a = 1);
   m.def("epoch_spans", &find_epoch_spans, "key"_a, "lengths"_a, "copies"_a, "stride"_a, "starts"_a,
         "begins"_a, "ends"_a);
 }

@@ -117,6 +117,34 @@ py::tuple find_packed_spans(const py::array& key, const py::array& lengths, int6
   });
 }
 
+py::array_t<int64_t> find_packed_bins(const py::array& key, const py::array& piece_starts,
+                                      const py::array& layers, const py::array& runs,
+                                      const py::array& lengths, const py::array& places,
+                                      int num_threads) {
+  const auto* words = input_of_size<uint64_t>(key, "key", 2);
+  const int64_t capacity = piece_starts.size() - 1;
+  check_capacity(capacity);
+  const auto* starts = input<int64_t>(piece_starts, "piece_starts");
+  const auto* layer_rows = input<int64_t>(layers, "layers", 2);
+  const auto* run_rows = input<int64_t>(runs, "runs", 2);
+  require(layers.shape(1) == kLayerColumns && runs.shape(1) == kRunColumns && runs.shape(0) >= 1,
+          "layers, runs: expected the arrays of pack_pieces");
+  const auto* of = input<int64_t>(lengths, "lengths");
+  const auto* at = input<int64_t>(places, "places");
+  const int64_t count = lengths.size();
+  require(places.size() == count, "lengths, places: must have equal lengths");
+  bool inside = true;
+  for (int64_t k = 0; k < count; ++k) inside &= 1 <= of[k] && of[k] <= capacity && at[k] >= 0;
+  require(inside, "lengths, places: must be 1 to the capacity, and 0 or more");
+  py::array_t<int64_t> bins(count);
+  int64_t* out = bins.mutable_data();
+  py::gil_scoped_release unlocked;
+  const BinFinder finder(reinterpret_cast<const BinLayer*>(layer_rows), layers.shape(0),
+                         reinterpret_cast<const BinRun*>(run_rows), runs.shape(0) - 1, capacity);
+  packed_bins(words, starts, finder, capacity, of, at, count, num_threads, out, Signals{});
+  return bins;
+}
+
 }  // namespace
 
 void register_packing(py::module_& m) {
@@ -126,6 +154,8 @@ void register_packing(py::module_& m) {
   m.def("sort_pieces", &sort, "lengths"_a, "capacity"_a, "long_documents"_a, "counts"_a,
         "documents"_a, "sample_starts"_a, "num_threads"_a = 1);
   m.def("pack_pieces", &pack, "counts"_a, "max_pieces"_a, "least_room"_a, "stacked"_a);
+  m.def("packed_bins", &find_packed_bins, "key"_a, "piece_starts"_a, "layers"_a, "runs"_a,
+        "lengths"_a, "places"_a, "num_threads"_a = 1);
   m.def("packed_spans", &find_packed_spans, "key"_a, "lengths"_a, "long_documents"_a, "extra"_a,
         "piece_starts"_a, "documents"_a, "sample_starts"_a, "layers"_a, "runs"_a, "bins"_a);
 }

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from megaindex._types import I64
 from megaindex.audit.streams import AuditStream, Runs
 from megaindex.errors import InvalidArgument, OutOfRange
+from megaindex.index.inverse import served_tokens
 from megaindex.validation import check_between
 
 
@@ -60,7 +62,7 @@ def documents_of(stream: AuditStream, step: int, rank: int | None = None) -> lis
     if rank is not None:
         _check_rank(stream, rank)
     first, last = stream.step_bounds[step : step + 2].tolist()
-    found = [serving for runs in stream.runs(first, last) for serving in _servings(stream, runs)]
+    found = [serving for runs in stream.runs(first, last) for serving in servings(stream, runs)]
     return [serving for serving in found if rank is None or serving.rank == rank]
 
 
@@ -75,20 +77,51 @@ def steps_of(stream: AuditStream, document: int, source: int = 0) -> list[Servin
     Raises:
         OutOfRange: the source does not exist, or the document is outside its part of the corpus.
     """
-    if not 0 <= source < len(stream.sources):
-        raise OutOfRange(f"source must be from 0 to {len(stream.sources) - 1}, got {source}")
+    return list(servings(stream, runs_of(stream, [document], source)))
+
+
+def runs_of(stream: AuditStream, documents: npt.ArrayLike, source: int = 0) -> Runs:
+    """Return all token runs of documents that are input of a sample, in order of the samples.
+
+    Args:
+        stream: the run.
+        documents: sequence ids in their source, in any order.
+        source: number of the source in `AuditStream.sources`.
+
+    Raises:
+        OutOfRange: the source does not exist, or a document is outside its part of the corpus.
+    """
+    runs = unordered_runs(stream, documents, source)
+    return runs.select(np.argsort(runs.sample, kind="stable"))
+
+
+def unordered_runs(stream: AuditStream, documents: npt.ArrayLike, source: int = 0) -> Runs:
+    """Return the result of `runs_of` in any order, which for millions of runs is faster."""
+    check_source(stream, source)
+    ids = np.unique(np.asarray(documents, np.int64))
     first = stream.sources[source].first_document
     last = first + stream.sources[source].lengths.size - 1
-    if not first <= document <= last:
+    outside = ids[(ids < first) | (ids > last)]
+    if outside.size:
         raise OutOfRange(
             f"{stream.sources[source].name}: the audited documents are {first} to {last}, got "
-            f"{document}"
+            f"{outside[0]}"
         )
-    found: list[Serving] = []
-    for runs in stream.runs():
-        hit = (runs.document == document) & (runs.source == source)
-        found += _servings(stream, Runs(*(column[hit] for column in runs)))
-    return found
+    found = served_tokens(stream.index, ids, source)
+    found = found.select(found.sample < stream.num_samples)
+    return Runs(
+        sample=found.sample,
+        source=np.full(found.sample.size, source, np.int32),
+        document=found.document,
+        offset=found.offset,
+        length=found.length,
+    )
+
+
+def check_source(stream: AuditStream, source: int) -> None:
+    """Raise OutOfRange unless the stream has a source of that number."""
+    if not 0 <= source < len(stream.sources):
+        raise OutOfRange(f"source must be from 0 to {len(stream.sources) - 1}, got {source}")
 
 
 def _check_rank(stream: AuditStream, rank: int) -> None:
@@ -99,7 +132,8 @@ def _check_rank(stream: AuditStream, rank: int) -> None:
     check_between("rank", rank, 0, stream.data_parallel_size - 1, error=OutOfRange)
 
 
-def _servings(stream: AuditStream, runs: Runs) -> Iterator[Serving]:
+def servings(stream: AuditStream, runs: Runs) -> Iterator[Serving]:
+    """Yield the servings of token runs."""
     step = stream.step_of(runs.sample)
     ranks, micro_batches = _ranks(stream, step, runs.sample - stream.step_bounds[step])
     columns = (step, runs.sample, runs.source, runs.document, runs.offset, runs.length)

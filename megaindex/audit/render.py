@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,6 +27,7 @@ from megaindex.audit.findings import (
 from megaindex.audit.lookup import Serving
 from megaindex.audit.report import Audit, shares
 from megaindex.audit.streams import AuditStream
+from megaindex.audit.trace import Origin
 from megaindex.console import (
     FittedTable,
     Prose,
@@ -132,6 +134,71 @@ def _distinct(numbers: Sequence[float]) -> list[str]:
     """Return the numbers with two decimals, or as many as tell them apart."""
     texts = ([f"{number:.{digits}f}" for number in numbers] for digits in range(2, 18))
     return next(each for each in texts if len(set(each)) == len(numbers))
+
+
+def print_origins(
+    stream: AuditStream, found: Sequence[Origin], total: int, file: TextIO | None = None
+) -> None:
+    """Print the first of ``total`` spans with their rows, as a table or, with text, one by one."""
+    paths = dict.fromkeys(_near(origin.file) for origin in found if origin.file is not None)
+    files = ShortNames.of(paths)
+    if len(paths) == 1:
+        (path,) = paths
+        folder, slash, name = path.rpartition("/")
+        files = ShortNames(f"{folder}{slash}*" if folder else "", {path: name})
+    if found and found[0].text is not None:
+        print_lines((line for origin in found for line in _text_lines(origin)), file)
+    else:
+        note = [Prose(f"files: {files.common}", "dim")] if files.common else []
+        print_view(Group(_origin_table(stream, found, files), *note), file)
+    if total > len(found):
+        print_lines([f"{total - len(found):,} more spans; --json lists all"], file)
+
+
+def _near(path: str) -> str:
+    """Return a path relative to the working directory, if it lies in it."""
+    return path.removeprefix(f"{os.getcwd()}/")
+
+
+def _origin_table(
+    stream: AuditStream, found: Sequence[Origin], files: ShortNames
+) -> RenderableType:
+    ranks = any(origin.serving.rank is not None for origin in found)
+    many = len(stream.sources) > 1
+    sources = ShortNames.of(source.name for source in stream.sources)
+    names = ["step", *["rank"] * ranks, "sample", "document", "tokens", "row"]
+    name_columns = [TableColumn("source", "name")] * many + [TableColumn("file", "name")]
+    table = FittedTable(*names, *name_columns)
+    for origin in found:
+        serving = origin.serving
+        end = serving.offset + serving.length - 1
+        table.add_row(
+            str(serving.step),
+            *[str(serving.rank)] * ranks,
+            str(serving.sample),
+            str(serving.document),
+            f"{serving.offset} … {end}",
+            "–" if origin.row is None else f"{origin.row_name} {origin.row}",
+            *[sources.name(stream.sources[serving.source].name)] * many,
+            "unknown" if origin.file is None else files.name(_near(origin.file)),
+        )
+    return table
+
+
+def _text_lines(origin: Origin) -> Iterator[str]:
+    serving = origin.serving
+    end = serving.offset + serving.length - 1
+    place = "of unknown origin"
+    if origin.file is not None:
+        place = f"{_near(origin.file)}, {origin.row_name} {origin.row}"
+    rank = "" if serving.rank is None else f"rank {serving.rank}, "
+    yield (
+        f"step {serving.step}, {rank}sample {serving.sample}, document {serving.document}, tokens "
+        f"{serving.offset} … {end}:"
+    )
+    yield f"  {place}"
+    for line in (origin.text or "").splitlines():
+        yield f"  | {line}"
 
 
 def print_servings(

@@ -51,6 +51,7 @@ class AuditSource:
         cut_tokens: tokens in no sample of an epoch, because long documents are truncated or
             skipped.
         cut_by: setting that leaves these tokens out.
+        path_prefix: prefix of the pair; empty if it is unknown.
     """
 
     name: str
@@ -58,17 +59,36 @@ class AuditSource:
     first_document: int = 0
     cut_tokens: int = 0
     cut_by: str = ""
+    path_prefix: str = ""
 
 
 class Runs(NamedTuple):
-    """Token runs that are input of samples, without the extra token of the label."""
+    """Token runs that are input of samples, without the extra token of the label.
+
+    Attributes:
+        sample (int64[n]): position in the run.
+        source (int32[n]): number of the source.
+        document (int64[n]): sequence id in the source.
+        offset (int64[n]): first token, in the document.
+        length (int64[n]): number of tokens.
+    """
 
     sample: I64
     source: I32
     document: I64
-    """Sequence ids in the source."""
     offset: I64
     length: I64
+
+    def select(self, which: I64 | slice) -> Runs:
+        """Return some of the runs."""
+        sample, source, document, offset, length = self
+        return Runs(sample[which], source[which], document[which], offset[which], length[which])
+
+
+def join_runs(pieces: Sequence[Runs]) -> Runs:
+    """Return all runs of the pieces, one piece after the other."""
+    columns: Any = zip(*pieces, strict=True)
+    return Runs(*map(np.concatenate, columns))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -217,7 +237,11 @@ def _sources_of(index: Index) -> list[AuditSource]:
     """Return the datasets of an index as sources."""
     datasets = datasets_of(index)
     sources = [
-        AuditSource(name=dataset.path_prefix, lengths=dataset.sequence_lengths)
+        AuditSource(
+            name=dataset.path_prefix,
+            lengths=dataset.sequence_lengths,
+            path_prefix=dataset.path_prefix,
+        )
         for dataset in datasets
     ]
     tokens = sum(int(source.lengths.sum(dtype=np.int64)) for source in sources)
@@ -287,6 +311,7 @@ def stream_of_opened(opened: OpenRecipe, *, consumed_samples: int = 0) -> AuditS
                 lengths=source.dataset.sequence_lengths,
                 cut_tokens=source.size.cut_tokens,
                 cut_by=f"long_documents {source.corpus.long_documents}",
+                path_prefix=source.dataset.path_prefix,
             )
             for source in opened.sources
         ),
@@ -541,4 +566,5 @@ def _source(run: Run, part: SplitPart) -> AuditSource:
         first_document=part.begin,
         cut_tokens=0 if part.packing is None else part.tokens - part.packing.input_tokens,
         cut_by=f"long_documents {run.row.long_documents}",
+        path_prefix=part.source.path,
     )

@@ -17,6 +17,7 @@ VERBS = {
     "plan": ("megaindex.cli.plan", "compute train_iters, epochs and coverage of a run"),
     "build": ("megaindex.cli.build", "build the index arrays of datasets into a cache"),
     "audit": ("megaindex.cli.audit", "report how often, and when, documents and tokens are seen"),
+    "trace": ("megaindex.cli.trace", "print the input rows of a step, or the steps of input rows"),
     "prove": ("megaindex.cli.prove", "show that two records of a run differ by what was skipped"),
     "diff-order": ("megaindex.cli.diff_order", "report where two orders differ, and why"),
     "lock": ("megaindex.cli.lock", "write the data, order and receipts of a run to one file"),

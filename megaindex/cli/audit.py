@@ -39,7 +39,7 @@ def main(arguments: Sequence[str]) -> int:
 
         check_page(options.html)
         date = _date()
-    stream = _stream(options)
+    stream = stream_of_options(options)
     if options.step is None and options.document is None:
         _audit(stream, options, shlex.join(["megaindex", "audit", *arguments]), date)
     else:
@@ -83,7 +83,8 @@ def _check(options: argparse.Namespace) -> None:
         )
 
 
-def _stream(options: argparse.Namespace) -> AuditStream:
+def stream_of_options(options: argparse.Namespace) -> AuditStream:
+    """Return the stream of a recipe or run that flags describe."""
     options.skip = skips_of_options(options)
     recipe = recipe_of(options, besides=("consumed_samples", "skip"))
     if recipe is None:

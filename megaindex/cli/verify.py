@@ -59,6 +59,11 @@ def _parser() -> argparse.ArgumentParser:
     add("--full", action="store_true", help="read every byte, not only the .idx")
     add("--vocab-size", type=int, metavar="N", help="with --full: token ids must be below N")
     add("--eod", type=int, metavar="ID", help="with --full: documents must end with this token")
+    add(
+        "--inputs",
+        action="store_true",
+        help="compare the rows that PREFIX.provenance names with the input files that still exist",
+    )
     add_flags(parser, "--dialect", "--json")
     add_engine_arguments(parser)
     lock = parser.add_argument_group("checks of a lock (PATH is one lock)")
@@ -95,6 +100,7 @@ def _verify(options: argparse.Namespace) -> bool:
         dialect=options.dialect,
         vocab_size=options.vocab_size,
         eod=options.eod,
+        inputs=options.inputs,
     )
     with chosen_engine(options) as engine:
         alone = len(to_do) == 1 and options.engine == "local"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,9 +12,18 @@ import numpy as np
 from megaindex.corpus.outputs import WriteResult, check_outputs, checked_outcome
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format.header import DtypeTable, code_of_dtype, get_dialect
-from megaindex.format.pair import MappedPair, PairSink, map_pair, pair_paths
+from megaindex.format.pair import MappedPair, PairSink, map_pair, pair_paths, written_paths
+from megaindex.format.provenance import (
+    Provenance,
+    ProvenanceSpool,
+    Rows,
+    open_provenance,
+    provenance_path,
+)
 from megaindex.format.writer import append_pair
 from megaindex.progress import Bar, silent
+
+logger = logging.getLogger("megaindex")
 
 
 def merge(
@@ -29,7 +39,8 @@ def merge(
 
     The bytes equal those of Megatron's merge_datasets.py, except that bytes of a .bin outside every
     sequence are dropped (Megatron copies them, which shifts every later document). All inputs are
-    checked first; the output is published whole or not at all. One input at a time is open.
+    checked first; the output is published whole or not at all. One input at a time is open. If an
+    input has a provenance, the output has one; the origins of documents of the others are unknown.
 
     Args:
         output: prefix of the new pair.
@@ -48,12 +59,42 @@ def merge(
         FormatError: an input is damaged.
         StorageError: the output exists, or a file cannot be read or written.
     """
-    files = (path for prefix in inputs for path in pair_paths(prefix))
+    files = [path for prefix in inputs for path in written_paths(prefix)]
     check_outputs([output], files, overwrite=overwrite)
+    return concatenate(
+        output,
+        inputs,
+        _origins(inputs, dialect),
+        dtype=dtype,
+        dialect=dialect,
+        overwrite=overwrite,
+        bar=bar,
+    )
+
+
+Origins = Callable[[ProvenanceSpool], None]
+"""Function that adds the origins of all documents of a pair."""
+
+
+def concatenate(
+    output: str,
+    inputs: Sequence[str],
+    origins: Origins | None,
+    *,
+    dtype: Any | None = None,
+    dialect: str = "megatron",
+    overwrite: bool = False,
+    bar: Bar = silent,
+) -> WriteResult:
+    """Merge as `merge`, with the given origins of documents, if any, as provenance."""
     table = get_dialect(dialect)
     common = check_inputs(inputs, table, dtype)
     sink = PairSink(
-        *pair_paths(output), common.dtype, multimodal=common.multimodal, overwrite=overwrite
+        *pair_paths(output),
+        common.dtype,
+        multimodal=common.multimodal,
+        overwrite=overwrite,
+        provenance=origins is not None,
     )
     try:
         sink.open()
@@ -62,6 +103,9 @@ def merge(
             source = map_pair(prefix, dialect, multimodal=False)
             source.check_everything()  # again, since it may have changed
             append_pair(source, sink, progress)
+        if sink.provenance is not None and origins is not None:
+            with sink:
+                origins(sink.provenance)
         sink.publish(code_of_dtype(common.dtype, table))
         return checked_outcome(output, dialect)
     except BaseException:
@@ -69,6 +113,40 @@ def merge(
         raise
     finally:
         sink.discard()
+
+
+def checked_provenance(prefix: str) -> Provenance | None:
+    """Return the provenance of a pair with every byte checked, or None without one."""
+    provenance = open_provenance(prefix)
+    if provenance is not None:
+        provenance.check_columns()
+    return provenance
+
+
+def _origins(inputs: Sequence[str], dialect: str) -> Origins | None:
+    """Return the origins of the documents of pairs; None if none of them has a provenance."""
+    without = [prefix for prefix in inputs if checked_provenance(prefix) is None]
+    if len(without) == len(inputs):
+        return None
+    if without:
+        logger.warning(
+            "%s: does not exist, as of %d of %d inputs; the origins of their documents are unknown "
+            "in the merged pair",
+            provenance_path(without[0]),
+            len(without),
+            len(inputs),
+        )
+
+    def add(spool: ProvenanceSpool) -> None:
+        for prefix in inputs:
+            provenance = open_provenance(prefix)
+            if provenance is None:
+                count = len(map_pair(prefix, dialect, multimodal=False).bounds) - 1
+                spool.add(Rows.unknown(count))
+            else:
+                spool.add_part(provenance, 0, provenance.num_documents)
+
+    return add
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
-from megaindex.format.pair import check_not_a_half, pair_paths
+from megaindex.format.pair import check_not_a_half, written_paths
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.paths import refuse_zero_byte
 
@@ -64,7 +64,7 @@ def check_outputs(outputs: Sequence[str], inputs: Iterable[str], *, overwrite: b
     taken = {os.path.realpath(path) for path in inputs}
     for prefix in outputs:
         check_not_a_half(prefix)
-        for path in pair_paths(prefix):
+        for path in written_paths(prefix):
             real = os.path.realpath(path)
             if real in taken:
                 raise InvalidArgument(
@@ -72,4 +72,4 @@ def check_outputs(outputs: Sequence[str], inputs: Iterable[str], *, overwrite: b
                     f"prefix"
                 )
             taken.add(real)
-        AtomicFiles(pair_paths(prefix), overwrite=overwrite)  # raises if a file exists
+        AtomicFiles(written_paths(prefix), overwrite=overwrite)  # raises if a file exists

@@ -8,10 +8,11 @@ from itertools import pairwise
 
 import numpy as np
 
-from megaindex.corpus.merge import check_documents
+from megaindex.corpus.merge import check_documents, checked_provenance
 from megaindex.corpus.outputs import WriteResult, check_outputs, checked_outcome
 from megaindex.errors import InvalidArgument
-from megaindex.format.pair import MappedPair, PairSink, map_pair, pair_paths
+from megaindex.format.pair import MappedPair, PairSink, map_pair, pair_paths, written_paths
+from megaindex.format.provenance import Provenance
 from megaindex.format.writer import append_documents
 from megaindex.io.filesystem import Progress
 from megaindex.progress import Bar, silent
@@ -32,7 +33,7 @@ def split(
     overwrite: bool = False,
     bar: Bar = silent,
 ) -> list[WriteResult]:
-    """Write parts of a pair as pairs of their own; token type and modes are kept.
+    """Write parts of a pair as pairs of their own; token type, modes and provenance are kept.
 
     Each part is published whole; if one fails, the others are removed again.
 
@@ -57,7 +58,8 @@ def split(
     tokens = check_documents(pair)
     parts = cut(pair)
     names = _names(outputs, len(parts))
-    check_outputs(names, pair_paths(source), overwrite=overwrite)
+    check_outputs(names, written_paths(source), overwrite=overwrite)
+    provenance = checked_provenance(source)
     # an estimate for ranges that overlap or leave documents out
     progress = bar(tokens * pair.dtype.itemsize)
     # an .idx without sequences does not show whether it has modes
@@ -65,9 +67,15 @@ def split(
     sinks: list[PairSink] = []
     try:
         for name, documents in zip(names, parts, strict=True):
-            paths = pair_paths(name)
-            sinks.append(PairSink(*paths, pair.dtype, multimodal=multimodal, overwrite=overwrite))
-            _write_part(pair, sinks[-1], documents, progress)
+            sink = PairSink(
+                *pair_paths(name),
+                pair.dtype,
+                multimodal=multimodal,
+                overwrite=overwrite,
+                provenance=provenance is not None,
+            )
+            sinks.append(sink)
+            _write_part(pair, provenance, sink, documents, progress)
         return [checked_outcome(name, dialect) for name in names]
     except BaseException:
         for sink in sinks:
@@ -87,10 +95,19 @@ def _names(outputs: Sequence[str], count: int) -> list[str]:
     return list(outputs)
 
 
-def _write_part(pair: MappedPair, sink: PairSink, documents: Documents, progress: Progress) -> None:
+def _write_part(
+    pair: MappedPair,
+    provenance: Provenance | None,
+    sink: PairSink,
+    documents: Documents,
+    progress: Progress,
+) -> None:
     try:
         sink.open()
         append_documents(pair, sink, *documents, progress)
+        if provenance is not None and sink.provenance is not None:
+            with sink:
+                sink.provenance.add_part(provenance, *documents)
         sink.publish(pair.header.dtype_code)
     finally:
         sink.discard()

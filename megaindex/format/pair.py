@@ -12,7 +12,6 @@ import logging
 import os
 import shutil
 import struct
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from types import TracebackType
@@ -20,6 +19,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 import numpy.typing as npt
+import xxhash
 
 from megaindex.errors import FormatError, InvalidArgument, MissingFile, StorageError
 from megaindex.format.cast import CHUNK
@@ -32,6 +32,7 @@ from megaindex.format.header import (
     has_modes,
     parse_header,
 )
+from megaindex.format.provenance import ProvenanceSpool, nameless_file, provenance_path
 from megaindex.format.validate import bound_end_fault, check_bounds, check_sequences
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.filesystem import Progress, copy_range
@@ -52,6 +53,12 @@ logger = logging.getLogger(__name__)
 def pair_paths(path_prefix: str) -> tuple[str, str]:
     """Return the paths of the .bin and of the .idx."""
     return path_prefix + ".bin", path_prefix + ".idx"
+
+
+def written_paths(path_prefix: str) -> tuple[str, str, str]:
+    """Return the paths of all files that belong to a pair, in order of publication."""
+    bin_path, idx_path = pair_paths(path_prefix)
+    return bin_path, provenance_path(path_prefix), idx_path
 
 
 def check_not_a_half(path_prefix: str) -> None:
@@ -284,7 +291,10 @@ class PairSink:
 
     Call `open` inside a `try` that ends with `discard`: the constructor makes no files, so that an
     interrupt before the `try` leaves none. Append inside `with sink:`; after an error there, which
-    may leave half of an entry, the sink refuses to publish."""
+    may leave half of an entry, the sink refuses to publish.
+
+    With ``provenance`` the origin of every document is written too, to the attribute of that name;
+    without, a provenance beside a replaced pair is removed."""
 
     def __init__(
         self,
@@ -294,24 +304,35 @@ class PairSink:
         *,
         multimodal: bool,
         overwrite: bool,
+        provenance: bool = False,
     ) -> None:
         self._idx_path = idx_path
         self._bin_path = bin_path
+        self._provenance_path = provenance_path(idx_path.removesuffix(".idx"))
         self.dtype = dtype
         self._broken = False
-        self._files = AtomicFiles((bin_path, idx_path), overwrite=overwrite)
-        self.index = IndexSpool(os.path.dirname(bin_path) or ".", multimodal=multimodal)
+        self._overwrite = overwrite
+        paths = (bin_path, *[self._provenance_path] * provenance, idx_path)
+        self._files = AtomicFiles(paths, overwrite=overwrite)
+        directory = os.path.dirname(bin_path) or "."
+        self.index = IndexSpool(directory, multimodal=multimodal)
+        self.provenance = ProvenanceSpool(directory) if provenance else None
 
     def open(self) -> None:
         """Make the temporary files."""
         self._bin = self._files.open(self._bin_path)
-        self.index.open()
+        self._open_spools()
 
     def open_linked(self, path: str) -> str:
         """Make the .bin a link to the file at `path`; return "hard link" or "symbolic link"."""
         is_hard = self._files.link(path, self._bin_path)
-        self.index.open()
+        self._open_spools()
         return "hard link" if is_hard else "symbolic link"
+
+    def _open_spools(self) -> None:
+        self.index.open()
+        if self.provenance is not None:
+            self.provenance.open()
 
     def write_tokens(self, tokens: npt.NDArray[Any]) -> None:
         """Append tokens of any dtype and layout, without a check that they fit."""
@@ -345,8 +366,16 @@ class PairSink:
                 "incomplete; write the pair again"
             )
         with self:
-            self.index.assemble(self._files.open(self._idx_path), dtype_code, self.dtype.itemsize)
+            out = _HashedFile(self._files.open(self._idx_path))
+            self.index.assemble(out, dtype_code, self.dtype.itemsize)
+            if self.provenance is not None:
+                documents = self.index.num_bounds - 1
+                assert self.provenance.num_documents == documents, "an origin for each document"
+                self.provenance.assemble(self._files.open(self._provenance_path), out.digest())
         self._files.publish()
+        if self.provenance is None and self._overwrite:
+            with contextlib.suppress(OSError):  # it names the .idx that was replaced
+                os.unlink(self._provenance_path)
 
     def discard(self) -> None:
         """Remove temporary files; no effect after `publish`."""
@@ -354,6 +383,8 @@ class PairSink:
             self._files.discard()
         finally:
             self.index.close()
+            if self.provenance is not None:
+                self.provenance.close()
 
     def take_back(self) -> None:
         """Remove the pair that `publish` made, unless it has been replaced."""
@@ -372,6 +403,19 @@ class PairSink:
             self._broken = True
         if isinstance(error, OSError) and not isinstance(error, StorageError):
             raise storage_error(error, self._bin_path, "cannot write the pair") from error
+
+
+class _HashedFile:
+    """A file that is written, with the XXH3-128 of its bytes."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._hash = xxhash.xxh3_128()
+        self.digest = self._hash.digest
+
+    def write(self, data: bytes | memoryview) -> int:
+        self._hash.update(data)
+        return self._file.write(data)
 
 
 class IndexSpool:
@@ -412,7 +456,7 @@ class IndexSpool:
         self._bounds.write(bounds.data)
         self.num_bounds += len(bounds)
 
-    def assemble(self, out: BinaryIO, dtype_code: int, itemsize: int) -> None:
+    def assemble(self, out: _HashedFile, dtype_code: int, itemsize: int) -> None:
         """Write the whole .idx to `out`."""
         header = IndexHeader(
             dtype_code=dtype_code, num_sequences=self.num_sequences, num_bounds=self.num_bounds
@@ -424,7 +468,7 @@ class IndexSpool:
         if self._modes is not None:
             _copy_all(self._modes, out)
 
-    def _write_pointers(self, out: BinaryIO, itemsize: int) -> None:
+    def _write_pointers(self, out: _HashedFile, itemsize: int) -> None:
         # lengths 3, 0, 5 of 4-byte tokens give pointers 0, 12, 12
         self._lengths.seek(0)
         begin = 0
@@ -439,11 +483,9 @@ class IndexSpool:
             self._files.close()
 
     def _nameless_file(self) -> IO[bytes]:
-        return self._files.enter_context(
-            tempfile.TemporaryFile(dir=self._directory, buffering=_COPY_BYTES)
-        )
+        return nameless_file(self._files, self._directory, _COPY_BYTES)
 
 
-def _copy_all(source: IO[bytes], target: BinaryIO) -> None:
+def _copy_all(source: IO[bytes], target: _HashedFile) -> None:
     source.seek(0)
     shutil.copyfileobj(source, target, _COPY_BYTES)

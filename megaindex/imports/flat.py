@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -12,10 +13,10 @@ import numpy.typing as npt
 
 from megaindex.corpus.outputs import WriteResult, check_outputs, checked_outcome
 from megaindex.errors import FormatError, InvalidArgument
-from megaindex.format import IndexedDatasetWriter
-from megaindex.format.cast import CHUNK, token_array
+from megaindex.format.cast import CHUNK, integer_array, token_array
 from megaindex.format.header import DtypeTable, code_of_dtype, get_dialect
-from megaindex.format.pair import IndexSpool, PairSink, pair_paths
+from megaindex.format.pair import PairSink, pair_paths
+from megaindex.format.provenance import RowFile
 from megaindex.io.mapping import map_readonly
 from megaindex.progress import Bar, silent
 
@@ -28,6 +29,8 @@ class FlatTokens:
     """Consecutive tokens in a file, from some byte to its end."""
 
     path: str
+    format: str
+    """Name of the format, for the provenance."""
     offset: int
     """Bytes before the first token."""
     tokens: npt.NDArray[Any]
@@ -51,10 +54,11 @@ class DocumentStream:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """A few documents."""
+    """A few documents: consecutive rows of one file."""
 
-    where: str
-    """Path of their file, for messages."""
+    file: RowFile
+    first_row: int
+    """Row of the first document, from 0."""
     tokens: npt.NDArray[Any]
     lengths: npt.NDArray[np.int64]
     nbytes: int
@@ -187,7 +191,9 @@ def write_flat(
     """
     is_link = not (copy or flat.offset) and _same_bytes(flat.tokens.dtype, dtype)
     how = "copied"
-    sink = PairSink(*pair_paths(output), dtype, multimodal=False, overwrite=overwrite)
+    sink = PairSink(
+        *pair_paths(output), dtype, multimodal=False, overwrite=overwrite, provenance=True
+    )
     try:
         if is_link:
             how = sink.open_linked(flat.path)
@@ -195,7 +201,7 @@ def write_flat(
             sink.open()
             _copy_tokens(flat, sink, bar)
         with sink:
-            _fill(sink.index, flat)
+            _fill(sink, flat)
         sink.publish(code_of_dtype(dtype, dialect))
     finally:
         sink.discard()
@@ -222,8 +228,9 @@ def _copy_tokens(flat: FlatTokens, sink: PairSink, bar: Bar) -> None:
             progress(chunk.nbytes)
 
 
-def _fill(spool: IndexSpool, flat: FlatTokens) -> None:
-    """Write lengths and document bounds, with a check of every end."""
+def _fill(sink: PairSink, flat: FlatTokens) -> None:
+    """Write lengths and document bounds, with a check of every end, and the provenance."""
+    spool = sink.index
     before = 0
     for ends in flat.sequence_ends():
         lengths = np.diff(ends, prepend=before)
@@ -234,11 +241,12 @@ def _fill(spool: IndexSpool, flat: FlatTokens) -> None:
                 f"{flat.path}: sequence {spool.num_sequences + i} ends at token {ends[i]}: lengths "
                 f"must be from 0 to {_LONGEST} tokens, got {lengths[i]}; check the boundaries"
             )
-        before = int(ends[-1])
         first = spool.num_sequences
         spool.add_sequences(lengths, None)
         if flat.document_bounds is None:
             spool.add_bounds(np.arange(first + 1, first + 1 + len(ends), dtype=np.int64))
+            _add_rows(sink, flat, first, np.concatenate(([before], ends)))
+        before = int(ends[-1])
     if before != flat.tokens.size:
         raise FormatError(
             f"{flat.path}: the last sequence must end at token {flat.tokens.size}, the end of the "
@@ -246,7 +254,28 @@ def _fill(spool: IndexSpool, flat: FlatTokens) -> None:
         )
     if flat.document_bounds is not None:
         for bounds in flat.document_bounds():
+            first = spool.num_bounds - 1
             spool.add_bounds(bounds)
+            _add_rows(sink, flat, first, None, len(bounds))
+
+
+def _add_rows(
+    sink: PairSink,
+    flat: FlatTokens,
+    first: int,
+    edges: npt.NDArray[np.int64] | None,
+    count: int = 0,
+) -> None:
+    """Add the origins of documents from number `first` on, with their `edges` in tokens."""
+    assert sink.provenance is not None, "imports have one"
+    file = RowFile(path=os.path.abspath(flat.path), format=flat.format, has_bytes=edges is not None)
+    if edges is None:
+        edges, scale, shift = np.zeros(count + 1, np.int64), 0, 0
+    else:
+        scale, shift = flat.tokens.dtype.itemsize, flat.offset
+    at = edges * scale + shift
+    rows = np.arange(first, first + edges.size - 1)
+    sink.provenance.add_file(file, rows, at[:-1], at[1:])
 
 
 def write_stream(
@@ -260,10 +289,31 @@ def write_stream(
 ) -> None:
     target = stored_or_sibling(stream.dtype, dtype, dialect)
     progress = bar(stream.nbytes)
-    with IndexedDatasetWriter(output, target, dialect=dialect.name, overwrite=overwrite) as writer:
+    sink = PairSink(
+        *pair_paths(output), target, multimodal=False, overwrite=overwrite, provenance=True
+    )
+    try:
+        sink.open()
         for batch in stream.batches:
-            try:
-                writer.add_documents(batch.tokens, batch.lengths)
-            except InvalidArgument as error:
-                raise InvalidArgument(f"{batch.where}: {error}") from error
+            _add_batch(sink, batch)
             progress(batch.nbytes)
+        sink.publish(code_of_dtype(target, dialect))
+    finally:
+        sink.discard()
+
+
+def _add_batch(sink: PairSink, batch: Batch) -> None:
+    assert sink.provenance is not None, "imports have one"
+    try:
+        tokens = token_array(batch.tokens, sink.dtype)
+        lengths = integer_array(batch.lengths, "document_lengths", 0, _LONGEST)
+    except InvalidArgument as error:
+        raise InvalidArgument(f"{batch.file.path}: {error}") from error
+    with sink:
+        first = sink.index.num_sequences
+        sink.write_tokens(tokens)
+        sink.index.add_sequences(lengths, None)
+        sink.index.add_bounds(np.arange(first + 1, first + 1 + lengths.size))
+        nothing = np.zeros(lengths.size, np.int64)
+        rows = np.arange(batch.first_row, batch.first_row + lengths.size)
+        sink.provenance.add_file(batch.file, rows, nothing, nothing)

@@ -50,7 +50,11 @@ def open_nanotron(path: str) -> FlatTokens:
         logger.warning("%s.loss: the loss mask is not imported", path)
     dtype = np.dtype("<u4" if nbytes == 4 * count and count else "<u2")
     return FlatTokens(
-        path=path, offset=0, tokens=open_tokens(path, dtype), sequence_ends=_in_chunks(ends)
+        path=path,
+        format="nanotron",
+        offset=0,
+        tokens=open_tokens(path, dtype),
+        sequence_ends=_in_chunks(ends),
     )
 
 
@@ -99,7 +103,7 @@ def open_numpy(
     else:
         tokens, offset = open_tokens(path, token_dtype(stored_dtype)), 0
     ends = _ends_at(tokens, separator) if boundaries is None else _in_chunks(_ends(boundaries))
-    return FlatTokens(path=path, offset=offset, tokens=tokens, sequence_ends=ends)
+    return FlatTokens(path=path, format="numpy", offset=offset, tokens=tokens, sequence_ends=ends)
 
 
 def open_tntidx(path_prefix: str, dialect: str) -> FlatTokens:
@@ -123,6 +127,7 @@ def open_tntidx(path_prefix: str, dialect: str) -> FlatTokens:
         )
     return FlatTokens(
         path=pair.bin_path,
+        format="tntidx",
         offset=0,
         tokens=pair.tokens,
         sequence_ends=_in_chunks(pair.token_offsets[1:]),

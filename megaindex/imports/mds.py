@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from megaindex.errors import FormatError, InvalidArgument
+from megaindex.format.provenance import RowFile
 from megaindex.imports.flat import Batch, DocumentStream, token_dtype
 from megaindex.io.json_files import Damaged, is_size, read_object
 from megaindex.io.os_errors import as_storage_error
@@ -136,22 +137,25 @@ class _Shard:
 
 
 def _batches(shard: _Shard) -> Iterator[Batch]:
+    file = RowFile(path=os.path.abspath(shard.path), format="mds", key=shard.column.name)
     arrays: list[npt.NDArray[Any]] = []
-    held = nbytes = 0
+    held = nbytes = row = 0
     for sample in _samples(shard):
         arrays.append(shard.column.decode(sample, shard.path))
         held += arrays[-1].size
         nbytes += len(sample)
         if held >= _BATCH_TOKENS:
-            yield _batch(shard, arrays, nbytes)
+            yield _batch(file, row, arrays, nbytes)
+            row += len(arrays)
             arrays, held, nbytes = [], 0, 0
     if arrays:
-        yield _batch(shard, arrays, nbytes)
+        yield _batch(file, row, arrays, nbytes)
 
 
-def _batch(shard: _Shard, arrays: Sequence[npt.NDArray[Any]], nbytes: int) -> Batch:
+def _batch(file: RowFile, row: int, arrays: Sequence[npt.NDArray[Any]], nbytes: int) -> Batch:
     return Batch(
-        where=shard.path,
+        file=file,
+        first_row=row,
         tokens=np.concatenate(arrays),
         lengths=np.array([array.size for array in arrays], dtype=np.int64),
         nbytes=nbytes,

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from megaindex.errors import FormatError, InvalidArgument, MegaIndexError, MissingFile
+from megaindex.format.provenance import RowFile
 from megaindex.imports.flat import Batch, DocumentStream
 from megaindex.io.os_errors import as_storage_error, storage_error
 from megaindex.io.paths import check_file, check_local
@@ -129,6 +130,8 @@ def _batches(path: str, name: str, dtype: np.dtype[Any]) -> Iterator[Batch]:
             f"{schema.field(name).type}; import the files one at a time and merge with a dtype"
         )
     rows = 0
+    size = os.path.getsize(path)
+    file = RowFile(path=os.path.abspath(path), format="columns", size=size, key=name)
     try:
         for record in records:
             lists = record.column(name)
@@ -140,7 +143,8 @@ def _batches(path: str, name: str, dtype: np.dtype[Any]) -> Iterator[Batch]:
                 )
             rows += len(lists)
             yield Batch(
-                where=path,
+                file=file,
+                first_row=rows - len(lists),
                 tokens=tokens.to_numpy(),
                 lengths=pc.list_value_length(lists).to_numpy().astype(np.int64),
                 nbytes=0,
@@ -150,7 +154,7 @@ def _batches(path: str, name: str, dtype: np.dtype[Any]) -> Iterator[Batch]:
             raise
         raise _unreadable(path, error) from error
     nothing = np.empty(0, np.int64)
-    yield Batch(where=path, tokens=nothing, lengths=nothing, nbytes=os.path.getsize(path))
+    yield Batch(file=file, first_row=rows, tokens=nothing, lengths=nothing, nbytes=size)
 
 
 def _unreadable(path: str, error: Exception) -> Exception:

@@ -11,6 +11,7 @@ from megaindex._types import I32, I64, U64, IntArray
 from megaindex.arithmetic import shuffle_dtype
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDataset
+from megaindex.index.inverse import ServedTokens, places_of, served_in
 from megaindex.index.orders.framework import ShuffledOrder
 from megaindex.index.spans import (
     CHUNK,
@@ -167,6 +168,21 @@ class ArrayIndex(ShownIndex):
             InvalidArgument: an entry of the arrays is out of bounds.
         """
         return self._spans(self.shuffle_index, check_sample_ids(sample_ids, self.num_samples))
+
+    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
+        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        del source
+        places = places_of(self.document_index, documents, self.sequence_lengths.size)
+        begins = np.ascontiguousarray(self.sample_index[:, 0])
+        places = places.astype(begins.dtype)  # else the longer one is converted
+        # rows up to the last one that begins at a place, from the one that reaches it
+        first = np.maximum(np.searchsorted(begins, places) - 1, 0)
+        stop = np.minimum(np.searchsorted(begins, places, "right"), begins.size - 1)
+        count = np.maximum(stop - first, 0)
+        within = np.arange(count.sum()) - np.repeat(np.cumsum(count) - count, count)
+        cut = np.repeat(first, count) + within
+        samples = places_of(self.shuffle_index, cut, begins.size - 1)
+        return served_in(self, samples, documents)
 
     def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
         """Iterate in cutting order; InvalidArgument as `locate`, or if samples repeat."""

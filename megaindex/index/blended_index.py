@@ -16,6 +16,14 @@ from megaindex.errors import InvalidArgument, StorageError
 from megaindex.format import IndexedDataset
 from megaindex.index.array_index import ArrayIndex
 from megaindex.index.blending import Rule
+from megaindex.index.inverse import (
+    ServedTokens,
+    contains,
+    membership,
+    places_of,
+    serve,
+    served_tokens,
+)
 from megaindex.index.spans import (
     Index,
     ShownIndex,
@@ -71,6 +79,10 @@ class LazyIndex(ShownIndex):
 
     def locate(self, sample_ids: npt.ArrayLike) -> Spans:
         return self.index.locate(sample_ids)
+
+    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
+        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        return served_tokens(self.index, documents, source)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "index"}
@@ -211,6 +223,14 @@ class BlendedIndex(ShownIndex):
         if slots is not None:
             source = np.repeat(which, np.diff(row_splits)).astype(np.int32)
         return Spans(source, document, offset, length, row_splits)
+
+    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
+        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        found = served_tokens(self.indices[source], documents)
+        drawn = places_of(self.dataset_index, np.array([source]), len(self.indices))
+        samples = self.dataset_sample_index[drawn]
+        wanted = contains(membership(found.sample), samples)
+        return serve(found, samples[wanted], drawn[wanted])
 
     @cached_property
     def _tables(self) -> Tables[Any] | None:

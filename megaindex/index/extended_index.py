@@ -19,6 +19,14 @@ import xxhash
 from megaindex._types import I64
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.inverse import (
+    ServedTokens,
+    contains,
+    join_served,
+    membership,
+    serve,
+    served_tokens,
+)
 from megaindex.index.spans import (
     CHUNK,
     Chunks,
@@ -50,6 +58,15 @@ class Stage:
         if isinstance(self.samples, range):
             return self.index.locate(places + self.samples.start)
         return self.index.locate(self.samples[places])
+
+    def serve(self, found: ServedTokens, first: int) -> ServedTokens:
+        """Return tokens in samples of the index by position, that of the stage being ``first``."""
+        if isinstance(self.samples, range):
+            inside = (found.sample >= self.samples.start) & (found.sample < self.samples.stop)
+            kept = found.select(inside)
+            return kept._replace(sample=kept.sample - self.samples.start + first)
+        places = np.flatnonzero(contains(membership(found.sample), self.samples))
+        return serve(found, self.samples[places], places + first)
 
     def iterate_spans(self, begin: int, end: int, part: int, parts: int) -> Chunks:
         """Iterate over positions of the stage and the spans of their samples."""
@@ -114,6 +131,17 @@ class ExtendedIndex(ShownIndex):
             stage = self.stages[number]
             pieces.append((places, stage.locate(ids[places] - (ends[number] - len(stage.samples)))))
         return join_spans(pieces, ids.size)
+
+    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
+        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        known: dict[int, ServedTokens] = {}  # by index: the first two stages mostly share one
+        pieces, first = [], 0
+        for stage in self.stages:
+            if id(stage.index) not in known:
+                known[id(stage.index)] = served_tokens(stage.index, documents, source)
+            pieces.append(stage.serve(known[id(stage.index)], first))
+            first += len(stage.samples)
+        return join_served(pieces)
 
     def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
         first = 0

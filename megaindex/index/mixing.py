@@ -102,6 +102,34 @@ class Mixing(ABC):
             streams[low - begin : high - begin] = block.stream[low - start : high - start]
         return streams, self.counts(begin)
 
+    def positions(self, stream: int, ordinals: I64, most: int) -> I64:
+        """Return the positions below ``most`` of a stream's draws: the inverse of `lookup`.
+
+        Args:
+            stream: number of the stream.
+            ordinals: numbers of its draws, sorted and distinct; all lie below ``most``.
+            most: number of positions that are searched.
+        """
+        found = np.empty(ordinals.size, np.int64)
+        # ranges of positions, and the draws that lie in them, halved until they are short
+        ranges = [(0, most, 0, ordinals.size)]
+        while ranges:
+            begin, end, low, high = ranges.pop()
+            if low == high:
+                continue
+            if end - begin > BLOCK:
+                middle = (begin + end) // 2
+                count = int(self.counts(middle)[stream])
+                cut = low + int(np.searchsorted(ordinals[low:high], count))
+                ranges += [(begin, middle, low, cut), (middle, end, cut, high)]
+                continue
+            drawn = self.lookup(np.arange(begin, end))
+            own = np.flatnonzero(drawn.stream == stream)
+            order = np.argsort(drawn.ordinal[own])
+            at = np.searchsorted(drawn.ordinal[own], ordinals[low:high], sorter=order)
+            found[low:high] = own[order[at]] + begin
+        return found
+
     def longest(self, limits: Sequence[int], most: int) -> int:
         """Return the most positions, up to ``most``, with no stream drawn above its limit."""
         limit = np.array(limits, np.int64)

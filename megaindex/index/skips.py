@@ -27,6 +27,7 @@ import xxhash
 
 from megaindex._types import I64
 from megaindex.errors import InvalidArgument, MissingFile, OutOfRange, StorageError
+from megaindex.index.inverse import ServedTokens, join_served, serve, served_tokens
 from megaindex.index.spans import (
     Chunks,
     Index,
@@ -691,6 +692,19 @@ class SkippedIndex(ShownIndex):
                 mine = np.flatnonzero(chosen)
                 masked[mine] |= each.marks(spans.document[mine])
         return replace(spans, masked=masked)
+
+    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
+        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        found, skips = served_tokens(self.index, documents, source), self.skips
+        behind = np.where(found.sample < skips.end, 0, skips.num_moved)
+        in_place = found._replace(sample=found.sample + behind)
+        moved = np.arange(skips.end, skips.run_end)
+        return join_served(
+            [
+                in_place.select(~skips.is_hole(in_place.sample)),
+                serve(found, skips.samples_at(moved), moved),
+            ]
+        )
 
     def iterate_spans(self, begin: int, end: int, part: int = 0, parts: int = 1) -> Chunks:
         """Iterate over the positions begin ... end - 1 that are served, in any order."""

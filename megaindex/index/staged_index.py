@@ -15,6 +15,7 @@ import numpy.typing as npt
 from megaindex._types import I64
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.inverse import ServedTokens, join_served, serve, served_tokens
 from megaindex.index.mixing import Mixing
 from megaindex.index.spans import (
     Chunks,
@@ -162,6 +163,22 @@ class StagedIndex(ShownIndex):
                     places[samples - first].astype(np.int64) + begin,
                     replace(spans, source=numbered),
                 )
+
+    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
+        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        found = served_tokens(self.sources[source], documents)
+        samples = np.unique(found.sample)
+        pieces = []
+        for stage, first in zip(self.stages, self._bounds[:-1].tolist(), strict=True):
+            counts = stage.mixing.counts(stage.num_samples).tolist()
+            for stream, number in enumerate(stage.sources):
+                begin = stage.begins[stream]
+                low, high = np.searchsorted(samples, (begin, begin + counts[stream]))
+                if number == source and low < high:
+                    drawn = samples[low:high]
+                    at = stage.mixing.positions(stream, drawn - begin, stage.num_samples)
+                    pieces.append(serve(found, drawn, at + first))
+        return join_served(pieces)
 
     def drawn(self, position: int) -> list[I64]:
         """Return int64[sources] for each stage: its draws before sample ``position``."""

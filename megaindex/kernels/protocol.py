@@ -18,7 +18,7 @@ from megaindex._types import (
     TokenSource,
 )
 
-NATIVE_INTERFACE = 2
+NATIVE_INTERFACE = 3
 """Version of the native core's functions, as in csrc/python/module.cpp: both are raised when the
 arguments of a function change, so that a core of an earlier build is refused."""
 
@@ -73,6 +73,17 @@ class Backend(Protocol):
         out: I64,
         num_threads: int = 1,
     ) -> None: ...
+
+    def epoch_begins(
+        self,
+        key: U64,
+        lengths: I32,
+        copies: int,
+        stride: int,
+        starts: I64,
+        entries: I64,
+        num_threads: int = 1,
+    ) -> I64: ...
 
     def epoch_spans(
         self,
@@ -159,6 +170,17 @@ class Backend(Protocol):
         runs: I64,
         bins: I64,
     ) -> tuple[I64, I64, I64, I64]: ...
+
+    def packed_bins(
+        self,
+        key: U64,
+        piece_starts: I64,
+        layers: I64,
+        runs: I64,
+        lengths: I64,
+        places: I64,
+        num_threads: int = 1,
+    ) -> I64: ...
 
     def span_table(self, indices: Sequence[IndexArrays]) -> Any: ...
 

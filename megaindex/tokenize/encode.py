@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import secrets
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
@@ -15,12 +16,20 @@ import numpy.typing as npt
 
 from megaindex.errors import FormatError
 from megaindex.format import IndexedDatasetWriter
+from megaindex.format.provenance import Rows
 from megaindex.tokenize.parts import InputPart, Piece
 from megaindex.tokenize.reading import Reader, place_name
 from megaindex.tokenize.records import BadRecord, Record, Refused
 from megaindex.tokenize.settings import TokenizeSettings
 from megaindex.tokenize.tokenizers import Tokenizer, load, one_thread
-from megaindex.tokenize.work_folder import BadLines, Done, Heartbeat, WorkFolder, pair_bytes
+from megaindex.tokenize.work_folder import (
+    BadLines,
+    Done,
+    Heartbeat,
+    PartRows,
+    WorkFolder,
+    pair_bytes,
+)
 
 Encoded = tuple[list[Sequence[int]], list[int]]
 """Ids of every text, and the number of texts of each document."""
@@ -82,12 +91,13 @@ class _Encoding:
         with ExitStack() as opened:
             bad = opened.enter_context(BadLines(self._folder.bad(name)))
             heartbeat = opened.enter_context(Heartbeat(self._folder.pulse(name)))
+            rows = opened.enter_context(PartRows(self._folder.rows(name), len(part.pieces)))
             writers = [
                 opened.enter_context(IndexedDatasetWriter(prefix, self._settings.dtype))
                 for prefix in prefixes
             ]
             for number, piece in enumerate(part.pieces):
-                lines.append(self._piece(number, piece, writers, bad, heartbeat))
+                lines.append(self._piece(number, piece, writers, rows, bad, heartbeat))
         done = Done(
             key=part.key,
             attempt=attempt,
@@ -98,6 +108,7 @@ class _Encoding:
             empty=tuple(self._empty),
             lines=tuple(lines),
             sizes=tuple(pair_bytes(prefix) for prefix in prefixes),
+            rows_bytes=os.path.getsize(self._folder.rows(name)),
         )
         self._folder.write_done(done)
         return done
@@ -107,6 +118,7 @@ class _Encoding:
         number: int,
         piece: Piece,
         writers: Sequence[IndexedDatasetWriter],
+        rows: PartRows,
         bad: BadLines,
         heartbeat: Heartbeat,
     ) -> int:
@@ -122,6 +134,8 @@ class _Encoding:
                 bad.add(number, one)
             for key, (ids, counts) in enumerate(kept):
                 self._write(key, writers[key], ids, counts)
+            left_out = {one.place for one in refused}
+            rows.add(_origins(number, [one for one in records if one.place not in left_out]))
             self._documents += len(kept[0][1])
             heartbeat.update(reader.done)
         heartbeat.piece_done(piece.nbytes)
@@ -167,6 +181,14 @@ class _Encoding:
             end = begin + int(own.sum())
             writer.add_document(tokens[begin:end], own)
             begin = end
+
+
+def _origins(piece: int, records: Sequence[Record]) -> Rows:
+    count = len(records)
+    begin = np.fromiter((record.begin for record in records), np.int64, count)
+    size = np.fromiter((record.size for record in records), np.int64, count)
+    place = np.fromiter((record.place for record in records), np.int64, count)
+    return Rows(np.full(count, piece, np.int64), place, begin, begin + size)
 
 
 def lay_out(

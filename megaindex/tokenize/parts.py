@@ -17,7 +17,7 @@ from megaindex.tokenize.settings import TokenizeSettings
 from megaindex.validation import check_between
 
 _ROWS = 256  # read at once
-PART_FORMAT = 2  # increase when the meaning of a part's files changes
+PART_FORMAT = 3  # increase when the meaning of a part's files changes
 
 
 @dataclass(frozen=True, kw_only=True)

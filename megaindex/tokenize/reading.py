@@ -83,7 +83,7 @@ class Reader:
             except BadRecord as error:
                 yield Refused(place=place, error=error)
             else:
-                yield Record(place=place, texts=texts, size=len(raw))
+                yield Record(place=place, texts=texts, size=len(raw), begin=self._lines.begin)
 
     def _texts(self, raw: bytes) -> tuple[Text, ...]:
         form = self._piece.source.format
@@ -125,6 +125,8 @@ class Lines:
         self._piece = piece
         self.first_byte = piece.begin
         """Offset of the first line that the piece owns; set by the first step of the iteration."""
+        self.begin = piece.begin
+        """Offset of the line yielded last, in the unpacked file."""
         self.done = 0
         """Bytes of the input that have been read."""
 
@@ -146,11 +148,10 @@ class Lines:
         if position >= end:
             return
         for line in _split(_blocks(file, position, piece)):
-            first = position == 0
+            text = self._text(line, position)
             position += len(line)
             self.done = min(position, end) - begin
-            text = line.rstrip(_ENDS)
-            yield text.removeprefix(codecs.BOM_UTF8) if first else text
+            yield text
             if position >= end:
                 return
 
@@ -170,12 +171,14 @@ class Lines:
             if source.format == "files":
                 count, whole = 1, stream.read()
                 self.done = source.size
-                yield whole.removeprefix(codecs.BOM_UTF8)
+                yield self._without_mark(whole)
                 return
+            position = 0
             for line in _split(blocks()):
                 count += 1
-                text = line.rstrip(_ENDS)
-                yield text.removeprefix(codecs.BOM_UTF8) if count == 1 else text
+                text = self._text(line, position)
+                position += len(line)
+                yield text
         except (EOFError, gzip.BadGzipFile, zlib.error, zstd_error()) as error:
             raise FormatError(
                 f"{source.path}: the {source.compression} stream is truncated or damaged after "
@@ -186,6 +189,18 @@ class Lines:
                 f"{source.path}: the {source.compression} stream holds 0 bytes; leave it out, or "
                 f"write it again"
             )
+
+    def _text(self, line: bytes, position: int) -> bytes:
+        """Return a line without its end, and set `begin`."""
+        text = line.rstrip(_ENDS)
+        self.begin = position
+        return text if position else self._without_mark(text)
+
+    def _without_mark(self, text: bytes) -> bytes:
+        """Return the beginning of a file without a byte order mark, and set `begin`."""
+        kept = text.removeprefix(codecs.BOM_UTF8)
+        self.begin = len(text) - len(kept)
+        return kept
 
 
 def lines_before(source: InputFile, offset: int) -> int:

@@ -41,7 +41,9 @@ class Record:
     texts: tuple[Text, ...]
     """One for each key."""
     size: int
-    """Bytes of the line."""
+    """Bytes of the line, or about so many of a row."""
+    begin: int = 0
+    """First byte of the line in the unpacked file; 0 of a row."""
 
 
 def from_json(raw: bytes, keys: Sequence[str]) -> tuple[Text, ...]:

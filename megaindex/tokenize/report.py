@@ -9,12 +9,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+
 from megaindex.corpus.outputs import WriteResult
 from megaindex.errors import InvalidArgument
+from megaindex.format.provenance import Provenance, ProvenanceSpool, RecordedTokenizer, RowFile
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.os_errors import as_storage_error
+from megaindex.tokenize.inputs import InputFile
 from megaindex.tokenize.parts import InputPart
 from megaindex.tokenize.reading import place_name
+from megaindex.tokenize.settings import TokenizeSettings
 from megaindex.tokenize.work_folder import Done, WorkFolder, not_written, read_bad_lines
 
 _FIRST = 10  # bad lines printed by the command
@@ -171,15 +176,7 @@ def _bad_lines(
     parts: Sequence[InputPart], done: Sequence[Done], folder: WorkFolder
 ) -> Iterator[BadLine]:
     """Yield bad lines; their number in a file is the place in a piece plus the lines before it."""
-    before = 0
-    for part, one in zip(parts, done, strict=True):
-        starts = []
-        if len(one.lines) != len(part.pieces):
-            raise not_written(f"{folder.path}/{one.key}.json", "its pieces differ in number")
-        for piece, lines in zip(part.pieces, one.lines, strict=True):
-            before = before if piece.begin else 0
-            starts.append(before)
-            before += lines
+    for part, one, starts in _first_rows(parts, done, folder):
         for bad in read_bad_lines(folder.bad(one.name)) if one.bad else ():
             if not 0 <= bad["piece"] < len(part.pieces):
                 raise not_written(folder.bad(one.name), f"it names piece {bad['piece']}")
@@ -192,6 +189,72 @@ def _bad_lines(
                 rule=bad["rule"],
                 detail=bad["detail"],
             )
+
+
+def _first_rows(
+    parts: Sequence[InputPart], done: Sequence[Done], folder: WorkFolder
+) -> Iterator[tuple[InputPart, Done, list[int]]]:
+    """Yield each part, its result, and the rows of the file before each of its pieces."""
+    before = 0
+    for part, one in zip(parts, done, strict=True):
+        starts = []
+        if len(one.lines) != len(part.pieces):
+            raise not_written(f"{folder.path}/{one.key}.json", "its pieces differ in number")
+        for piece, lines in zip(part.pieces, one.lines, strict=True):
+            before = before if piece.begin else 0
+            starts.append(before)
+            before += lines
+        yield part, one, starts
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartOrigins:
+    """The origins of the documents of all parts, for the pair of one key."""
+
+    parts: Sequence[InputPart]
+    done: Sequence[Done]
+    folder: WorkFolder
+    settings: TokenizeSettings
+    key: int
+    """Number of the key."""
+
+    def __call__(self, spool: ProvenanceSpool) -> None:
+        """Add them in the order of the inputs.
+
+        Raises:
+            FormatError: a file of a part was changed after it was written.
+        """
+        for part, one, starts in _first_rows(self.parts, self.done, self.folder):
+            path = self.folder.rows(one.name)
+            places = Provenance(path, None)
+            places.check_columns()
+            if (places.num_documents, len(places.files)) != (one.documents, len(starts)):
+                raise not_written(path, "its documents differ in number")
+            files = [spool.number_of(self._file(piece.source)) for piece in part.pieces]
+            numbers, before = np.array(files, np.int64), np.array(starts, np.int64)
+            for rows in places.iterate(0, places.num_documents):
+                row = rows.row + before[rows.file]
+                spool.add(rows._replace(file=numbers[rows.file], row=row))
+
+    def _file(self, source: InputFile) -> RowFile:
+        is_text = source.format != "parquet"
+        has_keys = source.format in ("jsonl", "parquet")
+        return RowFile(
+            path=source.path,
+            format=source.format,
+            row_name="line" if source.format in ("jsonl", "lines") else "row",
+            has_bytes=is_text,
+            compression=source.compression,
+            size=source.size,
+            version=source.version,
+            key=self.settings.keys[self.key] if has_keys else "",
+            tokenizer=RecordedTokenizer(
+                path=self.settings.tokenizer.path,
+                fingerprint=self.settings.tokenizer.fingerprint,
+                add_special_tokens=self.settings.tokenizer.add_special_tokens,
+                eod=self.settings.eod,
+            ),
+        )
 
 
 def _entry(line: BadLine) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
-from megaindex.corpus.merge import merge
+from megaindex.corpus.merge import concatenate
 from megaindex.corpus.outputs import check_outputs, checked_outcome
 from megaindex.engine import Engine, open_engine
 from megaindex.errors import FormatError, InvalidArgument
@@ -19,6 +19,7 @@ from megaindex.tokenize.inputs import find_sources
 from megaindex.tokenize.parts import cut
 from megaindex.tokenize.report import (
     BadReport,
+    PartOrigins,
     Tokenized,
     bad_report_path,
     check_bad_report,
@@ -60,7 +61,7 @@ def tokenize(
     discard_parts: bool = False,
     stage: Stage = lambda _what: nullcontext(silent),
 ) -> Tokenized:
-    """Write the documents of `inputs`, in their order, as .bin/.idx pairs.
+    """Write the documents of `inputs`, in their order, as .bin/.idx pairs, with their provenance.
 
     The bytes equal those of Megatron's tools/preprocess_data.py with the same tokenizer and
     options, and depend neither on `part_bytes` nor on `engine`. Sentences are not split; a list of
@@ -138,7 +139,10 @@ def tokenize(
             sizes = [one.sizes[number] for one in done]
             if not (merging and is_published(prefix, sizes)):
                 ours = merging and is_half_published(prefix, sizes)
-                _merge(prefix, number, done, work.folder, overwrite or ours, stage)
+                origins = PartOrigins(
+                    parts=parts, done=done, folder=work.folder, settings=settings, key=number
+                )
+                _merge(prefix, number, done, work.folder, origins, overwrite or ours, stage)
         work.clear()
     outcomes = tuple(checked_outcome(prefix, "megatron") for prefix in prefixes)
     return summed(
@@ -210,9 +214,10 @@ def _merge(
     number: int,
     done: Sequence[Done],
     folder: WorkFolder,
+    origins: PartOrigins,
     overwrite: bool,
     stage: Stage,
 ) -> None:
     pairs = [folder.pair(one.name, number) for one in done if one.documents]
     with stage(f"merging {len(pairs):,} parts") as bar:
-        merge(prefix, pairs, overwrite=overwrite, bar=bar)
+        concatenate(prefix, pairs, origins, overwrite=overwrite, bar=bar)

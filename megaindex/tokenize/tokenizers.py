@@ -69,6 +69,9 @@ class Tokenizer(Protocol):
     def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
         """Return the ids of each text; errors of the library are passed on."""
 
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of ids, those of special tokens included where they have one."""
+
 
 def find_tokenizer(path: str | os.PathLike[str], *, add_special_tokens: bool) -> TokenizerFile:
     """Return the tokenizer at `path`: a file, a folder that holds one, or "bytes".
@@ -149,6 +152,9 @@ class Bytes:
     def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
         return [text.encode() for text in texts]
 
+    def decode(self, ids: Sequence[int]) -> str:
+        return bytes(i for i in ids if i < END_OF_DOCUMENT).decode(errors="replace")
+
 
 class HuggingFace:
     """A tokenizer.json, as in transformers' fast tokenizers, without truncation and padding."""
@@ -186,6 +192,10 @@ class HuggingFace:
         encodings = self._encode(list(texts), add_special_tokens=self._special)
         return [encoding.ids for encoding in encodings]
 
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self._loaded.decode(list(ids), skip_special_tokens=False)
+        return text
+
 
 class SentencePiece:
     """A SentencePiece model, without begin and end tokens."""
@@ -216,6 +226,10 @@ class SentencePiece:
     def encode(self, texts: Sequence[str]) -> list[Sequence[int]]:
         ids: list[Sequence[int]] = self._loaded.encode(list(texts), out_type=int, num_threads=1)
         return ids
+
+    def decode(self, ids: Sequence[int]) -> str:
+        text: str = self._loaded.decode(list(ids))
+        return text
 
 
 @contextmanager

@@ -1,8 +1,9 @@
 """The work folder of a tokenizing run: its lock and its finished parts.
 
 A part has the files `<key>.<attempt>.0.bin/.idx` (and `.1`, … for further keys),
+`<key>.<attempt>.provenance` with the place of each document in the pieces of the part,
 `<key>.<attempt>.bad.jsonl` if it had bad lines, and `<key>.json`, written last: a part is finished
-if that file exists and the pairs have the sizes stated in it. Each attempt has a random name, so
+if that file exists and the others have the sizes stated in it. Each attempt has a random name, so
 that two workers on one part do not collide. `<key>.<attempt>.pulse` holds the progress of an
 unfinished part.
 """
@@ -32,7 +33,8 @@ from megaindex.cache.claim import (
     token_of,
 )
 from megaindex.errors import FormatError, InvalidArgument, StorageError
-from megaindex.format.pair import pair_paths
+from megaindex.format.pair import pair_paths, written_paths
+from megaindex.format.provenance import ProvenanceSpool, RowFile, Rows
 from megaindex.io.atomic import AtomicFiles
 from megaindex.io.json_files import Damaged, is_size, parse_object, read_object
 from megaindex.io.os_errors import as_storage_error
@@ -51,7 +53,7 @@ _SETTINGS = "run.settings"
 _BAD_LINE = {"piece": int, "place": int, "rule": str, "detail": str}
 _OURS = re.compile(
     r"[0-9a-f]{32}\.json(\.tmp\.[0-9a-f]+)?"
-    r"|[0-9a-f]{32}\.[0-9a-f]{8}\.(pulse|(\d+\.(bin|idx)|bad\.jsonl)(\.tmp\.[0-9a-f]+)?)"
+    r"|[0-9a-f]{32}\.[0-9a-f]{8}\.(pulse|(\d+\.(bin|idx)|bad\.jsonl|provenance)(\.tmp\.[0-9a-f]+)?)"
     r"|merging\.json(\.tmp\.[0-9a-f]+)?"
     r"|run\.claim(\.[0-9a-f]+(\.claim|\.dead)?)*"
     r"|run\.settings(\.tmp\.[0-9a-f]+)?"
@@ -191,7 +193,7 @@ class WorkLock:
         """Remove temporary files of an earlier run killed while it merged the same parts."""
         if _read_record(self._merging).get("parts") != _digest(parts):
             return
-        finals = {path for prefix in prefixes for path in pair_paths(os.path.abspath(prefix))}
+        finals = {path for prefix in prefixes for path in written_paths(os.path.abspath(prefix))}
         finals.add(os.path.abspath(f"{self._output}.bad.jsonl"))
         for folder in {os.path.dirname(path) for path in finals}:
             with as_storage_error(folder, "cannot list"):
@@ -248,6 +250,8 @@ class Done:
     """Lines or rows of each piece."""
     sizes: tuple[tuple[int, int], ...]
     """Bytes of the .bin and the .idx, for each key."""
+    rows_bytes: int
+    """Bytes of the provenance."""
 
     @property
     def name(self) -> str:
@@ -267,6 +271,9 @@ class WorkFolder:
     def bad(self, name: str) -> str:
         return os.path.join(self.path, f"{name}.bad.jsonl")
 
+    def rows(self, name: str) -> str:
+        return os.path.join(self.path, f"{name}.provenance")
+
     def pulse(self, name: str) -> str:
         return os.path.join(self.path, f"{name}.pulse")
 
@@ -278,10 +285,12 @@ class WorkFolder:
             if not _is_possible(done, pairs):
                 return None
             sizes = tuple(pair_bytes(self.pair(done.name, number)) for number in range(pairs))
+            rows_bytes = os.path.getsize(self.rows(done.name))
             bad_is_there = not done.bad or os.path.exists(self.bad(done.name))
         except (OSError, ValueError, TypeError, RecursionError):
             return None
-        return done if (done.key, done.sizes) == (key, sizes) and bad_is_there else None
+        found = (key, sizes, rows_bytes)
+        return done if (done.key, done.sizes, done.rows_bytes) == found and bad_is_there else None
 
     def write_done(self, done: Done) -> None:
         """Write the result of a part; it may replace that of another finished attempt."""
@@ -387,6 +396,36 @@ class BadLines:
             self._files.discard()
 
 
+class PartRows:
+    """Writer of the provenance of a part, whose files are its pieces, published at the end."""
+
+    def __init__(self, path: str, pieces: int) -> None:
+        self._path = path
+        self._files = AtomicFiles([path])
+        self._spool = ProvenanceSpool(os.path.dirname(path))
+        for piece in range(pieces):
+            self._spool.number_of(RowFile(path=str(piece), format="piece"))
+
+    def add(self, rows: Rows) -> None:
+        """Add documents; ``rows.file`` is the piece, ``rows.row`` the place in it."""
+        with as_storage_error(self._path, "cannot write"):
+            self._spool.add(rows)
+
+    def __enter__(self) -> PartRows:
+        self._spool.open()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None:
+                with as_storage_error(self._path, "cannot write"):
+                    self._spool.assemble(self._files.open(self._path), bytes(16))
+                self._files.publish()
+        finally:
+            self._files.discard()
+            self._spool.close()
+
+
 def read_bad_lines(path: str) -> Iterator[dict[str, Any]]:
     """Yield the entries that `BadLines` wrote; raise FormatError for any other content."""
     with as_storage_error(path, "cannot read the bad lines"), open(path, "rb") as file:
@@ -467,7 +506,8 @@ def _digest(parts: Sequence[InputPart]) -> str:
 
 def _is_possible(done: Done, pairs: int) -> bool:
     """Return True if the fields used as paths and counts are valid."""
-    counts = (done.documents, done.blank, done.bad, *done.tokens, *done.empty, *done.lines)
+    counts = (done.documents, done.blank, done.bad, done.rows_bytes, *done.tokens)
+    counts += (*done.empty, *done.lines)
     return (
         isinstance(done.attempt, str)
         and _ATTEMPT.fullmatch(done.attempt) is not None

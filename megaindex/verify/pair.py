@@ -36,6 +36,7 @@ from megaindex.io.os_errors import as_storage_error
 from megaindex.io.paths import FileInfo, is_remote, odd_kind
 from megaindex.objects.files import local_copy, open_binary, stat_path
 from megaindex.progress import Bar
+from megaindex.verify.provenance import check_provenance
 from megaindex.verify.report import Collector, Report
 
 _I64 = npt.NDArray[np.int64]
@@ -48,15 +49,16 @@ _CHUNK_DOCUMENTS = 1 << 17
 
 @dataclass(frozen=True, kw_only=True)
 class PairRules:
-    """The dialect of a pair, and rules of its tokens."""
+    """The dialect of a pair, rules of its tokens, and whether its input files are read."""
 
     dialect: DtypeTable
     vocab_size: int | None = None
     eod: int | None = None
+    inputs: bool = False
 
 
 def verify_pair(path_prefix: str, rules: PairRules, *, full: bool, bar: Bar) -> Report:
-    """Check a pair; with `full` also the layout of the .bin and every token."""
+    """Check a pair and its provenance; with `full` also the layout of the .bin and every token."""
     found = Collector()
     counted: dict[str, int] = {}
     pair = _open(path_prefix, rules.dialect, found)
@@ -69,6 +71,7 @@ def verify_pair(path_prefix: str, rules: PairRules, *, full: bool, bar: Bar) -> 
             "tokens": tokens,
             "bytes": pair.bin_nbytes,
         }
+        counted |= check_provenance(path_prefix, counted["documents"], rules.inputs, found)
         if full:
             _check_bytes(pair, rules, contiguous, found, bar)
     return found.report(path_prefix, "pair", full=full, counted=counted)

@@ -33,6 +33,7 @@ class Check:
     dialect: str
     vocab_size: int | None
     eod: int | None
+    inputs: bool = False
 
     def __str__(self) -> str:
         return self.subject.path
@@ -41,7 +42,10 @@ class Check:
         path = self.subject.path
         if self.subject.kind == "pair":
             rules = PairRules(
-                dialect=get_dialect(self.dialect), vocab_size=self.vocab_size, eod=self.eod
+                dialect=get_dialect(self.dialect),
+                vocab_size=self.vocab_size,
+                eod=self.eod,
+                inputs=self.inputs,
             )
             return verify_pair(path, rules, full=self.full, bar=bar)
         if self.subject.kind == "recipe":
@@ -70,6 +74,7 @@ def verify(
     dialect: str = "megatron",
     vocab_size: int | None = None,
     eod: int | None = None,
+    inputs: bool = False,
     bar: Bar = silent,
 ) -> Report:
     """Check the single subject at `path`; parameters and errors are those of `verify_all`.
@@ -77,7 +82,15 @@ def verify(
     Raises:
         InvalidArgument: `path` has several subjects; use `verify_all`.
     """
-    reports = verify_all(path, full=full, dialect=dialect, vocab_size=vocab_size, eod=eod, bar=bar)
+    reports = verify_all(
+        path,
+        full=full,
+        dialect=dialect,
+        vocab_size=vocab_size,
+        eod=eod,
+        inputs=inputs,
+        bar=bar,
+    )
     if len(reports) != 1:
         raise InvalidArgument(
             f"{os.fspath(path)}: must have one subject, got {len(reports)}; use verify_all"
@@ -92,6 +105,7 @@ def verify_all(
     dialect: str = "megatron",
     vocab_size: int | None = None,
     eod: int | None = None,
+    inputs: bool = False,
     bar: Bar = silent,
 ) -> list[Report]:
     """Check every subject at a path: pairs, caches and their entries, sets of arrays, recipes.
@@ -105,6 +119,7 @@ def verify_all(
         dialect: framework that defines the dtype codes of pairs: "megatron", "neox" or "paddlenlp".
         vocab_size: token ids must be from 0 to `vocab_size` - 1; needs `full`.
         eod: token id that ends every document; needs `full`.
+        inputs: compare the rows that a provenance names with the input files that still exist.
         bar: function of the total bytes that returns a function called with bytes read.
 
     Returns:
@@ -115,7 +130,9 @@ def verify_all(
         StorageError: a file cannot be read.
         InvalidArgument: `path` has no subject, or the arguments contradict each other.
     """
-    to_do = checks([path], full=full, dialect=dialect, vocab_size=vocab_size, eod=eod)
+    to_do = checks(
+        [path], full=full, dialect=dialect, vocab_size=vocab_size, eod=eod, inputs=inputs
+    )
     return [check.run(bar) for check in to_do]
 
 
@@ -126,6 +143,7 @@ def checks(
     dialect: str = "megatron",
     vocab_size: int | None = None,
     eod: int | None = None,
+    inputs: bool = False,
 ) -> list[Check]:
     """Return the checks that `verify_all` runs for each of `paths`, in order."""
     if not full and (vocab_size is not None or eod is not None):
@@ -135,7 +153,7 @@ def checks(
     if vocab_size is not None and eod is not None and not 0 <= eod < vocab_size:
         raise InvalidArgument(f"eod must be a token id from 0 to {vocab_size - 1}, got {eod}")
     get_dialect(dialect)
-    make = partial(Check, full=full, dialect=dialect)
+    make = partial(Check, full=full, dialect=dialect, inputs=inputs)
     of_tokens = partial(make, vocab_size=vocab_size, eod=eod)
     to_do = [of_tokens(subject=subject) for path in paths for subject in subjects(path)]
     named = {check.subject.path for check in to_do}

@@ -89,7 +89,7 @@ def test_mds_compressed(tmp_path: Path, compression: str) -> None:
         shard.write_bytes(data)
         with pytest.raises(FormatError, match=r"shard\.00000\.mds\.\w+: (cannot be|ends before)"):
             import_pair(open_mds(folder), str(tmp_path / "b"))
-    assert names(tmp_path) == ["a.bin", "a.idx", "mds"]
+    assert names(tmp_path) == ["a.bin", "a.idx", "a.provenance", "mds"]
 
 
 def test_mds_compression_that_is_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

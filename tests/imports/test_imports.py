@@ -122,7 +122,7 @@ def test_a_symbolic_link_where_no_hard_link_is_possible(
     assert outcome.how == "symbolic link"
     assert os.readlink(tmp_path / "a.bin") == str(golden / "datatrove_2.ds")
     assert read(tmp_path / "a") == flat(DOCUMENTS)
-    assert names(tmp_path) == ["a.bin", "a.idx", "golden"]
+    assert names(tmp_path) == ["a.bin", "a.idx", "a.provenance", "golden"]
 
 
 def test_copy_on_demand(golden: Path, tmp_path: Path) -> None:
@@ -141,7 +141,7 @@ def test_existing_pairs(golden: Path, tmp_path: Path, copy: bool) -> None:
     with pytest.raises(StorageError, match=r"a\.bin: already exists"):
         import_pair(source, str(tmp_path / "a"), copy=copy)
     import_pair(source, str(tmp_path / "a"), copy=copy, overwrite=True)
-    assert names(tmp_path) == ["a.bin", "a.idx", "golden"]
+    assert names(tmp_path) == ["a.bin", "a.idx", "a.provenance", "golden"]
     assert read(tmp_path / "a") == flat(DOCUMENTS)
     before = names(golden)
     tntidx = open_tntidx(str(golden / "tntidx_int32"), "megatron")

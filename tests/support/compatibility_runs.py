@@ -545,7 +545,9 @@ def pairs() -> dict[str, Any]:
         key = " ".join(str(word).replace(str(TOKEN_FILES), "token_files") for word in words)
         assert key not in found, number
         found[key] = command(*words)
-    return {**found, "files": files_in("made")}
+    files = files_in("made")  # a provenance has absolute paths
+    pairs_alone = {name: of for name, of in files.items() if not name.endswith(".provenance")}
+    return {**found, "files": pairs_alone}
 
 
 PAIRS: list[tuple[Any, ...]] = [

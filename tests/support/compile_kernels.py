@@ -91,6 +91,7 @@ def packing(jit: Backend) -> None:
         layers, runs = jit.pack_pieces(counts, 0, 1, True)
         ends = np.concatenate(([0], np.cumsum(counts[:-1])))
         bins = np.arange(runs[-1, 2])
+        jit.packed_bins(KEY, ends, layers, runs, bins + 1, bins * 0)
         jit.packed_spans(KEY, lengths, SPLIT, 1, ends, documents, starts, layers, runs, bins)
 
 
@@ -105,6 +106,7 @@ def spans(jit: Backend) -> None:
         starts = np.zeros(2, np.int64)
         jit.epoch_starts(KEY, lengths, 1, 1, starts)
         jit.epoch_spans(KEY, lengths, 1, 1, starts, one, one + 1)
+        jit.epoch_begins(KEY, lengths, 1, 1, starts, one)
         pointers = one if lengths.flags.writeable else read_only(one)
         jit.window_spans(pointers, lengths, 2, 0, 1, one, one + 1)
 

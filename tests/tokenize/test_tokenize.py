@@ -84,8 +84,8 @@ def test_jsonl_of_every_packing_with_every_tokenizer(
     assert made.empty == (0 if kind == "templated" else 1,)
     assert made.pairs[0].dtype == "uint16"
     assert (made.parts > 1) == (suffix == "")
-    assert names(tmp_path) == {source.name, *(f"{n}.{s}" for n in ("ours", "theirs")
-                                              for s in ("bin", "idx"))}  # fmt: skip
+    made_of = {"ours.provenance", *(f"{n}.{s}" for n in ("ours", "theirs") for s in ("bin", "idx"))}
+    assert names(tmp_path) == {source.name, *made_of}
 
 
 def test_without_the_tokens_of_the_template(

@@ -45,7 +45,7 @@ def interrupted(
 ) -> None:
     """Run until the merge of parts, then fail."""
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "merge", stop)
+        patch.setattr(run_module, "concatenate", stop)
         with pytest.raises(Stopped):
             run(output, [source], part_bytes=1000, **options)
 
@@ -121,7 +121,8 @@ def test_a_kill_between_the_two_files_of_a_pair(
     run(output, [source], part_bytes=1000)
     assert pair(output) == expected
     assert names(tmp_path) == {
-        "a.jsonl", "expected", "o.bin", "o.idx", f"other.idx.tmp.{random}", "o.idx.tmp.mine",
+        "a.jsonl", "expected", "o.bin", "o.provenance", "o.idx", f"other.idx.tmp.{random}",
+        "o.idx.tmp.mine",
     }  # fmt: skip
 
 
@@ -159,7 +160,7 @@ def test_a_kill_while_the_folder_is_emptied(
             run(tmp_path / "o", [source], part_bytes=400)
     run(tmp_path / "o", [source], part_bytes=400)
     assert pair(tmp_path / "o") == expected
-    assert names(tmp_path) == {"a.jsonl", "expected", "o.bin", "o.idx"}
+    assert names(tmp_path) == {"a.jsonl", "expected", "o.bin", "o.provenance", "o.idx"}
 
 
 def test_invalid_prefixes(tmp_path: Path, source: Path) -> None:

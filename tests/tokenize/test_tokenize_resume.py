@@ -96,7 +96,7 @@ def test_a_killed_run_resumes(tmp_path: Path, source: Path, expected: tuple[byte
     made = json.loads(said)
     assert kept <= made["resumed"] < made["parts"]  # workers finish what they were at
     assert pair(output) == expected
-    assert names(tmp_path) == {"o.bin", "o.idx"}
+    assert names(tmp_path) == {"o.bin", "o.provenance", "o.idx"}
 
 
 def test_a_killed_worker_costs_one_part(
@@ -111,7 +111,7 @@ def test_a_killed_worker_costs_one_part(
     assert "killed by SIGKILL" in errors
     assert "8,000 documents" in said
     assert pair(output) == expected
-    assert names(tmp_path) == {"o.bin", "o.idx"}
+    assert names(tmp_path) == {"o.bin", "o.provenance", "o.idx"}
 
 
 class Stopped(BaseException):
@@ -191,7 +191,7 @@ def test_a_refused_change_of_settings_keeps_the_run_resumable(
         run(tmp_path / "o", [small], part_bytes=2000, eod=256)
     made = run(tmp_path / "o", [small], part_bytes=2000)
     assert made.resumed == 4
-    assert names(tmp_path) == {"o.bin", "o.idx", "small.jsonl"}
+    assert names(tmp_path) == {"o.bin", "o.provenance", "o.idx", "small.jsonl"}
 
 
 def test_a_changed_input_is_done_again_and_the_others_are_not(
@@ -199,7 +199,7 @@ def test_a_changed_input_is_done_again_and_the_others_are_not(
 ) -> None:
     other = write_jsonl(tmp_path / "other.jsonl", LINES[:100])
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "merge", lambda *_, **__: (_ for _ in ()).throw(Stopped))
+        patch.setattr(run_module, "concatenate", lambda *_, **__: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
             run(tmp_path / "o", [small, other], part_bytes=2000)
     size = other.stat().st_size
@@ -300,7 +300,7 @@ def test_stop_tokenizes_parts_with_bad_lines_again(
 ) -> None:
     small.write_text(small.read_text() + "nonsense\n")
     with monkeypatch.context() as patch:
-        patch.setattr(run_module, "merge", lambda *_, **__: (_ for _ in ()).throw(Stopped))
+        patch.setattr(run_module, "concatenate", lambda *_, **__: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):
             run(tmp_path / "o", [small], part_bytes=2000, on_bad_line="skip")
     with pytest.raises(FormatError, match="line 301: is not valid JSON"):
@@ -319,14 +319,14 @@ def test_a_run_killed_while_publishing_resumes(
     options: dict[str, Any] = {"keys": ["text", "other"], "part_bytes": 2000}
     with monkeypatch.context() as patch:
         if when == "between pairs":
-            real, calls = run_module.merge, iter([1])
+            real, calls = run_module.concatenate, iter([1])
 
             def merge(*arguments: Any, **more: Any) -> Any:
                 if next(calls, None) is None:
                     raise Stopped
                 return real(*arguments, **more)
 
-            patch.setattr(run_module, "merge", merge)
+            patch.setattr(run_module, "concatenate", merge)
         else:
             patch.setattr(work_folder.WorkLock, "clear", lambda _: (_ for _ in ()).throw(Stopped))
         with pytest.raises(Stopped):

@@ -32,6 +32,7 @@ from megaindex.arithmetic import (
 from megaindex.errors import InvalidArgument, OutOfRange
 from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import LeftOver
+from megaindex.index.inverse import ServedTokens, cut_in_samples, join_blocks, join_served
 from megaindex.index.orders.keyed import Block, DocumentOrder
 from megaindex.index.spans import Spans, join_spans
 from megaindex.kernels import active, num_threads
@@ -295,6 +296,36 @@ class EpochIndex(DocumentOrder):
             if (before := begins < 0).any():
                 return self._with_carried(block.number, begins, before)
         return self._passed(block.number, begins)
+
+    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
+        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        del source
+        local = self._places_of(documents)
+        served = join_blocks(lambda block: self._served_of(block, local), self.num_blocks)
+        return served._replace(document=self._sequence_ids(served.document))
+
+    def _served_of(self, block: int, local: I64) -> ServedTokens:
+        """Return the samples of the documents in one pass, which may end in the next block."""
+        count = len(self.documents)
+        entries = (local + np.arange(self.epochs_mixed)[:, None] * count).reshape(-1)
+        key, table = self._document_key(block), self._tables.get(block)
+        begins = active().epoch_begins(
+            key, self._lengths, self.epochs_mixed, STRIDE, table, entries, num_threads()
+        )
+        document = np.tile(local, self.epochs_mixed)
+        lengths = self._lengths[document].astype(np.int64)
+        run, number, offset, length = cut_in_samples(
+            begins + self.carried(block), lengths, self.sequence_length
+        )
+        end = self.samples_before(block + 1) - self.samples_before(block)
+        following = np.flatnonzero(number >= end)  # these tokens are dropped or carried
+        own = np.flatnonzero(number < end)
+        served = ServedTokens(number, document[run], offset, length)
+        parts = [served.select(own)._replace(sample=self._serving_order(block, number[own]))]
+        if self.left_over == "carry" and block + 1 < self.num_blocks:
+            sample = self._serving_order(block + 1, np.zeros(following.size, np.int64))
+            parts.append(served.select(following)._replace(sample=sample))
+        return join_served(parts)
 
     def _with_carried(self, block: int, begins: I64, before: npt.NDArray[np.bool_]) -> Spans:
         """Locate samples of which some are the first one, which begins in the block before.

@@ -18,6 +18,7 @@ from megaindex._types import I32, I64, U64, IntArray
 from megaindex.arithmetic import INT64_MAX, ceil_div
 from megaindex.errors import InvalidArgument, MissingAttribute
 from megaindex.index.frameworks import lengths_of
+from megaindex.index.inverse import places_of
 from megaindex.index.spans import (
     CHUNK,
     SCATTERED,
@@ -156,6 +157,13 @@ class BlockOrder(ShownIndex):
         cut = active().bijection_apply(block.key, block.size, ids - block.first)
         return self._cut(block, cut)
 
+    def _serving_order(self, number: int, cut: I64) -> I64:
+        """Return the sample ids of cut samples of a block."""
+        block = self._block(number)
+        served: I64 = active().bijection_invert(block.key, block.size, cut)
+        served += block.first
+        return served
+
     @cached_property
     def _block(self) -> Any:
         return lru_cache(maxsize=8)(self._make_block)
@@ -188,6 +196,13 @@ class DocumentOrder(BlockOrder):
         if isinstance(self.documents, range):
             return local + self.documents.start
         return self.documents[local].astype(np.int64)
+
+    def _places_of(self, documents: I64) -> I64:
+        """Return the places of sequence ids among those of an epoch; others are left out."""
+        if isinstance(self.documents, range):
+            inside = (documents >= self.documents.start) & (documents < self.documents.stop)
+            return documents[inside] - self.documents.start
+        return places_of(self.documents, documents, self.sequence_lengths.size)
 
     def _document_key(self, block: int) -> U64:
         return order_key(self.seed, block, self.source_name, "documents")

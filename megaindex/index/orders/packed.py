@@ -20,6 +20,7 @@ from megaindex.arithmetic import ceil_div
 from megaindex.errors import InvalidArgument
 from megaindex.format import IndexedDataset
 from megaindex.index.frameworks import LONG_DOCUMENTS, LongDocuments
+from megaindex.index.inverse import ServedTokens, join_blocks
 from megaindex.index.orders.framework import Sink
 from megaindex.index.orders.keyed import Block, DocumentOrder
 from megaindex.index.spans import Spans, check_range
@@ -27,6 +28,7 @@ from megaindex.kernels import active, num_threads
 
 MOST_SEQUENCE_LENGTH = 2**24
 _STRIDE = 64  # documents between two entries of sample_starts
+_LOOKED_UP = 1 << 14  # documents whose neighbours are read at once
 _FEWEST = 16
 
 ARRAYS: Mapping[str, tuple[tuple[int | None, ...], str]] = {
@@ -290,6 +292,82 @@ class PackedIndex(DocumentOrder):
             numbers,
         )
         return Spans.of_one_source(self._sequence_ids(local), offset, length, splits)
+
+    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
+        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        del source
+        arrays: Any = self.arrays
+        place, offset, length, rank = self._pieces(self._places_of(documents))
+        served = ServedTokens(rank, self._sequence_ids(place), offset, length)
+        threads = max(1, num_threads() // self.num_epochs)
+
+        def find(epoch: int) -> ServedTokens:
+            bins = active().packed_bins(
+                self._document_key(epoch),
+                arrays["piece_starts"],
+                arrays["layers"],
+                arrays["runs"],
+                length,
+                rank,
+                threads,
+            )
+            return served._replace(sample=self._serving_order(epoch, bins))
+
+        return join_blocks(find, self.num_epochs)
+
+    def _pieces(self, places: I64) -> tuple[I64, I64, I64, I64]:
+        """Return the pieces of documents: document, offset, length, and number in its length."""
+        size = self.sequence_length
+        used = self._used(self._lengths[places])
+        whole, rest = np.divmod(used, size)
+        last = rest > 0
+        run = np.repeat(np.arange(places.size), whole)
+        part = np.arange(run.size) - np.repeat(np.cumsum(whole) - whole, whole)
+        long = np.flatnonzero(whole)
+        before = np.zeros(places.size, np.int64)
+        before[long] = self._whole_before(places[long])
+        return (
+            np.concatenate((places[run], places[last])),
+            np.concatenate((part * size, (used - rest)[last])),
+            np.concatenate((np.full(run.size, size), rest[last])),
+            np.concatenate((before[run] + part, self._numbers(places[last], rest[last]))),
+        )
+
+    def _used(self, lengths: I32) -> I64:
+        """Return the tokens of documents that are placed."""
+        used = lengths.astype(np.int64)
+        skips = self.long_documents == "skip"
+        if self.long_documents == "truncate":
+            return np.minimum(used, self.sequence_length)
+        return np.where(used > self.sequence_length, 0, used) if skips else used
+
+    def _whole_before(self, places: I64) -> I64:
+        """Return the number of whole samples of all documents before each of these."""
+        found = np.empty(places.size, np.int64)
+        for first in range(0, places.size, _LOOKED_UP):
+            chunk = places[first : first + _LOOKED_UP]
+            row = chunk // _STRIDE
+            near = row[:, None] * _STRIDE + np.arange(_STRIDE)
+            before = near < chunk[:, None]
+            lengths = self._lengths[np.where(before, near, 0)]
+            whole = np.where(before, self._used(lengths) // self.sequence_length, 0)
+            found[first : first + _LOOKED_UP] = self.arrays["sample_starts"][row] + whole.sum(
+                axis=1
+            )
+        return found
+
+    def _numbers(self, places: I64, lengths: I64) -> I64:
+        """Return the number of each piece among those of its length, in document order."""
+        starts, documents = self.arrays["piece_starts"], self.arrays["piece_documents"]
+        low = starts[lengths].astype(np.int64)
+        high = starts[lengths + 1].astype(np.int64)
+        begin = low
+        while (low < high).any():  # bisect for all pieces together
+            middle = (low + high) // 2
+            right = documents[np.minimum(middle, documents.size - 1)] < places
+            right &= low < high
+            low, high = np.where(right, middle + 1, low), np.where(right, high, middle)
+        return low - begin
 
     def _no_array(self, name: str) -> str:
         return f"order packed has no {name}: its samples are computed; use locate(sample_ids)"

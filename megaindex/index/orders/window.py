@@ -16,6 +16,7 @@ from megaindex._types import I32, I64
 from megaindex.arithmetic import samples_in
 from megaindex.errors import FormatError, InvalidArgument
 from megaindex.format import IndexedDataset
+from megaindex.index.inverse import ServedTokens, cut_in_samples, join_blocks
 from megaindex.index.orders.keyed import Block, BlockOrder
 from megaindex.index.spans import Spans
 from megaindex.kernels import active
@@ -116,6 +117,23 @@ class WindowIndex(BlockOrder):
                 "sequences: write the pair again, or use order epoch"
             ) from None
         return Spans.of_one_source(*runs)
+
+    def served_tokens(self, documents: I64, source: int = 0) -> ServedTokens:
+        """Return where documents are input, see `megaindex.index.inverse.served_tokens`."""
+        del source
+        inside = (documents >= self.documents.start) & (documents < self.documents.stop)
+        ids = documents[inside]
+        begins = self.dataset.sequence_pointers[ids] // self.dataset.dtype.itemsize
+        lengths = self.dataset.sequence_lengths[ids].astype(np.int64)
+        run, number, offset, length = cut_in_samples(
+            begins - self._first_token, lengths, self.sequence_length
+        )
+        served = ServedTokens(number, ids[run], offset, length)
+        served = served.select(number < self.samples_per_epoch)
+        return join_blocks(
+            lambda epoch: served._replace(sample=self._serving_order(epoch, served.sample)),
+            self.num_epochs,
+        )
 
     @cached_property
     def _first_token(self) -> int:

@@ -21,7 +21,13 @@ from megaindex.kernels.jit.gather import (
     mask_loss,
 )
 from megaindex.kernels.jit.mapping import map_blocks, map_sentences
-from megaindex.kernels.jit.packing import count_pieces, pack_pieces, packed_spans, sort_pieces
+from megaindex.kernels.jit.packing import (
+    count_pieces,
+    pack_pieces,
+    packed_bins,
+    packed_spans,
+    sort_pieces,
+)
 from megaindex.kernels.jit.receipt import least_seen, receipt_add
 from megaindex.kernels.jit.rows import read_rows
 from megaindex.kernels.jit.samples import cut_samples, pack_documents
@@ -34,6 +40,7 @@ from megaindex.kernels.jit.shuffle import (
 from megaindex.kernels.jit.spans import (
     array_spans,
     blended_spans,
+    epoch_begins,
     epoch_spans,
     epoch_starts,
     window_spans,

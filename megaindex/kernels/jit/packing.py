@@ -241,12 +241,13 @@ def _hash(x):  # type: ignore[no-untyped-def]
 
 
 @numba.njit(cache=True, nogil=True)
-def _swap_or_not(ranks, sizes, words, rounds):  # type: ignore[no-untyped-def]
+def _swap_or_not(ranks, sizes, words, rounds, back):  # type: ignore[no-untyped-def]
     for k in range(ranks.size):
         low = np.uint32(words[k] & np.uint64(0xFFFFFFFF))
         high = np.uint32(words[k] >> np.uint64(32))
         rank, n = np.int64(ranks[k]), np.int64(sizes[k])
-        for r in range(rounds.size):
+        for step in range(rounds.size):
+            r = rounds.size - 1 - step if back else step
             pair = np.uint32(rounds[r] & np.uint64(0xFFFFFFFF))
             swap = np.uint32(rounds[r] >> np.uint64(32))
             drawn = np.int64(_hash(np.uint32(low ^ pair)) >> np.uint32(12))
@@ -259,21 +260,21 @@ def _swap_or_not(ranks, sizes, words, rounds):  # type: ignore[no-untyped-def]
         ranks[k] = rank
 
 
-def _permute(key: U64, lengths: I64, sizes: I64, ranks: I64) -> None:
-    """Replace each rank by its place in document order."""
+def _permute(key: U64, lengths: I64, sizes: I64, ranks: I64, back: bool = False) -> None:
+    """Replace each rank by its place in document order, or with ``back`` each place by its rank."""
     distinct, which = np.unique(lengths, return_inverse=True)
     words = np.array([key_word(key, length) for length in distinct.tolist()], np.uint64)
     few = np.flatnonzero((sizes > 1) & (sizes < TABLE_BELOW))
     rounds = np.array([key_word(key, ROUND_WORDS + r) for r in range(SWAP_ROUNDS)], np.uint64)
     chosen = ranks[few]
-    _swap_or_not(chosen, sizes[few], words[which[few]], rounds)
+    _swap_or_not(chosen, sizes[few], words[which[few]], rounds, back)
     ranks[few] = chosen
     many = np.flatnonzero(sizes >= TABLE_BELOW)
     for of in np.unique(which[many]).tolist():
         places = many[which[many] == of]
         network = (words[of] ^ rounds[:ROUNDS]).view(np.uint32).reshape(-1, 2) | _ODD_FACTORS
         shuffled = np.empty(places.size, np.int64)
-        run_network(network, int(sizes[places[0]]), 0, ranks[places], shuffled)
+        run_network(network, int(sizes[places[0]]), 0, ranks[places], shuffled, back)
         ranks[places] = shuffled
 
 
@@ -345,3 +346,69 @@ def packed_spans(
     ):  # fmt: skip
         raise foreign()
     return found[0], found[1], found[2], splits
+
+
+@numba.njit(cache=True, nogil=True)
+def _find_bins(layers, first, above, ends, runs, run_of, lengths, ranks, bins):  # type: ignore[no-untyped-def]
+    """Fill the bins of pieces; return False if the arrays do not belong together."""
+    for k in range(ranks.size):
+        begin, stop = first[lengths[k]], first[lengths[k] - 1]
+        layer = begin + np.searchsorted(layers[begin:stop, 4], ranks[k], side="right") - 1
+        if layer < begin:
+            return False
+        place = (ranks[k] - layers[layer, 4]) // layers[layer, 3]
+        if place >= layers[layer, 5]:
+            return False
+        rising = True
+        while rising:
+            rising = False
+            low, high = ends[layer], ends[layer + 1]
+            while low < high:  # the last one that begins at or before the place
+                middle = (low + high) // 2
+                if layers[above[middle], 1] <= place:
+                    low = middle + 1
+                else:
+                    high = middle
+            if low > ends[layer]:
+                over = above[low - 1]
+                if place - layers[over, 1] < layers[over, 5]:
+                    layer, place, rising = over, place - layers[over, 1], True
+        run = run_of[layer]
+        if run < 0 or place < runs[run, 1]:
+            return False
+        bins[k] = runs[run, 2] + place - runs[run, 1]
+    return True
+
+
+def packed_bins(
+    key: U64,
+    piece_starts: I64,
+    layers: I64,
+    runs: I64,
+    lengths: I64,
+    places: I64,
+    num_threads: int = 1,
+) -> I64:
+    del num_threads
+    capacity, count = piece_starts.size - 1, len(layers)
+    below = layers[:, 0]
+    numbers = np.arange(count)
+    in_order = (np.diff(layers[:, 2]) <= 0).all() and (below < numbers).all()
+    if not in_order or (runs[:-1, 0] >= count).any() or (layers[:, 2:4] < 1).any():
+        raise foreign()
+    sizes = piece_starts[np.minimum(lengths + 1, capacity)] - piece_starts[lengths]
+    if (places >= sizes)[lengths < capacity].any():
+        raise foreign()
+    sizes[lengths == capacity] = 1  # whole samples are not permuted
+    ranks = places.copy()
+    _permute(key, lengths, sizes, ranks, back=True)
+    first = np.searchsorted(-layers[:, 2], -np.arange(capacity + 1))
+    first[0] = count
+    above = np.argsort(below, kind="stable")[np.count_nonzero(below < 0) :]
+    ends = np.searchsorted(below[above], np.arange(count + 1))
+    run_of = np.full(count, -1)
+    run_of[runs[:-1, 0]] = np.arange(len(runs) - 1)
+    bins = np.empty(ranks.size, np.int64)
+    if not _find_bins(layers, first, above, ends, runs, run_of, lengths, ranks, bins):
+        raise foreign()
+    return bins

@@ -7,7 +7,7 @@ import numpy as np
 
 from megaindex._types import I32, I64, U64, IndexArrays, IntArray
 from megaindex.errors import InvalidArgument
-from megaindex.kernels.jit.bijection import bijection_apply, bijection_range
+from megaindex.kernels.jit.bijection import bijection_apply, bijection_invert, bijection_range
 
 
 @numba.njit(cache=True, nogil=True, inline="always")
@@ -133,6 +133,43 @@ def epoch_starts(
         if copies > 1:
             documents %= lengths.size
         _sum_strides(documents, lengths, stride, out[row : row + strides + 1])
+
+
+@numba.njit(cache=True, nogil=True)
+def _sum_before(documents, positions, lengths, stride, starts, out):  # type: ignore[no-untyped-def]
+    """``documents`` has the row of each position, up to it."""
+    at = 0
+    for k in range(positions.size):
+        row = positions[k] // stride
+        token = starts[row]
+        for _ in range(positions[k] - row * stride):
+            token += lengths[documents[at]]
+            at += 1
+        out[k] = token
+
+
+def epoch_begins(
+    key: U64,
+    lengths: I32,
+    copies: int,
+    stride: int,
+    starts: I64,
+    entries: I64,
+    num_threads: int = 1,
+) -> I64:
+    del num_threads
+    size = copies * lengths.size
+    out = np.empty(entries.size, np.int64)
+    for begin in range(0, entries.size, _BATCH):
+        positions = bijection_invert(key, size, entries[begin : begin + _BATCH])
+        counts = positions % stride
+        ends = np.cumsum(counts)
+        within = np.arange(ends[-1]) - np.repeat(ends - counts, counts)
+        documents = bijection_apply(key, size, np.repeat(positions - counts, counts) + within)
+        documents %= lengths.size
+        rows = positions, lengths, stride, starts
+        _sum_before(documents, *rows, out[begin : begin + _BATCH])
+    return out
 
 
 @numba.njit(cache=True, nogil=True)

@@ -25,6 +25,7 @@ from megaindex.kernels.reference.mapping import map_blocks, map_sentences
 from megaindex.kernels.reference.packing import (
     count_pieces,
     pack_pieces,
+    packed_bins,
     packed_spans,
     sort_pieces,
 )
@@ -41,6 +42,7 @@ from megaindex.kernels.reference.shuffle import (
 from megaindex.kernels.reference.spans import (
     array_spans,
     blended_spans,
+    epoch_begins,
     epoch_spans,
     epoch_starts,
     span_table,

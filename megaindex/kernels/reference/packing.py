@@ -250,12 +250,78 @@ def permuted_rank(key: U64, length: int, n: int, rank: int) -> int:
         network = Network([(low ^ pair, high ^ swap | 1) for pair, swap in words], n)
         return network.cycle(rank, network.forward)
     for r in range(SWAP_ROUNDS if n > 1 else 0):
-        pair, swap = _halves(key_word(key, ROUND_WORDS + r))
-        partner = ((_hash(low ^ pair) >> 12) * n >> 20) - rank
-        partner += n if partner < 0 else 0
-        if _hash(max(rank, partner) ^ high ^ swap) >> 31:
-            rank = partner
+        rank = _swapped(key, low, high, r, n, rank)
     return rank
+
+
+def packed_bins(
+    key: U64,
+    piece_starts: I64,
+    layers: I64,
+    runs: I64,
+    lengths: I64,
+    places: I64,
+    num_threads: int = 1,
+) -> I64:
+    """Return the bins of pieces in an epoch, int64[n]: the inverse of `packed_spans`.
+
+    Args:
+        key, piece_starts, layers, runs: as for `packed_spans`.
+        lengths: int64[n], lengths of the pieces; the capacity for a whole sample.
+        places: int64[n], number of the piece among those of its length, in document order.
+        num_threads: at most so many; the result does not depend on it.
+
+    Raises:
+        InvalidArgument: a piece does not exist, or the arrays do not belong together.
+    """
+    del num_threads
+    capacity = piece_starts.size - 1
+    above: dict[int, list[int]] = {}
+    for layer, below in enumerate(layers[:, 0].tolist()):
+        above.setdefault(below, []).append(layer)
+    run_of = {layer: (before, first) for layer, before, first in runs[:-1].tolist()}
+    found = []
+    for length, place in zip(lengths.tolist(), places.tolist(), strict=True):
+        rank = place
+        if length < capacity:
+            first, end = piece_starts[length : length + 2].tolist()
+            if place >= end - first:
+                raise foreign()
+            rank = rank_of_place(key, length, end - first, place)
+        own = np.flatnonzero(layers[:, 2] == length).tolist()
+        layer = max((n for n in own if layers[n, 4] <= rank), default=-1)
+        if layer < 0 or rank >= layers[layer, 4] + layers[layer, 3] * layers[layer, 5]:
+            raise foreign()
+        place = (rank - int(layers[layer, 4])) // int(layers[layer, 3])
+        while True:
+            over = [n for n in above.get(layer, []) if 0 <= place - layers[n, 1] < layers[n, 5]]
+            if not over:
+                break
+            layer = over[0]
+            place -= int(layers[layer, 1])
+        before, first = run_of[layer]
+        found.append(first + place - before)
+    return np.array(found, np.int64)
+
+
+def rank_of_place(key: U64, length: int, n: int, place: int) -> int:
+    """Return the rank of the piece at a place: the inverse of `permuted_rank`."""
+    low, high = _halves(key_word(key, length))
+    if n >= TABLE_BELOW:
+        words = [_halves(key_word(key, ROUND_WORDS + r)) for r in range(ROUNDS)]
+        network = Network([(low ^ pair, high ^ swap | 1) for pair, swap in words], n)
+        return network.cycle(place, network.backward)
+    for r in reversed(range(SWAP_ROUNDS if n > 1 else 0)):  # each round is its own inverse
+        place = _swapped(key, low, high, r, n, place)
+    return place
+
+
+def _swapped(key: U64, low: int, high: int, r: int, n: int, rank: int) -> int:
+    """Return a rank after round r of the swap-or-not shuffle."""
+    pair, swap = _halves(key_word(key, ROUND_WORDS + r))
+    partner = ((_hash(low ^ pair) >> 12) * n >> 20) - rank
+    partner += n if partner < 0 else 0
+    return partner if _hash(max(rank, partner) ^ high ^ swap) >> 31 else rank
 
 
 def _halves(word: int) -> tuple[int, int]:

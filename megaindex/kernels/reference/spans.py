@@ -8,7 +8,7 @@ import numpy as np
 
 from megaindex._types import I32, I64, U64, IndexArrays, IntArray
 from megaindex.errors import InvalidArgument
-from megaindex.kernels.reference.bijection import bijection_apply
+from megaindex.kernels.reference.bijection import bijection_apply, bijection_invert
 
 
 def array_spans(
@@ -122,6 +122,31 @@ def epoch_starts(
     out[0] = 0
     for row, begin in enumerate(range(0, size, stride)):
         out[row + 1] = out[row] + int(lengths[document[begin : begin + stride]].sum())
+
+
+def epoch_begins(
+    key: U64,
+    lengths: I32,
+    copies: int,
+    stride: int,
+    starts: I64,
+    entries: I64,
+    num_threads: int = 1,
+) -> I64:
+    """Return the token of a pass at which entries of the concatenated copies begin, int64[n].
+
+    Entry ``c * len(lengths) + d`` is document d of copy c; ``starts`` is the result of
+    `epoch_starts`. With lengths 3 0 4 2 in the order 2 0 3 1, entry 3 begins at token 7.
+    """
+    del num_threads
+    size = copies * lengths.size
+    documents = bijection_apply(key, size, np.arange(size)) % lengths.size
+    found = []
+    for position in bijection_invert(key, size, entries).tolist():
+        row = position // stride
+        before = lengths[documents[row * stride : position]]
+        found.append(int(starts[row]) + int(before.sum(dtype=np.int64)))
+    return np.array(found, np.int64)
 
 
 def epoch_spans(

@@ -226,6 +226,19 @@ def _bijection_range(c: Choices) -> Arguments:
     return [_key(c), n, c.integer(99), out]
 
 
+def _epoch_begins(c: Choices) -> Arguments:
+    key, lengths, copies, stride, starts, *_ = _epoch_spans(c)
+    entries = array(c, "int64", c.below(9), max(0, len(lengths) * copies - 1))
+    return [key, lengths, copies, stride, starts, entries, _threads(c)]
+
+
+def _packed_bins(c: Choices) -> Arguments:
+    key, _, _, _, starts, _, _, layers, runs, _ = _packed_spans(c)
+    count = c.below(9)
+    lengths = 1 + array(c, "int64", count, 20)
+    return [key, starts, layers, runs, lengths, array(c, "int64", count, 5), _threads(c)]
+
+
 def _checkpoints(c: Choices) -> Arguments:
     return [array(c, "float64", 1 + c.below(9), 99), c.integer(200), 1 + c.integer(50)]
 
@@ -299,6 +312,7 @@ CALLS: dict[str, Callable[[Choices], Arguments]] = {
     "bijection_inverse_range": _bijection_range,
     "epoch_starts": _epoch_starts,
     "epoch_spans": _epoch_spans,
+    "epoch_begins": _epoch_begins,
     "receipt_add": _receipt_add,
     "pack_documents": lambda c: [
         array(c, "int32", c.below(20)), 1 + c.integer(20), c.integer(200),
@@ -310,6 +324,7 @@ CALLS: dict[str, Callable[[Choices], Arguments]] = {
     "sort_pieces": _sort_pieces,
     "pack_pieces": _pack_pieces,
     "packed_spans": _packed_spans,
+    "packed_bins": _packed_bins,
     "least_seen": _least_seen,
     "blend_greedy": _greedy,
     "blend_exhaustive": _exhaustive,

@@ -1,0 +1,315 @@
+"""Input files and rows of served documents, and the documents of input rows."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex._types import I64
+from megaindex.audit.lookup import Serving
+from megaindex.audit.streams import AuditStream
+from megaindex.errors import FormatError, InvalidArgument, OutOfRange
+from megaindex.format import IndexedDataset
+from megaindex.format.provenance import (
+    UNKNOWN,
+    Provenance,
+    RowFile,
+    open_provenance,
+    provenance_path,
+)
+from megaindex.io.os_errors import as_storage_error
+from megaindex.io.paths import is_remote
+from megaindex.tokenize.tokenizers import Tokenizer, find_tokenizer, load
+
+_ROWS = re.compile(r"(?P<path>.+?)(?::(?P<first>\d+)(?:-(?P<last>\d+))?)?")
+_NAMED = 3  # files in a message
+_LAST_ROW = 2**62
+
+
+@dataclass(frozen=True, kw_only=True)
+class Origin:
+    """A serving, and the row of an input file that its document came from.
+
+    Attributes:
+        serving: step, rank, sample, document and tokens.
+        file: path of the input file; None if it is unknown.
+        row_name: "line", counted from 1, or "row", from 0.
+        row: number of the row; None if it is unknown.
+        begin: first byte of the document in the unpacked file; None if it is unknown.
+        end: first byte after it.
+        text: decoded tokens, if they were requested.
+    """
+
+    serving: Serving
+    file: str | None = None
+    row_name: str = "row"
+    row: int | None = None
+    begin: int | None = None
+    end: int | None = None
+    text: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the object that ``--json`` prints."""
+        place = {"file": self.file, self.row_name: self.row, "begin": self.begin, "end": self.end}
+        text = {} if self.text is None else {"text": self.text}
+        return {**self.serving.to_json(), **place, **text}
+
+
+class _Pair:
+    """The documents of one source, and their provenance if there is one."""
+
+    def __init__(self, name: str, path_prefix: str, dialect: str) -> None:
+        self.name = name
+        self.path_prefix = path_prefix
+        self._dialect = dialect
+
+    @cached_property
+    def provenance(self) -> Provenance | None:
+        found = open_provenance(self.path_prefix) if self.path_prefix else None
+        if found is not None and found.num_documents != self.bounds.size - 1:
+            raise FormatError(
+                f"{found.path}: has {found.num_documents} documents, and its pair "
+                f"{self.bounds.size - 1}; write the pair again, or delete the file"
+            )
+        return found
+
+    @cached_property
+    def dataset(self) -> IndexedDataset:
+        if not self.path_prefix:
+            raise InvalidArgument(
+                f"{self.name}: the stream has no path of the pair; give its sources a path_prefix"
+            )
+        return IndexedDataset(self.path_prefix, dialect=self._dialect)
+
+    @cached_property
+    def bounds(self) -> I64:
+        return self.dataset.document_indices
+
+    def document_of(self, sequence: int) -> int:
+        return int(np.searchsorted(self.bounds, sequence, "right")) - 1
+
+    def sequences_of(self, documents: I64) -> I64:
+        """Return the sequences of documents."""
+        begins, counts = self.bounds[documents], np.diff(self.bounds)[documents]
+        within = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
+        return np.asarray(np.repeat(begins, counts) + within, np.int64)
+
+
+def _pairs(stream: AuditStream) -> list[_Pair]:
+    dialect = str(stream.settings.get("framework", "megatron"))
+    dialect = dialect if dialect in ("neox", "paddlenlp") else "megatron"
+    return [_Pair(source.name, source.path_prefix, dialect) for source in stream.sources]
+
+
+def origins(
+    stream: AuditStream,
+    servings: Iterable[Serving],
+    *,
+    text: bool = False,
+    tokenizer: str | os.PathLike[str] | None = None,
+) -> Iterator[Origin]:
+    """Yield the origin of each serving; its file is None where a pair has no provenance.
+
+    Args:
+        stream: the run.
+        servings: results of `documents_of` or `steps_of`.
+        text: decode the tokens.
+        tokenizer: tokenizer of the text; by default the one that the provenance records.
+
+    Raises:
+        FormatError: a provenance is damaged or of another pair.
+        InvalidArgument: no tokenizer is recorded, or another file has its path now.
+    """
+    pairs = _pairs(stream)
+    for serving in servings:
+        pair = pairs[serving.source]
+        origin = _origin(pair, serving)
+        if text:
+            ids = pair.dataset.get(serving.document, serving.offset, serving.length)
+            loaded = _tokenizer(pair, serving, tokenizer)
+            origin = replace(origin, text=loaded.decode(ids.tolist()))
+        yield origin
+
+
+def _file_of(pair: _Pair, serving: Serving) -> tuple[RowFile, int, int, int] | None:
+    if pair.provenance is None:
+        return None
+    document = np.array([pair.document_of(serving.document)])
+    number, row, begin, end = (int(column[0]) for column in pair.provenance.locate(document))
+    return None if number == UNKNOWN else (pair.provenance.files[number], row, begin, end)
+
+
+def _origin(pair: _Pair, serving: Serving) -> Origin:
+    found = _file_of(pair, serving)
+    if found is None:
+        return Origin(serving=serving)
+    file, row, begin, end = found
+    return Origin(
+        serving=serving,
+        file=file.path,
+        row_name=file.row_name,
+        row=row + file.first_row,
+        begin=begin if file.has_bytes else None,
+        end=end if file.has_bytes else None,
+    )
+
+
+def _tokenizer(
+    pair: _Pair, serving: Serving, tokenizer: str | os.PathLike[str] | None
+) -> Tokenizer:
+    if tokenizer is not None:
+        return load(find_tokenizer(tokenizer, add_special_tokens=True))
+    found = _file_of(pair, serving)
+    recorded = None if found is None else found[0].tokenizer
+    if recorded is None:
+        raise InvalidArgument(
+            f"{pair.name}: no tokenizer is recorded for document {serving.document}; pass "
+            "--tokenizer"
+        )
+    file = find_tokenizer(recorded.path, add_special_tokens=recorded.add_special_tokens)
+    # library and content; its version may differ
+    if file.fingerprint.split()[::2] != recorded.fingerprint.split()[::2]:
+        raise InvalidArgument(
+            f"{recorded.path}: is not the recorded tokenizer any more ({file.fingerprint}, was "
+            f"{recorded.fingerprint}); pass --tokenizer"
+        )
+    return load(file)
+
+
+def documents_of_rows(stream: AuditStream, rows: str) -> dict[int, I64]:
+    """Return the documents of input rows, as sequence ids by number of the source.
+
+    Args:
+        stream: the run.
+        rows: ``FILE``, ``FILE:120`` or ``FILE:120-140``, both included. Lines count from 1, rows
+            of other formats from 0. A path that was not recorded may be the end of one that was.
+
+    Raises:
+        InvalidArgument: the text has another form, no pair has a provenance, or the file is none
+            of those recorded, or several.
+        OutOfRange: no document came from these rows, or only documents outside the run's part.
+    """
+    path, first, last = _parsed(rows)
+    pairs = _pairs(stream)
+    known = [(pair, pair.provenance) for pair in pairs]
+    if all(provenance is None for _, provenance in known):
+        raise InvalidArgument(
+            f"{provenance_path(pairs[0].path_prefix)}: does not exist, as of every source; only "
+            "pairs that megaindex tokenized or imported name their rows"
+        )
+    recorded = {file.path for _, provenance in known if provenance for file in provenance.files}
+    chosen = _recorded_path(path, sorted(recorded))
+    found: dict[int, I64] = {}
+    spans: list[str] = []
+    for number, (pair, provenance) in enumerate(known):
+        if provenance is None:
+            continue
+        for of, file in enumerate(provenance.files):
+            if file.path != chosen:
+                continue
+            shift = file.first_row
+            low = 0 if first is None else first - shift
+            high = _LAST_ROW if last is None else last - shift
+            documents = provenance.documents_of(of, low, high)
+            spans.append(_rows_text(provenance, of, shift))
+            if documents.size:
+                sequences = _inside(stream, number, pair.sequences_of(documents))
+                found[number] = np.union1d(found.get(number, sequences), sequences)
+    if not any(sequences.size for sequences in found.values()):
+        where = f"the pair has {spans[0]}"
+        if found:
+            where = "their documents are in another part of the corpus, see --subset and --split"
+        raise OutOfRange(f"{rows}: no document of this run came from these rows; {where}")
+    return found
+
+
+def _inside(stream: AuditStream, source: int, sequences: I64) -> I64:
+    first = stream.sources[source].first_document
+    inside = (sequences >= first) & (sequences < first + stream.sources[source].lengths.size)
+    return sequences[inside]
+
+
+def _rows_text(provenance: Provenance, number: int, shift: int) -> str:
+    documents = provenance.documents_of(number, 0, _LAST_ROW)
+    if not documents.size:
+        return "no document"
+    rows = provenance.locate(documents).row + shift
+    return f"documents of {provenance.files[number].row_name}s {rows.min()} to {rows.max()}"
+
+
+def _parsed(rows: str) -> tuple[str, int | None, int | None]:
+    match = _ROWS.fullmatch(rows)
+    assert match is not None, "any text of a character or more matches"
+    path, first, last = match["path"], match["first"], match["last"]
+    if first is None:
+        return path, None, None
+    low, high = int(first), int(last or first)
+    if high < low:
+        raise InvalidArgument(f"--rows {rows}: must be FILE:A-B with A <= B, got {low} and {high}")
+    return path, low, high
+
+
+def _recorded_path(path: str, recorded: Sequence[str]) -> str:
+    whole = path if is_remote(path) else os.path.abspath(path)
+    for exact in (path, whole):
+        if exact in recorded:
+            return exact
+    ends = [one for one in recorded if one.endswith(f"/{path}")]
+    if len(ends) == 1:
+        return ends[0]
+    some = ", ".join((ends or list(recorded))[:_NAMED])
+    if ends:
+        raise InvalidArgument(f"{path}: is the end of {len(ends)} input files, {some}; give one")
+    raise InvalidArgument(
+        f"{path}: none of the {len(recorded)} input files of the run, such as {some}; give the "
+        "path of one of them"
+    )
+
+
+def read_documents(path: str) -> I64:
+    """Return the document ids in a file, sorted and distinct: an int64 ``.npy``, or text.
+
+    Raises:
+        FormatError: the file holds anything but integers.
+        StorageError: it cannot be read.
+    """
+    try:
+        with as_storage_error(path, "cannot read"):
+            if path.endswith(".npy"):
+                found = np.load(path, allow_pickle=False)
+            else:
+                with open(path, encoding="utf-8") as file:
+                    found = np.array([int(word) for word in file.read().split()], np.int64)
+    except (ValueError, EOFError, OverflowError) as error:
+        raise FormatError(
+            f"{path}: must be an .npy of integers, or text of document ids: {error}; write it again"
+        ) from error
+    if found.dtype.kind not in "iu" or found.ndim != 1 or not found.size:
+        raise FormatError(
+            f"{path}: must hold one or more integers in one dimension, got {found.dtype} of shape "
+            f"{found.shape}; write it again"
+        )
+    return np.unique(found.astype(np.int64))
+
+
+def step_ranges(steps: npt.ArrayLike) -> list[tuple[int, int]]:
+    """Return ranges of consecutive steps, both ends included: 3 4 5 9 gives (3, 5) and (9, 9)."""
+    distinct = np.unique(np.asarray(steps, np.int64))
+    if not distinct.size:
+        return []
+    breaks = np.flatnonzero(np.diff(distinct) > 1)
+    firsts = distinct[np.concatenate(([0], breaks + 1))]
+    lasts = distinct[np.concatenate((breaks, [distinct.size - 1]))]
+    return list(zip(firsts.tolist(), lasts.tolist(), strict=True))
+
+
+def ranges_text(ranges: Sequence[tuple[int, int]]) -> str:
+    """Return ranges as text: "3-5 9"."""
+    return " ".join(f"{a}" if a == b else f"{a}-{b}" for a, b in ranges)

@@ -1,0 +1,176 @@
+"""Print the input file and row of every span of a step, or the steps that serve input rows.
+
+Rows are those of PREFIX.provenance, which megaindex tokenize and import write."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from megaindex._types import I64
+from megaindex.audit.lookup import documents_of, servings, unordered_runs
+from megaindex.audit.streams import AuditStream, Runs, join_runs
+from megaindex.audit.trace import (
+    Origin,
+    documents_of_rows,
+    origins,
+    ranges_text,
+    read_documents,
+    step_ranges,
+)
+from megaindex.cli.audit import stream_of_options
+from megaindex.cli.options import Parser, add_flags
+from megaindex.cli.plan import add_run_arguments
+from megaindex.errors import InvalidArgument
+
+_MOST_ROWS = 200  # printed without --json
+_MOST_RANGES = 40
+
+
+def main(arguments: Sequence[str]) -> int:
+    options = _parser().parse_args(arguments)
+    _check(options)
+    documents = None if options.documents is None else read_documents(options.documents)
+    stream = stream_of_options(options)
+    if options.step is not None:
+        _trace_step(stream, options)
+    elif documents is not None:
+        _trace_documents(stream, options, {options.source or 0: documents})
+    else:
+        _trace_documents(stream, options, documents_of_rows(stream, options.rows))
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="megaindex trace", description=__doc__, allow_abbrev=False)
+    add_run_arguments(parser)
+    add_flags(parser.add_argument_group("index"), "--subset", "--cache-dir")
+    what = parser.add_argument_group("what is traced (exactly one of step, rows and documents)")
+    what.add_argument("--step", type=int, metavar="K", help="spans of step K, from 0")
+    what.add_argument("--rank", type=int, metavar="R", help="with --step: data-parallel rank")
+    what.add_argument(
+        "--rows",
+        metavar="FILE[:A[-B]]",
+        help="rows of an input file: lines from 1, rows of Parquet and imported files from 0",
+    )
+    what.add_argument(
+        "--documents", metavar="FILE", help="document ids: an .npy of int64, or numbers as text"
+    )
+    what.add_argument("--source", type=int, metavar="K", help="with --documents: source, from 0")
+    output = parser.add_argument_group("output")
+    output.add_argument("--text", action="store_true", help="decode the tokens")
+    output.add_argument(
+        "--tokenizer", metavar="T", help="with --text: as for tokenize; default: the recorded one"
+    )
+    add_flags(output, "--json")
+    return parser
+
+
+def _check(options: argparse.Namespace) -> None:
+    given = [name for name in ("step", "rows", "documents") if getattr(options, name) is not None]
+    if len(given) != 1:
+        raise InvalidArgument(
+            f"one of --step, --rows and --documents must be given, got {len(given)}"
+        )
+    for flag, needs in (("rank", "step"), ("source", "documents")):
+        if getattr(options, flag) is not None and given != [needs]:
+            raise InvalidArgument(f"--{flag} needs --{needs}; give it as well, or leave it out")
+    if options.tokenizer and not options.text:
+        raise InvalidArgument("--tokenizer needs --text; give it as well, or leave it out")
+
+
+def _trace_step(stream: AuditStream, options: argparse.Namespace) -> None:
+    found = documents_of(stream, options.step, options.rank)
+    more = {"text": options.text, "tokenizer": options.tokenizer}
+    if options.json:
+        spans = [origin.to_json() for origin in origins(stream, found, **more)]
+        print(json.dumps({"step": options.step, "spans": spans}, indent=2))
+        return
+    from megaindex.audit.render import print_origins
+
+    shown = list(origins(stream, found[:_MOST_ROWS], **more))
+    print_origins(stream, shown, len(found))
+
+
+def _trace_documents(
+    stream: AuditStream, options: argparse.Namespace, documents: dict[int, I64]
+) -> None:
+    runs = join_runs([unordered_runs(stream, ids, source) for source, ids in documents.items()])
+    ranges = step_ranges(np.flatnonzero(_serves(stream, runs)))
+    count = sum(ids.size for ids in documents.values())
+    first = _first(runs, runs.sample.size if options.json else _MOST_ROWS)
+    found = servings(stream, first)
+    shown = list(origins(stream, found, text=options.text, tokenizer=options.tokenizer))
+    if options.json:
+        print(json.dumps(_json(stream, runs, count, ranges, shown), indent=2))
+        return
+    from megaindex.audit.render import print_origins
+    from megaindex.console import print_lines
+
+    print_lines(_summary(stream, runs, count, ranges))
+    if runs.sample.size:
+        print_origins(stream, shown, runs.sample.size)
+
+
+def _serves(stream: AuditStream, runs: Runs) -> npt.NDArray[np.bool_]:
+    """Return bool[steps]: steps that serve any of the runs."""
+    serves = np.zeros(stream.num_steps, bool)
+    serves[stream.step_of(runs.sample)] = True
+    return serves
+
+
+def _first(runs: Runs, most: int) -> Runs:
+    """Return at least the first ``most`` runs in order of training, and no sample in part."""
+    if most < runs.sample.size:
+        last = np.partition(runs.sample, most - 1)[most - 1]
+        runs = runs.select(np.flatnonzero(runs.sample <= last))
+    return runs.select(np.argsort(runs.sample, kind="stable"))
+
+
+def _json(
+    stream: AuditStream,
+    runs: Runs,
+    count: int,
+    ranges: Sequence[tuple[int, int]],
+    shown: Sequence[Origin],
+) -> dict[str, Any]:
+    return {
+        "documents": count,
+        "tokens_served": int(runs.length.sum()),
+        "past_steps": stream.past_steps,
+        "steps": ranges_text(ranges),
+        "spans": [origin.to_json() for origin in shown],
+    }
+
+
+def _summary(
+    stream: AuditStream, runs: Runs, count: int, ranges: Sequence[tuple[int, int]]
+) -> list[str]:
+    """Return the lines above the table."""
+    plural = "" if count == 1 else "s"
+    if not runs.sample.size:
+        return [f"{count:,} document{plural}, not served in the {stream.num_steps:,} steps"]
+    steps = sum(last - first + 1 for first, last in ranges)
+    past = sum(
+        max(0, min(last + 1, stream.past_steps) - first)
+        for first, last in ranges
+        if first < stream.past_steps
+    )
+    many = "" if steps == 1 else "s"
+    said = f"{count:,} document{plural}, {int(runs.length.sum()):,} tokens served"
+    divided = f": {past:,} past, {steps - past:,} to come" if stream.past_steps else ""
+    text = ranges_text(ranges[:_MOST_RANGES])
+    rest = len(ranges) - _MOST_RANGES
+    more = f" and {rest:,} more ranges; --json lists all" if rest > 0 else ""
+    return [f"{said} in {steps:,} step{many}{divided}", *_wrapped(f"steps {text}{more}"), ""]
+
+
+def _wrapped(text: str) -> list[str]:
+    import textwrap
+
+    return textwrap.wrap(text, 80, subsequent_indent="  ", break_on_hyphens=False)

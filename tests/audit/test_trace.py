@@ -1,0 +1,250 @@
+"""`megaindex trace`: rows of a step, and the steps of rows and documents, against a brute force."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from support.command_line import cli
+from support.corpora import write_corpus
+from support.tokenizing import run as tokenize
+
+from megaindex import FormatError
+from megaindex.audit import runs_of, step_ranges, steps_of, stream_of_run
+from megaindex.corpus import merge
+
+RNG = np.random.default_rng(3)
+
+
+def text_of(name: str, number: int) -> Any:
+    """A text, sometimes empty or a list of texts, each of which becomes a sequence."""
+    text = f"{name}{number} " * int(RNG.integers(1, 30))
+    return {3: "", 5: [text, text]}.get(number % 7, text)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pairs a and b of two files each, of which a.jsonl is in both, and c without a provenance."""
+    folder = tmp_path_factory.mktemp("trace")
+    for name in ("a", "b", "d"):
+        lines = [json.dumps({"text": text_of(name, n)}) for n in range(60)]
+        lines[9] = ""
+        (folder / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    tokenize(folder / "a", [folder / "a.jsonl", folder / "d.jsonl"], eod=256)
+    tokenize(folder / "b", [folder / "b.jsonl", folder / "a.jsonl"], eod=256)
+    write_corpus(folder / "c", RNG.integers(1, 90, 40), np.uint16)
+    recipe = """
+sequence_length: 64
+seed: 5
+batch: {micro_batch_size: 2, data_parallel_size: 2, gradient_accumulation_steps: 2}
+sources: {a: {path: a}, b: {path: b}}
+stages:
+  one: {steps: 20, mix: {a: 1, b: 2}}
+  two: {steps: 20, mix: {a: 3, b: 1}}
+"""
+    (folder / "r.yaml").write_text(recipe)
+    return folder
+
+
+def runs(folder: Path) -> dict[str, list[object]]:
+    batch = ["--seq-length", 64, "--micro-batch-size", 2, "--data-parallel-size", 2]
+    batch += ["--gradient-accumulation-steps", 2]
+    a, b = folder / "a", folder / "b"
+    return {
+        "recipe": ["--recipe", folder / "r.yaml"],
+        "megatron": ["--data-path", 2, a, 1, b, *batch, "--train-iters", 20],
+        "neox": ["--order", "neox", "--data-path", a, *batch, "--epochs", 3, "--split", "9,1,0"],
+        "epoch": ["--order", "epoch", "--data-path", a, *batch, "--epochs", 3],
+        "packed": ["--order", "packed", "--data-path", b, *batch, "--epochs", 3],
+        "window": ["--order", "window", "--data-path", b, *batch, "--epochs", 2],
+    }
+
+
+def trace(*words: object) -> dict[str, Any]:
+    status, out, err = cli("trace", *words, "--json")
+    assert (status, err) == (0, "")
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+NAMES = ["recipe", "megatron", "neox", "epoch", "packed", "window"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_steps_and_rows_lead_to_each_other(folder: Path, name: str) -> None:
+    run = runs(folder)[name]
+    lines = {str(f): f.read_text().splitlines() for f in folder.glob("*.jsonl")}
+    spans = []
+    for step in range(6):
+        found = trace(*run, "--step", step, "--text")["spans"]
+        assert len({span["sample"] for span in found}) == 8
+        for span in found:
+            text = json.loads(lines[span["file"]][span["line"] - 1])["text"]
+            texts = text if isinstance(text, list) else [text]
+            length = span["length"] - span["text"].count("\ufffd")
+            assert span["text"] in "".join(texts) or length < span["length"]
+            content = (Path(span["file"])).read_bytes()[span["begin"] : span["end"]]
+            assert content == lines[span["file"]][span["line"] - 1].encode()
+        ranked = [trace(*run, "--step", step, "--rank", rank)["spans"] for rank in range(2)]
+        assert sum(map(len, ranked)) == len(found)
+        spans += [{k: v for k, v in span.items() if k != "text"} for span in found]
+    chosen = sorted({(span["file"], span["line"]) for span in spans})[:: max(1, len(spans) // 12)]
+    for file, line in chosen:
+        found = trace(*run, "--rows", f"{file}:{line}")
+        early = [span for span in found["spans"] if span["step"] < 6]
+        expected = [span for span in spans if (span["file"], span["line"]) == (file, line)]
+        assert sorted(early, key=repr) == sorted(expected, key=repr)
+        steps = {span["step"] for span in found["spans"]}
+        assert found["steps"] == " ".join(
+            f"{a}" if a == b else f"{a}-{b}" for a, b in step_ranges(sorted(steps))
+        )
+
+
+def test_the_tables(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    run = runs(folder)["recipe"]
+    status, out, _ = cli("trace", *run, "--rows", "d.jsonl:1-60", "--consumed-samples", "160")
+    assert status == 0
+    assert "past," in out
+    assert "to come" in out
+    status, out, _ = cli("trace", *run, "--rows", "d.jsonl:2", "--text")
+    assert "  d.jsonl, line 2" in out
+    status, out, _ = cli("trace", *runs(folder)["epoch"], "--step", 0)
+    assert max(map(len, out.splitlines())) <= 80
+    (tmp_path / "ids").write_text("3\n4 4\n")
+    np.save(tmp_path / "ids.npy", np.array([4, 3]))
+    found = [
+        trace(*run, "--documents", tmp_path / name, "--source", 1) for name in ("ids", "ids.npy")
+    ]
+    assert found[0] == found[1]
+    assert {span["document"] for span in found[0]["spans"]} == {3, 4}
+    assert found[0]["documents"] == 2
+
+
+def test_pairs_without_a_provenance(folder: Path) -> None:
+    """Alone, and merged with one that has it: some rows are unknown."""
+    run = ["--data-path", folder / "c", "--seq-length", 64, "--global-batch-size", 8]
+    spans = trace(*run, "--epochs", 1, "--step", 0)["spans"]
+    assert {span["file"] for span in spans} == {None}
+    status, _, err = cli("trace", *run, "--epochs", 1, "--rows", "c.jsonl:3")
+    assert status == 2
+    assert "c.provenance: does not exist" in err
+    merge(str(folder / "m"), [str(folder / "c"), str(folder / "a")])
+    run[1] = folder / "m"
+    every = [trace(*run, "--epochs", 1, "--step", step)["spans"] for step in range(3)]
+    files = {span["file"] for spans in every for span in spans}
+    assert files > {None}
+    status, out, _ = cli("trace", *run, "--epochs", 1, "--step", 0)
+    assert "unknown" in out
+    status, _, err = cli("trace", *run, "--epochs", 1, "--step", 0, "--text")
+    assert status == 2
+    assert "no tokenizer is recorded" in err
+    status, out, err = cli(
+        "trace", *run, "--epochs", 1, "--step", 0, "--text", "--tokenizer", "bytes"
+    )
+    assert (status, err) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "one of --step, --rows and --documents must be given, got 0"),
+        (["--step", 1, "--rows", "a.jsonl"], "must be given, got 2"),
+        (["--rows", "a.jsonl", "--rank", 1], "--rank needs --step"),
+        (["--step", 1, "--source", 0], "--source needs --documents"),
+        (["--step", 1, "--tokenizer", "bytes"], "--tokenizer needs --text"),
+        (["--step", 10**6], "step must be from 0"),
+        (["--rows", "x.jsonl:1"], "x.jsonl: none of the 3 input files"),
+        (["--rows", "jsonl:1"], "jsonl: none of the"),
+        (["--rows", "a.jsonl:7-3"], "must be FILE:A-B with A <= B"),
+        (["--rows", "a.jsonl:10"], "no document of this run came from these rows"),
+        (["--rows", "a.jsonl:61-90"], "the pair has documents of lines 1 to 60"),
+        (["--rows", "a.jsonl:0"], "documents of lines 1 to 60"),
+        (["--documents", "ids"], "ids: cannot read: No such file"),
+        (["--documents", "words"], "words: must be an .npy of integers"),
+        (["--documents", "far"], "the audited documents are 0 to"),
+        (["--documents", "near", "--source", 2], "source must be from 0 to 1, got 2"),
+    ],
+)
+def test_bad_input(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, words: list[object], message: str
+) -> None:
+    monkeypatch.chdir(folder)
+    for name, text in (("words", "one two"), ("far", "99999"), ("near", "1")):
+        Path(name).write_text(text)
+    status, out, err = cli("trace", "--recipe", "r.yaml", *words)
+    assert (status, out) == (2, "")
+    assert message in err
+
+
+def test_a_damaged_provenance(folder: Path, tmp_path: Path) -> None:
+    for suffix in ("bin", "idx"):
+        (tmp_path / f"p.{suffix}").symlink_to(folder / f"a.{suffix}")
+    run = ["--data-path", tmp_path / "p", "--seq-length", 64, "--global-batch-size", 8]
+    whole = (folder / "a.provenance").read_bytes()
+    for damage, text in (
+        (whole[:-3], "truncated"),
+        ((folder / "b.provenance").read_bytes(), "belongs to another pair"),
+    ):
+        (tmp_path / "p.provenance").write_bytes(damage)
+        status, _, err = cli("trace", *run, "--epochs", 1, "--step", 0)
+        assert status == 2
+        assert f"p.provenance: {'must have' if text == 'truncated' else text}" in err
+
+
+def test_another_tokenizer_at_the_recorded_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("tokenizers")
+    from support.tokenizing import train_bpe
+
+    train_bpe(tmp_path)
+    (tmp_path / "t.jsonl").write_text('{"text": "The moon read the book. The sea."}\n' * 9)
+    monkeypatch.chdir(tmp_path)
+    tokenize(tmp_path / "t", ["t.jsonl"], tokenizer="tokenizer.json")
+    run = ["--data-path", "t", "--seq-length", 8, "--global-batch-size", 1, "--epochs", 1]
+    texts = [span["text"] for span in trace(*run, "--step", 2, "--text")["spans"]]
+    assert all(text.strip() for text in texts)
+    train_bpe(tmp_path, vocabulary=300)
+    status, _, err = cli("trace", *run, "--step", 2, "--text")
+    assert status == 2
+    assert "is not the recorded tokenizer any more" in err
+
+
+def test_runs_with_skips(folder: Path) -> None:
+    """Dropped steps serve nothing, and moved samples are served behind the end."""
+    words = ["--order", "epoch", "--data-path", folder / "a", "--seq-length", 64]
+    words += ["--global-batch-size", 8, "--epochs", 2, "--skip-steps", "2-4,7"]
+    for more in ([], ["--move-skipped"]):
+        spans = []
+        for step in range(12):
+            spans += trace(*words, *more, "--step", step)["spans"]
+        assert (7 in {span["step"] for span in spans}) is False
+        lines = {span["line"] for span in spans if span["file"].endswith("d.jsonl")}
+        for line in sorted(lines)[::9]:
+            found = trace(*words, *more, "--rows", f"d.jsonl:{line}")["spans"]
+            expected = [s for s in spans if (s["file"][-7:], s["line"]) == ("d.jsonl", line)]
+            early = [span for span in found if span["step"] < 12]
+            assert sorted(early, key=repr) == sorted(expected, key=repr)
+        found = trace(*words, *more, "--rows", "d.jsonl")["spans"]  # and behind the end
+        last = max(span["step"] for span in found)
+        served = trace(*words, *more, "--step", last)["spans"]
+        own = [span for span in served if span["file"].endswith("d.jsonl")]
+        expected = [span for span in found if span["step"] == last]
+        assert sorted(own, key=repr) == sorted(expected, key=repr)
+
+
+def test_from_python(folder: Path) -> None:
+    stream = stream_of_run(
+        data_path=(str(folder / "a"),), sequence_length=64, global_batch_size=8, epochs="2"
+    )
+    found = runs_of(stream, [7, 3, 3])
+    assert (np.diff(found.sample) >= 0).all()
+    one = [s.sample for document in (3, 7) for s in steps_of(stream, document)]
+    assert sorted(one) == found.sample.tolist()
+    assert step_ranges([]) == []
+    assert step_ranges([5, 3, 4, 9]) == [(3, 5), (9, 9)]
+    assert issubclass(FormatError, ValueError)

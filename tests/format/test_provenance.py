@@ -1,0 +1,159 @@
+"""The provenance file: its rows, its size, its bytes, and damage."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import xxhash
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from megaindex.errors import FormatError, InvalidArgument
+from megaindex.format import provenance as module
+from megaindex.format.provenance import (
+    Provenance,
+    ProvenanceSpool,
+    RecordedTokenizer,
+    RowFile,
+    Rows,
+    provenance_faults,
+)
+
+TOKENIZER = RecordedTokenizer(path="bytes", fingerprint="bytes 1", add_special_tokens=True, eod=256)
+FILES = [RowFile(path=f"/data/{n}.jsonl", format="jsonl", tokenizer=TOKENIZER) for n in range(3)]
+
+
+def written(path: Path, chunks: list[Rows], checksum: bytes = bytes(16)) -> Path:
+    spool = ProvenanceSpool(str(path.parent))
+    spool.open()
+    for file in FILES:
+        spool.number_of(file)
+    for rows in chunks:
+        spool.add(rows)
+    with open(path, "wb") as out:
+        spool.assemble(out, checksum)
+    spool.close()
+    return path
+
+
+def rows_of(documents: list[tuple[int, int, int, int]]) -> Rows:
+    return Rows(*np.array(documents, np.int64).reshape(-1, 4).T)
+
+
+# file, steps of row and byte to the next document, and its size
+STEPS = st.tuples(
+    st.sampled_from([0, 0, 0, 1, 2, -1]),
+    st.sampled_from([1, 1, 1, 2, 70_000, -5]),
+    st.sampled_from([1, 1, 2, 300, -9, 1 << 33]),
+    st.integers(0, 1 << 20),
+)
+
+
+@given(steps=st.lists(STEPS, max_size=60), cut=st.integers(0, 60), most=st.sampled_from([2, 4096]))
+@settings(max_examples=40)
+def test_every_document_is_found_again(
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[int, int, int, int]],
+    cut: int,
+    most: int,
+) -> None:
+    """In any order of files, rows and bytes; and the bytes do not depend on the chunks."""
+    folder = tmp_path_factory.mktemp("p")
+    row = begin = end = 1 << 20
+    documents = []
+    for file, further, gap, size in steps:
+        row, begin = max(0, row + further), max(0, end + gap)
+        end = begin + size
+        documents.append((file, row, begin, end))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "MOST_IN_BLOCK", most)
+        patch.setattr(module, "_AT_ONCE", 7)
+        path = written(folder / "a", [rows_of(documents)])
+        other = written(folder / "b", [rows_of(documents[:cut]), rows_of(documents[cut:])])
+        assert path.read_bytes() == other.read_bytes()
+        found = Provenance(str(path), None)
+        found.check_columns()
+        numbers = np.arange(len(documents))[::-1]
+        located = found.locate(numbers)
+        expected = rows_of(documents[::-1])
+        for column, wanted in zip(located, expected, strict=True):
+            np.testing.assert_array_equal(column, wanted)
+        assert found.num_unknown == sum(file == -1 for file, *_ in documents)
+        for file in (0, 1):
+            low, high = 1 << 20, (1 << 20) + 9
+            own = [n for n, (f, r, *_) in enumerate(documents) if f == file and low <= r <= high]
+            assert found.documents_of(file, low, high).tolist() == own
+
+
+def test_a_document_takes_seven_bytes(tmp_path: Path) -> None:
+    """Of a file of many rows, with blank lines between them."""
+    n = 100_000
+    sizes = np.random.default_rng(1).integers(1, 9000, n)
+    gaps = np.where(np.arange(n) % 7 == 0, 3, 1)
+    begins = np.cumsum(sizes + gaps) - sizes
+    rows = np.cumsum(gaps)
+    path = written(tmp_path / "a", [Rows(np.zeros(n, np.int64), rows, begins, begins + sizes)])
+    assert path.stat().st_size / n < 7.05
+    assert Provenance(str(path), None).files == tuple(FILES)
+
+
+def small(folder: Path) -> Path:
+    idx = folder / "c.idx"
+    idx.write_bytes(b"the index")
+    rows = rows_of([(0, k, 10 * k, 10 * k + 9) for k in range(5)])
+    return written(folder / "c.provenance", [rows], xxhash.xxh3_128_digest(idx.read_bytes()))
+
+
+def opened(path: Path) -> None:
+    Provenance(str(path), str(path.with_suffix(".idx"))).check_columns()
+
+
+def test_a_flipped_byte_anywhere_is_an_error(tmp_path: Path) -> None:
+    path = small(tmp_path)
+    opened(path)
+    whole = path.read_bytes()
+    for at in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[at] ^= 1
+        path.write_bytes(damaged)
+        with pytest.raises(FormatError, match=r"c\.provenance: "):
+            opened(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (lambda data: data[:-1], "truncated"),
+        (lambda data: data[:50], "96 bytes or more"),
+        (lambda data: data + b"\0", "must have"),
+        (lambda data: data[:8] + struct.pack("<I", 2) + data[12:], "install a newer megaindex"),
+    ],
+)
+def test_other_sizes_and_versions(
+    tmp_path: Path, change: Callable[[bytes], bytes], text: str
+) -> None:
+    path = small(tmp_path)
+    path.write_bytes(change(path.read_bytes()))
+    with pytest.raises(FormatError, match=text):
+        opened(path)
+    assert len(provenance_faults(str(tmp_path / "c"), 5)[0]) == 1
+
+
+def test_the_provenance_of_another_pair(tmp_path: Path) -> None:
+    path = small(tmp_path)
+    (tmp_path / "c.idx").write_bytes(b"the other")
+    with pytest.raises(FormatError, match="belongs to another pair"):
+        opened(path)
+    rules = [fault.rule for fault in provenance_faults(str(tmp_path / "c"), 6)[0]]
+    assert rules == ["provenance-pair", "provenance-documents"]
+
+
+def test_documents_that_do_not_exist(tmp_path: Path) -> None:
+    found = Provenance(str(small(tmp_path)), None)
+    for wrong in (-1, 5):
+        with pytest.raises(InvalidArgument, match="from 0 to 4"):
+            found.locate(np.array([0, wrong]))

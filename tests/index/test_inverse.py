@@ -1,0 +1,158 @@
+"""Inverse look-up: the samples of documents are those that a scan finds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from support.corpora import write_corpus
+
+from megaindex import build_index
+from megaindex.index.blended_index import BlendedIndex
+from megaindex.index.extended_index import ExtendedIndex, Stage
+from megaindex.index.inverse import InvertibleIndex, cut_in_samples, scan, served_tokens
+from megaindex.index.mixing import PerStream, Random, Stratified
+from megaindex.index.order_settings import EpochOrder, PackedOrder
+from megaindex.index.spans import Index
+from megaindex.index.staged_index import MixedStage, StagedIndex
+
+RNG = np.random.default_rng(7)
+ORDERS = [
+    "megatron",
+    "neox",
+    "epoch",
+    EpochOrder(epochs_mixed=2),
+    EpochOrder(left_over="carry"),
+    "window",
+    "packed",
+    PackedOrder(long_documents="truncate"),
+    PackedOrder(long_documents="skip", max_documents=2),
+]
+
+
+def check(index: Index, documents: np.ndarray, source: int = 0) -> None:
+    documents = np.unique(documents)
+    assert isinstance(index, InvertibleIndex)
+    found, expected = served_tokens(index, documents, source), scan(index, documents, source)
+    rows = [
+        sorted(zip(*(column.tolist() for column in each), strict=True))
+        for each in (found, expected)
+    ]
+    assert rows[0] == rows[1]
+
+
+def choices(count: int) -> list[np.ndarray]:
+    some = RNG.integers(0, count, 9)
+    return [np.arange(count), some, np.array([0]), np.array([count - 1]), np.array([], np.int64)]
+
+
+@pytest.mark.parametrize("order", ORDERS, ids=repr)
+@pytest.mark.parametrize("few", [True, False], ids=["few", "many"])
+def test_every_order(tmp_path: Path, order: object, few: bool) -> None:
+    """With documents of no token, of many samples, a part of the corpus, and four epochs."""
+    count = 300 if few else 5000  # from 4096 on, bijections are networks
+    lengths = RNG.choice([0, 1, 7, 16, 17, 40, 200], count)
+    write_corpus(tmp_path / "c", lengths)
+    for documents in (None, range(7, count - 30)):
+        index = build_index(
+            str(tmp_path / "c"), sequence_length=16, epochs=4, documents=documents, order=order
+        )
+        for chosen in choices(count):
+            check(index, chosen)
+
+
+def test_documents_in_any_order(tmp_path: Path) -> None:
+    write_corpus(tmp_path / "c", RNG.integers(0, 60, 200))
+    documents = RNG.permutation(200)[:90].astype(np.int32)
+    for order in ("epoch", "packed"):
+        index = build_index(
+            str(tmp_path / "c"), sequence_length=16, epochs=2, documents=documents, order=order
+        )
+        check(index, np.arange(200))
+
+
+def sources(folder: Path, order: str, epochs: int = 3) -> tuple[Index, ...]:
+    for name in "abc":
+        write_corpus(folder / name, RNG.integers(0, 90, 150))
+    return tuple(
+        build_index(str(folder / name), sequence_length=16, epochs=epochs, order=order)
+        for name in "abc"
+    )
+
+
+@pytest.mark.parametrize("order", ["megatron", "neox", "window"])
+def test_blends(tmp_path: Path, order: str) -> None:
+    """Whose samples may repeat, in any order."""
+    indices = sources(tmp_path, order)
+    which = RNG.integers(0, 3, 900)
+    sizes = np.array([index.num_samples for index in indices])
+    drawn = RNG.integers(0, sizes[which] * 2 // 3)
+    blend = BlendedIndex(
+        indices=indices, dataset_index=which.astype(np.int16), dataset_sample_index=drawn
+    )
+    for source in range(3):
+        for chosen in choices(150):
+            check(blend, chosen, source)
+
+
+@pytest.mark.parametrize("order", ["epoch", "packed"])
+def test_stages(tmp_path: Path, order: str) -> None:
+    """Sources that go on in the next stage, in another stream, or not at all."""
+    indices = sources(tmp_path, order)
+    stages = (
+        MixedStage(
+            mixing=Stratified(shares=(1, 3)), sources=(0, 2), begins=(0, 0), num_samples=300
+        ),
+        MixedStage(
+            mixing=Random(shares=(2, 1, 1), seed=3, name="s", period=70),
+            sources=(2, 0, 1), begins=(225, 75, 0), num_samples=200,
+        ),
+        MixedStage(
+            mixing=PerStream(shares=(1, 1), batch_size=9),
+            sources=(1, 1), begins=(50, 100), num_samples=90,
+        ),
+    )  # fmt: skip
+    staged = StagedIndex(sources=indices, stages=stages)
+    for source in range(3):
+        for chosen in choices(150):
+            check(staged, chosen, source)
+
+
+def test_extensions(tmp_path: Path) -> None:
+    index = sources(tmp_path, "megatron")[0]
+    again = np.concatenate((np.arange(30, 60), np.arange(40, 50)))
+    stages = (Stage(index=index, samples=range(5, 80)), Stage(index=index, samples=again))
+    for chosen in choices(150):
+        check(ExtendedIndex(stages=stages), chosen)
+
+
+@given(
+    shares=st.lists(st.integers(1, 50), min_size=1, max_size=5),
+    most=st.integers(1, 400_000),
+    data=st.data(),
+)
+@settings(max_examples=15)
+def test_positions_of_draws(shares: list[int], most: int, data: st.DataObject) -> None:
+    kinds = [
+        Stratified(shares=tuple(shares)),
+        PerStream(shares=tuple(shares), batch_size=data.draw(st.integers(1, 3000))),
+        Random(shares=tuple(shares), seed=1, name="x", period=data.draw(st.integers(1, 9000))),
+    ]
+    for mixing in kinds:
+        chosen = np.unique(RNG.integers(0, most, 20))
+        drawn = mixing.lookup(chosen)
+        for stream in np.unique(drawn.stream).tolist():
+            mine = drawn.stream == stream
+            ordinals = np.unique(drawn.ordinal[mine])
+            found = mixing.positions(stream, ordinals, most)
+            np.testing.assert_array_equal(np.sort(found), chosen[mine])
+
+
+def test_runs_are_cut_where_samples_end() -> None:
+    run, sample, offset, length = cut_in_samples(np.array([6, 8]), np.array([12, 0]), 8)
+    assert run.tolist() == [0, 0, 0]
+    assert sample.tolist() == [0, 1, 2]
+    assert (offset.tolist(), length.tolist()) == ([0, 2, 10], [2, 8, 2])
